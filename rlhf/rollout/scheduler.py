@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.base.host_copies import copy_to_device
-from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, PackingDecoder
+from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, PackingDecoder, Texts
 from rlhf.rollout.parking import Counterpart, ParkedRows, Request
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens, stack_drawn
 from rlhf.rollout.stopping import StopTexts
@@ -119,7 +119,7 @@ class Scheduler:
         ids_JP = copy_to_device(pad_sequence(prompts, batch_first=True), device)
         lengths = [len(prompt) for prompt in prompts]
         decoder, behind = self._decoder, len(self._active)
-        first, logits_BV = self._run_texts(ids_JP, lengths, None)
+        first, logits_BV = self._run_texts(Texts(ids_JP, lengths))
         self._active += [group[0] for group in groups]
         sources = list(range(len(logits_BV)))
         for row, group in enumerate(groups, start=behind):
@@ -192,19 +192,17 @@ class Scheduler:
             parked.leave(request, row, columns=starts[row - behind])
         added = [torch.tensor(ids) for _, ids in continued]
         ids_JP = copy_to_device(pad_sequence(added, batch_first=True), device)
-        first, logits_BV = self._run_texts(ids_JP, lengths, starts)
+        first, logits_BV = self._run_texts(Texts(ids_JP, lengths, starts))
         self._active += [request for request, _ in continued]
         return self._active[first:], logits_BV
 
-    def _run_texts(
-        self, ids_JP: Tensor, lengths: list[int], starts: list[int] | None
-    ) -> tuple[int, Tensor]:
+    def _run_texts(self, texts: Texts) -> tuple[int, Tensor]:
         """Run texts behind the active rows; return the first row with logits, and these (B, V).
 
         The same pass decodes the active rows if the decoder can do both.
         """
         decoder, behind = self._decoder, len(self._active)
         if self._active and isinstance(decoder, PackingDecoder):
-            newest = self._newest_tokens(ids_JP.device)
-            return 0, decoder.decode_and_prefill(*newest, ids_JP, lengths, starts=starts)
-        return behind, decoder.prefill(ids_JP, lengths, first_row=behind, starts=starts)
+            newest = self._newest_tokens(texts.ids_NP.device)
+            return 0, decoder.decode_and_prefill(*newest, texts)
+        return behind, decoder.prefill(texts, first_row=behind)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlhf.rollout.decoders.decoder import Decoder, PackingDecoder
+from rlhf.rollout.decoders.decoder import Decoder, PackingDecoder, Texts
 from tests.rounding import terms_of, tolerance
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ def some_prompts(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
     return [torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
-def padded(prompts: list[list[int]]) -> tuple[Tensor, list[int]]:
-    """Prompts and their lengths, with a column that is padding in every row."""
+def padded(prompts: list[list[int]]) -> Texts:
+    """Prompts, with a column that is padding in every row."""
     lengths = [len(prompt) for prompt in prompts]
     width = max(lengths) + 1
-    return torch.tensor([p + [0] * (width - len(p)) for p in prompts]), lengths
+    return Texts(torch.tensor([p + [0] * (width - len(p)) for p in prompts]), lengths)
 
 
 class Rows:
@@ -90,8 +90,7 @@ class Rows:
 
     def join(self, prompts: list[list[int]]) -> None:
         """Prompts go into the rows behind those that there are."""
-        ids_NP, lengths = padded(prompts)
-        logits_NV = self.decoder.prefill(ids_NP, lengths, first_row=len(self.sequences))
+        logits_NV = self.decoder.prefill(padded(prompts), first_row=len(self.sequences))
         assert logits_NV.shape == (len(prompts), VOCABULARY)
         self.sequences += [list(prompt) for prompt in prompts]
         self.logits += list(logits_NV)
@@ -106,7 +105,7 @@ class Rows:
         self.sequences = [[*s, t] for s, t in zip(self.sequences, tokens, strict=True)]
         self.sequences += [list(prompt) for prompt in prompts]
         newest = torch.tensor(tokens)
-        logits_BV = self.decoder.decode_and_prefill(newest, positions, *padded(prompts))
+        logits_BV = self.decoder.decode_and_prefill(newest, positions, padded(prompts))
         assert logits_BV.shape == (len(self.sequences), VOCABULARY)
         self.logits = list(logits_BV)
 
@@ -146,8 +145,8 @@ class Rows:
             first, held = len(self.sequences), [len(tokens) for _, tokens in parked[rows]]
             for row, ((place, _), length) in enumerate(zip(parked[rows], held, strict=True)):
                 self.decoder.move_row(place, first + row, columns=length)
-            ids_NP, lengths = padded(texts[rows])
-            logits_NV = self.decoder.prefill(ids_NP, lengths, first_row=first, starts=held)
+            added = padded(texts[rows])._replace(starts=held)
+            logits_NV = self.decoder.prefill(added, first_row=first)
             pairs = zip(parked[rows], texts[rows], strict=True)
             self.sequences += [tokens + text for (_, tokens), text in pairs]
             self.logits += list(logits_NV)
@@ -261,12 +260,10 @@ def check_rows_are_extended(model: PreTrainedModel, make: DecoderFactory) -> Non
     if isinstance(rows.decoder, PackingDecoder):  # beside the newest tokens of the others
         held = rows.park(0, 5)
         rows.decoder.move_row(5, 3, columns=len(held))
-        ids_NP, lengths = padded([[11, 12, 13]])
+        added = padded([[11, 12, 13]])._replace(starts=[len(held)])
         positions = [len(sequence) for sequence in rows.sequences]
         rows.logits = list(
-            rows.decoder.decode_and_prefill(
-                torch.tensor([1, 2, 3]), positions, ids_NP, lengths, starts=[len(held)]
-            )
+            rows.decoder.decode_and_prefill(torch.tensor([1, 2, 3]), positions, added)
         )
         rows.sequences = [[*s, t] for s, t in zip(rows.sequences, [1, 2, 3], strict=True)]
         rows.sequences.append([*held, 11, 12, 13])

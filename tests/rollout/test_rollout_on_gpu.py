@@ -25,7 +25,7 @@ from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import LoraSpec, adapter_of, add_adapters
 from rlhf.rollout.decoders import cache_attention
 from rlhf.rollout.decoders.cuda_graphs import NO_ROOM, Extent, GraphedDecoder
-from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest
+from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.fast import FastRollout, FastSettings
@@ -209,7 +209,7 @@ def test_a_decode_step_is_one_graph_and_one_copy(gpu: Gpu) -> None:
     newest = [Newest(3, length, row, 1) for row, length in enumerate(rows)]
     counted = []
     with torch.no_grad():
-        decoder.prefill(ids.to(GPU), list(rows), first_row=0)
+        decoder.prefill(Texts(ids.to(GPU), list(rows)), first_row=0)
         for _ in range(3):
             with gpu.counting() as counts:
                 tokens = decoder.decode_and_draw(newest, draws)[0].tolist()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.rollout.decoders.decoder import Texts
 from rlhf.rollout.parking import Request
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.scheduler import Scheduler
@@ -26,9 +27,8 @@ class TableDecoder:
         self.prefills: list[list[int]] = []  # lengths of the prompts taken at once
         self.decoded: list[int] = []  # rows of each decode
 
-    def prefill(
-        self, ids_BP: Tensor, lengths: list[int], *, first_row: int, starts: list[int] | None = None
-    ) -> Tensor:
+    def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
+        ids_BP, lengths, starts = texts
         self.prefills.append(lengths)
         for row, (ids_P, length) in enumerate(zip(ids_BP.tolist(), lengths, strict=True)):
             held = [] if starts is None else self.rows[first_row + row]
@@ -62,17 +62,9 @@ class TableDecoder:
 class PackingTable(TableDecoder):
     """Takes prompts beside the newest tokens."""
 
-    def decode_and_prefill(
-        self,
-        ids_B: Tensor,
-        positions: list[int],
-        ids_NP: Tensor,
-        lengths: list[int],
-        *,
-        starts: list[int] | None = None,
-    ) -> Tensor:
+    def decode_and_prefill(self, ids_B: Tensor, positions: list[int], texts: Texts) -> Tensor:
         logits_BV = self.decode(ids_B, positions)
-        prefilled_NV = self.prefill(ids_NP, lengths, first_row=len(positions), starts=starts)
+        prefilled_NV = self.prefill(texts, first_row=len(positions))
         return torch.cat([logits_BV, prefilled_NV])
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 from rlhf.base.decoder_modules import DecoderModules
 from rlhf.base.host_copies import copy_to_device
 from rlhf.kernels.attention_gpu import gpu_attention
+from rlhf.rollout.decoders.decoder import Texts
 
 
 class Heads(NamedTuple):
@@ -45,13 +46,11 @@ class CacheAttention:
         """Return True if a decode step reads the same columns of the KV cache in every row."""
         return self._kernel is None
 
-    def of_texts(
-        self, ids_NP: Tensor, lengths: list[int], first_row: int, starts: list[int] | None
-    ) -> Attend:
+    def of_texts(self, texts: Texts, first_row: int) -> Attend:
         """Return the attention function for texts in the rows from ``first_row`` on."""
-        if starts is not None:
-            return self._of_added_texts(ids_NP, lengths, first_row, starts)
-        num_prompts, num_columns = ids_NP.shape
+        if texts.starts is not None:
+            return self._of_added_texts(texts.ids_NP, texts.lengths, texts.starts, first_row)
+        num_prompts, num_columns = texts.ids_NP.shape
         rows = slice(first_row, first_row + num_prompts)
 
         def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
@@ -69,7 +68,7 @@ class CacheAttention:
         return attend
 
     def _of_added_texts(
-        self, ids_NP: Tensor, lengths: list[int], first_row: int, starts: list[int]
+        self, ids_NP: Tensor, lengths: list[int], starts: list[int], first_row: int
     ) -> Attend:
         """Return the attention function for texts that follow what their rows hold."""
         num_texts, num_columns = ids_NP.shape

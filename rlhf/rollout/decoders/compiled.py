@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlhf.base.decoder_modules import BlockModules, BlockOrder, DecoderModules
 from rlhf.kernels.decode import Combine, DecodeProgram, HeadsAt, decode_library
+from rlhf.rollout.decoders.decoder import Texts
 from rlhf.rollout.decoders.layers import AdapterOf, LayerBuilder
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
@@ -62,33 +63,21 @@ class CompiledDecoder:
         self._logits = _add_output_layers(self._head, parts, builder)
         self._vocabulary = len(parts.head.weight)
 
-    def prefill(
-        self, ids_NP: Tensor, lengths: list[int], *, first_row: int, starts: list[int] | None = None
-    ) -> Tensor:
-        """Prefill right-padded tokens into rows from ``first_row`` on; return logits (N, V)."""
-        state_TH = self._run_blocks(*_text_tokens(ids_NP, lengths, first_row, starts))
-        return self._run_output_layers(state_TH[_last_token_indices(lengths)])
+    def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
+        """Prefill texts into the rows from ``first_row`` on; return logits (N, V)."""
+        state_TH = self._run_blocks(*_text_tokens(texts, first_row))
+        return self._run_output_layers(state_TH[_last_token_indices(texts.lengths)])
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
         """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
         return self._run_output_layers(self._run_blocks(*_newest_tokens(ids_B, positions)))
 
-    def decode_and_prefill(
-        self,
-        ids_B: Tensor,
-        positions: list[int],
-        ids_NP: Tensor,
-        lengths: list[int],
-        *,
-        starts: list[int] | None = None,
-    ) -> Tensor:
+    def decode_and_prefill(self, ids_B: Tensor, positions: list[int], texts: Texts) -> Tensor:
         """Decode B rows and prefill the rows after them in one pass; return logits (B + N, V)."""
         newest, num_rows = _newest_tokens(ids_B, positions), len(ids_B)
-        prompts = _text_tokens(ids_NP, lengths, num_rows, starts)
-        state_TH = self._run_blocks(
-            *(torch.cat(both) for both in zip(newest, prompts, strict=True))
-        )
-        last = torch.cat([torch.arange(num_rows), num_rows + _last_token_indices(lengths)])
+        added = _text_tokens(texts, num_rows)
+        state_TH = self._run_blocks(*(torch.cat(both) for both in zip(newest, added, strict=True)))
+        last = torch.cat([torch.arange(num_rows), num_rows + _last_token_indices(texts.lengths)])
         return self._run_output_layers(state_TH[last])
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
@@ -226,10 +215,9 @@ def _newest_tokens(ids_B: Tensor, positions: list[int]) -> tuple[Tensor, Tensor,
     return ids_B, torch.arange(len(ids_B)), torch.tensor(positions)
 
 
-def _text_tokens(
-    ids_NP: Tensor, lengths: list[int], first_row: int, starts: list[int] | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _text_tokens(texts: Texts, first_row: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids, rows and positions of the texts' tokens, one text after the other."""
+    ids_NP, lengths, starts = texts
     places_NP = torch.arange(ids_NP.shape[1]).expand_as(ids_NP)
     rows_N, lengths_N = torch.arange(len(ids_NP)) + first_row, torch.tensor(lengths)
     keep_NP = places_NP < lengths_N[:, None]

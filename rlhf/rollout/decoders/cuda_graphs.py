@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.allocation_errors import is_out_of_memory
-from rlhf.rollout.decoders.decoder import Newest
+from rlhf.rollout.decoders.decoder import Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens, stack_drawn
 
@@ -101,11 +101,9 @@ class GraphedDecoder:
         """Update the copies of weights in another precision; other weights are not copied."""
         self._decoder.refresh_weight_copies()
 
-    def prefill(
-        self, ids_NP: Tensor, lengths: list[int], *, first_row: int, starts: list[int] | None = None
-    ) -> Tensor:
-        """Prefill tokens into the rows from ``first_row`` on; return their logits (N, V)."""
-        return self._decoder.prefill(ids_NP, lengths, first_row=first_row, starts=starts)
+    def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
+        """Prefill texts into the rows from ``first_row`` on; return their logits (N, V)."""
+        return self._decoder.prefill(texts, first_row=first_row)
 
     def decode_and_draw(self, newest: list[Newest], draws_NT: Tensor) -> Tensor:
         """Decode the ``newest`` tokens, draw the next; return these and their log-probs (2, B)."""

@@ -20,6 +20,14 @@ class Newest(NamedTuple):
     step: int  # column of the random draws: the number of tokens in the response
 
 
+class Texts(NamedTuple):
+    """Right-padded texts: prompts, or texts that follow what their rows hold."""
+
+    ids_NP: Tensor
+    lengths: list[int]  # in tokens
+    starts: list[int] | None = None  # numbers of tokens that the rows hold; None: prompts
+
+
 class KvCache(Protocol):
     """A model with a preallocated KV cache, whose rows are numbered 0, 1, 2, ...
 
@@ -30,13 +38,10 @@ class KvCache(Protocol):
     rows_are_exact: bool
     extends_together: bool
 
-    def prefill(
-        self, ids_NP: Tensor, lengths: list[int], *, first_row: int, starts: list[int] | None = None
-    ) -> Tensor:
-        """Prefill right-padded tokens into the rows from ``first_row`` on.
+    def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
+        """Prefill ``texts`` into the rows from ``first_row`` on.
 
-        Text i has lengths[i] tokens, which follow the starts[i] tokens that its row holds; without
-        ``starts`` they are prompts. Returns the logits (N, V) after each text's last token.
+        Returns the logits (N, V) after each text's last token.
         """
 
     def move_row(self, source: int, target: int, *, columns: int) -> None:
@@ -78,15 +83,7 @@ class DrawingDecoder(KvCache, Protocol):
 class PackingDecoder(Decoder, Protocol):
     """A decoder that can prefill new prompts and decode running rows in the same forward pass."""
 
-    def decode_and_prefill(
-        self,
-        ids_B: Tensor,
-        positions: list[int],
-        ids_NP: Tensor,
-        lengths: list[int],
-        *,
-        starts: list[int] | None = None,
-    ) -> Tensor:
+    def decode_and_prefill(self, ids_B: Tensor, positions: list[int], texts: Texts) -> Tensor:
         """Decode the rows 0 to B - 1 and prefill the rows from B on, as ``prefill`` does.
 
         Returns the logits (B + N, V): after the B tokens, then after the N prompts.

@@ -14,6 +14,7 @@ from torch import Tensor
 from rlhf.base.decoder_modules import BlockOrder, DecoderModules
 from rlhf.base.host_copies import copy_to_device
 from rlhf.rollout.decoders.cache_attention import Attend, CacheAttention, Heads, attend_both
+from rlhf.rollout.decoders.decoder import Texts
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryEmbedding
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
@@ -67,13 +68,11 @@ class FusedDecoder:
             casts, weights = zip(*self._casts, strict=True)
             torch._foreach_copy_(casts, weights)
 
-    def prefill(
-        self, ids_NP: Tensor, lengths: list[int], *, first_row: int, starts: list[int] | None = None
-    ) -> Tensor:
-        """Prefill right-padded tokens into rows from ``first_row`` on; return logits (N, V)."""
-        attend = self._attention.of_texts(ids_NP, lengths, first_row, starts)
-        x_TH = self._run_blocks(ids_NP.flatten(), self._text_positions(ids_NP, starts), attend)
-        return self._compute_logits(x_TH[self._last_token_indices(ids_NP, lengths)])
+    def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
+        """Prefill texts into the rows from ``first_row`` on; return logits (N, V)."""
+        attend = self._attention.of_texts(texts, first_row)
+        x_TH = self._run_blocks(texts.ids_NP.flatten(), self._text_positions(texts), attend)
+        return self._compute_logits(x_TH[self._last_token_indices(texts)])
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
         """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
@@ -88,26 +87,18 @@ class FusedDecoder:
         attend = self._attention.of_newest(positions_B, columns)
         return self._compute_logits(self._run_blocks(ids_B, positions_B, attend))
 
-    def decode_and_prefill(
-        self,
-        ids_B: Tensor,
-        positions: list[int],
-        ids_NP: Tensor,
-        lengths: list[int],
-        *,
-        starts: list[int] | None = None,
-    ) -> Tensor:
+    def decode_and_prefill(self, ids_B: Tensor, positions: list[int], texts: Texts) -> Tensor:
         """Decode B rows and prefill the rows after them in one pass; return logits (B + N, V)."""
         num_rows = len(ids_B)
         positions_B = copy_to_device(torch.tensor(positions), self._device)
-        positions_T = torch.cat([positions_B, self._text_positions(ids_NP, starts)])
+        positions_T = torch.cat([positions_B, self._text_positions(texts)])
         attend = attend_both(
             self._attention.of_newest(positions_B, max(positions) + 1),
-            self._attention.of_texts(ids_NP, lengths, num_rows, starts),
+            self._attention.of_texts(texts, num_rows),
             num_rows,
         )
-        x_TH = self._run_blocks(torch.cat([ids_B, ids_NP.flatten()]), positions_T, attend)
-        last_N = num_rows + self._last_token_indices(ids_NP, lengths)
+        x_TH = self._run_blocks(torch.cat([ids_B, texts.ids_NP.flatten()]), positions_T, attend)
+        last_N = num_rows + self._last_token_indices(texts)
         return self._compute_logits(torch.cat([x_TH[:num_rows], x_TH[last_N]]))
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
@@ -118,19 +109,19 @@ class FusedDecoder:
         """Move a row by a copy, since the rows in use must be the first ones."""
         self.copy_row(source, target, columns=columns)
 
-    def _text_positions(self, ids_NP: Tensor, starts: list[int] | None) -> Tensor:
+    def _text_positions(self, texts: Texts) -> Tensor:
         """Return the positions (N * P) of the texts' tokens; padding stays within the KV cache."""
-        num_texts, num_columns = ids_NP.shape
+        num_texts, num_columns = texts.ids_NP.shape
         columns_P = torch.arange(num_columns, device=self._device)
-        if starts is None:
+        if texts.starts is None:
             return columns_P.repeat(num_texts)
-        starts_N1 = copy_to_device(torch.tensor(starts), self._device)[:, None]
+        starts_N1 = copy_to_device(torch.tensor(texts.starts), self._device)[:, None]
         return (starts_N1 + columns_P).clamp(max=self._kv_cache.shape[-2] - 1).flatten()
 
-    def _last_token_indices(self, ids_NP: Tensor, lengths: list[int]) -> Tensor:
-        """Return the indices (N) of the prompts' last tokens among all N * P tokens."""
-        num_columns = ids_NP.shape[1]
-        last = [row * num_columns + length - 1 for row, length in enumerate(lengths)]
+    def _last_token_indices(self, texts: Texts) -> Tensor:
+        """Return the indices (N) of the texts' last tokens among all N * P tokens."""
+        num_columns = texts.ids_NP.shape[1]
+        last = [row * num_columns + length - 1 for row, length in enumerate(texts.lengths)]
         return copy_to_device(torch.tensor(last), self._device)
 
     def _run_blocks(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.base.errors import CapabilityError
+from rlhf.rollout.decoders.decoder import Texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -57,13 +58,12 @@ class CacheDecoder:
         self._columns_C = torch.arange(tokens, device=device)
         self._takes_positions = "position_ids" in _parameter_names(model.forward)
 
-    def prefill(
-        self, ids_BP: Tensor, lengths: list[int], *, first_row: int, starts: list[int] | None = None
-    ) -> Tensor:
-        """Prefill right-padded tokens into rows from ``first_row`` on; return logits (B, V).
+    def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
+        """Prefill texts into the rows from ``first_row`` on; return logits (B, V).
 
         Several rows must have one start: a model's forward pass has one length of what it holds.
         """
+        ids_BP, lengths, starts = texts
         longest, start = max(lengths), max(starts or [0])
         assert starts is None or min(starts) == start, "rows of different starts in one pass"
         self._kv_cache.expect_texts(first_row=first_row, start=start)
