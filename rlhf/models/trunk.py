@@ -84,7 +84,7 @@ class SharedTrunk(nn.Module):
     ) -> None:
         super().__init__()
         self.pretrained = pretrained
-        block_list, tail_names = find_trunk_and_block_paths(pretrained)
+        block_list, tail_names = find_block_and_tail_paths(pretrained)
         replace_output_layer(pretrained)
         base = pretrained.base_model
         blocks = list(base.get_submodule(block_list))
@@ -132,7 +132,7 @@ class SharedTrunk(nn.Module):
         The log-probs of policy or reference are None if they are not requested.
         """
         base = self.pretrained.base_model
-        blocks = list(base.get_submodule(find_trunk_and_block_paths(self.pretrained)[0]))
+        blocks = list(base.get_submodule(find_block_and_tail_paths(self.pretrained)[0]))
         num_branched = max(self.num_layers_unfrozen, self.num_value_layers)
         with _record_calls(blocks[len(blocks) - num_branched :]) as calls:
             last_BSH = base(input_ids=ids_BS, use_cache=False).last_hidden_state
@@ -175,7 +175,7 @@ def select_critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[st
     """Select the critic's weights from the trunk's ``state``, under the critic's own names."""
     prefix, (blocks, tail) = (
         trunk.pretrained.base_model_prefix,
-        find_trunk_and_block_paths(trunk.pretrained),
+        find_block_and_tail_paths(trunk.pretrained),
     )
     renamed = {f"pretrained.{prefix}.": f"{prefix}.", "value_head.": "score."}
     first = len(trunk.pretrained.base_model.get_submodule(blocks)) - trunk.num_value_layers
@@ -205,7 +205,7 @@ def build_critic_skeleton(
         return AutoModelForSequenceClassification.from_config(config)
 
 
-def find_trunk_and_block_paths(model: PreTrainedModel) -> tuple[str, list[str]]:
+def find_block_and_tail_paths(model: PreTrainedModel) -> tuple[str, list[str]]:
     """Return the attribute path of the list of blocks, and the paths of the modules after it.
 
     Raises:
