@@ -39,7 +39,7 @@ def test_an_environment_is_played_twice() -> None:
 def test_an_environment_that_is_not_there_has_a_reason() -> None:
     trial = try_environment(EnvironmentKind.custom, "some")
     assert not trial.is_equal
-    assert "MODULE:CLASS" in trial.note
+    assert "kind=custom does not read it" in trial.note
 
 
 def test_episodes_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
