@@ -155,13 +155,6 @@ class GaeUnit(StrEnum):
     turn = "turn"
 
 
-class LossAggregation(StrEnum):
-    """Averages of the actor's token losses in a mini-batch; the critic always uses token_mean."""
-
-    token_mean = "token_mean"
-    sequence_mean = "sequence_mean"
-
-
 class DpoLossName(StrEnum):
     """Losses of DPO: logistic (sigmoid) or squared (ipo)."""
 
@@ -175,6 +168,7 @@ class AdvantageEstimator(StrEnum):
     gae = "gae"
     rloo = "rloo"
     grpo = "grpo"
+    dr_grpo = "dr_grpo"
     reinforce_pp = "reinforce_pp"
 
 
@@ -225,13 +219,6 @@ class Backend(StrEnum):
     hf = "hf"
     hybrid_engine = "hybrid_engine"
     vllm_server = "vllm_server"
-
-
-class RolloutCorrection(StrEnum):
-    """Corrections for responses whose sampling probabilities differ from those of training."""
-
-    none = "none"
-    token_tis = "token_tis"
 
 
 class When(StrEnum):

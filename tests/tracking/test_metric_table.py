@@ -18,7 +18,8 @@ NAMES = {
     "eval_one_item_wrong eval_one_item_too_many eval_one_item_missing",
     "ppo": "score_mean score_average score_std reward_mean reward_std kl_to_reference "
     "kl_to_reference_k3 kl_per_token kl_ctl logprob_mismatch logprob_mismatch_share "
-    "logprob_mismatch_max rollout_weight rollout_weight_min clipfrac approx_kl ratio_mean "
+    "logprob_mismatch_max rollout_weight rollout_weight_min "
+    "rollout_limited_share rollout_sample_size replaced_share clipfrac approx_kl ratio_mean "
     "ratio_max entropy actor_loss "
     "critic_loss value_clipfrac value_error values_min values_max returns_min returns_max "
     "values_mean values_std returns_mean returns_std advantages_mean advantages_std "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,15 +25,24 @@ class PromptLoader:
     """A loader of each step's prompts, from an endless sequence of shuffled passes."""
 
     def __init__(self, context: RunContext, examples: Dataset) -> None:
-        self._context = context
+        self.context = context
         self._examples = examples
         self._records = context.parts[Phase.ppo].train
-        self._shuffle = Shuffle(len(examples), seed=seed_for(context.config.seed, "ppo", "shuffle"))
+        self._shuffles: dict[int, Shuffle] = {}  # by attempt
 
-    def batch(self, step: int) -> PromptBatch:
-        """Return this rank's prompts of step ``step``, counted from 0."""
-        context, ppo = self._context, self._context.config.ppo
-        rows = self._shuffle.batch(step, ppo.rollout_batch_size // ppo.responses_per_prompt)
+    def batch(self, step: int, *, attempt: int = 0) -> PromptBatch:
+        """Return this rank's prompts of step ``step``, counted from 0.
+
+        Each further ``attempt`` has other prompts and random numbers for the same step.
+        """
+        context, config = self.context, self.context.config
+        if attempt:
+            config = replace(config, seed=seed_for(config.seed, "attempt", attempt))
+        if attempt not in self._shuffles:
+            seed = seed_for(config.seed, "ppo", "shuffle")
+            self._shuffles[attempt] = Shuffle(len(self._examples), seed=seed)
+        num_prompts = config.ppo.rollout_batch_size // config.ppo.responses_per_prompt
+        rows = self._shuffles[attempt].batch(step, num_prompts)
         chosen = self._examples[rows]
         records = [self._records[row] for row in chosen["row"]]
         return shard_prompt_batch(
@@ -41,7 +51,7 @@ class PromptLoader:
             [each.columns or {} for each in records],
             episode_seeds(records),
             step=step,
-            config=context.config,
+            config=config,
             ranks=context.ranks,
             pad_id=context.tokenizer.pad_token_id,
         )
@@ -70,7 +80,7 @@ def shard_prompt_batch(
     rows = [row for row in range(len(ids)) for _ in range(config.ppo.responses_per_prompt)]
     draws_BT = torch.rand(
         len(rows),
-        config.environment.turns * config.rollout.max_response_tokens,
+        config.max_policy_tokens,
         generator=random_stream(config.seed, "sampling", step),
     )
     mine = rows_of_this_rank(rows, ranks)

@@ -16,6 +16,7 @@ from rlhf.base.types import PromptBatch, Responses, Rollout, StepReport
 from rlhf.config.roles import Role
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.phases.ppo.options.logprob_reuse import logprob_mismatch
+from rlhf.phases.ppo.options.rollout_correction import correction_metrics
 from rlhf.phases.ppo.targets import Targets
 from rlhf.phases.shared.episode_measures import episode_values
 from rlhf.phases.shared.scoring import kl_per_sequence
@@ -73,9 +74,10 @@ def rollout_metrics(
     measured_BT = rollout.responses.logprobs_BT
     if measured_BT is not None and not rollout.reuses_logprobs:
         metrics |= logprob_mismatch(measured_BT, rollout.logprobs_BT, keep_BT)
-    if targets.weights_BT is not None:
-        metrics["ppo/rollout_weight"] = Mean.of(targets.weights_BT, keep_BT)
-        metrics["ppo/rollout_weight_min"] = Minimum.of(targets.weights_BT, keep_BT)
+    if rollout.replaced_B is not None:
+        metrics["ppo/replaced_share"] = Mean.of(rollout.replaced_B)
+    if targets.weights is not None:
+        metrics |= correction_metrics(targets.weights, keep_BT)
     return metrics
 
 
@@ -144,6 +146,9 @@ def _to_floats(metrics: Metrics) -> dict[str, float]:
         values["ppo/value_error"] = errors.mean_square.item()
         total = moments["ppo/returns"].variance
         values["ppo/explained_variance"] = float(1 - errors.variance / total) if total > 0 else 0.0
+    if (weights := moments.pop("rollout_weights", None)) is not None:
+        squares = weights.mean_square.clamp(min=1e-300)  # 0 if every token was rejected
+        values["ppo/rollout_sample_size"] = (weights.mean.square() / squares).item()
     for name, moment in moments.items():
         values[f"{name}_mean"], values[f"{name}_std"] = moment.value(), moment.std()
     return values

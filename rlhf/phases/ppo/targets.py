@@ -5,7 +5,8 @@ Shapes: B = sequences of this rank, T = response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from rlhf.algorithms.advantages import (
     clip_scores,
     gae,
     grpo_advantages,
+    length_adaptive_lam,
     reinforce_pp_advantages,
     rloo_advantages,
     scale_scores,
@@ -24,7 +26,7 @@ from rlhf.algorithms.advantages import (
 )
 from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.masking import whiten
-from rlhf.algorithms.ppo import truncated_importance_weights
+from rlhf.algorithms.off_policy import RolloutWeights
 from rlhf.base.metrics import Moments
 from rlhf.base.ranks import Ranks
 from rlhf.base.turns import Turns
@@ -34,11 +36,11 @@ from rlhf.config.choices import (
     GaeUnit,
     KlPlacement,
     RewardKind,
-    RolloutCorrection,
     ScaleReward,
 )
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rewards import RewardTerm
+from rlhf.phases.ppo.options.rollout_correction import step_weights
 from rlhf.phases.ppo.reward_mix import sum_weighted_scores
 
 
@@ -48,7 +50,7 @@ class Targets(NamedTuple):
     advantages: Advantages  # whitened and corrected if configured; the updates use these
     rewards_BT: Tensor  # before whitening
     raw: Advantages  # before whitening and correction
-    weights_BT: Tensor | None = None  # factors of the advantages, from ppo.rollout_correction
+    weights: RolloutWeights | None = None  # factors of the advantages
 
 
 class TargetMaker:
@@ -58,10 +60,16 @@ class TargetMaker:
     """
 
     def __init__(
-        self, config: PpoConfig, ranks: Ranks, parts: Mapping[str, RewardTerm] | None = None
+        self,
+        config: PpoConfig,
+        ranks: Ranks,
+        parts: Mapping[str, RewardTerm] | None = None,
+        *,
+        seed: int = 0,
     ) -> None:
         self._config = config
         self._ranks = ranks
+        self._seed = seed
         self._parts = parts or {}
         self._moments: Moments | None = None
         self._part_moments: dict[str, Moments] = {}  # of parts with normalise=true
@@ -137,21 +145,11 @@ class TargetMaker:
         if config.whitens_advantages:
             whitened_BT = self._whiten(raw.advantages_BT, keep_BT, shift_mean=True)
             used = raw._replace(advantages_BT=whitened_BT)
-        weights_BT = self._correction_weights(rollout)
-        if weights_BT is not None:
-            used = used._replace(advantages_BT=used.advantages_BT * weights_BT)
-        return Targets(used, shaped_BT, raw, weights_BT)
-
-    def _correction_weights(self, rollout: Rollout) -> Tensor | None:
-        """Return the factors (B, T) of the advantages by ppo.rollout_correction; None without one.
-
-        A positive factor of an advantage scales the token's clipped loss by the same factor.
-        """
-        sampled_BT = rollout.responses.logprobs_BT
-        if self._config.rollout_correction is RolloutCorrection.none or sampled_BT is None:
-            return None
-        keep_BT, cap = rollout.responses.keep_BT, self._config.rollout_correction_cap
-        return truncated_importance_weights(rollout.logprobs_BT, sampled_BT, keep_BT, cap=cap)
+        weights = step_weights(config, rollout, seed=self._seed, rank=self._ranks.rank)
+        if weights is not None:
+            # A factor of an advantage that is not negative scales the token's loss as well.
+            used = used._replace(advantages_BT=used.advantages_BT * weights.weights_BT)
+        return Targets(used, shaped_BT, raw, weights)
 
     def _combine_scores(self, rollout: Rollout) -> Tensor:
         """Return the scores (B,) of whole responses, with normalised parts on one scale.
@@ -182,15 +180,16 @@ class TargetMaker:
         """Return advantages with one time step per turn; ``rewards_BT`` include ``costs_BT``."""
         turns, config = rollout.responses.turns, self._config
         assert turns is not None, "ppo.gae_unit=turn without an environment"
-        return turn_gae(
+        estimate = partial(
+            turn_gae,
             rewards_BT + costs_BT,
             costs_BT,
             rollout.values_BT,
             turns.turn_BT,
             gamma=config.gamma,
-            lam=config.lam,
             last_values_B=_values_after_cut(rollout),
         )
+        return _decouple(estimate, rollout.responses.keep_BT, config)
 
     def advantages(self, rewards_BT: Tensor, rollout: Rollout) -> Advantages:
         """Return advantages of token rewards; override this method to use another estimator.
@@ -201,18 +200,21 @@ class TargetMaker:
         group = config.responses_per_prompt
         match config.advantage_estimator:
             case AdvantageEstimator.gae:
-                return gae(
+                estimate = partial(
+                    gae,
                     rewards_BT,
                     rollout.values_BT,
                     keep_BT,
                     gamma=config.gamma,
-                    lam=config.lam,
                     last_values_B=_values_after_cut(rollout),
                 )
+                return _decouple(estimate, keep_BT, config)
             case AdvantageEstimator.rloo:
                 return rloo_advantages(rewards_BT, keep_BT, group_size=group)
             case AdvantageEstimator.grpo:
                 return grpo_advantages(rewards_BT, keep_BT, group_size=group)
+            case AdvantageEstimator.dr_grpo:
+                return grpo_advantages(rewards_BT, keep_BT, group_size=group, divides=False)
             case AdvantageEstimator.reinforce_pp:
                 return reinforce_pp_advantages(rewards_BT, keep_BT, gamma=config.gamma)
 
@@ -247,6 +249,23 @@ class TargetMaker:
         moments = self._ranks.reduce_metrics({"x": Moments.of(x, keep)})["x"]
         assert isinstance(moments, Moments)
         return moments
+
+
+def _decouple(
+    estimate: Callable[..., Advantages], keep_BT: Tensor, config: PpoConfig
+) -> Advantages:
+    """Return advantages with the actor's lambda and returns with the critic's lambda.
+
+    VC-PPO's decoupled GAE, https://arxiv.org/abs/2503.01491 section 3.3.
+    """
+    lam: float | Tensor = config.lam
+    if config.lam_length_alpha is not None:
+        lam = length_adaptive_lam(keep_BT, alpha=config.lam_length_alpha)
+    actor = estimate(lam=lam)
+    if config.lam_length_alpha is None and config.lam_critic is None:
+        return actor
+    lam_critic = config.lam if config.lam_critic is None else config.lam_critic
+    return Advantages(actor.advantages_BT, estimate(lam=lam_critic).returns_BT)
 
 
 def _values_after_cut(rollout: Rollout) -> Tensor | None:

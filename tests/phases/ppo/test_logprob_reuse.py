@@ -16,6 +16,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.choices import Backend, When
 from rlhf.config.freeze import to_run_config
+from rlhf.config.loss_choices import RolloutCorrection
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.options.logprob_reuse import MISMATCH, LogprobReuse
 from rlhf.phases.shared.scoring import score_responses
@@ -37,6 +38,10 @@ def settings(mode: str, *, limit: float = 0.05) -> Any:
     )
 
 
+def ppo_with(dropout: float) -> Any:
+    return SimpleNamespace(actor_dropout=dropout, rollout_correction=RolloutCorrection.none)
+
+
 def responses(*, measured: bool = True) -> Responses:
     given = some_rollout().responses
     return given._replace(logprobs_BT=torch.zeros(given.ids_BT.shape)) if measured else given
@@ -56,7 +61,7 @@ def responses(*, measured: bool = True) -> Responses:
     ],
 )
 def test_decisions(mode: str, mismatch: float | None, dropout: float, *, reuses: bool) -> None:
-    reuse = LogprobReuse(settings(mode), actor_dropout=dropout)
+    reuse = LogprobReuse(settings(mode), ppo_with(dropout))
     if mismatch is not None:
         reuse.store_mismatch({MISMATCH: mismatch})
     reuse.store_mismatch({})  # a step that measured nothing changes nothing
@@ -64,10 +69,10 @@ def test_decisions(mode: str, mismatch: float | None, dropout: float, *, reuses:
 
 
 def test_without_measured_logprobs_nothing_is_reused() -> None:
-    reuse = LogprobReuse(settings("auto"), actor_dropout=0.0)
+    reuse = LogprobReuse(settings("auto"), ppo_with(0.0))
     reuse.store_mismatch({MISMATCH: 0.0})
     assert not reuse.can_reuse(responses(measured=False))
-    always = LogprobReuse(settings("always"), actor_dropout=0.0)
+    always = LogprobReuse(settings("always"), ppo_with(0.0))
     with pytest.raises(ConfigError, match=r"reuse_logprobs=always: rollout\.backend=hf measures"):
         always.can_reuse(responses(measured=False))
 
@@ -93,7 +98,7 @@ def trainer_of(
 ) -> PPOTrainer:
     engine = separate_engine(lr=0.02, **options)
     engine.rollout = Sampler(error=error)
-    engine.config = SimpleNamespace(seed=1, rollout=settings(mode), rewards={})
+    engine.config = SimpleNamespace(seed=1, rollout=settings(mode), rewards={}, max_policy_tokens=6)
     return PPOTrainer(engine, to_run_config(compose(["ppo.ppo_epochs=2", *overrides])).ppo)
 
 

@@ -158,16 +158,67 @@ def test_correction_multiplies_the_advantages_that_updates_use(compose: Compose)
     plain = rollout_of(1.0, 3.0)
     sampled_BT = torch.tensor([[0.1, -0.1], [-9.0, 0.0]])
     measured = plain._replace(responses=plain.responses._replace(logprobs_BT=sampled_BT))
-    correction = ["rollout.reuse_logprobs=never", "ppo.rollout_correction=token_tis"]
-    without, found = (
+    correction = ["ppo.rollout_correction=token"]
+    masks = ["ppo.rollout_correction_mode=mask", "ppo.rollout_correction_floor=0.95"]
+    without, found, masked = (
         TargetMaker(to_run_config(compose([*BARE, *more])).ppo, Ranks()).make(measured, kl_ctl=0.0)
-        for more in ([], correction)
+        for more in ([], correction, [*correction, *masks])
     )
-    weights_BT = torch.tensor([[-0.1, 0.1], [9.0, 0.0]]).exp().clamp(max=2.0)
-    assert without.weights_BT is None
-    assert found.weights_BT is not None
-    torch.testing.assert_close(found.weights_BT, weights_BT)
-    expected_BT = without.advantages.advantages_BT * weights_BT
-    torch.testing.assert_close(found.advantages.advantages_BT, expected_BT)
-    assert torch.equal(found.advantages.returns_BT, without.advantages.returns_BT), "of the critic"
-    assert torch.equal(found.raw.advantages_BT, without.raw.advantages_BT)
+    assert without.weights is None
+    ratios_BT = torch.tensor([[-0.1, 0.1], [9.0, 0.0]]).exp()
+    rejecting_BT = ratios_BT * torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+    for targets, weights_BT in ((found, ratios_BT.clamp(max=2.0)), (masked, rejecting_BT)):
+        assert targets.weights is not None
+        torch.testing.assert_close(targets.weights.weights_BT, weights_BT)
+        expected_BT = without.advantages.advantages_BT * weights_BT
+        torch.testing.assert_close(targets.advantages.advantages_BT, expected_BT)
+        assert torch.equal(targets.advantages.returns_BT, without.advantages.returns_BT)
+        assert torch.equal(targets.raw.advantages_BT, without.raw.advantages_BT)
+
+
+def test_the_control_is_keyed_by_seed_and_step(compose: Compose) -> None:
+    keys = ["ppo.rollout_correction=sequence"]
+    keys += ["ppo.rollout_correction_mode=mask", "ppo.rollout_correction_control=true"]
+    config = to_run_config(compose([*BARE, *keys])).ppo
+    plain = rollout_of(*range(64))
+    sampled_BT = torch.linspace(-1, 1, 64)[:, None].expand(64, 2)
+    responses = plain.responses._replace(logprobs_BT=sampled_BT)
+    rejected = {}
+    for seed, step in ((1, 1), (1, 2), (2, 1)):
+        rollout = plain._replace(prompts=plain.prompts._replace(step=step), responses=responses)
+        for _ in range(2):  # the same again, as after a resume
+            maker = TargetMaker(config, Ranks(), seed=seed)
+            weights = maker.make(rollout, kl_ctl=0.0).weights
+            assert weights is not None
+            found = weights.limited_BT[:, 0].tolist()
+            assert rejected.setdefault((seed, step), found) == found
+    # A response is rejected if its product of 2 tokens, exp(-2 * sampled), is above 2.
+    assert {sum(each) for each in rejected.values()} == {int((sampled_BT[:, 0] < -0.3466).sum())}
+    assert len({tuple(each) for each in rejected.values()}) == 3
+
+
+def test_actor_and_critic_have_their_own_lambda(compose: Compose) -> None:
+    """The critic's targets with lam_critic=1 are returns, whatever the values."""
+    values_BT = torch.tensor([[0.5, 2.0], [-1.0, 0.25]])
+    rollout = rollout_of(1.0, 3.0)._replace(values_BT=values_BT)
+
+    def made(*keys: str) -> Targets:
+        config = to_run_config(compose([*BARE, *keys])).ppo
+        return TargetMaker(config, Ranks()).make(rollout, kl_ctl=0.0)
+
+    lam = made("ppo.lam=0.5").raw
+    both = made("ppo.lam=0.5", "ppo.lam_critic=1").raw
+    assert both.advantages_BT.equal(lam.advantages_BT)
+    torch.testing.assert_close(both.returns_BT, torch.tensor([[1.0, 1.0], [3.0, 3.0]]))
+    assert not lam.returns_BT.equal(both.returns_BT)
+    # Both responses have 2 tokens: 1 - 1 / (alpha * 2) = 0.5, and the critic keeps lam.
+    adaptive = made("ppo.lam=1", "ppo.lam_length_alpha=1").raw
+    torch.testing.assert_close(adaptive.advantages_BT, lam.advantages_BT)
+    torch.testing.assert_close(adaptive.returns_BT, both.returns_BT)
+
+
+def test_dr_grpo_does_not_divide(compose: Compose) -> None:
+    keys = ["ppo.advantage_estimator=dr_grpo", "ppo.responses_per_prompt=2"]
+    config = to_run_config(compose([*BARE, *keys, "ppo.whiten_advantages=null"])).ppo
+    found = TargetMaker(config, Ranks()).make(rollout_of(1.0, 4.0), kl_ctl=0.0)
+    assert found.advantages.advantages_BT.tolist() == [[-1.5, -1.5], [1.5, 1.5]]

@@ -13,6 +13,8 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Maximum, Mean, Metrics
 from rlhf.base.types import Responses
 from rlhf.config.choices import When
+from rlhf.config.loss_choices import ProximalPolicy, RolloutCorrection
+from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rollout import RolloutConfig
 
 MISMATCH = "ppo/logprob_mismatch"  # mean |rollout - training| per token, with the same weights
@@ -24,11 +26,15 @@ class LogprobReuse:
 
     With reuse_logprobs=auto they are reused as long as the last measured mismatch, over all ranks,
     is small enough, and never under dropout, because training then cannot measure a mismatch.
+    ppo.rollout_correction needs both measurements, unless it interpolates the proximal policy.
     """
 
-    def __init__(self, config: RolloutConfig, *, actor_dropout: float) -> None:
+    def __init__(self, config: RolloutConfig, ppo: PpoConfig) -> None:
         self._config = config
-        self._has_dropout = actor_dropout > 0
+        self._mode, self._has_dropout = config.reuse_logprobs, ppo.actor_dropout > 0
+        if self._mode is When.auto and ppo.rollout_correction is not RolloutCorrection.none:
+            interpolates = ppo.proximal_policy is ProximalPolicy.interpolated
+            self._mode = When.always if interpolates else When.never
         self.mismatch: float | None = None  # not measured yet
 
     def can_reuse(self, responses: Responses) -> bool:
@@ -38,13 +44,13 @@ class LogprobReuse:
             ConfigError: if reuse_logprobs is ``always`` and the backend measures none.
         """
         config = self._config
-        if responses.logprobs_BT is None and config.reuse_logprobs is When.always:
+        if responses.logprobs_BT is None and self._mode is When.always:
             raise ConfigError(
                 f"rollout.reuse_logprobs=always: rollout.backend={config.backend} measures no "
                 "log-probabilities; use rollout.reuse_logprobs=auto"
             )
-        if config.reuse_logprobs is not When.auto:
-            return config.reuse_logprobs is When.always
+        if self._mode is not When.auto:
+            return self._mode is When.always
         if responses.logprobs_BT is None or self._has_dropout or self.mismatch is None:
             return False
         return self.mismatch <= config.max_logprob_mismatch
