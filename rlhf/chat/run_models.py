@@ -101,9 +101,7 @@ class RunModels:
         if self._reward_model is None:
             return None
         folder = self.run_dir / "reward/model"
-        check_same_tokens(
-            talker.tokenizer, load_tokenizer(folder, key=RUN_FOLDER), reward_place=folder
-        )
+        check_same_tokens(talker.tokenizer, load_tokenizer(folder, key=RUN_FOLDER), place=folder)
         with torch.no_grad():
             ids_1S = torch.tensor([prompt_ids + answer.ids], device=self._device)
             return float(self._reward_model(ids_1S)[0, -1])

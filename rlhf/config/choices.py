@@ -142,10 +142,11 @@ class KlEstimator(StrEnum):
 
 
 class KlPlacement(StrEnum):
-    """Places of the KL penalty: in each token's reward (InstructGPT) or in the loss (GRPO)."""
+    """Places of the KL penalty: the token's reward, the loss, or only the token's own advantage."""
 
     reward = "reward"
     loss = "loss"
+    advantage = "advantage"
 
 
 class GaeUnit(StrEnum):

@@ -87,7 +87,7 @@ def models_in_phase(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
             learning = (actor, critic) if has_critic else (actor,)
             return (
                 *learning,
-                *_frozen_reference(config, actor),
+                *(_teacher(config) or _frozen_reference(config, actor)),
                 *_frozen_reward_model(config, scorer),
             )
 
@@ -139,6 +139,14 @@ def _frozen_reference(config: RunConfig, actor: ModelUse) -> tuple[ModelUse, ...
     if actor.extra_weights and not config.lora.train_rest:
         return ()
     return (_model_use(config, ("model", config.model), Role.reference, None),)
+
+
+def _teacher(config: RunConfig) -> tuple[ModelUse, ...]:
+    """Return the teacher that replaces the reference, or () if the run has none."""
+    if config.ppo.teacher_path is None:
+        return ()
+    model = replace(config.model, init=ModelInit.pretrained, path=config.ppo.teacher_path)
+    return (_model_use(config, ("ppo.teacher", model), Role.reference, None),)
 
 
 def _frozen_reward_model(

@@ -62,6 +62,11 @@ def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:
             f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: the actor must learn in some of "
             f"ppo.steps={ppo.steps}; use a number below {ppo.steps}"
         )
+    if ppo.teacher_path is not None and ppo.shared_trunk:
+        raise ConfigError(
+            f"ppo.teacher_path={ppo.teacher_path}: the reference of a shared trunk is a part of "
+            "it; set ppo.shared_trunk=false, or remove ppo.teacher_path"
+        )
     _check_trunk(ppo, lora_rank=lora_rank)
 
 

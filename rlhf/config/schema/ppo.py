@@ -82,7 +82,10 @@ class PpoConfig:
     kl_estimator: KlEstimator
     """Estimator of the KL penalty: k1, k2 or k3 (http://joschu.net/blog/kl-approx.html)."""
     kl_placement: KlPlacement
-    """Where the KL penalty enters: token rewards (reward: InstructGPT) or the loss (loss: GRPO)."""
+    """Where the KL penalty enters: token rewards (reward: InstructGPT), the loss (loss: GRPO) or
+    each token's own advantage (advantage: on-policy distillation)."""
+    teacher_path: str | None
+    """Model folder or hub id of a teacher, which is the reference of the KL penalty; null: none."""
     surrogate: SurrogateName
     """clip (PPO), gspo (a ratio per response) or cispo (a clipped weight of log pi)."""
     cliprange: float = key(FROM_0_BELOW_1)

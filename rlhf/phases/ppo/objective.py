@@ -124,13 +124,15 @@ def _surrogate(
     low, high, total = config.cliprange, config.cliprange_high, mean.total
     match config.surrogate:
         case SurrogateName.clip:
-            clips = {"cliprange": low, "cliprange_high": high, "dual_clip": config.dual_clip}
-            return policy_loss(*inputs, **clips, total=total), metrics
+            dual = config.dual_clip
+            loss = policy_loss(
+                *inputs, cliprange=low, cliprange_high=high, dual_clip=dual, total=total
+            )
         case SurrogateName.gspo:
             loss = gspo_loss(*inputs, cliprange=low, cliprange_high=high, total=total)
-            return loss, metrics
         case SurrogateName.cispo:
-            return cispo_loss(*inputs, cliprange_high=high or low, total=total), metrics
+            loss = cispo_loss(*inputs, cliprange_high=high or low, total=total)
+    return loss, metrics
 
 
 def policy_penalty(

@@ -163,7 +163,8 @@ class RLHFEngine:
         if self.settings.hybrid_engine is not None:
             copy_generate_to_wrapper(policy)
         actor = self._build_learner(policy, Role.actor)
-        copy = build_reference(config, self.tokenizer, shard=self._shard(Role.reference))
+        teacher, shard = config.ppo.teacher_path, self._shard(Role.reference)
+        copy = build_reference(config, self.tokenizer, teacher=teacher, shard=shard)
         reference = AdapterOff(actor) if copy is None else self._build_engine(copy, Role.reference)
         return SeparateModels(
             actor,

@@ -141,6 +141,10 @@ class TargetMaker:
             raw = self._turn_advantages(rewards_BT, charged * kl_BT, rollout)
         else:
             raw = self.advantages(rewards_BT, rollout)
+        if config.kl_placement is KlPlacement.advantage:
+            # No other token's advantage, https://thinkingmachines.ai/blog/on-policy-distillation.
+            own_BT = (kl_ctl * kl_BT).masked_fill(~keep_BT, 0.0)
+            raw = raw._replace(advantages_BT=raw.advantages_BT - own_BT)
         used = raw
         if config.whitens_advantages:
             whitened_BT = self._whiten(raw.advantages_BT, keep_BT, shift_mean=True)

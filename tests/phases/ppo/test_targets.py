@@ -222,3 +222,16 @@ def test_dr_grpo_does_not_divide(compose: Compose) -> None:
     config = to_run_config(compose([*BARE, *keys, "ppo.whiten_advantages=null"])).ppo
     found = TargetMaker(config, Ranks()).make(rollout_of(1.0, 4.0), kl_ctl=0.0)
     assert found.advantages.advantages_BT.tolist() == [[-1.5, -1.5], [1.5, 1.5]]
+
+
+@pytest.mark.parametrize("estimator", ["gae", "reinforce_pp"])
+def test_a_teacher_rewards_each_token_alone(compose: Compose, estimator: str) -> None:
+    """kl_placement=advantage: log teacher - log pi of a token is in no other token's advantage."""
+    keys = [f"ppo.advantage_estimator={estimator}", "ppo.kl_placement=advantage"]
+    config = to_run_config(compose([*BARE, *keys])).ppo
+    teacher_BT = torch.tensor([[-0.5, 0.25], [2.0, -1.0]])
+    rollout = rollout_of(0.0, 3.0)._replace(reference_logprobs_BT=teacher_BT)
+    found = TargetMaker(config, Ranks()).make(rollout, kl_ctl=0.5)
+    scores_BT = torch.tensor([[0.0, 0.0], [3.0, 3.0]])
+    torch.testing.assert_close(found.advantages.advantages_BT, scores_BT + 0.5 * teacher_BT)
+    assert found.rewards_BT.tolist() == [[0.0, 0.0], [0.0, 3.0]]

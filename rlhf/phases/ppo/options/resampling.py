@@ -9,6 +9,7 @@ nor the number of ranks changes a response. Shapes: B = sequences of this rank, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ def equal_group_mask(rollout: Rollout, config: PpoConfig) -> Tensor:
 
 def _put_rows(batch: Batch, rows: list[int], new: Batch, *, pads_left: bool = False) -> Batch:
     """Return ``batch``, a named tuple, with ``new`` in place of ``rows``, padded to one width."""
-    parts: list[object] = []
+    parts: list[Any] = []
     for old, part in zip(batch, new, strict=True):
         if isinstance(old, Tensor) and isinstance(part, Tensor):
             parts.append(_put_tensor_rows(old, rows, part, pads_left=pads_left))

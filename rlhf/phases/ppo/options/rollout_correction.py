@@ -7,10 +7,12 @@ the same if log-probabilities are reused. Shapes: B = sequences of this rank, T 
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.off_policy import RolloutWeights, rollout_weights
+from rlhf.algorithms.off_policy import CorrectionLevel, RolloutWeights, rollout_weights
 from rlhf.base.metrics import Mean, Metrics, Minimum, Moments
 from rlhf.base.random_streams import random_stream
 from rlhf.base.types import Rollout
@@ -43,13 +45,11 @@ def weights_of(
     shuffle: torch.Generator | None = None,
 ) -> RolloutWeights:
     """Return the weights between the proximal policy and the policy that sampled."""
-    level = config.rollout_correction
-    assert level is not RolloutCorrection.none
     return rollout_weights(
         logprobs_BT,
         sampled_BT,
         keep_BT,
-        level=level.value,
+        level=cast(CorrectionLevel, config.rollout_correction.value),
         cap=config.rollout_correction_cap,
         masks=config.rollout_correction_mode is CorrectionMode.mask,
         floor=config.rollout_correction_floor,
