@@ -29,16 +29,6 @@ def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:
             "responses with equal scores; set ppo.resampling_rounds=0, or use "
             f"ppo.advantage_estimator={', '.join(COMPARING[:-1])} or {COMPARING[-1]}"
         )
-    if ppo.dual_clip is not None and ppo.surrogate is not SurrogateName.clip:
-        raise ConfigError(
-            f"ppo.dual_clip={ppo.dual_clip}: only ppo.surrogate=clip has a second clip; remove "
-            "ppo.dual_clip, or use ppo.surrogate=clip"
-        )
-    if ppo.lam_length_alpha is not None and ppo.gae_unit is GaeUnit.turn:
-        raise ConfigError(
-            f"ppo.lam_length_alpha={ppo.lam_length_alpha} counts tokens, and the time steps of "
-            "ppo.gae_unit=turn are turns; remove ppo.lam_length_alpha, or use ppo.gae_unit=token"
-        )
     if estimator in COMPARING and ppo.whiten_rewards:
         raise ConfigError(
             f"ppo.whiten_rewards=true: {estimator} compares whole responses, not tokens; "
@@ -67,7 +57,21 @@ def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:
             f"ppo.teacher_path={ppo.teacher_path}: the reference of a shared trunk is a part of "
             "it; set ppo.shared_trunk=false, or remove ppo.teacher_path"
         )
+    _check_losses(ppo)
     _check_trunk(ppo, lora_rank=lora_rank)
+
+
+def _check_losses(ppo: PpoConfig) -> None:
+    if ppo.dual_clip is not None and ppo.surrogate is not SurrogateName.clip:
+        raise ConfigError(
+            f"ppo.dual_clip={ppo.dual_clip}: only ppo.surrogate=clip has a second clip; remove "
+            "ppo.dual_clip, or use ppo.surrogate=clip"
+        )
+    if ppo.lam_length_alpha is not None and ppo.gae_unit is GaeUnit.turn:
+        raise ConfigError(
+            f"ppo.lam_length_alpha={ppo.lam_length_alpha} counts tokens, and the time steps of "
+            "ppo.gae_unit=turn are turns; remove ppo.lam_length_alpha, or use ppo.gae_unit=token"
+        )
 
 
 def _refuse_critic_keys(ppo: PpoConfig) -> None:

@@ -129,8 +129,8 @@ def build_policy(
 def build_reference(
     config: RunConfig,
     tokenizer: PreTrainedTokenizerBase,
-    *,
     teacher: str | None = None,
+    *,
     shard: Shard | None = None,
 ) -> LanguageModel | None:
     """Build a copy of the initial policy; None if the policy without adapters can replace it.
