@@ -10,10 +10,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from omegaconf import OmegaConf
+
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import PLAN, finished_phases, reused_phases, write_json
-from rlhf.config.choices import PlanMode, Reuse
+from rlhf.config.choices import PlanMode, Reuse, Template
 from rlhf.config.cpu_rates import lacks_rates
 from rlhf.config.freeze import (
     apply_resume_overrides,
@@ -27,6 +29,7 @@ from rlhf.config.rules.secrets import refuse_secret_values
 from rlhf.config.rules.unread_keys import refuse_unread_keys
 from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir
 from rlhf.config.schema.run import RunConfig
+from rlhf.jobs.conversation_form import choose_template, describe_template
 from rlhf.jobs.from_run import copy_keys_of_source_run
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
@@ -65,6 +68,7 @@ def _new_config(job: Job) -> RunConfig:
     config = to_run_config(apply_auto_hardware(cfg, this_machine))
     refuse_secret_values(config, os.environ)
     refuse_unread_keys(config, job.overrides)
+    config = choose_template(config, downloads=not (job.is_plan or config.launcher.dry_run))
     if config.reuse.phases is not Reuse.sweep:
         return config
     phases = Reuse.never if job.folder is None else Reuse.always
@@ -76,6 +80,8 @@ def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
     # Resolve the link runs/latest now: it may point to another run before this run ends.
     run_dir = expand_user_path(str(job.resume), key="resume").resolve()
     frozen = load_frozen_config(run_dir)
+    if _asks_for_auto_template(job):  # it stands for the form that the run was started with
+        job.cfg.data.template = frozen.data.template.value
     config = apply_resume_overrides(frozen, job.cfg, job.overrides)
     refuse_secret_values(config, os.environ)
     if config.plan is not PlanMode.only:
@@ -87,6 +93,10 @@ def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
             "add plan=check to begin the run"
         )
     return config, Stopped(run_dir, frozen)
+
+
+def _asks_for_auto_template(job: Job) -> bool:
+    return bool(OmegaConf.select(job.cfg, "data.template") == Template.auto)
 
 
 def begin_run(config: RunConfig, job: Job, stopped: Stopped | None) -> tuple[RunConfig, Path]:
@@ -124,6 +134,8 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
         console.show(config_tree(str(run_dir), asdict(config)))
     if is_hardware_auto():
         console.say(this_machine().notice)
+    if _asks_for_auto_template(job):
+        notes = (*notes, *describe_template(config))
     if plan is not None:
         write_json(run_dir / PLAN, plan_as_json(plan))
         notes = (*notes, f"plan: {plan_summary(plan)}")
@@ -156,6 +168,8 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
         console.show(*tables(plan))
         if is_hardware_auto():
             console.say(this_machine().notice)
+        for line in describe_template(config) if _asks_for_auto_template(job) else ():
+            console.say(line)
     return plan.hours
 
 
