@@ -67,17 +67,25 @@ Loads = Mapping[Phase, Load]
 
 def assume_loads(config: RunConfig) -> dict[Phase, Load]:
     """Return each phase's load without reading the data: every sequence has its maximum length."""
-    longest = {
+    records = total_examples(config.data) or 0
+    return {
+        phase: Load(
+            steps=count_steps(config, phase),
+            lengths=(most_tokens(config, phase),),
+            records=records,
+        )
+        for phase in config.phase.order
+    }
+
+
+def most_tokens(config: RunConfig, phase: Phase) -> int:
+    """Return the maximum number of tokens per sequence of ``phase`` (PPO: per prompt)."""
+    return {
         Phase.sft: config.sft.max_tokens,
         Phase.reward: config.reward.max_tokens,
         Phase.dpo: config.dpo.max_tokens,
         Phase.ppo: config.rollout.max_prompt_tokens,
-    }
-    records = total_examples(config.data) or 0
-    return {
-        phase: Load(steps=count_steps(config, phase), lengths=(longest[phase],), records=records)
-        for phase in config.phase.order
-    }
+    }[phase]
 
 
 def count_steps(config: RunConfig, phase: Phase) -> int | None:
@@ -108,7 +116,8 @@ def describe_examples(data: DataConfig) -> str:
     """Return the number and origin of the examples, such as "9,000 examples of pairs.jsonl"."""
     total = total_examples(data)
     if data.source in (Source.synthetic, Source.environment):
-        return f"{data.size:,} generated examples (data={data.source})"
+        toy = "toy " if data.source is Source.synthetic else ""
+        return f"{data.size:,} generated {toy}examples (data={data.source})"
     paths = data.path if isinstance(data.path, list) else [data.path]
     place = ", ".join(map(str, data.sets if data.path is None else paths))
     if total is None:
