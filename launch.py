@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
 
 from rlhf.base.drive_errors import as_drive_error
-from rlhf.base.errors import ConfigError, RlhfError
+from rlhf.base.errors import RlhfError
 from rlhf.base.safe_text import for_terminal
 from rlhf.config.hydra_errors import explain_hydra_error
 from rlhf.jobs.job import begin_run, config_of_job, show_commands, show_plan
@@ -71,11 +70,14 @@ def run(job: Job) -> float | None:
 def report_error(error: RlhfError) -> int:
     """Print ``error``, and send it to ranks that wait for rank 0; return the exit code."""
     print(f"error: {for_terminal(str(error))}", file=sys.stderr)
-    with suppress(ConfigError):  # the error may be that RANK itself is wrong
-        if rank_from_environment() == 0:
-            from rlhf.runtime import launcher
+    try:
+        leads_others = rank_from_environment() == 0
+    except RlhfError:  # the reported error is that RANK itself is wrong
+        leads_others = False
+    if leads_others:
+        from rlhf.runtime import launcher
 
-            launcher.publish_refusal(str(error))
+        launcher.publish_refusal(str(error))
     return USER_ERROR
 
 

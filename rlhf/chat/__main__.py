@@ -58,6 +58,20 @@ def greeting(models: RunModels | LoneModel, sampling: SamplingSettings) -> list[
     return lines if models.form_notice is None else [*lines, models.form_notice]
 
 
+def chosen_sampling(own: SamplingSettings, options: argparse.Namespace) -> SamplingSettings:
+    """Return the sampling of the run or model with the changes of the command.
+
+    Raises:
+        ConfigError: if the temperature is no number of at least 0.
+    """
+    from rlhf.chat.dialogue import parse_temperature
+
+    given = own.temperature if options.temperature is None else options.temperature
+    temperature = parse_temperature(str(given), option="--temperature")
+    most = own.max_tokens if options.max_tokens is None else options.max_tokens
+    return replace(own, temperature=temperature, max_tokens=most)
+
+
 def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     """Load the chosen model and chat with it.
 
@@ -67,7 +81,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     import torch
     import transformers
 
-    from rlhf.chat.dialogue import Dialogue, parse_temperature
+    from rlhf.chat.dialogue import Dialogue
     from rlhf.chat.lone_model import find_lone_model
     from rlhf.chat.run_models import RunModels
 
@@ -89,11 +103,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         raise ConfigError(f"--model and --environment need the directory of a run: {options.place}")
     run_dir = expand_user_path(options.place, key="RUN_DIR")
     models = lone or RunModels(run_dir, options.model)
-    sampling = models.sampling
-    given = sampling.temperature if options.temperature is None else options.temperature
-    sampling = replace(sampling, temperature=parse_temperature(str(given), option="--temperature"))
-    if options.max_tokens is not None:
-        sampling = replace(sampling, max_tokens=options.max_tokens)
+    sampling = chosen_sampling(models.sampling, options)
     if isinstance(models, RunModels) and options.environment:
         from rlhf.chat.environment_player import play_episode
 

@@ -7,29 +7,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Template
-from rlhf.config.roles import tokenizer_base
-from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.model import ModelConfig
 from rlhf.data.chat import is_plain_template
 from rlhf.models.tokenizers import tokenizer_place
 
 ReadFile = Callable[[str], str | None]
 
 
-def choose_template(config: RunConfig, *, downloads: bool) -> RunConfig:
-    """Return ``config`` with data.template=auto replaced by chat or plain.
+def choose_template(asked: Template, key: str, model: ModelConfig, *, downloads: bool) -> Template:
+    """Return chat or plain for data.template=auto; return any other template unchanged.
 
-    If ``downloads``, the files of a hub tokenizer that is not on this machine are downloaded. If
-    they cannot be read, auto stays: the ranks will report why, when they load the tokenizer.
+    The tokenizer is that of ``model``, the value of config key ``key``. If ``downloads``, the files
+    of a hub tokenizer that is not on this machine are downloaded. If they cannot be read, auto is
+    returned: the ranks will report the reason when they load the tokenizer.
     """
-    if config.data.template is not Template.auto:
-        return config
-    key, model = tokenizer_base(config)
+    if asked is not Template.auto:
+        return asked
     place_key, place = tokenizer_place(model, key=key)
     has_template: bool | None = False  # a tokenizer that is trained on the run's own text
     if place is not None:
@@ -39,14 +37,12 @@ def choose_template(config: RunConfig, *, downloads: bool) -> RunConfig:
             partial(_read_local_file, folder) if folder.is_dir() else read
         )
     if has_template is None:
-        return config
-    template = Template.chat if has_template else Template.plain
-    return replace(config, data=replace(config.data, template=template))
+        return Template.auto
+    return Template.chat if has_template else Template.plain
 
 
-def describe_template(config: RunConfig) -> list[str]:
-    """Return a line on the form that data.template=auto has got; none for a new tokenizer."""
-    key, model = tokenizer_base(config)
+def describe_template(chosen: Template, key: str, model: ModelConfig) -> list[str]:
+    """Return a line on the template chosen for data.template=auto; none for a new tokenizer."""
     place = tokenizer_place(model, key=key)[1]
     if place is None:
         return []
@@ -56,8 +52,7 @@ def describe_template(config: RunConfig) -> list[str]:
         Template.plain: "has no chat template, so conversations are Human: and Assistant: turns",
         Template.auto: "is not on this machine; the run decides when it has it",
     }
-    template = config.data.template
-    return [f"data.template={template}: the tokenizer of {place} {said[template]}"]
+    return [f"data.template={chosen}: the tokenizer of {place} {said[chosen]}"]
 
 
 def _has_chat_template(read_file: ReadFile) -> bool | None:

@@ -25,6 +25,7 @@ from rlhf.config.freeze import (
     write_command,
     write_frozen_config,
 )
+from rlhf.config.roles import tokenizer_base
 from rlhf.config.rules.secrets import refuse_secret_values
 from rlhf.config.rules.unread_keys import refuse_unread_keys
 from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir
@@ -68,7 +69,9 @@ def _new_config(job: Job) -> RunConfig:
     config = to_run_config(apply_auto_hardware(cfg, this_machine))
     refuse_secret_values(config, os.environ)
     refuse_unread_keys(config, job.overrides)
-    config = choose_template(config, downloads=not (job.is_plan or config.launcher.dry_run))
+    downloads = not (job.is_plan or config.launcher.dry_run)
+    template = choose_template(config.data.template, *tokenizer_base(config), downloads=downloads)
+    config = replace(config, data=replace(config.data, template=template))
     if config.reuse.phases is not Reuse.sweep:
         return config
     phases = Reuse.never if job.folder is None else Reuse.always
@@ -135,7 +138,7 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     if is_hardware_auto():
         console.say(this_machine().notice)
     if _asks_for_auto_template(job):
-        notes = (*notes, *describe_template(config))
+        notes = (*notes, *describe_template(config.data.template, *tokenizer_base(config)))
     if plan is not None:
         write_json(run_dir / PLAN, plan_as_json(plan))
         notes = (*notes, f"plan: {plan_summary(plan)}")
@@ -168,8 +171,9 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
         console.show(*tables(plan))
         if is_hardware_auto():
             console.say(this_machine().notice)
-        for line in describe_template(config) if _asks_for_auto_template(job) else ():
-            console.say(line)
+        if _asks_for_auto_template(job):
+            for line in describe_template(config.data.template, *tokenizer_base(config)):
+                console.say(line)
     return plan.hours
 
 

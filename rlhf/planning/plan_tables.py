@@ -9,7 +9,7 @@ from rlhf.config.machine_rates import GB, GIB
 from rlhf.planning.idle_options import idle_options
 from rlhf.planning.phase_costs import PhasePlan
 from rlhf.planning.plan import Plan
-from rlhf.planning.steps import assume_loads, describe_examples, most_tokens
+from rlhf.planning.steps import assume_loads, describe_examples
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -75,8 +75,9 @@ def _phase_json(plan: Plan, phase: PhasePlan) -> dict[str, Any]:
 
 def _lengths(plan: Plan, phase: Phase) -> dict[str, tuple[float, int]]:
     """Return the mean and the limit of tokens per sequence, or per prompt and per response."""
-    load = (plan.loads or assume_loads(plan.config))[phase]
-    sequence = load.tokens, most_tokens(plan.config, phase)
+    assumed = assume_loads(plan.config)[phase]  # every text as long as its limit
+    load = assumed if plan.loads is None else plan.loads[phase]
+    sequence = load.tokens, assumed.longest
     if phase is not Phase.ppo:
         return {"sequence": sequence}
     most = plan.config.tokens_after_prompt[1]

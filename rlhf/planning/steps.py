@@ -67,25 +67,17 @@ Loads = Mapping[Phase, Load]
 
 def assume_loads(config: RunConfig) -> dict[Phase, Load]:
     """Return each phase's load without reading the data: every sequence has its maximum length."""
-    records = total_examples(config.data) or 0
-    return {
-        phase: Load(
-            steps=count_steps(config, phase),
-            lengths=(most_tokens(config, phase),),
-            records=records,
-        )
-        for phase in config.phase.order
-    }
-
-
-def most_tokens(config: RunConfig, phase: Phase) -> int:
-    """Return the maximum number of tokens per sequence of ``phase`` (PPO: per prompt)."""
-    return {
+    longest = {
         Phase.sft: config.sft.max_tokens,
         Phase.reward: config.reward.max_tokens,
         Phase.dpo: config.dpo.max_tokens,
         Phase.ppo: config.rollout.max_prompt_tokens,
-    }[phase]
+    }
+    records = total_examples(config.data) or 0
+    return {
+        phase: Load(steps=count_steps(config, phase), lengths=(longest[phase],), records=records)
+        for phase in config.phase.order
+    }
 
 
 def count_steps(config: RunConfig, phase: Phase) -> int | None:

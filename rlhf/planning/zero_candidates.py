@@ -27,7 +27,11 @@ def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
         return [config]
     found: list[RunConfig] = []
     refusals: list[ConfigError] = []
-    for changes in _zero_settings(config):
+    has_ppo = Phase.ppo in config.phase.order
+    has_ema = has_ppo and bool(config.ppo.ema_beta)
+    # On a CPU nothing can be offloaded, because the ranks' memory is the host's memory.
+    can_offload = config.hardware.device is Device.cuda
+    for changes in _zero_settings(has_ppo=has_ppo, has_ema=has_ema, can_offload=can_offload):
         candidate = replace(config, zero=replace(config.zero, auto=False, **changes))
         zero = candidate.zero
         if machine.dtype is Dtype.fp16 and 0 in (zero.stage, zero.critic_stage):
@@ -46,13 +50,10 @@ def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
     return found
 
 
-def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
+def _zero_settings(*, has_ppo: bool, has_ema: bool, can_offload: bool) -> Iterator[dict[str, Any]]:
     """Yield combinations of ZeRO stages and offloading options, the simplest first."""
-    has_ppo = Phase.ppo in config.phase.order
-    has_ema = has_ppo and bool(config.ppo.ema_beta)
     no = (False,)
-    # On a CPU nothing can be offloaded, because the ranks' memory is the host's memory.
-    either = (False, True) if config.hardware.device is Device.cuda else no
+    either = (False, True) if can_offload else no
     for stage, critic_stage in product((1, 2, 3, 0), (None, 1, 2, 3, 0) if has_ppo else (None,)):
         if stage == critic_stage:
             continue

@@ -13,10 +13,11 @@ from omegaconf import DictConfig
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Template
 from rlhf.config.freeze import to_run_config, write_frozen_config
+from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.chat import plain_template
 from rlhf.data.encoding import Encoder
-from rlhf.jobs.conversation_form import choose_template, describe_template
+from rlhf.jobs.conversation_form import describe_template
 from rlhf.jobs.job import config_of_job
 from rlhf.jobs.launch_command import Job
 from tests.models_on_disk import small_tokenizer
@@ -27,7 +28,13 @@ CONF = Path(__file__).parents[2] / "conf"
 
 
 def chosen(compose: Compose, *words: str) -> RunConfig:
-    return choose_template(to_run_config(compose(list(words))), downloads=False)
+    words = ("data.template=auto", *words)
+    config, _ = config_of_job(Job(compose(list(words)), list(words), is_plan=True))
+    return config
+
+
+def described(config: RunConfig) -> list[str]:
+    return describe_template(config.data.template, *tokenizer_base(config))
 
 
 def saved(folder: Path, template: str | None) -> Path:
@@ -50,7 +57,7 @@ def test_a_folder_decides(
 ) -> None:
     config = chosen(compose, "model=pretrained", f"model.path={saved(tmp_path, template)}")
     assert config.data.template is form
-    (line,) = describe_template(config)
+    (line,) = described(config)
     assert line.startswith(f"data.template={form}: the tokenizer of {tmp_path} has ")
     assert chosen(compose, f"model.tokenizer={tmp_path}").data.template is form
 
@@ -84,14 +91,14 @@ def test_the_files_in_the_cache_of_the_hub_decide(
 def test_an_unknown_tokenizer_is_left_to_the_ranks_and_never_guessed(compose: Compose) -> None:
     config = chosen(compose, "model=pretrained", "model.path=me/not_here")
     assert config.data.template is Template.auto
-    assert "is not on this machine" in describe_template(config)[0]
+    assert "is not on this machine" in described(config)[0]
     with pytest.raises(ConfigError, match=r"set data\.template=chat or data\.template=plain"):
         Encoder(small_tokenizer(), Template.auto)
 
 
 def test_a_trained_tokenizer_is_plain_without_a_word(compose: Compose) -> None:
     config = chosen(compose)
-    assert (config.data.template, describe_template(config)) == (Template.plain, [])
+    assert (config.data.template, described(config)) == (Template.plain, [])
 
 
 def test_the_reward_phase_alone_follows_the_reward_model(compose: Compose, tmp_path: Path) -> None:
