@@ -69,8 +69,12 @@ def _new_config(job: Job) -> RunConfig:
     config = to_run_config(apply_auto_hardware(cfg, this_machine))
     refuse_secret_values(config, os.environ)
     refuse_unread_keys(config, job.overrides)
+    asked, (key, model) = config.data.template, tokenizer_base(config)
     downloads = not (job.is_plan or config.launcher.dry_run)
-    template = choose_template(config.data.template, *tokenizer_base(config), downloads=downloads)
+    template = choose_template(asked, key, model, downloads=downloads)
+    if asked is Template.auto and not config.launcher.dry_run:
+        for line in describe_template(template, key, model):
+            build_console(is_main=True, log_every=1).say(line)
     config = replace(config, data=replace(config.data, template=template))
     if config.reuse.phases is not Reuse.sweep:
         return config
@@ -83,7 +87,8 @@ def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
     # Resolve the link runs/latest now: it may point to another run before this run ends.
     run_dir = expand_user_path(str(job.resume), key="resume").resolve()
     frozen = load_frozen_config(run_dir)
-    if _asks_for_auto_template(job):  # it stands for the form that the run was started with
+    # auto stands for the template that the run was started with.
+    if OmegaConf.select(job.cfg, "data.template") == Template.auto:
         job.cfg.data.template = frozen.data.template.value
     config = apply_resume_overrides(frozen, job.cfg, job.overrides)
     refuse_secret_values(config, os.environ)
@@ -96,10 +101,6 @@ def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
             "add plan=check to begin the run"
         )
     return config, Stopped(run_dir, frozen)
-
-
-def _asks_for_auto_template(job: Job) -> bool:
-    return bool(OmegaConf.select(job.cfg, "data.template") == Template.auto)
 
 
 def begin_run(config: RunConfig, job: Job, stopped: Stopped | None) -> tuple[RunConfig, Path]:
@@ -137,8 +138,6 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
         console.show(config_tree(str(run_dir), asdict(config)))
     if is_hardware_auto():
         console.say(this_machine().notice)
-    if _asks_for_auto_template(job):
-        notes = (*notes, *describe_template(config.data.template, *tokenizer_base(config)))
     if plan is not None:
         write_json(run_dir / PLAN, plan_as_json(plan))
         notes = (*notes, f"plan: {plan_summary(plan)}")
@@ -171,9 +170,6 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
         console.show(*tables(plan))
         if is_hardware_auto():
             console.say(this_machine().notice)
-        if _asks_for_auto_template(job):
-            for line in describe_template(config.data.template, *tokenizer_base(config)):
-                console.say(line)
     return plan.hours
 
 

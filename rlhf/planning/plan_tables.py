@@ -9,7 +9,7 @@ from rlhf.config.machine_rates import GB, GIB
 from rlhf.planning.idle_options import idle_options
 from rlhf.planning.phase_costs import PhasePlan
 from rlhf.planning.plan import Plan
-from rlhf.planning.steps import assume_loads, describe_examples
+from rlhf.planning.steps import describe_examples
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -74,14 +74,17 @@ def _phase_json(plan: Plan, phase: PhasePlan) -> dict[str, Any]:
 
 
 def _lengths(plan: Plan, phase: Phase) -> dict[str, tuple[float, int]]:
-    """Return the mean and the limit of tokens per sequence, or per prompt and per response."""
-    assumed = assume_loads(plan.config)[phase]  # every text as long as its limit
-    load = assumed if plan.loads is None else plan.loads[phase]
-    sequence = load.tokens, assumed.longest
+    """Return the mean and the limit of tokens per sequence, or per prompt and per response.
+
+    If the data was not read, every text is assumed to be as long as its limit.
+    """
+    config, load = plan.config, None if plan.loads is None else plan.loads[phase]
     if phase is not Phase.ppo:
-        return {"sequence": sequence}
-    most = plan.config.tokens_after_prompt[1]
-    return {"prompt": sequence, "response": (load.answer or most, most)}
+        most = getattr(config, phase).max_tokens
+        return {"sequence": (load.tokens if load else most, most)}
+    prompt, most = config.rollout.max_prompt_tokens, config.tokens_after_prompt[1]
+    answer = load.answer if load else None
+    return {"prompt": (load.tokens if load else prompt, prompt), "response": (answer or most, most)}
 
 
 def _is_toy(plan: Plan) -> bool:
