@@ -214,6 +214,7 @@ class LoraExport(StrEnum):
 class Template(StrEnum):
     """Formats of conversations: Human/Assistant turns, or the tokenizer's chat template."""
 
+    auto = "auto"
     plain = "plain"
     chat = "chat"
 

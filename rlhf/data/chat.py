@@ -58,6 +58,11 @@ def plain_template(opening: str) -> str:
     )
 
 
+def is_plain_template(template: str) -> bool:
+    """Return True if ``plain_template`` returned ``template``, for any opening."""
+    return template.endswith(plain_template("").removeprefix("{{- '' }}"))
+
+
 def plain_observation(role: str, text: str) -> str:
     """Return an observation of an episode as plain text, ready for the assistant's next turn."""
     return f"\n\n{OBSERVERS[role]}: {text}{ASSISTANT_TURN}"

@@ -10,10 +10,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from omegaconf import OmegaConf
+
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import PLAN, finished_phases, reused_phases, write_json
-from rlhf.config.choices import PlanMode, Reuse
+from rlhf.config.choices import PlanMode, Reuse, Template
 from rlhf.config.cpu_rates import lacks_rates
 from rlhf.config.freeze import (
     apply_resume_overrides,
@@ -23,10 +25,12 @@ from rlhf.config.freeze import (
     write_command,
     write_frozen_config,
 )
+from rlhf.config.roles import tokenizer_base
 from rlhf.config.rules.secrets import refuse_secret_values
 from rlhf.config.rules.unread_keys import refuse_unread_keys
 from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir
 from rlhf.config.schema.run import RunConfig
+from rlhf.jobs.conversation_form import choose_template, describe_template
 from rlhf.jobs.from_run import copy_keys_of_source_run
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
@@ -65,6 +69,13 @@ def _new_config(job: Job) -> RunConfig:
     config = to_run_config(apply_auto_hardware(cfg, this_machine))
     refuse_secret_values(config, os.environ)
     refuse_unread_keys(config, job.overrides)
+    asked, (key, model) = config.data.template, tokenizer_base(config)
+    downloads = not (job.is_plan or config.launcher.dry_run)
+    template = choose_template(asked, key, model, downloads=downloads)
+    if asked is Template.auto and not config.launcher.dry_run:
+        for line in describe_template(template, key, model):
+            build_console(is_main=True, log_every=1).say(line)
+    config = replace(config, data=replace(config.data, template=template))
     if config.reuse.phases is not Reuse.sweep:
         return config
     phases = Reuse.never if job.folder is None else Reuse.always
@@ -76,6 +87,9 @@ def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
     # Resolve the link runs/latest now: it may point to another run before this run ends.
     run_dir = expand_user_path(str(job.resume), key="resume").resolve()
     frozen = load_frozen_config(run_dir)
+    # auto stands for the template that the run was started with.
+    if OmegaConf.select(job.cfg, "data.template") == Template.auto:
+        job.cfg.data.template = frozen.data.template.value
     config = apply_resume_overrides(frozen, job.cfg, job.overrides)
     refuse_secret_values(config, os.environ)
     if config.plan is not PlanMode.only:

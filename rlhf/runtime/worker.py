@@ -28,7 +28,7 @@ from rlhf.checkpoint.phase_state import (
 from rlhf.checkpoint.results import read_plan, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
-from rlhf.config.roles import reward_model_base
+from rlhf.config.roles import tokenizer_base
 from rlhf.config.run_dir import lock_run_dir, refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.chat import all_ask_for_assistant, plain_template
@@ -235,9 +235,7 @@ def create_or_load_tokenizer(
         ConfigError: if a pretrained reward model has other tokens than the actor.
     """
     folder, reward_model = run_dir / "tokenizer", config.reward_model
-    key, owner = "model", config.model
-    if config.phase.order == [Phase.reward]:
-        key, owner = reward_model_base(config)
+    key, owner = tokenizer_base(config)
     with FileLock(run_dir / "tokenizer.lock"):
         if not folder.exists():
             texts = (

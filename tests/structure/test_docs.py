@@ -48,6 +48,7 @@ RUN_ELSEWHERE = {
     "data=rm_static": "tests/tools/test_cloud_files.py",
     "pip install -e .": ".ci/run -> make test -> the rule for .venv/.installed in Makefile",
     "python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
+    "python -m rlhf.chat MODEL_FOLDER": "tests/chat/test_lone_model.py",
     "python -m rlhf.chat runs/latest --environment --seed 3": "test_environment_run.py",
     "echo hello '|' python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
     "python -m rlhf.report runs/latest": "tests/report/test_run_page.py",

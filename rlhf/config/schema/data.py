@@ -80,7 +80,7 @@ class DataConfig:
     deduplicate: bool
     """Skip examples that repeat an earlier example of any dataset."""
     template: Template
-    """plain: Human/Assistant turns; chat: the tokenizer's chat template."""
+    """plain: Human/Assistant turns; chat: the tokenizer's template; auto: chat if there is one."""
     bucket_by_length: bool
     """Put sequences of similar length into one micro-batch, which reduces padding."""
     ptx_path: str | None = key(affects=results_of(Phase.ppo), is_inherited=False)
