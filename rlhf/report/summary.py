@@ -11,6 +11,7 @@ from rlhf.base.safe_text import strip_control_characters
 from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.report.alarms import find_doubts
 from rlhf.report.next_commands import relative_to_cwd, suggest_commands
+from rlhf.report.run_files import read_series
 from rlhf.tracking.step_alarms import read_alarms
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) ->
     """Print the summary of a run from ``result``, the content of result.json."""
     console.say("")
     console.show(summary_table(result))
-    doubts = [alarm.line for alarm in read_alarms(run_dir)] + find_doubts(result["phases"])
+    doubts = [alarm.line for alarm in read_alarms(run_dir)]
+    doubts += find_doubts(result["phases"], read_series(run_dir))
     sections = (
         ["Reasons to doubt this run", *(f"  {line}" for line in doubts)] if doubts else [],
         answers_side_by_side(run_dir),
