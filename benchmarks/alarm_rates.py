@@ -91,11 +91,11 @@ GRPO, RLOO = (
 )
 # Small models, 12 steps: whether a run has a signal shows in its first steps.
 SMALL_SCENARIOS: Mapping[str, Scenario] = {
-    "small, reward model": _healthy(*SMALL, seeds=3),
-    "small, rule": _healthy(*RULE, SHORT, seeds=3),
-    "small, rule, GRPO": _healthy(*RULE, SHORT, *GRPO, seeds=3),
-    "small, rule, RLOO": _healthy(*RULE, SHORT, *RLOO, seeds=3),
-    "small, right or wrong, GRPO": _healthy(*RULE, STOP, *GRPO, seeds=3),
+    "small model": _healthy(*SMALL, seeds=3),
+    "PPO on a rule": _healthy(*RULE, SHORT, seeds=3),
+    "GRPO on a rule": _healthy(*RULE, SHORT, *GRPO, seeds=3),
+    "RLOO on a rule": _healthy(*RULE, SHORT, *RLOO, seeds=3),
+    "GRPO on right or wrong": _healthy(*RULE, STOP, *GRPO, seeds=3),
     "reward that fails rarely": _healthy(*RULE, _function("rarely"), seeds=3),
     "reward that fails often": _broken(
         *RULE, _function("often"), right=[AlarmName.fallbacks], seeds=3

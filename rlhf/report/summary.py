@@ -72,7 +72,7 @@ def summary_table(result: Mapping[str, Any]) -> Table:
     from rich.table import Table
 
     table = Table(
-        title=f"objective {_number_text(result['objective'])}: {_objective_name(result['phases'])}",
+        title=f"objective {_number_text(result['objective'])}: {objective_name(result['phases'])}",
         title_justify="left",
         title_style="bold",
         caption=", ".join(f"{name} {version}" for name, version in result["versions"].items()),
@@ -104,7 +104,7 @@ def summary_blocks(result: Mapping[str, Any]) -> Iterator[SummaryBlock]:
         yield SummaryBlock("run", of_run, _duration_text(result["measured"]["hours"]))
 
 
-def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
+def objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
     """Describe the objective, a result of the last phase that runtime/run_result.py chooses."""
     last = [name for name in PHASE_ROWS if name in phases][-1]
     if "gold_after" in phases[last]:
