@@ -122,8 +122,8 @@ def _measures_by_value(runs: Sequence[ComparedRun], key: str, title: str) -> lis
     names = [command_line_text(value) for value in values]
     if len(set(names)) * FEWEST_RUNS > len(runs) and all(map(is_number, values)):
         bins = min(BINS, max(1, len(runs) // FEWEST_RUNS))
-        order = sorted(range(len(runs)), key=lambda place: values[place])
-        for rank, place in enumerate(order):
+        numbers = {place: value for place, value in enumerate(values) if is_number(value)}
+        for rank, place in enumerate(sorted(numbers, key=numbers.__getitem__)):
             names[place] = str(bins * rank // len(runs))
     groups: dict[str, list[float]] = {}
     for name, run in zip(names, runs, strict=True):
