@@ -18,6 +18,7 @@ from optuna.trial import TrialState, create_trial
 from rlhf.base.errors import ConfigError
 from rlhf.jobs.search import JOURNAL, Running, Searcher, _read_result
 from rlhf.jobs.search_command import PruneConfig, Search, StudyConfig
+from rlhf.jobs.search_solutions import write_solutions
 from tests.runs import ROOT, TINY_RUN, launch, new_cache, start
 
 SFT = [word for word in TINY_RUN if not word.startswith(("ppo", "reward", "rollout", "sft.batch"))]
@@ -97,7 +98,7 @@ def test_solutions_have_the_objectives_all_ties_and_values_instead_of_texts(tmp_
             values=values,
         )
         made._study.add_trial(trial)
-    made._write_best()
+    write_solutions(made._search, made._study.best_trials)
     content = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
     assert (content["maximize"], content["minimize"]) == (["ppo.gold_after"], ["ppo.kl_after"])
     found = {each["trial"]: each["best_evaluated_params"] for each in content["solutions"]}
