@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from rlhf.base.errors import CapabilityError, RlhfError
-from rlhf.checkpoint.results import read_objective
+from rlhf.checkpoint.results import read_objective, read_plan
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.tracking.console import build_console
@@ -73,20 +73,26 @@ def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) 
         if (objective := read_objective(run_dir)) is not None:
             say(f"{run_dir.name}: has finished, objective {objective:.3f}")
             return objective
-        say(f"{run_dir.name}: runs, its screen is in {log}")
+        hours = (read_plan(run_dir) or {}).get("hours")
+        planned = "" if hours is None else f", planned {_duration(3600 * hours)}"
+        say(f"{run_dir.name}: runs{planned}; its screen is in {log}")
         started = time.monotonic()
         code = _run_process(hardware, run_dir, script, jobs=jobs)
+        took = time.monotonic() - started
         if code or (objective := read_objective(run_dir)) is None:
             raise JobError(
                 f"job {run_dir.name} failed with exit code {code}: {_last_line(log)} (its output "
                 f"is in {log}). The same command again continues the sweep without its finished "
                 "jobs"
             )
-    took = timedelta(seconds=round(time.monotonic() - started))
     alarms = ", ".join(alarm.name for alarm in read_alarms(run_dir))
     raised = f"; alarms: {alarms}" if alarms else ""
-    say(f"{run_dir.name}: objective {objective:.3f} after {took}{raised}")
+    say(f"{run_dir.name}: objective {objective:.3f} after {_duration(took)}{raised}")
     return objective
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
 
 
 def _last_line(log: Path) -> str:

@@ -117,7 +117,7 @@ def _doubts_of_rewards(series: PointsByMetric, *, has_risen: bool) -> Iterator[s
 
 def _lacks_signal(equal: Sequence[float], *, has_risen: bool) -> bool:
     """Return True if most of the shares of equal scores, one per step, stand for a lost signal."""
-    is_best = has_risen and equal[:1] < [1.0]
+    is_best = has_risen and min(equal[:1], default=1.0) < 1
     return mean_of(equal) > MOST_WITHOUT_SIGNAL and not is_best
 
 
