@@ -14,6 +14,9 @@ from rlhf.tracking.step_alarms import Alarm
 
 MOST_BARS = 100  # most intervals in one chart
 MOST_TOKENS = 500  # most dots in the chart of the critic
+FEWEST_JOINED = 3  # a line through fewer points would suggest what lies between them
+# What is counted on the x axis, by the first part of a metric's name; all others are PPO's.
+X_LABELS = {"sft": "SFT step", "reward": "reward model step", "dpo": "DPO step"}
 
 
 class ChartSection(NamedTuple):
@@ -36,10 +39,10 @@ def over_optimisation_section(run: RunFiles) -> ChartSection:
     found = [
         line_chart(
             "Score that PPO maximises",
-            [Line("rollouts", rollouts, halves), Line("held-out", held_out)],
+            [curve("rollouts", rollouts, halves), curve("held-out", held_out)],
             x_label=label,
         ),
-        line_chart("Gold score, held-out", [Line("gold", gold)], x_label=label),
+        line_chart("Gold score, held-out", [curve("gold", gold)], x_label=label),
     ]
     note = (
         "A score that rises while the gold score (the judge's, which PPO does not see) falls is "
@@ -48,6 +51,16 @@ def over_optimisation_section(run: RunFiles) -> ChartSection:
         else "This run has no gold score, so only its samples can show over-optimisation."
     )
     return ChartSection("Over-optimisation", found, f"{note} Bars are 95 % intervals.")
+
+
+def curve(label: str, points: Sequence[Point], half: Sequence[float] = ()) -> Line:
+    """Return a line of measured points, as dots if they are too few to be joined."""
+    return Line(label, points, half, is_joined=len(points) >= FEWEST_JOINED)
+
+
+def x_label_of(metric: str) -> str:
+    """Return the label of the x axis of a metric's chart; charts with equal labels are linked."""
+    return X_LABELS.get(metric.partition("/")[0], "PPO step")
 
 
 def _points_over_kl(series: PointsByMetric, name: str, kl: str) -> list[Point]:
@@ -93,7 +106,7 @@ def panel_sections(run: RunFiles) -> list[ChartSection]:
 def _chart(run: RunFiles, panel: Panel) -> Chart | None:
     labels = panel.labels or (panel.title,)
     lines = [
-        Line(label, run.series[name])
+        curve(label, run.series[name])
         for name, label in zip(panel.metrics, labels, strict=True)
         if name in run.series
     ]
@@ -104,7 +117,14 @@ def _chart(run: RunFiles, panel: Panel) -> Chart | None:
         if alarm.metric in panel.metrics
     ]
     unit = "" if first.unit in {"1", panel.title.lower()} else first.unit
-    return line_chart(panel.title, lines, unit=unit, healthy=first.healthy_range, flags=flags)
+    return line_chart(
+        panel.title,
+        lines,
+        x_label=x_label_of(panel.metrics[0]),
+        unit=unit,
+        healthy=first.healthy_range,
+        flags=flags,
+    )
 
 
 def charts_without_panel(run: RunFiles) -> list[Chart]:

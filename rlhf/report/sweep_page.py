@@ -63,7 +63,7 @@ def sweep_page(name: str, settings: Sequence[Setting]) -> str:
     finished = sum(bool(run.measures) for run in runs)
     return render_template(
         "sweep.html",
-        script="sweep.js",
+        scripts=["sweep.js"],
         title=f"Sweep {name}",
         verdict=_headline(done),
         place=f"{finished} of {len(runs)} runs have finished",

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.report.charts import Line, line_chart
 from rlhf.report.comparison import group_by_setting
+from rlhf.report.page import Headline, jinja_environment
 from rlhf.report.sweep_page import write_sweep_report
 from tests.browser import Tab, needs_chromium, tab
 from tests.report.test_sweep_page import runs
@@ -88,3 +90,69 @@ def test_charts_are_read_with_mouse_and_keyboard(tmp_path: Path) -> None:
         assert page.run(PICTURE) == whole
         failed = [e for e in page.events if e["method"] == "Runtime.exceptionThrown"]
         assert not failed
+
+
+PAGE = """{% extends "page.html" %}{% from "parts.html" import charts %}
+{% block main %}{{ charts(shown) }}{% endblock %}"""
+SAYS = "[...document.querySelectorAll('output')].map((each) => each.textContent)"
+PICTURES = "[...document.querySelectorAll('canvas')].map((each) => each.toDataURL())"
+
+
+def page_of_charts(folder: Path) -> Path:
+    """Write a page with three charts; the first two have the same x axis."""
+    noisy = [(step, 0.5 + 0.1 * (step % 2)) for step in range(1, 31)]
+    shown = [
+        line_chart("a", [Line("noisy", noisy)], x_label="step", healthy=(2.0, 3.0)),
+        line_chart("b", [Line("few", [(0, 1.0), (15, 10.0), (30, 100.0)])], x_label="step"),
+        line_chart("c", [Line("other", [(0, -1.0), (1, 1.0), (2, 0.0)])], x_label="share"),
+    ]
+    page = jinja_environment().from_string(PAGE)
+    texts = {"title": "t", "verdict": Headline("v", is_doubtful=False), "place": "p"}
+    path = folder / "page.html"
+    path.write_text(page.render(shown=shown, scripts=[], **texts))
+    return path
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_charts_with_the_same_axis_move_together(tmp_path: Path) -> None:
+    with tab(tmp_path, f"file://{page_of_charts(tmp_path)}") as page:
+        page.wait_for("document.querySelectorAll('canvas').length === 3")
+        settled(page)
+        whole = page.run(PICTURES)
+        outside = "document.querySelector('.healthy').classList.contains('outside')"
+        assert page.run(outside), "the chart does not reach the healthy range"
+
+        # the pointer in the first chart: the second has the same step, or its nearest
+        box = f"{FIGURE}.querySelector('.u-over').getBoundingClientRect()"
+        left, width, top = (page.run(f"{box}.{name}") for name in ("left", "width", "top"))
+        mouse(page, "mouseMoved", left + 0.5 * width, top + 50)
+        assert page.run(SAYS) == ["step 15: noisy 0.6", "step 15: few 10", ""]
+        # the keyboard moves both too, and zooms both until Escape
+        page.run(f"{FIGURE}.querySelector('.plot').focus()")
+        press(page, "End")
+        assert page.run(SAYS)[:2] == ["step 30: noisy 0.5", "step 30: few 100"]
+        press(page, "+")
+        zoomed = page.run(PICTURES)
+        assert [now == then for now, then in zip(zoomed, whole, strict=True)] == [
+            False,
+            False,
+            True,
+        ]
+        page.run("document.getElementById('whole').click()")
+        settled(page)
+        assert page.run(PICTURES) == whole
+
+        # smoothing draws a second line where there are enough points; a log axis needs values above 0
+        changed = "dispatchEvent(new Event('input'))"
+        page.run(f"smoothing.value = '0.9'; smoothing.{changed}")
+        settled(page)
+        smooth = page.run(PICTURES)
+        assert [now == then for now, then in zip(smooth, whole, strict=True)] == [False, True, True]
+        page.run(
+            f"smoothing.value = '0'; smoothing.{changed}; document.getElementById('log').click()"
+        )
+        settled(page)
+        logs = page.run(PICTURES)
+        assert [now == then for now, then in zip(logs, whole, strict=True)] == [False, False, True]
+        assert not [e for e in page.events if e["method"] == "Runtime.exceptionThrown"]
