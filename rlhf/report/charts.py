@@ -89,6 +89,7 @@ def line_chart(
         for line in shown
     )
     longest = max(len(line.points) for line in shown)
+    highest = max(y for line in shown for _, y in line.points)
     note = (
         f"Of {longest:,} points the lowest and the highest of each bucket are drawn."
         if longest > MOST_POINTS
