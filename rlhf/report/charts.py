@@ -107,9 +107,7 @@ def line_chart(
             "xLabel": x_label,
             "ticks": x_ticks,
             "healthy": healthy,
-            "most": 1
-            if unit == SHARE and all(y <= 1 for each in shown for _, y in each.points)
-            else None,
+            "most": 1 if unit == SHARE and highest <= 1 else None,
             "flags": [flag.x for flag in flags],
             "lines": [_line_data(line) for line in shown],
         },

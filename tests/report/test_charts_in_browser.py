@@ -137,12 +137,7 @@ def test_charts_with_the_same_axis_move_together(tmp_path: Path) -> None:
         press(page, "End")
         assert page.run(SAYS)[:2] == ["step 30: noisy 0.5", "step 30: few 100"]
         press(page, "+")
-        zoomed = page.run(PICTURES)
-        assert [now == then for now, then in zip(zoomed, whole, strict=True)] == [
-            False,
-            False,
-            True,
-        ]
+        assert changed(page.run(PICTURES), whole) == [True, True, False]
         page.run("document.getElementById('whole').click()")
         settled(page)
         assert page.run(PICTURES) == whole
@@ -152,10 +147,7 @@ def test_charts_with_the_same_axis_move_together(tmp_path: Path) -> None:
         page.run(smooth.format(0.9))
         settled(page)
         assert changed(page.run(PICTURES), whole) == [True, False, False]
-        page.run(
-            f"smoothing.value = '0'; smoothing.{changed}; document.getElementById('log').click()"
-        )
+        page.run(smooth.format(0) + "; document.getElementById('log').click()")
         settled(page)
-        logs = page.run(PICTURES)
-        assert changed(logs, whole) == [True, True, False]
+        assert changed(page.run(PICTURES), whole) == [True, True, False]
         assert not [e for e in page.events if e["method"] == "Runtime.exceptionThrown"]
