@@ -36,15 +36,20 @@ const drawHealthy = ({ctx, bbox, y, colour}, healthy, figure) => {
   ctx.fillRect(bbox.left, high, bbox.width, low - high);
 };
 
-// A line's band, from the lowest to the highest seed.
-const drawBand = ({ctx, x, y, colour}, line, tone) => {
+// A line's band, from the lowest to the highest seed; dots that are not joined get bars.
+const drawBand = ({ctx, x, y, stroke, colour}, line, tone) => {
   if (!line.low) return;
+  ctx.strokeStyle = ctx.fillStyle = colour(`--s${tone}`);
+  if (!line.joined) {
+    stroke(...line.x.map((at, place) => [x(at), y(line.low[place]), x(at), y(line.high[place])]));
+    return;
+  }
   ctx.beginPath();
   line.x.forEach((at, place) => ctx.lineTo(x(at), y(line.low[place])));
   for (let place = line.x.length - 1; place >= 0; place--) ctx.lineTo(x(line.x[place]), y(line.high[place]));
-  ctx.fillStyle = colour(`--s${tone}`);
-  ctx.globalAlpha = 0.15;
+  ctx.globalAlpha = 0.13;
   ctx.fill();
+  ctx.globalAlpha = 1;
 };
 
 const drawIntervals = ({ctx, x, y, stroke, colour}, line, tone) => {

@@ -14,6 +14,7 @@ from rlhf.report.charts import Chart, Line, Tick, line_chart, number_text
 from rlhf.report.comparison import command_line_text, estimate_text
 
 MOST_MARKS = 5  # with more values than this, not every value gets a mark on its axis
+FEWEST_SEEDS = 3  # with two, Student's interval is 12.7 standard errors wide
 WIDE_RATIO = 10  # axes are logarithmic if largest / smallest value is above this
 LINE_HEIGHT = 16  # pixels per line of labels
 CHARACTER = 7  # pixels per letter of a title
@@ -154,7 +155,8 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _half_or_zero(found: Estimate) -> float:
-    return 0.0 if math.isnan(found.half) else found.half
+    """Return the half-width of an interval; 0 with so few seeds that it would fill the chart."""
+    return 0.0 if math.isnan(found.half) or found.size < FEWEST_SEEDS else found.half
 
 
 def _value_text(value: object) -> str:

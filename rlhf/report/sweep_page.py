@@ -1,4 +1,4 @@
-"""Write ``sweep.html``: the settings of a sweep, their frontier, and the effect of parameters.
+"""Write ``sweep.html``: the settings of a sweep, their curves and the effect of parameters.
 
 The page is one file that loads nothing. It is made only from the results of the runs, so a sweep
 that was stopped has a page too.
@@ -22,6 +22,7 @@ from rlhf.report.comparison import (
     estimate_text,
 )
 from rlhf.report.page import Headline, render_template
+from rlhf.report.setting_curves import setting_curves
 from rlhf.report.sweep_charts import (
     Axis,
     Place,
@@ -49,24 +50,26 @@ def write_sweep_report(sweep_dir: Path, settings: Sequence[Setting]) -> Path:
     """Write the report of a sweep to its folder; return the path of the page."""
     path = sweep_dir / SWEEP_REPORT
     with replace_atomically(path) as building:
-        building.write_text(sweep_page(sweep_dir.name, settings), encoding="utf-8")
+        building.write_text(sweep_page(f"Sweep {sweep_dir.name}", settings), encoding="utf-8")
     return path
 
 
-def sweep_page(name: str, settings: Sequence[Setting]) -> str:
-    """Return the HTML of a sweep's report; the best setting comes first."""
+def sweep_page(title: str, settings: Sequence[Setting]) -> str:
+    """Return the HTML of a comparison of settings; the best setting comes first."""
     runs = [run for setting in settings for run in setting.runs]
     done = sorted(
         (setting for setting in settings if setting.finished_runs()),
         key=lambda setting: -setting.estimates()["objective"].mean,
     )
+    unfinished = [setting for setting in settings if not setting.finished_runs()]
     finished = sum(bool(run.measures) for run in runs)
     return render_template(
         "sweep.html",
         scripts=["sweep.js"],
-        title=f"Sweep {name}",
+        title=title,
         verdict=_headline(done),
         place=f"{finished} of {len(runs)} runs have finished",
+        curves=setting_curves([*done, *unfinished]),
         **(_tables_and_charts(done) if done else {"table": None}),
     )
 
