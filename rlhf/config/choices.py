@@ -281,6 +281,10 @@ class AlarmName(StrEnum):
     critic_useless = "critic_useless"
     critic_explodes = "critic_explodes"
     score_against_gold = "score_against_gold"
+    fallbacks = "fallbacks"
+    equal_scores = "equal_scores"
+    equal_groups = "equal_groups"
+    blind_updates = "blind_updates"
 
 
 class PlanMode(StrEnum):

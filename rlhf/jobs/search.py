@@ -97,8 +97,8 @@ class Searcher:
         finally:
             for each in self._running:
                 _end_process(each.process)
+            self._write_best()
             self._lock.release()
-        self._write_best()
 
     def _wait_for_slot(self) -> None:
         while len(self._running) == self._search.study.slots:
@@ -186,13 +186,20 @@ class Searcher:
         self._say(f"trial {number}: {outcome}, {why}; its output is in {each.run_dir / OUTPUT}")
 
     def _write_best(self) -> None:
-        """Write optimization_results.yaml, under the name that Hydra's Optuna sweeper uses."""
+        """Write optimization_results.yaml, under the name that Hydra's Optuna sweeper uses.
+
+        Choices are texts in Optuna; here they are the values that the texts stand for.
+        """
         import yaml
 
+        study = self._search.study
         best = [
             {
                 "trial": trial.number,
-                "best_evaluated_params": trial.params,
+                "best_evaluated_params": {
+                    key: yaml.safe_load(value) if isinstance(value, str) else value
+                    for key, value in trial.params.items()
+                },
                 "best_evaluated_value": dict(
                     zip(self._search.objectives, trial.values or (), strict=True)
                 ),
@@ -200,7 +207,8 @@ class Searcher:
             for trial in self._study.best_trials
         ]
         with replace_atomically(self._search.folder / "optimization_results.yaml") as building:
-            building.write_text(yaml.safe_dump({"name": "optuna", "solutions": best}))
+            content = {"name": "optuna", "maximize": study.maximize, "minimize": study.minimize}
+            building.write_text(yaml.safe_dump(content | {"solutions": best}))
 
 
 def run_search(search: Search, conf: Path, script: str) -> None:

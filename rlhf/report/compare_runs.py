@@ -13,11 +13,12 @@ from rlhf.checkpoint.results import write_json
 from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import (
     comparison_json,
-    comparison_table,
     find_run_folders,
     group_by_setting,
     read_run,
 )
+from rlhf.report.comparison_table import comparison_table, legend_lines, note_lines
+from rlhf.report.differences import compare_with_first
 from rlhf.report.sweep_page import sweep_page, write_sweep_report
 from rlhf.tracking.console import build_console
 
@@ -34,11 +35,13 @@ def compare(paths: Sequence[Path], html: Path | None = None) -> None:
     if html is not None and not html.parent.is_dir():
         raise ConfigError(f"--html={html}: there is no folder {html.parent}; make it first")
     settings = group_by_setting([read_run(folder) for folder in find_run_folders(paths)])
+    found = compare_with_first(settings)
     console = build_console(is_main=True, log_every=1)
-    console.show(comparison_table(settings))
-    unfinished = [run for setting in settings for run in setting.runs if not run.measures]
-    for run in unfinished:
-        console.say(f"no result: {run.folder}")
+    for line in legend_lines(settings):
+        console.say(line)
+    console.show(comparison_table(settings, found))
+    for line in note_lines(settings, found):
+        console.say(line)
     if len(paths) == 1 and not (paths[0] / FROZEN).exists():
         content = comparison_json(settings)
         write_json(paths[0] / "result.json", content)

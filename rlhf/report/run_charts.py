@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.report.charts import Chart, Flag, Line, Point, line_chart
 from rlhf.report.panels import PANELS, Panel, panels_of
 from rlhf.report.run_files import PointsByMetric, RunFiles
@@ -44,13 +46,23 @@ def over_optimisation_section(run: RunFiles) -> ChartSection:
         ),
         line_chart("Gold score, held-out", [curve("gold", gold)], x_label=label),
     ]
-    note = (
-        "A score that rises while the gold score (the judge's, which PPO does not see) falls is "
+    title, note = "Over-optimisation", _note_on_gold(run)
+    if not gold:
+        title, note = "Score over KL", "Only the samples show whether higher scores are deserved."
+    return ChartSection(title, found, f"{note} Bars are 95 % intervals.")
+
+
+def _note_on_gold(run: RunFiles) -> str:
+    """Return what the gold score is, and what it shows about this run."""
+    what = "The gold score (0 to 1) is a rule that knows the right answers of the generated task."
+    kinds = {value for key, value in run.config.items() if re.fullmatch(r"rewards\..*\.kind", key)}
+    judged = not kinds and run.config["reward_model.init"] == ModelInit.gold
+    if judged or RewardKind.gold in kinds:
+        return f"{what} PPO is trained on it here, so it shows no exploitation."
+    return (
+        f"{what} PPO does not see it: a score that rises while the gold score falls is "
         "over-optimisation."
-        if gold
-        else "This run has no gold score, so only its samples can show over-optimisation."
     )
-    return ChartSection("Over-optimisation", found, f"{note} Bars are 95 % intervals.")
 
 
 def curve(label: str, points: Sequence[Point], half: Sequence[float] = ()) -> Line:

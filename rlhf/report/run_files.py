@@ -45,7 +45,7 @@ def read_run_files(run_dir: Path) -> RunFiles:
 
 
 def read_series(run_dir: Path) -> PointsByMetric:
-    """Return the points of every documented metric that a run has logged."""
+    """Return the metrics that a run has logged so far; skip an incomplete last line."""
     series: dict[str, list[Point]] = {}
     for line in read_lines(run_dir / "metrics.jsonl", METRICS_LINE):
         for name, value in line.items():

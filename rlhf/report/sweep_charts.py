@@ -14,11 +14,16 @@ from rlhf.report.charts import Chart, Line, Tick, line_chart, number_text
 from rlhf.report.comparison import command_line_text, estimate_text
 
 MOST_MARKS = 5  # with more values than this, not every value gets a mark on its axis
-FEWEST_SEEDS = 3  # with two, Student's interval is 12.7 standard errors wide
 WIDE_RATIO = 10  # axes are logarithmic if largest / smallest value is above this
 LINE_HEIGHT = 16  # pixels per line of labels
 CHARACTER = 7  # pixels per letter of a title
 AXIS_WIDTH = 130  # pixels between two axes of parallel coordinates, at least
+EVERYTHING = (-math.inf, math.inf)
+RANGES = {
+    **dict.fromkeys(("gold", "exactly right", "accuracy"), (0.0, 1.0)),
+    **dict.fromkeys(("KL, nats", "tokens"), (0.0, math.inf)),
+    "perplexity": (1.0, math.inf),
+}  # possible values, by measure
 AXIS_ENDS = (230, 44)  # y in pixels of the bottom and top of an axis
 
 
@@ -65,19 +70,22 @@ class ParallelChart(NamedTuple):
     lanes: Sequence[Lane]
 
 
-def frontier_chart(title: str, places: Sequence[Place], *, x_label: str) -> Chart | None:
-    """Return a chart of one measure over another, both with 95 % intervals.
+def frontier_chart(measure: str, places: Sequence[Place]) -> Chart | None:
+    """Return a chart of a measure over KL, both with 95 % intervals.
 
     A line joins the settings on the frontier, for which no other setting has higher y at lower x.
     """
+    title, x_label = f"{measure.capitalize()} over KL", "KL to the reference, nats"
     best = pareto_frontier(places)
+    halves = [_drawn_half(each.y, measure) for each in places]
+    x_halves = [_drawn_half(each.x, "KL, nats") for each in places]
     lines = [
         Line("frontier", [(each.x.mean, each.y.mean) for each in best]),
         Line(
             "settings",
             [(each.x.mean, each.y.mean) for each in places],
-            half=[_half_or_zero(each.y) for each in places],
-            x_half=[_half_or_zero(each.x) for each in places],
+            half=halves,
+            x_half=x_halves,
             is_joined=False,
             names=[
                 f"{each.setting + 1}: {each.label}, {x_label} {estimate_text(each.x)}"
@@ -87,6 +95,8 @@ def frontier_chart(title: str, places: Sequence[Place], *, x_label: str) -> Char
         ),
     ]
     chart = line_chart(title, lines, x_label=x_label)
+    found = [each.y for each in places] + [each.x for each in places]
+    chart = _with_note(chart, found, [*halves, *x_halves])
     names = ", ".join(place.label for place in best)
     return chart and chart._replace(said=f"{title}: on the frontier are {names}")
 
@@ -101,12 +111,12 @@ def pareto_frontier(places: Sequence[Place]) -> list[Place]:
 
 
 def parameter_chart(
-    title: str, values: Sequence[object], found: Sequence[Estimate]
+    title: str, values: Sequence[object], found: Sequence[Estimate], *, is_alone: bool
 ) -> Chart | None:
     """Return a chart of a measure over the values of a parameter, with 95 % intervals.
 
-    Values that are not numbers get equal distances. Many values that were each tried only once, as
-    in a search, are not joined by a line.
+    Values that are not numbers get equal distances. Values that were each tried only once are not
+    joined by a line unless the parameter ``is_alone``: other parameters differ between them.
     """
     numbers = [float(value) for value in values if is_number(value)]
     if len(numbers) < len(values):
@@ -119,13 +129,14 @@ def parameter_chart(
         places = [place(each) for each in numbers]
         marks = numbers if len(numbers) <= MOST_MARKS else _powers_of_ten(numbers)
         x_ticks = [Tick(place(each), number_text(each)) for each in marks] or None
-    halves = [_half_or_zero(each) for each in found]
-    points = [(at, each.mean) for at, each in zip(places, found, strict=True)]
-    is_joined = len(values) <= MOST_MARKS or any(each.size > 1 for each in found)
     parameter, _, measure = title.partition(": ")
+    halves = [_drawn_half(each, measure) for each in found]
+    points = [(at, each.mean) for at, each in zip(places, found, strict=True)]
+    is_joined = is_alone or all(each.size > 1 for each in found)
     names = [f"{parameter}={command_line_text(value)}" for value in values]
     line = Line(measure, points, halves, is_joined, names=names)
-    return line_chart(title, [line], x_label=parameter, x_ticks=x_ticks)
+    chart = line_chart(title, [line], x_label=parameter, x_ticks=x_ticks)
+    return _with_note(chart, found, halves)
 
 
 def parallel_chart(columns: Sequence[Axis], ranks: Sequence[float]) -> ParallelChart:
@@ -154,9 +165,20 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _half_or_zero(found: Estimate) -> float:
-    """Return the half-width of an interval; 0 with so few seeds that it would fill the chart."""
-    return 0.0 if math.isnan(found.half) or found.size < FEWEST_SEEDS else found.half
+def _drawn_half(found: Estimate, measure: str) -> float:
+    """Return the half-width of an interval; 0, not drawn, if a part of it is impossible."""
+    least, most = RANGES.get(measure, EVERYTHING)
+    is_possible = least <= found.low and found.high <= most  # False for NaN
+    return found.half if is_possible else 0.0
+
+
+def _with_note(
+    chart: Chart | None, found: Sequence[Estimate], halves: Sequence[float]
+) -> Chart | None:
+    """Return the chart with a note if an interval is not drawn."""
+    hidden = sum(each.half > half for each, half in zip(found, halves, strict=True))
+    note = f"{hidden} intervals reach beyond what is possible and are not drawn."
+    return chart._replace(note=note) if chart and hidden else chart
 
 
 def _value_text(value: object) -> str:

@@ -153,7 +153,7 @@ def test_text_of_a_model_stays_text(made: Made) -> None:
 
 def test_verdict_and_alarms_come_first(made: Made) -> None:
     text = write_report(made()).read_text()
-    assert "exactly right 50.0% → 50.0%, objective 0.500; 2 reasons to doubt it" in text
+    assert "exactly right 50.0% → 50.0%, objective 0.500; 3 reasons to doubt it" in text
     assert '<li id="alarm-clipping">alarm clipping: ppo/clipfrac=0.5 at ppo step 3.' in text
     assert 'href="#alarm-clipping"' in text
 
@@ -314,4 +314,5 @@ def test_over_optimisation_is_explained_by_the_gold_score_only_if_there_is_one(
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write_report(run_dir).read_text()
     assert ("falls is over-optimisation" in page) == has_gold
-    assert ("This run has no gold score" in page) != has_gold
+    assert ("The gold score (0 to 1) is a rule" in page) == has_gold
+    assert ("Only the samples show" in page) != has_gold

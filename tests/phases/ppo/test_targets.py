@@ -108,6 +108,16 @@ def test_scores_are_clipped(targets: Callable[..., Callable[..., Targets]]) -> N
     assert rewards(targets("ppo.clip_reward_value=2")(1.0, -3.0)) == [1.0, -2.0]
 
 
+def test_groups_have_the_scores_that_are_compared(
+    targets: Callable[..., Callable[..., Targets]],
+) -> None:
+    rloo = ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2"]
+    clipped = targets("ppo.clip_reward_value=5", *rloo)(7.0, 9.0, 1.0, 2.0)
+    assert clipped.clipped_scores_GR.tolist() == [[5.0, 5.0], [1.0, 2.0]]
+    alone = targets("ppo.responses_per_prompt=2")(7.0, 9.0)
+    assert alone.clipped_scores_GR.tolist() == [[7.0], [9.0]], "GAE compares no responses"
+
+
 def test_discount_and_lambda_reach_the_advantages(
     targets: Callable[..., Callable[..., Targets]],
 ) -> None:
