@@ -8,6 +8,7 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 MOST_POINTS = 600  # points per line; longer lines keep the extremes of each bucket
+FEWEST_JOINED = 3  # a line through fewer points would suggest what lies between them
 SHARE = "share"  # the unit of values between 0 and 1
 DIGITS = 6  # significant digits of a value, more than a screen can show
 

@@ -1,6 +1,6 @@
 // Draws on a chart's canvas what uPlot does not: bands, intervals, numbers of settings and flags.
 const ARROW = 5;
-const NUMBER_PLACES = [[8, -8], [-20, -8], [8, 18], [-20, 18], [8, -24], [-20, -24], [8, 34], [-20, 34]];
+const NUMBER_PLACES = [[8, -8], [-4, -9], [-4, 22], [8, 18], [-16, -8], [-16, 18], [-4, -23], [-4, 36]];
 
 const paintOf = (u, colour) => {
   const {ctx, bbox} = u;

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlhf.config.choices import ModelInit, RewardKind
-from rlhf.report.charts import Chart, Flag, Line, Point, line_chart
+from rlhf.report.charts import FEWEST_JOINED, Chart, Flag, Line, Point, line_chart
 from rlhf.report.panels import PANELS, Panel, panels_of
 from rlhf.report.run_files import PointsByMetric, RunFiles
 from rlhf.tracking.metric_table import METRICS, documented_name
@@ -16,7 +16,6 @@ from rlhf.tracking.step_alarms import Alarm
 
 MOST_BARS = 100  # most intervals in one chart
 MOST_TOKENS = 500  # most dots in the chart of the critic
-FEWEST_JOINED = 3  # a line through fewer points would suggest what lies between them
 # What is counted on the x axis, by the first part of a metric's name; all others are PPO's.
 X_LABELS = {"sft": "SFT step", "reward": "reward model step", "dpo": "DPO step"}
 

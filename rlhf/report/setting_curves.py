@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlhf.base.intervals import mean_of
-from rlhf.report.charts import Chart, Key, Line, line_chart
+from rlhf.report.charts import FEWEST_JOINED, Chart, Key, Line, line_chart
 from rlhf.report.comparison import Setting
 from rlhf.report.panels import PANELS, Panel
-from rlhf.report.run_charts import FEWEST_JOINED, ChartSection, x_label_of
+from rlhf.report.run_charts import ChartSection, x_label_of
 from rlhf.report.run_files import PointsByMetric, read_series
 from rlhf.tracking.metric_table import METRICS
 

@@ -89,7 +89,7 @@ def sweep_page(title: str, settings: Sequence[Setting], study: StudyResults | No
     found = compare_with_first(settings)
     return render_template(
         "sweep.html",
-        scripts=["sweep.js"],
+        scripts=["sweep.js", "parallel.js"],
         title=title,
         verdict=_headline(done, found, study),
         place=f"{finished} of {len(runs)} runs have finished",
