@@ -12,10 +12,10 @@ const groupOf = (label) => {
   if (!groups.has(label)) groups.set(label, {charts: new Set(), view: null});
   return groups.get(label);
 };
+const range = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+const xRange = (line) => range(line.x.flatMap((x, place) => [x - (line.xHalf?.[place] ?? 0), x + (line.xHalf?.[place] ?? 0)]));
 const ends = (group) => {
-  const xs = [...group.charts].flatMap((chart) => chart.lines.flatMap((line) =>
-    line.x.flatMap((x, place) => [x - (line.xHalf?.[place] ?? 0), x + (line.xHalf?.[place] ?? 0)])));
-  const low = xs.reduce((a, b) => Math.min(a, b)), high = xs.reduce((a, b) => Math.max(a, b));
+  const [low, high] = range([...group.charts].flatMap((chart) => chart.xRange));
   return padded(...widened(low, high, null), 0.03);
 };
 const show = (group, view) => {
@@ -49,16 +49,17 @@ const isSmoothed = (line) => look.smoothing > 0 && line.joined && line.x.length 
 const lows = (line) => line.low ?? line.y.map((y, place) => y - (line.half?.[place] ?? 0));
 const highs = (line) => line.high ?? line.y.map((y, place) => y + (line.half?.[place] ?? 0));
 
-// Reads what the page says about a chart; ``plot`` is there once the chart has a width.
-const read = (box) => {
-  const chart = JSON.parse(box.dataset.chart);
-  chart.box = box;
-  chart.figure = box.closest("figure");
-  chart.group = groupOf(chart.xLabel);
-  chart.group.charts.add(chart);
-  chart.rows = merged(chart.lines);
-  chart.place = null; // of the row that the reader looks at
-  chart.floor = chart.lines.every((line) => line.y.every((y) => y >= 0)) ? 0 : -Infinity;
+// Takes over what the page, or a new measurement, says about a chart.
+const fill = (chart, data) => Object.assign(chart, data, {
+  rows: merged(data.lines),
+  xRange: range(data.lines.flatMap(xRange)),
+  floor: data.lines.every((line) => line.y.every((y) => y >= 0)) ? 0 : -Infinity,
+});
+const read = (box, data) => {
+  const group = groupOf(data.xLabel);
+  // ``place`` is that of the row that the reader looks at; the plot is there once the box has a width
+  const chart = fill({box, group, figure: box.closest("figure"), place: null, plot: null}, data);
+  group.charts.add(chart);
   listen(chart);
   return chart;
 };
@@ -116,10 +117,9 @@ const draw = (chart) => {
     marks.map((mark) => mark < chart.floor || mark > (chart.most ?? Infinity) ? null : mark);
   const yEnds = () => {
     const [first, last] = group.view ?? ends(group);
-    const seen = lines.flatMap((line) => [...lows(line), ...highs(line)].filter((_, place) =>
-      line.x[place % line.x.length] >= first && line.x[place % line.x.length] <= last));
-    if (!seen.length) return [0, 1];
-    const [least, most] = [seen.reduce((a, b) => Math.min(a, b)), seen.reduce((a, b) => Math.max(a, b))];
+    const [least, most] = range(lines.flatMap((line) => [...lows(line), ...highs(line)].filter((_, place) =>
+      line.x[place % line.x.length] >= first && line.x[place % line.x.length] <= last)));
+    if (least > most) return [0, 1]; // no point is visible
     return isLog ? [least / 1.1, most * 1.1] : padded(...widened(least, most, chart.most), 0.05);
   };
   chart.plot?.destroy();
@@ -189,9 +189,9 @@ const draw = (chart) => {
 
 // The keyboard, and the table of values.
 const listen = (chart) => {
-  const {box, figure, group, lines, rows} = chart;
+  const {box, figure, group} = chart;
   const go = (wanted) => {
-    const index = Math.max(0, Math.min(rows.length - 1, wanted)), {x} = rows[index];
+    const index = Math.max(0, Math.min(chart.rows.length - 1, wanted)), {x} = chart.rows[index];
     const {min, max} = chart.plot.scales.x;
     if (x < min || x > max) show(group, [x - (max - min) / 2, x + (max - min) / 2]);
     chart.plot.setCursor({left: chart.plot.valToPos(x, "x"), top: HEIGHT / 2}, true, true);
@@ -199,7 +199,7 @@ const listen = (chart) => {
   };
   const zoom = (factor) => {
     const {min, max} = chart.plot.scales.x;
-    const centre = chart.place === null ? (min + max) / 2 : rows[chart.place].x;
+    const centre = chart.place === null ? (min + max) / 2 : chart.rows[chart.place].x;
     const low = centre - (centre - min) * factor, high = centre + (max - centre) * factor;
     const [first, last] = ends(group);
     show(group, low <= first && high >= last ? null : [low, high]);
@@ -208,7 +208,7 @@ const listen = (chart) => {
     ArrowLeft: () => go((chart.place ?? 1) - 1),
     ArrowRight: () => go((chart.place ?? -1) + 1),
     Home: () => go(0),
-    End: () => go(rows.length - 1),
+    End: () => go(chart.rows.length - 1),
     "+": () => zoom(0.5),
     "-": () => zoom(2),
     Escape: () => show(group, null),
@@ -223,6 +223,7 @@ const listen = (chart) => {
   box.addEventListener("blur", () => figure.querySelector("output").setAttribute("aria-live", "off"));
 
   const table = () => {
+    const {lines, rows} = chart;
     const made = document.createElement("table");
     const add = (parent, name, words) => {
       const row = parent.insertRow();
@@ -242,16 +243,38 @@ const listen = (chart) => {
 };
 
 // A chart is drawn when it first has a width: those in a folded part wait until it is opened.
-const charts = new Map([...document.querySelectorAll("[data-chart]")].map((box) => [box, read(box)]));
+const charts = new Map();
 const sizes = new ResizeObserver((entries) => {
   for (const {target} of entries) {
-    if (!target.clientWidth) continue;
     const chart = charts.get(target);
-    if (chart.plot) chart.plot.setSize({width: target.clientWidth, height: HEIGHT});
+    if (!target.isConnected) {
+      sizes.unobserve(target);
+      charts.delete(target);
+      chart.group.charts.delete(chart);
+    } else if (!target.clientWidth) continue;
+    else if (chart.plot) chart.plot.setSize({width: target.clientWidth, height: HEIGHT});
     else draw(chart);
   }
 });
-for (const box of charts.keys()) sizes.observe(box);
+const add = (box, data) => {
+  charts.set(box, read(box, data));
+  sizes.observe(box);
+};
+for (const box of document.querySelectorAll("[data-chart]")) {
+  const data = JSON.parse(box.dataset.chart);
+  if (data.lines) add(box, data); // a page that follows a run sends them later
+}
+// Such a page sends the data of a chart to its box, which may be new. What the reader drags is not disturbed.
+document.addEventListener("chart", ({target, detail}) => {
+  target.chart = detail;
+  const chart = charts.get(target);
+  if (!chart) {
+    add(target, detail);
+    return;
+  }
+  fill(chart, detail);
+  if (chart.plot && !chart.plot.select.width) draw(chart);
+});
 const drawAgain = () => charts.forEach((chart) => chart.plot && draw(chart));
 
 for (const media of ["(prefers-color-scheme: dark)", "print"]) {
