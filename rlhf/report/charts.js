@@ -2,59 +2,14 @@
 // values under the pointer, a shared step, smoothing, and a table of the values.
 const HEIGHT = 220;
 const MOST_DOTS = 40; // points of a line that are also drawn as dots
-const FEWEST_TO_SMOOTH = 20; // points that a line must have
 const DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3]];
-const look = {picked: null, smoothing: 0, isLog: false}; // what the reader has chosen for all charts
 
-// Charts with the same x axis share its ends, the part that is visible (null: everything) and the pointer.
-const groups = new Map();
-const groupOf = (label) => {
-  if (!groups.has(label)) groups.set(label, {charts: new Set(), view: null});
-  return groups.get(label);
-};
-const range = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
-const xRange = (line) => range(line.x.flatMap((x, place) => [x - (line.xHalf?.[place] ?? 0), x + (line.xHalf?.[place] ?? 0)]));
-const ends = (group) => {
-  const [low, high] = range([...group.charts].flatMap((chart) => chart.xRange));
-  return padded(...widened(low, high, null), 0.03);
-};
 const show = (group, view) => {
   group.view = view;
   const [min, max] = view ?? ends(group);
   for (const {plot} of group.charts) plot?.setScale("x", {min, max});
 };
 
-// uPlot needs one x column: lines are merged by x, and a row has the place of each line's point.
-const merged = (lines) => {
-  const rows = [];
-  const points = lines.flatMap((line, index) => line.x.map((x, place) => ({x, index, place})));
-  for (const {x, index, place} of points.sort((a, b) => a.x - b.x)) {
-    let row = rows.at(-1);
-    if (row?.x !== x || row.at[index] !== undefined) rows.push(row = {x, at: []});
-    row.at[index] = place;
-  }
-  return rows;
-};
-
-// Exponential moving average; the division corrects for the values missing before the first.
-const smoothed = (ys) => {
-  let sum = 0, weight = 0;
-  return ys.map((y) => {
-    sum = look.smoothing * sum + y;
-    weight = look.smoothing * weight + 1;
-    return sum / weight;
-  });
-};
-const isSmoothed = (line) => look.smoothing > 0 && line.joined && line.x.length >= FEWEST_TO_SMOOTH;
-const lows = (line) => line.low ?? line.y.map((y, place) => y - (line.half?.[place] ?? 0));
-const highs = (line) => line.high ?? line.y.map((y, place) => y + (line.half?.[place] ?? 0));
-
-// Takes over what the page, or a new measurement, says about a chart.
-const fill = (chart, data) => Object.assign(chart, data, {
-  rows: merged(data.lines),
-  xRange: range(data.lines.flatMap(xRange)),
-  floor: data.lines.every((line) => line.y.every((y) => y >= 0)) ? 0 : -Infinity,
-});
 const read = (box, data) => {
   const group = groupOf(data.xLabel);
   // ``place`` is that of the row that the reader looks at; the plot is there once the box has a width
@@ -92,14 +47,11 @@ const tell = (chart, index) => {
   chart.figure.querySelector("output").textContent = `${xName(chart, rows[index])}: ${values.join(", ")}`;
 };
 
+// Functions below read chart.lines when they are called, since new data can replace it.
 const draw = (chart) => {
-  const {box, figure, group, lines, rows} = chart;
+  const {box, figure, group, lines} = chart;
   const colour = (name) => getComputedStyle(box).getPropertyValue(name);
-  const tone = (line, index) => line.setting ?? index;
-  const isFaint = (line) => look.picked !== null && line.setting !== undefined && line.setting !== look.picked;
-  const column = (values, index) => rows.map((row) => values[row.at[index]] ?? null);
-  const smooth = lines.map((line) => isSmoothed(line) ? smoothed(line.y) : []);
-  const isLog = look.isLog && lines.every((line) => lows(line).every((low) => low > 0));
+  const isLog = isLogarithmic(chart);
   const axis = {
     stroke: () => colour("--soft"),
     font: "12px system-ui, sans-serif",
@@ -111,13 +63,14 @@ const draw = (chart) => {
     splits: () => chart.ticks.map(([at]) => at),
     values: () => chart.ticks.map(([, label]) => label),
   };
-  const whole = rows.every((row) => Number.isInteger(row.x)) ? STEPS.filter((step) => step >= 1) : STEPS;
+  const isWhole = () => chart.rows.every((row) => Number.isInteger(row.x));
+  const xSteps = () => isWhole() ? STEPS.filter((step) => step >= 1) : STEPS;
   // Marks only at values that can be: no share above 1, nothing below 0 if no value is.
   const possible = (u, marks) =>
     marks.map((mark) => mark < chart.floor || mark > (chart.most ?? Infinity) ? null : mark);
   const yEnds = () => {
     const [first, last] = group.view ?? ends(group);
-    const [least, most] = range(lines.flatMap((line) => [...lows(line), ...highs(line)].filter((_, place) =>
+    const [least, most] = range(chart.lines.flatMap((line) => [...lows(line), ...highs(line)].filter((_, place) =>
       line.x[place % line.x.length] >= first && line.x[place % line.x.length] <= last)));
     if (least > most) return [0, 1]; // no point is visible
     return isLog ? [least / 1.1, most * 1.1] : padded(...widened(least, most, chart.most), 0.05);
@@ -132,7 +85,7 @@ const draw = (chart) => {
       y: {range: yEnds, ...(isLog ? {distr: 3} : {})},
     },
     axes: [
-      {...axis, label: chart.xLabel, labelSize: 18, size: 24, gap: 2, values: numbered, incrs: whole, ...named},
+      {...axis, label: chart.xLabel, labelSize: 18, size: 24, gap: 2, values: numbered, incrs: xSteps, ...named},
       {...axis, size: 58, space: 28, ...(isLog ? {values: numberedByTens} : {values: numbered, incrs: STEPS, filter: possible})},
     ],
     series: [{}, ...lines.map((line, index) => ({
@@ -144,7 +97,7 @@ const draw = (chart) => {
       spanGaps: true,
       ...(line.joined ? {} : {paths: () => null}),
       points: {
-        show: !line.joined || line.x.length <= MOST_DOTS,
+        show: () => !line.joined || chart.lines[index].x.length <= MOST_DOTS,
         size: line.settings || !line.joined ? 8 : 5,
         fill: () => colour(`--s${tone(line, index)}`),
       },
@@ -167,13 +120,13 @@ const draw = (chart) => {
       drawClear: [(u) => {
         const paint = paintOf(u, colour);
         drawHealthy(paint, chart.healthy, figure);
-        paint.inside(() => lines.forEach((line, index) => !isFaint(line) && drawBand(paint, line, tone(line, index))));
+        paint.inside(() => chart.lines.forEach((line, index) => !isFaint(line) && drawBand(paint, line, tone(line, index))));
       }],
       draw: [(u) => {
         const paint = paintOf(u, colour);
         paint.inside(() => {
-          lines.forEach((line, index) => drawIntervals(paint, line, tone(line, index)));
-          for (const line of lines) if (line.settings) drawNumbers(paint, line, look.picked);
+          chart.lines.forEach((line, index) => drawIntervals(paint, line, tone(line, index)));
+          for (const line of chart.lines) if (line.settings) drawNumbers(paint, line, look.picked);
           drawFlags(paint, chart.flags);
         });
       }],
@@ -184,7 +137,8 @@ const draw = (chart) => {
         u.setSelect({left: 0, width: 0}, false);
       }],
     },
-  }, [rows.map((row) => row.x), ...lines.map((line, index) => column(line.y, index)), ...smooth.map(column)], box);
+  }, columns(chart), box);
+  chart.isLog = isLog;
 };
 
 // The keyboard, and the table of values.
@@ -264,7 +218,7 @@ for (const box of document.querySelectorAll("[data-chart]")) {
   const data = JSON.parse(box.dataset.chart);
   if (data.lines) add(box, data); // a page that follows a run sends them later
 }
-// Such a page sends the data of a chart to its box, which may be new. What the reader drags is not disturbed.
+// Such a page sends the data of a chart to its box, which may be new. The zoom stays.
 document.addEventListener("chart", ({target, detail}) => {
   target.chart = detail;
   const chart = charts.get(target);
@@ -272,8 +226,16 @@ document.addEventListener("chart", ({target, detail}) => {
     add(target, detail);
     return;
   }
+  const count = chart.lines.length;
   fill(chart, detail);
-  if (chart.plot && !chart.plot.select.width) draw(chart);
+  if (!chart.plot) return;
+  if (chart.lines.length !== count || isLogarithmic(chart) !== chart.isLog) {
+    draw(chart);
+    return;
+  }
+  const [min, max] = chart.group.view ?? ends(chart.group);
+  chart.plot.setData(columns(chart), false);
+  chart.plot.setScale("x", {min, max});
 });
 const drawAgain = () => charts.forEach((chart) => chart.plot && draw(chart));
 

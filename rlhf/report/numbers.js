@@ -1,5 +1,4 @@
 // Texts of numbers, and the marks of axes.
-"use strict";
 const shown = (value) => {
   if (!Number.isFinite(value)) return "not a number";
   const size = Math.abs(value);

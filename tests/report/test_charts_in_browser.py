@@ -98,6 +98,14 @@ SAYS = "[...document.querySelectorAll('output')].map((each) => each.textContent)
 PICTURES = "[...document.querySelectorAll('canvas')].map((each) => each.toDataURL())"
 
 
+GROW = """{
+  const box = document.querySelector('.plot'), data = JSON.parse(box.dataset.chart);
+  data.lines[0].x.push(90);
+  data.lines[0].y.push(7);
+  box.dispatchEvent(new CustomEvent("chart", {bubbles: true, detail: data}));
+}"""
+
+
 def changed(now: list[str], then: list[str]) -> list[bool]:
     return [a != b for a, b in zip(now, then, strict=True)]
 
@@ -141,6 +149,20 @@ def test_charts_with_the_same_axis_move_together(tmp_path: Path) -> None:
         page.run("document.getElementById('whole').click()")
         settled(page)
         assert page.run(PICTURES) == whole
+
+        # a page that follows a run sends the chart's data: the zoom and the canvas stay
+        page.run("window.kept = document.querySelector('canvas')")
+        press(page, "+")
+        before = page.run(PICTURES)
+        page.run(GROW)
+        settled(page)
+        assert page.run("kept.isConnected")
+        assert changed(page.run(PICTURES), before) == [True, False, False]
+        press(page, "Escape")
+        press(page, "End")
+        assert page.run(SAYS)[:2] == ["step 90: noisy 7", "step 30: few 100"]
+
+        whole = page.run(PICTURES)
 
         # smoothing needs many points; a logarithmic axis needs values above 0
         smooth = "smoothing.value = '{}'; smoothing.dispatchEvent(new Event('input'))"
