@@ -23,7 +23,7 @@ const tokenTable = (sample, largest) => {
   const region = document.createElement("div");
   region.className = "scroll";
   region.tabIndex = 0;
-  region.setAttribute("role", "region");
+  region.setAttribute("role", "group");
   region.setAttribute("aria-label", `Tokens of the answer of step ${sample.step}`);
   const table = region.appendChild(document.createElement("table"));
   table.className = "tokens";

@@ -203,3 +203,23 @@ def test_settings_are_kept_by_a_range_of_an_axis(tmp_path: Path) -> None:
         press(page, "Escape")
         assert page.run(out) == [False] * 3
         assert page.run(says) == ""
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_a_dark_page_is_printed_light_and_without_controls(tmp_path: Path) -> None:
+    is_hidden = "getComputedStyle(document.querySelector('.tools')).display === 'none'"
+    with tab(tmp_path, f"file://{page_of_charts(tmp_path)}") as page:
+        page.wait_for("document.querySelectorAll('canvas').length === 3")
+        settled(page)
+        seen = {}
+        for media, scheme in (("screen", "light"), ("screen", "dark"), ("print", "dark")):
+            feature = {"name": "prefers-color-scheme", "value": scheme}
+            page.call("Emulation.setEmulatedMedia", media=media, features=[feature])
+            settled(page)
+            colour = page.run("getComputedStyle(document.body).getPropertyValue('--s0')")
+            seen[media, scheme] = (page.run(PICTURES), colour, page.run(is_hidden))
+        light, dark, printed = seen.values()
+        assert printed[1] == light[1] != dark[1]
+        assert printed[0] != dark[0], "the canvas is drawn again"
+        assert [light[2], dark[2], printed[2]] == [False, False, True]
