@@ -28,7 +28,7 @@ from typing import NamedTuple
 from common import ROOT, table
 
 from rlhf.base.stored_files import METRICS, read_lines
-from rlhf.config.choices import AlarmName
+from rlhf.config.alarm_names import AlarmName
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
 
 COMMON = (

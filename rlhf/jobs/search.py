@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.stored_files import METRICS, read_lines
@@ -29,6 +28,7 @@ from rlhf.checkpoint.results import read_json_object
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.jobs.search_command import Dimension, Sampler, Search, example_config
+from rlhf.jobs.search_solutions import write_solutions
 from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, resources_of_share
 from rlhf.tracking.console import build_console
 from rlhf.tracking.step_alarms import read_alarms
@@ -97,7 +97,7 @@ class Searcher:
         finally:
             for each in self._running:
                 _end_process(each.process)
-            self._write_best()
+            write_solutions(self._search, self._study.best_trials)
             self._lock.release()
 
     def _wait_for_slot(self) -> None:
@@ -184,31 +184,6 @@ class Searcher:
         why = f"exit code {code}" if code else "a measure of the study is not finite"
         why = "ended early" if outcome == "pruned" else why
         self._say(f"trial {number}: {outcome}, {why}; its output is in {each.run_dir / OUTPUT}")
-
-    def _write_best(self) -> None:
-        """Write optimization_results.yaml, under the name that Hydra's Optuna sweeper uses.
-
-        Choices are texts in Optuna; here they are the values that the texts stand for.
-        """
-        import yaml
-
-        study = self._search.study
-        best = [
-            {
-                "trial": trial.number,
-                "best_evaluated_params": {
-                    key: yaml.safe_load(value) if isinstance(value, str) else value
-                    for key, value in trial.params.items()
-                },
-                "best_evaluated_value": dict(
-                    zip(self._search.objectives, trial.values or (), strict=True)
-                ),
-            }
-            for trial in self._study.best_trials
-        ]
-        with replace_atomically(self._search.folder / "optimization_results.yaml") as building:
-            content = {"name": "optuna", "maximize": study.maximize, "minimize": study.minimize}
-            building.write_text(yaml.safe_dump(content | {"solutions": best}))
 
 
 def run_search(search: Search, conf: Path, script: str) -> None:

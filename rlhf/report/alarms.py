@@ -7,7 +7,7 @@ that said nothing about most responses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlhf.base.intervals import mean_of
@@ -18,8 +18,8 @@ WIDE = 0.2  # widest 95 % interval of an accuracy without a warning; about 100 p
 LENGTH_FACTOR = 2.0  # largest factor by which the mean length of responses may change
 MOST_KL = 0.3  # nats per response token; docs/metrics.md gives the same limit
 FEW_ENDED = 0.5  # warn if a smaller share of responses ended by themselves
-MOST_FALLBACKS = 0.02  # share of all responses in training
-MOST_WITHOUT_SIGNAL = 0.5  # share of steps, or of groups, with equal scores
+MOST_FALLBACKS = 0.05  # share of all responses in training
+MOST_WITHOUT_SIGNAL = 0.5  # mean share of equal scores, or of groups of equal scores
 ROUNDING = 1e-6  # a smaller deviation of scores is rounding; relative to scores above 1
 NO_INTERVAL = (0.0, 0.0)  # replaces a missing interval; it excludes nothing
 
@@ -84,43 +84,50 @@ def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _doubts_of_rewards(series: PointsByMetric, *, has_risen: bool) -> Iterator[str]:
-    """Yield doubts of rewards that failed, or that were equal; equal and risen, they are best."""
+    """Yield doubts of rewards that failed, or that were equal.
+
+    Rewards that differed at the first step and became equal while the score rose are the best.
+    """
     failed = mean_of([share for _, share in series.get("ppo/fallback_share", ())])
     if failed > MOST_FALLBACKS:
         yield (
             f"ppo: a part of rewards failed for {failed:.0%} of the responses in training, and PPO "
             "learned from its fallback instead; correct the part"
         )
-    scores, clipped = (_equal_steps(series, name) for name in ("ppo/score", "ppo/clipped_score"))
-    groups = mean_of([share for _, share in series.get("ppo/equal_group_share", ())])
-    steps = len(series.get("ppo/score_std", ()))
-    if has_risen or not steps:
-        return
-    if scores > MOST_WITHOUT_SIGNAL * steps:
+    scores, clipped = (_equal_shares(series, name) for name in ("ppo/score", "ppo/clipped_score"))
+    groups = [share for _, share in series.get("ppo/equal_group_share", ())]
+    if _lacks_signal(scores, has_risen=has_risen):
         yield (
-            f"ppo: in {scores} of {steps} steps all responses had the same score, which teaches "
-            "nothing; choose rewards or prompts that distinguish responses"
+            f"ppo: in {sum(scores):.0f} of {len(scores)} steps all responses had the same score, "
+            "which teaches nothing; choose rewards or prompts that distinguish responses"
         )
-    elif clipped > MOST_WITHOUT_SIGNAL * steps:
+    elif _lacks_signal(clipped, has_risen=has_risen):
         yield (
-            f"ppo: in {clipped} of {steps} steps all scores were equal after clipping, which "
-            "teaches nothing; raise ppo.clip_reward_value or lower the weights of rewards"
+            f"ppo: in {sum(clipped):.0f} of {len(clipped)} steps all scores were equal after "
+            "clipping, which teaches nothing; raise ppo.clip_reward_value or lower the weights of "
+            "rewards"
         )
-    elif groups > MOST_WITHOUT_SIGNAL:
+    elif _lacks_signal(groups, has_risen=has_risen):
         yield (
-            f"ppo: {groups:.0%} of the prompts got responses of equal scores, whose comparison "
-            "teaches nothing; use easier or harder prompts, more ppo.responses_per_prompt or a "
-            "finer score"
+            f"ppo: {mean_of(groups):.0%} of the prompts got responses of equal scores, whose "
+            "comparison teaches nothing; use easier or harder prompts, more "
+            "ppo.responses_per_prompt or a finer score"
         )
 
 
-def _equal_steps(series: PointsByMetric, name: str) -> int:
-    """Return the number of steps in which all responses had the same score ``name``."""
+def _lacks_signal(equal: Sequence[float], *, has_risen: bool) -> bool:
+    """Return True if most of the shares of equal scores, one per step, stand for a lost signal."""
+    is_best = has_risen and min(equal[:1], default=1.0) < 1
+    return mean_of(equal) > MOST_WITHOUT_SIGNAL and not is_best
+
+
+def _equal_shares(series: PointsByMetric, name: str) -> list[float]:
+    """Return for each step 1 if all responses had the same score ``name``, otherwise 0."""
     means, deviations = (series.get(f"{name}_{each}", ()) for each in ("mean", "std"))
-    return sum(
-        deviation <= ROUNDING * max(1.0, abs(mean))
+    return [
+        float(deviation <= ROUNDING * max(1.0, abs(mean)))
         for (_, mean), (_, deviation) in zip(means, deviations, strict=False)
-    )
+    ]
 
 
 def _lowest_gain(measures: Mapping[str, Any]) -> float:

@@ -106,7 +106,7 @@ def read_run(folder: Path) -> ComparedRun:
     """Read the configuration and the measures of a run; it has no measures before it finishes."""
     frozen = frozen_keys(folder)
     keys = {key: v for key, v in frozen.items() if not _is_bookkeeping(key)}
-    keys["phase"] = frozen["phase.order"][-1]  # a reused phase is no difference
+    keys["phase"] = (frozen.get("phase.order") or [None])[-1]  # a reused phase is no difference
     result = read_json(folder / "result.json", RESULT)
     # The objective is null if it was not a finite number; the run then counts as unfinished.
     if result is None or result["objective"] is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rlhf.report.comparison import Setting, estimate_text
-from rlhf.report.differences import Comparison
+from rlhf.report.differences import SettingsComparison
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,7 +22,7 @@ def legend_lines(settings: Sequence[Setting]) -> Iterator[str]:
         )
 
 
-def comparison_table(settings: Sequence[Setting], found: Comparison) -> Table:
+def comparison_table(settings: Sequence[Setting], found: SettingsComparison) -> Table:
     """Return a table of all measures: means with 95 % intervals, and differences from the first."""
     from rich import box
     from rich.table import Table
@@ -47,7 +47,7 @@ def comparison_table(settings: Sequence[Setting], found: Comparison) -> Table:
     return table
 
 
-def note_lines(settings: Sequence[Setting], found: Comparison) -> Iterator[str]:
+def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterator[str]:
     """Yield sentences about the table: how to read it, and what is not compared, and why."""
     if found.tests:
         yield (

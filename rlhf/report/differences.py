@@ -54,7 +54,7 @@ class Difference(NamedTuple):
         return two_sided_probability(self.estimate, self.freedom)
 
 
-class Comparison(NamedTuple):
+class SettingsComparison(NamedTuple):
     """All settings compared with the first that has finished runs, the reference."""
 
     reference: Setting | None
@@ -76,14 +76,14 @@ class Comparison(NamedTuple):
         return "-" if is_told and (setting, title) not in self.kept else found.verdict
 
 
-def compare_with_first(settings: Sequence[Setting]) -> Comparison:
+def compare_with_first(settings: Sequence[Setting]) -> SettingsComparison:
     """Compare the settings with the first that has finished runs, in each measure of one meaning.
 
     Measures that all settings share, or that repeat another measure, are not shown.
     """
     numbers = [number for number, setting in enumerate(settings) if setting.finished_runs()]
     if not numbers:
-        return Comparison(None, [], {}, frozenset(), {})
+        return SettingsComparison(None, [], {}, frozenset(), {})
     first, others = settings[numbers[0]], numbers[1:]
     every = dict.fromkeys(title for n in numbers for title in settings[n].estimates())
     titles = [title for title in every if not _carries_nothing(title, every, settings)]
@@ -98,7 +98,7 @@ def compare_with_first(settings: Sequence[Setting]) -> Comparison:
             else:
                 found[number, title] = difference(first, settings[number], title)
     probabilities = {place: each.probability for place, each in found.items()}
-    return Comparison(first, titles, found, keep_by_holm(probabilities), left_out)
+    return SettingsComparison(first, titles, found, keep_by_holm(probabilities), left_out)
 
 
 def keep_by_holm(probabilities: Mapping[SettingMeasure, float]) -> frozenset[SettingMeasure]:

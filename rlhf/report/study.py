@@ -58,10 +58,12 @@ def read_study(folder: Path) -> StudyResults | None:
             }
             for each in content["solutions"]
         }
-        goals = [[str(name) for name in content[key]] for key in ("maximize", "minimize")]
+        maximize, minimize = (
+            [str(name) for name in content[key]] for key in ("maximize", "minimize")
+        )
     except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise DamagedFileError(path, f"it is not what a search writes ({error!r})") from error
-    return StudyResults(*goals, solutions)
+    return StudyResults(maximize, minimize, solutions)
 
 
 def trial_numbers(setting: Setting) -> list[int]:

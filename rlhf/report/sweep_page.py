@@ -20,7 +20,7 @@ from rlhf.report.comparison import (
     estimate_of_seeds,
     estimate_text,
 )
-from rlhf.report.differences import UNCOMPARED, Comparison, compare_with_first
+from rlhf.report.differences import UNCOMPARED, SettingsComparison, compare_with_first
 from rlhf.report.page import Headline, render_template
 from rlhf.report.setting_curves import setting_curves
 from rlhf.report.study import StudyResults, read_study, trial_numbers
@@ -126,8 +126,8 @@ def _measures_by_value(runs: Sequence[ComparedRun], key: str, title: str) -> lis
     names = [command_line_text(value) for value in values]
     if len(set(names)) * FEWEST_RUNS > len(runs) and all(map(is_number, values)):
         bins = min(BINS, max(1, len(runs) // FEWEST_RUNS))
-        order = sorted(range(len(runs)), key=lambda place: values[place])
-        for rank, place in enumerate(order):
+        numbers = {place: value for place, value in enumerate(values) if is_number(value)}
+        for rank, place in enumerate(sorted(numbers, key=numbers.__getitem__)):
             names[place] = str(bins * rank // len(runs))
     groups: dict[str, list[float]] = {}
     for name, run in zip(names, runs, strict=True):
@@ -135,7 +135,9 @@ def _measures_by_value(runs: Sequence[ComparedRun], key: str, title: str) -> lis
     return list(groups.values())
 
 
-def _headline(done: Sequence[Ranked], found: Comparison, study: StudyResults | None) -> Headline:
+def _headline(
+    done: Sequence[Ranked], found: SettingsComparison, study: StudyResults | None
+) -> Headline:
     """Return the headline: the solutions of a search, or the best setting and its verdict."""
     if not done:
         return Headline("No run has finished.", is_doubtful=True)
@@ -157,13 +159,13 @@ def _headline(done: Sequence[Ranked], found: Comparison, study: StudyResults | N
     return Headline(f"{said}; {ending}", is_doubtful=bool(doubtful))
 
 
-def _objective_title(found: Comparison) -> str:
+def _objective_title(found: SettingsComparison) -> str:
     """Return the title of the objective: the gold score stands for it in runs with a judge."""
     return "objective" if "objective" in found.titles else "gold"
 
 
 def _tables_and_charts(
-    ranked: Sequence[Ranked], found: Comparison, study: StudyResults | None
+    ranked: Sequence[Ranked], found: SettingsComparison, study: StudyResults | None
 ) -> dict[str, Any]:
     """Return the template values for settings with finished runs: tables and charts by name."""
     done = [each.setting for each in ranked]
@@ -202,7 +204,7 @@ def _is_drawn(title: str, done: Sequence[Setting]) -> bool:
     return title not in UNCOMPARED and (len(means) > 1 or len(done) == 1)
 
 
-def _notes(done: Sequence[Setting], found: Comparison) -> list[str]:
+def _notes(done: Sequence[Setting], found: SettingsComparison) -> list[str]:
     """Return sentences about the table: what its verdicts count, and what they cannot tell."""
     notes = []
     if found.tests:
@@ -237,7 +239,7 @@ class SettingsRow(NamedTuple):
 def _settings_table(
     done: Sequence[Ranked],
     titles: Sequence[str],
-    found: Comparison,
+    found: SettingsComparison,
     study: StudyResults | None,
 ) -> SettingsTable:
     goal, rows = _objective_title(found), []

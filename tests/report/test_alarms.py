@@ -103,7 +103,10 @@ def test_equal_scores_are_doubted_unless_the_score_has_risen(
 ) -> None:
     (line,) = find_doubts({"ppo": NOT_RISEN}, series)
     assert words in line
-    assert find_doubts({"ppo": HEALTHY["ppo"]}, series) == []
+    (also,) = find_doubts({"ppo": HEALTHY["ppo"]}, series)
+    assert also == line, "equal from the first step: no reward raised the score"
+    solved = {name: [(1, 1 - points[0][1]), *points[1:]] for name, points in series.items()}
+    assert find_doubts({"ppo": HEALTHY["ppo"]}, solved) == []
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.3, 1), (0.01, 0)])
