@@ -142,8 +142,9 @@ def _key(line: Line, number: int) -> LegendKey:
 
 def _drop_non_finite(line: Line) -> Line:
     kept = [math.isfinite(y) for _, y in line.points]
-    columns = ("points", "half", "x_half", "names", "settings", "low", "high")
-    return line._replace(**{name: list(compress(getattr(line, name), kept)) for name in columns})
+    names = ("points", "half", "x_half", "names", "settings", "low", "high")
+    columns: dict[str, Any] = {name: list(compress(getattr(line, name), kept)) for name in names}
+    return line._replace(**columns)
 
 
 def _line_data(line: Line) -> dict[str, Any]:
