@@ -316,3 +316,21 @@ def test_over_optimisation_is_explained_by_the_gold_score_only_if_there_is_one(
     assert ("falls is over-optimisation" in page) == has_gold
     assert ("The gold score (0 to 1) is a rule" in page) == has_gold
     assert ("Only the samples show" in page) != has_gold
+
+
+def test_points_over_kl_keep_their_step_and_interval(made: Made) -> None:
+    run_dir = made()
+    values = {1: (0.04, 1.0), 2: (0.01, 2.0), 3: (0.09, 4.0)}  # KL and deviation of the scores
+    lines = [
+        {"phase": "ppo", "step": step, "ppo/score_mean": step, "ppo/score_std": std}
+        | {"ppo/kl_to_reference": kl}
+        for step, (kl, std) in values.items()
+    ]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figure = write_report(run_dir).read_text().partition("Score that PPO maximises")[2]
+    drawn = re.search("data-chart='(.*?)'", figure)
+    assert drawn
+    (rollouts,) = json.loads(unescape(drawn[1]))["lines"]
+    assert rollouts["y"] == [2, 1, 3], "sorted by KL"
+    assert [name[:6] for name in rollouts["names"]] == ["step 2", "step 1", "step 3"]
+    assert rollouts["half"] == pytest.approx([1.96 * std / 128**0.5 for std in (2, 1, 4)], rel=1e-4)
