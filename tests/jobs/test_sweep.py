@@ -83,7 +83,7 @@ def test_sweep_ends_with_a_comparison(sweep: Path) -> None:
 
 def test_terminal_gets_two_lines_of_each_job_and_a_file_its_screen(sweep: Path) -> None:
     said = (sweep.parents[2] / "stdout").read_text()
-    assert len(said.splitlines()) < 45, "three for each of four jobs, and the table"
+    assert len(said.splitlines()) < 45, "of four jobs, with the table"
     name = "ppo.kl_ctl=0.5,seed=1"
     (began, ended) = [line for line in said.splitlines() if line.startswith(f"{name}: ")]
     assert began.endswith(f"; its screen is in {sweep.resolve() / name}/output.log")
