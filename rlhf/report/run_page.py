@@ -50,7 +50,7 @@ def run_page(run: RunFiles) -> str:
     sections = [over_optimisation_section(run), *panel_sections(run), critic_section(run)]
     return render_template(
         "run.html",
-        script="samples.js",
+        scripts=["tokens.js", "samples.js"],
         title=f"{run.config['name']}, seed {run.config['seed']}",
         verdict=_headline(run),
         place=run.folder,

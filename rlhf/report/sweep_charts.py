@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from rlhf.base.intervals import Estimate
-from rlhf.report.charts import Chart, Line, Tick, line_chart, number_text
+from rlhf.report.charts import FEWEST_JOINED, Chart, Line, Tick, line_chart, number_text
 from rlhf.report.comparison import command_line_text, estimate_text
 
 MOST_MARKS = 5  # with more values than this, not every value gets a mark on its axis
@@ -18,13 +18,14 @@ WIDE_RATIO = 10  # axes are logarithmic if largest / smallest value is above thi
 LINE_HEIGHT = 16  # pixels per line of labels
 CHARACTER = 7  # pixels per letter of a title
 AXIS_WIDTH = 130  # pixels between two axes of parallel coordinates, at least
+CHART_WIDTH = 1180  # pixels of a page, over which few axes are spread
 EVERYTHING = (-math.inf, math.inf)
 RANGES = {
     **dict.fromkeys(("gold", "exactly right", "accuracy"), (0.0, 1.0)),
     **dict.fromkeys(("KL, nats", "tokens"), (0.0, math.inf)),
     "perplexity": (1.0, math.inf),
 }  # possible values, by measure
-AXIS_ENDS = (230, 44)  # y in pixels of the bottom and top of an axis
+AXIS_ENDS = (250, 44)  # y in pixels of the bottom and top of an axis
 
 
 class Place(NamedTuple):
@@ -43,13 +44,24 @@ class Axis(NamedTuple):
     values: Sequence[object]
 
 
+class AxisLabel(NamedTuple):
+    """A label of an axis in pixels; those between the ends of the axis stand beside it."""
+
+    text: str
+    x: int
+    y: float
+    width: int
+    is_beside: bool
+
+
 class DrawnAxis(NamedTuple):
-    """An axis in pixels: its x, its labels with their y, and the y of each setting."""
+    """An axis in pixels: its x, its labels, and each setting's y and value."""
 
     title: str
     x: int
-    marks: Sequence[Tick]
+    labels: Sequence[AxisLabel]
     heights: Sequence[float | None]
+    values: Sequence[str]
 
 
 class Lane(NamedTuple):
@@ -68,6 +80,12 @@ class ParallelChart(NamedTuple):
     width: int
     axes: Sequence[DrawnAxis]
     lanes: Sequence[Lane]
+
+    @property
+    def brushed(self) -> list[dict[str, Any]]:
+        """Return what the script needs to keep the settings in a range of an axis."""
+        names = ("title", "x", "heights", "values")
+        return [{name: getattr(axis, name) for name in names} for axis in self.axes]
 
 
 def frontier_chart(measure: str, places: Sequence[Place]) -> Chart | None:
@@ -115,8 +133,9 @@ def parameter_chart(
 ) -> Chart | None:
     """Return a chart of a measure over the values of a parameter, with 95 % intervals.
 
-    Values that are not numbers get equal distances. Values that were each tried only once are not
-    joined by a line unless the parameter ``is_alone``: other parameters differ between them.
+    Values that are not numbers get equal distances, and no line joins them. Values that were each
+    tried only once are not joined unless the parameter ``is_alone``: other parameters differ
+    between them.
     """
     numbers = [float(value) for value in values if is_number(value)]
     if len(numbers) < len(values):
@@ -132,7 +151,7 @@ def parameter_chart(
     parameter, _, measure = title.partition(": ")
     halves = [_drawn_half(each, measure) for each in found]
     points = [(at, each.mean) for at, each in zip(places, found, strict=True)]
-    is_joined = is_alone or all(each.size > 1 for each in found)
+    is_joined = len(numbers) >= FEWEST_JOINED and (is_alone or all(each.size > 1 for each in found))
     names = [f"{parameter}={command_line_text(value)}" for value in values]
     line = Line(measure, points, halves, is_joined, names=names)
     chart = line_chart(title, [line], x_label=parameter, x_ticks=x_ticks)
@@ -144,11 +163,13 @@ def parallel_chart(columns: Sequence[Axis], ranks: Sequence[float]) -> ParallelC
 
     ``ranks`` are 0 for the worst setting and 1 for the best.
     """
-    axes, right = [], 0
+    axes, right, spread = [], 0, CHART_WIDTH // len(columns)
     for title, values in columns:
-        width = max(AXIS_WIDTH, CHARACTER * len(title) + LINE_HEIGHT)
+        width = max(AXIS_WIDTH, CHARACTER * len(title) + LINE_HEIGHT, spread)
         heights, marks = _axis_places(values)
-        axes.append(DrawnAxis(title, right + width // 2, _drop_touching_marks(marks), heights))
+        x = right + width // 2
+        labels = [_axis_label(mark, x) for mark in _drop_touching_marks(marks)]
+        axes.append(DrawnAxis(title, x, labels, heights, [_value_text(each) for each in values]))
         right += width
     lanes = []
     for setting, rank in sorted(enumerate(ranks), key=lambda each: each[1]):
@@ -203,6 +224,15 @@ def _axis_places(values: Sequence[object]) -> tuple[list[float | None], list[Tic
     marks = distinct if len(distinct) <= MOST_MARKS else [distinct[0], distinct[-1]]
     labels = [Tick(height(value), number_text(value)) for value in marks]
     return [height(value) if is_number(value) else None for value in values], labels
+
+
+def _axis_label(mark: Tick, x: int) -> AxisLabel:
+    """Return a label above or below an end of the axis, where no line is, or beside the axis."""
+    bottom, top = AXIS_ENDS
+    width = CHARACTER * len(mark.label) + 6
+    if mark.at in AXIS_ENDS:
+        return AxisLabel(mark.label, x, bottom + 16 if mark.at == bottom else top - 6, width, False)
+    return AxisLabel(mark.label, x + 8, mark.at + 4, width, True)
 
 
 def _y_of_share(share: float) -> float:

@@ -1,4 +1,4 @@
-"""Write ``sweep.html``: the settings of a sweep, their frontier, and the effect of parameters.
+"""Write ``sweep.html``: the settings of a sweep, their curves and the effect of parameters.
 
 The page is one file that loads nothing. It is made only from the results of the runs, so a sweep
 that was stopped has a page too.
@@ -22,6 +22,7 @@ from rlhf.report.comparison import (
 )
 from rlhf.report.differences import UNCOMPARED, SettingsComparison, compare_with_first
 from rlhf.report.page import Headline, render_template
+from rlhf.report.setting_curves import setting_curves
 from rlhf.report.study import StudyResults, read_study, trial_numbers
 from rlhf.report.sweep_charts import (
     Axis,
@@ -66,14 +67,15 @@ class Shares(NamedTuple):
 def write_sweep_report(sweep_dir: Path, settings: Sequence[Setting]) -> Path:
     """Write the report of a sweep or a search to its folder; return the path of the page."""
     path = sweep_dir / SWEEP_REPORT
-    page = sweep_page(sweep_dir.name, settings, read_study(sweep_dir))
+    study = read_study(sweep_dir)
+    page = sweep_page(f"{'Search' if study else 'Sweep'} {sweep_dir.name}", settings, study)
     with replace_atomically(path) as building:
         building.write_text(page, encoding="utf-8")
     return path
 
 
-def sweep_page(name: str, settings: Sequence[Setting], study: StudyResults | None = None) -> str:
-    """Return the HTML of a sweep's report; the best setting, or solutions, come first."""
+def sweep_page(title: str, settings: Sequence[Setting], study: StudyResults | None = None) -> str:
+    """Return the HTML of a comparison of settings; the best setting, or solutions, come first."""
     runs = [run for setting in settings for run in setting.runs]
     done = sorted(
         (Ranked(n, setting) for n, setting in enumerate(settings) if setting.finished_runs()),
@@ -82,14 +84,16 @@ def sweep_page(name: str, settings: Sequence[Setting], study: StudyResults | Non
             -each.setting.estimates()["objective"].mean,
         ),
     )
+    unfinished = [setting for setting in settings if not setting.finished_runs()]
     finished = sum(bool(run.measures) for run in runs)
     found = compare_with_first(settings)
     return render_template(
         "sweep.html",
-        script="sweep.js",
-        title=f"{'Search' if study else 'Sweep'} {name}",
+        scripts=["sweep.js", "parallel.js"],
+        title=title,
         verdict=_headline(done, found, study),
         place=f"{finished} of {len(runs)} runs have finished",
+        curves=setting_curves([*(each.setting for each in done), *unfinished]),
         **(_tables_and_charts(done, found, study) if done else {"table": None}),
     )
 

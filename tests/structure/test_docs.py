@@ -53,6 +53,7 @@ RUN_ELSEWHERE = {
     "echo hello '|' python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
     "python -m rlhf.report runs/latest": "tests/report/test_run_page.py",
     "python -m rlhf.report RUN_DIR RUN_DIR": "tests/jobs/test_sweep.py",
+    "python -m rlhf.report RUN_DIR RUN_DIR --html FILE": "tests/report/test_setting_curves.py",
     "python -m rlhf.report SWEEP_DIR": "tests/jobs/test_sweep.py",
     "python -m rlhf.report.dashboards ENTITY/PROJECT": "tests/report/test_dashboards.py",
     "PYTHONPATH=. python launch.py 'tracking.others=[notes:Notes]'": "test_tracker_of_the_page",

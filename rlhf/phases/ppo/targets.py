@@ -28,7 +28,7 @@ from rlhf.algorithms.ppo import truncated_importance_weights
 from rlhf.base.metrics import Moments
 from rlhf.base.ranks import Ranks
 from rlhf.base.turns import Turns
-from rlhf.base.types import Rollout
+from rlhf.base.types import Rollout, TokenTargets
 from rlhf.config.choices import (
     AdvantageEstimator,
     GaeUnit,
@@ -95,15 +95,15 @@ class TargetMaker:
         self._moments = moments.pop("scores", None)
         self._part_moments = {name.removeprefix("parts/"): each for name, each in moments.items()}
 
-    def held_out_advantages(self, rollout: Rollout, *, kl_ctl: float) -> Tensor | None:
-        """Return the advantages (B, T) of answers to held-out prompts, before whitening.
+    def held_out_targets(self, rollout: Rollout, *, kl_ctl: float) -> TokenTargets | None:
+        """Return the rewards and advantages of answers to held-out prompts, before whitening.
 
-        Scores are scaled by the moments so far. Returns None for estimators other than GAE: most
-        compare several responses to a prompt, and held-out prompts have one answer each.
+        Scores are scaled by the moments so far. Returns None for estimators other than GAE.
         """
         if self._config.advantage_estimator is not AdvantageEstimator.gae:
-            return None
-        return self.make(rollout, kl_ctl=kl_ctl).raw.advantages_BT
+            return None  # most compare several responses; a held-out prompt has one
+        made = self.make(rollout, kl_ctl=kl_ctl)
+        return TokenTargets(made.rewards_BT, made.raw.advantages_BT)
 
     def make(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
         """Return the targets of one rollout, under the KL coefficient ``kl_ctl``."""
