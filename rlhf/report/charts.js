@@ -39,15 +39,19 @@
 
   const build = (box) => {
     const figure = box.closest("figure");
-    const chart = JSON.parse(box.dataset.chart);
-    const {lines} = chart;
-    const rows = merged(lines);
-    const xs = rows.map((row) => row.x);
-    const columns = lines.map((line, index) => rows.map((row) => line.y[row.at[index]] ?? null));
-    const ends = lines.flatMap((line) =>
-      (line.half ?? []).flatMap((half, place) => [line.y[place] - half, line.y[place] + half]));
-    const xEnds = lines.flatMap((line) =>
-      (line.xHalf ?? []).flatMap((half, place) => [line.x[place] - half, line.x[place] + half]));
+    let chart, lines, rows, xs, columns, ends, xEnds;
+    const read = (data) => {
+      chart = data;
+      lines = chart.lines;
+      rows = merged(lines);
+      xs = rows.map((row) => row.x);
+      columns = lines.map((line, index) => rows.map((row) => line.y[row.at[index]] ?? null));
+      ends = lines.flatMap((line) =>
+        (line.half ?? []).flatMap((half, place) => [line.y[place] - half, line.y[place] + half]));
+      xEnds = lines.flatMap((line) =>
+        (line.xHalf ?? []).flatMap((half, place) => [line.x[place] - half, line.x[place] + half]));
+    };
+    read(box.chart ?? JSON.parse(box.dataset.chart));
     const colour = (name) => getComputedStyle(box).getPropertyValue(name);
 
     const xName = (row) => {
@@ -142,7 +146,7 @@
       splits: () => chart.ticks.map(([at]) => at),
       values: () => chart.ticks.map(([, label]) => label),
     };
-    const whole = xs.every(Number.isInteger) ? STEPS.filter((step) => step >= 1) : STEPS;
+    const whole = () => xs.every(Number.isInteger) ? STEPS.filter((step) => step >= 1) : STEPS;
     const plot = new uPlot({
       width: box.clientWidth,
       height: HEIGHT,
@@ -171,7 +175,7 @@
         spanGaps: true,
         ...(line.joined ? {} : {paths: () => null}),
         points: {
-          show: !line.joined || line.x.length <= MOST_DOTS,
+          show: () => !line.joined || lines[index].x.length <= MOST_DOTS,
           size: line.settings ? 8 : 5,
           fill: () => colour(`--s${index}`),
         },
@@ -232,6 +236,15 @@
     };
     const values = figure.querySelector("details");
     values.addEventListener("toggle", () => values.querySelector("div").replaceChildren(table()));
+
+    // Show new data of the same lines; what the reader has zoomed to stays.
+    plot.replace = (data) => {
+      const {min, max} = plot.scales.x;
+      const isWhole = min <= xs[0] && max >= xs.at(-1);
+      read(data);
+      plot.setData([xs, ...columns], isWhole);
+      if (!isWhole) view(min, max);
+    };
     return plot;
   };
 
@@ -239,6 +252,10 @@
   const plots = new Map();
   const watch = new ResizeObserver((entries) => {
     for (const {target} of entries) {
+      if (!target.isConnected) {
+        watch.unobserve(target);
+        plots.delete(target);
+      }
       if (!target.clientWidth) continue;
       const plot = plots.get(target);
       if (plot) plot.setSize({width: target.clientWidth, height: HEIGHT});
@@ -246,6 +263,11 @@
     }
   });
   for (const box of document.querySelectorAll("[data-chart]")) watch.observe(box);
+  // A page that follows a run sends the data of a chart to its box, which may be new.
+  document.addEventListener("chart", ({target, detail}) => {
+    target.chart = detail;
+    if (plots.has(target)) plots.get(target).replace(detail); else watch.observe(target);
+  });
   const redraw = () => plots.forEach((plot) => plot.redraw(false));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   document.addEventListener("pick", (event) => {

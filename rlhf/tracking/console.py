@@ -6,7 +6,7 @@ rich is imported when a console is created, so that importing this module is fas
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
@@ -108,6 +108,20 @@ class Console:
         for row in rows:
             table.add_row(*(_literal_text(_format_cell(row[column])) for column in columns))
         self._rich.print(table)
+
+    @contextmanager
+    def screen(self) -> Generator[Callable[[RenderableType], bool]]:
+        """Yield a function that fills the terminal with what it gets, and returns True.
+
+        Without a terminal it prints what it gets, and returns False.
+        """
+        from rich.live import Live
+
+        if not self._rich.is_terminal:
+            yield lambda shown: bool(self._rich.print(shown))
+            return
+        with Live(console=self._rich, screen=True, auto_refresh=False) as live:
+            yield lambda shown: live.update(shown, refresh=True) is None
 
     @contextmanager
     def progress(self, phase: str, total: int) -> Generator[Progress]:

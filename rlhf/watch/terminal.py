@@ -1,0 +1,157 @@
+"""Show a run or a sweep on one screen of the terminal, for machines without a browser."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf.base.safe_text import for_terminal
+from rlhf.config.freeze import FROZEN
+from rlhf.report.charts import Point
+from rlhf.tracking.console import KEY_METRICS, build_console
+from rlhf.watch.live_run import LiveRun
+from rlhf.watch.live_sweep import LiveSweep
+from rlhf.watch.progress import PhaseProgress, time_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+EVERY_SECONDS = 2.0
+BARS = "▁▂▃▄▅▆▇█"
+TREND = 32  # characters of a trend
+BAR = 16  # characters of a progress bar
+MOST_ALARMS = 3
+LINE = 76  # characters of a line of text
+ANSWER_LINES = 3
+
+
+def show_in_terminal(folder: Path) -> None:
+    """Show the run or sweep in ``folder`` until Ctrl-C; print it once if this is no terminal.
+
+    Raises:
+        CheckpointError: if ``folder`` holds no run.
+    """
+    draw = drawing_of(folder)
+    with build_console(is_main=True, log_every=1).screen() as show:
+        while show(draw()):
+            time.sleep(EVERY_SECONDS)
+
+
+def drawing_of(folder: Path) -> Callable[[], RenderableType]:
+    """Return a function that reads what is new in ``folder``, and returns what to show.
+
+    Raises:
+        CheckpointError: if ``folder`` holds no run.
+    """
+    if (folder / FROZEN).is_file():
+        run = LiveRun(folder)
+        return lambda: _draw_run(run)
+    sweep = LiveSweep(folder)
+    return lambda: _draw_sweep(sweep)
+
+
+def trend(points: Sequence[Point]) -> str:
+    """Return the last values of a curve as bars between its lowest and its highest value."""
+    values = [value for _, value in points]
+    size = -(-len(values) // TREND) if values else 1
+    means = [
+        sum(part) / len(part)
+        for part in (values[i : i + size] for i in range(0, len(values), size))
+    ]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    steps = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * steps)] for value in means)
+
+
+def _draw_run(run: LiveRun) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    run.poll()
+    state = run.progress.state()
+    left = run.progress.hours_left()
+    result = run.progress.result()
+    ending = f", {time_text(left)} left" if result is None else f", objective {result['objective']}"
+    lines: list[RenderableType] = [
+        Text(f"{run.config['name']}, seed {run.config['seed']}", style="bold"),
+        _text(state.text + ending, style="" if state.word in {"running", "finished"} else "yellow"),
+        *(_text(fault, style="red") for fault in run.faults),
+        _phase_table(run.progress.phases()),
+        _metric_table(run),
+        *(_text(alarm.line, style="red") for alarm in run.alarms[-MOST_ALARMS:]),
+        *_newest_answer(run),
+    ]
+    return Group(*lines)
+
+
+def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
+    table = _table("phase", "", "step", "s/step", "planned", "time", "planned")
+    for phase in phases:
+        share = 1.0 if phase.state == "done" else phase.step / phase.steps if phase.steps else 0.0
+        full = min(BAR, int(share * BAR))
+        time_of = (
+            time_text(phase.taken) if phase.state == "done" else f"{time_text(phase.left)} left"
+        )
+        table.add_row(
+            phase.name,
+            "█" * full + "░" * (BAR - full),
+            f"{phase.step}/{phase.steps or '?'}",
+            _short(phase.pace),
+            _short(phase.planned_pace),
+            time_of,
+            time_text(phase.planned),
+        )
+    return table
+
+
+def _metric_table(run: LiveRun) -> Table:
+    table = _table("", "", "")
+    curves = run.curves()
+    for metric in KEY_METRICS.get(run.progress.phase or "", ()):
+        value = run.progress.latest.get(metric.name)
+        if value is not None:
+            table.add_row(metric.label, format(value, metric.format), trend(curves[metric.name]))
+    return table
+
+
+def _newest_answer(run: LiveRun) -> Iterator[Text]:
+    if not run.newest:
+        return
+    prompt, answer = next(iter(run.newest.items()))
+    yield _text(f"\n{prompt}", style="bold", lines=2)
+    for each in (run.first[prompt], answer):
+        yield _text(f"step {each['step']}: {each['response']}", lines=ANSWER_LINES)
+
+
+def _text(text: str, *, style: str = "", lines: int | None = None) -> Text:
+    """Return ``text`` of any origin as one paragraph, cut to about ``lines`` lines."""
+    from rich.text import Text
+
+    words = " ".join(for_terminal(text).split())
+    most = len(words) if lines is None else lines * LINE
+    return Text(words if len(words) <= most else words[: most - 1] + "…", style=style)
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _table(*titles: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=any(titles), header_style="dim")
+    for title in titles:
+        table.add_column(title, no_wrap=True)
+    return table
+
+
+def _draw_sweep(sweep: LiveSweep) -> RenderableType:
+    sweep.poll()
+    table = _table("job", "state", "step", "so far")
+    for row in sweep.rows:
+        table.add_row(*(_text(each) for each in (row.name, row.state.text, row.step, row.reached)))
+    return table
