@@ -180,6 +180,11 @@ def time_text(hours: float | None) -> str:
     return "?" if hours is None else duration_text(hours)
 
 
+def short_text(value: float | None) -> str:
+    """Return a number with three digits; an empty text if it is not known."""
+    return "" if value is None else f"{value:.3g}"
+
+
 def _time_of(path: Path) -> float | None:
     """Return when a file was last written; None if there is none."""
     try:

@@ -13,7 +13,7 @@ from rlhf.report.charts import Point
 from rlhf.tracking.console import KEY_METRICS, build_console
 from rlhf.watch.live_run import LiveRun
 from rlhf.watch.live_sweep import LiveSweep
-from rlhf.watch.progress import PhaseProgress, time_text
+from rlhf.watch.progress import PhaseProgress, short_text, time_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -100,8 +100,8 @@ def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
             phase.name,
             "█" * full + "░" * (BAR - full),
             f"{phase.step}/{phase.steps or '?'}",
-            _short(phase.pace),
-            _short(phase.planned_pace),
+            short_text(phase.pace),
+            short_text(phase.planned_pace),
             time_of,
             time_text(phase.planned),
         )
@@ -134,10 +134,6 @@ def _text(text: str, *, style: str = "", lines: int | None = None) -> Text:
     words = " ".join(for_terminal(text).split())
     most = len(words) if lines is None else lines * LINE
     return Text(words if len(words) <= most else words[: most - 1] + "…", style=style)
-
-
-def _short(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
 
 
 def _table(*titles: str) -> Table:

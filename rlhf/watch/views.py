@@ -20,7 +20,7 @@ from rlhf.report.run_charts import (
 from rlhf.tracking.console import KEY_METRICS
 from rlhf.watch.live_run import LiveRun
 from rlhf.watch.live_sweep import LiveSweep
-from rlhf.watch.progress import time_text
+from rlhf.watch.progress import short_text, time_text
 
 OTHERS = "All other metrics"
 # The parts of the page in their order; those without content are hidden.
@@ -134,7 +134,7 @@ def _sections(run: LiveRun) -> list[ChartSection]:
 
 def _without_data(key: str, chart: Chart) -> Chart:
     """Return ``chart`` with its key instead of its data, which the page gets as it grows."""
-    return chart._replace(said=chart.title, data={"key": key})
+    return chart._replace(said=chart.title, note="", data={"key": key})
 
 
 def _line_changes(
@@ -172,5 +172,5 @@ def _render(macro: str, **values: Any) -> str:
 @cache
 def _macros() -> Any:
     environment = jinja_environment("rlhf.watch")
-    environment.globals["time_text"] = time_text
+    environment.globals |= {"time_text": time_text, "short": short_text}
     return environment.get_template("live.html").module

@@ -7,7 +7,21 @@
   const charts = new Map(); // data by key
   let version = "";
 
-  const keyOf = (box) => JSON.parse(box.dataset.chart).key;
+  // Only charts that the window shows are drawn; the others when they come into view.
+  const shown = new Set();
+  const draw = (box) => {
+    const chart = charts.get(JSON.parse(box.dataset.chart).key);
+    if (box.chart === chart) return;
+    box.setAttribute("aria-label", chart.said);
+    box.dispatchEvent(new CustomEvent("chart", {bubbles: true, detail: chart}));
+  };
+  const view = new IntersectionObserver((entries) => {
+    for (const {target, isIntersecting} of entries) {
+      if (isIntersecting) draw(target);
+      shown[isIntersecting ? "add" : "delete"](target);
+    }
+  });
+
   // Figures whose text is the same stay, with their zoom and their open tables.
   const source = new WeakMap();
   const replace = (part, html) => {
@@ -46,10 +60,7 @@
       if (html !== undefined) replace(part, html);
     }
     for (const box of document.querySelectorAll("[data-chart]")) {
-      const key = keyOf(box);
-      if (box.chart === charts.get(key)) continue;
-      box.setAttribute("aria-label", charts.get(key).said);
-      box.dispatchEvent(new CustomEvent("chart", {bubbles: true, detail: charts.get(key)}));
+      if (shown.has(box)) draw(box); else view.observe(box);
     }
     version = found.version;
   };

@@ -72,7 +72,7 @@ def test_only_what_is_new_is_sent(tmp_path: Path) -> None:
         (line,) = first["charts"][SCORE]["lines"]
         assert (line["from"], line["x"]) == (0, [*range(1, 301)])
         assert first["title"] == "ppo 300 of 40, pets, seed 3"
-        assert "300 / 40" in first["parts"]["status"]
+        assert "300 of 40" in first["parts"]["status"]
         assert SCORE in first["parts"]["PPO: reward"]
         assert first["parts"]["SFT"] == ""
 
