@@ -51,6 +51,12 @@ class LiveSweep:
                 self._jobs[name] = (Progress(path.parent), GrowingFile(file, METRICS))
         self.rows = [_row(name, *job) for name, job in self._jobs.items()]
 
+    @property
+    def headline(self) -> str:
+        """Return the name of the sweep, and how many of its jobs have finished."""
+        finished = sum(row.state.word == "finished" for row in self.rows)
+        return f"sweep {self.folder.name}: {finished} of {len(self.rows)} jobs finished"
+
     def job_folder(self, name: str) -> Path | None:
         """Return the folder of the job called ``name``; None if there is no such job."""
         return self._jobs[name][0].folder if name in self._jobs else None

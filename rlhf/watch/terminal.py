@@ -24,9 +24,9 @@ EVERY_SECONDS = 2.0
 BARS = "▁▂▃▄▅▆▇█"
 TREND = 32  # characters of a trend
 BAR = 16  # characters of a progress bar
-MOST_ALARMS = 3
+MOST_ALARMS = 2
 LINE = 76  # characters of a line of text
-ANSWER_LINES = 3
+MOST_LINES = 2  # of an alarm or an answer
 
 
 def show_in_terminal(folder: Path) -> None:
@@ -76,16 +76,17 @@ def _draw_run(run: LiveRun) -> RenderableType:
     left = run.progress.hours_left()
     result = run.progress.result()
     ending = f", {time_text(left)} left" if result is None else f", objective {result['objective']}"
-    lines: list[RenderableType] = [
+    if run.alarms:
+        ending += f", alarms: {len(run.alarms)}"
+    alarms = [_text(each.line, style="red", lines=MOST_LINES) for each in run.alarms[-MOST_ALARMS:]]
+    head = [
         Text(f"{run.config['name']}, seed {run.config['seed']}", style="bold"),
         _text(state.text + ending, style="" if state.word in {"running", "finished"} else "yellow"),
-        *(_text(fault, style="red") for fault in run.faults),
+        *(_text(fault, style="red", lines=MOST_LINES) for fault in run.faults),
         _phase_table(run.progress.phases()),
-        _metric_table(run),
-        *(_text(alarm.line, style="red") for alarm in run.alarms[-MOST_ALARMS:]),
-        *_newest_answer(run),
     ]
-    return Group(*lines)
+    blocks = [head, [_metric_table(run)], alarms, list(_newest_answer(run))]
+    return Group(*(Group(*block, "") for block in blocks if block))
 
 
 def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
@@ -122,9 +123,9 @@ def _newest_answer(run: LiveRun) -> Iterator[Text]:
     if not run.newest:
         return
     prompt, answer = next(iter(run.newest.items()))
-    yield _text(f"\n{prompt}", style="bold", lines=2)
+    yield _text(prompt, style="bold", lines=1)
     for each in (run.first[prompt], answer):
-        yield _text(f"step {each['step']}: {each['response']}", lines=ANSWER_LINES)
+        yield _text(f"step {each['step']}: {each['response']}", lines=MOST_LINES)
 
 
 def _text(text: str, *, style: str = "", lines: int | None = None) -> Text:
@@ -140,14 +141,16 @@ def _table(*titles: str) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=any(titles), header_style="dim")
-    for title in titles:
-        table.add_column(title, no_wrap=True)
+    for place, title in enumerate(titles):
+        table.add_column(title, no_wrap=place > 0, overflow="fold")
     return table
 
 
 def _draw_sweep(sweep: LiveSweep) -> RenderableType:
+    from rich.console import Group
+
     sweep.poll()
     table = _table("job", "state", "step", "so far")
     for row in sweep.rows:
-        table.add_row(*(_text(each) for each in (row.name, row.state.text, row.step, row.reached)))
-    return table
+        table.add_row(*(_text(each) for each in (row.name, row.state.word, row.step, row.reached)))
+    return Group(_text(sweep.headline, style="bold"), table)

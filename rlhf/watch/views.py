@@ -88,7 +88,7 @@ def draw_charts(run: LiveRun) -> Drawn:
 
 def view_sweep(sweep: LiveSweep) -> View:
     """Return the view of a sweep: a row per job."""
-    return View(f"sweep {sweep.folder.name}", {"status": _render("jobs", sweep=sweep)}, {})
+    return View(sweep.headline, {"status": _render("jobs", sweep=sweep)}, {})
 
 
 def view_fault(message: str) -> View:
