@@ -10,12 +10,14 @@ from typing import Any
 from rlhf.base.stored_files import ALARM, METRICS, SAMPLE
 from rlhf.config.freeze import frozen_keys
 from rlhf.report.charts import Point
+from rlhf.report.page import Headline
 from rlhf.report.run_files import PointsByMetric, RunFiles
+from rlhf.tracking.console import KEY_METRICS, KeyMetric
 from rlhf.tracking.metric_table import METRICS as KNOWN
 from rlhf.tracking.metric_table import documented_name
 from rlhf.tracking.step_alarms import Alarm, alarm_of_line
 from rlhf.watch.growing_file import GrowingFile
-from rlhf.watch.progress import METRICS_FILE, Progress
+from rlhf.watch.progress import METRICS_FILE, RunProgress, time_text
 from rlhf.watch.thin_line import ThinLine
 
 # Metrics that are drawn over KL: their points are matched by step, so all of them are kept.
@@ -32,7 +34,7 @@ class LiveRun:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config = frozen_keys(folder)
-        self.progress = Progress(folder)
+        self.progress = RunProgress(folder)
         self._metrics = GrowingFile(folder / METRICS_FILE, METRICS)
         self._samples = GrowingFile(folder / "samples.jsonl", SAMPLE)
         self._alarms = GrowingFile(folder / "alarms.jsonl", ALARM)
@@ -47,6 +49,27 @@ class LiveRun:
         """Return a message for each file that has damaged lines, which are skipped."""
         files = (self._metrics, self._samples, self._alarms)
         return [file.fault for file in files if file.fault is not None]
+
+    def headline(self) -> Headline:
+        """Return whether the run is alive, the time that is left, and the number of alarms."""
+        state, result = self.progress.state(), self.progress.result()
+        words = [state.text]
+        if result is not None and result["objective"] is not None:
+            words.append(f"objective {result['objective']:.3f}")
+        if state.word in {"running", "silent"}:
+            words.append(f"{time_text(self.progress.hours_left())} left")
+        if self.alarms:
+            words.append(f"alarms: {len(self.alarms)}")
+        is_doubtful = bool(self.alarms or self.faults) or state.word in {"ended", "silent"}
+        return Headline(", ".join(words), is_doubtful)
+
+    def key_figures(self) -> list[tuple[KeyMetric, str]]:
+        """Return the latest values of the key metrics of the current phase, as texts."""
+        latest = self.progress.latest
+        metrics = KEY_METRICS.get(self.progress.phase or "", ())
+        return [
+            (m, format(latest[m.name], m.format)) for m in metrics if latest.get(m.name) is not None
+        ]
 
     def poll(self) -> bool:
         """Read what the run has written since the last call; return True if there was something."""

@@ -21,7 +21,7 @@ from rlhf.watch.live_run import LiveRun
 from rlhf.watch.live_sweep import LiveSweep
 from rlhf.watch.views import (
     PARTS,
-    Drawn,
+    DrawnCharts,
     View,
     changes,
     draw_charts,
@@ -106,7 +106,9 @@ class WatchServer(LocalServer):
 
 def follow_run(opened: Callable[[], LiveRun], *, back: bool) -> Follower:
     """Return a follower of the run that ``opened`` returns; ``back`` adds a link to its sweep."""
-    drawn: list[Drawn] = []  # the charts, which are made only if the run has written something
+    drawn: list[
+        DrawnCharts
+    ] = []  # the charts, which are made only if the run has written something
 
     def view() -> View:
         run = opened()

@@ -9,7 +9,7 @@ from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import METRICS
 from rlhf.config.freeze import FROZEN
 from rlhf.watch.growing_file import GrowingFile
-from rlhf.watch.progress import METRICS_FILE, Progress, RunState
+from rlhf.watch.progress import METRICS_FILE, RunProgress, RunState
 
 # What a running job has reached: the first of these metrics that it has.
 REACHED = ("ppo/eval_gold", "ppo/eval_score", "ppo/score_mean", "dpo/eval_accuracy")
@@ -34,7 +34,7 @@ class LiveSweep:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._jobs: dict[str, tuple[Progress, GrowingFile]] = {}
+        self._jobs: dict[str, tuple[RunProgress, GrowingFile]] = {}
         self.rows: list[JobRow] = []
         self.poll()
         if not self._jobs:
@@ -48,7 +48,7 @@ class LiveSweep:
         for path in sorted(self.folder.glob(f"*/{FROZEN}")):
             name, file = path.parent.name, path.parent / METRICS_FILE
             if name not in self._jobs:
-                self._jobs[name] = (Progress(path.parent), GrowingFile(file, METRICS))
+                self._jobs[name] = (RunProgress(path.parent), GrowingFile(file, METRICS))
         self.rows = [_row(name, *job) for name, job in self._jobs.items()]
 
     @property
@@ -62,7 +62,7 @@ class LiveSweep:
         return self._jobs[name][0].folder if name in self._jobs else None
 
 
-def _row(name: str, progress: Progress, metrics: GrowingFile) -> JobRow:
+def _row(name: str, progress: RunProgress, metrics: GrowingFile) -> JobRow:
     new = metrics.read()
     if new.is_restarted:
         progress.restart()

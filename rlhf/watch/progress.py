@@ -23,7 +23,8 @@ from rlhf.config.freeze import FROZEN
 from rlhf.config.run_dir import LOCK
 from rlhf.report.summary import duration_text
 
-FRESH_SECONDS = 30  # a file that was written within this time has a living writer
+JUST_WRITTEN = 30  # seconds: the writer lives, though no process here has its number
+LONG_SILENT = 300  # seconds without a line after which a run on another machine may have ended
 MOST_SEEN = 50  # times of steps over which the pace is averaged
 METRICS_FILE = "metrics.jsonl"
 
@@ -50,8 +51,15 @@ class PhaseProgress(NamedTuple):
     planned_memory: float | None  # GiB
     memory: float | None
 
+    @property
+    def time(self) -> str:
+        """Return the time that the phase took or has left, as text."""
+        if self.state == "waiting":
+            return ""
+        return time_text(self.taken) if self.state == "done" else f"{time_text(self.left)} left"
 
-class Progress:
+
+class RunProgress:
     """The phases, steps, pace and latest metrics of one run, fed with lines of its metrics."""
 
     def __init__(self, folder: Path) -> None:
@@ -160,11 +168,11 @@ class Progress:
         age = max(0.0, time.time() - written)
         said = f"last line {age_text(age)} ago"
         is_alive = _is_process_alive(self.folder)
-        if age < FRESH_SECONDS or is_alive:
+        if is_alive or age < (LONG_SILENT if is_alive is None else JUST_WRITTEN):
             return RunState("running", f"running, {said}")
         if is_alive is False:
             return RunState("ended", f"ended without a result, {said}")
-        return RunState("silent", f"{said}; the run is on another machine, or has ended")
+        return RunState("silent", f"on another machine or ended, {said}")
 
 
 def age_text(seconds: float) -> str:

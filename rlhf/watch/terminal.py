@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlhf.base.safe_text import for_terminal
 from rlhf.config.freeze import FROZEN
 from rlhf.report.charts import Point
-from rlhf.tracking.console import KEY_METRICS, build_console
+from rlhf.tracking.console import build_console
 from rlhf.watch.live_run import LiveRun
 from rlhf.watch.live_sweep import LiveSweep
 from rlhf.watch.progress import PhaseProgress, short_text, time_text
@@ -72,16 +72,11 @@ def _draw_run(run: LiveRun) -> RenderableType:
     from rich.text import Text
 
     run.poll()
-    state = run.progress.state()
-    left = run.progress.hours_left()
-    result = run.progress.result()
-    ending = f", {time_text(left)} left" if result is None else f", objective {result['objective']}"
-    if run.alarms:
-        ending += f", alarms: {len(run.alarms)}"
+    headline = run.headline()
     alarms = [_text(each.line, style="red", lines=MOST_LINES) for each in run.alarms[-MOST_ALARMS:]]
     head = [
         Text(f"{run.config['name']}, seed {run.config['seed']}", style="bold"),
-        _text(state.text + ending, style="" if state.word in {"running", "finished"} else "yellow"),
+        _text(headline.text, style="yellow" if headline.is_doubtful else ""),
         *(_text(fault, style="red", lines=MOST_LINES) for fault in run.faults),
         _phase_table(run.progress.phases()),
     ]
@@ -94,28 +89,22 @@ def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
     for phase in phases:
         share = 1.0 if phase.state == "done" else phase.step / phase.steps if phase.steps else 0.0
         full = min(BAR, int(share * BAR))
-        time_of = (
-            time_text(phase.taken) if phase.state == "done" else f"{time_text(phase.left)} left"
-        )
         table.add_row(
             phase.name,
             "█" * full + "░" * (BAR - full),
             f"{phase.step}/{phase.steps or '?'}",
             short_text(phase.pace),
             short_text(phase.planned_pace),
-            time_of,
+            phase.time,
             time_text(phase.planned),
         )
     return table
 
 
 def _metric_table(run: LiveRun) -> Table:
-    table = _table("", "", "")
-    curves = run.curves()
-    for metric in KEY_METRICS.get(run.progress.phase or "", ()):
-        value = run.progress.latest.get(metric.name)
-        if value is not None:
-            table.add_row(metric.label, format(value, metric.format), trend(curves[metric.name]))
+    table, curves = _table("", "", ""), run.curves()
+    for metric, value in run.key_figures():
+        table.add_row(metric.label, value, trend(curves[metric.name]))
     return table
 
 

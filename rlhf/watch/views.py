@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
+from itertools import takewhile, zip_longest
 from typing import Any, NamedTuple
 
 from rlhf.report.charts import Chart
@@ -17,7 +18,6 @@ from rlhf.report.run_charts import (
     over_optimisation_section,
     panel_sections,
 )
-from rlhf.tracking.console import KEY_METRICS
 from rlhf.watch.live_run import LiveRun
 from rlhf.watch.live_sweep import LiveSweep
 from rlhf.watch.progress import short_text, time_text
@@ -45,25 +45,22 @@ class View(NamedTuple):
     charts: Mapping[str, Mapping[str, Any]]
 
 
-class Drawn(NamedTuple):
+class DrawnCharts(NamedTuple):
     """The charts of a run: HTML by section, without data, and the data by section and title."""
 
     sections: Mapping[str, str]
     data: Mapping[str, Mapping[str, Any]]
 
 
-def view_run(run: LiveRun, drawn: Drawn, *, back: bool) -> View:
+def view_run(run: LiveRun, drawn: DrawnCharts, *, back: bool) -> View:
     """Return the view of a run with its charts; ``back`` adds a link to its sweep."""
     progress = run.progress
     parts = {
         "status": _render(
             "status",
             run=run,
-            state=progress.state(),
+            headline=run.headline(),
             phases=progress.phases(),
-            left=time_text(progress.hours_left()),
-            figures=key_figures(run),
-            result=progress.result(),
             back=back,
         ),
         "alarms": _render("alarms", alarms=run.alarms, alarm_element_id=alarm_element_id),
@@ -74,7 +71,7 @@ def view_run(run: LiveRun, drawn: Drawn, *, back: bool) -> View:
     return View(title, {**parts, **drawn.sections}, drawn.data)
 
 
-def draw_charts(run: LiveRun) -> Drawn:
+def draw_charts(run: LiveRun) -> DrawnCharts:
     """Return the charts of a run."""
     sections, data = {}, {}
     for section in _sections(run):
@@ -83,7 +80,7 @@ def draw_charts(run: LiveRun) -> Drawn:
         html = _render("section", section=section, charts=shells) if shells else ""
         sections[section.title] = html
         data |= {key: {**each.data, "said": each.said} for key, each in charts.items()}
-    return Drawn(sections, data)
+    return DrawnCharts(sections, data)
 
 
 def view_sweep(sweep: LiveSweep) -> View:
@@ -102,26 +99,13 @@ def changes(old: View | None, new: View) -> dict[str, Any]:
     A line has only its points from the first that differs on.
     """
     before = old or View("", {}, {})
-    return {
-        "title": new.title,
-        "parts": {k: v for k, v in new.parts.items() if v != before.parts.get(k)},
-        "charts": {
-            key: {**chart, "lines": _line_changes(before.charts.get(key), chart["lines"])}
-            for key, chart in new.charts.items()
-            if chart != before.charts.get(key)
-        },
-    }
-
-
-def key_figures(run: LiveRun) -> list[tuple[str, str]]:
-    """Return the label and the latest value of the key metrics of the run's current phase."""
-    found = (
-        (metric, run.progress.latest.get(metric.name))
-        for metric in KEY_METRICS.get(run.progress.phase or "", ())
-    )
-    return [
-        (metric.label, format(value, metric.format)) for metric, value in found if value is not None
-    ]
+    charts = {}
+    for key, chart in new.charts.items():
+        if chart != (had := before.charts.get(key)):
+            lines = zip_longest(had["lines"] if had else (), chart["lines"])
+            charts[key] = {**chart, "lines": [_new_points(*pair) for pair in lines]}
+    parts = {name: html for name, html in new.parts.items() if html != before.parts.get(name)}
+    return {"title": new.title, "parts": parts, "charts": charts}
 
 
 def _sections(run: LiveRun) -> list[ChartSection]:
@@ -137,31 +121,13 @@ def _without_data(key: str, chart: Chart) -> Chart:
     return chart._replace(said=chart.title, note="", data={"key": key})
 
 
-def _line_changes(
-    before: Mapping[str, Any] | None, lines: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return ``lines`` with ``from``, the number of points that the page has, and those after."""
-    old = before["lines"] if before is not None and len(before["lines"]) == len(lines) else []
-    return [
-        _columns_from(line, _num_equal(line, old[place]) if old else 0)
-        for place, line in enumerate(lines)
-    ]
-
-
-def _columns_from(line: Mapping[str, Any], start: int) -> dict[str, Any]:
-    return {k: v[start:] if isinstance(v, list) else v for k, v in line.items()} | {"from": start}
-
-
-def _num_equal(line: Mapping[str, Any], old: Mapping[str, Any]) -> int:
-    """Return how many points at the start of two lines are equal, in all columns."""
-    columns = [(v, old.get(k, [])) for k, v in line.items() if isinstance(v, list)]
-    return min(
-        next(
-            (i for i, (a, b) in enumerate(zip(new, had, strict=False)) if a != b),
-            min(len(new), len(had)),
-        )
-        for new, had in columns
-    )
+def _new_points(old: Mapping[str, Any] | None, line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``line`` without its first points that ``old`` has too; their number is ``from``."""
+    columns = {name: column for name, column in line.items() if isinstance(column, list)}
+    had = zip(*((old or {}).get(name, ()) for name in columns), strict=False)
+    pairs = zip(zip(*columns.values(), strict=True), had, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return {**line, **{name: column[same:] for name, column in columns.items()}, "from": same}
 
 
 def _render(macro: str, **values: Any) -> str:

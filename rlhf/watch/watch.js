@@ -8,9 +8,10 @@
   let version = "";
 
   // Only charts that the window shows are drawn; the others when they come into view.
+  const keyOf = (box) => JSON.parse(box.dataset.chart).key;
   const shown = new Set();
   const draw = (box) => {
-    const chart = charts.get(JSON.parse(box.dataset.chart).key);
+    const chart = charts.get(keyOf(box));
     if (box.chart === chart) return;
     box.setAttribute("aria-label", chart.said);
     box.dispatchEvent(new CustomEvent("chart", {bubbles: true, detail: chart}));
@@ -59,7 +60,10 @@
       const html = found.parts[part.dataset.part];
       if (html !== undefined) replace(part, html);
     }
-    for (const box of document.querySelectorAll("[data-chart]")) {
+    const boxes = [...document.querySelectorAll("[data-chart]")];
+    const used = new Set(boxes.map(keyOf));
+    for (const key of charts.keys()) if (!used.has(key)) charts.delete(key);
+    for (const box of boxes) {
       if (shown.has(box)) draw(box); else view.observe(box);
     }
     version = found.version;

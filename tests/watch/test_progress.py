@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.watch.live_run import LiveRun
-from rlhf.watch.progress import Progress, age_text
+from rlhf.watch.progress import RunProgress, age_text
 from tests.watch.watched import append, finish, ppo_lines, sft_lines, started_run
 
 
@@ -94,9 +94,9 @@ def test_state_of_a_run(
     if seconds_ago is not None:
         append(folder / "metrics.jsonl", sft_lines([1]))
         written(folder, seconds_ago=seconds_ago)
-    assert Progress(folder).state().word == word
+    assert RunProgress(folder).state().word == word
     finish(folder)
-    assert Progress(folder).state().word == "finished"
+    assert RunProgress(folder).state().word == "finished"
 
 
 def test_ages_have_one_unit() -> None:

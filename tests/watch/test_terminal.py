@@ -62,7 +62,7 @@ def test_a_finished_run_and_a_sweep_are_shown(tmp_path: Path) -> None:
     finished = full_run(tmp_path / "sweep" / "ppo.kl_ctl=0.1,ppo.cliprange=0.1,seed=1")
     finish(finished)
     started_run(tmp_path / "sweep" / "ppo.kl_ctl=0.2,ppo.cliprange=0.1,seed=1")
-    assert screen(finished)[1] == "finished, objective 0.75, alarms: 3"
+    assert screen(finished)[1] == "finished, objective 0.750, alarms: 3"
     text = "\n".join(screen(tmp_path / "sweep"))
     assert "1 of 2 jobs finished" in text
     assert re.search(r"kl_ctl=0.1\S+ +finished +ppo 10 of 40 +objective 0.750", text)
