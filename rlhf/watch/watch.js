@@ -26,6 +26,9 @@
   // Figures whose text is the same stay, with their zoom and their open tables.
   const source = new WeakMap();
   const replace = (part, html) => {
+    const focused = document.activeElement;
+    const place = [...part.querySelectorAll(FOCUSABLE)].indexOf(focused);
+    const isOpen = part.querySelector(":scope > details")?.open;
     const made = document.createElement("template");
     made.innerHTML = html;
     const old = new Map([...part.querySelectorAll("figure")].map((figure) => [source.get(figure), figure]));
@@ -33,11 +36,9 @@
       const text = figure.outerHTML;
       if (old.has(text)) figure.replaceWith(old.get(text)); else source.set(figure, text);
     }
-    const focused = document.activeElement;
-    const place = [...part.querySelectorAll(FOCUSABLE)].indexOf(focused);
-    const isOpen = part.querySelector(":scope > details")?.open;
     part.replaceChildren(made.content);
-    if (isOpen !== undefined) part.querySelector(":scope > details").open = isOpen;
+    const details = part.querySelector(":scope > details");
+    if (details) details.open = isOpen ?? details.open;
     if (place < 0) return;
     (focused.isConnected ? focused : part.querySelectorAll(FOCUSABLE)[place])?.focus({preventScroll: true});
   };

@@ -94,6 +94,19 @@ def test_only_what_is_new_is_sent(tmp_path: Path) -> None:
         assert third["parts"].keys() == {"status", "alarms", "PPO: health"}
 
 
+def test_a_long_run_is_sent_thinned_and_its_charts_stay(tmp_path: Path) -> None:
+    folder = started_run(tmp_path / "run")
+    append(folder / "metrics.jsonl", ppo_lines(range(1, 2_001)))
+    with served(folder) as server:
+        first = updates(server)
+        sizes = [len(each["x"]) for chart in first["charts"].values() for each in chart["lines"]]
+        assert 300 < max(sizes) <= 600
+        append(folder / "metrics.jsonl", ppo_lines([2_001]))
+        second = updates(server, first["version"])
+        assert second["parts"].keys() == {"status"}
+        assert len(second["charts"][SCORE]["lines"][0]["x"]) < 4
+
+
 def test_a_resumed_run_is_sent_again(tmp_path: Path) -> None:
     folder = started_run(tmp_path / "run")
     append(folder / "metrics.jsonl", ppo_lines(range(1, 31)))

@@ -35,13 +35,13 @@ def test_time_left_is_measured_for_this_phase_and_planned_for_the_next(tmp_path:
     assert run.progress.hours_left() == pytest.approx(5 * 20 / 3600 + 0.4, abs=1e-3)
     (run.folder / "sft").mkdir()
     (run.folder / "sft" / "result.json").write_text('{"measured": {"hours": 0.2}}')
-    append(run.folder / "metrics.jsonl", ppo_lines([1]))
+    append(run.folder / "metrics.jsonl", ppo_lines([8]))
     run.poll()
     assert run.progress.pace is None, "the pace of another phase"
     done, running = run.progress.phases()
     assert (done.state, done.taken, done.left, done.planned) == ("done", 0.2, 0.0, 0.1)
     assert done.pace == pytest.approx(0.2 * 3600 / 5)
-    assert (running.state, running.step, running.steps) == ("running", 1, 40)
+    assert (running.state, running.step, running.steps) == ("running", 8, 40)
     assert running.planned_pace == pytest.approx(36)
 
 

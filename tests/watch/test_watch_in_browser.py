@@ -37,6 +37,8 @@ def test_the_page_follows_a_run(tmp_path: Path) -> None:
             before = page.run("canvas.toDataURL()")
 
             append(folder / "metrics.jsonl", ppo_lines(range(4, 9)))
+            gold = {"phase": "ppo", "step": 8, "ppo/eval_gold": 0.5}
+            append(folder / "metrics.jsonl", [gold])  # a new chart beside the one with the focus
             append(folder / "samples.jsonl", [sample(0, "a dog"), sample(8, "<b>a cat</b>")])
             append(folder / "alarms.jsonl", [alarm(8)])
             page.wait_for(f"{X}.length === 8")
