@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from rlhf.base.safe_text import for_terminal
@@ -109,19 +110,21 @@ class Console:
             table.add_row(*(_literal_text(_format_cell(row[column])) for column in columns))
         self._rich.print(table)
 
-    @contextmanager
-    def screen(self) -> Generator[Callable[[RenderableType], bool]]:
-        """Yield a function that fills the terminal with what it gets, and returns True.
+    @property
+    def is_terminal(self) -> bool:
+        """Return True if the output goes to a terminal, which can be redrawn."""
+        return self._rich.is_terminal
 
-        Without a terminal it prints what it gets, and returns False.
-        """
+    @contextmanager
+    def screen(self) -> Generator[Callable[[RenderableType], None]]:
+        """Yield a function that fills the terminal; without a terminal it prints."""
         from rich.live import Live
 
-        if not self._rich.is_terminal:
-            yield lambda shown: bool(self._rich.print(shown))
+        if not self.is_terminal:
+            yield self._rich.print
             return
         with Live(console=self._rich, screen=True, auto_refresh=False) as live:
-            yield lambda shown: live.update(shown, refresh=True) is None
+            yield partial(live.update, refresh=True)
 
     @contextmanager
     def progress(self, phase: str, total: int) -> Generator[Progress]:

@@ -12,8 +12,10 @@ from rlhf.watch.growing_file import GrowingFile
 from rlhf.watch.progress import METRICS_FILE, RunProgress, RunState
 
 # What a running job has reached: the first of these metrics that it has.
-REACHED = ("ppo/eval_gold", "ppo/eval_score", "ppo/score_mean", "dpo/eval_accuracy")
-REACHED += ("dpo/accuracy", "reward/eval_accuracy", "reward/accuracy", "sft/eval_loss", "sft/loss")
+REACHED = (
+    *("ppo/eval_gold", "ppo/eval_score", "ppo/score_mean", "dpo/eval_accuracy", "dpo/accuracy"),
+    *("reward/eval_accuracy", "reward/accuracy", "sft/eval_loss", "sft/loss"),
+)
 
 
 class JobRow(NamedTuple):

@@ -36,9 +36,12 @@ def show_in_terminal(folder: Path) -> None:
         CheckpointError: if ``folder`` holds no run.
     """
     draw = drawing_of(folder)
-    with build_console(is_main=True, log_every=1).screen() as show:
-        while show(draw()):
+    console = build_console(is_main=True, log_every=1)
+    with console.screen() as show:
+        show(draw())
+        while console.is_terminal:
             time.sleep(EVERY_SECONDS)
+            show(draw())
 
 
 def drawing_of(folder: Path) -> Callable[[], RenderableType]:
@@ -74,13 +77,18 @@ def _draw_run(run: LiveRun) -> RenderableType:
     run.poll()
     headline = run.headline()
     alarms = [_text(each.line, style="red", lines=MOST_LINES) for each in run.alarms[-MOST_ALARMS:]]
-    head = [
+    head: list[RenderableType] = [
         Text(f"{run.config['name']}, seed {run.config['seed']}", style="bold"),
         _text(headline.text, style="yellow" if headline.is_doubtful else ""),
         *(_text(fault, style="red", lines=MOST_LINES) for fault in run.faults),
         _phase_table(run.progress.phases()),
     ]
-    blocks = [head, [_metric_table(run)], alarms, list(_newest_answer(run))]
+    blocks: list[Sequence[RenderableType]] = [
+        head,
+        [_metric_table(run)],
+        alarms,
+        list(_newest_answer(run)),
+    ]
     return Group(*(Group(*block, "") for block in blocks if block))
 
 

@@ -73,7 +73,8 @@ def view_run(run: LiveRun, drawn: DrawnCharts, *, back: bool) -> View:
 
 def draw_charts(run: LiveRun) -> DrawnCharts:
     """Return the charts of a run."""
-    sections, data = {}, {}
+    sections: dict[str, str] = {}
+    data: dict[str, dict[str, Any]] = {}
     for section in _sections(run):
         charts = {f"{section.title}: {each.title}": each for each in section.charts if each}
         shells = [_without_data(key, chart) for key, chart in charts.items()]

@@ -12,9 +12,7 @@
   const shown = new Set();
   const draw = (box) => {
     const chart = charts.get(keyOf(box));
-    if (box.chart === chart) return;
-    box.setAttribute("aria-label", chart.said);
-    box.dispatchEvent(new CustomEvent("chart", {bubbles: true, detail: chart}));
+    if (box.chart !== chart) box.dispatchEvent(new CustomEvent("chart", {bubbles: true, detail: chart}));
   };
   const view = new IntersectionObserver((entries) => {
     for (const {target, isIntersecting} of entries) {
@@ -65,6 +63,7 @@
     const used = new Set(boxes.map(keyOf));
     for (const key of charts.keys()) if (!used.has(key)) charts.delete(key);
     for (const box of boxes) {
+      box.setAttribute("aria-label", charts.get(keyOf(box)).said);
       if (shown.has(box)) draw(box); else view.observe(box);
     }
     version = found.version;
