@@ -19,7 +19,6 @@ from rlhf.base.stored_files import (
 )
 from rlhf.checkpoint.results import finished_phases, phase_result_path, read_plan
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import FROZEN
 from rlhf.config.run_dir import LOCK
 from rlhf.report.summary import duration_text
 
@@ -161,12 +160,11 @@ class RunProgress:
         """Return whether the run is alive, from its result, its lock and its last write."""
         if (self.folder / "result.json").exists():
             return RunState("finished", "finished")
-        written = _time_of(self.folder / METRICS_FILE)
-        if written is None and _time_of(self.folder / LOCK) is None:
+        written, started = (_time_of(self.folder / name) for name in (METRICS_FILE, LOCK))
+        if written is None and started is None:
             return RunState("waiting", "has not started")
-        written = written or _time_of(self.folder / LOCK) or _time_of(self.folder / FROZEN) or 0.0
-        age = max(0.0, time.time() - written)
-        said = f"last line {age_text(age)} ago"
+        age = max(0.0, time.time() - (written or started or 0.0))
+        said = f"{'last line' if written else 'began'} {age_text(age)} ago"
         is_alive = _is_process_alive(self.folder)
         if is_alive or age < (LONG_SILENT if is_alive is None else JUST_WRITTEN):
             return RunState("running", f"running, {said}")

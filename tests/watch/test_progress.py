@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from pathlib import Path
@@ -81,6 +82,7 @@ HERE = socket.gethostname()
         (f"process 4194999 on {HERE}", 7200, "ended"),
         (f"process 4194999 on {HERE}", 5, "running"),  # another machine of this name, or just now
         ("process 1 on elsewhere", 5, "running"),
+        ("process 1 on elsewhere", 200, "running"),
         ("process 1 on elsewhere", 7200, "silent"),
         (None, 7200, "silent"),
     ],
@@ -94,7 +96,11 @@ def test_state_of_a_run(
     if seconds_ago is not None:
         append(folder / "metrics.jsonl", sft_lines([1]))
         written(folder, seconds_ago=seconds_ago)
-    assert RunProgress(folder).state().word == word
+    state = RunProgress(folder).state()
+    assert state.word == word
+    if word != "waiting":
+        said = "began" if seconds_ago is None else "last line"
+        assert re.search(rf"{said} \d+ (s|min|h) ago$", state.text)
     finish(folder)
     assert RunProgress(folder).state().word == "finished"
 
