@@ -25,16 +25,7 @@ from rlhf.watch.progress import short_text, time_text
 OTHERS = "All other metrics"
 # The parts of the page in their order; those without content are hidden.
 REWARD, *PANEL_TITLES = PANELS
-PARTS = (
-    "status",
-    "alarms",
-    "Over-optimisation",
-    REWARD,
-    "answers",
-    *PANEL_TITLES,
-    "Critic",
-    OTHERS,
-)
+PARTS = ("status", "alarms", "over KL", REWARD, "answers", *PANEL_TITLES, "critic", OTHERS)
 
 
 class View(NamedTuple):
@@ -75,11 +66,10 @@ def draw_charts(run: LiveRun) -> DrawnCharts:
     """Return the charts of a run."""
     sections: dict[str, str] = {}
     data: dict[str, dict[str, Any]] = {}
-    for section in _sections(run):
+    for part, section in _sections(run).items():
         charts = {f"{section.title}: {each.title}": each for each in section.charts if each}
         shells = [_without_data(key, chart) for key, chart in charts.items()]
-        html = _render("section", section=section, charts=shells) if shells else ""
-        sections[section.title] = html
+        sections[part] = _render("section", section=section, charts=shells) if shells else ""
         data |= {key: {**each.data, "said": each.said} for key, each in charts.items()}
     return DrawnCharts(sections, data)
 
@@ -109,12 +99,14 @@ def changes(old: View | None, new: View) -> dict[str, Any]:
     return {"title": new.title, "parts": parts, "charts": charts}
 
 
-def _sections(run: LiveRun) -> list[ChartSection]:
+def _sections(run: LiveRun) -> dict[str, ChartSection]:
+    """Return the sections of the report by the part of the page that shows them."""
     files = run.files(run.curves())
-    over_kl = run.files(run.over_kl)
-    found = [over_optimisation_section(over_kl)] if "ppo/score_mean" in run.over_kl else []
+    found = {section.title: section for section in panel_sections(files)}
+    if "ppo/score_mean" in run.over_kl:
+        found["over KL"] = over_optimisation_section(run.files(run.over_kl))
     others = ChartSection(OTHERS, charts_without_panel(files))
-    return [*found, *panel_sections(files), critic_section(files), others]
+    return found | {"critic": critic_section(files), OTHERS: others}
 
 
 def _without_data(key: str, chart: Chart) -> Chart:

@@ -7,9 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.choices import AlarmName
-from rlhf.tracking.step_alarms import Alarm
-
 PLAN = {
     "hours": 0.5,
     "memory_gib_limit": 8.0,
@@ -29,7 +26,7 @@ RESULT: dict[str, Any] = {
 def started_run(folder: Path) -> Path:
     """Make the directory of a run that has written nothing yet."""
     folder.mkdir(parents=True)
-    config = "name: pets\nseed: 3\nppo:\n  rollout_batch_size: 16\n"
+    config = "name: pets\nseed: 3\nppo: {rollout_batch_size: 16}\nreward_model: {init: sft}\n"
     (folder / "config.yaml").write_text(config)
     (folder / "plan.json").write_text(json.dumps(PLAN))
     return folder
@@ -58,7 +55,8 @@ def sample(step: int, response: str, prompt: str = "Name a pet.") -> dict[str, A
 
 
 def alarm(step: int, advice: str = "Lower it.") -> dict[str, Any]:
-    return Alarm("ppo", step, AlarmName.clipping, "ppo/clipfrac", 0.5, advice)._asdict()
+    line = {"phase": "ppo", "step": step, "name": "clipping", "metric": "ppo/clipfrac"}
+    return line | {"value": 0.5, "advice": advice}
 
 
 def finish(folder: Path) -> None:
