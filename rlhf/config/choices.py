@@ -265,24 +265,6 @@ class Reuse(StrEnum):
     never = "never"
 
 
-class AlarmName(StrEnum):
-    """Alarms during training (docs/alarms.md)."""
-
-    not_finite = "not_finite"
-    reference_mismatch = "reference_mismatch"
-    rollout_mismatch = "rollout_mismatch"
-    no_change = "no_change"
-    kl_runaway = "kl_runaway"
-    clipping = "clipping"
-    entropy_collapse = "entropy_collapse"
-    length = "length"
-    few_end = "few_end"
-    duplicates = "duplicates"
-    critic_useless = "critic_useless"
-    critic_explodes = "critic_explodes"
-    score_against_gold = "score_against_gold"
-
-
 class PlanMode(StrEnum):
     """Uses of the plan of memory, time and cost: refuse runs that do not fit, only print, none."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.from_run import copy_keys_of_source_run
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
+from rlhf.jobs.sweep_jobs import OUTPUT
 from rlhf.jobs.this_machine import apply_auto_hardware, is_hardware_auto, this_machine
 from rlhf.planning.decide import plan_and_configure
 from rlhf.planning.plan_tables import plan_as_json, plan_summary, tables
@@ -40,7 +42,7 @@ from rlhf.runtime.rendezvous import (
     rank_from_environment,
     with_started_ranks,
 )
-from rlhf.tracking.console import build_console, config_tree
+from rlhf.tracking.console import Console, build_console, config_tree
 
 
 class Stopped(NamedTuple):
@@ -119,16 +121,19 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     run_dir = make_run_dir(config, job_dir=job.folder, now=now, continues=continues)
     write_frozen_config(config, run_dir)
     write_command(job.overrides, run_dir)
-    console = build_console(is_main=True, log_every=config.tracking.log_every)
-    if config.tracking.show_config:
-        console.show(config_tree(str(run_dir), asdict(config)))
-    if is_hardware_auto():
-        console.say(this_machine().notice)
     if plan is not None:
         write_json(run_dir / PLAN, plan_as_json(plan))
         notes = (*notes, f"plan: {plan_summary(plan)}")
-    for note in notes:
-        console.say(note)
+    # The screen of a job of a sweep is a file.
+    screen = (run_dir / OUTPUT).open("a") if job.at_a_time is not None else nullcontext()
+    with screen as file:
+        console = Console(log_every=config.tracking.log_every, file=file)
+        if config.tracking.show_config:
+            console.show(config_tree(str(run_dir), asdict(config)))
+        if is_hardware_auto():
+            console.say(this_machine().notice)
+        for note in notes:
+            console.say(note)
     return config, run_dir
 
 

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
+# The scripts that draw charts, in the order in which a page has them.
+CHART_SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "marks.js", "chart_data.js", "charts.js")
+
 
 class Headline(NamedTuple):
     """The line at the top of a page, which the page marks if the results are doubtful."""
@@ -42,7 +45,7 @@ def jinja_environment(package: str = __package__) -> Environment:
     )
     # The filter tojson escapes <, >, & and ', so no text of a model can close the HTML element.
     made.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
-    made.globals["asset"] = read_asset
+    made.globals |= {"asset": read_asset, "chart_scripts": CHART_SCRIPTS}
     return made
 
 

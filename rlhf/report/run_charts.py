@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlhf.report.charts import Chart, Flag, Line, Point, line_chart
+from rlhf.config.choices import ModelInit, RewardKind
+from rlhf.report.charts import FEWEST_JOINED, Chart, Flag, Line, Point, line_chart
 from rlhf.report.panels import PANELS, Panel, panels_of
 from rlhf.report.run_files import PointsByMetric, RunFiles
 from rlhf.tracking.metric_table import METRICS, documented_name
@@ -14,6 +16,8 @@ from rlhf.tracking.step_alarms import Alarm
 
 MOST_BARS = 100  # most intervals in one chart
 MOST_TOKENS = 500  # most dots in the chart of the critic
+# What is counted on the x axis, by the first part of a metric's name; all others are PPO's.
+X_LABELS = {"sft": "SFT step", "reward": "reward model step", "dpo": "DPO step"}
 
 
 class ChartSection(NamedTuple):
@@ -36,18 +40,38 @@ def over_optimisation_section(run: RunFiles) -> ChartSection:
     found = [
         line_chart(
             "Score that PPO maximises",
-            [Line("rollouts", rollouts, halves), Line("held-out", held_out)],
+            [curve("rollouts", rollouts, halves), curve("held-out", held_out)],
             x_label=label,
         ),
-        line_chart("Gold score, held-out", [Line("gold", gold)], x_label=label),
+        line_chart("Gold score, held-out", [curve("gold", gold)], x_label=label),
     ]
-    note = (
-        "A score that rises while the gold score (the judge's, which PPO does not see) falls is "
+    title, note = "Over-optimisation", _note_on_gold(run)
+    if not gold:
+        title, note = "Score over KL", "Only the samples show whether higher scores are deserved."
+    return ChartSection(title, found, f"{note} Bars are 95 % intervals.")
+
+
+def _note_on_gold(run: RunFiles) -> str:
+    """Return what the gold score is, and what it shows about this run."""
+    what = "The gold score (0 to 1) is a rule that knows the right answers of the generated task."
+    kinds = {value for key, value in run.config.items() if re.fullmatch(r"rewards\..*\.kind", key)}
+    judged = not kinds and run.config["reward_model.init"] == ModelInit.gold
+    if judged or RewardKind.gold in kinds:
+        return f"{what} PPO is trained on it here, so it shows no exploitation."
+    return (
+        f"{what} PPO does not see it: a score that rises while the gold score falls is "
         "over-optimisation."
-        if gold
-        else "This run has no gold score, so only its samples can show over-optimisation."
     )
-    return ChartSection("Over-optimisation", found, f"{note} Bars are 95 % intervals.")
+
+
+def curve(label: str, points: Sequence[Point], half: Sequence[float] = ()) -> Line:
+    """Return a line of measured points, as dots if they are too few to be joined."""
+    return Line(label, points, half, is_joined=len(points) >= FEWEST_JOINED)
+
+
+def x_label_of(metric: str) -> str:
+    """Return the label of the x axis of a metric's chart; charts with equal labels are linked."""
+    return X_LABELS.get(metric.partition("/")[0], "PPO step")
 
 
 def _points_over_kl(series: PointsByMetric, name: str, kl: str) -> list[Point]:
@@ -93,7 +117,7 @@ def panel_sections(run: RunFiles) -> list[ChartSection]:
 def _chart(run: RunFiles, panel: Panel) -> Chart | None:
     labels = panel.labels or (panel.title,)
     lines = [
-        Line(label, run.series[name])
+        curve(label, run.series[name])
         for name, label in zip(panel.metrics, labels, strict=True)
         if name in run.series
     ]
@@ -104,7 +128,14 @@ def _chart(run: RunFiles, panel: Panel) -> Chart | None:
         if alarm.metric in panel.metrics
     ]
     unit = "" if first.unit in {"1", panel.title.lower()} else first.unit
-    return line_chart(panel.title, lines, unit=unit, healthy=first.healthy_range, flags=flags)
+    return line_chart(
+        panel.title,
+        lines,
+        x_label=x_label_of(panel.metrics[0]),
+        unit=unit,
+        healthy=first.healthy_range,
+        flags=flags,
+    )
 
 
 def charts_without_panel(run: RunFiles) -> list[Chart]:

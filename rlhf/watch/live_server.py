@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 from rlhf.base.errors import RlhfError
 from rlhf.config.freeze import FROZEN
 from rlhf.report.local_server import LocalRequest, LocalServer
-from rlhf.report.page import read_asset, render_template
+from rlhf.report.page import CHART_SCRIPTS, read_asset, render_template
 from rlhf.watch.live_run import LiveRun
 from rlhf.watch.live_sweep import LiveSweep
 from rlhf.watch.views import (
@@ -35,7 +35,7 @@ MOST_VERSIONS = 10  # earlier views that are kept; a page that has an older one 
 ROOM = "rlhf.watch"
 ASSETS = {
     "page.css": ("text/css", ("uplot/uPlot.min.css", "report.css"), "watch.css"),
-    "page.js": ("text/javascript", ("uplot/uPlot.iife.min.js", "charts.js"), "watch.js"),
+    "page.js": ("text/javascript", CHART_SCRIPTS, "watch.js"),
 }
 
 

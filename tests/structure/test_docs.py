@@ -52,6 +52,7 @@ RUN_ELSEWHERE = {
     "echo hello '|' python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
     "python -m rlhf.report runs/latest": "tests/report/test_run_page.py",
     "python -m rlhf.report RUN_DIR RUN_DIR": "tests/jobs/test_sweep.py",
+    "python -m rlhf.report RUN_DIR RUN_DIR --html FILE": "tests/report/test_setting_curves.py",
     "python -m rlhf.report SWEEP_DIR": "tests/jobs/test_sweep.py",
     "python -m rlhf.watch runs/latest": "tests/watch/test_watch_in_browser.py",
     "python -m rlhf.watch SWEEP_DIR": "tests/watch/test_watch_in_browser.py",

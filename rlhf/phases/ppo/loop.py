@@ -23,7 +23,7 @@ from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Metrics, accumulate_metrics
 from rlhf.base.random_streams import random_stream, seed_dropout
-from rlhf.base.types import PromptBatch, Rollout, StepReport
+from rlhf.base.types import PromptBatch, Rollout, StepReport, TokenTargets
 from rlhf.config.batches import exact_div, phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
@@ -70,7 +70,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
         evaluation.read_results()
     else:
         checkpoints.results = evaluation.evaluate_for_result("before", log=checkpoints.log_held_out)
-        evaluation.write_samples(trainer.held_out_advantages, step=0)
+        evaluation.write_samples(trainer.held_out_targets, step=0)
 
     with context.console.progress("ppo", steps) as progress:
         for step in checkpoints.steps(steps):
@@ -83,9 +83,9 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             if checkpoints.is_evaluation_due(config.eval_every):
                 checkpoints.log_evaluation(evaluation.evaluate_metrics())
             if step % config.sample_every == 0 and not checkpoints.is_last:
-                evaluation.write_samples(trainer.held_out_advantages, step=step)
+                evaluation.write_samples(trainer.held_out_targets, step=step)
 
-    evaluation.write_samples(trainer.held_out_advantages, step=checkpoints.step, is_last=True)
+    evaluation.write_samples(trainer.held_out_targets, step=checkpoints.step, is_last=True)
     result = checkpoints.results | evaluation.evaluate_for_result(
         "after", log=checkpoints.log_held_out
     )
@@ -251,9 +251,9 @@ class PPOTrainer:
         self._reuse.mismatch = state["mismatch"]
         self.target_maker.load_state_dict(state["score_moments"])
 
-    def held_out_advantages(self, rollout: Rollout) -> Tensor | None:
-        """Return the advantages (B, T) of answers to held-out prompts; None without GAE."""
-        return self.target_maker.held_out_advantages(rollout, kl_ctl=self.kl.coefficient)
+    def held_out_targets(self, rollout: Rollout) -> TokenTargets | None:
+        """Return the rewards and advantages of answers to held-out prompts; None without GAE."""
+        return self.target_maker.held_out_targets(rollout, kl_ctl=self.kl.coefficient)
 
     @property
     def trains_actor(self) -> bool:

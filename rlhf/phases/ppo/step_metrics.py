@@ -20,6 +20,8 @@ from rlhf.phases.ppo.targets import Targets
 from rlhf.phases.shared.episode_measures import episode_values
 from rlhf.phases.shared.scoring import kl_per_sequence
 
+ROUNDING = 1e-6  # scores that differ by less are the same score; relative to scores above 1
+
 
 class PpoStats(NamedTuple):
     """Result of one PPO step; losses are means per response token over all its updates."""
@@ -46,6 +48,7 @@ def rollout_metrics(
     kl_BT = estimate_kl(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator="k1")
     metrics: Metrics = {
         "ppo/score": Moments.of(rollout.scores_B),
+        "ppo/clipped_score": Moments.of(targets.clipped_scores_GR),
         "ppo/reward": Moments.of(targets.rewards_BT.sum(dim=1)),
         "ppo/returns": Moments.of(targets.raw.returns_BT, keep_BT),
         "ppo/advantages": Moments.of(targets.raw.advantages_BT, keep_BT),
@@ -58,6 +61,9 @@ def rollout_metrics(
         "ppo/ended_share": Mean.of(rollout.responses.ended_B.float()),
         "ppo/duplicate_share": Mean.of(duplicate_mask(rollout.prompts, rollout.responses).float()),
     }
+    if targets.clipped_scores_GR.shape[1] > 1:
+        equal_G = equal_group_mask(targets.clipped_scores_GR)
+        metrics["ppo/equal_group_share"] = Mean.of(equal_G.float())
     if has_critic:
         errors_BT = targets.raw.returns_BT - rollout.values_BT
         metrics["ppo/values"] = Moments.of(rollout.values_BT, keep_BT)
@@ -77,6 +83,12 @@ def rollout_metrics(
         metrics["ppo/rollout_weight"] = Mean.of(targets.weights_BT, keep_BT)
         metrics["ppo/rollout_weight_min"] = Minimum.of(targets.weights_BT, keep_BT)
     return metrics
+
+
+def equal_group_mask(scores_GR: Tensor) -> Tensor:
+    """Return a mask (G,), True for a group of R responses that have the same score."""
+    spread_G = scores_GR.amax(dim=1) - scores_GR.amin(dim=1)
+    return spread_G <= ROUNDING * scores_GR.abs().amax(dim=1).clamp_min(1.0)
 
 
 def duplicate_mask(prompts: PromptBatch, responses: Responses) -> Tensor:

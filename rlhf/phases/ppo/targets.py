@@ -1,6 +1,6 @@
 """Advantages and returns of a rollout, the targets of its updates.
 
-Shapes: B = sequences of this rank, T = response tokens.
+Shapes: B = sequences of this rank, T = response tokens, G = groups of R compared responses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlhf.algorithms.ppo import truncated_importance_weights
 from rlhf.base.metrics import Moments
 from rlhf.base.ranks import Ranks
 from rlhf.base.turns import Turns
-from rlhf.base.types import Rollout
+from rlhf.base.types import Rollout, TokenTargets
 from rlhf.config.choices import (
     AdvantageEstimator,
     GaeUnit,
@@ -37,7 +37,7 @@ from rlhf.config.choices import (
     RolloutCorrection,
     ScaleReward,
 )
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.ppo import COMPARING, PpoConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.phases.ppo.reward_mix import sum_weighted_scores
 
@@ -48,6 +48,7 @@ class Targets(NamedTuple):
     advantages: Advantages  # whitened and corrected if configured; the updates use these
     rewards_BT: Tensor  # before whitening
     raw: Advantages  # before whitening and correction
+    clipped_scores_GR: Tensor  # rewards without the KL penalty; R is 1 if none are compared
     weights_BT: Tensor | None = None  # factors of the advantages, from ppo.rollout_correction
 
 
@@ -94,15 +95,16 @@ class TargetMaker:
         self._moments = moments.pop("scores", None)
         self._part_moments = {name.removeprefix("parts/"): each for name, each in moments.items()}
 
-    def held_out_advantages(self, rollout: Rollout, *, kl_ctl: float) -> Tensor | None:
-        """Return the advantages (B, T) of answers to held-out prompts, before whitening.
+    def held_out_targets(self, rollout: Rollout, *, kl_ctl: float) -> TokenTargets | None:
+        """Return the rewards and advantages of answers to held-out prompts, before whitening.
 
         Scores are scaled by the moments so far. Returns None for estimators other than GAE: most
         compare several responses to a prompt, and held-out prompts have one answer each.
         """
         if self._config.advantage_estimator is not AdvantageEstimator.gae:
             return None
-        return self.make(rollout, kl_ctl=kl_ctl).raw.advantages_BT
+        made = self.make(rollout, kl_ctl=kl_ctl)
+        return TokenTargets(made.rewards_BT, made.raw.advantages_BT)
 
     def make(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
         """Return the targets of one rollout, under the KL coefficient ``kl_ctl``."""
@@ -125,7 +127,9 @@ class TargetMaker:
         charged = kl_ctl if config.kl_placement is KlPlacement.reward else 0.0
         shaped_BT = token_rewards(kl_BT, scores_B, keep_BT, kl_ctl=charged)
         if rollout.responses.turns is not None:
-            shaped_BT = shaped_BT + self._turn_rewards(rollout.responses.turns)
+            of_turns_BT = self._turn_rewards(rollout.responses.turns)
+            shaped_BT = shaped_BT + of_turns_BT
+            scores_B = scores_B + of_turns_BT.sum(dim=1)
         rewards_BT = shaped_BT
         if config.whiten_rewards:
             rewards_BT = self._whiten(shaped_BT, keep_BT, shift_mean=False)
@@ -140,7 +144,9 @@ class TargetMaker:
         weights_BT = self._correction_weights(rollout)
         if weights_BT is not None:
             used = used._replace(advantages_BT=used.advantages_BT * weights_BT)
-        return Targets(used, shaped_BT, raw, weights_BT)
+        is_compared = config.advantage_estimator in COMPARING
+        compared = config.responses_per_prompt if is_compared else 1
+        return Targets(used, shaped_BT, raw, scores_B.view(-1, compared), weights_BT)
 
     def _correction_weights(self, rollout: Rollout) -> Tensor | None:
         """Return the factors (B, T) of the advantages by ppo.rollout_correction; None without one.

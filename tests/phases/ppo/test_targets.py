@@ -108,6 +108,16 @@ def test_scores_are_clipped(targets: Callable[..., Callable[..., Targets]]) -> N
     assert rewards(targets("ppo.clip_reward_value=2")(1.0, -3.0)) == [1.0, -2.0]
 
 
+def test_groups_have_the_scores_that_are_compared(
+    targets: Callable[..., Callable[..., Targets]],
+) -> None:
+    rloo = ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2"]
+    clipped = targets("ppo.clip_reward_value=5", *rloo)(7.0, 9.0, 1.0, 2.0)
+    assert clipped.clipped_scores_GR.tolist() == [[5.0, 5.0], [1.0, 2.0]]
+    alone = targets("ppo.responses_per_prompt=2")(7.0, 9.0)
+    assert alone.clipped_scores_GR.tolist() == [[7.0], [9.0]], "GAE compares no responses"
+
+
 def test_discount_and_lambda_reach_the_advantages(
     targets: Callable[..., Callable[..., Targets]],
 ) -> None:
@@ -137,21 +147,22 @@ def test_held_out_answers_do_not_move_the_scale(compose: Compose) -> None:
     config = to_run_config(compose(overrides)).ppo
     maker = TargetMaker(config, Ranks())
     held_out = rollout_of(4.0, 10.0)._replace(values_BT=torch.tensor([[1.0, 2.0], [0.0, 0.0]]))
-    before = maker.held_out_advantages(held_out, kl_ctl=0)
+    before = maker.held_out_targets(held_out, kl_ctl=0)
     assert before is not None
-    assert before.tolist() == [[3.0, 2.0], [10.0, 10.0]], "no rollout has set a scale"
+    assert before.rewards_BT.tolist() == [[0.0, 4.0], [0.0, 10.0]]
+    assert before.advantages_BT.tolist() == [[3.0, 2.0], [10.0, 10.0]], "no rollout has set a scale"
     maker.update_moments(rollout_of(0.0, 4.0))  # deviation 2
     for _ in range(2):
-        after = maker.held_out_advantages(held_out, kl_ctl=0)
+        after = maker.held_out_targets(held_out, kl_ctl=0)
         assert after is not None
-        torch.testing.assert_close(after, torch.tensor([[1.0, 0.0], [5.0, 5.0]]))
+        torch.testing.assert_close(after.advantages_BT, torch.tensor([[1.0, 0.0], [5.0, 5.0]]))
 
 
-def test_an_estimator_over_groups_has_no_held_out_advantages(compose: Compose) -> None:
+def test_an_estimator_over_groups_has_no_held_out_targets(compose: Compose) -> None:
     overrides = ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2"]
     config = to_run_config(compose(overrides)).ppo
     maker = TargetMaker(config, Ranks())
-    assert maker.held_out_advantages(rollout_of(1.0, 2.0, 3.0), kl_ctl=0) is None
+    assert maker.held_out_targets(rollout_of(1.0, 2.0, 3.0), kl_ctl=0) is None
 
 
 def test_correction_multiplies_the_advantages_that_updates_use(compose: Compose) -> None:
