@@ -42,7 +42,7 @@ def _report_or_compare(words: Sequence[str], html: str | None) -> None:
     if html is None and len(paths) == 1 and (paths[0] / FROZEN).is_file():
         report(paths[0])
     else:
-        compare(paths, html and expand_user_path(html, key="--html"))
+        compare(paths, None if html is None else expand_user_path(html, key="--html"))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Tick(NamedTuple):
     label: str
 
 
-class Key(NamedTuple):
+class LegendKey(NamedTuple):
     """An entry of a chart's legend; ``tone`` is the number of the line's colour."""
 
     label: str
@@ -60,7 +60,7 @@ class Chart(NamedTuple):
     said: str
     unit: str
     healthy: str  # the legend of the healthy range; "": the chart has none
-    keys: Sequence[Key]
+    keys: Sequence[LegendKey]
     flags: Sequence[Flag]
     note: str
     data: dict[str, Any]
@@ -136,14 +136,15 @@ def thin_points(points: Sequence[Point]) -> list[Point]:
     return kept
 
 
-def _key(line: Line, number: int) -> Key:
-    return Key(line.label, number if line.setting is None else line.setting, line.is_joined)
+def _key(line: Line, number: int) -> LegendKey:
+    return LegendKey(line.label, number if line.setting is None else line.setting, line.is_joined)
 
 
 def _drop_non_finite(line: Line) -> Line:
     kept = [math.isfinite(y) for _, y in line.points]
-    columns = ("points", "half", "x_half", "names", "settings", "low", "high")
-    return line._replace(**{name: list(compress(getattr(line, name), kept)) for name in columns})
+    names = ("points", "half", "x_half", "names", "settings", "low", "high")
+    columns: dict[str, Any] = {name: list(compress(getattr(line, name), kept)) for name in names}
+    return line._replace(**columns)
 
 
 def _line_data(line: Line) -> dict[str, Any]:

@@ -16,8 +16,13 @@ from rlhf.tracking.step_alarms import Alarm
 
 MOST_BARS = 100  # most intervals in one chart
 MOST_TOKENS = 500  # most dots in the chart of the critic
-# What is counted on the x axis, by the first part of a metric's name; all others are PPO's.
-X_LABELS = {"sft": "SFT step", "reward": "reward model step", "dpo": "DPO step"}
+# What is counted on the x axis, by the first part of a metric's name; other parts are PPO's too.
+X_LABELS = {
+    "sft": "SFT step",
+    "reward": "reward model step",
+    "ppo": "PPO step",
+    "dpo": "DPO step",
+}
 
 
 class ChartSection(NamedTuple):
@@ -71,7 +76,7 @@ def curve(label: str, points: Sequence[Point], half: Sequence[float] = ()) -> Li
 
 def x_label_of(metric: str) -> str:
     """Return the label of the x axis of a metric's chart; charts with equal labels are linked."""
-    return X_LABELS.get(metric.partition("/")[0], "PPO step")
+    return X_LABELS.get(metric.partition("/")[0], X_LABELS["ppo"])
 
 
 def _points_over_kl(series: PointsByMetric, name: str, kl: str) -> list[Point]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlhf.base.intervals import mean_of
-from rlhf.report.charts import FEWEST_JOINED, Chart, Key, Line, line_chart
+from rlhf.report.charts import FEWEST_JOINED, Chart, LegendKey, Line, line_chart
 from rlhf.report.comparison import Setting
 from rlhf.report.panels import PANELS, Panel
 from rlhf.report.run_charts import ChartSection, x_label_of
@@ -22,7 +22,7 @@ MOST_NAMES = 4  # most runs of a setting that the legend names
 class Legend(NamedTuple):
     """An entry of the legend of all curves: a setting, and its runs."""
 
-    key: Key
+    key: LegendKey
     label: str
     runs: str
 
@@ -90,5 +90,5 @@ def _charts(panel: Panel, series: Sequence[Sequence[PointsByMetric]]) -> list[Ch
 def _legend(number: int, setting: Setting) -> Legend:
     names = [f"{run.folder.parent.name}/{run.folder.name}" for run in setting.runs]
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    key = Key(str(number + 1), number, is_joined=True)
+    key = LegendKey(str(number + 1), number, is_joined=True)
     return Legend(key, setting.label, ", ".join(names[:MOST_NAMES]) + more)

@@ -13,13 +13,18 @@ from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.report import __main__ as report
+from rlhf.report.run_files import PointsByMetric
 from rlhf.report.setting_curves import MOST_STEPS, seed_line
 
 Compose = Callable[[list[str]], DictConfig]
 
 
 def test_band_is_the_range_of_the_seeds_at_steps_that_all_have() -> None:
-    runs = [{"m": [(1, 1.0), (2, 2.0), (3, 9.0)]}, {"m": [(1, 2.0), (2, 6.0)]}, {"other": []}]
+    runs: list[PointsByMetric] = [
+        {"m": [(1, 1.0), (2, 2.0), (3, 9.0)]},
+        {"m": [(1, 2.0), (2, 6.0)]},
+        {"other": []},
+    ]
     line = seed_line(4, runs, "m")
     assert (line.label, line.setting) == ("5", 4)
     assert line.points == [(1, 1.5), (2, 4.0)]

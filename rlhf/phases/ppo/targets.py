@@ -98,11 +98,10 @@ class TargetMaker:
     def held_out_targets(self, rollout: Rollout, *, kl_ctl: float) -> TokenTargets | None:
         """Return the rewards and advantages of answers to held-out prompts, before whitening.
 
-        Scores are scaled by the moments so far. Returns None for estimators other than GAE: most
-        compare several responses to a prompt, and held-out prompts have one answer each.
+        Scores are scaled by the moments so far. Returns None for estimators other than GAE.
         """
         if self._config.advantage_estimator is not AdvantageEstimator.gae:
-            return None
+            return None  # most compare several responses; a held-out prompt has one
         made = self.make(rollout, kl_ctl=kl_ctl)
         return TokenTargets(made.rewards_BT, made.raw.advantages_BT)
 
