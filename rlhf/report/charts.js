@@ -226,10 +226,11 @@ document.addEventListener("chart", ({target, detail}) => {
     add(target, detail);
     return;
   }
-  const count = chart.lines.length;
+  const shape = () => chart.lines.map((line) => line.joined).join();
+  const before = shape();
   fill(chart, detail);
   if (!chart.plot) return;
-  if (chart.lines.length !== count || isLogarithmic(chart) !== chart.isLog) {
+  if (shape() !== before || isLogarithmic(chart) !== chart.isLog) {
     draw(chart);
     return;
   }

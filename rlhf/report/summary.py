@@ -97,11 +97,11 @@ def summary_blocks(result: Mapping[str, Any]) -> Iterator[SummaryBlock]:
         if phase in result["phases"]:
             measures = result["phases"][phase]
             is_own = "reused_from" not in measures
-            duration = _duration_text(measures["seconds"] / 3600) if is_own else "reused"
+            duration = duration_text(measures["seconds"] / 3600) if is_own else "reused"
             yield SummaryBlock(phase, list(rows(measures)), duration)
     if "measured" in result:
         of_run = list(_rows_of_run(result["measured"], result.get("planned")))
-        yield SummaryBlock("run", of_run, _duration_text(result["measured"]["hours"]))
+        yield SummaryBlock("run", of_run, duration_text(result["measured"]["hours"]))
 
 
 def objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
@@ -151,7 +151,7 @@ def _rows_of_run(
     time = memory = ""
     if planned is not None:
         hours, gib = planned["hours"], planned["memory_gib"]
-        time = "" if hours is None else f", planned {_duration_text(hours)}"
+        time = "" if hours is None else f", planned {duration_text(hours)}"
         memory = "" if gib is None else f", planned {_number_text(gib)}"
     yield SummaryRow(f"time{time}")
     if "memory_gib" in measured:  # missing if all phases were taken from other runs
@@ -253,7 +253,8 @@ PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[SummaryRow]]] = 
 }
 
 
-def _duration_text(hours: float) -> str:
+def duration_text(hours: float) -> str:
+    """Return a number of hours as H:MM:SS."""
     longest = timedelta.max.days * 24  # hours of timedelta; a damaged file may have more
     return str(timedelta(hours=max(0, min(hours, longest)))).partition(".")[0]
 

@@ -11,7 +11,7 @@ import math
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlhf.base.intervals import mean_of
 from rlhf.base.stored_files import ALARM, read_lines
@@ -61,10 +61,13 @@ class Alarm(NamedTuple):
 
 def read_alarms(run_dir: Path) -> list[Alarm]:
     """Return the alarms that a run has raised so far."""
-    lines = read_lines(run_dir / "alarms.jsonl", ALARM)
-    found = (Alarm(**{name: line[name] for name in Alarm._fields}) for line in lines)
-    # JSON has no NaN.
-    return [alarm._replace(value=math.nan) if alarm.value is None else alarm for alarm in found]
+    return [alarm_of_line(line) for line in read_lines(run_dir / "alarms.jsonl", ALARM)]
+
+
+def alarm_of_line(line: Mapping[str, Any]) -> Alarm:
+    """Return the alarm in a line of alarms.jsonl."""
+    alarm = Alarm(**{name: line[name] for name in Alarm._fields})
+    return alarm._replace(value=math.nan) if line["value"] is None else alarm  # JSON has no NaN
 
 
 class Rule(NamedTuple):

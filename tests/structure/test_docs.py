@@ -55,6 +55,9 @@ RUN_ELSEWHERE = {
     "python -m rlhf.report RUN_DIR RUN_DIR": "tests/jobs/test_sweep.py",
     "python -m rlhf.report RUN_DIR RUN_DIR --html FILE": "tests/report/test_setting_curves.py",
     "python -m rlhf.report SWEEP_DIR": "tests/jobs/test_sweep.py",
+    "python -m rlhf.watch runs/latest": "tests/watch/test_watch_in_browser.py",
+    "python -m rlhf.watch SWEEP_DIR": "tests/watch/test_watch_in_browser.py",
+    "python -m rlhf.watch runs/latest --terminal": "tests/watch/test_terminal.py",
     "python -m rlhf.report.dashboards ENTITY/PROJECT": "tests/report/test_dashboards.py",
     "PYTHONPATH=. python launch.py 'tracking.others=[notes:Notes]'": "test_tracker_of_the_page",
 }
