@@ -77,10 +77,10 @@ HERE = socket.gethostname()
     ("lock", "seconds_ago", "word"),
     [
         (None, None, "waiting"),
-        (f"process {os.getpid()} on {HERE}", None, "running"),
-        (f"process {os.getpid()} on {HERE}", 7200, "running"),
-        (f"process 4194999 on {HERE}", 7200, "ended"),
-        (f"process 4194999 on {HERE}", 5, "running"),  # another machine of this name, or just now
+        ("process OWN on HERE", None, "running"),
+        ("process OWN on HERE", 7200, "running"),
+        ("process 4194999 on HERE", 7200, "ended"),
+        ("process 4194999 on HERE", 5, "running"),  # another machine of this name, or just now
         ("process 1 on elsewhere", 5, "running"),
         ("process 1 on elsewhere", 200, "running"),
         ("process 1 on elsewhere", 7200, "silent"),
@@ -92,7 +92,8 @@ def test_state_of_a_run(
 ) -> None:
     folder = started_run(tmp_path / "run")
     if lock is not None:
-        (folder / "run.lock").write_text(lock + "\n")
+        own = lock.replace("OWN", str(os.getpid())).replace("HERE", HERE)
+        (folder / "run.lock").write_text(own + "\n")
     if seconds_ago is not None:
         append(folder / "metrics.jsonl", sft_lines([1]))
         written(folder, seconds_ago=seconds_ago)
