@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.data.layouts import ASSISTANT_TURN, SPEAKERS
+from rlhf.data.layouts import ASSISTANT_TURN
+from rlhf.data.raw_rows import SPEAKERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

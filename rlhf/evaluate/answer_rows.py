@@ -87,7 +87,7 @@ class Evaluator:
         judge = GoldJudge() if config.data.source is Source.synthetic else None
         self.context: RunContext = replace(
             context,
-            parts=load_phase_data(self.config, context.console),
+            parts=load_phase_data(self.config, context.console.say),
             judge=judge,
         )
         self.plan = phase_plans(self.config).get(Phase.ppo, WITHOUT_PPO)

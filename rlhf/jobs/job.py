@@ -26,6 +26,7 @@ from rlhf.config.freeze import (
     write_command,
     write_frozen_config,
 )
+from rlhf.config.phase_shares import drop_shares_of_absent_phases
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.rules.secrets import refuse_secret_values
 from rlhf.config.rules.unread_keys import refuse_unread_keys
@@ -68,7 +69,7 @@ def _new_config(job: Job) -> RunConfig:
     if cfg.get("from_run") is not None:
         source = expand_user_path(str(cfg.from_run), key="from_run").resolve()
         copy_keys_of_source_run(cfg, source, finished_phases(source), job.overrides)
-    config = to_run_config(apply_auto_hardware(cfg, this_machine))
+    config = drop_shares_of_absent_phases(to_run_config(apply_auto_hardware(cfg, this_machine)))
     refuse_secret_values(config, os.environ)
     refuse_unread_keys(config, job.overrides)
     asked, (key, model) = config.data.template, tokenizer_base(config)
@@ -123,13 +124,14 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     If the job may continue an unfinished run with the same configuration, that run is resumed.
     """
     config, loads = with_started_ranks(config), None
+    finished = reused_phases(config)
     if config.plan is PlanMode.check:
         if lacks_rates(config.hardware):
             from rlhf.jobs.measure_cpu import measure_cpu  # imports torch
 
             measure_cpu()
-        loads = read_loads(config)
-    config, plan, notes = plan_and_configure(config, loads, finished=reused_phases(config))
+        loads = read_loads(config, finished=finished).loads
+    config, plan, notes = plan_and_configure(config, loads, finished=finished)
     check_ranks_can_start(config)
     now, continues = datetime.now(), job.continues
     run_dir = make_run_dir(config, job_dir=job.folder, now=now, continues=continues)
@@ -160,7 +162,9 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
         raise ConfigError(
             "plan=only: the ranks have been started; start launch.py without torchrun"
         )
-    plan = plan_and_configure(config, read_loads(config), finished=reused_phases(config)).plan
+    finished = reused_phases(config)
+    loads, lines = read_loads(config, finished=finished)
+    plan = plan_and_configure(config, loads, finished=finished).plan
     assert plan is not None, "plan=only has a plan, or was refused"
     if job.resume is None and config.run_dir is not None:
         write_json(
@@ -172,6 +176,8 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
         words = [word for word in job.overrides if word != "plan=only"]
         console.say(f"{' '.join(words)}: {plan_summary(plan)}")
     else:
+        for line in lines:
+            console.say(line)
         console.show(*tables(plan))
         if is_hardware_auto():
             console.say(this_machine().notice)

@@ -120,7 +120,7 @@ def describe_counts(plan: Plan) -> str:
         f"{phase.phase} {number} step{'' if number == '1' else 's'} of {batches[phase.phase]}"
         for phase, number in zip(plan.phases, steps, strict=True)
     )
-    return f"{', '.join(phases)}, from {describe_examples(config.data)}"
+    return f"{', '.join(phases)}, from {describe_examples(config.data, plan.records)}"
 
 
 def _cost_text(plan: Plan) -> str:

@@ -104,9 +104,12 @@ def total_examples(data: DataConfig) -> int | None:
     return data.size or _count_lines(data)
 
 
-def describe_examples(data: DataConfig) -> str:
-    """Return the number and origin of the examples, such as "9,000 examples of pairs.jsonl"."""
-    total = total_examples(data)
+def describe_examples(data: DataConfig, records: int = 0) -> str:
+    """Return the number and origin of the examples, such as "9,000 examples of pairs.jsonl".
+
+    ``records`` is the number of examples that were read; 0: the data was not read.
+    """
+    total = records or total_examples(data)
     if data.source in (Source.synthetic, Source.environment):
         toy = "toy " if data.source is Source.synthetic else ""
         return f"{data.size:,} generated {toy}examples (data={data.source})"

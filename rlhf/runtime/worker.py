@@ -182,7 +182,7 @@ def build_context(
     )
     if dtype in {Dtype.bf16, Dtype.fp32} and config.hardware.device is Device.cpu:
         console.say(describe_kernels(half=dtype is Dtype.bf16))
-    parts = load_phase_data(config, console)
+    parts = load_phase_data(config, console.say)
     tokenizer = create_or_load_tokenizer(config, run_dir, parts)
     written = [f"{phase}{under}" for phase in unfinished for under in ("", f"/{STATE}")]
     refuse_links(run_dir, [*LOGS, "wandb", "wandb_id", "tensorboard", *written])
