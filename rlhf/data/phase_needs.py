@@ -14,6 +14,8 @@ from rlhf.base.errors import DataError
 from rlhf.config.batches import examples_per_step, largest_batch_sizes, phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.rules.ppo import check_ppo
+from rlhf.config.schema.data import DataConfig
+from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.corpus import ptx_texts, reads_corpus
 
@@ -46,13 +48,16 @@ def require_examples(config: RunConfig, found: Mapping[Phase, PhaseExamples]) ->
         DataError: if one has not; the message names sizes that work for all phases.
         ConfigError: if PPO's options do not suit the steps that its examples allow.
     """
+    needed = {phase: examples_per_step(config, phase) for phase in found}
     short = {
-        phase: each
-        for phase, each in found.items()
-        if each.train < examples_per_step(config, phase) or not each.eval
+        phase: each for phase, each in found.items() if each.train < needed[phase] or not each.eval
     }
     if short:
-        counts = "; ".join(_describe_shortage(config, *each) for each in short.items())
+        rows = config.ppo.rollout_batch_size
+        counts = "; ".join(
+            _describe_shortage(phase, each, needed=needed[phase], rows=rows)
+            for phase, each in short.items()
+        )
         sizes = [
             largest_batch_sizes(config, phase, examples=each.train) if each.eval else None
             for phase, each in short.items()
@@ -73,11 +78,11 @@ def require_examples(config: RunConfig, found: Mapping[Phase, PhaseExamples]) ->
         check_ppo(replace(config.ppo, steps=steps), lora_rank=config.lora.rank)
 
 
-def _describe_shortage(config: RunConfig, phase: Phase, found: PhaseExamples) -> str:
-    needed = examples_per_step(config, phase)
+def _describe_shortage(phase: Phase, found: PhaseExamples, *, needed: int, rows: int) -> str:
+    """Return the numbers of examples that a phase has and needs; ``rows``: of PPO's rollouts."""
     size = f"{phase}.batch_size={needed}"
     if phase is Phase.ppo:
-        size = f"ppo.rollout_batch_size={config.ppo.rollout_batch_size}"
+        size = f"ppo.rollout_batch_size={rows}"
     skipped = f" ({found.skipped})" if found.skipped else ""
     return (
         f"the {phase} phase has {found.train} examples to train on and {found.eval} held out"
@@ -85,11 +90,11 @@ def _describe_shortage(config: RunConfig, phase: Phase, found: PhaseExamples) ->
     )
 
 
-def require_corpus(config: RunConfig) -> None:
+def require_corpus(ppo: PpoConfig, data: DataConfig, *, seed: int) -> None:
     """Check that the corpus that PPO reads has text.
 
     Raises:
         DataError: if it is missing, cannot be read or has no text.
     """
-    if config.data.ptx_path is not None and reads_corpus(config):
-        ptx_texts(config.data, seed=config.seed)
+    if data.ptx_path is not None and reads_corpus(ppo, data):
+        ptx_texts(data, seed=seed)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.batches import examples_per_step, phase_steps
 from rlhf.config.choices import ModelInit, Phase, Source, Template
-from rlhf.config.roles import reward_model_base
+from rlhf.config.roles import tokenizer_base
+from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.phase_needs import PhaseExamples, describe_phase_examples
@@ -55,7 +56,10 @@ class CountedData:
         sizes = [len(side) for part in self._parts.values() for side in (part.train, part.eval)]
         self.is_sample = self._scale > 1 or max(sizes) > most
         texts = _texts_of(self._parts.values(), most)
-        self._encoder, self._knows_lengths = _build_encoder(config, texts)
+        key, model = tokenizer_base(config)
+        if config.from_run is not None:
+            model = replace(model, tokenizer=str(Path(config.from_run) / "tokenizer"))
+        self._encoder, self._knows_lengths = _build_encoder(key, model, data.template, texts)
         self._records = round(self._scale * sum(sizes))
         self.examples: dict[Phase, PhaseExamples] = {}
         self.loads: dict[Phase, Load] = {}
@@ -121,19 +125,16 @@ class CountedData:
         return sum(lengths) / len(lengths) if lengths else None
 
 
-def _build_encoder(config: RunConfig, texts: Iterable[str]) -> tuple[Encoder, bool]:
+def _build_encoder(
+    key: str, model: ModelConfig, template: Template, texts: Iterable[str]
+) -> tuple[Encoder, bool]:
     """Return the run's encoder, and False if its tokenizer is not here and lengths are guessed.
 
     A tokenizer that the run would train is trained on ``texts``.
     """
-    key, model = "model", config.model
-    if config.phase.order == [Phase.reward]:
-        key, model = reward_model_base(config)
-    if config.from_run is not None:
-        model = replace(model, tokenizer=str(Path(config.from_run) / "tokenizer"))
     place = model.tokenizer or (model.path if model.init is ModelInit.pretrained else None)
     folder = None if place is None else expand_user_path(place, key=f"{key}.tokenizer")
-    if config.data.template is Template.chat and (folder is None or folder.is_dir()):
+    if template is Template.chat and (folder is None or folder.is_dir()):
         whole = load_or_train_tokenizer(model, key=key, texts=texts)
         return Encoder(whole, Template.chat), True
     if folder is None:

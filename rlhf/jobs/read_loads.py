@@ -39,7 +39,9 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
         DataError: if the data is missing, malformed or too small for a phase.
         ConfigError: if PPO's options do not suit the steps that its examples allow.
     """
-    if (reason := _why_not_read(config)) is not None:
+    is_plan = config.plan is PlanMode.only
+    reason = _why_not_read(config.data, config.environment.processes, is_plan=is_plan)
+    if reason is not None:
         return Reading(None, [f"data: not read: {reason} {ASSUMED}"])
     phases = [phase for phase in config.phase.order if phase not in finished]
     counted = CountedData(config, most=SAMPLED)
@@ -48,18 +50,20 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
     require_examples(config, {phase: counted.examples[phase] for phase in phases})
     corpus = config.data.ptx_path
     if Phase.ppo in phases and corpus is not None and _is_here_and_small(corpus):
-        require_corpus(config)
+        require_corpus(config.ppo, config.data, seed=config.seed)
     return Reading(counted.loads, counted.lines)
 
 
-def _why_not_read(config: RunConfig) -> str | None:
-    """Return a sentence on why the launcher does not read the data; None if it does."""
-    data = config.data
-    if data.source is Source.environment and config.environment.processes:
+def _why_not_read(data: DataConfig, processes: int, *, is_plan: bool) -> str | None:
+    """Return a sentence on why the launcher does not read the data; None if it does.
+
+    ``processes`` are those of the run's environment.
+    """
+    if data.source is Source.environment and processes:
         return "only the ranks run an environment with processes of its own."
     if data.source in (Source.synthetic, Source.environment):
         return None
-    if data.size and config.plan is PlanMode.only:
+    if data.size and is_plan:
         return f"data.size={data.size} gives the number of examples."
     paths = _data_paths(data)
     if data.source is Source.hub:

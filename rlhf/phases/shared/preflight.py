@@ -93,7 +93,7 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
         context.console.say(describe_phase_examples(phase, found[phase]))
     require_examples(context.config, found)
     if Phase.ppo in found:
-        require_corpus(context.config)
+        require_corpus(context.config.ppo, context.config.data, seed=context.config.seed)
 
 
 def _add_model_type(config: PreTrainedConfig, obstacle: str | None) -> str | None:

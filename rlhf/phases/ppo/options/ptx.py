@@ -44,7 +44,7 @@ def build_ptx_corpus(context: RunContext, blocks: PtxBlocks | None) -> PtxCorpus
 def load_corpus_blocks(context: RunContext) -> PtxBlocks | None:
     """Return the corpus in blocks as long as PPO's sequences; None if no option uses a corpus."""
     config = context.config
-    if not reads_corpus(config):
+    if not reads_corpus(config.ppo, config.data):
         return None
     return ptx_blocks(
         config.data,
