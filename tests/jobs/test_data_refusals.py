@@ -28,7 +28,7 @@ ANSWERS = [row | {"completion": " yes"} for row in PROMPTS]
 PAIRS = [row | {"chosen": " yes", "rejected": " no"} for row in PROMPTS]
 LONG = [row | {"prompt": PROMPT.format("word " * 300 + row["prompt"])} for row in PAIRS]
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
-SMALL = ["sft.batch_size=4", "reward.batch_size=4", "dpo.batch_size=4"]
+SMALL = ["data.template=plain", "sft.batch_size=4", "reward.batch_size=4", "dpo.batch_size=4"]
 SMALL += ["ppo.rollout_batch_size=4", "ppo.mini_batch_size=4", "ppo.steps=2"]
 ENOUGH = "sft.max_tokens=900 dpo.max_tokens=900"
 MINE = "data.path=null +data.sets={{mine:{{path:{file},columns:{{prompt:question}}}}}}"
