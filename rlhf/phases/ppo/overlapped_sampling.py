@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import RolloutError
 from rlhf.base.isolated_process import IsolatedProcess
 from rlhf.base.stored_responses import join_responses, rows_of_rank, unpack_responses
 from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
 from rlhf.config.choices import Phase
+from rlhf.config.schema.run import RunConfig
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.shared.context import RunContext
 from rlhf.rollout.ahead import SamplingAhead, SamplingInTurn, StepSampler
@@ -77,10 +79,7 @@ class SamplingProcesses:
         self._folder = context.run_dir / Phase.ppo / "sampling"
         if self._ranks.is_main:
             shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
-        # Ranks and sampling processes of a node share its cores.
-        count, ranks_here = config.rollout.samplers, config.hardware.ranks_per_node
-        threads = max(1, torch.get_num_threads() * ranks_here // (ranks_here + count))
-        torch.set_num_threads(threads)
+        count, threads = config.rollout.samplers, _share_cores(config)
         started = range(count if self._ranks.is_main else 0)
         self._processes = [IsolatedProcess(SERVES) for _ in started]
         for index, process in enumerate(self._processes):
@@ -132,6 +131,15 @@ class SamplingProcesses:
             process.close()
         if self._ranks.is_main:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _share_cores(config: RunConfig) -> int:
+    """Return the threads of a sampling process; ranks and these processes share a node's cores."""
+    hardware, count = config.hardware, config.rollout.samplers
+    cores, ranks = num_usable_cores(), hardware.ranks_per_node
+    own = hardware.cores_per_rank or max(1, cores // (ranks + count))
+    torch.set_num_threads(own)
+    return max(1, (cores - own * ranks) // count)
 
 
 def _soon() -> float:
