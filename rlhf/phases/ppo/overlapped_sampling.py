@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -100,7 +101,8 @@ class SamplingProcesses:
             self._weights_of[step] = weights
             for process in self._processes:
                 prompts = self._loader.prompts_of_all_ranks(step - 1)._asdict()
-                process.send({"step": step, "weights": str(weights), **prompts}, _soon())
+                with _explain_end():
+                    process.send({"step": step, "weights": str(weights), **prompts}, _soon())
 
     def finish(self, step: int) -> Responses:
         """Return this rank's responses of ``step``, as soon as all processes have written theirs.
@@ -111,7 +113,10 @@ class SamplingProcesses:
         from safetensors.torch import load_file
 
         for process in self._processes:
-            _receive(process)
+            with _explain_end():
+                answer = process.receive(_soon())
+            if "error" in answer:
+                raise RolloutError(f"rollout.overlap=true: {answer['error']}")
         self._ranks.barrier()
         files = sorted(self._folder.glob(f"step-{step}-*.safetensors"))
         parts = [unpack_responses(load_file(file)) for file in files]
@@ -147,20 +152,14 @@ def _soon() -> float:
     return time.monotonic() + LONG
 
 
-def _receive(process: IsolatedProcess) -> Mapping[str, Any]:
-    """Return the next answer of a process.
-
-    Raises:
-        RolloutError: if the process has ended, or its answer is an error.
-    """
+@contextmanager
+def _explain_end() -> Iterator[None]:
+    """Raise a RolloutError if the process that the block talks to has ended."""
     try:
-        answer = process.receive(time.monotonic() + LONG)
+        yield
     except OSError as error:
         raise RolloutError(
-            "rollout.overlap=true: a sampling process has ended without a word; its last lines are "
-            "above. It was killed, perhaps for lack of memory: use a smaller rollout.max_rows, or "
+            "rollout.overlap=true: a sampling process has ended; its last lines, if there are any, "
+            "are above. If it was killed for lack of memory, use a smaller rollout.max_rows, or "
             "rollout.overlap=false"
         ) from error
-    if "error" in answer:
-        raise RolloutError(f"rollout.overlap=true: a sampling process failed: {answer['error']}")
-    return answer

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
+from rlhf.base.errors import USER_ERROR
 from rlhf.base.ranks import Ranks
 from rlhf.base.stored_responses import (
     join_responses,
@@ -18,7 +21,8 @@ from rlhf.base.turns import Turns, Utterance
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.gpu_check.equal_runs import differing_files
 from rlhf.rollout.ahead import SamplingAhead, SamplingInTurn
-from tests.runs import EPISODES, finished
+from tests.runs import EPISODES, ROOT, TINY_RUN, finished, start
+from tests.runtime.test_launcher import children, wait_for
 
 # Gradients of few threads differ in rounding from those of many.
 ONE_CORE = ["hardware.cores_per_rank=1", "ppo.steps=4"]
@@ -132,3 +136,18 @@ def test_sampling_beside_training_changes_no_file(options: list[str], tmp_path: 
     beside = finished(tmp_path / "beside", *words, "rollout.overlap=true")
     assert not differing_files(in_turn, beside)
     assert not (beside / "ppo" / "sampling").exists()
+
+
+@pytest.mark.slow
+def test_the_end_of_a_sampling_process_ends_the_run_in_one_line(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    words = [*TINY_RUN, *ONE_CORE, "ppo.steps=9999", "rollout.lag=1", "rollout.overlap=true"]
+    with start(ROOT / "launch.py", *words, f"run_dir={run_dir}", cwd=tmp_path) as run:
+        wait_for(run_dir / "metrics.jsonl", '"phase": "ppo", "step": 2')
+        (supervisor,) = children(run.pid)
+        (sampler,) = children(supervisor)
+        os.kill(sampler, signal.SIGKILL)
+        _, said = run.communicate(timeout=60)
+    assert run.returncode == USER_ERROR
+    assert said.startswith("error: rollout.overlap=true: a sampling process has ended")
+    assert said.count("\n") == 1
