@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from rlhf.base.metrics import Maximum, Metrics
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,14 @@ class Ranks:
     def any(self, here: bool) -> bool:
         """Return True on every rank if ``here`` is True on one of them."""
         return bool(self.max(torch.tensor(float(here), device=self.device)))
+
+    def gather(self, here: T) -> list[T]:
+        """Return what every rank passes, in the order of ranks, on every rank."""
+        if self.size == 1:
+            return [here]
+        found: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(found, here)
+        return found
 
     def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
         if self.size == 1:

@@ -35,8 +35,38 @@ def check_rollout(config: RunConfig) -> None:
             "rollout.backend=fast measures log-probabilities; use rollout.backend=fast, or "
             "rollout.reuse_logprobs=auto"
         )
+    _check_lag(config)
     _check_correction(config)
     check_hybrid_engine(config)
+
+
+def _check_lag(config: RunConfig) -> None:
+    """Check that rollouts of older weights, and sampling beside training, can be had."""
+    rollout, rows = config.rollout, config.ppo.rollout_batch_size
+    if rollout.lag and rollout.backend not in (Backend.fast, Backend.vllm_server):
+        raise ConfigError(
+            f"rollout.lag={rollout.lag} with rollout.backend={rollout.backend}: the log-probs of "
+            "the weights that sampled are needed later, and this backend measures none; use "
+            "rollout=fast, or rollout.lag=0"
+        )
+    if not rollout.overlap:
+        return
+    reasons = {
+        "rollout.lag=0: each step then waits for the weights of the last; use rollout.lag=1": (
+            rollout.lag == 0
+        ),
+        f"rollout.backend={rollout.backend}: only rollout=fast samples in processes of its own": (
+            rollout.backend is not Backend.fast
+        ),
+        "ppo.shared_trunk=true: the policy is a branch of the trunk; use ppo.shared_trunk=false": (
+            config.ppo.shared_trunk
+        ),
+        f"rollout.samplers={rollout.samplers} does not divide ppo.rollout_batch_size={rows}: each "
+        "process samples an equal share; use a divisor": rows % rollout.samplers != 0,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ConfigError(f"rollout.overlap=true with {reason}")
 
 
 def _check_correction(config: RunConfig) -> None:

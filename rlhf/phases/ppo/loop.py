@@ -34,6 +34,7 @@ from rlhf.phases.ppo.models import Learner, step_optimizers_together
 from rlhf.phases.ppo.objective import Aggregation, MicroBatch, cut_micro_batches, policy_penalty
 from rlhf.phases.ppo.options import ptx
 from rlhf.phases.ppo.options.logprob_reuse import LogprobReuse, logprob_mismatch
+from rlhf.phases.ppo.overlapped_sampling import sample_ahead
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.step_metrics import (
@@ -65,7 +66,8 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     trainer = PPOTrainer(engine, config, ptx.build_ptx_corpus(context, blocks))
     loader = PromptLoader(context, data.train)
     evaluation = PpoEvaluation(context, engine, data.eval, blocks)
-    checkpoints = Checkpoints(context, Phase.ppo, engine.trained_engines, trainer)
+    ahead = sample_ahead(context, engine, loader, steps=steps)
+    checkpoints = Checkpoints(context, Phase.ppo, engine.trained_engines | ahead, trainer)
     if checkpoints.is_resumed:
         evaluation.read_results()
     else:
@@ -197,13 +199,16 @@ class PPOTrainer:
         self.target_maker.update_moments(rollout)
         targets = self.target_maker.make(rollout, kl_ctl=kl_ctl)
 
+        # With a lag, reused log-probabilities are those of an older policy, not of another program.
+        measures_mismatch = rollout.reuses_logprobs and not engine.config.rollout.lag
+
         # 4. Clipped updates: passes over shuffled mini-batches, each cut into micro-batches.
         learned: Metrics = {}
         updates: list[dict[Role, StepReport]] = []
         for rows in self._mini_batches(rollout):
             batches = cut_micro_batches(rollout, targets.advantages, rows, size=engine.plan.micro)
             mean = Aggregation.for_mini_batch(config, rollout.responses.keep_BT[rows], ranks)
-            objective = Objective(config, kl_ctl, mean, rollout.reuses_logprobs and not updates)
+            objective = Objective(config, kl_ctl, mean, measures_mismatch and not updates)
             update: Metrics = {}
             reports: dict[Role, StepReport] = {}
             for learners in engine.models.learner_groups(trains_actor=self.trains_actor):

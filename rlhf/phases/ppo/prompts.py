@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
+class StepPrompts(NamedTuple):
+    """The prompts of one step, of all ranks, each once."""
+
+    ids: list[list[int]]
+    texts: list[str]
+    columns: Extras  # of each prompt, the dataset columns that rewards read
+    seeds: list[int] | None = None  # of their episodes; None: no environment
+
+
 class PromptLoader:
     """A loader of each step's prompts, from an endless sequence of shuffled passes."""
 
@@ -29,17 +38,24 @@ class PromptLoader:
         self._records = context.parts[Phase.ppo].train
         self._shuffle = Shuffle(len(examples), seed=seed_for(context.config.seed, "ppo", "shuffle"))
 
-    def batch(self, step: int) -> PromptBatch:
-        """Return this rank's prompts of step ``step``, counted from 0."""
-        context, ppo = self._context, self._context.config.ppo
+    def prompts_of_all_ranks(self, step: int) -> StepPrompts:
+        """Return the prompts of step ``step``, counted from 0."""
+        ppo = self._context.config.ppo
         rows = self._shuffle.batch(step, ppo.rollout_batch_size // ppo.responses_per_prompt)
         chosen = self._examples[rows]
         records = [self._records[row] for row in chosen["row"]]
-        return shard_prompt_batch(
+        return StepPrompts(
             chosen["ids"],
             [each.prompt or "" for each in records],
             [each.columns or {} for each in records],
             episode_seeds(records),
+        )
+
+    def batch(self, step: int) -> PromptBatch:
+        """Return this rank's prompts of step ``step``, counted from 0."""
+        context = self._context
+        return shard_prompt_batch(
+            self.prompts_of_all_ranks(step),
             step=step,
             config=context.config,
             ranks=context.ranks,
@@ -48,39 +64,28 @@ class PromptLoader:
 
 
 def shard_prompt_batch(
-    ids: list[list[int]],
-    texts: list[str],
-    columns: Extras,
-    seeds: list[int] | None = None,
-    *,
-    step: int,
-    config: RunConfig,
-    ranks: Ranks,
-    pad_id: int,
+    prompts: StepPrompts, *, step: int, config: RunConfig, ranks: Ranks, pad_id: int
 ) -> PromptBatch:
-    """Return this rank's share of the prompts of one step, given the prompts of all ranks.
-
-    ``columns`` has, for each prompt, the values of the dataset columns that rewards read, and
-    ``seeds`` the seeds of its episode with an environment.
+    """Return this rank's share of the prompts of step ``step``, counted from 0.
 
     Each prompt is repeated ``ppo.responses_per_prompt`` times in a row. Random numbers are drawn
     for all ranks before they are divided, so that a response does not depend on the number of
     ranks.
     """
-    rows = [row for row in range(len(ids)) for _ in range(config.ppo.responses_per_prompt)]
+    rows = [row for row in range(len(prompts.ids)) for _ in range(config.ppo.responses_per_prompt)]
     draws_BT = torch.rand(
         len(rows),
         config.environment.turns * config.rollout.max_response_tokens,
         generator=random_stream(config.seed, "sampling", step),
     )
     mine = rows_of_this_rank(rows, ranks)
-    prompts = collate_prompts(
-        [ids[row] for row in mine],
-        [texts[row] for row in mine],
+    batch = collate_prompts(
+        [prompts.ids[row] for row in mine],
+        [prompts.texts[row] for row in mine],
         draws_BT[rows_of_this_rank(range(len(rows)), ranks)],
-        columns=[columns[row] for row in mine],
+        columns=[prompts.columns[row] for row in mine],
         pad_id=pad_id,
         device=ranks.device,
     )
-    own = None if seeds is None else [seeds[row] for row in mine]
-    return prompts._replace(step=step + 1, seeds=own)
+    own = None if prompts.seeds is None else [prompts.seeds[row] for row in mine]
+    return batch._replace(step=step + 1, seeds=own)

@@ -22,8 +22,10 @@ LARGE = 0.1  # nats; the ratio of such a token is off by more than a tenth
 class LogprobReuse:
     """The decision for each step whether log-probabilities are reused; equal on every rank.
 
-    With reuse_logprobs=auto they are reused as long as the last measured mismatch, over all ranks,
-    is small enough, and never under dropout, because training then cannot measure a mismatch.
+    With rollout.lag and reuse_logprobs=auto they are always reused: they belong to the policy that
+    sampled, which PPO's ratio compares with. Without a lag, auto reuses them as long as the last
+    measured mismatch, over all ranks, is small enough, and never under dropout, because training
+    then cannot measure a mismatch.
     """
 
     def __init__(self, config: RolloutConfig, *, actor_dropout: float) -> None:
@@ -45,6 +47,8 @@ class LogprobReuse:
             )
         if config.reuse_logprobs is not When.auto:
             return config.reuse_logprobs is When.always
+        if config.lag:
+            return True
         if responses.logprobs_BT is None or self._has_dropout or self.mismatch is None:
             return False
         return self.mismatch <= config.max_logprob_mismatch
