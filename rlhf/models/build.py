@@ -129,7 +129,7 @@ def _build_model(
         shard_parameters(model, shard, partial(require_finite_weights, source=source))
     if source.attention in (None, MATMUL):
         use_matmul_attention(model)
-    if shard is None and not source.compiles:
+    if shard is None:
         use_onednn_products(model)
     set_dropout(model, source.dropout)
     if source.gradient_checkpointing:

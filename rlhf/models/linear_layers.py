@@ -47,6 +47,8 @@ def multiply(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tens
 
 
 def _is_faster_with_onednn(x: Tensor, weight_OI: Tensor) -> bool:
+    if torch.compiler.is_compiling():
+        return False
     is_fp32 = x.dtype is weight_OI.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
     return is_fp32 and x.is_cpu and x.numel() > 0 and has_slow_mkl()
 
