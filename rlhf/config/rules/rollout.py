@@ -12,6 +12,8 @@ from rlhf.config.choices import (
     When,
 )
 from rlhf.config.roles import SHARDED_WEIGHTS
+from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.rollout import RolloutConfig
 from rlhf.config.schema.run import RunConfig
 
 BACKEND = "rollout.backend=hybrid_engine"
@@ -35,14 +37,14 @@ def check_rollout(config: RunConfig) -> None:
             "rollout.backend=fast measures log-probabilities; use rollout.backend=fast, or "
             "rollout.reuse_logprobs=auto"
         )
-    _check_lag(config)
+    _check_lag(rollout, config.ppo)
     _check_correction(config)
     check_hybrid_engine(config)
 
 
-def _check_lag(config: RunConfig) -> None:
+def _check_lag(rollout: RolloutConfig, ppo: PpoConfig) -> None:
     """Check that rollouts of older weights, and sampling beside training, can be had."""
-    rollout, rows = config.rollout, config.ppo.rollout_batch_size
+    rows = ppo.rollout_batch_size
     if rollout.lag and rollout.backend not in (Backend.fast, Backend.vllm_server):
         raise ConfigError(
             f"rollout.lag={rollout.lag} with rollout.backend={rollout.backend}: the log-probs of "
@@ -59,7 +61,7 @@ def _check_lag(config: RunConfig) -> None:
             rollout.backend is not Backend.fast
         ),
         "ppo.shared_trunk=true: the policy is a branch of the trunk; use ppo.shared_trunk=false": (
-            config.ppo.shared_trunk
+            ppo.shared_trunk
         ),
         f"rollout.samplers={rollout.samplers} does not divide ppo.rollout_batch_size={rows}: each "
         "process samples an equal share; use a divisor": rows % rollout.samplers != 0,

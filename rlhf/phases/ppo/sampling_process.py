@@ -46,7 +46,7 @@ def _answers(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
     sampler = None
     for call in messages:
         try:
-            sampler = sampler or Sampler(SamplerPlace(**given))
+            sampler = sampler or SamplingWorker(SamplerPlace(**given))
             sampler.sample(**call)
         except RlhfError as error:
             yield {"error": str(error)}
@@ -83,7 +83,7 @@ class SnapshotPolicy(BaseEngine):
         self._loaded = weights
 
 
-class Sampler:
+class SamplingWorker:
     """The policy, and the backend that samples from it, of one sampling process."""
 
     def __init__(self, place: SamplerPlace) -> None:
