@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +14,7 @@ from filelock import FileLock
 
 from rlhf.base.drive_errors import convert_drive_errors
 from rlhf.base.errors import USER_ERROR
+from rlhf.base.quiet_libraries import quieten_libraries
 from rlhf.base.ranks import Ranks
 from rlhf.checkpoint.finished_phase import STATE
 from rlhf.checkpoint.model_folder import replace_folder_atomically
@@ -258,20 +257,3 @@ def create_or_load_tokenizer(
         theirs = load_or_train_tokenizer(reward_model, key="reward_model", texts=())
         check_same_tokens(tokenizer, theirs, reward_place=str(reward_model.path))
     return tokenizer
-
-
-def quieten_libraries() -> None:
-    """Keep the libraries' progress bars and notices off the terminal; errors are still shown."""
-    import datasets
-    import transformers
-
-    datasets.disable_progress_bars()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # setuptools logs every compiler that DeepSpeed tries to the root logger; Hydra's own messages
-    # are kept.
-    logging.getLogger("hydra").setLevel(logging.INFO)
-    logging.getLogger().setLevel(logging.WARNING)
-    # deepspeed 0.19.8 under torch 2.13 uses the older names of two collectives.
-    warnings.filterwarnings("ignore", message=".*is deprecated.*", category=FutureWarning)

@@ -67,7 +67,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     loader = PromptLoader(context, data.train)
     evaluation = PpoEvaluation(context, engine, data.eval, blocks)
     ahead = sample_ahead(context, engine, loader, steps=steps)
-    checkpoints = Checkpoints(context, Phase.ppo, engine.trained_engines | ahead, trainer)
+    checkpoints = Checkpoints(context, Phase.ppo, {**engine.trained_engines, **ahead}, trainer)
     if checkpoints.is_resumed:
         evaluation.read_results()
     else:

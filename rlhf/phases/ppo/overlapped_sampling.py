@@ -60,8 +60,8 @@ class SamplerPlace(NamedTuple):
 
     run_dir: str
     folder: str  # for weights and responses
-    index: int  # of ``count`` processes
-    count: int
+    rank: int  # among ``num_samplers`` processes
+    num_samplers: int
     threads: int
 
 

@@ -16,16 +16,17 @@ import torch
 from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CapabilityError, RlhfError
 from rlhf.base.isolated_process import serve_lines
+from rlhf.base.quiet_libraries import quieten_libraries
 from rlhf.base.ranks import Ranks
 from rlhf.base.safe_text import print_traceback
 from rlhf.base.stored_responses import pack_responses
-from rlhf.config.choices import Device, Dtype, When
+from rlhf.config.choices import Device, When
 from rlhf.config.freeze import load_run
-from rlhf.config.roles import Role, has_half_weights
+from rlhf.config.roles import Role
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.config.schema.run import RunConfig
-from rlhf.engine.base import BaseEngine
 from rlhf.engine.devices import resolve_dtype
+from rlhf.engine.settings import EngineSettings
+from rlhf.engine.torch_engine import TorchEngine
 from rlhf.environments.pools import build_pool
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases.ppo.overlapped_sampling import SamplerPlace
@@ -57,18 +58,10 @@ def _answers(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
             yield {"step": call["step"]}
 
 
-class SnapshotPolicy(BaseEngine):
-    """The policy with weights of a snapshot; an ``Engine`` as far as rollouts need one."""
+class SnapshotPolicy(TorchEngine):
+    """The policy with the weights of a snapshot."""
 
-    is_sharded = False
-
-    def __init__(
-        self, config: RunConfig, tokenizer: Any, dtype: Dtype, device: torch.device
-    ) -> None:
-        has_half = has_half_weights(Role.actor, config.zero, dtype)
-        super().__init__(casts_to_bf16=dtype is Dtype.bf16 and not has_half, device=device)
-        self.module = build_policy(config, tokenizer, dropout=0.0).requires_grad_(False).to(device)
-        self._loaded: Path | None = None
+    _loaded: Path | None = None
 
     def load(self, weights: Path) -> None:
         """Load the weights of a snapshot, in the precision in which they are trained."""
@@ -92,14 +85,20 @@ class SamplingWorker:
         Raises:
             CapabilityError: if there is no GPU left for this process.
         """
+        quieten_libraries()
         torch.set_num_threads(place.threads)
         run_dir, self._folder = Path(place.run_dir), Path(place.folder)
         self._config = config = load_run(run_dir)
-        device = _device_of(config.hardware, place.index)
-        self._share = Ranks(place.index, place.count, device)
+        device = _device_of(config.hardware, place.rank)
+        self._share = Ranks(place.rank, place.num_samplers, device)
         self._tokenizer = load_tokenizer(run_dir / "tokenizer", key="run_dir")
         dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
-        self._policy = SnapshotPolicy(config, self._tokenizer, dtype, device)
+        self._policy = SnapshotPolicy(
+            build_policy(config, self._tokenizer, dropout=0.0),
+            role=Role.actor,
+            settings=EngineSettings(zero=config.zero, dtype=dtype),
+            ranks=Ranks(device=device),
+        )
         self._backend = build_answering_backend(
             build_pool(config.environment) if config.environment.is_used else None,
             config,
