@@ -199,16 +199,14 @@ class PPOTrainer:
         self.target_maker.update_moments(rollout)
         targets = self.target_maker.make(rollout, kl_ctl=kl_ctl)
 
-        # With a lag, reused log-probabilities are those of an older policy, not of another program.
-        measures_mismatch = rollout.reuses_logprobs and not engine.config.rollout.lag
-
         # 4. Clipped updates: passes over shuffled mini-batches, each cut into micro-batches.
         learned: Metrics = {}
         updates: list[dict[Role, StepReport]] = []
         for rows in self._mini_batches(rollout):
             batches = cut_micro_batches(rollout, targets.advantages, rows, size=engine.plan.micro)
             mean = Aggregation.for_mini_batch(config, rollout.responses.keep_BT[rows], ranks)
-            objective = Objective(config, kl_ctl, mean, measures_mismatch and not updates)
+            is_measured = self._reuse.can_measure_mismatch(rollout) and not updates
+            objective = Objective(config, kl_ctl, mean, is_measured)
             update: Metrics = {}
             reports: dict[Role, StepReport] = {}
             for learners in engine.models.learner_groups(trains_actor=self.trains_actor):

@@ -138,13 +138,9 @@ class RLHFEngine:
         Responses are sampled with the random numbers that a run uses in its step ``step``.
         """
         ids = Encoder(self.tokenizer, self.config.data.template).prompts(texts)
-        return shard_prompt_batch(
-            StepPrompts(ids, texts, columns or [{}] * len(texts), seeds),
-            step=step,
-            config=self.config,
-            ranks=self.ranks,
-            pad_id=self.tokenizer.pad_token_id,
-        )
+        prompts = StepPrompts(ids, texts, columns or [{}] * len(texts), seeds)
+        config, ranks, pad_id = self.config, self.ranks, self.tokenizer.pad_token_id
+        return shard_prompt_batch(prompts, step=step, config=config, ranks=ranks, pad_id=pad_id)
 
     def close(self) -> None:
         """End the processes of the run, close the engines, free their memory."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Maximum, Mean, Metrics
-from rlhf.base.types import Responses
+from rlhf.base.types import Responses, Rollout
 from rlhf.config.choices import When
 from rlhf.config.schema.rollout import RolloutConfig
 
@@ -52,6 +52,13 @@ class LogprobReuse:
         if responses.logprobs_BT is None or self._has_dropout or self.mismatch is None:
             return False
         return self.mismatch <= config.max_logprob_mismatch
+
+    def can_measure_mismatch(self, rollout: Rollout) -> bool:
+        """Return True if training can compare its own log-probabilities with the reused ones.
+
+        With a lag the reused ones are those of an older policy.
+        """
+        return rollout.reuses_logprobs and not self._config.lag
 
     def store_mismatch(self, values: Mapping[str, float]) -> None:
         """Store the mismatch of a step from its metrics over all ranks, if it was measured."""
