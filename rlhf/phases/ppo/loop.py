@@ -66,8 +66,8 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     trainer = PPOTrainer(engine, config, ptx.build_ptx_corpus(context, blocks))
     loader = PromptLoader(context, data.train)
     evaluation = PpoEvaluation(context, engine, data.eval, blocks)
-    ahead = sample_ahead(context, engine, loader, steps=steps)
-    checkpoints = Checkpoints(context, Phase.ppo, {**engine.trained_engines, **ahead}, trainer)
+    stored = engine.trained_engines | sample_ahead(context, engine, loader, steps=steps)
+    checkpoints = Checkpoints(context, Phase.ppo, stored, trainer)
     if checkpoints.is_resumed:
         evaluation.read_results()
     else:
@@ -171,7 +171,7 @@ class PPOTrainer:
     def generate_experience(self, prompts: PromptBatch) -> Rollout:
         """Return scored responses to ``prompts``: parts 1 and 2 of a PPO step."""
         engine, started = self.engine, time.monotonic()
-        # 1. Sample responses with the current policy.
+        # 1. Sample responses with the current policy, or take those sampled ahead (rollout.lag).
         responses = engine.rollout.generate(engine.actor, prompts)
         sampled = time.monotonic()
         # 2. Score them: log-probabilities of policy and reference, values, reward-model scores.
@@ -205,8 +205,7 @@ class PPOTrainer:
         for rows in self._mini_batches(rollout):
             batches = cut_micro_batches(rollout, targets.advantages, rows, size=engine.plan.micro)
             mean = Aggregation.for_mini_batch(config, rollout.responses.keep_BT[rows], ranks)
-            is_measured = self._reuse.can_measure_mismatch(rollout) and not updates
-            objective = Objective(config, kl_ctl, mean, is_measured)
+            objective = Objective(config, kl_ctl, mean, self._reuse.is_measured(rollout, updates))
             update: Metrics = {}
             reports: dict[Role, StepReport] = {}
             for learners in engine.models.learner_groups(trains_actor=self.trains_actor):

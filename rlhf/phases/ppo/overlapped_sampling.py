@@ -24,6 +24,7 @@ from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.phases.ppo.prompts import PromptLoader
+from rlhf.phases.shared.checkpoints import StatefulWithTensors
 from rlhf.phases.shared.context import RunContext
 from rlhf.rollout.ahead import SamplingAhead, SamplingInTurn, StepSampler
 
@@ -36,7 +37,7 @@ LONG = 365 * 24 * 3600.0  # seconds; the watchdog ends a run whose step never en
 
 def sample_ahead(
     context: RunContext, engine: RLHFEngine, loader: PromptLoader, *, steps: int
-) -> dict[str, SamplingAhead]:
+) -> dict[str, StatefulWithTensors]:
     """Let ``engine`` sample rollout.lag steps ahead; return what checkpoints store, by name."""
     rollout, ranks = context.config.rollout, context.ranks
     if rollout.lag == 0:

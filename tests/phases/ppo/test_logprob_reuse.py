@@ -33,7 +33,7 @@ ERROR = 0.01  # of every log-probability that the rollout measured
 
 def settings(mode: str, *, limit: float = 0.05) -> Any:
     return SimpleNamespace(
-        backend=Backend.hf, reuse_logprobs=When(mode), max_logprob_mismatch=limit
+        lag=0, backend=Backend.hf, reuse_logprobs=When(mode), max_logprob_mismatch=limit
     )
 
 

@@ -5,7 +5,7 @@ Shapes: B = sequences of this rank, T = response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -53,12 +53,12 @@ class LogprobReuse:
             return False
         return self.mismatch <= config.max_logprob_mismatch
 
-    def can_measure_mismatch(self, rollout: Rollout) -> bool:
-        """Return True if training can compare its own log-probabilities with the reused ones.
+    def is_measured(self, rollout: Rollout, updates: Sequence[object]) -> bool:
+        """Return True if training can now measure the mismatch of reused log-probabilities.
 
-        With a lag the reused ones are those of an older policy.
+        It cannot after an update, nor with a lag: then they are those of an older policy.
         """
-        return rollout.reuses_logprobs and not self._config.lag
+        return rollout.reuses_logprobs and not updates and not self._config.lag
 
     def store_mismatch(self, values: Mapping[str, float]) -> None:
         """Store the mismatch of a step from its metrics over all ranks, if it was measured."""
