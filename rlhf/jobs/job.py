@@ -44,6 +44,7 @@ from rlhf.runtime.launch_mode import Program, launch_commands
 from rlhf.runtime.rendezvous import (
     check_ranks_can_start,
     check_ranks_started,
+    is_secondary_node,
     rank_from_environment,
     with_started_ranks,
 )
@@ -60,7 +61,13 @@ class Stopped(NamedTuple):
 
 def config_of_job(job: Job) -> tuple[RunConfig, Stopped | None]:
     """Return the checked configuration of the job's run, and the run to resume, or None."""
-    return (_new_config(job), None) if job.resume is None else _read_stopped_config(job)
+    if job.resume is not None:
+        return _read_stopped_config(job)
+    config = _new_config(job)
+    if is_secondary_node() and config.plan is PlanMode.check:
+        # Refused here too: this node would wait for the one that begins the run.
+        read_loads(config, finished=reused_phases(config))
+    return config, None
 
 
 def _new_config(job: Job) -> RunConfig:

@@ -148,7 +148,7 @@ def test_the_job_of_a_killed_sweep_ends(jobs: int, tmp_path: Path) -> None:
 
 
 def test_job_that_fails_leaves_the_others(tmp_path: Path) -> None:
-    words = ["phase=sft", "sft.batch_size=16,100000"]
+    words = ["phase=sft", "sft.batch_size=16,100000", "plan=off"]  # ranks find it
     run = launch("-m", *TINY_RUN, *words, cwd=tmp_path, RLHF_CACHE=new_cache(tmp_path / "cache"))
     assert run.returncode == 2
     failed = "error: job sft.batch_size=100000 failed with exit code 2: error: "
