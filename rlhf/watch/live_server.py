@@ -106,9 +106,8 @@ class WatchServer(LocalServer):
 
 def follow_run(opened: Callable[[], LiveRun], *, back: bool) -> Follower:
     """Return a follower of the run that ``opened`` returns; ``back`` adds a link to its sweep."""
-    drawn: list[
-        DrawnCharts
-    ] = []  # the charts, which are made only if the run has written something
+    # The charts, which are made only if the run has written something.
+    drawn: list[DrawnCharts] = []
 
     def view() -> View:
         run = opened()
