@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -37,6 +38,11 @@ class Ranks:
     def any(self, here: bool) -> bool:
         """Return True on every rank if ``here`` is True on one of them."""
         return bool(self.max(torch.tensor(float(here), device=self.device)))
+
+    def share(self, rows: Sequence[T]) -> list[T]:
+        """Return this rank's equal share of the rows of all ranks, in order."""
+        per_rank = len(rows) // self.size
+        return list(rows[self.rank * per_rank : (self.rank + 1) * per_rank])
 
     def gather(self, here: T) -> list[T]:
         """Return what every rank passes, in the order of ranks, on every rank."""

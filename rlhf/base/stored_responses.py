@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf.base.ranks import Ranks
-from rlhf.base.turns import Turns, Utterance
+from rlhf.base.turns import NO_TURN, Turns, Utterance
 from rlhf.base.types import Batch, Responses, take_rows
 
 FACTS = "facts"  # the name of the tensor that holds, as JSON, everything that is no tensor
-NO_TURN = -1  # of padding in Turns.turn_BT
 
 
 def pack_responses(responses: Responses) -> dict[str, Tensor]:
@@ -69,8 +68,7 @@ def rows_of_rank(responses: Responses, ranks: Ranks) -> Responses:
 
     They are as wide as the longest of them, as if this rank had sampled them.
     """
-    share = len(responses.ids_BT) // ranks.size
-    mine = take_rows(responses, list(range(ranks.rank * share, (ranks.rank + 1) * share)))
+    mine = take_rows(responses, ranks.share(range(len(responses.ids_BT))))
     width = int(mine.attend_BT.sum(dim=1).max())
     return _map_tensors(mine, lambda name, each: _resized(name, each, width, 0).to(ranks.device))
 

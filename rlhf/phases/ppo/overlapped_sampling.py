@@ -22,6 +22,7 @@ from rlhf.base.stored_responses import join_responses, rows_of_rank, unpack_resp
 from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
 from rlhf.config.choices import Phase
+from rlhf.config.schema.keys import YEAR_S
 from rlhf.config.schema.run import RunConfig
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.shared.checkpoints import StatefulWithTensors
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 
 SERVES = "rlhf.phases.ppo.sampling_process:serve_samples"
-LONG = 365 * 24 * 3600.0  # seconds; the watchdog ends a run whose step never ends
 
 
 def sample_ahead(
@@ -57,7 +57,7 @@ def sample_ahead(
 
 
 class SamplerPlace(NamedTuple):
-    """What a sampling process is told first."""
+    """The first message to a sampling process: its run, its share and its cores."""
 
     run_dir: str
     folder: str  # for weights and responses
@@ -86,7 +86,7 @@ class SamplingProcesses:
         self._processes = [IsolatedProcess(SERVES) for _ in started]
         for index, process in enumerate(self._processes):
             place = SamplerPlace(str(context.run_dir), str(self._folder), index, count, threads)
-            process.send(place._asdict(), _soon())
+            process.send(place._asdict(), _in_a_year())
 
     def begin(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
         """Write the actor's weights, and send the processes the prompts of each batch."""
@@ -100,10 +100,10 @@ class SamplingProcesses:
             pass
         for step in (int(batch.step or 0) for batch in batches):
             self._weights_of[step] = weights
+            prompts = self._loader.prompts_of_all_ranks(step - 1)._asdict()
             for process in self._processes:
-                prompts = self._loader.prompts_of_all_ranks(step - 1)._asdict()
                 with _explain_end():
-                    process.send({"step": step, "weights": str(weights), **prompts}, _soon())
+                    process.send({"step": step, "weights": str(weights), **prompts}, _in_a_year())
 
     def finish(self, step: int) -> Responses:
         """Return this rank's responses of ``step``, as soon as all processes have written theirs.
@@ -115,7 +115,7 @@ class SamplingProcesses:
 
         for process in self._processes:
             with _explain_end():
-                answer = process.receive(_soon())
+                answer = process.receive(_in_a_year())
             if "error" in answer:
                 raise RolloutError(f"rollout.overlap=true: {answer['error']}")
         self._ranks.barrier()
@@ -148,9 +148,9 @@ def _share_cores(config: RunConfig) -> int:
     return max(1, (cores - own * ranks) // count)
 
 
-def _soon() -> float:
-    """Return a deadline for messages that a busy process reads later."""
-    return time.monotonic() + LONG
+def _in_a_year() -> float:
+    """Return a deadline that never comes: the watchdog ends a run whose step never ends."""
+    return time.monotonic() + YEAR_S
 
 
 @contextmanager

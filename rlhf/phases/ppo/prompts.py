@@ -11,7 +11,6 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import Extras, PromptBatch
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.batching import rows_of_this_rank
 from rlhf.data.collate import collate_prompts
 from rlhf.data.records import episode_seeds
 from rlhf.phases.shared.context import RunContext
@@ -78,11 +77,11 @@ def shard_prompt_batch(
         config.environment.turns * config.rollout.max_response_tokens,
         generator=random_stream(config.seed, "sampling", step),
     )
-    mine = rows_of_this_rank(rows, ranks)
+    mine = ranks.share(rows)
     batch = collate_prompts(
         [prompts.ids[row] for row in mine],
         [prompts.texts[row] for row in mine],
-        draws_BT[rows_of_this_rank(range(len(rows)), ranks)],
+        draws_BT[ranks.share(range(len(rows)))],
         columns=[prompts.columns[row] for row in mine],
         pad_id=pad_id,
         device=ranks.device,
