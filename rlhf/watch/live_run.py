@@ -21,7 +21,10 @@ from rlhf.watch.progress import METRICS_FILE, RunProgress, time_text
 from rlhf.watch.thin_line import ThinLine
 
 # Metrics that are drawn over KL: their points are matched by step, so all of them are kept.
-OVER_KL = {"kl_to_reference", "score_mean", "score_std", "eval_kl", "eval_score", "eval_gold"}
+OVER_KL = {
+    *("ppo/kl_to_reference", "ppo/score_mean", "ppo/score_std"),
+    *("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold"),
+}
 
 
 class LiveRun:
@@ -98,7 +101,7 @@ class LiveRun:
             if documented_name(name) in KNOWN:
                 if value is not None:
                     self._curves.setdefault(name, ThinLine()).add((line["step"], value))
-                if name.removeprefix("ppo/") in OVER_KL:
+                if name in OVER_KL:
                     point = (line["step"], math.nan if value is None else value)
                     self.over_kl.setdefault(name, []).append(point)
 
