@@ -44,7 +44,7 @@ def run(job: Job) -> float | None:
     if job.at_a_time is not None:
         end_with_launcher()
     config, stopped = config_of_job(job)
-    if job.is_dry_run:
+    if config.launcher.dry_run:
         show_commands(config, job, script)
         return None
     if is_secondary_node():  # another node plans the run, and freezes it
@@ -70,7 +70,11 @@ def run(job: Job) -> float | None:
 def report_error(error: RlhfError) -> int:
     """Print ``error``, and send it to ranks that wait for rank 0; return the exit code."""
     print(f"error: {for_terminal(str(error))}", file=sys.stderr)
-    if rank_from_environment() == 0:
+    try:
+        leads_others = rank_from_environment() == 0
+    except RlhfError:  # the reported error is that RANK itself is wrong
+        leads_others = False
+    if leads_others:
         from rlhf.runtime import launcher
 
         launcher.publish_refusal(str(error))

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from common import ROOT, table
 
 from rlhf.base.stored_files import METRICS, read_lines
-from rlhf.config.choices import AlarmName
+from rlhf.config.alarm_names import AlarmName
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
 
 COMMON = (
@@ -38,6 +38,9 @@ COMMON = (
     "ppo.eval_prompts=200",
     "reuse.phases=always",
 )  # a scenario's own values go first
+SMALL = ("experiment=smoke", "ppo.steps=12", "ppo.rollout_batch_size=32", "ppo.eval_every=0")
+RULE = (*SMALL, "phase=pipeline_rule", "model@reward_model=gold")
+ALONE = (*RULE, "ppo.missing_end_penalty=0")  # nothing but the rule tells responses apart
 FALL = 0.9  # a gold score below this share of its best has fallen by a tenth
 LEFT = frozenset(
     {
@@ -51,6 +54,11 @@ LEFT = frozenset(
         AlarmName.not_finite,
     }
 )  # what a policy does that leaves its reference
+
+
+NO_SIGNAL = frozenset(
+    {AlarmName.equal_scores, AlarmName.equal_groups, AlarmName.blind_updates}
+)  # what equal scores of all responses raise
 
 
 class Scenario(NamedTuple):
@@ -69,6 +77,43 @@ def _broken(*overrides: str, right: Iterable[AlarmName] = LEFT, seeds: int = 6) 
     return Scenario(overrides, seeds, frozenset(right))
 
 
+def _function(name: str) -> str:
+    """Return the override that takes a function of failing_rewards.py as the only reward."""
+    function = f'function: "failing_rewards:{name}", run_code: true, fallback: 0.0'
+    return f"rewards.part={{kind: function, {function}}}"
+
+
+SHORT = "rewards.part={kind: length, most: 4, slack: 28}"
+STOP = "rewards.part={kind: stop}"
+NOTHING = "rewards.part={kind: length, most: 1, slack: 1}"
+GRPO, RLOO = (
+    (f"ppo.advantage_estimator={name}", "ppo.responses_per_prompt=4") for name in ("grpo", "rloo")
+)
+# Small models, 12 steps: whether a run has a signal shows in its first steps.
+SMALL_SCENARIOS: Mapping[str, Scenario] = {
+    "small model": _healthy(*SMALL, seeds=3),
+    "PPO on a rule": _healthy(*RULE, SHORT, seeds=3),
+    "GRPO on a rule": _healthy(*RULE, SHORT, *GRPO, seeds=3),
+    "RLOO on a rule": _healthy(*RULE, SHORT, *RLOO, seeds=3),
+    "GRPO on right or wrong": _healthy(*RULE, STOP, *GRPO, seeds=3),
+    "reward that fails rarely": _healthy(*RULE, _function("rarely"), seeds=3),
+    "reward that fails often": _broken(
+        *RULE, _function("often"), right=[AlarmName.fallbacks], seeds=3
+    ),
+    "reward that always fails": _broken(
+        *RULE,
+        _function("always"),
+        right=[AlarmName.fallbacks, AlarmName.equal_scores],
+        seeds=3,
+    ),
+    "rule that nothing meets": _broken(*ALONE, NOTHING, *RLOO, right=NO_SIGNAL, seeds=3),
+    "equal scores for a prompt": _broken(
+        *ALONE, _function("by_prompt"), *GRPO, right=[AlarmName.equal_groups], seeds=3
+    ),
+    "scores beyond the clip": _broken(
+        *ALONE, _function("beyond_clip"), right=[AlarmName.blind_updates], seeds=3
+    ),
+}
 SCENARIOS: Mapping[str, Scenario] = {
     "default": _healthy(seeds=18),
     "strong penalty": _healthy("ppo.kl_ctl=0.5", seeds=9),
@@ -96,6 +141,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         "ppo.critic_lr=0.1", right=[AlarmName.critic_useless, AlarmName.critic_explodes]
     ),
     "entropy bonus too large": _broken("ppo.entropy_coef=1.0"),
+    **SMALL_SCENARIOS,
 }
 
 
@@ -124,7 +170,9 @@ def run_all(out: Path, names: Sequence[str], *, jobs: int) -> None:
         core = cores.get()
         words = [*COMMON, *SCENARIOS[name].overrides, f"seed={seed}", f"run_dir={folder}"]
         command = ["taskset", "--cpu-list", str(core), sys.executable, str(ROOT / "launch.py")]
-        done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        own = {"capture_output": True, "text": True, "env": os.environ | {"PYTHONPATH": path}}
+        done = subprocess.run([*command, *words], check=False, **own)
         cores.put(core)
         sys.stderr.write(f"{name}, seed {seed}: exit code {done.returncode}\n")
         if done.returncode:

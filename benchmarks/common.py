@@ -40,6 +40,9 @@ KEPT_MEMORY = {
     "MALLOC_TOP_PAD_": "268435456",
 }
 
+# Variables that cap the instruction sets of this project, oneDNN, torch and MKL.
+CAPS = ("RLHF_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
+
 Samples = dict[str, list[float]]
 
 
@@ -78,12 +81,17 @@ class Way:
 
 
 def take_turns(ways: Mapping[str, Way], rounds: int) -> dict[str, Samples]:
-    """Every way once in each round; numbers and lists of numbers are joined over the rounds."""
+    """Every way once in each round; numbers and lists of numbers are joined over the rounds.
+
+    What a way measured is printed as it ends, so that a run that is stopped has not lost it.
+    """
     found: dict[str, Samples] = {name: {} for name in ways}
     for number in range(1, rounds + 1):
         for name, way in ways.items():
             sys.stderr.write(f"round {number} of {rounds}: {name}\n")
-            for key, value in way.run().items():
+            measured = way.run()
+            sys.stderr.write(f"  {json.dumps(measured)}\n")
+            for key, value in measured.items():
                 values = value if isinstance(value, list) else [value]
                 found[name].setdefault(key, []).extend(values)
     return found
@@ -116,10 +124,10 @@ def peak_gb(device: torch.device) -> float:
 
 
 def cpu_kind() -> str:
-    """The highest instruction set of this CPU that the project has code for, whatever the cap."""
-    from rlhf.base.cpu import read_cpu
+    """The highest instruction set that the project uses on this CPU, under a cap if one is set."""
+    from rlhf.base.cpu import usable_isa
 
-    return read_cpu().isa.name
+    return usable_isa().name
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -138,6 +146,7 @@ def machine(device: str) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "cpu_kind": cpu_kind(),
+        "caps": {name: os.environ[name] for name in CAPS if name in os.environ},
         "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
         "python": platform.python_version(),

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from common import table
 
-from rlhf.report.comparison import ComparedRun, Setting, difference, read_run
+from rlhf.report.comparison import ComparedRun, Setting, read_run
+from rlhf.report.differences import difference
 
 TITLES = ("objective", "exactly right", "score", "KL, nats")
 

@@ -346,9 +346,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, help="default: all held-out prompts of PPO")
     parser.add_argument("--json", type=Path, help="also write the values of every run here")
     options = parser.parse_args()
-    runs = {str(run_dir): judge(run_dir, options.prompts) for run_dir in options.run_dirs}
-    if options.json:
-        options.json.write_text(json.dumps(runs, indent=1) + "\n")
+    runs = {}
+    for run_dir in options.run_dirs:
+        runs[str(run_dir)] = judge(run_dir, options.prompts)
+        if options.json:
+            options.json.write_text(json.dumps(runs, indent=1) + "\n")
     tables = list(runs.values())
     for title in tables[0]:
         print(f"\n{title}\n\n{joined([found[title] for found in tables])}")

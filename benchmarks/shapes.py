@@ -160,6 +160,7 @@ def run_config(folder: Path, work: Work, overrides: Iterable[str]) -> RunConfig:
         f"ppo.rollout_batch_size={work.sequences}",
         f"ppo.mini_batch_size={work.sequences}",
         "ppo.ppo_epochs=1",
+        "data.template=plain",
         f"rollout.max_prompt_tokens={work.prompt_tokens}",
         f"rollout.max_response_tokens={work.response_tokens}",
         f"rollout.min_response_tokens={work.response_tokens}",

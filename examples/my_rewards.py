@@ -1,6 +1,6 @@
 """A reward of your own: any function of prompts and responses.
 
-    PYTHONPATH=examples python launch.py phase=pipeline_rule \\
+    PYTHONPATH=examples python launch.py phase=pipeline_rule data.size=30000 \\
         'rewards.vowels={kind: function, function: "my_rewards:vowels", run_code: true}'
 """
 

@@ -31,7 +31,8 @@ CONF = Path(__file__).parents[1] / "conf"
 GPU_LIBRARY = pytest.StashKey[CDLL]()
 
 # Here and not in a fixture: DeepSpeed and huggingface_hub read these when they are imported.
-os.environ.update(DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1")
+# With a spin count launch.py does not look at how busy the machine is, and prints nothing of it.
+os.environ.update(DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1", GOMP_SPINCOUNT="10000")
 os.environ.pop("WANDB_MODE", None)
 
 # A full collection takes a second with the libraries loaded, and compositions cause many of them.

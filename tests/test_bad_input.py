@@ -133,7 +133,7 @@ def test_a_folder_that_is_no_checkpoint(answer, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").write_text("nothing here")
     refused(
-        answer(*TINY_RUN, "model=pretrained", "model.path=folder", "data.size=200"),
+        answer(*TINY_RUN, "model=pretrained", "model.path=folder"),
         "model.path=folder",
         "notes.txt",
         "config.json",

@@ -147,6 +147,7 @@ def keeps_checkpoint(folder: Path, *words: str, compose: Compose) -> Path:
     run_dir = folder / "run"
     small_tokenizer().save_pretrained(run_dir / "tokenizer")
     paths = ["model=pretrained", "model@reward_model=pretrained", "phase=ppo"]
+    paths += ["data.template=plain"]
     paths += [f"model.path={folder / 'policy'}", f"reward_model.path={folder / 'reward'}"]
     write_frozen_config(to_run_config(compose([*paths, *words])), run_dir)
     engine = RLHFEngine(replace(to_run_config(compose([*paths, "ppo.steps=1"])), run_dir=None))

@@ -14,7 +14,8 @@ import pytest
 from omegaconf import OmegaConf
 
 import launch as app
-from rlhf.base.errors import DataError
+from rlhf.base.errors import ConfigError, DataError
+from rlhf.runtime.rendezvous import rank_from_environment
 from tests import runs
 
 pytestmark = pytest.mark.slow
@@ -66,6 +67,7 @@ def test_info_works(what: str, tmp_path: Path) -> None:
         ),
         ("zero=1", "cannot choose zero=1: a group takes the name of one of its options"),
         ("foo", "cannot read foo: missing EQUAL"),
+        ("-m --cfg job", "--multirun (-m), --run, --cfg, --info and --shell-completion exclude"),
         (
             "zero.extra={zero_optimization:{stage:9}}",
             "zero.extra.zero_optimization.stage=9: zero.stage sets this entry; use zero.stage",
@@ -125,6 +127,17 @@ def test_dry_run_of_started_ranks_is_refused(tmp_path: Path) -> None:
     run = launch("launcher.dry_run=true", tmp_path, env=rank)
     message = "error: launcher.dry_run=true: the ranks have been started; remove this option\n"
     assert (run.returncode, run.stdout, run.stderr) == (2, "", message)
+
+
+def test_a_wrong_rank_in_the_environment_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "abc")
+    with pytest.raises(ConfigError, match="RANK=abc: must be a whole number") as refused:
+        rank_from_environment()
+    assert app.report_error(refused.value) == 2
+    assert capsys.readouterr().err == f"error: {refused.value}\n"
 
 
 def test_a_pod_is_told_that_it_runs_by_itself(

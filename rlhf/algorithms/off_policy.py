@@ -46,7 +46,7 @@ def rollout_weights(
 
     Truncated token weights: https://fengyao.notion.site/off-policy-rl, after
     https://doi.org/10.1198/106186008X320456. Masked token weights with a ``floor``: IcePop,
-    https://arxiv.org/abs/2510.18855 section 3. Weights and masks of sequences:
+    https://arxiv.org/abs/2510.18855 section 2.3.2. Weights and masks of sequences:
     https://richardli.xyz/rl-collapse.
 
     With ``shuffle`` the weights of the rank are dealt at random to tokens, or at the other levels
@@ -79,7 +79,7 @@ def interpolate_logprobs(
     """Return A-3PO's log-probabilities of the proximal policy, https://arxiv.org/abs/2512.06547.
 
     log p = share * log p_sampled + (1 - share) * log pi, where pi is the current policy; the
-    result has no gradient. The paper's share is 1 / (steps between sampling and training).
+    result has no gradient.
     """
     return share * sampled_logprobs_BT + (1.0 - share) * logprobs_BT.detach()
 

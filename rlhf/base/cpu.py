@@ -132,10 +132,24 @@ def multiplies_bf16(cpu: Cpu | None = None) -> bool:
     bf16.
     """
     cpu = cpu or read_cpu()
-    onednn = ONEDNN_LEVELS.get(os.environ.get(ONEDNN_MAX_ISA, "").upper(), max(Isa))
     if "asimd" in cpu.flags:
         return "bf16" in cpu.flags
-    return min(usable_isa(cpu), onednn) >= Isa.avx512_bf16
+    return onednn_isa(cpu) >= Isa.avx512_bf16
+
+
+def onednn_isa(cpu: Cpu | None = None) -> Isa:
+    """Return the level that oneDNN may use: the level of this project's kernels, or a lower cap."""
+    cap = ONEDNN_LEVELS.get(os.environ.get(ONEDNN_MAX_ISA, "").upper(), max(Isa))
+    return min(usable_isa(cpu), cap)
+
+
+def has_slow_mkl(cpu: Cpu | None = None) -> bool:
+    """Return True if oneDNN multiplies fp32 matrices faster than MKL, which torch uses otherwise.
+
+    MKL runs AVX2 code on AMD's CPUs, even if they have AVX-512.
+    """
+    cpu = cpu or read_cpu()
+    return cpu.name.startswith("AMD") and onednn_isa(cpu) >= Isa.avx2
 
 
 def multiplies_fp16(cpu: Cpu | None = None) -> bool:

@@ -106,6 +106,14 @@ def t_quantile(degrees: float) -> float:
     return (low + high) / 2
 
 
+def two_sided_probability(found: Estimate, degrees: float) -> float:
+    """Return how likely a mean of 0 gives an estimate as far from 0; NaN without a spread."""
+    if not found.half > 0:
+        return math.nan
+    t = abs(found.mean) / found.half * t_quantile(degrees)
+    return max(0.0, 1 - _probability_within(t, degrees))
+
+
 def _probability_within(t: float, degrees: float) -> float:
     """Return the probability that a t-distributed number lies between -t and t.
 

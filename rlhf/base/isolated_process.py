@@ -103,11 +103,12 @@ def serve_lines(
     with (
         suppress(OSError),
         socket.socket(fileno=descriptor) as channel,
-        channel.makefile("rw") as lines,
+        channel.makefile("r") as received,
+        channel.makefile("w") as sent,  # writing to a file for both would drop lines read ahead
     ):
         own = os.getpid()
-        for answer in answers(map(json.loads, lines)):
+        for answer in answers(map(json.loads, received)):
             if os.getpid() != own:
                 os._exit(1)  # a process that the user's code forked returned too
-            lines.write(json.dumps(answer, default=str) + "\n")
-            lines.flush()
+            sent.write(json.dumps(answer, default=str) + "\n")
+            sent.flush()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from rlhf.base.metrics import Maximum, Metrics
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,19 @@ class Ranks:
     def any(self, here: bool) -> bool:
         """Return True on every rank if ``here`` is True on one of them."""
         return bool(self.max(torch.tensor(float(here), device=self.device)))
+
+    def share(self, rows: Sequence[T]) -> list[T]:
+        """Return this rank's equal share of the rows of all ranks, in order."""
+        per_rank = len(rows) // self.size
+        return list(rows[self.rank * per_rank : (self.rank + 1) * per_rank])
+
+    def gather(self, here: T) -> list[T]:
+        """Return what every rank passes, in the order of ranks, on every rank."""
+        if self.size == 1:
+            return [here]
+        found: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(found, here)
+        return found
 
     def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
         if self.size == 1:

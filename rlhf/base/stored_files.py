@@ -104,8 +104,8 @@ class DamagedFileError(CheckpointError):
         )
 
 
-def read_bytes(path: Path) -> bytes | None:
-    """Return the content of a file; None if there is none.
+def read_bytes(path: Path, *, start: int = 0) -> bytes | None:
+    """Return the content of a file from byte ``start`` on; None if there is no file.
 
     Raises:
         DamagedFileError: if it is a link, which could bring any file into a report, or is not a
@@ -116,6 +116,7 @@ def read_bytes(path: Path) -> bytes | None:
         with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise DamagedFileError(path, "it is not a regular file")
+            file.seek(start)
             return file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -145,7 +146,7 @@ def read_json(path: Path, form: Form) -> Any:
         DamagedFileError: if the value has another form; the message names the place.
     """
     content = read_bytes(path)
-    return None if content is None else _parse_json(path, content, form, "")
+    return None if content is None else parse_json(path, content, form, "")
 
 
 def read_lines(path: Path, form: Form) -> Iterator[Any]:
@@ -163,15 +164,20 @@ def read_raw_lines(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
     *whole, torn = (read_bytes(path) or b"").split(b"\n")
     for number, line in enumerate(whole, start=1):
         if line:
-            yield line, _parse_json(path, line, form, f"line {number}: ")
+            yield line, parse_json(path, line, form, f"line {number}: ")
     value = None
     with suppress(DamagedFileError):  # no line end: the process was killed while it wrote the line
-        value = _parse_json(path, torn, form, "")
+        value = parse_json(path, torn, form, "")
     if value is not None:
         yield torn, value
 
 
-def _parse_json(path: Path, content: bytes, form: Form, place: str) -> Any:
+def parse_json(path: Path, content: bytes, form: Form, place: str) -> Any:
+    """Return the JSON value ``content``, which is at ``place`` in the file at ``path``.
+
+    Raises:
+        DamagedFileError: if it is not JSON, or has another form.
+    """
     try:
         text = content.decode("utf-8")
         value = json.loads(text, parse_constant=lambda _: None)  # NaN, Infinity: null

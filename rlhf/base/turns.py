@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+NO_TURN = -1  # in Turns.turn_BT, at a token that the policy did not write, and at padding
+
 
 class Utterance(NamedTuple):
     """What was said in an episode after its prompt: by the assistant, a user or a tool."""

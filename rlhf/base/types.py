@@ -150,6 +150,13 @@ class LogprobOptions(NamedTuple):
     entropy_gradient: bool = False
 
 
+class TokenTargets(NamedTuple):
+    """Rewards and advantages of a rollout's tokens, before whitening."""
+
+    rewards_BT: Tensor
+    advantages_BT: Tensor
+
+
 class StepReport(NamedTuple):
     """Result of one optimizer step."""
 

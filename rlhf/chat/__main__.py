@@ -1,10 +1,12 @@
-"""Chat with a model of a run.
+"""Chat with a model of a run, or with any model.
 
     python -m rlhf.chat RUN_DIR [--model sft|actor|actor_ema|FOLDER] [--environment]
+    python -m rlhf.chat MODEL
 
-With --environment the model plays an episode of the run's environment. Otherwise each line is a
-message. Answers go to stdout and everything else to stderr, so that
-`echo hello | python -m rlhf.chat RUN_DIR` prints the answer only.
+MODEL is a Hugging Face folder, or a hub id in this machine's cache. With --environment the model
+plays an episode of the run's environment. Otherwise each line is a message. Answers go to stdout
+and everything else to stderr, so that `echo hello | python -m rlhf.chat RUN_DIR` prints the answer
+only.
 """
 
 from __future__ import annotations
@@ -16,11 +18,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rlhf.base.command import command_parser, run_to_exit_code
+from rlhf.base.errors import ConfigError
 from rlhf.base.safe_text import for_terminal, strip_control_characters
 from rlhf.base.user_paths import expand_user_path
+
+if TYPE_CHECKING:
+    from rlhf.chat.lone_model import LoneModel
+    from rlhf.chat.run_models import RunModels
+    from rlhf.rollout.sampling import SamplingSettings
 
 
 def run_chat_loop(read_line: Callable[[], str], handle_line: Callable[[str], bool]) -> None:
@@ -40,16 +48,41 @@ def run_chat_loop(read_line: Callable[[], str], handle_line: Callable[[str], boo
             continue
 
 
+def greeting(models: RunModels | LoneModel, sampling: SamplingSettings) -> list[str]:
+    """Return the first lines of a chat: the model, its temperature, and the form of its prompts."""
+    greedy = "" if sampling.temperature else ", always the likeliest token"
+    lines = [
+        f"{models.folder}: temperature {sampling.temperature:g}{greedy}; /temperature X changes it",
+        "/help lists the commands.",
+    ]
+    return lines if models.form_notice is None else [*lines, models.form_notice]
+
+
+def chosen_sampling(own: SamplingSettings, options: argparse.Namespace) -> SamplingSettings:
+    """Return the sampling of the run or model with the changes of the command.
+
+    Raises:
+        ConfigError: if the temperature is no number of at least 0.
+    """
+    from rlhf.chat.dialogue import parse_temperature
+
+    given = own.temperature if options.temperature is None else options.temperature
+    temperature = parse_temperature(str(given), option="--temperature")
+    most = own.max_tokens if options.max_tokens is None else options.max_tokens
+    return replace(own, temperature=temperature, max_tokens=most)
+
+
 def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     """Load the chosen model and chat with it.
 
     Raises:
-        RlhfError: if the run has no such model.
+        RlhfError: if there is no such model.
     """
     import torch
     import transformers
 
-    from rlhf.chat.dialogue import Dialogue, parse_temperature
+    from rlhf.chat.dialogue import Dialogue
+    from rlhf.chat.lone_model import find_lone_model
     from rlhf.chat.run_models import RunModels
 
     def write(text: str) -> None:
@@ -65,16 +98,15 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         torch.manual_seed(options.seed)
     else:
         torch.seed()
-    models = RunModels(expand_user_path(options.run_dir, key="RUN_DIR"), options.model)
-    sampling = models.sampling
-    given = sampling.temperature if options.temperature is None else options.temperature
-    sampling = replace(sampling, temperature=parse_temperature(str(given), option="--temperature"))
-    if options.max_tokens is not None:
-        sampling = replace(sampling, max_tokens=options.max_tokens)
-    if options.environment:
+    lone = find_lone_model(options.place)
+    if lone is not None and (options.model or options.environment):
+        raise ConfigError(f"--model and --environment need the directory of a run: {options.place}")
+    run_dir = expand_user_path(options.place, key="RUN_DIR")
+    models = lone or RunModels(run_dir, options.model)
+    sampling = chosen_sampling(models.sampling, options)
+    if isinstance(models, RunModels) and options.environment:
         from rlhf.chat.environment_player import play_episode
 
-        run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
         play_episode(models, run_dir, sampling, seed=options.seed or 0, write=write)
         return
     dialogue = Dialogue(models, sampling, write=write, say=say)
@@ -82,9 +114,8 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     if is_terminal:
         import readline  # noqa: F401 - line editing and history for input()
 
-        say(f"{models.folder}: temperature {sampling.temperature:g}. /help lists the commands.")
-        if not models.talker.expects_turns:
-            say("Trained on prompts without turns: each line is a prompt by itself.")
+        for line in greeting(models, sampling):
+            say(line)
     run_chat_loop(lambda: input("> " if is_terminal else ""), dialogue.handle_line)
     if is_terminal:
         say("")
@@ -93,11 +124,11 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Chat as the command says; return the exit code."""
     parser = command_parser("rlhf.chat", __doc__)
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("place", type=Path, metavar="RUN_DIR|MODEL")
     parser.add_argument("--model", help="sft, actor, actor_ema or FOLDER; default: the newest")
-    parser.add_argument("--temperature", metavar="X", help="default: rollout.temperature")
+    parser.add_argument("--temperature", metavar="X", help="default: that of the run or model")
     parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help="default: rollout.max_response_tokens"
+        "--max-tokens", type=int, metavar="N", help="default: that of the run, or 256"
     )
     parser.add_argument("--seed", type=int, help="for equal answers again, or another episode")
     parser.add_argument("--environment", action="store_true", help="let the model play an episode")

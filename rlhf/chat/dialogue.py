@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rlhf.base.errors import ConfigError, RlhfError
+from rlhf.chat.lone_model import LoneModel
 from rlhf.chat.run_models import RunModels
 from rlhf.chat.talker import ChatMessage, SampledAnswer, Talker, WriteText
 from rlhf.rollout.sampling import SamplingSettings
@@ -28,7 +29,12 @@ class Dialogue:
     """
 
     def __init__(
-        self, models: RunModels, sampling: SamplingSettings, *, write: WriteText, say: WriteText
+        self,
+        models: RunModels | LoneModel,
+        sampling: SamplingSettings,
+        *,
+        write: WriteText,
+        say: WriteText,
     ) -> None:
         """Start an empty conversation.
 
@@ -137,7 +143,7 @@ class Dialogue:
 
     def _set_system(self, text: str) -> None:
         if not self._models.talker.expects_turns:
-            self._say("The model was trained on prompts without turns: no system message.")
+            self._say("The model's prompts are without turns: no system message.")
             return
         self._system = [_message("system", text)] if text else []
         self._say("The system message is set." if text else "There is no system message.")

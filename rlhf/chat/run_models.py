@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 import torch
-from torch import nn
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.user_paths import expand_user_path
+from rlhf.chat.policy_loading import (
+    holds_model,
+    load_talker,
+    move_to_best_device,
+    require_language_model,
+)
 from rlhf.chat.talker import SampledAnswer, Talker
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import frozen_keys
-from rlhf.engine.devices import TORCH_DTYPES, best_device, resolve_dtype
-from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.build import build_scorer
 from rlhf.models.load_errors import RUN_FOLDER
-from rlhf.models.pretrained import load_config
 from rlhf.models.scorer import Scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
 from rlhf.report.next_commands import POLICIES
 from rlhf.rollout.sampling import SamplingSettings
-
-M = TypeVar("M", bound=nn.Module)
 
 NAMES = {
     "sft": ("sft/model",),
@@ -52,13 +52,16 @@ class RunModels:
         self.run_dir = run_dir
         self.folder = self._find_policy_folder(choice)
         self._talkers: dict[Path, Talker] = {}
-        device = best_device()
-        self._device = torch.device(device.value)
         # This machine may lack the half precision of the run (bf16 or fp16) but have the other.
         is_fp32 = self._keys["hardware.dtype"] == Dtype.fp32
-        dtype = Dtype.fp32 if is_fp32 else Dtype.auto
-        resolved = resolve_dtype(dtype, device)
-        self._dtype = TORCH_DTYPES[resolved]
+        self._dtype = Dtype.fp32 if is_fp32 else Dtype.auto
+
+    @property
+    def form_notice(self) -> str | None:
+        """Return a notice if prompts are no turns."""
+        if self.talker.expects_turns:
+            return None
+        return "Trained on prompts without turns: each line is a prompt by itself."
 
     @property
     def sampling(self) -> SamplingSettings:
@@ -103,7 +106,8 @@ class RunModels:
         folder = self.run_dir / "reward/model"
         check_same_tokens(talker.tokenizer, load_tokenizer(folder, key=RUN_FOLDER), place=folder)
         with torch.no_grad():
-            ids_1S = torch.tensor([prompt_ids + answer.ids], device=self._device)
+            device = next(self._reward_model.parameters()).device
+            ids_1S = torch.tensor([prompt_ids + answer.ids], device=device)
             return float(self._reward_model(ids_1S)[0, -1])
 
     @cached_property
@@ -116,25 +120,15 @@ class RunModels:
             load_tokenizer(folder, key=RUN_FOLDER),
             seed=0,
         )
-        return self._move_to_device(scorer)
+        return move_to_best_device(scorer, self._dtype)
 
     def _load_talker(self, folder: Path) -> Talker:
         if folder not in self._talkers:
             tokenizer = load_tokenizer(folder, key=self._key_for_errors(folder))
-            model = build_actor(self._model_source(folder, "model"), tokenizer, seed=0)
-            model = self._move_to_device(model)
+            source = self._model_source(folder, "model")
             stop = self._keys.get("rollout.stop") or ()
-            self._talkers[folder] = Talker(model, tokenizer, stop=stop)
+            self._talkers[folder] = load_talker(source, tokenizer, self._dtype, stop=stop)
         return self._talkers[folder]
-
-    def _move_to_device(self, model: M) -> M:
-        """Move ``model`` to the device, with weights in the precision of the rollouts.
-
-        Buffers keep their precision, as in training: in bf16 the rotary angles would be wrong.
-        """
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(self._device, self._dtype)
-        return model.to(self._device).eval()
 
     def _model_source(self, folder: Path, group: str) -> ModelSource:
         """Return the source of a model; the run may trust the code of its own models.
@@ -158,7 +152,7 @@ class RunModels:
     def _find_policy_folder(self, choice: str | None) -> Path:
         """Return the folder of a policy."""
         if choice is not None and choice not in NAMES:
-            return _require_language_model(expand_user_path(choice, key="--model"))
+            return _chosen_folder(expand_user_path(choice, key="--model"))
         places = POLICIES if choice is None else NAMES[choice]
         for place in places:
             if (self.run_dir / place).is_dir():
@@ -174,18 +168,11 @@ class RunModels:
         return ", ".join(p for p in places if (self.run_dir / p).is_dir()) or "no policy"
 
 
-def _require_language_model(folder: Path) -> Path:
+def _chosen_folder(folder: Path) -> Path:
     """Return ``folder`` after checking that it holds a language model, whole or as an adapter."""
-    config = folder / "config.json"
-    if not (config.is_file() or (folder / "adapter_config.json").is_file()):
+    if not holds_model(folder):
         raise CheckpointError(
             f"--model={folder}: must be {', '.join(NAMES)} or a Hugging Face folder with "
             "config.json"
         )
-    source = ModelSource(key="--model", path=str(folder))
-    names = load_config(source).architectures if config.is_file() else []
-    if "SequenceClassification" in str(names):
-        raise CheckpointError(
-            f"--model={folder}: {names[0]} gives scores, not answers; choose a language model"
-        )
-    return folder
+    return require_language_model(folder, key="--model")

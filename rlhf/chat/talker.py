@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -36,11 +36,18 @@ class Talker:
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, stop: Sequence[str]
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        stop: Sequence[str],
+        end_ids: Iterable[int] = (),
     ) -> None:
+        """Store the model; an answer ends with the end token, one of ``end_ids`` or of ``stop``."""
         self.tokenizer = tokenizer
         self._model: Any = model
         self._stop = stop
+        self._end_ids = sorted({tokenizer.eos_token_id, *end_ids})
 
     @property
     def expects_turns(self) -> bool:
@@ -99,7 +106,7 @@ class Talker:
                     streamer=streamer,
                     stopping_criteria=[ends] if stop else None,
                 )
-            ended = has_ended[0] or streamer.ids[-1:] == [self.tokenizer.eos_token_id]
+            ended = has_ended[0] or any(last in self._end_ids for last in streamer.ids[-1:])
             why = "ended" if ended else "cut"
         except KeyboardInterrupt:
             why = "stopped"
@@ -118,7 +125,7 @@ class Talker:
         return GenerationConfig(
             max_new_tokens=sampling.max_tokens,
             min_new_tokens=sampling.min_tokens or None,
-            eos_token_id=self.tokenizer.eos_token_id,
+            eos_token_id=self._end_ids,
             pad_token_id=self.tokenizer.pad_token_id,
             **(drawn if sampling.temperature else {"do_sample": False}),
         )

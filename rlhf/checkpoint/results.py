@@ -15,7 +15,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
 PLAN = "plan.json"
-COST = {"hours": MAYBE_FLOAT, "memory_gib_per_rank": float}
+COST = {"hours": MAYBE_FLOAT, "memory_gib_per_rank": float, "steps?": (int, type(None))}
 STORED_PLAN = {"hours": MAYBE_FLOAT, "memory_gib_limit": float, "phases": {OTHERS: COST}}
 
 

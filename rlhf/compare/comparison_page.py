@@ -1,43 +1,24 @@
 """The page: a prompt, two anonymous answers, and a button for each choice.
 
 The page is plain HTML without scripts. Which model gave which answer stays in this process until
-the last pair is judged. Other sites that the browser shows, and other users of this machine, must
-neither read the page nor choose: its address holds a random token, and requests from pages of
-other sites are refused.
+the last pair is judged.
 """
 
 from __future__ import annotations
 
 import re
-import secrets
-import sys
 from collections.abc import Sequence
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from socketserver import ThreadingTCPServer
 from threading import Lock
-from typing import Any
 from urllib.parse import parse_qs
 
-from rlhf.base.errors import ConfigError, RlhfError
+from rlhf.base.errors import RlhfError
 from rlhf.compare.answer_pairs import AnswerPair
 from rlhf.compare.preference_file import PreferenceFile, Verdict, WinRate
+from rlhf.report.local_server import LocalRequest, LocalServer
 from rlhf.report.page import render_template
 
-HOST = "127.0.0.1"
-PORTS = range(7860, 7960)
-NAMES = (HOST, "localhost")  # names of this machine; requests to other names are refused
 LENGTH = "[0-9]{1,3}"  # pattern of Content-Length: at most 999 bytes, where a choice has 30
-SECONDS = 10  # until a connection that sends nothing is closed
-HEADERS = {
-    "Content-Type": "text/html; charset=utf-8",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
-    "Referrer-Policy": "same-origin",  # no-referrer would hide the form's own origin too
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
-}
 BUTTONS = {
     "A is better": Verdict.a,
     "B is better": Verdict.b,
@@ -102,50 +83,34 @@ def render_comparison(comparison: Comparison) -> str:
     )
 
 
-class ComparisonServer(ThreadingTCPServer):
-    """A server that shows the page on this machine only, to users who know its ``address``.
-
-    Raises:
-        ConfigError: if the port is taken or may not be used.
-    """
-
-    daemon_threads = True
-    allow_reuse_address = True
+class ComparisonServer(LocalServer):
+    """A server of the page of one comparison."""
 
     def __init__(self, comparison: Comparison, port: int | None) -> None:
         self.comparison = comparison
-        self.path = f"/{secrets.token_urlsafe(16)}"
-        self._bind_first(PORTS if port is None else [port])
-        self.address = f"http://{HOST}:{self.server_address[1]}{self.path}"
-
-    def _bind_first(self, ports: Sequence[int]) -> None:
-        """Listen at the first port that is free."""
-        for port in ports:
-            try:
-                return super().__init__((HOST, port), _Request)
-            except (OSError, OverflowError) as error:
-                reason = error
-        raise ConfigError(f"--port {ports[-1]}: {reason}; choose another") from reason
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print the traceback of a bug; ignore a connection that the browser closed."""
-        if not isinstance(sys.exception(), OSError):
-            super().handle_error(request, client_address)
+        super().__init__(_Request, port)
 
 
-class _Request(BaseHTTPRequestHandler):
+class _Request(LocalRequest):
     """One request: the page, a choice, or a refusal."""
 
     server: ComparisonServer
-    timeout = SECONDS
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    )
 
     def do_GET(self) -> None:
-        if self._is_allowed():
-            self._send(HTTPStatus.OK, render_comparison(self.server.comparison))
+        if (refused := self.refusal(self.path)) is not None:
+            self.send(*_refusal_response(refused))
+        else:
+            self.send(HTTPStatus.OK, render_comparison(self.server.comparison))
 
     def do_POST(self) -> None:
-        if self._is_allowed():
-            self._send(*self._store_choice())
+        refused = self.refusal(self.path)
+        status, text = self._store_choice() if refused is None else _refusal_response(refused)
+        location = {"Location": self.server.path} if status is HTTPStatus.SEE_OTHER else {}
+        self.send(status, text, headers=location)
 
     def _store_choice(self) -> tuple[HTTPStatus, str]:
         """Store the choice that the form sent; return the status and the text of the answer."""
@@ -161,35 +126,6 @@ class _Request(BaseHTTPRequestHandler):
         except RlhfError as error:
             return HTTPStatus.INTERNAL_SERVER_ERROR, _render_template(message=str(error))
         return HTTPStatus.SEE_OTHER, ""  # to the page, so that reloading it sends no choice again
-
-    def _is_allowed(self) -> bool:
-        """Return True if the page or its user sent the request; otherwise send a refusal."""
-        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-        if host.partition(":")[0] not in NAMES or origin not in {None, f"http://{host}"}:
-            self._send(*_refusal_response(HTTPStatus.FORBIDDEN))
-        elif not secrets.compare_digest(self.path.encode(), self.server.path.encode()):
-            self._send(*_refusal_response(HTTPStatus.NOT_FOUND))
-        else:
-            return True
-        return False
-
-    def _send(self, status: HTTPStatus, text: str) -> None:
-        body = text.encode(errors="replace")  # answers may hold what UTF-8 cannot encode
-        self.send_response(status)
-        for name, value in HEADERS.items():
-            self.send_header(name, value)
-        if status is HTTPStatus.SEE_OTHER:
-            self.send_header("Location", self.server.path)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def version_string(self) -> str:
-        """Return the value of the header Server, which reveals nothing about this machine."""
-        return "rlhf"
-
-    def log_message(self, *_: object) -> None:
-        """Print no line for each request."""
 
 
 def _refusal_response(status: HTTPStatus) -> tuple[HTTPStatus, str]:

@@ -209,6 +209,7 @@ class LoraExport(StrEnum):
 class Template(StrEnum):
     """Formats of conversations: Human/Assistant turns, or the tokenizer's chat template."""
 
+    auto = "auto"
     plain = "plain"
     chat = "chat"
 
@@ -251,24 +252,6 @@ class Reuse(StrEnum):
     sweep = "sweep"
     always = "always"
     never = "never"
-
-
-class AlarmName(StrEnum):
-    """Alarms during training (docs/alarms.md)."""
-
-    not_finite = "not_finite"
-    reference_mismatch = "reference_mismatch"
-    rollout_mismatch = "rollout_mismatch"
-    no_change = "no_change"
-    kl_runaway = "kl_runaway"
-    clipping = "clipping"
-    entropy_collapse = "entropy_collapse"
-    length = "length"
-    few_end = "few_end"
-    duplicates = "duplicates"
-    critic_useless = "critic_useless"
-    critic_explodes = "critic_explodes"
-    score_against_gold = "score_against_gold"
 
 
 class PlanMode(StrEnum):

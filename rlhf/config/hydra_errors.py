@@ -168,6 +168,11 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str]) -> ConfigErr
         return _malformed_override_error(error)
     if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
         return ConfigError(_message_for_non_text_option(overrides))
+    if isinstance(error, ValueError) and str(error).startswith("Only one of --run, --multirun"):
+        return ConfigError(
+            "--multirun (-m), --run, --cfg, --info and --shell-completion exclude one another: "
+            "give one of them, such as --cfg job without -m for the configuration of one run"
+        )
     if isinstance(error, HydraException):
         return _composition_error(error)
     return None

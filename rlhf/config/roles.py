@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rlhf.config.choices import Dtype, LoraRole, ModelInit, RewardKind, TrainingEngine
+from rlhf.config.choices import Dtype, LoraRole, ModelInit, Phase, RewardKind, TrainingEngine
 from rlhf.config.schema.lora import LoraConfig
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
@@ -89,6 +89,16 @@ def reward_model_base(config: RunConfig) -> tuple[str, ModelConfig]:
     if config.reward_model.init.starts_from_sft or not has_reward_model(config):
         return "model", config.model
     return "reward_model", config.reward_model
+
+
+def tokenizer_base(config: RunConfig) -> tuple[str, ModelConfig]:
+    """Return the key and value of the config group of the model whose tokenizer the run uses.
+
+    It is ``model``, or the model that becomes the reward model if the run trains nothing else.
+    """
+    if config.phase.order == [Phase.reward]:
+        return reward_model_base(config)
+    return "model", config.model
 
 
 def setting_unsupported_by_torch(

@@ -48,12 +48,6 @@ def assign_rows_to_ranks(lengths: Sequence[int], *, ranks: int, micro: int) -> l
     return parts
 
 
-def rows_of_this_rank(global_rows: Sequence[T], ranks: Ranks) -> list[T]:
-    """Return this rank's equal share of a global batch, in order."""
-    per_rank = len(global_rows) // ranks.size
-    return list(global_rows[ranks.rank * per_rank : (ranks.rank + 1) * per_rank])
-
-
 class EvalRows(NamedTuple):
     """One rank's part of a held-out batch; ``keep_B`` is False for repeated rows that only pad."""
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.data.layouts import ASSISTANT_TURN, SPEAKERS
+from rlhf.data.layouts import ASSISTANT_TURN
+from rlhf.data.raw_rows import SPEAKERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,6 +57,11 @@ def plain_template(opening: str) -> str:
         "{%- endfor %}"
         f"{{%- if add_generation_prompt %}}{{{{- {ASSISTANT_TURN!r} }}}}{{%- endif %}}"
     )
+
+
+def is_plain_template(template: str) -> bool:
+    """Return True if ``plain_template`` returned ``template``, for any opening."""
+    return template.endswith(plain_template("").removeprefix("{{- '' }}"))
 
 
 def plain_observation(role: str, text: str) -> str:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from rlhf.base.errors import DataError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.schema.data import DataConfig, DatasetConfig
-from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.ppo import PpoConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.files import READERS
-from rlhf.data.layouts import Row
+from rlhf.data.raw_rows import Row
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.tables import Table, download_dataset, is_saved_dataset, iterate_rows, tables_at
@@ -37,10 +37,9 @@ class PtxBlocks(NamedTuple):
     eval: list[list[int]]
 
 
-def reads_corpus(config: RunConfig) -> bool:
+def reads_corpus(ppo: PpoConfig, data: DataConfig) -> bool:
     """Return True if PPO learns from a corpus, or measures its perplexity on one."""
-    ppo = config.ppo
-    return bool(ppo.ptx_coef or (ppo.ptx_eval_blocks and config.data.ptx_path is not None))
+    return bool(ppo.ptx_coef or (ppo.ptx_eval_blocks and data.ptx_path is not None))
 
 
 def ptx_blocks(

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.base.errors import DataError
-from rlhf.data.layouts import LAYOUTS, ColumnKind, Layout, Row, UnusableRowError
+from rlhf.data.layouts import LAYOUTS, ColumnKind, Layout
+from rlhf.data.raw_rows import Row, UnusableRowError
 from rlhf.data.records import Record
 
 # Expressions with brackets need quotes of their own within the override.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Template
 from rlhf.data.chat import ChatTemplate, plain_observation
 
@@ -20,8 +21,14 @@ class Encoder:
         """Store the tokenizer; ``template`` selects the format of conversations.
 
         Raises:
+            ConfigError: if ``template`` is auto, which the launcher replaces where it can.
             DataError: if ``template`` is chat and the tokenizer's chat template cannot be used.
         """
+        if template is Template.auto:
+            raise ConfigError(
+                "data.template=auto: the launcher could not read whether the tokenizer has a chat "
+                "template; set data.template=chat or data.template=plain"
+            )
         self._tokenizer = tokenizer
         self._chat = ChatTemplate(tokenizer) if template is Template.chat else None
         self.end_id: int = tokenizer.eos_token_id

@@ -1,4 +1,4 @@
-"""Read the rows of a .jsonl, .json, .csv (without its header) or .parquet file, numbered from 1."""
+"""Read the rows of a .jsonl, .json, .csv, .tsv or .parquet file, numbered from 1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.data.layouts import KNOWN_COLUMNS
 
 TOO_DEEP = "lists or objects are nested too deep; a row is an object of text or messages."
-OTHER_DELIMITERS = ";\t|"
+OTHER_DELIMITERS = "\t;|"  # in a header without a comma; a spreadsheet may write them
 
 
 def _read_json_lines(file: Path) -> Iterator[tuple[int, object]]:
@@ -83,31 +83,28 @@ def _rows_of_json(value: object) -> list[object]:
 
 
 def _read_csv(file: Path) -> Iterator[tuple[int, object]]:
-    number = 0
+    number, mark = 0, ","
     with file.open(encoding="utf-8-sig", newline="") as stream:
         try:
             lines = csv.reader(stream, strict=True)
             header = next(lines, [])
-            _check_header(header, file)
+            if len(header) == 1:  # no comma: another character may separate the columns
+                mark = next((each for each in OTHER_DELIMITERS if each in header[0]), mark)
+                header = next(csv.reader(header, delimiter=mark))
+                lines = csv.reader(stream, strict=True, delimiter=mark)
+            if len(set(header)) < len(header):
+                raise DataError(f"{file}: the header names a column twice: {', '.join(header)}.")
             for number, fields in enumerate(filter(None, lines), 1):
                 if len(fields) != len(header):
-                    sizes = f"{len(fields)} fields for {len(header)} columns"
-                    raise DataError(f"{file}, row {number}: {sizes}.")
+                    raise DataError(
+                        f"{file}, row {number}: {len(fields)} fields for {len(header)} columns "
+                        f"({', '.join(header)}). Fields are separated by {mark!r}: put a text that "
+                        "contains it in double quotes."
+                    )
                 yield number, dict(zip(header, (field or None for field in fields), strict=True))
         except csv.Error as error:
             longest = f"texts of over {csv.field_size_limit()} characters need .jsonl or .parquet"
             raise DataError(f"{file}, row {number + 1}: {error} ({longest}).") from error
-
-
-def _check_header(header: list[str], file: Path) -> None:
-    if len(set(header)) < len(header):
-        raise DataError(f"{file}: the header names a column twice: {', '.join(header)}.")
-    marks = [mark for mark in OTHER_DELIMITERS if len(header) == 1 and mark in header[0]]
-    if marks:
-        raise DataError(
-            f"{file}: the columns of the header are separated by {marks[0]!r}, and must be by ',': "
-            "save the file with commas, and texts with commas in double quotes."
-        )
 
 
 def _read_parquet(file: Path) -> Iterator[tuple[int, object]]:
@@ -143,5 +140,6 @@ READERS: dict[str, Reader] = {
     ".jsonl": _read_json_lines,
     ".json": _read_json,
     ".csv": _read_csv,
+    ".tsv": _read_csv,
     ".parquet": _read_parquet,
 }

@@ -17,18 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from itertools import combinations
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from rlhf.base.errors import DataError
+from rlhf.data.raw_rows import SPEAKERS, Message, Row, UnusableRowError
 from rlhf.data.records import Record
 
 ASSISTANT_TURN = "\n\nAssistant:"
-SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant"}
-SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
-MESSAGE_RULE = "a message is an object with the keys 'role' and 'content' (or 'from' and 'value')."
 NO_COMMON_PROMPT = "chosen and rejected share no prompt up to their last answer"
-
-V = TypeVar("V")
 
 
 class ColumnKind(StrEnum):
@@ -37,99 +32,6 @@ class ColumnKind(StrEnum):
     text = "text"
     messages = "messages"
     texts = "texts"
-
-
-class Message(NamedTuple):
-    """One turn of a conversation; ``role`` is a key of ``SPEAKERS``."""
-
-    role: str
-    content: str
-
-
-class UnusableRowError(Exception):
-    """The error for a well-formed row that cannot be used; rows are counted by its message."""
-
-
-class Row(NamedTuple):
-    """One row as read, and its origin: ``file`` (or hub dataset) and ``number``, from 1."""
-
-    file: str
-    number: int
-    values: Mapping[str, object]
-
-    def error(self, problem: str) -> DataError:
-        """Return a ``DataError`` that names the file and row of the ``problem``."""
-        return DataError(f"{self.file}, row {self.number}: {problem}")
-
-    def text(self, column: str) -> str:
-        """Return the text of ``column``.
-
-        Raises:
-            UnusableRowError: if the value is null or blank.
-            DataError: if the value is not text.
-        """
-        value = self._value(column, str, "text")
-        if not value.strip():
-            raise UnusableRowError(f"{column} is empty")
-        return value
-
-    def texts(self, column: str) -> list[str]:
-        """Return the texts of ``column``, none of them blank.
-
-        Raises:
-            UnusableRowError: if the list is null or empty, or a text in it is null or blank.
-            DataError: if the value is not a list of texts.
-        """
-        items: list[object] = self._value(column, list, "a list of texts")
-        for index, item in enumerate(items):
-            if not isinstance(item, str | None):
-                kind = type(item).__name__
-                raise self.error(f"{column}[{index}] is of type {kind}; must be text.")
-        texts = [item for item in items if isinstance(item, str) and item.strip()]
-        if not texts or len(texts) < len(items):
-            raise UnusableRowError(f"{column} is empty, or has an empty text")
-        return texts
-
-    def messages(self, column: str) -> list[Message]:
-        """Return the messages of ``column``, a list or one message, with stripped texts.
-
-        Raises:
-            UnusableRowError: if the value is null or an empty list.
-            DataError: if the value is not a list of messages.
-        """
-        if isinstance(value := self.values.get(column), dict):
-            return [self._message(value, column)]
-        items: list[object] = self._value(column, list, "a list of messages")
-        if not items:
-            raise UnusableRowError(f"{column} is empty")
-        return [self._message(item, f"{column}[{index}]") for index, item in enumerate(items)]
-
-    def _value(self, column: str, wanted: type[V], rule: str) -> V:
-        value = self.values.get(column)
-        if value is None:
-            raise UnusableRowError(f"{column} is null")
-        if not isinstance(value, wanted):
-            raise self.error(
-                f"column '{column}' holds a value of type {type(value).__name__}; "
-                f"must be {rule} or null."
-            )
-        return value
-
-    def _message(self, item: object, place: str) -> Message:
-        if not isinstance(item, dict):
-            raise self.error(f"{place} is of type {type(item).__name__}; {MESSAGE_RULE}")
-        if {"from", "value"} <= item.keys():
-            role, content = SHAREGPT_ROLES.get(str(item["from"]), item["from"]), item["value"]
-        elif {"role", "content"} <= item.keys():
-            role, content = item["role"], item["content"]
-        else:
-            raise self.error(f"{place} has the keys {list(item)}; {MESSAGE_RULE}")
-        if role not in list(SPEAKERS):  # a list: a wrong role may be unhashable
-            raise self.error(f"{place} has the role {role!r}; must be one of {list(SPEAKERS)}.")
-        if not isinstance(content, str):
-            kind = type(content).__name__
-            raise self.error(f"{place} has content of type {kind}; must be text.")
-        return Message(role, content.strip())
 
 
 def render_prompt(messages: Sequence[Message]) -> str:
@@ -209,6 +111,8 @@ def _read_message_pair(row: Row, columns: Kinds) -> list[Record]:
     *same, rejected = row.messages("rejected")
     if before != same:
         raise UnusableRowError(NO_COMMON_PROMPT)
+    if not before and "prompt" in columns:
+        return _read_preference(row, columns)
     if not before and "conversations" in columns:
         before = row.messages("conversations")
     return _make_pair(
@@ -274,19 +178,32 @@ class Layout(NamedTuple):
 
 
 T, M = ColumnKind.text, ColumnKind.messages
+KINDS = {
+    "": (T, T),
+    ", messages": (M, M),
+    ", text and messages": (T, M),
+    ", messages and text": (M, T),
+}
 PAIR_OF_MESSAGES = {"chosen": M, "rejected": M}
 # Specific layouts come first: the first set of columns that a dataset has determines its layout.
 LAYOUTS = (
     Layout("preference", {"prompt": T, "chosen": T, "rejected": T}, _read_preference),
     Layout("preference, messages", {"prompt": M, "chosen": M, "rejected": M}, _read_preference),
-    # UltraFeedback: the conversations contain the prompt, and a text column repeats it.
-    Layout("preference, prompt twice", {"prompt": T} | PAIR_OF_MESSAGES, _read_message_pair),
+    Layout(
+        "preference, messages and texts",
+        {"prompt": M, "chosen": T, "rejected": T},
+        _read_preference,
+    ),
+    # UltraFeedback: the conversations contain the prompt, and a text column repeats it. Answers of
+    # one message each follow the text.
+    Layout("preference, text and messages", {"prompt": T} | PAIR_OF_MESSAGES, _read_message_pair),
     Layout("preference, ShareGPT", {"conversations": M} | PAIR_OF_MESSAGES, _read_message_pair),
     Layout("ranking", {"prompt": T, "responses": ColumnKind.texts}, _read_ranking),
-    Layout("prompt-completion", {"prompt": T, "completion": T}, _read_completion),
-    Layout("prompt-completion, messages", {"prompt": M, "completion": M}, _read_completion),
-    Layout("prompt-response", {"prompt": T, "response": T}, _read_completion),
-    Layout("prompt-response, messages", {"prompt": M, "response": M}, _read_completion),
+    *(
+        Layout(f"prompt-{answer}{kinds}", {"prompt": asked, answer: answered}, _read_completion)
+        for answer in ("completion", "response")
+        for kinds, (asked, answered) in KINDS.items()
+    ),
     Layout("implicit-prompt preference", {"chosen": T, "rejected": T}, _read_text_pair),
     Layout("implicit-prompt preference, messages", PAIR_OF_MESSAGES, _read_message_pair),
     Layout("language modelling, messages", {"messages": M}, _read_conversation),

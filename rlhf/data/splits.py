@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -90,6 +90,38 @@ def blend_datasets(parts: list[PhaseData], *, seed: int) -> PhaseData:
     random.Random(f"blend-train-{seed}").shuffle(train)
     random.Random(f"blend-eval-{seed}").shuffle(held_out)
     return PhaseData(train, held_out, sum(part.removed for part in parts))
+
+
+def phase_answered_by_dpo(parts: Mapping[Phase, PhaseData]) -> Phase:
+    """Return the phase whose held-out prompts DPO answers: PPO, or reward if PPO has none."""
+    return Phase.ppo if parts[Phase.ppo].eval else Phase.reward
+
+
+def describe_division(
+    parts: Mapping[Phase, PhaseData], phases: Sequence[Phase], *, scale: float = 1.0
+) -> str:
+    """Return one line for the terminal: the examples of each of ``phases``, and of the others.
+
+    Each example in ``parts`` represents ``scale`` examples.
+    """
+    held_out = {phase: round(scale * len(part.eval)) for phase, part in parts.items()}
+    sizes = {phase: round(scale * len(p.train)) + held_out[phase] for phase, p in parts.items()}
+    own = [phase.data_share for phase in phases]
+    used = (
+        f"{phase} {sizes[share]:,} ({held_out[share]:,} held out)"
+        for phase, share in zip(phases, own, strict=True)
+    )
+    total = round(scale * sum(len(part.train) + len(part.eval) for part in parts.values()))
+    about = "about " if scale > 1 else ""
+    line = f"data: {about}{total:,} examples: {', '.join(used)}"
+    others = [phase for phase in sizes if sizes[phase] and phase not in own]
+    if not others:
+        return line
+    line += f"; set aside for {', '.join(others)}: {sum(sizes[phase] for phase in others):,}"
+    if len(phases) > 1:  # data.sets keeps them for others; data.split could not use them
+        return line
+    everything = ",".join(str(int(phase in own)) for phase in SPLIT_PHASES)
+    return f"{line} (data.split=[{everything}] uses all)"
 
 
 def check_usable_examples(parts: dict[Phase, PhaseData], phases: Sequence[Phase]) -> None:

@@ -25,7 +25,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.files import READERS, Reader
-from rlhf.data.layouts import Row
+from rlhf.data.raw_rows import Row
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -145,7 +145,10 @@ def _is_held_out(name: str) -> bool:
 
 def _tables_of_files(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Table]:
     if not place.exists():
-        raise DataError(f"{place}: no such file or folder. (A data set of the hub needs data=hub.)")
+        raise DataError(
+            f"{place}: no such file or folder. (A data set of the hub needs data=hub; plan=only "
+            "with data.size=EXAMPLES plans without the file.)"
+        )
     if not (place.is_file() or place.is_dir()):
         raise DataError(f"{place}: must be a file or a folder.")
     with translate_errors(lambda reason: DataError(f"{place}: cannot be read ({reason}).")):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.quiet_libraries import quieten_libraries
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.batches import BatchPlan, phase_plans
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
@@ -43,7 +44,6 @@ from rlhf.phases.shared.policy_evaluation import (
 )
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, response_texts, zero_scores
 from rlhf.runtime.run_data import load_phase_data
-from rlhf.runtime.worker import quieten_libraries
 
 # The policies that a run can have, in training order, and their folders in the run directory.
 POLICIES = {
@@ -87,7 +87,7 @@ class Evaluator:
         judge = GoldJudge() if config.data.source is Source.synthetic else None
         self.context: RunContext = replace(
             context,
-            parts=load_phase_data(self.config, context.console),
+            parts=load_phase_data(self.config, context.console.say),
             judge=judge,
         )
         self.plan = phase_plans(self.config).get(Phase.ppo, WITHOUT_PPO)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from omegaconf import OmegaConf
+
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import PLAN, finished_phases, reused_phases, write_json
-from rlhf.config.choices import PlanMode, Reuse
+from rlhf.config.choices import PlanMode, Reuse, Template
 from rlhf.config.cpu_rates import lacks_rates
 from rlhf.config.freeze import (
     apply_resume_overrides,
@@ -23,13 +26,17 @@ from rlhf.config.freeze import (
     write_command,
     write_frozen_config,
 )
+from rlhf.config.phase_shares import drop_shares_of_absent_phases
+from rlhf.config.roles import tokenizer_base
 from rlhf.config.rules.secrets import refuse_secret_values
 from rlhf.config.rules.unread_keys import refuse_unread_keys
 from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir
 from rlhf.config.schema.run import RunConfig
+from rlhf.jobs.conversation_form import choose_template, describe_template
 from rlhf.jobs.from_run import copy_keys_of_source_run
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
+from rlhf.jobs.sweep_jobs import OUTPUT
 from rlhf.jobs.this_machine import apply_auto_hardware, is_hardware_auto, this_machine
 from rlhf.planning.decide import plan_and_configure
 from rlhf.planning.plan_tables import plan_as_json, plan_summary, tables
@@ -37,10 +44,11 @@ from rlhf.runtime.launch_mode import Program, launch_commands
 from rlhf.runtime.rendezvous import (
     check_ranks_can_start,
     check_ranks_started,
+    is_secondary_node,
     rank_from_environment,
     with_started_ranks,
 )
-from rlhf.tracking.console import build_console, config_tree
+from rlhf.tracking.console import Console, build_console, config_tree
 
 
 class Stopped(NamedTuple):
@@ -53,7 +61,13 @@ class Stopped(NamedTuple):
 
 def config_of_job(job: Job) -> tuple[RunConfig, Stopped | None]:
     """Return the checked configuration of the job's run, and the run to resume, or None."""
-    return (_new_config(job), None) if job.resume is None else _read_stopped_config(job)
+    if job.resume is not None:
+        return _read_stopped_config(job)
+    config = _new_config(job)
+    if is_secondary_node() and config.plan is PlanMode.check:
+        # Refused here too: this node would wait for the one that begins the run.
+        read_loads(config, finished=reused_phases(config))
+    return config, None
 
 
 def _new_config(job: Job) -> RunConfig:
@@ -62,9 +76,16 @@ def _new_config(job: Job) -> RunConfig:
     if cfg.get("from_run") is not None:
         source = expand_user_path(str(cfg.from_run), key="from_run").resolve()
         copy_keys_of_source_run(cfg, source, finished_phases(source), job.overrides)
-    config = to_run_config(apply_auto_hardware(cfg, this_machine))
+    config = drop_shares_of_absent_phases(to_run_config(apply_auto_hardware(cfg, this_machine)))
     refuse_secret_values(config, os.environ)
     refuse_unread_keys(config, job.overrides)
+    asked, (key, model) = config.data.template, tokenizer_base(config)
+    downloads = not (job.is_plan or config.launcher.dry_run)
+    template = choose_template(asked, key, model, downloads=downloads)
+    if asked is Template.auto and not config.launcher.dry_run:
+        for line in describe_template(template, key, model):
+            build_console(is_main=True, log_every=1).say(line)
+    config = replace(config, data=replace(config.data, template=template))
     if config.reuse.phases is not Reuse.sweep:
         return config
     phases = Reuse.never if job.folder is None else Reuse.always
@@ -76,6 +97,9 @@ def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
     # Resolve the link runs/latest now: it may point to another run before this run ends.
     run_dir = expand_user_path(str(job.resume), key="resume").resolve()
     frozen = load_frozen_config(run_dir)
+    # auto stands for the template that the run was started with.
+    if OmegaConf.select(job.cfg, "data.template") == Template.auto:
+        job.cfg.data.template = frozen.data.template.value
     config = apply_resume_overrides(frozen, job.cfg, job.overrides)
     refuse_secret_values(config, os.environ)
     if config.plan is not PlanMode.only:
@@ -107,28 +131,32 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     If the job may continue an unfinished run with the same configuration, that run is resumed.
     """
     config, loads = with_started_ranks(config), None
+    finished = reused_phases(config)
     if config.plan is PlanMode.check:
         if lacks_rates(config.hardware):
             from rlhf.jobs.measure_cpu import measure_cpu  # imports torch
 
             measure_cpu()
-        loads = read_loads(config)
-    config, plan, notes = plan_and_configure(config, loads, finished=reused_phases(config))
+        loads = read_loads(config, finished=finished).loads
+    config, plan, notes = plan_and_configure(config, loads, finished=finished)
     check_ranks_can_start(config)
     now, continues = datetime.now(), job.continues
     run_dir = make_run_dir(config, job_dir=job.folder, now=now, continues=continues)
     write_frozen_config(config, run_dir)
     write_command(job.overrides, run_dir)
-    console = build_console(is_main=True, log_every=config.tracking.log_every)
-    if config.tracking.show_config:
-        console.show(config_tree(str(run_dir), asdict(config)))
-    if is_hardware_auto():
-        console.say(this_machine().notice)
     if plan is not None:
         write_json(run_dir / PLAN, plan_as_json(plan))
         notes = (*notes, f"plan: {plan_summary(plan)}")
-    for note in notes:
-        console.say(note)
+    # The screen of a job of a sweep is a file.
+    screen = (run_dir / OUTPUT).open("a") if job.at_a_time is not None else nullcontext()
+    with screen as file:
+        console = Console(log_every=config.tracking.log_every, file=file)
+        if config.tracking.show_config:
+            console.show(config_tree(str(run_dir), asdict(config)))
+        if is_hardware_auto():
+            console.say(this_machine().notice)
+        for note in notes:
+            console.say(note)
     return config, run_dir
 
 
@@ -141,7 +169,9 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
         raise ConfigError(
             "plan=only: the ranks have been started; start launch.py without torchrun"
         )
-    plan = plan_and_configure(config, read_loads(config), finished=reused_phases(config)).plan
+    finished = reused_phases(config)
+    loads, lines = read_loads(config, finished=finished)
+    plan = plan_and_configure(config, loads, finished=finished).plan
     assert plan is not None, "plan=only has a plan, or was refused"
     if job.resume is None and config.run_dir is not None:
         write_json(
@@ -153,6 +183,8 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
         words = [word for word in job.overrides if word != "plan=only"]
         console.say(f"{' '.join(words)}: {plan_summary(plan)}")
     else:
+        for line in lines:
+            console.say(line)
         console.show(*tables(plan))
         if is_hardware_auto():
             console.say(this_machine().notice)

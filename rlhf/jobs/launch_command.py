@@ -71,8 +71,6 @@ class Job(NamedTuple):
     """What Hydra composed."""
     overrides: list[str]
     """The words that set keys."""
-    is_dry_run: bool = False
-    """True: print the commands that would start the ranks."""
     is_plan: bool = False
     """True: print the plan."""
     resume: str | None = None
@@ -94,7 +92,6 @@ def read_job(cfg: DictConfig) -> Job:
     return Job(
         cfg,
         list(job.overrides.task),
-        is_dry_run=OmegaConf.select(cfg, "launcher.dry_run") is True,
         is_plan=OmegaConf.select(cfg, "plan") == PlanMode.only.value,
         resume=None if resume is None else str(resume),
         continues=continues,

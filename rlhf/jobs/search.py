@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.stored_files import METRICS, read_lines
@@ -29,6 +28,7 @@ from rlhf.checkpoint.results import read_json_object
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.jobs.search_command import Dimension, Sampler, Search, example_config
+from rlhf.jobs.search_solutions import write_solutions
 from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, resources_of_share
 from rlhf.tracking.console import build_console
 from rlhf.tracking.step_alarms import read_alarms
@@ -97,8 +97,8 @@ class Searcher:
         finally:
             for each in self._running:
                 _end_process(each.process)
+            write_solutions(self._search, self._study.best_trials)
             self._lock.release()
-        self._write_best()
 
     def _wait_for_slot(self) -> None:
         while len(self._running) == self._search.study.slots:
@@ -184,23 +184,6 @@ class Searcher:
         why = f"exit code {code}" if code else "a measure of the study is not finite"
         why = "ended early" if outcome == "pruned" else why
         self._say(f"trial {number}: {outcome}, {why}; its output is in {each.run_dir / OUTPUT}")
-
-    def _write_best(self) -> None:
-        """Write optimization_results.yaml, under the name that Hydra's Optuna sweeper uses."""
-        import yaml
-
-        best = [
-            {
-                "trial": trial.number,
-                "best_evaluated_params": trial.params,
-                "best_evaluated_value": dict(
-                    zip(self._search.objectives, trial.values or (), strict=True)
-                ),
-            }
-            for trial in self._study.best_trials
-        ]
-        with replace_atomically(self._search.folder / "optimization_results.yaml") as building:
-            building.write_text(yaml.safe_dump({"name": "optuna", "solutions": best}))
 
 
 def run_search(search: Search, conf: Path, script: str) -> None:

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import AlarmName
+from rlhf.config.alarm_names import AlarmName
 from rlhf.config.freeze import to_run_config
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import RunConfig

@@ -9,16 +9,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from rlhf.base.errors import CapabilityError, RlhfError
-from rlhf.checkpoint.results import read_objective
+from rlhf.checkpoint.results import read_objective, read_plan
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
+from rlhf.tracking.console import build_console
+from rlhf.tracking.step_alarms import read_alarms
 
 OUTPUT = "output.log"
 PARENT = "RLHF_PARENT"  # process id of the parent; launch.py ends when the parent ends
@@ -59,37 +62,52 @@ class JobError(RlhfError):
 def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) -> float:
     """Run the job that is frozen in ``run_dir``, unless it has finished; return its objective.
 
-    ``jobs`` is how many jobs run at a time. If it is above 1, each job gets an equal share of the
-    cores and devices, and prints to ``output.log`` in its folder.
+    The job prints to ``output.log`` in its folder; the terminal gets two lines. ``jobs`` is how
+    many jobs run at a time. If it is above 1, each gets an equal share of the cores and devices.
 
     Raises:
         JobError: if the job failed.
     """
+    say, log = build_console(is_main=True, log_every=1).say, run_dir / OUTPUT
     with FileLock(run_dir / "job.lock"):  # a job whose sweep was killed may still run
         if (objective := read_objective(run_dir)) is not None:
+            say(f"{run_dir.name}: has finished, objective {objective:.3f}")
             return objective
+        hours = (read_plan(run_dir) or {}).get("hours")
+        planned = "" if hours is None else f", planned {_duration(3600 * hours)}"
+        say(f"{run_dir.name}: runs{planned}; its screen is in {log}")
+        started = time.monotonic()
         code = _run_process(hardware, run_dir, script, jobs=jobs)
+        took = time.monotonic() - started
         if code or (objective := read_objective(run_dir)) is None:
-            place = "above" if jobs == 1 else f"in {run_dir / OUTPUT}"
             raise JobError(
-                f"job {run_dir.name} failed with exit code {code}: its output is {place}. The same "
-                "command again continues the sweep without its finished jobs"
+                f"job {run_dir.name} failed with exit code {code}: {_last_line(log)} (its output "
+                f"is in {log}). The same command again continues the sweep without its finished "
+                "jobs"
             )
+    alarms = ", ".join(alarm.name for alarm in read_alarms(run_dir))
+    raised = f"; alarms: {alarms}" if alarms else ""
+    say(f"{run_dir.name}: objective {objective:.3f} after {_duration(took)}{raised}")
     return objective
+
+
+def _duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
 def _run_process(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) -> int:
     command = [sys.executable, script, f"resume={run_dir}"]
-    parent = {PARENT: str(os.getpid())}
-    if jobs == 1:
-        return _wait_for_exit(subprocess.Popen(command, env=os.environ | parent))
-    with (
-        reserve_share_of_machine(hardware, run_dir.parent, jobs) as environment,
-        (run_dir / OUTPUT).open("a") as out,
-    ):
-        return _wait_for_exit(
-            subprocess.Popen(command, env=environment | parent, stdout=out, stderr=out)
-        )
+    share: AbstractContextManager[Mapping[str, str]] = nullcontext(os.environ)
+    if jobs > 1:
+        share = reserve_share_of_machine(hardware, run_dir.parent, jobs)
+    with share as environment, (run_dir / OUTPUT).open("a") as out:
+        own = {**environment, PARENT: str(os.getpid())}
+        return _wait_for_exit(subprocess.Popen(command, env=own, stdout=out, stderr=out))
 
 
 def _wait_for_exit(process: subprocess.Popen[bytes]) -> int:

@@ -6,10 +6,10 @@
  */
 #include <omp.h>
 
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
 #include "vectors.h"
 #include "products.h"
-
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* What differs between two runs of a program. A buffer holds (tokens, width of the buffer). */
 typedef struct {

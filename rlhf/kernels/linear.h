@@ -84,21 +84,22 @@ static const uint8_t *next_weights(const Linear *l, Chunks own, int64_t chunk) {
 
 /* Compute y = combine(activation(x W^T + bias), other).
  *
- * A thread multiplies all rows by one chunk of weights and meanwhile prefetches the next chunk, in
- * equal shares, one per group of rows. If there is only one group, and at the thread's first chunk,
- * it prefetches a little ahead of the weights that it reads.
+ * A thread multiplies all rows, in groups of equal size, by one chunk of weights and meanwhile
+ * prefetches the next chunk, in equal shares, one per group. If there is only one group, and at
+ * the thread's first chunk, it prefetches a little ahead of the weights that it reads.
  */
 static void linear(const Linear *l, const Pass *pass) {
     const Shape shape = shape_for(l->inputs);
     const Chunks own = own_chunks(l);
     const int64_t groups = (pass->tokens + shape.rows - 1) / shape.rows, lines = shape.bytes / 64;
+    const int64_t together = (pass->tokens + groups - 1) / groups;
     float sums[shape.rows * shape.outputs] __attribute__((aligned(64)));
     for (int64_t chunk = own.begin; chunk < own.end; chunk++) {
         const uint8_t *weights = (const uint8_t *)l->packed + chunk * own.bytes;
         const uint8_t *next = next_weights(l, own, chunk);
         for (int64_t group = 0; group < groups; group++) {
-            const int64_t row = group * shape.rows, left = pass->tokens - row;
-            const int64_t rows = left < shape.rows ? left : shape.rows;
+            const int64_t row = group * together, left = pass->tokens - row;
+            const int64_t rows = left < together ? left : together;
             const number *x = pass->buffers[l->x] + row * l->inputs;
             Window ahead = {next, lines * group / groups * 64, lines * (group + 1) / groups * 64,
                             groups == 1 || (group == 0 && chunk == own.begin)};

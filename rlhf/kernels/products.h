@@ -6,6 +6,10 @@
 
 enum { AHEAD = 8192 };  /* prefetch distance within a chunk, in bytes */
 
+/* The next chunk goes through the first cache: on Zen 5 a step then takes 15 % less than with the
+ * second cache only. CPUs with AMX have not been measured with it. */
+enum { NEXT_CHUNK = ISA >= AMX ? _MM_HINT_T1 : _MM_HINT_T0 };
+
 /* A product's weights: it multiplies up to `rows` rows by chunks of `outputs` outputs, and reads
  * `bytes` bytes of weights for every `inputs` inputs. */
 typedef struct { int64_t rows, outputs, inputs, bytes; } Shape;
@@ -19,7 +23,7 @@ static inline void fetch_ahead(const uint8_t *weights, int64_t bytes, Window *ah
         for (int64_t line = 0; line < bytes; line += 64)
             _mm_prefetch((const char *)weights + AHEAD + line, _MM_HINT_T0);
     for (int64_t line = ahead->from; line < ahead->to; line += 64)
-        _mm_prefetch((const char *)ahead->next + line, _MM_HINT_T1);
+        _mm_prefetch((const char *)ahead->next + line, NEXT_CHUNK);
     ahead->next += bytes;
 }
 
@@ -60,18 +64,17 @@ static inline pairs all_pairs(const number *from) { return all(*from); }
 static inline vec plus_product(vec sum, pairs x, pairs weight) { return x * weight + sum; }
 #endif
 
-/* Sums of so many rows and vectors fit into the registers, beside the numbers to multiply. */
-enum { VECS = 2, ROWS = ISA >= AVX512_BF16 ? 8 : 4 };
+/* Sums of so many rows and vectors fit into the registers, beside the numbers to multiply: with
+ * AVX2 a bf16 number takes two registers. */
+enum { VECS = 2, ROWS = ISA >= AVX512_BF16 ? 8 : HALF ? 4 : 6 };
 static const Shape VECTORS = {ROWS, VECS * LANES, PAIR, VECS * LANES * PAIR * sizeof(number)};
 
-/* Multiply up to ROWS rows (rows, inputs) by a chunk of weights; write sums (ROWS, outputs). */
-static void multiply_vectors(const number *x, int64_t rows, int64_t inputs, const uint8_t *weights,
-                             Window ahead, float *sums) {
-    const number *row[ROWS]; /* Missing rows repeat the last one: as fast as no rows. */
-    for (int i = 0; i < ROWS; i++) row[i] = x + (i < rows ? i : rows - 1) * inputs;
+/* Multiply `rows` rows, a constant, by a chunk of weights: every number of rows has its own code. */
+ALWAYS_INLINE void multiply_rows(const number *x, const int64_t rows, int64_t inputs,
+                                 const uint8_t *weights, Window ahead, float *sums) {
     vec sum[ROWS][VECS];
 #pragma GCC unroll 8
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
         for (int j = 0; j < VECS; j++) sum[i][j] = all(0);
     for (int64_t at = 0; at < inputs; at += PAIR, weights += VECTORS.bytes) {
@@ -80,16 +83,32 @@ static void multiply_vectors(const number *x, int64_t rows, int64_t inputs, cons
 #pragma GCC unroll 2
         for (int j = 0; j < VECS; j++) weight[j] = load_pairs(weights + j * sizeof(vec));
 #pragma GCC unroll 8
-        for (int i = 0; i < ROWS; i++) {
-            const pairs numbers = all_pairs(row[i] + at);
+        for (int i = 0; i < rows; i++) {
+            const pairs numbers = all_pairs(x + i * inputs + at);
 #pragma GCC unroll 2
             for (int j = 0; j < VECS; j++) sum[i][j] = plus_product(sum[i][j], numbers, weight[j]);
         }
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
         for (int j = 0; j < VECS; j++) store(sums + (i * VECS + j) * LANES, sum[i][j]);
+}
+
+/* Multiply up to ROWS rows (rows, inputs) by a chunk of weights; write sums (rows, outputs). */
+static void multiply_vectors(const number *x, int64_t rows, int64_t inputs, const uint8_t *weights,
+                             Window ahead, float *sums) {
+    switch (rows) {
+#define CASE(n) case n: multiply_rows(x, n, inputs, weights, ahead, sums); break
+    CASE(1); CASE(2); CASE(3); CASE(4);
+#if ISA >= AVX512_BF16 || !HALF
+    CASE(5); CASE(6);
+#endif
+#if ISA >= AVX512_BF16
+    CASE(7); CASE(8);
+#endif
+#undef CASE
+    }
 }
 
 /* Pack weight (outputs, inputs) into (chunks, inputs / PAIR, outputs of a chunk, PAIR). */

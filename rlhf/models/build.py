@@ -14,6 +14,7 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import LoraRole
 from rlhf.config.schema.lora import LoraConfig
 from rlhf.models.attention import MATMUL, attention_at_build, use_matmul_attention
+from rlhf.models.linear_layers import use_onednn_products
 from rlhf.models.lora import LoraSpec, add_adapters
 from rlhf.models.pretrained import load_pretrained
 from rlhf.models.scorer import Scorer
@@ -128,6 +129,8 @@ def _build_model(
         shard_parameters(model, shard, partial(require_finite_weights, source=source))
     if source.attention in (None, MATMUL):
         use_matmul_attention(model)
+    if shard is None:
+        use_onednn_products(model)
     set_dropout(model, source.dropout)
     if source.gradient_checkpointing:
         enable_gradient_checkpointing(model, source.gradient_checkpointing, key=source.key)

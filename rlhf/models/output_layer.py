@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from rlhf.base.types import LogprobOptions, TokenLogprobs
 from rlhf.kernels.logprobs import logprob_kernel
+from rlhf.models.linear_layers import multiply
 
 LEAST_LOG = -1e4  # replaces log 0, so that 0 log 0 = 0; its exp is 0
 
@@ -132,7 +133,7 @@ class _FusedLogprobs(torch.autograd.Function):
                     slope_RW = _block_logits(hidden_NH[rows], weight_VH, bias_V, column)
                     _replace_by_gradient_(slope_RW, ids_N[rows] - column.start, ctx.options, *given)
                     if hidden_gradient_bytes is not None:
-                        hidden_gradient_bytes[rows] += slope_RW @ weight_VH[column]
+                        hidden_gradient_bytes[rows] += multiply(slope_RW, weight_VH[column].T)
                     if weight_slope is not None:
                         beta = min(rows.start, 1)
                         weight_slope[column].addmm_(slope_RW.T, hidden_NH[rows], beta=beta)
@@ -147,7 +148,7 @@ def _block_logits(
     hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, column: slice
 ) -> Tensor:
     bias_W = None if bias_V is None else bias_V[column]
-    return functional.linear(hidden_RH, weight_VH[column], bias_W)
+    return multiply(hidden_RH, weight_VH[column], bias_W)
 
 
 def _reduce_block(

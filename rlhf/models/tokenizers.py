@@ -38,13 +38,11 @@ def load_or_train_tokenizer(
             f"{key}.end_token={model.end_token!r}: must be the text of a token; "
             f"use {key}.end_token=null for the tokenizer's own end token"
         )
-    is_own = model.tokenizer is not None
-    place = model.tokenizer if is_own or model.init is not ModelInit.pretrained else model.path
+    place_key, place = tokenizer_place(model, key=key)
     if place is None:
         return train_tokenizer(
             texts, vocab_size=model.vocab_size, end_token=model.end_token or END_TOKEN
         )
-    place_key = f"{key}.tokenizer" if is_own else f"{key}.path"
     return load_tokenizer(
         str(expand_user_path(place, key=place_key)),
         key=place_key,
@@ -52,6 +50,13 @@ def load_or_train_tokenizer(
         trust_remote_code=model.trust_remote_code,
         end_token=model.end_token,
     )
+
+
+def tokenizer_place(model: ModelConfig, *, key: str) -> tuple[str, str | None]:
+    """Return the key and value of the folder or hub id of the tokenizer; None: it is trained."""
+    if model.tokenizer is not None or model.init is not ModelInit.pretrained:
+        return f"{key}.tokenizer", model.tokenizer
+    return f"{key}.path", model.path
 
 
 def train_tokenizer(

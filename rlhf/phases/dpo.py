@@ -19,6 +19,7 @@ from rlhf.base.types import PreferenceBatch, TokenModel, TokenPositions
 from rlhf.config.batches import phase_plans, phase_steps
 from rlhf.config.choices import LoraRole, Phase
 from rlhf.config.roles import Role, adapter_lr
+from rlhf.data.splits import phase_answered_by_dpo
 from rlhf.engine.devices import peak_memory_gib
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import OptimizerSettings
@@ -29,7 +30,7 @@ from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import save_trained_model
-from rlhf.phases.shared.phase_data import phase_answered_by_dpo, phase_tokens
+from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.policies import (
     AdapterOff,
     build_policy,
@@ -54,7 +55,7 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the policy; return the phase's entries of result.json."""
     config = context.config.dpo
     data = phase_tokens(context, Phase.dpo)
-    held_out = HeldOutPrompts.from_phase(context, phase_answered_by_dpo(context))
+    held_out = HeldOutPrompts.from_phase(context, phase_answered_by_dpo(context.parts))
     total_steps = phase_steps(context.config, Phase.dpo, examples=len(data.train))
     trainer = DpoTrainer(context, total_steps=total_steps)
     checkpoints = Checkpoints(context, Phase.dpo, {"policy": trainer.policy})

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import product
-from typing import Any
 
 from rlhf.base.cpu import Isa, usable_isa
-from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Device, Dtype, Phase
 from rlhf.config.cpu_rates import typical_rates
 from rlhf.config.machine_rates import GIB, Machine, machine_of
-from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
-from rlhf.config.rules.rollout import check_rollout
-from rlhf.config.rules.zero import check_training_engine, check_zero
+from rlhf.config.roles import Role, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
 from rlhf.models.model_uses import ModelUse, models_in_phase
@@ -25,6 +20,7 @@ from rlhf.planning.phase_costs import PhasePlan, plan_phase, select_fastest
 from rlhf.planning.phase_memory import PhaseMemory
 from rlhf.planning.steps import Loads, assume_loads
 from rlhf.planning.time_model import CostModel, Efficiency
+from rlhf.planning.zero_candidates import zero_candidates
 
 # Shares of the peak rates: for GPUs fitted to table 1 of DeepSpeed-Chat's announcement, for CPUs to
 # runs of this project on an EPYC with AVX512-BF16 (docs/planner.md).
@@ -98,8 +94,9 @@ class Plan:
         room = self.machine.host_memory_of_node * (1 - HOST_RESERVED)
         if host > room and self.zero.nvme_path is None and self.machine.is_gpu:
             return (
-                f"what is offloaded takes {host / GIB:.0f} GiB of a node's memory, "
-                f"and {room / GIB:.0f} can be used"
+                f"what is offloaded takes {host / GIB:.0f} GiB of a node's memory, and "
+                f"{room / GIB:.0f} can be used ({1 - HOST_RESERVED:.0%} of "
+                f"hardware.host_memory_gib={self.machine.host_memory_of_node / GIB:.0f})"
             )
         return None
 
@@ -195,6 +192,7 @@ def plan_run(
     ``loads`` are the steps and lengths of the data. Without them every length is the maximum.
 
     Raises:
+        ConfigError: if a rule refuses every ZeRO setting of zero.auto.
         UnknownModelError: if the shape of a model is not known.
     """
     # Choose micro-batches with typical rates, then predict times with measured rates. Measured
@@ -228,7 +226,7 @@ def plan_run(
         )
 
     best = select_best_plan(
-        [plan(candidate, typical) for candidate in _candidates(config, typical)]
+        [plan(candidate, typical) for candidate in zero_candidates(config, typical)]
     )
     return best if machine == typical else plan(best.config, machine, like=best)
 
@@ -246,54 +244,3 @@ def select_best_plan(plans: Sequence[Plan]) -> Plan:
     if fitting:
         return select_fastest(fitting, fitting[0].machine)[0]
     return min(plans, key=lambda plan: max(phase.bytes for phase in plan.phases))
-
-
-def _candidates(config: RunConfig, machine: Machine) -> Iterator[RunConfig]:
-    """Yield ``config`` under every valid ZeRO setting, or unchanged without zero.auto."""
-    if not config.zero.auto:
-        yield config
-        return
-    for changes in _zero_settings(config):
-        candidate = replace(config, zero=replace(config.zero, auto=False, **changes))
-        zero = candidate.zero
-        if machine.dtype is Dtype.fp16 and 0 in (zero.stage, zero.critic_stage):
-            continue
-        try:
-            check_zero(candidate)
-            check_training_engine(candidate)
-            check_rollout(candidate)
-        except ConfigError:
-            continue
-        yield candidate
-
-
-def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
-    """Yield combinations of ZeRO stages and offloading options, the simplest first."""
-    has_ppo = Phase.ppo in config.phase.order
-    has_ema = has_ppo and bool(config.ppo.ema_beta)
-    no = (False,)
-    # On a CPU nothing can be offloaded, because the ranks' memory is the host's memory.
-    either = (False, True) if config.hardware.device is Device.cuda else no
-    for stage, critic_stage in product((1, 2, 3, 0), (None, 1, 2, 3, 0) if has_ppo else (None,)):
-        if stage == critic_stage:
-            continue
-        own = stage if critic_stage is None else critic_stage
-        shards = stage == SHARDED_WEIGHTS
-        yield from (
-            {
-                "stage": stage,
-                "critic_stage": critic_stage,
-                "offload_optimizer": optimizer,
-                "offload_parameters": parameters,
-                "offload_reference": reference,
-                "offload_reward": reward,
-                "offload_ema": ema,
-            }
-            for optimizer, parameters, reference, reward, ema in product(
-                either if stage else no,
-                either if shards else no,
-                either if shards else no,
-                either if has_ppo and own == SHARDED_WEIGHTS else no,
-                either if has_ema else no,
-            )
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlhf.config.choices import Phase
+from rlhf.config.choices import Phase, Source
 from rlhf.config.machine_rates import GB, GIB
 from rlhf.planning.idle_options import idle_options
 from rlhf.planning.phase_costs import PhasePlan
@@ -51,12 +51,19 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "host_memory_gib_per_node": _offloaded_bytes(plan) / GIB,
         "disk_gb": plan.saved_model_bytes / GB,
         "checkpoints_gb": plan.checkpoint_bytes / GB,
-        "phases": {phase.phase.value: _phase_json(phase) for phase in plan.phases},
+        "data": {
+            "examples": plan.records or None,
+            "is_toy": _is_toy(plan),
+            "lengths_are_read": plan.loads is not None,
+        },
+        "phases": {phase.phase.value: _phase_json(plan, phase) for phase in plan.phases},
     }
 
 
-def _phase_json(phase: PhasePlan) -> dict[str, Any]:
+def _phase_json(plan: Plan, phase: PhasePlan) -> dict[str, Any]:
+    lengths = _lengths(plan, phase.phase)
     return {
+        "tokens": {name: {"mean": mean, "limit": most} for name, (mean, most) in lengths.items()},
         "hours": None if phase.steps is None else phase.seconds / 3600,
         "steps": phase.steps,
         "step_seconds": phase.step_seconds,
@@ -64,6 +71,24 @@ def _phase_json(phase: PhasePlan) -> dict[str, Any]:
         "moment": phase.peak_moment,
         "memory": {part: phase.parts[part] / GIB for part in PARTS if phase.parts[part]},
     }
+
+
+def _lengths(plan: Plan, phase: Phase) -> dict[str, tuple[float, int]]:
+    """Return the mean and the limit of tokens per sequence, or per prompt and per response.
+
+    If the data was not read, every text is assumed to be as long as its limit.
+    """
+    config, load = plan.config, None if plan.loads is None else plan.loads[phase]
+    if phase is not Phase.ppo:
+        most = getattr(config, phase).max_tokens
+        return {"sequence": (load.tokens if load else most, most)}
+    prompt, most = config.rollout.max_prompt_tokens, config.tokens_after_prompt[1]
+    answer = load.answer if load else None
+    return {"prompt": (load.tokens if load else prompt, prompt), "response": (answer or most, most)}
+
+
+def _is_toy(plan: Plan) -> bool:
+    return plan.config.data.source is Source.synthetic
 
 
 def _offloaded_bytes(plan: Plan) -> int:
@@ -87,14 +112,15 @@ def describe_counts(plan: Plan) -> str:
         Phase.sft: f"{config.sft.batch_size} examples",
         Phase.reward: f"{config.reward.batch_size} pairs",
         Phase.dpo: f"{config.dpo.batch_size} pairs",
-        Phase.ppo: f"{config.ppo.rollout_batch_size} responses",
+        Phase.ppo: f"{config.ppo.rollout_batch_size} responses "
+        f"of up to {config.tokens_after_prompt[1]} tokens",
     }
     steps = ("?" if phase.steps is None else f"{phase.steps:,}" for phase in plan.phases)
     phases = (
         f"{phase.phase} {number} step{'' if number == '1' else 's'} of {batches[phase.phase]}"
         for phase, number in zip(plan.phases, steps, strict=True)
     )
-    return f"{', '.join(phases)}, from {describe_examples(config.data)}"
+    return f"{', '.join(phases)}, from {describe_examples(config.data, plan.records)}"
 
 
 def _cost_text(plan: Plan) -> str:
@@ -134,6 +160,11 @@ def tables(plan: Plan) -> list[RenderableType]:
     table.add_row("micro-batch", *(str(phase.micro_batch) for phase in plan.phases))
     table.add_row("rows", *(str(phase.rows or "") for phase in plan.phases))
     table.add_row("steps", *(str(phase.steps or "?") for phase in plan.phases))
+    lengths = [_lengths(plan, phase.phase) for phase in plan.phases]
+    for name in dict.fromkeys(name for each in lengths for name in each):
+        found = (each.get(name) for each in lengths)
+        cells = ("" if tokens is None else "{:.0f} (max {})".format(*tokens) for tokens in found)
+        table.add_row(f"{name}, tokens", *cells)
     for part in ("generate", "score", "train"):
         if any(part in phase.step_seconds for phase in plan.phases):
             seconds = (phase.step_seconds.get(part) for phase in plan.phases)
@@ -141,7 +172,7 @@ def tables(plan: Plan) -> list[RenderableType]:
             table.add_row(f"{part}, s per step", *cells)
     hours = (None if phase.steps is None else phase.seconds / 3600 for phase in plan.phases)
     table.add_row("time", *(_time_text(value) for value in hours))
-    notes = [f"the time is for {describe_counts(plan)}"]
+    notes = [f"the time is for {describe_counts(plan)}", *_doubts(plan)]
     if plan.machine.is_estimated:
         notes.append("this CPU's rates are estimates: the first run measures them")
     notes += idle_options(plan.config)
@@ -152,6 +183,19 @@ def tables(plan: Plan) -> list[RenderableType]:
         return [table, answer, *notes]
     ways = (f"what fits: {way}" for way in plan.fitting_overrides)
     return [table, f"does not fit: {plan.reason}", *ways, *notes]
+
+
+def _doubts(plan: Plan) -> list[str]:
+    """Return notes on why time and price may not be those of the user's own task."""
+    notes = []
+    if _is_toy(plan):
+        notes.append(
+            "data=synthetic is a toy task with short texts: set data, data.path and "
+            "rollout.max_response_tokens as in your run before you believe time and price"
+        )
+    if plan.loads is None:
+        notes.append("the data was not read: every text is assumed to be as long as its limit")
+    return notes
 
 
 def _time_text(hours: float | None) -> str:

@@ -104,11 +104,15 @@ def total_examples(data: DataConfig) -> int | None:
     return data.size or _count_lines(data)
 
 
-def describe_examples(data: DataConfig) -> str:
-    """Return the number and origin of the examples, such as "9,000 examples of pairs.jsonl"."""
-    total = total_examples(data)
+def describe_examples(data: DataConfig, records: int = 0) -> str:
+    """Return the number and origin of the examples, such as "9,000 examples of pairs.jsonl".
+
+    ``records`` is the number of examples that were read; 0: the data was not read.
+    """
+    total = records or total_examples(data)
     if data.source in (Source.synthetic, Source.environment):
-        return f"{data.size:,} generated examples (data={data.source})"
+        toy = "toy " if data.source is Source.synthetic else ""
+        return f"{data.size:,} generated {toy}examples (data={data.source})"
     paths = data.path if isinstance(data.path, list) else [data.path]
     place = ", ".join(map(str, data.sets if data.path is None else paths))
     if total is None:

@@ -1,7 +1,7 @@
 """Write the report of a run, or compare runs.
 
 python -m rlhf.report RUN_DIR                 write RUN_DIR/report.html
-python -m rlhf.report RUN_DIR RUN_DIR ...     print a comparison
+python -m rlhf.report RUN_DIR RUN_DIR ...     print a comparison; --html FILE: also as a page
 python -m rlhf.report SWEEP_DIR               print it, and write SWEEP_DIR/sweep.html
 """
 
@@ -32,16 +32,17 @@ def main(arguments: Sequence[str]) -> int:
     """Write a report, or compare the runs that the command names; return the exit code."""
     parser = command_parser("rlhf.report", __doc__)
     parser.add_argument("paths", nargs="+", metavar="RUN_DIR|SWEEP_DIR")
+    parser.add_argument("--html", metavar="FILE", help="write the comparison to this page")
     options = parser.parse_args(arguments)
-    return run_to_exit_code(lambda: _report_or_compare(options.paths))
+    return run_to_exit_code(lambda: _report_or_compare(options.paths, options.html))
 
 
-def _report_or_compare(words: Sequence[str]) -> None:
+def _report_or_compare(words: Sequence[str], html: str | None) -> None:
     paths = [expand_user_path(word, key="RUN_DIR") for word in words]
-    if len(paths) == 1 and (paths[0] / FROZEN).is_file():
+    if html is None and len(paths) == 1 and (paths[0] / FROZEN).is_file():
         report(paths[0])
     else:
-        compare(paths)
+        compare(paths, None if html is None else expand_user_path(html, key="--html"))
 
 
 if __name__ == "__main__":

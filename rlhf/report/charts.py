@@ -8,6 +8,8 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 MOST_POINTS = 600  # points per line; longer lines keep the extremes of each bucket
+FEWEST_JOINED = 3  # a line through fewer points would suggest what lies between them
+SHARE = "share"  # the unit of values between 0 and 1
 DIGITS = 6  # significant digits of a value, more than a screen can show
 
 Point = tuple[float, float]
@@ -23,6 +25,9 @@ class Line(NamedTuple):
     x_half: Sequence[float] = ()
     names: Sequence[str] = ()  # a name per point, shown instead of its x value
     settings: Sequence[int] = ()  # in a sweep, the setting's number (from 0) per point
+    setting: int | None = None  # the number of the setting whose runs the whole line shows
+    low: Sequence[float] = ()  # the lower and upper end of a band around the line
+    high: Sequence[float] = ()
 
 
 class Flag(NamedTuple):
@@ -40,13 +45,22 @@ class Tick(NamedTuple):
     label: str
 
 
+class LegendKey(NamedTuple):
+    """An entry of a chart's legend; ``tone`` is the number of the line's colour."""
+
+    label: str
+    tone: int
+    is_joined: bool
+
+
 class Chart(NamedTuple):
     """A chart: its texts (``said`` is for screen readers), and the data that the script draws."""
 
     title: str
     said: str
     unit: str
-    labels: Sequence[str]
+    healthy: str  # the legend of the healthy range; "": the chart has none
+    keys: Sequence[LegendKey]
     flags: Sequence[Flag]
     note: str
     data: dict[str, Any]
@@ -62,10 +76,11 @@ def line_chart(
     healthy: tuple[float, float] | None = None,
     flags: Sequence[Flag] = (),
 ) -> Chart | None:
-    """Return a chart of up to four lines, or None if no point is finite.
+    """Return a chart of up to eight lines, or None if no point is finite.
 
     Points that are not finite are dropped. ``healthy`` is a range of y values to shade. ``x_ticks``
     replace the default ticks of the x axis. ``Chart.said`` names each line's first and last value.
+    The axis of a share ends at 1.
     """
     shown = [finite for line in lines if (finite := _drop_non_finite(line)).points]
     if not shown:
@@ -75,6 +90,7 @@ def line_chart(
         for line in shown
     )
     longest = max(len(line.points) for line in shown)
+    highest = max(y for line in shown for _, y in line.points)
     note = (
         f"Of {longest:,} points the lowest and the highest of each bucket are drawn."
         if longest > MOST_POINTS
@@ -84,13 +100,15 @@ def line_chart(
         title,
         f"{title}: {said}",
         unit,
-        [line.label for line in shown],
+        "" if healthy is None else "healthy: {:g} to {:g}".format(*healthy),
+        [_key(line, number) for number, line in enumerate(shown)],
         flags,
         note,
         {
             "xLabel": x_label,
             "ticks": x_ticks,
-            "healthy": _visible_band(healthy, [y for line in shown for _, y in line.points]),
+            "healthy": healthy,
+            "most": 1 if unit == SHARE and highest <= 1 else None,
             "flags": [flag.x for flag in flags],
             "lines": [_line_data(line) for line in shown],
         },
@@ -101,7 +119,9 @@ def number_text(value: float) -> str:
     """Return a number as text with three significant digits."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    return f"{value:.3g}" if 1e-3 <= abs(value) < 1e5 else f"{value:.1e}"  # noqa: PLR2004
+    if 1e3 <= abs(value) < 1e6:  # noqa: PLR2004
+        return f"{value:.0f}"
+    return f"{value:.3g}" if 1e-3 <= abs(value) < 1e3 else f"{value:.1e}"  # noqa: PLR2004
 
 
 def thin_points(points: Sequence[Point]) -> list[Point]:
@@ -116,42 +136,35 @@ def thin_points(points: Sequence[Point]) -> list[Point]:
     return kept
 
 
+def _key(line: Line, number: int) -> LegendKey:
+    return LegendKey(line.label, number if line.setting is None else line.setting, line.is_joined)
+
+
 def _drop_non_finite(line: Line) -> Line:
     kept = [math.isfinite(y) for _, y in line.points]
-    return Line(
-        line.label,
-        list(compress(line.points, kept)),
-        list(compress(line.half, kept)),
-        line.is_joined,
-        list(compress(line.x_half, kept)),
-        list(compress(line.names, kept)),
-        list(compress(line.settings, kept)),
-    )
+    names = ("points", "half", "x_half", "names", "settings", "low", "high")
+    columns: dict[str, Any] = {name: list(compress(getattr(line, name), kept)) for name in names}
+    return line._replace(**columns)
 
 
 def _line_data(line: Line) -> dict[str, Any]:
     """Return the data of a line for charts.js, without empty columns."""
-    points = line.points if line.half or line.names else thin_points(line.points)
-    columns = {
+    is_whole = line.half or line.names or line.low
+    points = line.points if is_whole else thin_points(line.points)
+    columns: dict[str, Sequence[object]] = {
         "x": _round(x for x, _ in points),
         "y": _round(y for _, y in points),
         "half": _round(line.half),
         "xHalf": _round(line.x_half),
+        "low": _round(line.low),
+        "high": _round(line.high),
         "names": line.names,
         "settings": line.settings,
     }
-    return {"label": line.label, "joined": line.is_joined} | {k: v for k, v in columns.items() if v}
+    data = {"label": line.label, "joined": line.is_joined}
+    data |= {} if line.setting is None else {"setting": line.setting}
+    return data | {name: column for name, column in columns.items() if column}
 
 
 def _round(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.{DIGITS}g}") if value % 1 else int(value) for value in values]
-
-
-def _visible_band(healthy: tuple[float, float] | None, ys: Sequence[float]) -> Point | None:
-    """Return the part of the healthy range that lies within the y axis, or None."""
-    if healthy is None:
-        return None
-    least, most = min(ys), max(ys)
-    margin = 0.05 * (most - least) or 0.1 * abs(most) or 1.0  # as in charts.js
-    low, high = max(healthy[0], least - margin), min(healthy[1], most + margin)
-    return (low, high) if low < high else None

@@ -1,31 +1,23 @@
-"""Compare runs: compute means and intervals over seeds, and test whether settings differ.
-
-Two settings with two or more common seeds are compared by the differences between their runs with
-the same seed, otherwise by Welch's t-test (https://doi.org/10.1093/biomet/34.1-2.28). A difference
-is reported only if its 95 % interval excludes 0, and never from one seed, because two runs with the
-same setting differ too. Seeds without any spread give no interval, and so no verdict.
-"""
+"""Read runs to compare, group them by setting, and compute means and intervals over seeds."""
 
 from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.intervals import Estimate, mean_of, mean_with_interval, t_quantile
+from rlhf.base.intervals import Estimate, mean_with_interval
 from rlhf.base.stored_files import RESULT, read_json
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import FROZEN, frozen_keys
 from rlhf.config.schema.keys import NO_PHASE
+from rlhf.report.meanings import measure_meanings
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-TINY = 1e-9  # half-width of an interval, relative to the mean, that is only rounding
+FEWEST_SEEDS = 3  # fewer seeds give no interval: that of two is 12.7 standard errors wide
+SEEDS_IN_WORDS = {1: "one seed", 2: "two seeds"}
 # Endings of keys whose value the planner chooses.
 CHOSEN = ("micro_batch_size", "max_rows", "gather_weights", "keep_graphs")
 
@@ -57,6 +49,8 @@ class ComparedRun(NamedTuple):
     """Value by key of the configuration, without keys that change no result."""
     measures: Mapping[str, float]
     """Value by title; empty if the run has not finished."""
+    meanings: Mapping[str, str] = {}
+    """What a measure means, by title; measures without an entry mean the same in every run."""
 
     @property
     def seed(self) -> int:
@@ -87,25 +81,7 @@ class Setting(NamedTuple):
         if not (runs := self.finished_runs()):
             return {}
         titles = [title for title in runs[0].measures if all(title in r.measures for r in runs[1:])]
-        return {
-            title: mean_with_interval([run.measures[title] for run in runs]) for title in titles
-        }
-
-
-class Difference(NamedTuple):
-    """The difference of a measure between a setting and the first setting."""
-
-    estimate: Estimate
-    fewest_seeds: int  # the smaller number of seeds of the two settings
-
-    @property
-    def verdict(self) -> str:
-        """Return "higher", "lower", "-" (not significant), "one seed" or "no spread"."""
-        if math.isnan(self.estimate.half):
-            return "one seed" if self.fewest_seeds == 1 else "no spread"
-        if not self.estimate.excludes_zero:
-            return "-"
-        return "higher" if self.estimate.mean > 0 else "lower"
+        return {title: estimate_of_seeds([run.measures[title] for run in runs]) for title in titles}
 
 
 def find_run_folders(paths: Iterable[Path]) -> list[Path]:
@@ -128,7 +104,9 @@ def find_run_folders(paths: Iterable[Path]) -> list[Path]:
 
 def read_run(folder: Path) -> ComparedRun:
     """Read the configuration and the measures of a run; it has no measures before it finishes."""
-    keys = {key: v for key, v in frozen_keys(folder).items() if not _is_bookkeeping(key)}
+    frozen = frozen_keys(folder)
+    keys = {key: v for key, v in frozen.items() if not _is_bookkeeping(key)}
+    keys["phase"] = (frozen.get("phase.order") or [None])[-1]  # a reused phase is no difference
     result = read_json(folder / "result.json", RESULT)
     # The objective is null if it was not a finite number; the run then counts as unfinished.
     if result is None or result["objective"] is None:
@@ -139,7 +117,8 @@ def read_run(folder: Path) -> ComparedRun:
             if measure.name in result["phases"].get(phase, {}):
                 measures.setdefault(measure.title, result["phases"][phase][measure.name])
     measures["minutes"] = 60 * result["measured"]["hours"]
-    return ComparedRun(folder, keys, {k: v for k, v in measures.items() if v is not None})
+    known = {title: value for title, value in measures.items() if value is not None}
+    return ComparedRun(folder, keys, known, measure_meanings(folder, frozen, result["phases"]))
 
 
 def group_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
@@ -148,44 +127,15 @@ def group_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
     varied = [key for key in names if len({json.dumps(r.keys.get(key)) for r in runs}) > 1]
     settings: dict[str, Setting] = {}
     for run in runs:
-        values = {key: run.keys.get(key) for key in varied if key != "seed"}
+        values = {key: run.keys[key] for key in varied if key in run.keys and key != "seed"}
         settings.setdefault(json.dumps(values), Setting(values, [])).runs.append(run)
     return list(settings.values())
 
 
-def difference(first: Setting, other: Setting, title: str) -> Difference:
-    """Return the difference, ``other`` minus ``first``, of the measure ``title``."""
-    ours = {run.seed: run.measures[title] for run in first.finished_runs()}
-    theirs = {run.seed: run.measures[title] for run in other.finished_runs()}
-    common = sorted(ours.keys() & theirs.keys())
-    if len(common) > 1 or ours.keys() == theirs.keys():
-        found = mean_with_interval([theirs[s] - ours[s] for s in common])
-        return Difference(_drop_interval_without_spread(found), len(common))
-    found = _drop_interval_without_spread(_welch(list(ours.values()), list(theirs.values())))
-    return Difference(found, min(len(ours), len(theirs)))
-
-
-def _drop_interval_without_spread(found: Estimate) -> Estimate:
-    """Replace the interval of a nonzero difference by NaN if the seeds have no spread."""
-    has_spread = found.half > TINY * abs(found.mean)
-    return found if has_spread or not found.mean else found._replace(half=math.nan)
-
-
-def _welch(first: Sequence[float], other: Sequence[float]) -> Estimate:
-    """Return the difference of the means of two independent samples, with its 95 % interval.
-
-    The degrees of freedom follow Welch and Satterthwaite; they are not rounded.
-    """
-    mean = mean_of(other) - mean_of(first)
-    size = len(first) + len(other)
-    if min(len(first), len(other)) == 1 or not math.isfinite(mean):
-        return Estimate(mean, math.nan, size)
-    parts = [statistics.variance(each) / len(each) for each in (first, other)]
-    if not sum(parts):
-        return Estimate(mean, 0.0, size)
-    terms = [p * p / (len(e) - 1) for p, e in zip(parts, (first, other), strict=True)]
-    freedom = sum(parts) ** 2 / sum(terms)
-    return Estimate(mean, t_quantile(freedom) * math.sqrt(sum(parts)), size)
+def estimate_of_seeds(values: Sequence[float]) -> Estimate:
+    """Return the mean with its interval; the half-width is NaN below FEWEST_SEEDS values."""
+    found = mean_with_interval(values)
+    return found if len(values) >= FEWEST_SEEDS else found._replace(half=math.nan)
 
 
 def comparison_json(settings: Sequence[Setting]) -> dict[str, Any]:
@@ -208,30 +158,6 @@ def comparison_json(settings: Sequence[Setting]) -> dict[str, Any]:
             for setting in settings
         ]
     }
-
-
-def comparison_table(settings: Sequence[Setting]) -> Table:
-    """Return a table of all settings: means with 95 % intervals, and differences from the first."""
-    from rich import box
-    from rich.table import Table
-
-    done = [setting for setting in settings if setting.finished_runs()]
-    caption = f"Differences are from {done[0].label}; -: none can be told." if done else None
-    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
-    for title in ("setting", "measure", "mean", "difference", ""):
-        table.add_column(title, justify="right" if title in {"mean", "difference"} else "left")
-    for setting in settings:
-        count = f"{len(setting.finished_runs())} of {len(setting.runs)} runs"
-        names = iter((setting.label, count))
-        for title, mean in setting.estimates().items():
-            is_compared = setting is not done[0] and title in done[0].estimates()
-            told = difference(done[0], setting, title) if is_compared else None
-            cells = [estimate_text(told.estimate, "+"), told.verdict] if told else []
-            table.add_row(next(names, ""), title, estimate_text(mean), *cells)
-        for name in names:
-            table.add_row(name)
-        table.add_section()
-    return table
 
 
 def command_line_text(value: object) -> str:

@@ -15,6 +15,7 @@ from rlhf.config.freeze import frozen_keys, read_command
 POLICIES = ("ppo/actor", "dpo/actor", "sft/model")
 PLACES = ("run_dir", "resume")
 EPISODE = r"^\[episode \d+\]"  # which samples.jsonl writes before the prompt of an episode
+OWN_DATA = r"data\.(path|sets(\.[^.]+(\.path)?)?)"  # keys that name a file or a hub data set
 OF_ALL_DATA = (
     *("data.split", "data.eval_share", "data.template", "data.clean", "data.deduplicate"),
     *("data.bucket_by_length", "data.cache_dir"),
@@ -51,12 +52,17 @@ def suggest_commands(run_dir: Path) -> list[str]:
             "  # the same run, held closer to the reference",
             _launch_command(typed, {"ppo.kl_ctl": f"{2 * kl_ctl or 0.1:g}"}),
         ]
-    if source not in (Source.local, Source.environment):
+    if source not in (Source.local, Source.environment) and not _has_own_data(typed):
         lines += [
             "  # learn from your own examples",
             _launch_command(_without_data(typed), {"data": "local", "data.path": "FILE"}),
         ]
     return [lines[0], *(f"  {line.strip()}" for line in lines[1:])]
+
+
+def _has_own_data(words: Iterable[str]) -> bool:
+    """Return True if the command names data of the user's own, alone or beside a preset's."""
+    return any(re.fullmatch(OWN_DATA, _key_of(word)) for word in words)
 
 
 def relative_to_cwd(path: Path) -> Path:

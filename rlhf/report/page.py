@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
+# The scripts that draw charts, in the order in which a page has them.
+CHART_SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "marks.js", "chart_data.js", "charts.js")
+
 
 class Headline(NamedTuple):
     """The line at the top of a page, which the page marks if the results are doubtful."""
@@ -27,11 +30,14 @@ def render_template(template: str, *, package: str = __package__, **values: obje
 
 
 def jinja_environment(package: str = __package__) -> Environment:
-    """Return a jinja2 environment for the templates of ``package`` that escapes all values."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    """Return a jinja2 environment that escapes all values.
+
+    It has the templates of ``package``, and of this package those with other names.
+    """
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     made = Environment(
-        loader=PackageLoader(package),
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader(__package__)]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -39,12 +45,12 @@ def jinja_environment(package: str = __package__) -> Environment:
     )
     # The filter tojson escapes <, >, & and ', so no text of a model can close the HTML element.
     made.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
-    made.globals["asset"] = _read_asset
+    made.globals |= {"asset": read_asset, "chart_scripts": CHART_SCRIPTS}
     return made
 
 
-def _read_asset(name: str) -> Markup:
-    """Return the text of a style or script of this package, unescaped."""
+def read_asset(name: str, package: str = __package__) -> Markup:
+    """Return the text of a style or script of ``package``, unescaped."""
     from markupsafe import Markup
 
-    return Markup((files(__package__) / name).read_text(encoding="utf-8"))
+    return Markup((files(package) / name).read_text(encoding="utf-8"))

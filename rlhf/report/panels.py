@@ -20,6 +20,13 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         Panel("Score", ("ppo/score_mean", "ppo/eval_score"), ("rollouts", "held-out")),
         Panel("Gold score", ("ppo/eval_gold", "ppo/eval_exact"), ("gold", "exactly right")),
         Panel("Reward after the KL penalty", ("ppo/reward_mean",)),
+        Panel(
+            "Deviation of scores",
+            ("ppo/score_std", "ppo/clipped_score_std"),
+            ("as scored", "clipped"),
+        ),
+        Panel("Prompts with equal scores", ("ppo/equal_group_share",)),
+        Panel("Responses with a fallback", ("ppo/fallback_share",)),
     ),
     "PPO: health": (
         Panel(

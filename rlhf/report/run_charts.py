@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.report.charts import Chart, Flag, Line, Point, line_chart
+from rlhf.base.intervals import NORMAL_QUANTILE
+from rlhf.config.choices import ModelInit, RewardKind
+from rlhf.report.charts import FEWEST_JOINED, Chart, Flag, Line, Point, line_chart, number_text
 from rlhf.report.panels import PANELS, Panel, panels_of
 from rlhf.report.run_files import PointsByMetric, RunFiles
 from rlhf.tracking.metric_table import METRICS, documented_name
@@ -14,6 +17,13 @@ from rlhf.tracking.step_alarms import Alarm
 
 MOST_BARS = 100  # most intervals in one chart
 MOST_TOKENS = 500  # most dots in the chart of the critic
+# What is counted on the x axis, by the first part of a metric's name; other parts are PPO's too.
+X_LABELS = {
+    "sft": "SFT step",
+    "reward": "reward model step",
+    "ppo": "PPO step",
+    "dpo": "DPO step",
+}
 
 
 class ChartSection(NamedTuple):
@@ -27,34 +37,71 @@ class ChartSection(NamedTuple):
 def over_optimisation_section(run: RunFiles) -> ChartSection:
     """Return charts of score and gold score over sqrt(KL) (Gao et al. 2023, section 3)."""
     per_step = run.config["ppo.rollout_batch_size"]
-    rollouts = _points_over_kl(run.series, "ppo/score_mean", "ppo/kl_to_reference")
-    spread = [1.96 * std / math.sqrt(per_step) for _, std in run.series.get("ppo/score_std", ())]
-    held_out = _points_over_kl(run.series, "ppo/eval_score", "ppo/eval_kl")
-    gold = _points_over_kl(run.series, "ppo/eval_gold", "ppo/eval_kl")
-    halves = spread if len(spread) == len(rollouts) <= MOST_BARS else ()
+    spread = run.series.get("ppo/score_std", ())
+    quantile = NORMAL_QUANTILE / math.sqrt(per_step)
+    halves = {step: quantile * std for step, std in spread if math.isfinite(std)}
+    kl = "ppo/kl_to_reference"
+    rollouts = _curve_over_kl("rollouts", run.series, "ppo/score_mean", kl, halves)
+    held_out = _curve_over_kl("held-out", run.series, "ppo/eval_score", "ppo/eval_kl")
+    gold = _curve_over_kl("gold", run.series, "ppo/eval_gold", "ppo/eval_kl")
     label = "square root of KL to the reference"
     found = [
-        line_chart(
-            "Score that PPO maximises",
-            [Line("rollouts", rollouts, halves), Line("held-out", held_out)],
-            x_label=label,
-        ),
-        line_chart("Gold score, held-out", [Line("gold", gold)], x_label=label),
+        line_chart("Score that PPO maximises", [rollouts, held_out], x_label=label),
+        line_chart("Gold score, held-out", [gold], x_label=label),
     ]
-    note = (
-        "A score that rises while the gold score (the judge's, which PPO does not see) falls is "
+    title, note = "Over-optimisation", _note_on_gold(run)
+    if not gold.points:
+        title, note = "Score over KL", "Only the samples show whether higher scores are deserved."
+    return ChartSection(title, found, f"{note} Bars are 95 % intervals.")
+
+
+def _note_on_gold(run: RunFiles) -> str:
+    """Return what the gold score is, and what it shows about this run."""
+    what = "The gold score (0 to 1) is a rule that knows the right answers of the generated task."
+    kinds = {value for key, value in run.config.items() if re.fullmatch(r"rewards\..*\.kind", key)}
+    judged = not kinds and run.config["reward_model.init"] == ModelInit.gold
+    if judged or RewardKind.gold in kinds:
+        return f"{what} PPO is trained on it here, so it shows no exploitation."
+    return (
+        f"{what} PPO does not see it: a score that rises while the gold score falls is "
         "over-optimisation."
-        if gold
-        else "This run has no gold score, so only its samples can show over-optimisation."
     )
-    return ChartSection("Over-optimisation", found, f"{note} Bars are 95 % intervals.")
 
 
-def _points_over_kl(series: PointsByMetric, name: str, kl: str) -> list[Point]:
-    """Return points (sqrt(KL), value) of a metric, sorted by KL."""
+def curve(label: str, points: Sequence[Point]) -> Line:
+    """Return a line of measured points, as dots if they are too few to be joined."""
+    return Line(label, points, is_joined=len(points) >= FEWEST_JOINED)
+
+
+def x_label_of(metric: str) -> str:
+    """Return the label of the x axis of a metric's chart; charts with equal labels are linked."""
+    return X_LABELS.get(metric.partition("/")[0], X_LABELS["ppo"])
+
+
+def _curve_over_kl(
+    label: str,
+    series: PointsByMetric,
+    name: str,
+    kl: str,
+    halves: Mapping[float, float] | None = None,
+) -> Line:
+    """Return a curve of points (sqrt(KL), value) of a metric, sorted by KL.
+
+    ``halves`` are half-widths of intervals by step. Points of a short curve get them, and a name
+    with their step, which their order does not show.
+    """
     kls = dict(series.get(kl, ()))
-    points = [(kls[step], value) for step, value in series.get(name, ()) if step in kls]
-    return sorted((math.sqrt(max(at, 0.0)), value) for at, value in points if math.isfinite(at))
+    found = sorted(
+        (math.sqrt(max(kls[step], 0.0)), value, step)
+        for step, value in series.get(name, ())
+        if math.isfinite(kls.get(step, math.nan))
+    )
+    line = curve(label, [(x, value) for x, value, _ in found])
+    if len(found) > MOST_BARS:
+        return line
+    names = [f"step {step:g}, square root of KL {number_text(x)}" for x, _, step in found]
+    half = [halves.get(step, 0.0) for _, _, step in found] if halves else ()
+    return line._replace(names=names, half=half)
 
 
 def critic_section(run: RunFiles) -> ChartSection:
@@ -93,7 +140,7 @@ def panel_sections(run: RunFiles) -> list[ChartSection]:
 def _chart(run: RunFiles, panel: Panel) -> Chart | None:
     labels = panel.labels or (panel.title,)
     lines = [
-        Line(label, run.series[name])
+        curve(label, run.series[name])
         for name, label in zip(panel.metrics, labels, strict=True)
         if name in run.series
     ]
@@ -104,7 +151,14 @@ def _chart(run: RunFiles, panel: Panel) -> Chart | None:
         if alarm.metric in panel.metrics
     ]
     unit = "" if first.unit in {"1", panel.title.lower()} else first.unit
-    return line_chart(panel.title, lines, unit=unit, healthy=first.healthy_range, flags=flags)
+    return line_chart(
+        panel.title,
+        lines,
+        x_label=x_label_of(panel.metrics[0]),
+        unit=unit,
+        healthy=first.healthy_range,
+        flags=flags,
+    )
 
 
 def charts_without_panel(run: RunFiles) -> list[Chart]:

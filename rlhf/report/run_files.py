@@ -33,18 +33,23 @@ class RunFiles(NamedTuple):
 
 def read_run_files(run_dir: Path) -> RunFiles:
     """Read the files that a run has written so far; skip an incomplete last line."""
+    result = read_json(run_dir / "result.json", RESULT)
+    return RunFiles(
+        folder=run_dir,
+        config=frozen_keys(run_dir),
+        series=read_series(run_dir),
+        samples=list(read_lines(run_dir / "samples.jsonl", SAMPLE))[-MOST_SAMPLES:],
+        alarms=read_alarms(run_dir),
+        result=None if result is None else restore_nan_of_run(result),
+    )
+
+
+def read_series(run_dir: Path) -> PointsByMetric:
+    """Return the metrics that a run has logged so far; skip an incomplete last line."""
     series: dict[str, list[Point]] = {}
     for line in read_lines(run_dir / "metrics.jsonl", METRICS_LINE):
         for name, value in line.items():
             if documented_name(name) in METRICS:
                 point = (line["step"], math.nan if value is None else value)
                 series.setdefault(name, []).append(point)
-    result = read_json(run_dir / "result.json", RESULT)
-    return RunFiles(
-        folder=run_dir,
-        config=frozen_keys(run_dir),
-        series=series,
-        samples=list(read_lines(run_dir / "samples.jsonl", SAMPLE))[-MOST_SAMPLES:],
-        alarms=read_alarms(run_dir),
-        result=None if result is None else restore_nan_of_run(result),
-    )
+    return series

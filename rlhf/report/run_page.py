@@ -50,7 +50,7 @@ def run_page(run: RunFiles) -> str:
     sections = [over_optimisation_section(run), *panel_sections(run), critic_section(run)]
     return render_template(
         "run.html",
-        script="samples.js",
+        scripts=["tokens.js", "samples.js"],
         title=f"{run.config['name']}, seed {run.config['seed']}",
         verdict=_headline(run),
         place=run.folder,
@@ -58,7 +58,7 @@ def run_page(run: RunFiles) -> str:
         results=[] if result is None else list(summary_blocks(result)),
         evaluation=read_evaluation(run.folder),
         alarms=[(alarm, _step_of_last_samples(run, alarm)) for alarm in run.alarms],
-        doubts=[] if result is None else find_doubts(result["phases"]),
+        doubts=[] if result is None else find_doubts(result["phases"], run.series),
         alarm_element_id=alarm_element_id,
         sections=[section for section in sections if any(section.charts)],
         rest=charts_without_panel(run),
@@ -74,7 +74,7 @@ def _headline(run: RunFiles) -> Headline:
         phases = [name for name in Phase if (run.folder / name / "result.json").exists()]
         done = f"finished phases: {', '.join(phases)}" if phases else "no phase finished"
         return Headline(f"This run has not finished; {done}.", is_doubtful=True)
-    doubts = len(run.alarms) + len(find_doubts(run.result["phases"]))
+    doubts = len(run.alarms) + len(find_doubts(run.result["phases"], run.series))
     ppo = run.result["phases"].get("ppo", {})
     reached = f"objective {run.result['objective']:.3f}"
     if "exact_after" in ppo:

@@ -3,8 +3,8 @@
   const data = document.getElementById("samples");
   if (!data) return;
   const samples = JSON.parse(data.textContent);
-  const [browser, find, sort, step, shade, count, histogram] =
-    ["browser", "find", "sort", "step", "shade", "count", "histogram"]
+  const [browser, find, sort, everyStep, step, stepName, shade, count, histogram] =
+    ["browser", "find", "sort", "every-step", "step", "step-name", "shade", "count", "histogram"]
       .map((id) => document.getElementById(id));
   const BINS = 12;
 
@@ -33,19 +33,20 @@
     orders["score up, gold down"] = (answers) => gain("gold")(answers) - gain("score")(answers);
   }
   for (const name of Object.keys(orders)) sort.add(new Option(name));
-  step.add(new Option("all", ""));
-  for (const each of new Set(samples.map((sample) => sample.step))) step.add(new Option(each, each));
+  const steps = [...new Set(samples.map((sample) => sample.step))].sort((a, b) => a - b);
+  step.max = step.value = steps.length - 1;
 
   // What tokens are shaded by, and the largest absolute value among all samples.
   const shades = {
+    reward: "token_rewards",
     "KL to the reference": "token_kl",
     "the critic's value": "token_values",
     advantage: "token_advantages",
   };
-  const largest = (key) => Math.max(...samples.flatMap((s) => (s[key] ?? []).map(Math.abs)), 0);
+  const largest = largestByKey(samples);
   shade.add(new Option("nothing", ""));
   for (const [name, key] of Object.entries(shades)) {
-    if (largest(key) > 0) shade.add(new Option(name, key));
+    if (largest.get(key) > 0) shade.add(new Option(name, key));
   }
 
   const element = (name, className, text) => {
@@ -54,12 +55,11 @@
     if (text !== undefined) made.textContent = text;
     return made;
   };
-  const shown = (number, digits = 2) => number?.toFixed(digits) ?? "not a number";
   const facts = (sample) => {
-    const words = [`step ${sample.step}`, `score ${shown(sample.score)}`];
+    const words = [`step ${sample.step}`, `score ${cut(sample.score)}`];
     if (sample.model === "actor_ema") words.splice(1, 0, "moving average");
-    if (sample.gold !== undefined) words.push(`gold ${shown(sample.gold)}`);
-    if (sample.kl !== undefined) words.push(`KL ${shown(sample.kl)}`);
+    if (sample.gold !== undefined) words.push(`gold ${cut(sample.gold)}`);
+    if (sample.kl !== undefined) words.push(`KL ${cut(sample.kl)}`);
     if (!sample.ended) words.push("never ended");
     return words.join(", ");
   };
@@ -77,12 +77,11 @@
     }
     if (!key || !sample[key]) return element("span", "text", sample.response);
     const text = element("span", "text", "");
-    const most = largest(key);
     sample.token_texts.forEach((token, place) => {
       const value = sample[key][place];
-      const part = element("span", value < 0 ? "token low" : "token", token);
-      part.style.setProperty("--shade", (Math.abs(value) / most).toFixed(3));
-      part.title = shown(value, 3);
+      const part = element("span", "", token);
+      shadeToken(part, value, largest.get(key));
+      part.title = cut(value, 3);
       text.append(part);
     });
     return text;
@@ -93,17 +92,19 @@
   const low = Math.min(...scores);
   const width = (Math.max(...scores) - low) / BINS || 1;
   const bin = (score) => Math.min(BINS - 1, Math.floor((score - low) / width));
+  const counts = Array.from({length: BINS}, (_, index) => scores.filter((score) => bin(score) === index).length);
+  const most = Math.max(1, ...counts);
   let chosen = null;
   const bars = Array.from({length: BINS}, (_, index) => {
-    const number = scores.filter((score) => bin(score) === index).length;
+    const number = counts[index];
     const bar = element("button", "bar");
     const from = (low + index * width).toFixed(2);
     const to = (low + (index + 1) * width).toFixed(2);
     bar.title = `${number} with scores from ${from} to ${to}`;
     bar.setAttribute("aria-label", bar.title);
     bar.setAttribute("aria-pressed", "false");
-    bar.append(element("span", "fill"));
-    bar.firstChild.style.height = `${(100 * number) / Math.max(1, scores.length)}%`;
+    bar.append(element("span", "number", number || ""), element("span", "fill"), element("span", "edge", from));
+    bar.style.setProperty("--share", number / most);
     bar.addEventListener("click", () => {
       chosen = chosen === index ? null : index;
       bars.forEach((each, place) => each.setAttribute("aria-pressed", String(place === chosen)));
@@ -113,7 +114,22 @@
   });
   histogram.append(...bars);
 
+  const opened = new Set(); // prompts whose tokens are shown
+  const tokensButton = (prompt) => {
+    const button = element("button", "", "Tokens");
+    button.setAttribute("aria-expanded", String(opened.has(prompt)));
+    button.addEventListener("click", () => {
+      if (!opened.delete(prompt)) opened.add(prompt);
+      show();
+      document.getElementById(button.id).focus(); // the page has a new button
+    });
+    return button;
+  };
+
   const show = () => {
+    step.disabled = everyStep.checked;
+    stepName.textContent = everyStep.checked ? "all" : steps[step.value];
+    step.setAttribute("aria-valuetext", `step ${steps[step.value]}`);
     const wanted = find.value.toLowerCase();
     const order = orders[sort.value];
     let found = [...prompts].filter(([prompt, answers]) =>
@@ -121,25 +137,32 @@
       [prompt, ...answers.map((answer) => answer.response)].join("\n").toLowerCase().includes(wanted));
     if (order) found = found.sort((a, b) => order(a[1]) - order(b[1]));
     count.textContent = `${found.length} of ${prompts.size} prompts`;
-    browser.replaceChildren(...found.slice(0, 100).map(([prompt, answers]) => {
+    browser.replaceChildren(...found.slice(0, 100).map(([prompt, answers], place) => {
       const card = element("article", "prompt");
       card.append(element("h3", "", prompt.trim()));
       for (const answer of answers) {
-        if (step.value && String(answer.step) !== step.value) continue;
+        if (!everyStep.checked && answer.step !== steps[step.value]) continue;
         const row = element("div", "answer");
         row.append(element("span", "facts", facts(answer)), textOf(answer));
         card.append(row);
+        if (opened.has(prompt)) card.append(tokenTable(answer, largest));
+      }
+      if (answers.some((answer) => answer.token_texts)) {
+        card.append(tokensButton(prompt));
+        card.lastChild.id = `tokens-${place}`;
       }
       return card;
     }));
   };
   for (const link of document.querySelectorAll("a[data-step]")) {
     link.addEventListener("click", () => {
-      step.value = link.dataset.step;
+      everyStep.checked = false;
+      step.value = steps.indexOf(Number(link.dataset.step));
       show();
     });
   }
   find.addEventListener("input", show);
-  for (const each of [sort, step, shade]) each.addEventListener("change", show);
+  step.addEventListener("input", show);
+  for (const each of [sort, everyStep, shade]) each.addEventListener("change", show);
   show();
 })();

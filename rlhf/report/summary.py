@@ -11,6 +11,7 @@ from rlhf.base.safe_text import strip_control_characters
 from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.report.alarms import find_doubts
 from rlhf.report.next_commands import relative_to_cwd, suggest_commands
+from rlhf.report.run_files import read_series
 from rlhf.tracking.step_alarms import read_alarms
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) ->
     """Print the summary of a run from ``result``, the content of result.json."""
     console.say("")
     console.show(summary_table(result))
-    doubts = [alarm.line for alarm in read_alarms(run_dir)] + find_doubts(result["phases"])
+    doubts = [alarm.line for alarm in read_alarms(run_dir)]
+    doubts += find_doubts(result["phases"], read_series(run_dir))
     sections = (
         ["Reasons to doubt this run", *(f"  {line}" for line in doubts)] if doubts else [],
         answers_side_by_side(run_dir),
@@ -70,7 +72,7 @@ def summary_table(result: Mapping[str, Any]) -> Table:
     from rich.table import Table
 
     table = Table(
-        title=f"objective {_number_text(result['objective'])}: {_objective_name(result['phases'])}",
+        title=f"objective {_number_text(result['objective'])}: {objective_name(result['phases'])}",
         title_justify="left",
         title_style="bold",
         caption=", ".join(f"{name} {version}" for name, version in result["versions"].items()),
@@ -95,14 +97,14 @@ def summary_blocks(result: Mapping[str, Any]) -> Iterator[SummaryBlock]:
         if phase in result["phases"]:
             measures = result["phases"][phase]
             is_own = "reused_from" not in measures
-            duration = _duration_text(measures["seconds"] / 3600) if is_own else "reused"
+            duration = duration_text(measures["seconds"] / 3600) if is_own else "reused"
             yield SummaryBlock(phase, list(rows(measures)), duration)
     if "measured" in result:
         of_run = list(_rows_of_run(result["measured"], result.get("planned")))
-        yield SummaryBlock("run", of_run, _duration_text(result["measured"]["hours"]))
+        yield SummaryBlock("run", of_run, duration_text(result["measured"]["hours"]))
 
 
-def _objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
+def objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
     """Describe the objective, a result of the last phase that runtime/run_result.py chooses."""
     last = [name for name in PHASE_ROWS if name in phases][-1]
     if "gold_after" in phases[last]:
@@ -149,7 +151,7 @@ def _rows_of_run(
     time = memory = ""
     if planned is not None:
         hours, gib = planned["hours"], planned["memory_gib"]
-        time = "" if hours is None else f", planned {_duration_text(hours)}"
+        time = "" if hours is None else f", planned {duration_text(hours)}"
         memory = "" if gib is None else f", planned {_number_text(gib)}"
     yield SummaryRow(f"time{time}")
     if "memory_gib" in measured:  # missing if all phases were taken from other runs
@@ -251,7 +253,8 @@ PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[SummaryRow]]] = 
 }
 
 
-def _duration_text(hours: float) -> str:
+def duration_text(hours: float) -> str:
+    """Return a number of hours as H:MM:SS."""
     longest = timedelta.max.days * 24  # hours of timedelta; a damaged file may have more
     return str(timedelta(hours=max(0, min(hours, longest)))).partition(".")[0]
 

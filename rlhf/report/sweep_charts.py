@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from rlhf.base.intervals import Estimate
-from rlhf.report.charts import Chart, Line, Tick, line_chart, number_text
+from rlhf.report.charts import FEWEST_JOINED, Chart, Line, Tick, line_chart, number_text
 from rlhf.report.comparison import command_line_text, estimate_text
 
 MOST_MARKS = 5  # with more values than this, not every value gets a mark on its axis
@@ -18,7 +18,14 @@ WIDE_RATIO = 10  # axes are logarithmic if largest / smallest value is above thi
 LINE_HEIGHT = 16  # pixels per line of labels
 CHARACTER = 7  # pixels per letter of a title
 AXIS_WIDTH = 130  # pixels between two axes of parallel coordinates, at least
-AXIS_ENDS = (230, 44)  # y in pixels of the bottom and top of an axis
+CHART_WIDTH = 1180  # pixels of a page, over which few axes are spread
+EVERYTHING = (-math.inf, math.inf)
+RANGES = {
+    **dict.fromkeys(("gold", "exactly right", "accuracy"), (0.0, 1.0)),
+    **dict.fromkeys(("KL, nats", "tokens"), (0.0, math.inf)),
+    "perplexity": (1.0, math.inf),
+}  # possible values, by measure
+AXIS_ENDS = (250, 44)  # y in pixels of the bottom and top of an axis
 
 
 class Place(NamedTuple):
@@ -37,13 +44,24 @@ class Axis(NamedTuple):
     values: Sequence[object]
 
 
+class AxisLabel(NamedTuple):
+    """A label of an axis in pixels; those between the ends of the axis stand beside it."""
+
+    text: str
+    x: int
+    y: float
+    width: int
+    is_beside: bool
+
+
 class DrawnAxis(NamedTuple):
-    """An axis in pixels: its x, its labels with their y, and the y of each setting."""
+    """An axis in pixels: its x, its labels, and each setting's y and value."""
 
     title: str
     x: int
-    marks: Sequence[Tick]
+    labels: Sequence[AxisLabel]
     heights: Sequence[float | None]
+    values: Sequence[str]
 
 
 class Lane(NamedTuple):
@@ -63,20 +81,29 @@ class ParallelChart(NamedTuple):
     axes: Sequence[DrawnAxis]
     lanes: Sequence[Lane]
 
+    @property
+    def brushed(self) -> list[dict[str, Any]]:
+        """Return what the script needs to keep the settings in a range of an axis."""
+        names = ("title", "x", "heights", "values")
+        return [{name: getattr(axis, name) for name in names} for axis in self.axes]
 
-def frontier_chart(title: str, places: Sequence[Place], *, x_label: str) -> Chart | None:
-    """Return a chart of one measure over another, both with 95 % intervals.
+
+def frontier_chart(measure: str, places: Sequence[Place]) -> Chart | None:
+    """Return a chart of a measure over KL, both with 95 % intervals.
 
     A line joins the settings on the frontier, for which no other setting has higher y at lower x.
     """
+    title, x_label = f"{measure.capitalize()} over KL", "KL to the reference, nats"
     best = pareto_frontier(places)
+    halves = [_drawn_half(each.y, measure) for each in places]
+    x_halves = [_drawn_half(each.x, "KL, nats") for each in places]
     lines = [
         Line("frontier", [(each.x.mean, each.y.mean) for each in best]),
         Line(
             "settings",
             [(each.x.mean, each.y.mean) for each in places],
-            half=[_half_or_zero(each.y) for each in places],
-            x_half=[_half_or_zero(each.x) for each in places],
+            half=halves,
+            x_half=x_halves,
             is_joined=False,
             names=[
                 f"{each.setting + 1}: {each.label}, {x_label} {estimate_text(each.x)}"
@@ -86,6 +113,8 @@ def frontier_chart(title: str, places: Sequence[Place], *, x_label: str) -> Char
         ),
     ]
     chart = line_chart(title, lines, x_label=x_label)
+    found = [each.y for each in places] + [each.x for each in places]
+    chart = _with_note(chart, found, [*halves, *x_halves])
     names = ", ".join(place.label for place in best)
     return chart and chart._replace(said=f"{title}: on the frontier are {names}")
 
@@ -100,12 +129,13 @@ def pareto_frontier(places: Sequence[Place]) -> list[Place]:
 
 
 def parameter_chart(
-    title: str, values: Sequence[object], found: Sequence[Estimate]
+    title: str, values: Sequence[object], found: Sequence[Estimate], *, is_alone: bool
 ) -> Chart | None:
     """Return a chart of a measure over the values of a parameter, with 95 % intervals.
 
-    Values that are not numbers get equal distances. Many values that were each tried only once, as
-    in a search, are not joined by a line.
+    Values that are not numbers get equal distances, and no line joins them. Values that were each
+    tried only once are not joined unless the parameter ``is_alone``: other parameters differ
+    between them.
     """
     numbers = [float(value) for value in values if is_number(value)]
     if len(numbers) < len(values):
@@ -118,13 +148,14 @@ def parameter_chart(
         places = [place(each) for each in numbers]
         marks = numbers if len(numbers) <= MOST_MARKS else _powers_of_ten(numbers)
         x_ticks = [Tick(place(each), number_text(each)) for each in marks] or None
-    halves = [_half_or_zero(each) for each in found]
-    points = [(at, each.mean) for at, each in zip(places, found, strict=True)]
-    is_joined = len(values) <= MOST_MARKS or any(each.size > 1 for each in found)
     parameter, _, measure = title.partition(": ")
+    halves = [_drawn_half(each, measure) for each in found]
+    points = [(at, each.mean) for at, each in zip(places, found, strict=True)]
+    is_joined = len(numbers) >= FEWEST_JOINED and (is_alone or all(each.size > 1 for each in found))
     names = [f"{parameter}={command_line_text(value)}" for value in values]
     line = Line(measure, points, halves, is_joined, names=names)
-    return line_chart(title, [line], x_label=parameter, x_ticks=x_ticks)
+    chart = line_chart(title, [line], x_label=parameter, x_ticks=x_ticks)
+    return _with_note(chart, found, halves)
 
 
 def parallel_chart(columns: Sequence[Axis], ranks: Sequence[float]) -> ParallelChart:
@@ -132,11 +163,13 @@ def parallel_chart(columns: Sequence[Axis], ranks: Sequence[float]) -> ParallelC
 
     ``ranks`` are 0 for the worst setting and 1 for the best.
     """
-    axes, right = [], 0
+    axes, right, spread = [], 0, CHART_WIDTH // len(columns)
     for title, values in columns:
-        width = max(AXIS_WIDTH, CHARACTER * len(title) + LINE_HEIGHT)
+        width = max(AXIS_WIDTH, CHARACTER * len(title) + LINE_HEIGHT, spread)
         heights, marks = _axis_places(values)
-        axes.append(DrawnAxis(title, right + width // 2, _drop_touching_marks(marks), heights))
+        x = right + width // 2
+        labels = [_axis_label(mark, x) for mark in _drop_touching_marks(marks)]
+        axes.append(DrawnAxis(title, x, labels, heights, [_value_text(each) for each in values]))
         right += width
     lanes = []
     for setting, rank in sorted(enumerate(ranks), key=lambda each: each[1]):
@@ -153,8 +186,20 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _half_or_zero(found: Estimate) -> float:
-    return 0.0 if math.isnan(found.half) else found.half
+def _drawn_half(found: Estimate, measure: str) -> float:
+    """Return the half-width of an interval; 0, not drawn, if a part of it is impossible."""
+    least, most = RANGES.get(measure, EVERYTHING)
+    is_possible = least <= found.low and found.high <= most  # False for NaN
+    return found.half if is_possible else 0.0
+
+
+def _with_note(
+    chart: Chart | None, found: Sequence[Estimate], halves: Sequence[float]
+) -> Chart | None:
+    """Return the chart with a note if an interval is not drawn."""
+    hidden = sum(each.half > half for each, half in zip(found, halves, strict=True))
+    note = f"{hidden} intervals reach beyond what is possible and are not drawn."
+    return chart._replace(note=note) if chart and hidden else chart
 
 
 def _value_text(value: object) -> str:
@@ -179,6 +224,15 @@ def _axis_places(values: Sequence[object]) -> tuple[list[float | None], list[Tic
     marks = distinct if len(distinct) <= MOST_MARKS else [distinct[0], distinct[-1]]
     labels = [Tick(height(value), number_text(value)) for value in marks]
     return [height(value) if is_number(value) else None for value in values], labels
+
+
+def _axis_label(mark: Tick, x: int) -> AxisLabel:
+    """Return a label above or below an end of the axis, where no line is, or beside the axis."""
+    bottom, top = AXIS_ENDS
+    width = CHARACTER * len(mark.label) + 6
+    if mark.at in AXIS_ENDS:
+        return AxisLabel(mark.label, x, bottom + 16 if mark.at == bottom else top - 6, width, False)
+    return AxisLabel(mark.label, x + 8, mark.at + 4, width, True)
 
 
 def _y_of_share(share: float) -> float:

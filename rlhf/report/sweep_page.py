@@ -1,4 +1,4 @@
-"""Write ``sweep.html``: the settings of a sweep, their frontier, and the effect of parameters.
+"""Write ``sweep.html``: the settings of a sweep, their curves and the effect of parameters.
 
 The page is one file that loads nothing. It is made only from the results of the runs, so a sweep
 that was stopped has a page too.
@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.atomic import replace_atomically
-from rlhf.base.intervals import Estimate, mean_with_interval
 from rlhf.report.charts import Chart
 from rlhf.report.comparison import (
     ComparedRun,
     Setting,
     command_line_text,
-    difference,
+    estimate_of_seeds,
     estimate_text,
 )
+from rlhf.report.differences import UNCOMPARED, SettingsComparison, compare_with_first
 from rlhf.report.page import Headline, render_template
+from rlhf.report.setting_curves import setting_curves
+from rlhf.report.study import StudyResults, read_study, trial_numbers
 from rlhf.report.sweep_charts import (
     Axis,
     Place,
@@ -34,161 +36,226 @@ from rlhf.report.sweep_charts import (
 SWEEP_REPORT = "sweep.html"
 KL = "KL, nats"
 GOALS = ("gold", "exactly right", "score")  # measures that are drawn over KL
-UNDRAWN = ("minutes",)  # measures that are not drawn, as they depend on the machine's other load
-MOST_VALUES, BINS = 8, 4  # more than MOST_VALUES numbers of a parameter are grouped into BINS
+BINS = 4  # ranges of a parameter with many numbers
+FEWEST_RUNS = 3  # runs for each value, or range of values, from which an importance is computed
+DOUBTS = {
+    "-": "no difference from the reference can be told",
+    "one seed": "one seed tells nothing: give three or more",
+    "two seeds": "two seeds tell nothing: give three or more",
+    "no spread": "no spread between seeds",
+    "": "objectives of other meaning are not compared",
+}
+
+
+class Ranked(NamedTuple):
+    """A setting with finished runs, and its number among all settings."""
+
+    number: int
+    setting: Setting
 
 
 class Shares(NamedTuple):
-    """The share of a measure's variance that each parameter explains alone."""
+    """The share of a measure's variance that each parameter explains alone.
+
+    It is None if there are not enough runs to tell.
+    """
 
     title: str
-    of_parameter: dict[str, float]
+    of_parameter: dict[str, float | None]
 
 
 def write_sweep_report(sweep_dir: Path, settings: Sequence[Setting]) -> Path:
-    """Write the report of a sweep to its folder; return the path of the page."""
+    """Write the report of a sweep or a search to its folder; return the path of the page."""
     path = sweep_dir / SWEEP_REPORT
+    study = read_study(sweep_dir)
+    page = sweep_page(f"{'Search' if study else 'Sweep'} {sweep_dir.name}", settings, study)
     with replace_atomically(path) as building:
-        building.write_text(sweep_page(sweep_dir.name, settings), encoding="utf-8")
+        building.write_text(page, encoding="utf-8")
     return path
 
 
-def sweep_page(name: str, settings: Sequence[Setting]) -> str:
-    """Return the HTML of a sweep's report; the best setting comes first."""
+def sweep_page(title: str, settings: Sequence[Setting], study: StudyResults | None = None) -> str:
+    """Return the HTML of a comparison of settings; the best setting, or solutions, come first."""
     runs = [run for setting in settings for run in setting.runs]
     done = sorted(
-        (setting for setting in settings if setting.finished_runs()),
-        key=lambda setting: -setting.estimates()["objective"].mean,
+        (Ranked(n, setting) for n, setting in enumerate(settings) if setting.finished_runs()),
+        key=lambda each: (
+            study is not None and not study.has_solution(each.setting),
+            -each.setting.estimates()["objective"].mean,
+        ),
     )
+    unfinished = [setting for setting in settings if not setting.finished_runs()]
     finished = sum(bool(run.measures) for run in runs)
+    found = compare_with_first(settings)
     return render_template(
         "sweep.html",
-        script="sweep.js",
-        title=f"Sweep {name}",
-        verdict=_headline(done),
+        scripts=["sweep.js", "parallel.js"],
+        title=title,
+        verdict=_headline(done, found, study),
         place=f"{finished} of {len(runs)} runs have finished",
-        **(_tables_and_charts(done) if done else {"table": None}),
+        curves=setting_curves([*(each.setting for each in done), *unfinished]),
+        **(_tables_and_charts(done, found, study) if done else {"table": None}),
     )
 
 
 def parameter_importances(runs: Sequence[ComparedRun], keys: Sequence[str], title: str) -> Shares:
-    """Return, for each key, the share of a measure's variance that the key's values explain.
+    """Return, for each key that varies, the share of a measure's variance that it explains.
 
     The share is epsilon squared (Kelley 1935, https://doi.org/10.1073/pnas.21.9.554), from which
     the share explained by chance is subtracted. Keys with many numbers are grouped into ranges.
     """
-    found = {}
+    found: dict[str, float | None] = {}
     for key in keys:
         groups = _measures_by_value(runs, key, title)
-        values = [value for group in groups for value in group]
-        freedom = len(values) - len(groups)
+        values = [run.measures[title] for run in runs]
         total = statistics.pvariance(values) * len(values)
-        if freedom <= 0 or len(groups) == 1 or total == 0:
+        if total == 0 or len({command_line_text(run.keys.get(key)) for run in runs}) == 1:
             continue
+        if len(groups) == 1 or len(values) < FEWEST_RUNS * len(groups):
+            found[key] = None
+            continue
+        freedom = len(values) - len(groups)
         within = sum(statistics.pvariance(group) * len(group) for group in groups) / freedom
         found[key] = max(0.0, (total - within * (len(values) - 1)) / total)
-    return Shares(title, dict(sorted(found.items(), key=lambda each: -each[1])))
+    return Shares(title, dict(sorted(found.items(), key=lambda each: -(each[1] or 0.0))))
 
 
 def _measures_by_value(runs: Sequence[ComparedRun], key: str, title: str) -> list[list[float]]:
+    """Return the measures of the runs with each value; many numbers are grouped into ranges."""
     values = [run.keys.get(key) for run in runs]
-    if len({command_line_text(value) for value in values}) > MOST_VALUES and all(
-        map(is_number, values)
-    ):
-        ordered = sorted(runs, key=lambda run: run.keys[key])
-        names = {id(run): str(BINS * rank // len(runs)) for rank, run in enumerate(ordered)}
-    else:
-        names = {id(run): command_line_text(value) for run, value in zip(runs, values, strict=True)}
+    names = [command_line_text(value) for value in values]
+    if len(set(names)) * FEWEST_RUNS > len(runs) and all(map(is_number, values)):
+        bins = min(BINS, max(1, len(runs) // FEWEST_RUNS))
+        numbers = {place: value for place, value in enumerate(values) if is_number(value)}
+        for rank, place in enumerate(sorted(numbers, key=numbers.__getitem__)):
+            names[place] = str(bins * rank // len(runs))
     groups: dict[str, list[float]] = {}
-    for run in runs:
-        groups.setdefault(names[id(run)], []).append(run.measures[title])
+    for name, run in zip(names, runs, strict=True):
+        groups.setdefault(name, []).append(run.measures[title])
     return list(groups.values())
 
 
-def _headline(done: Sequence[Setting]) -> Headline:
-    """Return the headline: the best setting, and whether it differs from the second best."""
+def _headline(
+    done: Sequence[Ranked], found: SettingsComparison, study: StudyResults | None
+) -> Headline:
+    """Return the headline: the solutions of a search, or the best setting and its verdict."""
     if not done:
         return Headline("No run has finished.", is_doubtful=True)
-    best = f"best objective {estimate_text(done[0].estimates()['objective'])}: {done[0].label}"
+    if study is not None:
+        return Headline(study.headline, is_doubtful=not study.solutions)
+    number, best = done[0]
+    said = f"best objective {estimate_text(best.estimates()['objective'])}: {best.label}"
     if len(done) == 1:
-        return Headline(best, is_doubtful=False)
-    told = difference(done[1], done[0], "objective").verdict
-    differs = {
-        "-": "no difference from the second best can be told",
-        "one seed": "one seed only",
-        "no spread": "no spread between seeds",
-    }
-    ending = differs.get(told, "higher than the second best")
-    return Headline(f"{best}; {ending}", is_doubtful=told != "higher")
+        return Headline(said, is_doubtful=False)
+    goal = _objective_title(found)
+    if best is not found.reference:
+        told = found.verdict(number, goal)
+        ending = DOUBTS.get(told, f"{told} than the reference")
+        return Headline(f"{said}; {ending}", is_doubtful=told in DOUBTS)
+    others = [found.verdict(each.number, goal) for each in done[1:]]
+    doubtful = [told for told in others if told != "lower"]
+    ending = DOUBTS.get(doubtful[0], doubtful[0]) if doubtful else "higher than all others"
+    ending = ending.replace("from the reference", f"from {len(doubtful)} of {len(others)} others")
+    return Headline(f"{said}; {ending}", is_doubtful=bool(doubtful))
 
 
-def _tables_and_charts(done: Sequence[Setting]) -> dict[str, Any]:
+def _objective_title(found: SettingsComparison) -> str:
+    """Return the title of the objective: the gold score stands for it in runs with a judge."""
+    return "objective" if "objective" in found.titles else "gold"
+
+
+def _tables_and_charts(
+    ranked: Sequence[Ranked], found: SettingsComparison, study: StudyResults | None
+) -> dict[str, Any]:
     """Return the template values for settings with finished runs: tables and charts by name."""
+    done = [each.setting for each in ranked]
     runs = [run for setting in done for run in setting.finished_runs()]
-    titles = [title for title in done[0].estimates() if all(title in s.estimates() for s in done)]
-    drawn = [title for title in titles if _is_drawn(title, titles, done)]
-    keys = list(done[0].values)
+    titles = [title for title in found.titles if all(title in s.estimates() for s in done)]
+    drawn = [title for title in titles if _is_drawn(title, done)]
+    keys = list(dict.fromkeys(key for setting in done for key in setting.values))
     frontiers = [_frontier_over_kl(done, goal) for goal in GOALS if goal in titles]
     parts: dict[str, Any] = {
-        "table": _settings_table(
-            done, [title for title in titles if not _repeats_gold_score(title, titles)]
-        ),
+        "table": _settings_table(ranked, titles, found, study),
+        "notes": _notes(done, found),
         "frontiers": frontiers if KL in titles and len(done) > 1 else [],
         "parallel": None,
     }
     if keys:
-        columns = [Axis(key, [setting.values[key] for setting in done]) for key in keys]
+        columns = [Axis(key, [setting.values.get(key) for setting in done]) for key in keys]
         columns += [Axis(t, [setting.estimates()[t].mean for setting in done]) for t in drawn]
         ranks = [1 - place / max(len(done) - 1, 1) for place in range(len(done))]
         shares = [parameter_importances(runs, [*keys, "seed"], title) for title in drawn]
         parts |= {
             "parallel": parallel_chart(columns, ranks),
-            "parameters": [_parameter_chart(runs, key, title) for key in keys for title in drawn],
+            "parameters": [
+                _parameter_chart(runs, key, title, is_alone=len(keys) == 1)
+                for key in keys
+                for title in drawn
+            ],
             "importances": shares,
             "explaining": list(dict.fromkeys(key for each in shares for key in each.of_parameter)),
         }
     return parts
 
 
-def _is_drawn(title: str, titles: Sequence[str], done: Sequence[Setting]) -> bool:
-    """Return False for a measure that repeats another measure or is equal in all settings."""
-    if title in UNDRAWN or _repeats_gold_score(title, titles):
-        return False
-    return len({setting.estimates()[title].mean for setting in done}) > 1 or len(done) == 1
+def _is_drawn(title: str, done: Sequence[Setting]) -> bool:
+    """Return False for a measure of the machine's load, or that is equal in all settings."""
+    means = {setting.estimates()[title].mean for setting in done}
+    return title not in UNCOMPARED and (len(means) > 1 or len(done) == 1)
 
 
-def _repeats_gold_score(title: str, titles: Sequence[str]) -> bool:
-    """Return True for the objective of runs with a judge, which repeats the gold score."""
-    return title == "objective" and "gold" in titles
+def _notes(done: Sequence[Setting], found: SettingsComparison) -> list[str]:
+    """Return sentences about the table: what its verdicts count, and what they cannot tell."""
+    notes = []
+    if found.tests:
+        notes.append(
+            f"Verdicts count all {found.tests} differences that were tested (Holm's correction)."
+        )
+    if len(done) > 1 and not found.tests:
+        notes.append(
+            "Fewer than three seeds tell nothing about a difference: no interval is drawn."
+        )
+    notes += [f"Not compared: {title} ({reason})." for title, reason in found.left_out.items()]
+    return notes
 
 
 class SettingsTable(NamedTuple):
-    """The titles of measures, and a row per setting."""
+    """The titles of measures and of the last column, and a row per setting."""
 
     titles: Sequence[str]
+    last: str
     rows: Sequence[SettingsRow]
 
 
 class SettingsRow(NamedTuple):
-    """A setting: its label, its runs, its measures, and how its objective differs from the best."""
+    """A setting: its label, runs and measures, and the verdict on it (last column)."""
 
     label: str
     runs: str
     measures: Sequence[str]
-    difference: str
+    verdict: str
 
 
-def _settings_table(done: Sequence[Setting], titles: Sequence[str]) -> SettingsTable:
-    rows = []
-    for number, setting in enumerate(done):
-        found = setting.estimates()
-        told = difference(done[0], setting, "objective").verdict if number else ""
+def _settings_table(
+    done: Sequence[Ranked],
+    titles: Sequence[str],
+    found: SettingsComparison,
+    study: StudyResults | None,
+) -> SettingsTable:
+    goal, rows = _objective_title(found), []
+    for number, setting in done:
+        if study is not None:
+            verdict = "solution" if study.has_solution(setting) else ""
+        elif setting is found.reference:
+            verdict = "reference"
+        else:
+            verdict = found.verdict(number, goal).replace("-", "no difference")
         counted = f"{len(setting.finished_runs())} of {len(setting.runs)}"
-        measures = [estimate_text(found[title]) for title in titles]
-        rows.append(
-            SettingsRow(setting.label, counted, measures, told.replace("-", "no difference"))
-        )
-    return SettingsTable(titles, rows)
+        measures = [estimate_text(setting.estimates()[title]) for title in titles]
+        trials = ", ".join(map(str, trial_numbers(setting))) if study else ""
+        label = f"trial {trials}: {setting.label}" if trials else setting.label
+        rows.append(SettingsRow(label, counted, measures, verdict))
+    return SettingsTable(titles, "" if study else f"{goal}, to the reference", rows)
 
 
 def _frontier_over_kl(done: Sequence[Setting], goal: str) -> Chart | None:
@@ -196,12 +263,12 @@ def _frontier_over_kl(done: Sequence[Setting], goal: str) -> Chart | None:
         Place(number, setting.label, setting.estimates()[KL], setting.estimates()[goal])
         for number, setting in enumerate(done)
     ]
-    return frontier_chart(
-        f"{goal.capitalize()} over KL", places, x_label="KL to the reference, nats"
-    )
+    return frontier_chart(goal, places)
 
 
-def _parameter_chart(runs: Sequence[ComparedRun], key: str, title: str) -> Chart | None:
+def _parameter_chart(
+    runs: Sequence[ComparedRun], key: str, title: str, *, is_alone: bool
+) -> Chart | None:
     measured: dict[str, tuple[object, list[float]]] = {}
     for run in runs:
         value = run.keys.get(key)
@@ -209,5 +276,6 @@ def _parameter_chart(runs: Sequence[ComparedRun], key: str, title: str) -> Chart
     groups = list(measured.values())
     if all(is_number(value) for value, _ in groups):
         groups.sort(key=lambda group: float(str(group[0])))
-    found: list[Estimate] = [mean_with_interval(values) for _, values in groups]
-    return parameter_chart(f"{key}: {title}", [value for value, _ in groups], found)
+    found = [estimate_of_seeds(values) for _, values in groups]
+    values = [value for value, _ in groups]
+    return parameter_chart(f"{key}: {title}", values, found, is_alone=is_alone)

@@ -15,7 +15,7 @@ import torch
 from rlhf.base.host_copies import copy_to_device
 from rlhf.base.padded_rows import pad_rows
 from rlhf.base.ranks import Ranks
-from rlhf.base.turns import Turns, Utterance
+from rlhf.base.turns import NO_TURN, Turns, Utterance
 from rlhf.base.types import Engine, PromptBatch, Responses, RolloutBackend
 from rlhf.rollout.fast import FastRollout
 from rlhf.rollout.padding import unpad_prompts
@@ -158,7 +158,7 @@ def pad_episodes(
 ) -> Responses:
     """Return the episodes as right-padded responses (B, T)."""
     shape = (len(episodes), max(len(episode.ids) for episode in episodes))
-    ids_BT, turn_BT = torch.full(shape, pad_id), torch.full(shape, -1)
+    ids_BT, turn_BT = torch.full(shape, pad_id), torch.full(shape, NO_TURN)
     logprobs_BT, rewards_BT = torch.zeros(shape), torch.zeros(shape)
     attend_BT = torch.zeros(shape, dtype=torch.bool)
     for row, (episode, outcome) in enumerate(zip(episodes, outcomes, strict=True)):

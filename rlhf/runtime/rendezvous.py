@@ -230,5 +230,5 @@ def _store_address() -> str:
 
 
 def num_cores_per_rank(hardware: HardwareConfig) -> int:
-    """Return the number of CPU cores that one rank may use."""
-    return max(1, num_usable_cores() // hardware.ranks_per_node)
+    """Return the number of CPU cores that one rank computes on."""
+    return hardware.cores_per_rank or max(1, num_usable_cores() // hardware.ranks_per_node)

@@ -5,7 +5,7 @@ SFT learns from the turns of the environment's expert; PPO begins with first obs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from random import Random
 
@@ -22,36 +22,43 @@ from rlhf.data.splits import (
     PhaseData,
     blend_datasets,
     check_usable_examples,
+    describe_division,
     divide_over_phases,
     largest_remainder,
 )
 from rlhf.environments.interface import EnvironmentPool, EpisodeStart, Observation, Player
 from rlhf.environments.play import PlayedEpisode, play_episodes
 from rlhf.environments.pools import build_pool
-from rlhf.tracking.console import Console
 
 MANY = 2**31  # seeds of some packages have 32 bits with a sign
 
 
-def load_phase_data(config: RunConfig, console: Console) -> dict[Phase, PhaseData]:
-    """Load the records of each phase, blended from all data sets."""
-    data = config.data
+def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase, PhaseData]:
+    """Load and divide the examples of a run; ``say`` prints what was read, skipped and divided.
+
+    Raises:
+        DataError: if data is missing, malformed or not divisible, or a phase cannot use its part.
+        ConfigError: if data.sets describes columns wrongly, or an environment has no expert.
+    """
+    data, order, seed = config.data, config.phase.order, config.seed
     if data.source is Source.environment:
-        return load_episodes(data, config.environment, config.phase.order, seed=config.seed)
-    datasets = load_datasets(data, seed=config.seed, keep=reward_key_by_column(config))
-    for dataset in datasets:
-        console.say(describe_data(dataset))
-    divided = divide_over_phases(
-        datasets, split=data.split, eval_share=data.eval_share, seed=config.seed
-    )
-    parts = {phase: blend_datasets(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
+        parts = load_episodes(data, config.environment, order, seed=seed)
+    else:
+        datasets = load_datasets(data, seed=seed, keep=reward_key_by_column(config))
+        for dataset in datasets:
+            say(describe_data(dataset))
+        divided = divide_over_phases(
+            datasets, split=data.split, eval_share=data.eval_share, seed=seed
+        )
+        parts = {phase: blend_datasets(of_sets, seed=seed) for phase, of_sets in divided.items()}
     for phase, part in parts.items():
         if part.removed:
-            console.say(
+            say(
                 f"{phase}: {part.removed} examples removed because their prompt is held out, or "
                 "assigned to a phase that does not use their data set"
             )
-    check_usable_examples(parts, config.phase.order)
+    check_usable_examples(parts, order)
+    say(describe_division(parts, order))
     return parts
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,6 +14,7 @@ from filelock import FileLock
 
 from rlhf.base.drive_errors import convert_drive_errors
 from rlhf.base.errors import USER_ERROR
+from rlhf.base.quiet_libraries import quieten_libraries
 from rlhf.base.ranks import Ranks
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.finished_phase import STATE
@@ -29,7 +28,7 @@ from rlhf.checkpoint.phase_state import (
 from rlhf.checkpoint.results import read_plan, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
-from rlhf.config.roles import reward_model_base
+from rlhf.config.roles import tokenizer_base
 from rlhf.config.run_dir import lock_run_dir, refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.chat import all_ask_for_assistant, plain_template
@@ -183,7 +182,7 @@ def build_context(
     )
     if dtype in {Dtype.bf16, Dtype.fp32} and config.hardware.device is Device.cpu:
         console.say(describe_kernels(half=dtype is Dtype.bf16))
-    parts = load_phase_data(config, console)
+    parts = load_phase_data(config, console.say)
     tokenizer = create_or_load_tokenizer(config, run_dir, parts)
     written = [f"{phase}{under}" for phase in unfinished for under in ("", f"/{STATE}")]
     refuse_links(run_dir, [*LOGS, "wandb", "wandb_id", "tensorboard", *written])
@@ -236,9 +235,7 @@ def create_or_load_tokenizer(
         ConfigError: if a pretrained reward model has other tokens than the actor.
     """
     folder, reward_model = run_dir / "tokenizer", config.reward_model
-    key, owner = "model", config.model
-    if config.phase.order == [Phase.reward]:
-        key, owner = reward_model_base(config)
+    key, owner = tokenizer_base(config)
     with FileLock(run_dir / "tokenizer.lock"):
         if not folder.exists():
             texts = (
@@ -265,20 +262,3 @@ def create_or_load_tokenizer(
         theirs = load_tokenizer(expand_user_path(teacher, key=name), key=name)
         check_same_tokens(tokenizer, theirs, place=teacher, name=name)
     return tokenizer
-
-
-def quieten_libraries() -> None:
-    """Keep the libraries' progress bars and notices off the terminal; errors are still shown."""
-    import datasets
-    import transformers
-
-    datasets.disable_progress_bars()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # setuptools logs every compiler that DeepSpeed tries to the root logger; Hydra's own messages
-    # are kept.
-    logging.getLogger("hydra").setLevel(logging.INFO)
-    logging.getLogger().setLevel(logging.WARNING)
-    # deepspeed 0.19.8 under torch 2.13 uses the older names of two collectives.
-    warnings.filterwarnings("ignore", message=".*is deprecated.*", category=FutureWarning)

@@ -6,8 +6,9 @@ rich is imported when a console is created, so that importing this module is fas
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from rlhf.base.safe_text import for_terminal
@@ -108,6 +109,22 @@ class Console:
         for row in rows:
             table.add_row(*(_literal_text(_format_cell(row[column])) for column in columns))
         self._rich.print(table)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Return True if the output goes to a terminal, which can be redrawn."""
+        return self._rich.is_terminal
+
+    @contextmanager
+    def screen(self) -> Generator[Callable[[RenderableType], None]]:
+        """Yield a function that fills the terminal; without a terminal it prints."""
+        from rich.live import Live
+
+        if not self.is_terminal:
+            yield self._rich.print
+            return
+        with Live(console=self._rich, screen=True, auto_refresh=False) as live:
+            yield partial(live.update, refresh=True)
 
     @contextmanager
     def progress(self, phase: str, total: int) -> Generator[Progress]:

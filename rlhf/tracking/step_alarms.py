@@ -11,11 +11,11 @@ import math
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlhf.base.intervals import mean_of
 from rlhf.base.stored_files import ALARM, read_lines
-from rlhf.config.choices import AlarmName
+from rlhf.config.alarm_names import AlarmName
 
 BASE_STEPS = 5  # steps at the start that later steps are compared with
 MOST_KL_PER_TOKEN = 0.6  # nats; twice the end of the healthy range
@@ -28,8 +28,14 @@ MORE_DUPLICATES = 0.3  # share of the responses, above the share at the start
 LEAST_ENTROPY = 0.05  # fraction of the mean entropy over the first BASE_STEPS steps
 LOSS_GROWTH = 20  # ratio to the critic's loss at the start, or to LEAST_LOSS if larger
 LEAST_LOSS = 0.01
+MOST_FALLBACKS = 0.1
+MOST_EQUAL_GROUPS = 0.9
+ROUNDING = 1e-6  # a smaller deviation of scores is rounding; relative to mean scores above 1
+RISE = 0.25  # deviations of the scores at the start by which a score that has risen is higher
+LEAST_MOVE = 0.01  # nats per sequence of a policy that has left its reference
 GOLD_FALL = 0.04  # fall of the mean gold score (0 to 1) that is allowed while the score rises
 GOLD_WINDOW = 3  # evaluations that are averaged
+SCORE_WINDOW = 3  # steps that are averaged
 
 ValuesByMetric = Mapping[str, Sequence[float]]  # values of each metric so far, the latest last
 
@@ -55,10 +61,13 @@ class Alarm(NamedTuple):
 
 def read_alarms(run_dir: Path) -> list[Alarm]:
     """Return the alarms that a run has raised so far."""
-    lines = read_lines(run_dir / "alarms.jsonl", ALARM)
-    found = (Alarm(**{name: line[name] for name in Alarm._fields}) for line in lines)
-    # JSON has no NaN.
-    return [alarm._replace(value=math.nan) if alarm.value is None else alarm for alarm in found]
+    return [alarm_of_line(line) for line in read_lines(run_dir / "alarms.jsonl", ALARM)]
+
+
+def alarm_of_line(line: Mapping[str, Any]) -> Alarm:
+    """Return the alarm in a line of alarms.jsonl."""
+    alarm = Alarm(**{name: line[name] for name in Alarm._fields})
+    return alarm._replace(value=math.nan) if line["value"] is None else alarm  # JSON has no NaN
 
 
 class Rule(NamedTuple):
@@ -100,6 +109,26 @@ def _is_gold_falling(gold: Sequence[float], series: ValuesByMetric) -> bool:
 def _running_means(values: Sequence[float]) -> list[float]:
     ends = range(GOLD_WINDOW, len(values) + 1)
     return [mean_of(values[end - GOLD_WINDOW : end]) for end in ends]
+
+
+def _is_flat(name: str, series: ValuesByMetric) -> bool:
+    """Return True if all responses of the latest step had the same score ``name``."""
+    if not series[f"{name}_std"]:  # the metrics of an older version
+        return False
+    return series[f"{name}_std"][-1] <= ROUNDING * max(1.0, abs(series[f"{name}_mean"][-1]))
+
+
+def _has_score_risen(series: ValuesByMetric) -> bool:
+    """Return True if scores are higher than at the start: equal scores may then be the best."""
+    scores = series["ppo/score_mean"]
+    margin = max(RISE * _mean_at_start(series["ppo/score_std"]), ROUNDING)
+    return mean_of(scores[-SCORE_WINDOW:]) > _mean_at_start(scores) + margin
+
+
+def _is_blind(series: ValuesByMetric) -> bool:
+    """Return True if the policy has moved although no reward distinguishes its responses."""
+    kl = series["ppo/kl_to_reference_k3"]
+    return _is_flat("ppo/clipped_score", series) and max(kl[-1:], default=0.0) > LEAST_MOVE
 
 
 RULES: Mapping[AlarmName, Rule] = {
@@ -147,7 +176,7 @@ RULES: Mapping[AlarmName, Rule] = {
         "ppo/response_tokens",
         _rule_after(BASE_STEPS, lambda t: not 1 / 4 < t[-1] / max(_mean_at_start(t), 1.0) < 2),  # noqa: PLR2004
         3,
-        "Responses became much longer or shorter: read samples.jsonl; the reward model may score "
+        "Responses became much longer or shorter: read samples.jsonl; the score may depend on "
         "length instead of quality.",
     ),
     AlarmName.few_end: Rule(
@@ -166,7 +195,11 @@ RULES: Mapping[AlarmName, Rule] = {
     ),
     AlarmName.critic_useless: Rule(
         "ppo/explained_variance",
-        _rule_after(2 * BASE_STEPS, lambda explained: explained[-1] < LEAST_EXPLAINED),
+        lambda explained, series: (
+            len(explained) > 2 * BASE_STEPS
+            and explained[-1] < LEAST_EXPLAINED
+            and not _is_flat("ppo/clipped_score", series)
+        ),  # equal returns leave nothing to explain
         5,
         "The critic hardly predicts returns: change ppo.critic_lr, or freeze the actor first "
         "(ppo.actor_freeze_steps).",
@@ -186,8 +219,37 @@ RULES: Mapping[AlarmName, Rule] = {
         "The score rises while the gold score falls: the policy exploits what scores it. Raise "
         "ppo.kl_ctl, take fewer ppo.steps, or improve the reward model or rewards.",
     ),
+    AlarmName.fallbacks: Rule(
+        "ppo/fallback_share",
+        _rule_above(MOST_FALLBACKS),
+        3,
+        "A part of rewards fails, and the policy learns from its fallback instead: the warning "
+        "on the terminal has the reason.",
+    ),
+    AlarmName.equal_scores: Rule(
+        "ppo/score_std",
+        lambda _, series: _is_flat("ppo/score", series) and not _has_score_risen(series),
+        3,
+        "Every response gets the same score, so nothing can be learned: read samples.jsonl, and "
+        "choose rewards or prompts that distinguish responses.",
+    ),
+    AlarmName.equal_groups: Rule(
+        "ppo/equal_group_share",
+        lambda share, series: share[-1] > MOST_EQUAL_GROUPS and not _has_score_risen(series),
+        3,
+        "Nearly all prompts get responses of equal scores, whose comparison teaches nothing: use "
+        "easier or harder prompts, more ppo.responses_per_prompt, or a finer score.",
+    ),
+    AlarmName.blind_updates: Rule(
+        "ppo/clipped_score_std",
+        lambda _, series: _is_blind(series) and not _has_score_risen(series),
+        3,
+        "The policy moves, but no reward says where to: rewards are equal. If ppo/score_std is "
+        "not 0, raise ppo.clip_reward_value; otherwise correct the rewards.",
+    ),
 }
-READ = {rule.metric for rule in RULES.values()} | {"ppo/eval_score"}
+READ = {rule.metric for rule in RULES.values()}
+READ |= {"ppo/eval_score", "ppo/score_mean", "ppo/clipped_score_mean"}
 NOT_FINITE_ADVICE = "A metric is not a number: lower the learning rate, or use hardware.dtype=fp32."
 
 

@@ -18,6 +18,7 @@ class Token(NamedTuple):
     kl: float  # nats: log p of the policy minus log p of the reference
     value: float  # of the critic, before the token; 0 without a critic
     advantage: float  # GAE, before whitening; 0 without a critic
+    reward: float  # the score at the last token, minus the KL penalty; 0 without a critic
 
 
 class Sample(NamedTuple):

@@ -113,6 +113,7 @@ class FileTracker(Tracker):
             line["token_kl"] = [round(token.kl, 3) for token in tokens]
             line["token_values"] = [round(token.value, 3) for token in tokens]
             line["token_advantages"] = [round(token.advantage, 3) for token in tokens]
+            line["token_rewards"] = [round(token.reward, 3) for token in tokens]
             self._write("samples.jsonl", line)
 
     def alert(self, alarm: Alarm) -> None:

@@ -13,6 +13,7 @@ from rlhf.base.cpu import (
     Cpu,
     Isa,
     cap_onednn_isa,
+    has_slow_mkl,
     multiplies_bf16,
     multiplies_fp16,
     read_cpu,
@@ -52,6 +53,16 @@ def cpu_file(folder: Path, name: str, flags: str) -> Path:
 def _no_caps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(MAX_ISA, raising=False)
     monkeypatch.delenv(ONEDNN_MAX_ISA, raising=False)
+
+
+@pytest.mark.parametrize(("cap", "is_slow"), [("", True), ("AVX2", True), ("SSE41", False)])
+def test_mkl_is_slow_on_amd_if_onednn_may_use_avx2(
+    cap: str, is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ONEDNN_MAX_ISA, cap)
+    flags = frozenset(AVX2.split())
+    assert has_slow_mkl(Cpu("AMD EPYC 7B13 (25-1-1)", flags)) is is_slow
+    assert not has_slow_mkl(Cpu("Intel(R) Core(TM) Ultra 7 258V (6-189-1)", flags))
 
 
 @pytest.mark.parametrize("name", CPUS)

@@ -291,7 +291,7 @@ def test_ratio_of_mixed_to_equal_lengths(load: Any) -> None:
     assert load("scaling").token_ratios([other]) == {}
 
 
-def test_ways_take_turns(load: Any) -> None:
+def test_ways_take_turns(load: Any, capsys: pytest.CaptureFixture[str]) -> None:
     turns: list[str] = []
 
     def way(name: str) -> SimpleNamespace:
@@ -300,6 +300,14 @@ def test_ways_take_turns(load: Any) -> None:
     found = load("common").take_turns({"a": way("a"), "b": way("b")}, 2)
     assert turns == ["a", "b", "a", "b"]
     assert found["b"] == {"s": [1.0, 2.0, 1.0, 2.0], "peak": [3.0, 3.0]}
+    capsys.readouterr()
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load("common").take_turns({"a": way("a"), "b": SimpleNamespace(run=stop)}, 2)
+    assert '{"s": [1.0, 2.0], "peak": 3.0}' in capsys.readouterr().err, "a has ended"
 
 
 @pytest.mark.slow

@@ -18,8 +18,9 @@ import pytest
 
 from rlhf.compare.__main__ import main
 from rlhf.compare.answer_pairs import AnsweringModel, make_pairs
-from rlhf.compare.comparison_page import HOST, Comparison, ComparisonServer
+from rlhf.compare.comparison_page import Comparison, ComparisonServer
 from rlhf.compare.preference_file import PreferenceFile
+from rlhf.report.local_server import HOST
 from tests.browser import Tab, needs_chromium, tab
 from tests.compare.compared import run_with
 from tests.runs import TINY_RUN, launch, start

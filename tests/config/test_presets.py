@@ -55,7 +55,7 @@ PPO: dict[str, tuple[Any, ...]] = {
                 1e-6, None, "constant", 0, 0, 0),
     "gspo": (None, 1, 512, 128, 1, 0, None, 3e-4, None, 1, 0.85, None, False, 1,
              1e-6, None, "constant", 0, 0, 0),
-    "decoupled": (None, 1, 8192, 2048, 1, 0, None, 0.2, None, 1, 0.85, True, False, 1,
+    "decoupled": (None, 10, 2048, 2048, 1, 0, None, 0.2, None, 1, 0.85, True, False, 1,
                   2e-5, None, "constant", 0, 0.05, 0),
 }
 # fmt: on

@@ -9,7 +9,7 @@ import pytest
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.data.column_rules import parse_columns
 from rlhf.data.detect import Converted
-from rlhf.data.layouts import Row
+from rlhf.data.raw_rows import Row
 from rlhf.data.records import Record
 
 KEY = "data.sets.pets.columns"

@@ -31,7 +31,7 @@ def tokenizer():
 
 @pytest.fixture
 def config(compose: Callable[[list[str]], DictConfig]) -> DataConfig:
-    return to_run_config(compose(["data.eval_share=0.25"])).data
+    return to_run_config(compose(["data.eval_share=0.25", "data.template=plain"])).data
 
 
 def test_blocks_are_cut_and_the_remainder_dropped() -> None:

@@ -39,9 +39,8 @@ def refusal(act: Callable[[], object]) -> str:
         ("a.json", '[{"text": ' + LONG + "}]", r"a.json: .*5000 digits"),
         ("a.jsonl", '{"text": "a", "text": "b"}\n', r"a.jsonl, row 1: .*'text' twice"),
         ("a.json", '[{"text": "a", "n": {"x": 1, "x": 2}}]', r"a.json: .*'x' twice"),
-        ("a.csv", "prompt;chosen\na;b\n", r"a.csv: .*separated by ';'"),
-        ("a.csv", "prompt;chosen\na, b;c\n", r"a.csv: .*separated by ';'"),
-        ("a.csv", "prompt\tchosen\na\tb\n", r"a.csv: .*separated by '\\t'"),
+        ("a.csv", "prompt;chosen\na;b;c\n", r"3 fields for 2 columns \(prompt, chosen\).* by ';'"),
+        ("a.csv", "prompt\tchosen\na\tb\tc\n", r"row 1: 3 fields for 2 columns .* by '\\t': put"),
     ],
 )
 def test_text_files(name: str, content: str, message: str, tmp_path: Path) -> None:

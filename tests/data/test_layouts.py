@@ -9,7 +9,8 @@ import pytest
 
 from rlhf.base.errors import DataError
 from rlhf.data.detect import Converted, detect_layout, to_records
-from rlhf.data.layouts import LAYOUTS, ColumnKind, Message, Row, render_prompt
+from rlhf.data.layouts import LAYOUTS, ColumnKind, render_prompt
+from rlhf.data.raw_rows import Message, Row
 from rlhf.data.records import Record
 
 PROMPT = "\n\nHuman: Hi\n\nAssistant:"
@@ -18,6 +19,7 @@ YES = [{"role": "assistant", "content": "Yes"}]
 NO = [{"role": "assistant", "content": "No"}]
 HUMAN = [{"from": "human", "value": "Hi"}]  # ShareGPT's messages
 GPT = [{"from": "gpt", "value": "Yes"}]
+OTHER_ROLES = [{"role": "human", "content": "Hi"}, {"role": "gpt", "content": "Yes"}]
 PAIR = Record(prompt=PROMPT, chosen=" Yes", rejected=" No")
 ANSWERED = Record(prompt=PROMPT, chosen=" Yes")
 
@@ -30,7 +32,13 @@ def convert(*values: dict[str, Any]) -> Converted:
 EXAMPLES: list[tuple[str, dict[str, Any], Record]] = [
     ("preference", {"prompt": PROMPT, "chosen": " Yes", "rejected": " No"}, PAIR),
     ("preference, messages", {"prompt": ASK, "chosen": YES, "rejected": NO}, PAIR),
-    ("preference, prompt twice", {"prompt": "Hi", "chosen": ASK + YES, "rejected": ASK + NO}, PAIR),
+    ("preference, messages and texts", {"prompt": ASK, "chosen": "Yes", "rejected": "No"}, PAIR),
+    (
+        "preference, text and messages",
+        {"prompt": "Hi", "chosen": ASK + YES, "rejected": ASK + NO},
+        PAIR,
+    ),
+    ("preference, text and messages", {"prompt": PROMPT, "chosen": YES, "rejected": NO}, PAIR),
     (
         "preference, ShareGPT",
         {"conversations": HUMAN, "chosen": GPT[0], "rejected": {"from": "gpt", "value": "No"}},
@@ -39,11 +47,16 @@ EXAMPLES: list[tuple[str, dict[str, Any], Record]] = [
     ("ranking", {"prompt": PROMPT, "responses": ["Yes", " No"]}, PAIR),
     ("prompt-completion", {"prompt": PROMPT, "completion": " Yes"}, ANSWERED),
     ("prompt-completion, messages", {"prompt": ASK, "completion": YES}, ANSWERED),
+    ("prompt-completion, text and messages", {"prompt": PROMPT, "completion": YES}, ANSWERED),
+    ("prompt-completion, messages and text", {"prompt": ASK, "completion": "Yes"}, ANSWERED),
+    ("prompt-response, text and messages", {"prompt": PROMPT, "response": YES}, ANSWERED),
+    ("prompt-response, messages and text", {"prompt": ASK, "response": "Yes"}, ANSWERED),
     ("prompt-response", {"prompt": PROMPT, "response": " Yes"}, ANSWERED),
     ("prompt-response, messages", {"prompt": ASK, "response": YES}, ANSWERED),
     ("implicit-prompt preference", {"chosen": f"{PROMPT} Yes", "rejected": f"{PROMPT} No"}, PAIR),
     ("implicit-prompt preference, messages", {"chosen": ASK + YES, "rejected": ASK + NO}, PAIR),
     ("language modelling, messages", {"messages": ASK + YES}, ANSWERED),
+    ("language modelling, messages", {"messages": OTHER_ROLES}, ANSWERED),
     ("language modelling, ShareGPT", {"conversations": HUMAN + GPT}, ANSWERED),
     ("prompt-only", {"prompt": PROMPT}, Record(prompt=PROMPT)),
     ("prompt-only, messages", {"prompt": ASK}, Record(prompt=PROMPT)),
@@ -57,7 +70,7 @@ def test_layout_becomes_record(name: str, row: dict[str, Any], record: Record) -
 
 
 def test_every_layout_has_an_example() -> None:
-    assert [name for name, _, _ in EXAMPLES] == [layout.name for layout in LAYOUTS]
+    assert {name for name, _, _ in EXAMPLES} == {layout.name for layout in LAYOUTS}
 
 
 @pytest.mark.parametrize(("name", "row", "record"), EXAMPLES, ids=lambda value: str(value)[:40])
@@ -276,7 +289,10 @@ def fits(example: dict[str, Any], row: dict[str, Any]) -> bool:
     [
         ({"prompt": 5}, r"column 'prompt' holds a value of type int; must be text or null\."),
         ({"prompt": [5]}, r"column 'prompt' holds a value of type list; must be text"),
-        ({"prompt": {"role": "user"}}, r"column 'prompt' holds a value of type dict"),
+        (
+            {"prompt": {"role": "user"}},
+            r"column 'prompt' .* type dict; .* data\.sets\.NAME\.columns can select a part of it",
+        ),
     ],
 )
 def test_text_of_the_wrong_type_is_refused(row: dict[str, Any], message: str) -> None:
@@ -322,10 +338,8 @@ def test_unknown_columns_are_refused_with_the_known_layouts() -> None:
 
 
 def test_known_columns_of_mixed_kinds_are_refused() -> None:
-    with pytest.raises(
-        DataError, match=r"columns prompt \(text\), completion \(messages\)\. Known"
-    ):
-        convert({"prompt": "Hi", "completion": YES})
+    with pytest.raises(DataError, match=r"columns prompt \(text\), responses \(messages\)\. Known"):
+        convert({"prompt": "Hi", "responses": YES})
 
 
 def test_column_of_nulls_fits_any_kind() -> None:

@@ -155,14 +155,14 @@ def test_shapes_of_json(tmp_path: Path, text: str, count: int) -> None:
         ("a.json", '"prompt"', r"a\.json, row 1: of type str; a row must be an object"),
         ("a.csv", "", r"a\.csv: empty"),
         ("a.csv", "prompt\n", r"a\.csv: empty"),
-        ("a.csv", "prompt,x\na,b\n\nc\n", r"a\.csv, row 2: 1 fields for 2 columns\.$"),
+        ("a.csv", "prompt,x\na,b\n\nc\n", r"a\.csv, row 2: 1 fields for 2 columns \(prompt, x\)"),
         ("a.csv", "prompt,prompt\na,b\n", r"a\.csv: the header names a column twice: prompt, pro"),
         ("a.csv", 'prompt\na\n"b', r"a\.csv, row 2: unexpected end of data \(texts of over 131072"),
         ("a.parquet", "prompt", r"a\.parquet: not a parquet file \("),
         (
             "a.txt",
             "a",
-            r"a\.txt: no file that can be read; supported: \.jsonl, \.json, \.csv, \.pa",
+            r"a\.txt: no file that can be read; supported: \.jsonl, \.json, \.csv, \.tsv, \.pa",
         ),
     ],
 )

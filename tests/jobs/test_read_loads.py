@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,15 @@ from rlhf.config.choices import Phase
 from rlhf.data.reading import load_datasets
 from rlhf.data.splits import blend_datasets, divide_over_phases
 from rlhf.data.tokens import limit_of, tokenise
+from rlhf.jobs import read_loads as reading
+from rlhf.jobs.counted_data import CountedData
 from rlhf.jobs.read_loads import read_loads
 from rlhf.models.tokenizers import load_or_train_tokenizer
 from tests.planning.planned import Compose, changed, run_of
 
 pytestmark = pytest.mark.slow
 
+SMALL = ["ppo.rollout_batch_size=8", "ppo.mini_batch_size=8"]
 WORDS = "one two three four five six seven eight nine ten".split()
 
 
@@ -36,7 +40,7 @@ def test_counts_are_those_of_the_phases(compose: Compose, tmp_path: Path) -> Non
     path = pairs(tmp_path / "pairs.jsonl", 300)
     config = run_of(compose, "data=local", f"data.path={path}", "ppo.epochs=1", "ppo.steps=null")
     config = changed(config, ppo={"rollout_batch_size": 8, "mini_batch_size": 8})
-    loads = read_loads(config)
+    loads = read_loads(config).loads
     assert loads is not None
     data = config.data
     divided = divide_over_phases(
@@ -60,7 +64,7 @@ def test_counts_are_those_of_the_phases(compose: Compose, tmp_path: Path) -> Non
 
 
 def test_generated_data_is_counted_from_a_sample(compose: Compose) -> None:
-    loads = read_loads(run_of(compose))
+    loads = read_loads(run_of(compose)).loads
     assert loads is not None
     assert loads[Phase.sft].steps == 688  # a sample's estimate of 129,500 * 7 / 37 * 0.9 / 32
     assert loads[Phase.ppo].steps == 56
@@ -74,24 +78,42 @@ def test_a_folders_own_tokenizer_counts(compose: Compose, tmp_path: Path) -> Non
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.save(str(tmp_path / "tokenizer.json"))
     path = pairs(tmp_path / "pairs.jsonl", 300)
-    own = [f"data.path={path}", "data=local", "model=pretrained"]
-    loads = read_loads(run_of(compose, *own, f"model.path={tmp_path}"))
+    own = [f"data.path={path}", "data=local", "model=pretrained", *SMALL]
+    loads = read_loads(run_of(compose, *own, f"model.path={tmp_path}")).loads
     assert loads is not None
     assert loads[Phase.ppo].tokens == 2  # "Say 7"
-    guessed = read_loads(run_of(compose, *own, "model.path=some/model"))
+    guessed = read_loads(run_of(compose, *own, "model.path=some/model")).loads
     assert guessed is not None
     assert guessed[Phase.ppo].tokens == pytest.approx(7 / 4, abs=0.3)
 
 
-def test_what_is_not_here_is_not_read(compose: Compose, tmp_path: Path) -> None:
-    assert read_loads(run_of(compose, "data=rm_static")) is None
-    assert read_loads(run_of(compose, "data=local", f"data.path={tmp_path / 'none'}")) is None
+def test_what_a_sample_leaves_open_is_counted_completely(compose: Compose, tmp_path: Path) -> None:
+    path = pairs(tmp_path / "pairs.jsonl", 1200)
+    words = ["data=local", f"data.path={path}", "phase=sft", "data.split=[1,0,0]"]
+    config = run_of(compose, *words, "sft.max_tokens=9")
+    whole = CountedData(config, most=sys.maxsize).examples[Phase.sft]
+    sample = CountedData(config, most=100).examples[Phase.sft]
+    assert whole.left_out["longer than sft.max_tokens=9"] > 0
+    assert sample.train != whole.train, "an estimate"
+    with pytest.raises(DataError, match=f"sft phase has {whole.train} examples .* Use sft.batch_s"):
+        read_loads(changed(config, sft={"batch_size": whole.train + 1}))
 
 
-def test_malformed_data_stops_a_run_and_not_a_plan(compose: Compose, tmp_path: Path) -> None:
-    path = tmp_path / "broken.jsonl"
-    path.write_text('{"prompt": ')
-    given = ["data=local", f"data.path={path}"]
-    assert read_loads(run_of(compose, *given, "plan=only")) is None
-    with pytest.raises(DataError, match="row 1: not JSON"):
-        read_loads(run_of(compose, *given))
+def test_what_is_not_read_is_named(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pairs(tmp_path / "pairs.jsonl", 300)
+    own = ["data=local", f"data.path={path}", "plan=only", *SMALL]
+    loads, lines = read_loads(run_of(compose, *own))
+    assert loads is not None
+    number = "sft 55 (6 held out), reward 109 (11 held out), ppo 109 (11 held out)"
+    assert lines[-1] == f"data: 273 examples: {number}"
+    hub = read_loads(run_of(compose, "data=rm_static"))
+    assert hub.loads is None
+    assert hub.lines[0].startswith(
+        "data: not read: Dahoas/rm-static is not on this machine; the ru"
+    )
+    elsewhere = ["data=local", f"data.path={tmp_path / 'none'}", "plan=only", "data.size=99"]
+    assert "data.size=99 gives the number" in read_loads(run_of(compose, *elsewhere)).lines[0]
+    monkeypatch.setattr(reading, "LARGEST", 100)
+    assert "pairs.jsonl has over 0 MiB" in read_loads(run_of(compose, *own)).lines[0]

@@ -11,12 +11,14 @@ from typing import Any
 import optuna
 import pytest
 import yaml
+from optuna.distributions import CategoricalDistribution
 from optuna.storages.journal import JournalFileBackend, JournalStorage
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 
 from rlhf.base.errors import ConfigError
 from rlhf.jobs.search import JOURNAL, Running, Searcher, _read_result
 from rlhf.jobs.search_command import PruneConfig, Search, StudyConfig
+from rlhf.jobs.search_solutions import write_solutions
 from tests.runs import ROOT, TINY_RUN, launch, new_cache, start
 
 SFT = [word for word in TINY_RUN if not word.startswith(("ppo", "reward", "rollout", "sft.batch"))]
@@ -84,6 +86,23 @@ def test_trial_that_fails_leaves_the_others(tmp_path: Path) -> None:
 def searcher(folder: Path, **study: Any) -> Searcher:
     search = Search(StudyConfig(**{"trials": 9, "maximize": ["ppo.x"]} | study), [], [], folder)
     return Searcher(search, None, "launch.py", [].append)  # type: ignore[arg-type]
+
+
+def test_solutions_have_the_objectives_all_ties_and_values_instead_of_texts(tmp_path: Path) -> None:
+    made = searcher(tmp_path, maximize=["ppo.gold_after"], minimize=["ppo.kl_after"])
+    choices = CategoricalDistribution(["1", "2", "null"])
+    for choice, values in (("1", [0.0, 2.0]), ("2", [0.0, 1.0]), ("null", [0.0, 1.0])):
+        trial = create_trial(
+            params={"ppo.ppo_epochs": choice},
+            distributions={"ppo.ppo_epochs": choices},
+            values=values,
+        )
+        made._study.add_trial(trial)
+    write_solutions(made._search, made._study.best_trials)
+    content = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
+    assert (content["maximize"], content["minimize"]) == (["ppo.gold_after"], ["ppo.kl_after"])
+    found = {each["trial"]: each["best_evaluated_params"] for each in content["solutions"]}
+    assert found == {1: {"ppo.ppo_epochs": 2}, 2: {"ppo.ppo_epochs": None}}
 
 
 def test_search_that_runs_already_is_refused(tmp_path: Path) -> None:

@@ -73,10 +73,24 @@ def test_sweep_ends_with_a_comparison(sweep: Path) -> None:
     assert gold["runs"] == 2
     assert yaml.safe_load((sweep / "multirun.yaml").read_text()) == content
     said = (sweep.parents[2] / "stdout").read_text()
-    assert "Differences are from ppo.kl_ctl=0.02; -: none can be told." in said
-    (row,) = [line for line in said.splitlines() if line.split()[:1] == ["gold"]][1:]
-    number = r"0\.\d{3} ± \d\.\d{3}"
-    assert re.fullmatch(rf"gold +{number} +[+-]{number} +(-|higher|lower)", row.strip())
+    assert "   2  2 of 2 runs  ppo.kl_ctl=0.5" in said
+    first = said.splitlines().index(next(n for n in said.splitlines() if n.strip()[:4] == "gold"))
+    row, other = said.splitlines()[first : first + 2]
+    assert re.fullmatch(r"gold +1 +0\.\d{3}", row.strip())
+    assert re.fullmatch(r"2 +0\.\d{3} +[+-]0\.\d{3} +two seeds", other.strip())
+    assert "Fewer than three seeds tell nothing" in said
+
+
+def test_terminal_gets_two_lines_of_each_job_and_a_file_its_screen(sweep: Path) -> None:
+    said = (sweep.parents[2] / "stdout").read_text()
+    assert len(said.splitlines()) < 45, "of four jobs, with the table"
+    name = "ppo.kl_ctl=0.5,seed=1"
+    (began, ended) = [line for line in said.splitlines() if line.startswith(f"{name}: ")]
+    assert began.endswith(f"; its screen is in {sweep.resolve() / name}/output.log")
+    assert re.search(r"objective 0\.\d{3} after 0:0\d:\d\d", ended)
+    assert "What to type next" not in said
+    screen = (sweep / name / "output.log").read_text()
+    assert screen.index("plan: ") < screen.index("What to type next")
 
 
 def test_same_command_repeats_nothing_that_finished(sweep: Path) -> None:
@@ -134,10 +148,11 @@ def test_the_job_of_a_killed_sweep_ends(jobs: int, tmp_path: Path) -> None:
 
 
 def test_job_that_fails_leaves_the_others(tmp_path: Path) -> None:
-    words = ["phase=sft", "sft.batch_size=16,100000"]
+    words = ["phase=sft", "sft.batch_size=16,100000", "plan=off"]  # ranks find it
     run = launch("-m", *TINY_RUN, *words, cwd=tmp_path, RLHF_CACHE=new_cache(tmp_path / "cache"))
     assert run.returncode == 2
-    assert run.stderr.count("error: job sft.batch_size=100000 failed with exit code 2") == 1
+    failed = "error: job sft.batch_size=100000 failed with exit code 2: error: "
+    assert run.stderr.count(failed) == 1, "with the reason"
     assert "Traceback" not in run.stderr
     (sweep,) = (tmp_path / "runs" / "sweeps").iterdir()
     assert result_of(sweep / "sft.batch_size=16")["phases"]["sft"]["steps"] > 0

@@ -107,7 +107,7 @@ def test_adapters_come_back_after_an_error_and_stay_off_in_a_nested_context(toke
 def test_adapters_alone_are_trained_on_every_layer_but_the_output(family, tokenizer) -> None:
     model = adapted(family, tokenizer)
     trained = trained_names(model)
-    linear = {"Linear", "Conv1D"}
+    linear = {"Linear", "OnednnLinear", "Conv1D"}
     base = build_actor(source_of(family), tokenizer, seed=1)
     layers = {n for n, m in base.named_modules() if type(m).__name__ in linear} - {"lm_head"}
     wanted = {f"{layer}.lora_{side}.default.weight" for layer in layers for side in "AB"}

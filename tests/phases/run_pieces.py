@@ -87,7 +87,7 @@ def run_context(
 
     for module in (exporting, evaluation):
         monkeypatch.setattr(module, "save_export", save)
-    paths = ["model=pretrained", "model@reward_model=pretrained"]
+    paths = ["model=pretrained", "model@reward_model=pretrained", "data.template=plain"]
     paths += [f"model.path={run_dir / 'policy'}", f"reward_model.path={run_dir / 'reward'}"]
     config = to_run_config(compose([*paths, *overrides]))
     config.data.cache_dir = str(run_dir / "cache")

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlhf.config.choices import Phase
+from rlhf.data.splits import phase_answered_by_dpo
 from rlhf.models.build import build_actor
 from rlhf.models.language_model import LanguageModel
 from rlhf.phases.dpo import DpoTrainer, run_dpo
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.phase_data import phase_answered_by_dpo, phase_prompts, phase_tokens
+from rlhf.phases.shared.phase_data import phase_prompts, phase_tokens
 from rlhf.phases.shared.policies import AdapterOff, policy_source
 from tests.algorithms import loop_reference as reference
 from tests.models_on_disk import disturb
@@ -170,9 +171,9 @@ def test_what_a_run_of_dpo_tells(made: Make) -> None:
 
 def test_prompts_of_the_pairs_are_answered_where_ppo_has_no_part(made: Make) -> None:
     context, _ = made()
-    assert phase_answered_by_dpo(context) is Phase.ppo
+    assert phase_answered_by_dpo(context.parts) is Phase.ppo
     pairs = replace(
         context, parts={**context.parts, Phase.ppo: type(context.parts[Phase.ppo])([], [])}
     )
-    assert phase_answered_by_dpo(pairs) is Phase.reward
-    assert len(phase_prompts(pairs, phase_answered_by_dpo(pairs)).eval) > 0
+    assert phase_answered_by_dpo(pairs.parts) is Phase.reward
+    assert len(phase_prompts(pairs, phase_answered_by_dpo(pairs.parts)).eval) > 0

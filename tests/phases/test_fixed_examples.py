@@ -36,6 +36,7 @@ Compose = Callable[[list[str]], DictConfig]
 
 SHAPE = "model.architecture={model_type:gpt_neox,hidden_size:8,intermediate_size:8,"
 SHAPE += "num_hidden_layers:1,num_attention_heads:1}"
+PLAIN = ["model.vocab_size=300", "data.template=plain"]
 WORDS = ["kiwi", "plum", "fig", "pear and apple", "a long answer with many more words in it"]
 
 
@@ -95,9 +96,7 @@ def run(
         monkeypatch.setattr(module, "save_trained_model", lambda *_, **__: None)
 
     def ran(runner: Callable[[RunContext], Any], *overrides: str) -> SimpleNamespace:
-        config = to_run_config(
-            compose(["phase.order=[reward]", SHAPE, "model.vocab_size=300", *overrides])
-        )
+        config = to_run_config(compose(["phase.order=[reward]", SHAPE, *PLAIN, *overrides]))
         config.data.cache_dir = str(tmp_path)
         texts = [text for record in TRAIN for text in record if text]
         logged: list[tuple[int, dict[str, float]]] = []

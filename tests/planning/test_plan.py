@@ -180,6 +180,16 @@ def test_where_nothing_fits_the_smallest_is_told(compose: Compose) -> None:
     assert max(p.bytes for p in larger.phases) > max(p.bytes for p in plan.phases)
 
 
+def test_a_rule_that_no_zero_setting_keeps_is_named(compose: Compose) -> None:
+    hybrid = ["hardware=cpu", "rollout=hybrid_engine"]
+    with pytest.raises(ConfigError, match=r"hybrid_engine with hardware\.device=cpu: DeepSpeed's"):
+        run_of(compose, "phase=pipeline_dpo", *hybrid)
+    assert plan_run(run_of(compose, "phase=sft", *hybrid)).fits, "SFT samples no responses"
+    refused = changed(run_of(compose), rollout={"stop": [""]})  # a rule that validate keeps
+    with pytest.raises(ConfigError, match=r"rollout\.stop=\[''\]: an empty text"):
+        plan_run(refused)
+
+
 def test_the_reason_says_which_phase_when_and_how_much(compose: Compose) -> None:
     plan = plan_run(run_of(compose, "model=opt_13b", "hardware=a100_40g", "zero=stage2"))
     (first, *_) = (phase for phase in plan.phases if phase.bytes > plan.limit)
@@ -196,7 +206,10 @@ def test_the_hosts_memory_is_a_limit_too(compose: Compose) -> None:
     assert plan_run(fitting).fits
     short = plan_run(changed(config, hardware={"host_memory_gib": 100}))
     # 6.7e9 weights of 2 bytes, gradients of 4, a master and two moments of 4 each: 111.6 GiB.
-    assert short.reason == "what is offloaded takes 112 GiB of a node's memory, and 90 can be used"
+    assert short.reason == (
+        "what is offloaded takes 112 GiB of a node's memory, and 90 can be used (90% of "
+        "hardware.host_memory_gib=100)"
+    )
     drive = changed(config, hardware={"host_memory_gib": 100}, zero={"nvme_path": "/nvme"})
     assert plan_run(drive).fits
 

@@ -12,10 +12,11 @@ import pytest
 from rich.console import Console
 
 from rlhf.checkpoint.results import PLAN, write_json
-from rlhf.config.choices import Source
+from rlhf.config.choices import Phase, Source
 from rlhf.config.machine_rates import GIB
 from rlhf.planning.plan import Plan, plan_run
 from rlhf.planning.plan_tables import PARTS, plan_as_json, plan_summary, tables
+from rlhf.planning.steps import Load
 from tests.planning.planned import Compose, changed, run_of
 
 pytestmark = pytest.mark.slow
@@ -52,6 +53,7 @@ def test_keys_of_plan_json(compose: Compose) -> None:
         "host_memory_gib_per_node",
         "disk_gb",
         "checkpoints_gb",
+        "data",
         "phases",
     }
     assert found["fits"] is True
@@ -75,10 +77,36 @@ def test_keys_of_plan_json(compose: Compose) -> None:
             "memory_gib_per_rank",
             "moment",
             "memory",
+            "tokens",
         }
         assert told["hours"] == pytest.approx(phase.seconds / 3600)
         assert told["memory_gib_per_rank"] == phase.bytes / GIB
     assert found["hours"] == pytest.approx(sum(p["hours"] for p in found["phases"].values()))
+
+
+def test_lengths_are_told_and_what_is_a_toy(compose: Compose) -> None:
+    asked = fitting(compose).asked
+    read = {
+        Phase.sft: Load(steps=9, lengths=(10, 30), records=400),
+        Phase.reward: Load(steps=9, lengths=(50,), records=400),
+        Phase.ppo: Load(steps=9, lengths=(7,), answer=12.5, records=400),
+    }
+    plan = plan_run(changed(asked, data={"source": Source.local, "path": "my.jsonl"}), read)
+    found = plan_as_json(plan)
+    assert found["data"] == {"examples": 400, "is_toy": False, "lengths_are_read": True}
+    tokens = {name: phase["tokens"] for name, phase in found["phases"].items()}
+    assert tokens == {
+        "sft": {"sequence": {"mean": 20, "limit": 512}},
+        "reward": {"sequence": {"mean": 50, "limit": 512}},
+        "ppo": {"prompt": {"mean": 7, "limit": 256}, "response": {"mean": 12.5, "limit": 32}},
+    }
+    text = printed(plan)
+    assert all(cell in text for cell in ("20 (max 512)", "7 (max 256)", "12 (max 32)"))
+    assert "toy" not in text
+    assert "assumed" not in text
+    unread = plan_as_json(plan_run(asked))
+    assert unread["data"] == {"examples": 129500, "is_toy": True, "lengths_are_read": False}
+    assert unread["phases"]["ppo"]["tokens"]["response"] == {"mean": 32, "limit": 32}
 
 
 def test_every_part_is_told(compose: Compose) -> None:
@@ -145,7 +173,7 @@ def test_one_line(compose: Compose) -> None:
     assert plan_summary(plan) == (
         f"ZeRO stage 2, {most:.1f} of 77.5 GiB on each of 8 ranks, {minutes}, ${plan.price:,.2f} "
         "for sft 690 steps of 32 examples, reward 2,757 steps of 32 pairs, ppo 56 steps of 128 "
-        "responses, from 129,500 generated examples (data=synthetic)"
+        "responses of up to 32 tokens, from 129,500 generated toy examples (data=synthetic)"
     )
     no = refused(compose)
     assert plan_summary(no) == f"does not fit: {no.reason}"
@@ -156,7 +184,8 @@ def test_one_line(compose: Compose) -> None:
     open_ended = changed(plan.asked, data=unknown)
     assert plan_summary(plan_run(open_ended)).endswith(
         "ranks, unknown time for sft ? steps of 32 examples, reward ? steps of 32 pairs, ppo 56 "
-        "steps of 128 responses, from owner/name, whose number of examples is not known (data.size)"
+        "steps of 128 responses of up to 32 tokens, from owner/name, whose number of examples is "
+        "not known (data.size)"
     )
 
 
@@ -201,7 +230,8 @@ def test_the_table_ends_with_the_verdict(compose: Compose) -> None:
     text = " ".join(printed(fitting(compose)).split())
     setting, _, counts = plan_summary(fitting(compose)).partition(" for ")
     assert f"fits: {setting}; models on disk: 10.5 GB, checkpoints up to 63.2 GB" in text
-    assert text.endswith(f"the time is for {counts}")
+    assert f"the time is for {counts} data=synthetic is a toy task" in text
+    assert text.endswith("every text is assumed to be as long as its limit")
     no = refused(compose)
     text = " ".join(printed(no).split())
     assert f"does not fit: {no.reason}" in text

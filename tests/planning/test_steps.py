@@ -29,7 +29,7 @@ def test_examples_of_each_phase(compose: Compose) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"source": Source.synthetic}, "1,000 generated examples (data=synthetic)"),
+        ({"source": Source.synthetic}, "1,000 generated toy examples (data=synthetic)"),
         ({"source": Source.local, "path": ["a", "b.csv"]}, "1,000 examples of a, b.csv"),
         ({"source": Source.hub, "sets": {"shp": None}}, "1,000 examples of shp"),
         (

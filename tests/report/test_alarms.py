@@ -28,7 +28,7 @@ FELL = {"gold_after": 0.4, "gold_gain_ci": [-0.15, -0.05]}
 
 @pytest.mark.parametrize("phases", [HEALTHY, {}, {"sft": {"perplexity_after": 2.0}}])
 def test_a_healthy_run_has_none(phases: dict[str, dict[str, Any]]) -> None:
-    assert find_doubts(phases) == []
+    assert find_doubts(phases, {}) == []
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_healthy_run_has_none(phases: dict[str, dict[str, Any]]) -> None:
 def test_a_doubt_names_the_number_and_a_way_out(
     phase: str, changes: dict[str, Any], words: list[str]
 ) -> None:
-    (line,) = find_doubts(HEALTHY | {phase: HEALTHY[phase] | changes})
+    (line,) = find_doubts(HEALTHY | {phase: HEALTHY[phase] | changes}, {})
     assert line.startswith(f"{phase}: ")
     assert [word for word in words if word not in line] == []
 
@@ -72,10 +72,50 @@ def test_a_fall_of_gold_is_claimed_only_if_the_intervals_tell_it(
     for name, found in intervals.items():
         if found is None:
             del ppo[name]
-    assert find_doubts({"ppo": ppo}) == []
+    assert find_doubts({"ppo": ppo}, {}) == []
+
+
+def test_far_from_a_clumsy_expert_is_no_doubt_in_an_environment_that_is_mastered() -> None:
+    played = HEALTHY["ppo"] | {"kl_to_reference": 2.8, "return_after": 1.0}
+    assert find_doubts({"ppo": played}, {}) == []
+    (line,) = find_doubts({"ppo": played | {"score_gain_ci": [-0.1, 0.3]}}, {})
+    assert "0.40 nats" in line
+
+
+FLAT = [(step, 0.0) for step in (1, 2, 3)]
+ONES = [(step, 1.0) for step in (1, 2, 3)]
+NOT_RISEN = HEALTHY["ppo"] | {"score_gain_ci": [-0.1, 0.1]}
+
+
+@pytest.mark.parametrize(
+    ("series", "words"),
+    [
+        ({"ppo/score_std": FLAT, "ppo/score_mean": ONES}, "in 3 of 3 steps all responses had"),
+        (
+            {"ppo/score_std": ONES, "ppo/clipped_score_std": FLAT, "ppo/clipped_score_mean": ONES},
+            "in 3 of 3 steps all scores were equal after clipping",
+        ),
+        ({"ppo/score_std": ONES, "ppo/equal_group_share": ONES}, "100% of the prompts got"),
+    ],
+)
+def test_equal_scores_are_doubted_unless_the_score_has_risen(
+    series: dict[str, list[tuple[int, float]]], words: str
+) -> None:
+    (line,) = find_doubts({"ppo": NOT_RISEN}, series)
+    assert words in line
+    (also,) = find_doubts({"ppo": HEALTHY["ppo"]}, series)
+    assert also == line, "equal from the first step: no reward raised the score"
+    solved = {name: [(1, 1 - points[0][1]), *points[1:]] for name, points in series.items()}
+    assert find_doubts({"ppo": HEALTHY["ppo"]}, solved) == []
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.3, 1), (0.01, 0)])
+def test_a_reward_that_fails_is_doubted_even_if_the_score_rose(share: float, count: int) -> None:
+    found = find_doubts({"ppo": HEALTHY["ppo"]}, {"ppo/fallback_share": [(1, share)]})
+    assert [f"{share:.0%} of the responses in training" in line for line in found] == [True] * count
 
 
 def test_dpo_is_doubted_as_reward_model_and_policy() -> None:
     measures = {"accuracy_ci": [0.4, 0.6], "response_tokens_before": 9.0}
     measures |= {"response_tokens_after": 1.0, "kl_to_reference": 0.1}
-    assert [line.split(":")[0] for line in find_doubts({"dpo": measures})] == ["dpo", "dpo"]
+    assert [line.split(":")[0] for line in find_doubts({"dpo": measures}, {})] == ["dpo", "dpo"]

@@ -34,7 +34,7 @@ def test_chart_says_what_it_shows() -> None:
     assert chart is not None
     assert chart.said == "Clips & more: a from 2 to 4; b from 0 to 1"
     assert chart.unit == "share"
-    assert chart.labels == ["a", "b"]
+    assert [(key.label, key.tone) for key in chart.keys] == [("a", 0), ("b", 1)]
     assert len(chart.data["lines"]) == 2
 
 
@@ -52,11 +52,20 @@ def test_values_that_are_not_finite_are_left_out() -> None:
     assert line_chart("t", [Line("a", [(1, math.nan)])]) is None
 
 
-def test_healthy_range_is_shaded_where_the_chart_shows_it() -> None:
+def test_healthy_range_is_in_the_legend() -> None:
     line = Line("a", [(0, 0.0), (1, 1.0)])
-    assert chart_of([line], healthy=(0.2, 0.4)).data["healthy"] == (0.2, 0.4)
-    assert chart_of([line], healthy=(0.2, 7.0)).data["healthy"] == pytest.approx((0.2, 1.05))
-    assert chart_of([line], healthy=(5, 6)).data["healthy"] is None
+    chart = chart_of([line], healthy=(0.2, 0.4))
+    assert chart.data["healthy"] == (0.2, 0.4)
+    assert chart.healthy == "healthy: 0.2 to 0.4"
+    assert not chart_of([line]).healthy
+
+
+def test_axis_of_a_share_ends_at_one() -> None:
+    ones = Line("a", [(0, 1.0), (1, 1.0)])
+    assert chart_of([ones], unit="share").data["most"] == 1
+    assert chart_of([ones], unit="tokens").data["most"] is None
+    above = Line("b", [(0, 1.0), (1, 1.2)])
+    assert chart_of([ones, above], unit="share").data["most"] is None, "no share"
 
 
 def test_flag_links_to_its_alarm_and_is_escaped() -> None:
@@ -76,7 +85,6 @@ def test_a_constant_can_be_drawn() -> None:
     for value in (0.0, 3.0, -2.0):
         (line,) = chart_of([Line("a", [(0, value), (1, value)])]).data["lines"]
         assert line["y"] == [value, value]
-    assert chart_of([Line("a", [(7, 1.0)])], healthy=(0.5, 1.0)).data["healthy"] == (0.9, 1.0)
 
 
 def test_a_chart_says_that_points_are_left_out() -> None:
@@ -99,7 +107,7 @@ def test_long_lines_keep_their_extremes() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (0.2, "0.2"), (1234.5, "1.23e+03"), (2e-6, "2.0e-06"), (math.nan, "nan")],
+    [(0.0, "0"), (0.2, "0.2"), (2345.6, "2346"), (2e-6, "2.0e-06"), (math.nan, "nan")],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert number_text(value) == text

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.report.charts import Line, line_chart
 from rlhf.report.comparison import group_by_setting
+from rlhf.report.page import Headline, jinja_environment
 from rlhf.report.sweep_page import write_sweep_report
 from tests.browser import Tab, needs_chromium, tab
 from tests.report.test_sweep_page import runs
@@ -88,3 +90,136 @@ def test_charts_are_read_with_mouse_and_keyboard(tmp_path: Path) -> None:
         assert page.run(PICTURE) == whole
         failed = [e for e in page.events if e["method"] == "Runtime.exceptionThrown"]
         assert not failed
+
+
+PAGE = """{% extends "page.html" %}{% from "parts.html" import charts %}
+{% block main %}{{ charts(shown) }}{% endblock %}"""
+SAYS = "[...document.querySelectorAll('output')].map((each) => each.textContent)"
+PICTURES = "[...document.querySelectorAll('canvas')].map((each) => each.toDataURL())"
+
+
+GROW = """{
+  const box = document.querySelector('.plot'), data = JSON.parse(box.dataset.chart);
+  data.lines[0].x.push(90);
+  data.lines[0].y.push(7);
+  box.dispatchEvent(new CustomEvent("chart", {bubbles: true, detail: data}));
+}"""
+
+
+def changed(now: list[str], then: list[str]) -> list[bool]:
+    return [a != b for a, b in zip(now, then, strict=True)]
+
+
+def page_of_charts(folder: Path) -> Path:
+    """Write a page with three charts; the first two have the same x axis."""
+    noisy = [(step, 0.5 + 0.1 * (step % 2)) for step in range(1, 31)]
+    shown = [
+        line_chart("a", [Line("noisy", noisy)], x_label="step", healthy=(2.0, 3.0)),
+        line_chart("b", [Line("few", [(0, 1.0), (15, 10.0), (30, 100.0)])], x_label="step"),
+        line_chart("c", [Line("other", [(0, -1.0), (1, 1.0), (2, 0.0)])], x_label="share"),
+    ]
+    page = jinja_environment().from_string(PAGE)
+    texts = {"title": "t", "verdict": Headline("v", is_doubtful=False), "place": "p"}
+    path = folder / "page.html"
+    path.write_text(page.render(shown=shown, scripts=[], **texts))
+    return path
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_charts_with_the_same_axis_move_together(tmp_path: Path) -> None:
+    with tab(tmp_path, f"file://{page_of_charts(tmp_path)}") as page:
+        page.wait_for("document.querySelectorAll('canvas').length === 3")
+        settled(page)
+        whole = page.run(PICTURES)
+        outside = "document.querySelector('.healthy').classList.contains('outside')"
+        assert page.run(outside), "the chart does not reach the healthy range"
+
+        # the pointer in the first chart: the second has the same step, or its nearest
+        box = f"{FIGURE}.querySelector('.u-over').getBoundingClientRect()"
+        left, width, top = (page.run(f"{box}.{name}") for name in ("left", "width", "top"))
+        mouse(page, "mouseMoved", left + 0.5 * width, top + 50)
+        assert page.run(SAYS) == ["step 15: noisy 0.6", "step 15: few 10", ""]
+        # the keyboard moves both too, and zooms both until Escape
+        page.run(f"{FIGURE}.querySelector('.plot').focus()")
+        press(page, "End")
+        assert page.run(SAYS)[:2] == ["step 30: noisy 0.5", "step 30: few 100"]
+        press(page, "+")
+        assert changed(page.run(PICTURES), whole) == [True, True, False]
+        page.run("document.getElementById('whole').click()")
+        settled(page)
+        assert page.run(PICTURES) == whole
+
+        # a page that follows a run sends the chart's data: the zoom and the canvas stay
+        page.run("window.kept = document.querySelector('canvas')")
+        press(page, "+")
+        before = page.run(PICTURES)
+        page.run(GROW)
+        settled(page)
+        assert page.run("kept.isConnected")
+        assert changed(page.run(PICTURES), before) == [True, False, False]
+        press(page, "Escape")
+        press(page, "End")
+        assert page.run(SAYS)[:2] == ["step 90: noisy 7", "step 30: few 100"]
+
+        whole = page.run(PICTURES)
+
+        # smoothing needs many points; a logarithmic axis needs values above 0
+        smooth = "smoothing.value = '{}'; smoothing.dispatchEvent(new Event('input'))"
+        page.run(smooth.format(0.9))
+        settled(page)
+        assert changed(page.run(PICTURES), whole) == [True, False, False]
+        page.run(smooth.format(0) + "; document.getElementById('log').click()")
+        settled(page)
+        assert changed(page.run(PICTURES), whole) == [True, True, False]
+        assert not [e for e in page.events if e["method"] == "Runtime.exceptionThrown"]
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_settings_are_kept_by_a_range_of_an_axis(tmp_path: Path) -> None:
+    path = write_sweep_report(tmp_path, group_by_setting(runs()))
+    out = "[...document.querySelectorAll('tr[data-setting]')].map((e) => e.matches('.out'))"
+    says = "document.querySelector('figure:has(svg) output').textContent"
+    with tab(tmp_path, f"file://{path}") as page:
+        page.wait_for("document.querySelector('.axis') != null")
+        page.run("document.querySelector('.axis').scrollIntoView({block: 'center'})")
+        settled(page)
+        # the first axis is ppo.kl_ctl: 0.02 at the bottom, 0.5 at the top
+        box = "document.querySelector('.axis .reach').getBoundingClientRect()"
+        left, top, height = (page.run(f"{box}.{name}") for name in ("x", "y", "height"))
+        mouse(page, "mousePressed", left + 30, top + 0.5 * height)
+        mouse(page, "mouseMoved", left + 30, top + height + 5)
+        mouse(page, "mouseReleased", left + 30, top + height + 5)
+        assert page.run(out) == [False, False, True]
+        assert page.run(says) == "2 of 3 settings (1, 2): ppo.kl_ctl 0.1, 0.02"
+        # a click without a drag shows all again; so does Escape
+        mouse(page, "mousePressed", left + 30, top + 5)
+        mouse(page, "mouseReleased", left + 30, top + 5)
+        assert page.run(out) == [False] * 3
+        page.run("document.querySelector('.axis').focus()")
+        press(page, "ArrowDown")
+        assert page.run(says) == "1 of 3 settings (3): ppo.kl_ctl 0.5"
+        press(page, "Escape")
+        assert page.run(out) == [False] * 3
+        assert page.run(says) == ""
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_a_dark_page_is_printed_light_and_without_controls(tmp_path: Path) -> None:
+    is_hidden = "getComputedStyle(document.querySelector('.tools')).display === 'none'"
+    with tab(tmp_path, f"file://{page_of_charts(tmp_path)}") as page:
+        page.wait_for("document.querySelectorAll('canvas').length === 3")
+        settled(page)
+        seen = {}
+        for media, scheme in (("screen", "light"), ("screen", "dark"), ("print", "dark")):
+            feature = {"name": "prefers-color-scheme", "value": scheme}
+            page.call("Emulation.setEmulatedMedia", media=media, features=[feature])
+            settled(page)
+            colour = page.run("getComputedStyle(document.body).getPropertyValue('--s0')")
+            seen[media, scheme] = (page.run(PICTURES), colour, page.run(is_hidden))
+        light, dark, printed = seen.values()
+        assert printed[1] == light[1] != dark[1]
+        assert printed[0] != dark[0], "the canvas is drawn again"
+        assert [light[2], dark[2], printed[2]] == [False, False, True]

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 
 from rlhf.base.intervals import t_quantile
+from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.report.comparison import (
     ComparedRun,
     Setting,
     comparison_json,
-    difference,
+    find_run_folders,
     group_by_setting,
+    read_run,
 )
+from rlhf.report.comparison_table import comparison_table, legend_lines, note_lines
+from rlhf.report.differences import compare_with_first, difference, keep_by_holm
+from rlhf.tracking.console import Console
 
 
 def run(kl_ctl: float, seed: int, **measures: float) -> ComparedRun:
@@ -61,15 +71,31 @@ def test_other_seeds_are_compared_by_welch() -> None:
     assert found.verdict == "higher"
 
 
-@pytest.mark.parametrize("others", [{1: 0.9}, {2: 0.9}, {2: 0.9, 3: 0.9}])
-def test_one_seed_tells_nothing(others: dict[int, float]) -> None:
-    found = difference(setting({1: 0.1}), setting(others), "gold")
-    assert found.verdict == "one seed"
+@pytest.mark.parametrize(
+    ("ours", "others", "verdict"),
+    [
+        ({1: 0.1}, {1: 0.9}, "one seed"),
+        ({1: 0.1}, {2: 0.9, 3: 0.9}, "one seed"),
+        ({1: 0.1, 2: 0.1001}, {1: 0.9, 2: 0.9}, "two seeds"),
+        ({1: 0.1, 2: 0.1001}, {3: 0.9, 4: 0.9, 5: 0.9}, "two seeds"),
+    ],
+)
+def test_fewer_than_three_seeds_tell_nothing(
+    ours: dict[int, float], others: dict[int, float], verdict: str
+) -> None:
+    found = difference(setting(ours), setting(others), "gold")
+    assert found.verdict == verdict
+    assert math.isnan(found.estimate.half)
+    assert math.isnan(setting(ours).estimates()["gold"].half)
+    notes = list(note_lines([], compare_with_first([setting(ours), setting(others)])))
+    assert notes == [
+        "Fewer than three seeds tell nothing about a difference: give seed=1,2,3 or more."
+    ]
 
 
-@pytest.mark.parametrize("seeds", [(1, 2), (3, 4)])
-def test_seeds_without_spread_tell_nothing(seeds: tuple[int, int]) -> None:
-    ones, twos = setting({1: 0.1, 2: 0.1}), setting(dict.fromkeys(seeds, 0.3))
+@pytest.mark.parametrize("seeds", [(1, 2, 3), (4, 5, 6)])
+def test_seeds_without_spread_tell_nothing(seeds: tuple[int, ...]) -> None:
+    ones, twos = setting({1: 0.1, 2: 0.1, 3: 0.1}), setting(dict.fromkeys(seeds, 0.3))
     found = difference(ones, twos, "gold")
     assert found.verdict == "no spread"
     assert math.isnan(found.estimate.half)
@@ -87,3 +113,133 @@ def test_equal_settings_are_called_different_in_one_of_twenty(shared: bool) -> N
         other = {place + s: prefix[s] + draws.gauss(0, 1) for s in range(3)}
         told += difference(setting(first), setting(other), "gold").verdict != "-"
     assert told / 400 < 0.08
+
+
+def test_holm_keeps_what_is_told_among_all_tests() -> None:
+    # Holm (1979): 0.01 <= 0.05 / 4 and 0.015 <= 0.05 / 3, but 0.03 > 0.05 / 2 ends the search.
+    found = {(1, "a"): 0.03, (1, "b"): 0.01, (2, "a"): 0.04, (2, "b"): 0.015, (3, "a"): math.nan}
+    assert keep_by_holm(found) == {(1, "b"), (2, "b")}
+
+
+def test_equal_settings_are_rarely_called_different_in_a_whole_table() -> None:
+    draws, told, single = random.Random(3), 0, 0
+    for _ in range(150):
+        settings = [
+            Setting({"n": n}, [run(0.1, s, gold=draws.gauss(0, 1)) for s in range(4)])
+            for n in range(9)
+        ]
+        found = compare_with_first(settings)
+        told += bool(found.kept)
+        single += any(each.verdict != "-" for each in found.differences.values())
+    assert single / 150 > 0.15, "eight comparisons without a correction"
+    assert told / 150 < 0.08
+
+
+def test_a_difference_that_only_a_single_test_tells_gets_no_verdict() -> None:
+    draws = random.Random(5)
+    values = [0.0, 0.048, *(draws.gauss(0, 0.05) for _ in range(8))]
+    settings = [
+        Setting({"n": n}, [run(0.1, s, gold=v + draws.gauss(0, 0.01)) for s in range(3)])
+        for n, v in enumerate(values)
+    ]
+    found = compare_with_first(settings)
+    alone = compare_with_first(settings[:2])
+    assert alone.verdict(1, "gold") == found.differences[1, "gold"].verdict == "higher"
+    assert found.verdict(1, "gold") == "-"
+    (note, *_) = note_lines(settings, found)
+    assert "9 were tested" in note
+
+
+def scored(seed: int, kl_ctl: float, *, by: str) -> ComparedRun:
+    meanings = {"score": by, "objective": f"held-out score, {by}"}
+    return run(kl_ctl, seed, score=kl_ctl + seed, objective=kl_ctl)._replace(meanings=meanings)
+
+
+def test_scores_of_different_reward_models_are_not_subtracted() -> None:
+    shared = [Setting({}, [scored(s, kl, by=f"model {s}") for s in (1, 2, 3)]) for kl in (0.1, 0.2)]
+    assert compare_with_first(shared).left_out == {}, "each pair shares its reward model"
+    other = Setting({}, [scored(s, 0.2, by=f"model {s + 3}") for s in (1, 2, 3)])
+    found = compare_with_first([shared[0], other])
+    assert found.differences == {}
+    assert found.left_out["score"] == "model 1; model 4"
+    assert "not compared: score (model 1; model 4)" in list(note_lines([], found))
+    strangers = Setting({}, [scored(s, 0.2, by=f"model {s}") for s in (7, 8, 9)])
+    assert compare_with_first([shared[0], strangers]).left_out["score"] == "model 1; model 7"
+
+
+def test_results_that_settings_share_are_not_shown() -> None:
+    settings = [
+        Setting(
+            {}, [run(kl, s, gold=kl, objective=kl, accuracy=0.1 * s, minutes=kl) for s in (1, 2)]
+        )
+        for kl in (0.1, 0.2)
+    ]
+    found = compare_with_first(settings)
+    assert found.titles == ["gold", "minutes"]
+    assert list(found.differences) == [(1, "gold")]
+
+
+def test_table_fits_80_columns_and_tells_settings_apart() -> None:
+    values = [
+        {"ppo.kl_ctl": kl, "ppo.cliprange": clip} for kl in (0.05, 0.5) for clip in (0.1, 0.3)
+    ]
+    draws = random.Random(1)
+    settings = [
+        Setting(each, [run(0.1, s, **{"exactly right": draws.random()}) for s in (1, 2, 3)])
+        for each in values
+    ]
+    printed = io.StringIO()
+    console = Console(log_every=1, file=printed, width=80)
+    console.show(comparison_table(settings, compare_with_first(settings)))
+    assert "…" not in printed.getvalue()
+    assert re.search(r"exactly right +1 +0\.\d+ ± 0\.\d+", printed.getvalue())
+    legend = list(legend_lines(settings))
+    assert legend[2] == "   2  3 of 3 runs  ppo.kl_ctl=0.05 ppo.cliprange=0.3"
+
+
+PHASES = {
+    "sft": {"perplexity_before": 9.0, "perplexity_after": 1.3, "seconds": 1.0},
+    "reward": {"accuracy": 0.8, "accuracy_ci": [0.7, 0.9], "seconds": 1.0},
+    "ppo": {"score_before": 0.1, "score_after": 3.3, "kl_to_reference": 1.0, "seconds": 1.0},
+}
+PHASES = {name: each | {"measured": {"hours": 0.1}} for name, each in PHASES.items()}
+
+
+@pytest.fixture
+def folder_of(
+    tmp_path: Path, compose: Callable[[list[str]], DictConfig]
+) -> Callable[..., ComparedRun]:
+    """Write the folder of a finished run by hand, and read it as a comparison does."""
+
+    def make(name: str, *words: str, last: str = "ppo", weights: str = "one") -> ComparedRun:
+        folder = tmp_path / name
+        (folder / "reward").mkdir(parents=True)
+        config = to_run_config(compose(["data.size=2000", *words]))
+        write_frozen_config(config, folder)
+        phases = {phase: PHASES[phase] for phase in config.phase.order}
+        objective = {"sft": -1.3, "ppo": 3.3}[last]
+        result = {"objective": objective, "phases": phases, "versions": {}}
+        text = json.dumps(result | {"measured": {"hours": 0.1}})
+        (folder / "result.json").write_text(text)
+        files = {"files": {"model/model.safetensors": [9, weights], "result.json": [1, name]}}
+        (folder / "reward/manifest.json").write_text(json.dumps(files))
+        (found,) = find_run_folders([folder])
+        return read_run(found)
+
+    return make
+
+
+def test_only_what_has_one_meaning_is_compared(folder_of: Callable[..., ComparedRun]) -> None:
+    first = folder_of("a")
+    child = folder_of("b", "ppo.kl_ctl=0.5", f"from_run={first.folder}")
+    other = folder_of("c", "ppo.kl_ctl=0.5", weights="another")
+    imitated = folder_of("d", "phase=sft", last="sft")
+    (ours, theirs) = group_by_setting([first, child])
+    assert (ours.label, theirs.label) == ("ppo.kl_ctl=0.28", "ppo.kl_ctl=0.5")
+    assert compare_with_first([ours, theirs]).left_out == {}
+    found = compare_with_first(group_by_setting([first, other]))
+    assert list(found.left_out) == ["objective", "score"]
+    assert re.fullmatch(r"by reward model \w{8}; by reward model \w{8}", found.left_out["score"])
+    settings = group_by_setting([first, imitated])
+    assert [each.values["phase"] for each in settings] == ["ppo", "sft"]
+    assert "minus the held-out perplexity" in compare_with_first(settings).left_out["objective"]

@@ -16,14 +16,14 @@ from omegaconf import DictConfig
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import METRICS as METRICS_LINE
 from rlhf.base.stored_files import read_lines
-from rlhf.config.choices import AlarmName
+from rlhf.config.alarm_names import AlarmName
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.report import __main__ as report
 from rlhf.report.panels import PANELS
 from rlhf.report.run_page import write_report
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.step_alarms import Alarm
-from tests.browser import needs_chromium, show
+from tests.browser import needs_chromium, show, tab
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 Made = Callable[..., Path]
@@ -67,6 +67,7 @@ def made(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Made:
                 "token_kl": [0.1, -0.2],
                 "token_values": values,
                 "token_advantages": [0.5, 1.0],
+                "token_rewards": [-0.01, 0.52],
                 "model": "actor",
             }
             for step in (0, steps)
@@ -152,7 +153,7 @@ def test_text_of_a_model_stays_text(made: Made) -> None:
 
 def test_verdict_and_alarms_come_first(made: Made) -> None:
     text = write_report(made()).read_text()
-    assert "exactly right 50.0% → 50.0%, objective 0.500; 2 reasons to doubt it" in text
+    assert "exactly right 50.0% → 50.0%, objective 0.500; 3 reasons to doubt it" in text
     assert '<li id="alarm-clipping">alarm clipping: ppo/clipfrac=0.5 at ppo step 3.' in text
     assert 'href="#alarm-clipping"' in text
 
@@ -241,6 +242,35 @@ def test_tokens_are_shaded_by_what_was_measured(made: Made, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @needs_chromium
+def test_tokens_of_an_answer_are_read_step_by_step(made: Made, tmp_path: Path) -> None:
+    path = write_report(made(response="a b", values=(0.25, -0.001)))
+    answers = "[...document.querySelectorAll('.answer .facts')].map((each) => each.innerText)"
+    cells = "[...document.querySelector('table.tokens').rows].map((row) => row.innerText)"
+    with tab(tmp_path, f"file://{path}") as page:
+        page.wait_for("document.querySelectorAll('.answer').length === 6")
+        # the slider begins at the last step; the open table follows it
+        page.run("document.getElementById('every-step').click()")
+        page.run("document.getElementById('tokens-0').click()")
+        assert page.run("document.activeElement.id") == "tokens-0"
+        assert [row.split(",")[0] for row in page.run(answers)] == ["step 12"] * 3
+        move = "step.value = 0; step.dispatchEvent(new Event('input'))"
+        page.run(f"const step = document.getElementById('step'); {move}")
+        assert [row.split(",")[0] for row in page.run(answers)] == ["step 0"] * 3
+        assert page.run(cells) == [
+            "\tsum\ta·b\t·0",
+            "reward\t0.51\t-0.01\t0.52",
+            "KL\t-0.10\t0.10\t-0.20",
+            "ratio\t\t1.11\t0.82",
+            "value\t\t0.25\t0.00",
+            "advantage\t\t0.50\t1.00",
+        ]
+        # each bar has its number of prompts, and a score below it
+        bars = "[...document.querySelectorAll('.bar')].map((bar) => bar.innerText)"
+        assert page.run(bars)[::6] == ["1\n0.00", "1\n0.50"]
+
+
+@pytest.mark.slow
+@needs_chromium
 def test_the_moving_average_answers_beside_the_actor(made: Made, tmp_path: Path) -> None:
     document = show(write_report(made(averaged=True)), tmp_path).document
     assert document.count("moving average, score 9.00") == 3
@@ -284,4 +314,23 @@ def test_over_optimisation_is_explained_by_the_gold_score_only_if_there_is_one(
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write_report(run_dir).read_text()
     assert ("falls is over-optimisation" in page) == has_gold
-    assert ("This run has no gold score" in page) != has_gold
+    assert ("The gold score (0 to 1) is a rule" in page) == has_gold
+    assert ("Only the samples show" in page) != has_gold
+
+
+def test_points_over_kl_keep_their_step_and_interval(made: Made) -> None:
+    run_dir = made()
+    values = {1: (0.04, 1.0), 2: (0.01, 2.0), 3: (0.09, 4.0)}  # KL and deviation of the scores
+    lines = [
+        {"phase": "ppo", "step": step, "ppo/score_mean": step, "ppo/score_std": std}
+        | {"ppo/kl_to_reference": kl}
+        for step, (kl, std) in values.items()
+    ]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figure = write_report(run_dir).read_text().partition("Score that PPO maximises")[2]
+    drawn = re.search("data-chart='(.*?)'", figure)
+    assert drawn
+    (rollouts,) = json.loads(unescape(drawn[1]))["lines"]
+    assert rollouts["y"] == [2, 1, 3], "sorted by KL"
+    assert [name[:6] for name in rollouts["names"]] == ["step 2", "step 1", "step 3"]
+    assert rollouts["half"] == pytest.approx([1.96 * std / 128**0.5 for std in (2, 1, 4)], rel=1e-4)

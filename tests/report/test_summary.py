@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,18 @@ def test_a_run_on_own_data_is_offered_no_other_data(run_dir: Path) -> None:
     lines = [line.strip() for line in suggest_commands(run_dir)]
     assert f"python launch.py data=local data.path=my.jsonl {QUOTED} ppo.kl_ctl=0.6" in lines
     assert not any("data.path=FILE" in line or "your own examples" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "data", ["data=hub data.path=me/pairs", "data=hh '+data.sets.shops={path:shops.jsonl}'"]
+)
+def test_own_data_of_the_hub_or_beside_a_preset_is_kept(data: str, run_dir: Path) -> None:
+    (run_dir / "config.yaml").write_text("seed: 1\nppo: {kl_ctl: 0.3}\ndata: {source: hub}\n")
+    (run_dir / "command.txt").write_text(f"python launch.py {data} data.split=[1,0,1]\n")
+    lines = [line.strip() for line in suggest_commands(run_dir)]
+    (same,) = (line for line in lines if "ppo.kl_ctl=0.6" in line)
+    assert shlex.split(same)[2:-1] == [*shlex.split(data), "data.split=[1,0,1]"]
+    assert not any("your own examples" in line for line in lines)
 
 
 def test_own_data_is_divided_and_rendered_as_in_this_run(run_dir: Path) -> None:

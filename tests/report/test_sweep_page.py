@@ -7,10 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlhf.base.intervals import Estimate
+from rlhf.base.stored_files import DamagedFileError
 from rlhf.report.comparison import ComparedRun, group_by_setting
-from rlhf.report.sweep_charts import Place, parameter_chart, pareto_frontier
+from rlhf.report.study import STUDY_RESULTS, read_study
+from rlhf.report.sweep_charts import Place, frontier_chart, parameter_chart, pareto_frontier
 from rlhf.report.sweep_page import parameter_importances, sweep_page, write_sweep_report
 from tests.browser import needs_chromium, show
 
@@ -43,10 +46,14 @@ def test_frontier_has_what_nothing_beats() -> None:
 def test_page_begins_with_the_best_setting() -> None:
     text = sweep_page("kl", group_by_setting(runs()))
     assert re.search(
-        r'class="verdict">best objective 0\.90\d ± 0\.\d+: ppo\.kl_ctl=0\.1; high', text
+        r'class="verdict">best objective 0\.90\d ± 0\.\d+: ppo\.kl_ctl=0\.1; higher than the ref',
+        text,
     )
     rows = re.findall(r'<th scope="row">(ppo\.kl_ctl=[\d.]+)</th>', text)
     assert rows == ["ppo.kl_ctl=0.1", "ppo.kl_ctl=0.02", "ppo.kl_ctl=0.5"]
+    told = re.findall(r'<td class="told">([^<]*)', text)
+    assert told == ["higher", "reference", "lower"]
+    assert "count all 2 differences" in text
     assert "9 of 9 runs have finished" in text
     for title in ("Gold over KL", "Score over KL", "Parallel coordinates", "ppo.kl_ctl: gold"):
         assert title in text
@@ -55,28 +62,117 @@ def test_page_begins_with_the_best_setting() -> None:
 
 def test_settings_that_cannot_be_told_apart_are_called_so() -> None:
     doubtful = sweep_page("kl", group_by_setting(runs(num_seeds=1)))
-    assert "; one seed only" in doubtful
+    assert "; one seed tells nothing" in doubtful
     draws = random.Random(2)
     equal = [run._replace(measures={"objective": draws.gauss(0, 1)}) for run in runs()]
-    assert "; no difference from the second best can be told" in sweep_page(
-        "kl", group_by_setting(equal)
-    )
+    text = sweep_page("kl", group_by_setting(equal))
+    assert re.search("; no difference from (the reference|2 of 2 others) can be told", text)
+
+
+def test_two_seeds_tell_nothing_and_no_interval_is_drawn() -> None:
+    text = sweep_page("kl", group_by_setting(runs(num_seeds=2)))
+    assert "; two seeds tell nothing" in text
+    assert "Fewer than three seeds tell nothing about a difference" in text
+    assert "±" not in text.partition("<script>")[0]
+    assert '"half": [0' not in text.partition("<script>")[0].replace('"half": [0, 0, 0]', "")
+
+
+def test_interval_that_leaves_the_possible_range_is_not_drawn() -> None:
+    places = [
+        Place(n, str(n), Estimate(0.5, half, 3), Estimate(0.9, half, 3))
+        for n, half in enumerate((0.05, 0.6))
+    ]
+    chart = frontier_chart("gold", places)
+    assert chart is not None
+    settings = chart.data["lines"][1]
+    assert (settings["half"], settings["xHalf"]) == ([0.05, 0], [0.05, 0])
+    assert chart.note == "2 intervals reach beyond what is possible and are not drawn."
+    assert "KL" in chart.data["xLabel"]
 
 
 def test_importance_is_the_share_that_a_key_explains() -> None:
     found = parameter_importances(runs(), ["ppo.kl_ctl", "seed"], "gold").of_parameter
-    assert found["ppo.kl_ctl"] > 0.95
+    assert (found["ppo.kl_ctl"] or 0) > 0.95
     assert found["seed"] == pytest.approx(0, abs=0.01)
     assert not parameter_importances(runs(), ["ppo.advantage_estimator"], "gold").of_parameter
+
+
+def test_importance_needs_runs_and_groups_numbers_that_each_trial_draws() -> None:
+    draws = random.Random(4)
+
+    def trials(number: int) -> list[ComparedRun]:
+        kls = [draws.uniform(0.01, 1) for _ in range(number)]
+        keys = [
+            {"seed": 1, "ppo.kl_ctl": kl, "ppo.ppo_epochs": 1 + n % 2} for n, kl in enumerate(kls)
+        ]
+        return [
+            ComparedRun(Path(f"{n:03d},x"), each, {"gold": -each["ppo.kl_ctl"]})
+            for n, each in enumerate(keys)
+        ]
+
+    both = ["ppo.kl_ctl", "ppo.ppo_epochs", "seed"]
+    assert parameter_importances(trials(4), both, "gold").of_parameter == dict.fromkeys(both[:2])
+    found = parameter_importances(trials(24), both, "gold").of_parameter
+    assert found.keys() == set(both[:2])
+    assert (found["ppo.kl_ctl"] or 0) > 0.7
+    assert (found["ppo.ppo_epochs"] or 0) < 0.3
+
+
+STUDY = """
+name: optuna
+maximize: [ppo.gold_after]
+minimize: [ppo.kl_after]
+solutions:
+- trial: 2
+  best_evaluated_value: {ppo.gold_after: 0.0, ppo.kl_after: 0.7}
+- trial: 0
+  best_evaluated_value: {ppo.gold_after: 0.2, ppo.kl_after: 2.7}
+"""
+
+
+def trials_of_search() -> list[ComparedRun]:
+    """Return three trials; two are on the front of STUDY."""
+    return [
+        ComparedRun(
+            Path(f"{n:03d},ppo.kl_ctl={kl}"),
+            {"seed": 1, "ppo.kl_ctl": kl},
+            {"objective": gold, "gold": gold, "KL, nats": nats},
+        )
+        for n, (kl, gold, nats) in enumerate([(0.02, 0.2, 2.7), (0.1, 0.0, 1.9), (0.5, 0.0, 0.7)])
+    ]
+
+
+def test_page_of_a_search_names_its_objectives_and_solutions(tmp_path: Path) -> None:
+    (tmp_path / STUDY_RESULTS).write_text(STUDY)
+    text = write_sweep_report(tmp_path, group_by_setting(trials_of_search())).read_text()
+    goals = "ppo.gold_after (higher) and ppo.kl_after (lower)"
+    assert f"Pareto front of {goals}: trials 2, 0" in text
+    labels = re.findall(r'<th scope="row">(trial \d): ', text)
+    assert labels == ["trial 0", "trial 2", "trial 1"], "solutions come first"
+    told = re.findall(r'<td class="told">([^<]*)', text)
+    assert told == ["solution", "solution", ""]
+    assert "not enough runs" in text
+
+
+def test_ties_of_a_search_are_named(tmp_path: Path) -> None:
+    one = {"name": "optuna", "maximize": ["ppo.gold_after"], "minimize": []}
+    tied = [{"trial": n, "best_evaluated_value": {"ppo.gold_after": 0.0}} for n in (1, 2)]
+    (tmp_path / STUDY_RESULTS).write_text(yaml.safe_dump(one | {"solutions": tied}))
+    study = read_study(tmp_path)
+    assert study is not None
+    assert study.headline == "Best ppo.gold_after (higher) is 0: trials 1, 2 (tied)"
+    (tmp_path / STUDY_RESULTS).write_text("solutions: [1]")
+    with pytest.raises(DamagedFileError, match="not what a search writes"):
+        read_study(tmp_path)
 
 
 def test_chance_explains_nothing() -> None:
     draws, shares = random.Random(3), []
     for _ in range(200):
         values = [run._replace(measures={"gold": draws.gauss(0, 1)}) for run in runs()]
-        shares.append(
-            parameter_importances(values, ["ppo.kl_ctl"], "gold").of_parameter["ppo.kl_ctl"]
-        )
+        share = parameter_importances(values, ["ppo.kl_ctl"], "gold").of_parameter["ppo.kl_ctl"]
+        assert share is not None
+        shares.append(share)
     assert sum(shares) / len(shares) < 0.15, "without the correction 2 of 8 degrees: 0.25"
 
 
@@ -95,9 +191,14 @@ def test_text_of_a_command_stays_text() -> None:
 
 def test_many_values_of_a_parameter_are_drawn_over_their_logarithm() -> None:
     values = [0.01 * 1.5**n for n in range(12)]
-    chart = parameter_chart("ppo.kl_ctl: gold", values, [Estimate(1.0 + v, 0.1, 1) for v in values])
+    found = [Estimate(1.0 + v, 0.1, 1) for v in values]
+    chart = parameter_chart("ppo.kl_ctl: gold", values, found, is_alone=False)
     assert chart is not None
     assert [label for _, label in chart.data["ticks"]] == ["0.01", "0.1"]
+    assert not chart.data["lines"][0]["joined"], "other parameters differ too"
+    alone = parameter_chart("ppo.kl_ctl: gold", values, found, is_alone=True)
+    assert alone is not None
+    assert alone.data["lines"][0]["joined"]
 
 
 @pytest.mark.slow
@@ -122,4 +223,4 @@ def test_picked_setting_is_marked_among_parallel_lines(tmp_path: Path) -> None:
     parts = re.findall(r"<[^>]*data-setting[^>]*>", document)
     marked = [part for part in parts if "picked" in part]
     assert all('data-setting="0"' in part for part in marked)
-    assert [part[:5] for part in marked] == ["<poly"]
+    assert [part[:4] for part in marked] == ["<tr ", "<pol"]

@@ -68,7 +68,7 @@ def test_command_is_the_golden_one(name: str, compose: Compose) -> None:
 
 
 def test_dry_run_starts_nothing(tmp_path: Path) -> None:
-    overrides = ["hardware.ranks_per_node=2", "name='a b'", "launcher.dry_run=true"]
+    overrides = ["hardware.ranks_per_node=2", "name='a b'", "launcher.dry_run=1"]
     run = launch(*overrides, cwd=tmp_path)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout == (

@@ -49,6 +49,9 @@ CASES = {
     ],
     "DeepSpeed, stage 3, averages": ["zero=stage3", *TWO_RANKS, "ppo.ema_beta=0.9"],
     "episodes": [*EPISODES, "ppo.gae_unit=turn"],
+    "sampled ahead, beside training": [
+        *("rollout.lag=2", "rollout.overlap=true", "hardware.cores_per_rank=1"),
+    ],
     "LoRA and DPO": ["lora=default", "phase=pipeline_dpo"],
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.config.choices import AlarmName
+from rlhf.config.alarm_names import AlarmName
 from rlhf.config.hydra_errors import schema_types
 from rlhf.tracking.metric_table import GROUPS
 from rlhf.tracking.step_alarms import RULES

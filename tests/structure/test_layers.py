@@ -27,8 +27,9 @@ INSTRUMENTS = {
     "jobs",
     "planning",
     "report",
+    "watch",
 }
-MOST_ROOMS = 22  # folders and files that a reader of rlhf/ meets first
+MOST_ROOMS = 23  # folders and files that a reader of rlhf/ meets first
 
 # What each room may import of the others. Adapters do not import one another.
 SHARED = {"base", "config"}
@@ -46,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "jobs": SHARED | ADAPTERS | {"planning", "runtime"},
     "report": SHARED | {"tracking", "checkpoint"},
     "compare": SHARED | {"tracking", "data", "report"},
+    "watch": SHARED | {"tracking", "checkpoint", "report"},
     "chat": SHARED | ADAPTERS | {"environments", "report"},
     "export": SHARED | {"algorithms", "rewards", "phases"} | ADAPTERS,
     "evaluate": CORE | {"export", "report"},

@@ -51,7 +51,7 @@ def test_every_key_is_explained() -> None:
         (
             "data.split",
             "a list, each item a number | `[7,28,2]` |  | "
-            "every phase | fixed | Proportions in which the SFT,",
+            "every phase | fixed | Proportions of SFT, reward",
         ),
         (
             "hardware.device",

@@ -16,7 +16,8 @@ NAMES = {
     "skipped_steps "
     "pairs_per_second eval_accuracy eval_loss eval_chosen_score eval_rejected_score "
     "eval_one_item_wrong eval_one_item_too_many eval_one_item_missing",
-    "ppo": "score_mean score_average score_std reward_mean reward_std kl_to_reference "
+    "ppo": "score_mean score_average score_std clipped_score_mean clipped_score_std "
+    "equal_group_share reward_mean reward_std kl_to_reference "
     "kl_to_reference_k3 kl_per_token kl_ctl logprob_mismatch logprob_mismatch_share "
     "logprob_mismatch_max rollout_weight rollout_weight_min "
     "rollout_limited_share rollout_sample_size replaced_share clipfrac approx_kl ratio_mean "

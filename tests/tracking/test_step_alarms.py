@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.config.choices import AlarmName
+from rlhf.config.alarm_names import AlarmName
 from rlhf.config.schema.run import AlarmsConfig
 from rlhf.tracking.step_alarms import READ, RULES, Alarm, AlarmRules, read_alarms
 from rlhf.tracking.tracker import Tracker
@@ -24,8 +24,14 @@ HEALTHY = {
     "ppo/response_tokens": [8.0, 9.0, 7.0, 30.0, 6.0, *[5.0] * 16],
     "ppo/ended_share": [0.9, 0.2, *[0.95] * 19],
     "ppo/duplicate_share": [0.3, *[0.1] * 10, *[0.4] * 10],
-    "ppo/explained_variance": [-3.0, -1.0, *[0.5] * 19],
+    "ppo/explained_variance": [-3.0, -1.0, *[0.5] * 11, *[0.0] * 8],
     "ppo/critic_loss": [4.0, 0.5, 0.4, 20.0, *[0.1] * 17],
+    "ppo/fallback_share": [0.0, 1.0, 1.0, *[0.05] * 18],
+    "ppo/score_mean": [0.2, 0.3, 0.2, 0.3, 0.2, *[0.25] * 8, *[1.0] * 8],  # all right in the end
+    "ppo/score_std": [0.4, 0.4, 0.0, 0.0, 0.4, *[0.4] * 8, *[0.0] * 8],
+    "ppo/clipped_score_mean": [0.2, 0.3, 0.2, 0.3, 0.2, *[0.25] * 8, *[1.0] * 8],
+    "ppo/clipped_score_std": [0.4, 0.4, 0.0, 0.0, 0.4, *[0.4] * 8, *[0.0] * 8],
+    "ppo/equal_group_share": [0.4, 0.95, 0.95, 0.4, 0.4, *[0.6] * 8, *[1.0] * 8],
     "ppo/eval_score": [0.0, 0.5, 1.0, 1.2, 1.1],
     "ppo/eval_gold": [0.5, 0.6, 0.68, 0.65, 0.66],
 }
@@ -55,7 +61,15 @@ def test_healthy_run_raises_none() -> None:
         ("length", {"ppo/response_tokens": [*[10.0] * 5, 2.0, 2.0, 2.0]}, 7),
         ("few_end", {"ppo/ended_share": [*[0.9] * 5, 0.4, 0.4, 0.4]}, 7),
         ("duplicates", {"ppo/duplicate_share": [*[0.1] * 5, 0.5, 0.5, 0.9]}, 7),
-        ("critic_useless", {"ppo/explained_variance": [-0.1, *[0.05] * 19]}, 14),
+        (
+            "critic_useless",
+            {"ppo/explained_variance": [-0.1, *[0.05] * 19], "ppo/clipped_score_std": [0.4] * 21},
+            14,
+        ),
+        ("fallbacks", {"ppo/fallback_share": [0.0, 0.3, 0.2, 0.2]}, 3),
+        ("equal_scores", {"ppo/score_std": [0.0, 0.0, 1e-7, *[0.4] * 18]}, 2),
+        ("equal_groups", {"ppo/equal_group_share": [0.95] * 9}, 2),
+        ("blind_updates", {"ppo/clipped_score_std": [0.0, 1e-9, 0.0, 0.0]}, 3),
         ("critic_explodes", {"ppo/critic_loss": [*[0.1] * 5, 3.0, 3.0, 9.0]}, 7),
         ("no_change", {"ppo/kl_to_reference_k3": [0.0, *[3e-4] * 11]}, 10),
         (

@@ -20,7 +20,7 @@ from rlhf.tracking.tracker import Sample, Token, Tracker
 from rlhf.tracking.trackers import BestEffort, FileTracker, Trackers, build_tracker
 
 NO_ALARMS = AlarmsConfig(stop=[], mute=[])
-TOKENS = [Token(" r", 0.25, -1.23456, 0.5004)]
+TOKENS = [Token(" r", 0.25, -1.23456, 0.5004, 0.75)]
 SAMPLE = Sample("p", "r", ended=True, score=0.5, kl=0.25, tokens=TOKENS)
 
 
@@ -90,7 +90,7 @@ def test_a_sample_line_holds_gold_only_if_it_is_known(tmp_path: Path) -> None:
     plain = {"phase": "ppo", "step": 1, "prompt": "p", "response": "r", "ended": True}
     plain |= {"score": 0.5, "kl": 0.25}
     plain |= {"token_texts": [" r"], "token_kl": [0.25], "token_values": [-1.235]}
-    plain |= {"token_advantages": [0.5], "model": "actor"}
+    plain |= {"token_advantages": [0.5], "token_rewards": [0.75], "model": "actor"}
     assert lines == [plain, plain | {"gold": 0.0, "gold_parts": {"exact": 0.0, "polite": 0.5}}]
 
 

@@ -247,7 +247,7 @@ def test_samples_come_beside_the_response_before_training(
     tracker = fake_tracker(tmp_path)
     parts = {"gold": 0.5, "exact": 1.0}
     for step, response in ((0, "old"), (10, "new")):
-        sample = Sample("p", response, True, 1.5, 0.25, [Token("t", 0.1, 0.2, 0.3)] * 3, parts)
+        sample = Sample("p", response, True, 1.5, 0.25, [Token("t", 0.1, 0.2, 0.3, 0.4)] * 3, parts)
         tracker.samples("ppo", step, [sample], steps=10)
     table = run.logged[-1]["ppo/samples"]
     assert isinstance(table, wandb.Table)

@@ -30,6 +30,7 @@ MOMENTS = {
     ),
 }
 COMMON = (
+    "data.template=plain",
     "data=rm_static",
     "zero=stage1",
     "rollout.keep_graphs=never",  # the rollout frees its memory, so that the trace shows it

@@ -44,9 +44,14 @@ def check_data(config: RunConfig) -> None:
         if not shares[phase.data_share] and not any(
             phase in (s.phases or ()) for s in data.sets.values()
         ):
+            fix = f"make the number of {phase} positive, or remove {phase} from phase.order"
+            if config.from_run is not None:
+                fix = (
+                    f"from_run={config.from_run} fixed this division; run phases that have a "
+                    "share, such as phase=pipeline_rule, or start a new run without from_run"
+                )
             raise ConfigError(
-                f"data.split={data.split}: the {phase} phase runs and has no share; "
-                f"make the number of {phase} positive, or remove {phase} from phase.order"
+                f"data.split={data.split}: the {phase} phase runs and has no share; {fix}"
             )
 
 

@@ -37,8 +37,44 @@ def check_rollout(config: RunConfig) -> None:
             "rollout.backend=fast measures log-probabilities; use rollout.backend=fast, or "
             "rollout.reuse_logprobs=auto"
         )
+    _check_lag(rollout, config.ppo)
     _check_correction(config)
     check_hybrid_engine(config)
+
+
+def _check_lag(rollout: RolloutConfig, ppo: PpoConfig) -> None:
+    """Check that rollouts of older weights, and sampling beside training, can be had."""
+    rows = ppo.rollout_batch_size
+    if rollout.lag and rollout.backend not in (Backend.fast, Backend.vllm_server):
+        raise ConfigError(
+            f"rollout.lag={rollout.lag} with rollout.backend={rollout.backend}: the log-probs of "
+            "the weights that sampled are needed later, and this backend measures none; use "
+            "rollout=fast, or rollout.lag=0"
+        )
+    if rollout.lag and ppo.resampling_rounds:
+        raise ConfigError(
+            f"ppo.resampling_rounds={ppo.resampling_rounds} with rollout.lag={rollout.lag}: prompts"
+            " are replaced when their responses are scored, and a lag samples these steps before; "
+            "use rollout.lag=0, or ppo.resampling_rounds=0"
+        )
+    if not rollout.overlap:
+        return
+    reasons = {
+        "rollout.lag=0: each step then waits for the weights of the last; use rollout.lag=1": (
+            rollout.lag == 0
+        ),
+        f"rollout.backend={rollout.backend}: only rollout=fast samples in processes of its own": (
+            rollout.backend is not Backend.fast
+        ),
+        "ppo.shared_trunk=true: the policy is a branch of the trunk; use ppo.shared_trunk=false": (
+            ppo.shared_trunk
+        ),
+        f"rollout.samplers={rollout.samplers} does not divide ppo.rollout_batch_size={rows}: each "
+        "process samples an equal share; use a divisor": rows % rollout.samplers != 0,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ConfigError(f"rollout.overlap=true with {reason}")
 
 
 def _check_correction(config: RunConfig) -> None:

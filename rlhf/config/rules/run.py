@@ -22,7 +22,7 @@ from rlhf.config.rules.rollout import check_rollout
 from rlhf.config.rules.secrets import check_secrets, iterate_texts
 from rlhf.config.rules.zero import check_sequence_parallel, check_training_engine, check_zero
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.config.schema.keys import check_bounds
+from rlhf.config.schema.keys import ANSWERING_PHASES, check_bounds
 from rlhf.config.schema.run import RunConfig
 
 
@@ -47,9 +47,10 @@ def validate(config: RunConfig) -> None:
     check_lora(config)
     check_checkpoint(config)
     phase_plans(config)
+    if ANSWERING_PHASES(config) & set(config.phase.order):
+        check_rollout(config)
     if Phase.ppo in config.phase.order:
         check_ppo(config.ppo, lora_rank=config.lora.rank)
-        check_rollout(config)
         rollout_plan(config)
         ptx_plan(config)
 

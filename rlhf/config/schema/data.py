@@ -64,9 +64,9 @@ class DataConfig:
     eval_share: float = key(BETWEEN_0_AND_1)
     """Share of each phase's examples to hold out if the data has no held-out examples."""
     split: list[float]
-    """Proportions in which the SFT, reward (also DPO) and PPO phases divide the examples."""
+    """Proportions of SFT, reward (also DPO) and PPO; phases that do not run get none."""
     size: int = key(AT_LEAST_0)
-    """Examples to generate; with other sources, the number that plans assume (0: count lines)."""
+    """Examples to generate; with other sources, the number that plans assume (0: read the data)."""
     subset: str | None = key(unread=GENERATED)
     """Configuration name of the hub dataset; null: the dataset's default."""
     revision: str | None = key(unread=GENERATED)
@@ -80,7 +80,7 @@ class DataConfig:
     deduplicate: bool
     """Skip examples that repeat an earlier example of any dataset."""
     template: Template
-    """plain: Human/Assistant turns; chat: the tokenizer's chat template."""
+    """plain: Human/Assistant turns; chat: the tokenizer's template; auto: chat if there is one."""
     bucket_by_length: bool
     """Put sequences of similar length into one micro-batch, which reduces padding."""
     ptx_path: str | None = key(affects=results_of(Phase.ppo), is_inherited=False)

@@ -18,6 +18,8 @@ class HardwareConfig:
     """Number of machines."""
     ranks_per_node: int = key(ABOVE_0, at_resume=AtResume.rounding)
     """Processes on each node; on GPUs, one per GPU."""
+    cores_per_rank: int | None = key(ABOVE_0, at_resume=AtResume.rounding)
+    """CPU cores that a rank computes on; null: an equal share, also of sampling processes."""
     dtype: Dtype
     """auto: bf16 on CPUs with bf16 instructions, else fp32; bf16 on GPUs, before Ampere fp16."""
     batch_size: int = key(ABOVE_0, affects=NO_PHASE, at_resume=AtResume.fixed)

@@ -155,8 +155,8 @@ class PpoConfig:
     """Deal the weights to tokens, or responses, at random: a control for rollout_correction."""
     proximal_policy: ProximalPolicy
     """The ratio is clipped around: the policy at the step's start, or A-3PO's interpolation."""
-    proximal_share: float = key(ABOVE_0_TO_1, unread=[AT_STEP_START])
-    """Share of the sampler in proximal_policy=interpolated; A-3PO: 1 / steps since sampling."""
+    proximal_share: float | None = key(ABOVE_0_TO_1, unread=[AT_STEP_START])
+    """Share of the sampler in proximal_policy=interpolated; null: A-3PO's 1 / rollout.lag, or 1."""
     actor_freeze_steps: int = key(AT_LEAST_0)
     """Number of initial PPO steps in which only the critic is trained; 0: none."""
     stop_update_kl: float | None = key(ABOVE_0)

@@ -72,6 +72,12 @@ class RolloutConfig:
     """The end token cannot be sampled before this many tokens; 0: it can come first."""
     stop: list[str]
     """Texts that end a response, as the end token does; they stay in the response."""
+    lag: int = key(AT_LEAST_0)
+    """PPO: sample each step with the weights of this many steps earlier; 0: the current weights."""
+    overlap: bool = key(at_resume=AtResume.rounding)
+    """Sample in processes of its own while ranks train, which requires a lag (docs/rollouts.md)."""
+    samplers: int = key(ABOVE_0, at_resume=AtResume.rounding)
+    """Processes that sample if overlap=true; each needs cores, or a GPU, beside those of ranks."""
     max_rows: int | None = key(ABOVE_0, at_resume=AtResume.rounding)
     """Responses that a rank decodes at once, while others wait; null: all responses of the rank."""
     reuse_logprobs: When

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.choices import (
-    AlarmName,
-    Phase,
-    PlanMode,
-    Reuse,
-)
+from rlhf.config.alarm_names import AlarmName
+from rlhf.config.choices import Phase, PlanMode, Reuse
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.config.schema.hardware import HardwareConfig

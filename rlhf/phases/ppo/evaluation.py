@@ -25,8 +25,8 @@ from rlhf.phases.shared.exporting import (
 from rlhf.phases.shared.phase_data import phase_records
 from rlhf.phases.shared.policy_evaluation import (
     HeldOutPrompts,
+    HeldOutTargets,
     PolicyEvaluation,
-    TokenAdvantages,
     evaluate_policy,
     sample_answers,
 )
@@ -107,9 +107,7 @@ class PpoEvaluation:
         """Evaluate the policy and return its metrics."""
         return self._evaluate_policy().metrics()
 
-    def write_samples(
-        self, advantages: TokenAdvantages, *, step: int, is_last: bool = False
-    ) -> None:
+    def write_samples(self, targets: HeldOutTargets, *, step: int, is_last: bool = False) -> None:
         """Log answers to a few held-out prompts; if ``is_last``, the moving average's answers too.
 
         The last answers come from the weights that PPO ends with, which may be the weights of an
@@ -117,7 +115,7 @@ class PpoEvaluation:
         so that answers can be compared.
         """
         context, config = self._context, self._context.config.ppo
-        answer = partial(sample_answers, context, self._engine.policy, self._prompts, advantages)
+        answer = partial(sample_answers, context, self._engine.policy, self._prompts, targets)
         samples = answer(model="actor")
         if is_last and config.ema_beta:
             with self._engine.actor.swap_in_average():

@@ -23,7 +23,7 @@ from rlhf.algorithms.ppo import value_loss
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Metrics, accumulate_metrics
 from rlhf.base.random_streams import random_stream, seed_dropout
-from rlhf.base.types import PromptBatch, Rollout, StepReport
+from rlhf.base.types import PromptBatch, Rollout, StepReport, TokenTargets
 from rlhf.config.batches import exact_div, phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
@@ -35,6 +35,8 @@ from rlhf.phases.ppo.objective import Aggregation, MicroBatch, cut_micro_batches
 from rlhf.phases.ppo.options import ptx
 from rlhf.phases.ppo.options.logprob_reuse import LogprobReuse, logprob_mismatch
 from rlhf.phases.ppo.options.resampling import sample_rollout
+from rlhf.phases.ppo.options.rollout_correction import with_proximal_share
+from rlhf.phases.ppo.overlapped_sampling import sample_ahead
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.step_metrics import (
@@ -65,16 +67,18 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     trainer = PPOTrainer(engine, config, ptx.build_ptx_corpus(context, blocks))
     loader = PromptLoader(context, data.train)
     evaluation = PpoEvaluation(context, engine, data.eval, blocks)
-    checkpoints = Checkpoints(context, Phase.ppo, engine.trained_engines, trainer)
+    stored = engine.trained_engines | sample_ahead(context, engine, loader, steps=steps)
+    checkpoints = Checkpoints(context, Phase.ppo, stored, trainer)
     if checkpoints.is_resumed:
         evaluation.read_results()
     else:
         checkpoints.results = evaluation.evaluate_for_result("before", log=checkpoints.log_held_out)
-        evaluation.write_samples(trainer.held_out_advantages, step=0)
+        evaluation.write_samples(trainer.held_out_targets, step=0)
 
     with context.console.progress("ppo", steps) as progress:
         for step in checkpoints.steps(steps):
-            rollout = sample_rollout(trainer.generate_experience, loader, step - 1)
+            scores_of = trainer.target_maker.clipped_scores
+            rollout = sample_rollout(trainer.generate_experience, scores_of, loader, step - 1)
             stats = trainer.train_rlhf(rollout)
             checkpoints.log_step(stats.metrics, optimizer_steps=num_optimizer_steps(stats.metrics))
             progress.advance(step, stats.metrics)
@@ -83,9 +87,9 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             if checkpoints.is_evaluation_due(config.eval_every):
                 checkpoints.log_evaluation(evaluation.evaluate_metrics())
             if step % config.sample_every == 0 and not checkpoints.is_last:
-                evaluation.write_samples(trainer.held_out_advantages, step=step)
+                evaluation.write_samples(trainer.held_out_targets, step=step)
 
-    evaluation.write_samples(trainer.held_out_advantages, step=checkpoints.step, is_last=True)
+    evaluation.write_samples(trainer.held_out_targets, step=checkpoints.step, is_last=True)
     result = checkpoints.results | evaluation.evaluate_for_result(
         "after", log=checkpoints.log_held_out
     )
@@ -160,7 +164,7 @@ class PPOTrainer:
     def generate_experience(self, prompts: PromptBatch) -> Rollout:
         """Return scored responses to ``prompts``: parts 1 and 2 of a PPO step."""
         engine, started = self.engine, time.monotonic()
-        # 1. Sample responses with the current policy.
+        # 1. Sample responses with the current policy, or take those sampled ahead (rollout.lag).
         responses = engine.rollout.generate(engine.actor, prompts)
         sampled = time.monotonic()
         # 2. Score them: log-probabilities of policy and reference, values, reward-model scores.
@@ -180,7 +184,8 @@ class PPOTrainer:
         Raises:
             ConfigError: if the rollout does not divide into mini-batches.
         """
-        started, engine, config = time.monotonic(), self.engine, self.config
+        started, engine, lag = time.monotonic(), self.engine, self.engine.config.rollout.lag
+        config = with_proximal_share(self.config, lag=lag, steps_done=self.steps_done)
         ranks, max_tokens = engine.ranks, engine.config.max_policy_tokens
         seed_dropout(engine.config.seed, "ppo", self.steps_done, rank=ranks.rank)
         # 3. Rewards (scores minus the KL penalty) and advantages, which all updates share.
@@ -195,7 +200,7 @@ class PPOTrainer:
             batches = cut_micro_batches(rollout, targets.advantages, rows, size=engine.plan.micro)
             keep_BT = rollout.responses.keep_BT[rows]
             mean = Aggregation.for_mini_batch(config, keep_BT, ranks, max_tokens=max_tokens)
-            objective = Objective(config, kl_ctl, mean, rollout.reuses_logprobs and not updates)
+            objective = Objective(config, kl_ctl, mean, self._reuse.is_measured(rollout, updates))
             update: Metrics = {}
             reports: dict[Role, StepReport] = {}
             for learners in engine.models.learner_groups(trains_actor=self.trains_actor):
@@ -215,6 +220,7 @@ class PPOTrainer:
         # 5. Steer the KL coefficient of the next rollout.
         names = engine.config.rewards
         found = rollout_metrics(rollout, targets, names, has_critic=engine.has_critic)
+        found |= self._reuse.recomputed_mismatch(rollout)
         values = step_values_to_log(ranks.reduce_metrics(found | learned), updates)
         num_sequences = len(rollout.scores_B) * ranks.size
         self.kl = self.kl.step(values["ppo/kl_to_reference"], num_sequences=num_sequences)
@@ -243,9 +249,9 @@ class PPOTrainer:
         self._reuse.mismatch = state["mismatch"]
         self.target_maker.load_state_dict(state["score_moments"])
 
-    def held_out_advantages(self, rollout: Rollout) -> Tensor | None:
-        """Return the advantages (B, T) of answers to held-out prompts; None without GAE."""
-        return self.target_maker.held_out_advantages(rollout, kl_ctl=self.kl.coefficient)
+    def held_out_targets(self, rollout: Rollout) -> TokenTargets | None:
+        """Return the rewards and advantages of answers to held-out prompts; None without GAE."""
+        return self.target_maker.held_out_targets(rollout, kl_ctl=self.kl.coefficient)
 
     @property
     def trains_actor(self) -> bool:

@@ -116,6 +116,7 @@ def _surrogate(
     """
     old_BT, advantages_BT, metrics = batch.logprobs_BT, batch.advantages_BT, Metrics()
     if config.proximal_policy is ProximalPolicy.interpolated:
+        assert config.proximal_share is not None, "the step's config has a share"
         old_BT = interpolate_logprobs(policy.logprobs_BT, old_BT, share=config.proximal_share)
         weights = weights_of(config, old_BT, batch.logprobs_BT, batch.keep_BT)
         advantages_BT = advantages_BT * weights.weights_BT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -12,13 +12,21 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import Extras, PromptBatch
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.batching import rows_of_this_rank
 from rlhf.data.collate import collate_prompts
 from rlhf.data.records import episode_seeds
 from rlhf.phases.shared.context import RunContext
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+class StepPrompts(NamedTuple):
+    """The prompts of one step, of all ranks, each once."""
+
+    ids: list[list[int]]
+    texts: list[str]
+    columns: Extras  # of each prompt, the dataset columns that rewards read
+    seeds: list[int] | None = None  # of their episodes; None: no environment
 
 
 class PromptLoader:
@@ -30,67 +38,65 @@ class PromptLoader:
         self._records = context.parts[Phase.ppo].train
         self._shuffles: dict[int, Shuffle] = {}  # by attempt
 
+    def prompts_of_all_ranks(self, step: int, *, attempt: int = 0) -> StepPrompts:
+        """Return the prompts of step ``step``, counted from 0."""
+        ppo = self.context.config.ppo
+        if attempt not in self._shuffles:
+            seed = seed_for(self._seed(attempt), "ppo", "shuffle")
+            self._shuffles[attempt] = Shuffle(len(self._examples), seed=seed)
+        num_prompts = ppo.rollout_batch_size // ppo.responses_per_prompt
+        rows = self._shuffles[attempt].batch(step, num_prompts)
+        chosen = self._examples[rows]
+        records = [self._records[row] for row in chosen["row"]]
+        return StepPrompts(
+            chosen["ids"],
+            [each.prompt or "" for each in records],
+            [each.columns or {} for each in records],
+            episode_seeds(records),
+        )
+
     def batch(self, step: int, *, attempt: int = 0) -> PromptBatch:
         """Return this rank's prompts of step ``step``, counted from 0.
 
         Each further ``attempt`` has other prompts and random numbers for the same step.
         """
-        context, config = self.context, self.context.config
-        if attempt:
-            config = replace(config, seed=seed_for(config.seed, "attempt", attempt))
-        if attempt not in self._shuffles:
-            seed = seed_for(config.seed, "ppo", "shuffle")
-            self._shuffles[attempt] = Shuffle(len(self._examples), seed=seed)
-        num_prompts = config.ppo.rollout_batch_size // config.ppo.responses_per_prompt
-        rows = self._shuffles[attempt].batch(step, num_prompts)
-        chosen = self._examples[rows]
-        records = [self._records[row] for row in chosen["row"]]
+        context = self.context
         return shard_prompt_batch(
-            chosen["ids"],
-            [each.prompt or "" for each in records],
-            [each.columns or {} for each in records],
-            episode_seeds(records),
+            self.prompts_of_all_ranks(step, attempt=attempt),
             step=step,
-            config=config,
+            config=replace(context.config, seed=self._seed(attempt)),
             ranks=context.ranks,
             pad_id=context.tokenizer.pad_token_id,
         )
 
+    def _seed(self, attempt: int) -> int:
+        seed = self.context.config.seed
+        return seed_for(seed, "attempt", attempt) if attempt else seed
+
 
 def shard_prompt_batch(
-    ids: list[list[int]],
-    texts: list[str],
-    columns: Extras,
-    seeds: list[int] | None = None,
-    *,
-    step: int,
-    config: RunConfig,
-    ranks: Ranks,
-    pad_id: int,
+    prompts: StepPrompts, *, step: int, config: RunConfig, ranks: Ranks, pad_id: int
 ) -> PromptBatch:
-    """Return this rank's share of the prompts of one step, given the prompts of all ranks.
-
-    ``columns`` has, for each prompt, the values of the dataset columns that rewards read, and
-    ``seeds`` the seeds of its episode with an environment.
+    """Return this rank's share of the prompts of step ``step``, counted from 0.
 
     Each prompt is repeated ``ppo.responses_per_prompt`` times in a row. Random numbers are drawn
     for all ranks before they are divided, so that a response does not depend on the number of
     ranks.
     """
-    rows = [row for row in range(len(ids)) for _ in range(config.ppo.responses_per_prompt)]
+    rows = [row for row in range(len(prompts.ids)) for _ in range(config.ppo.responses_per_prompt)]
     draws_BT = torch.rand(
         len(rows),
         config.max_policy_tokens,
         generator=random_stream(config.seed, "sampling", step),
     )
-    mine = rows_of_this_rank(rows, ranks)
-    prompts = collate_prompts(
-        [ids[row] for row in mine],
-        [texts[row] for row in mine],
-        draws_BT[rows_of_this_rank(range(len(rows)), ranks)],
-        columns=[columns[row] for row in mine],
+    mine = ranks.share(rows)
+    batch = collate_prompts(
+        [prompts.ids[row] for row in mine],
+        [prompts.texts[row] for row in mine],
+        draws_BT[ranks.share(range(len(rows)))],
+        columns=[prompts.columns[row] for row in mine],
         pad_id=pad_id,
         device=ranks.device,
     )
-    own = None if seeds is None else [seeds[row] for row in mine]
-    return prompts._replace(step=step + 1, seeds=own)
+    own = None if prompts.seeds is None else [prompts.seeds[row] for row in mine]
+    return batch._replace(step=step + 1, seeds=own)

@@ -11,7 +11,7 @@ import torch
 from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import seed_for
 from rlhf.base.ranks import Ranks
-from rlhf.base.types import Engine, Extras, PromptBatch, RolloutBackend
+from rlhf.base.types import Extras, PromptBatch, RolloutBackend
 from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase, When
 from rlhf.config.roles import Role, has_reward_model
@@ -31,9 +31,10 @@ from rlhf.models.trunk import build_trunk
 from rlhf.models.zero3_init import Shard
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
 from rlhf.phases.ppo.optimizers import ppo_optimizer_settings
-from rlhf.phases.ppo.prompts import shard_prompt_batch
+from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.ppo.step_speed import StepSpeed
+from rlhf.phases.shared.checkpoints import StatefulWithTensors
 from rlhf.phases.shared.episode_counterpart import build_answering_backend
 from rlhf.phases.shared.policies import (
     AdapterOff,
@@ -51,6 +52,7 @@ from rlhf.rollout.hybrid.hybrid_rollout import adapt_deepspeed_layers, copy_gene
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from rlhf.phases.ppo.overlapped_sampling import SamplingProcesses
 
 Seeds = list[int] | None  # of the episodes that begin with prompts; None: no environment
 
@@ -105,6 +107,7 @@ class RLHFEngine:
         dtype, ranks = self.settings.dtype, self.ranks
         backend = partial(build_answering_backend, self.pool, config, self.tokenizer, dtype, ranks)
         temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
+        self.samplers: SamplingProcesses | None = None  # with rollout.overlap, the phase sets it
         self.rollout: RolloutBackend = backend(temperature=temperature, keeps_graphs=keeps)
         # The actor with the rollout backends that an evaluation samples with.
         self.policy = AnsweringPolicy(
@@ -121,9 +124,9 @@ class RLHFEngine:
         return self.config.ppo.advantage_estimator is AdvantageEstimator.gae
 
     @property
-    def trained_engines(self) -> dict[str, Engine]:
+    def trained_engines(self) -> dict[str, StatefulWithTensors]:
         """Return the engines that are trained, by name: actor, and critic if it is separate."""
-        engines: dict[str, Engine] = {"actor": self.actor}
+        engines: dict[str, StatefulWithTensors] = {"actor": self.actor}
         return engines if self.critic is None else engines | {"critic": self.critic}
 
     def prompts(
@@ -136,18 +139,15 @@ class RLHFEngine:
         Responses are sampled with the random numbers that a run uses in its step ``step``.
         """
         ids = Encoder(self.tokenizer, self.config.data.template).prompts(texts)
-        rows, pad_id = columns or [{}] * len(texts), self.tokenizer.pad_token_id
-        config, ranks = self.config, self.ranks
-        return shard_prompt_batch(
-            ids, texts, rows, seeds, step=step, config=config, ranks=ranks, pad_id=pad_id
-        )
+        prompts = StepPrompts(ids, texts, columns or [{}] * len(texts), seeds)
+        config, ranks, pad_id = self.config, self.ranks, self.tokenizer.pad_token_id
+        return shard_prompt_batch(prompts, step=step, config=config, ranks=ranks, pad_id=pad_id)
 
     def close(self) -> None:
-        """End the processes of rewards and environments, close the engines, free their memory."""
-        if self.pool is not None:
-            self.pool.close()
-        if self.rewards is not None:
-            self.rewards.close()
+        """End the processes of the run, close the engines, free their memory."""
+        for processes in (self.pool, self.rewards, self.samplers):
+            if processes is not None:
+                processes.close()
         for engine in self._engines:
             engine.close()
 

@@ -15,11 +15,12 @@ from rlhf.base.metrics import Maximum, Mean, Metrics, Minimum, Moments
 from rlhf.base.types import PromptBatch, Responses, Rollout, StepReport
 from rlhf.config.roles import Role
 from rlhf.config.schema.ppo import PpoConfig
-from rlhf.phases.ppo.options.logprob_reuse import logprob_mismatch
 from rlhf.phases.ppo.options.rollout_correction import correction_metrics
 from rlhf.phases.ppo.targets import Targets
 from rlhf.phases.shared.episode_measures import episode_values
 from rlhf.phases.shared.scoring import kl_per_sequence
+
+ROUNDING = 1e-6  # scores that differ by less are the same score; relative to scores above 1
 
 
 class PpoStats(NamedTuple):
@@ -38,15 +39,12 @@ class PpoStats(NamedTuple):
 def rollout_metrics(
     rollout: Rollout, targets: Targets, part_names: Iterable[str] = (), *, has_critic: bool
 ) -> Metrics:
-    """Return metrics of a rollout of B responses of T tokens, before any update.
-
-    If the rollout backend measured log-probabilities and they were recomputed nevertheless, the
-    metrics include the differences.
-    """
+    """Return metrics of a rollout of B responses of T tokens, before any update."""
     keep_BT = rollout.responses.keep_BT
     kl_BT = estimate_kl(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator="k1")
     metrics: Metrics = {
         "ppo/score": Moments.of(rollout.scores_B),
+        "ppo/clipped_score": Moments.of(targets.clipped_scores_GR),
         "ppo/reward": Moments.of(targets.rewards_BT.sum(dim=1)),
         "ppo/returns": Moments.of(targets.raw.returns_BT, keep_BT),
         "ppo/advantages": Moments.of(targets.raw.advantages_BT, keep_BT),
@@ -59,6 +57,9 @@ def rollout_metrics(
         "ppo/ended_share": Mean.of(rollout.responses.ended_B.float()),
         "ppo/duplicate_share": Mean.of(duplicate_mask(rollout.prompts, rollout.responses).float()),
     }
+    if targets.clipped_scores_GR.shape[1] > 1:
+        equal_G = equal_group_mask(targets.clipped_scores_GR)
+        metrics["ppo/equal_group_share"] = Mean.of(equal_G.float())
     if has_critic:
         errors_BT = targets.raw.returns_BT - rollout.values_BT
         metrics["ppo/values"] = Moments.of(rollout.values_BT, keep_BT)
@@ -71,14 +72,17 @@ def rollout_metrics(
         metrics["ppo/fallback_share"] = Mean.of(rollout.parts.failed_BK.any(dim=1).float())
     for name, values_B in episode_values(rollout.responses).items():
         metrics[f"ppo/episode/{name}"] = Mean.of(values_B)
-    measured_BT = rollout.responses.logprobs_BT
-    if measured_BT is not None and not rollout.reuses_logprobs:
-        metrics |= logprob_mismatch(measured_BT, rollout.logprobs_BT, keep_BT)
     if rollout.replaced_B is not None:
         metrics["ppo/replaced_share"] = Mean.of(rollout.replaced_B)
     if targets.weights is not None:
         metrics |= correction_metrics(targets.weights, keep_BT)
     return metrics
+
+
+def equal_group_mask(scores_GR: Tensor) -> Tensor:
+    """Return a mask (G,), True for a group of R responses that have the same score."""
+    spread_G = scores_GR.amax(dim=1) - scores_GR.amin(dim=1)
+    return spread_G <= ROUNDING * scores_GR.abs().amax(dim=1).clamp_min(1.0)
 
 
 def duplicate_mask(prompts: PromptBatch, responses: Responses) -> Tensor:

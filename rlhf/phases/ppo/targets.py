@@ -1,6 +1,6 @@
 """Advantages and returns of a rollout, the targets of its updates.
 
-Shapes: B = sequences of this rank, T = response tokens.
+Shapes: B = sequences of this rank, T = response tokens, G = groups of R compared responses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlhf.algorithms.off_policy import RolloutWeights
 from rlhf.base.metrics import Moments
 from rlhf.base.ranks import Ranks
 from rlhf.base.turns import Turns
-from rlhf.base.types import Rollout
+from rlhf.base.types import Rollout, TokenTargets
 from rlhf.config.choices import (
     AdvantageEstimator,
     GaeUnit,
@@ -38,7 +38,7 @@ from rlhf.config.choices import (
     RewardKind,
     ScaleReward,
 )
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.ppo import COMPARING, PpoConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.phases.ppo.options.rollout_correction import step_weights
 from rlhf.phases.ppo.reward_mix import sum_weighted_scores
@@ -50,6 +50,7 @@ class Targets(NamedTuple):
     advantages: Advantages  # whitened and corrected if configured; the updates use these
     rewards_BT: Tensor  # before whitening
     raw: Advantages  # before whitening and correction
+    clipped_scores_GR: Tensor  # rewards without the KL penalty; R is 1 if none are compared
     weights: RolloutWeights | None = None  # factors of the advantages
 
 
@@ -102,29 +103,20 @@ class TargetMaker:
         self._moments = moments.pop("scores", None)
         self._part_moments = {name.removeprefix("parts/"): each for name, each in moments.items()}
 
-    def held_out_advantages(self, rollout: Rollout, *, kl_ctl: float) -> Tensor | None:
-        """Return the advantages (B, T) of answers to held-out prompts, before whitening.
+    def held_out_targets(self, rollout: Rollout, *, kl_ctl: float) -> TokenTargets | None:
+        """Return the rewards and advantages of answers to held-out prompts, before whitening.
 
-        Scores are scaled by the moments so far. Returns None for estimators other than GAE: most
-        compare several responses to a prompt, and held-out prompts have one answer each.
+        Scores are scaled by the moments so far. Returns None for estimators other than GAE.
         """
         if self._config.advantage_estimator is not AdvantageEstimator.gae:
-            return None
-        return self.make(rollout, kl_ctl=kl_ctl).raw.advantages_BT
+            return None  # most compare several responses; a held-out prompt has one
+        made = self.make(rollout, kl_ctl=kl_ctl)
+        return TokenTargets(made.rewards_BT, made.raw.advantages_BT)
 
     def make(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
         """Return the targets of one rollout, under the KL coefficient ``kl_ctl``."""
         config, keep_BT = self._config, rollout.responses.keep_BT
-        scores_B = self._combine_scores(rollout)
-        if self._moments is not None:
-            scores_B = scale_scores(scores_B, self._moments, shift_mean=config.scale_reward_shift)
-        scores_B = clip_scores(
-            scores_B,
-            rollout.responses.ended_B,
-            clip=config.clip_reward_value,
-            missing_end_penalty=config.missing_end_penalty,
-            missing_end_score=config.missing_end_score,
-        )
+        scores_B = self.clipped_scores(rollout)
         kl_BT = estimate_kl(
             rollout.logprobs_BT,
             rollout.reference_logprobs_BT,
@@ -133,7 +125,9 @@ class TargetMaker:
         charged = kl_ctl if config.kl_placement is KlPlacement.reward else 0.0
         shaped_BT = token_rewards(kl_BT, scores_B, keep_BT, kl_ctl=charged)
         if rollout.responses.turns is not None:
-            shaped_BT = shaped_BT + self._turn_rewards(rollout.responses.turns)
+            of_turns_BT = self._turn_rewards(rollout.responses.turns)
+            shaped_BT = shaped_BT + of_turns_BT
+            scores_B = scores_B + of_turns_BT.sum(dim=1)
         rewards_BT = shaped_BT
         if config.whiten_rewards:
             rewards_BT = self._whiten(shaped_BT, keep_BT, shift_mean=False)
@@ -153,7 +147,22 @@ class TargetMaker:
         if weights is not None:
             # A factor of an advantage that is not negative scales the token's loss as well.
             used = used._replace(advantages_BT=used.advantages_BT * weights.weights_BT)
-        return Targets(used, shaped_BT, raw, weights)
+        is_compared = config.advantage_estimator in COMPARING
+        compared = config.responses_per_prompt if is_compared else 1
+        return Targets(used, shaped_BT, raw, scores_B.view(-1, compared), weights)
+
+    def clipped_scores(self, rollout: Rollout) -> Tensor:
+        """Return the scores (B,) of whole responses, scaled and clipped, with missing ends."""
+        config, scores_B = self._config, self._combine_scores(rollout)
+        if self._moments is not None:
+            scores_B = scale_scores(scores_B, self._moments, shift_mean=config.scale_reward_shift)
+        return clip_scores(
+            scores_B,
+            rollout.responses.ended_B,
+            clip=config.clip_reward_value,
+            missing_end_penalty=config.missing_end_penalty,
+            missing_end_score=config.missing_end_score,
+        )
 
     def _combine_scores(self, rollout: Rollout) -> Tensor:
         """Return the scores (B,) of whole responses, with normalised parts on one scale.
@@ -226,20 +235,9 @@ class TargetMaker:
         """Return the moments that scale scores after this rollout; None without a finite score."""
         now = self._finite_moments(scores_B)
         if self._moments is None:
-            return self._initial_moments(now) if now.count else None
+            return _initial_moments(self._config, now) if now.count else None
         is_running = self._config.scale_reward is ScaleReward.running
         return self._moments + now if is_running else self._moments
-
-    def _initial_moments(self, first: Moments) -> Moments:
-        """Return the first rollout's moments, with the configured reference mean and std if set."""
-        config = self._config
-        if config.scale_reward is ScaleReward.running:
-            return first
-        given_mean, given_std = config.reference_score_mean, config.reference_score_std
-        mean = first.value() if given_mean is None else given_mean
-        std = first.std() if given_std is None else given_std
-        total = torch.tensor(mean, dtype=torch.float64, device=first.total.device)
-        return Moments(total, total.square() + std**2, torch.ones_like(total))
 
     def _whiten(self, x_BT: Tensor, keep_BT: Tensor, *, shift_mean: bool) -> Tensor:
         moments = self._global_moments(x_BT, keep_BT)
@@ -253,6 +251,17 @@ class TargetMaker:
         moments = self._ranks.reduce_metrics({"x": Moments.of(x, keep)})["x"]
         assert isinstance(moments, Moments)
         return moments
+
+
+def _initial_moments(config: PpoConfig, first: Moments) -> Moments:
+    """Return the first rollout's moments, with the configured reference mean and std if set."""
+    if config.scale_reward is ScaleReward.running:
+        return first
+    given_mean, given_std = config.reference_score_mean, config.reference_score_std
+    mean = first.value() if given_mean is None else given_mean
+    std = first.std() if given_std is None else given_std
+    total = torch.tensor(mean, dtype=torch.float64, device=first.total.device)
+    return Moments(total, total.square() + std**2, torch.ones_like(total))
 
 
 def _decouple(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from rlhf.base.errors import RlhfError
-from rlhf.base.types import Engine
+from rlhf.base.types import State
 from rlhf.checkpoint.best_step import BestStep
 from rlhf.checkpoint.phase_state import (
     Checkpoint,
@@ -38,6 +38,14 @@ class Stateful(Protocol):
         """Restore the state from what ``state_dict`` returned."""
 
 
+class StatefulWithTensors(Stateful, Protocol):
+    """An object whose state is tensors and a few JSON values, such as an engine."""
+
+    @property
+    def training_state(self) -> State:
+        """Return the tensors."""
+
+
 class Checkpoints:
     """A loop over the steps of one phase, which writes checkpoints and resumes from the last one.
 
@@ -49,7 +57,7 @@ class Checkpoints:
         self,
         context: RunContext,
         phase: Phase,
-        engines: Mapping[str, Engine],
+        engines: Mapping[str, StatefulWithTensors],
         trainer: Stateful | None = None,
     ) -> None:
         self._context = context

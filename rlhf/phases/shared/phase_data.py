@@ -24,11 +24,6 @@ def phase_prompts(context: RunContext, phase: Phase) -> TokenData:
     return _tokenise(context, phase_records(context, phase), Phase.ppo)
 
 
-def phase_answered_by_dpo(context: RunContext) -> Phase:
-    """Return the phase whose held-out prompts DPO answers: PPO, or reward if PPO has none."""
-    return Phase.ppo if context.parts[Phase.ppo].eval else Phase.reward
-
-
 def phase_data_hash(context: RunContext, phase: Phase) -> str:
     """Return a hash of the phase's records, the tokenizer, the token limit and the template."""
     config = context.config

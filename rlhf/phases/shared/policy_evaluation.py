@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf.base.intervals import mean_of
 from rlhf.base.random_streams import random_stream
-from rlhf.base.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend
+from rlhf.base.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend, TokenTargets
 from rlhf.config.choices import Phase
 from rlhf.data.batching import EvalRows, eval_batches
 from rlhf.data.collate import collate_prompts
@@ -170,25 +170,25 @@ def _write_rows(
         into.setdefault(name, zeros_N)[rows] = values_B[batch.keep_B].double()
 
 
-TokenAdvantages = Callable[[Rollout], Tensor | None]
+HeldOutTargets = Callable[[Rollout], TokenTargets | None]
 
 
 def sample_answers(
     context: RunContext,
     policy: AnsweringPolicy,
     held_out: HeldOutPrompts,
-    advantages: TokenAdvantages,
+    targets: HeldOutTargets,
     *,
     model: str,
 ) -> list[Sample]:
     """Answer the first held-out prompts; return this rank's answers.
 
-    ``advantages`` returns the advantages (B, T) of a rollout's tokens, or None if the
-    estimator has none; each answer records the name ``model``.
+    ``targets`` returns the rewards and advantages of a rollout's tokens, or None if the estimator
+    has none; each answer records the name ``model``.
     """
     samples: list[Sample] = []
     for rollout, batch in answer_prompts(context, policy, held_out, num_prompts=SAMPLES):
-        advantages_BT = advantages(rollout)
+        of_tokens = targets(rollout)
         texts = response_texts(context.tokenizer, rollout.responses)
         turns, shown = rollout.responses.turns, shown_texts(rollout, texts)
         ended, kls = rollout.responses.ended_B.tolist(), kl_per_sequence(rollout).tolist()
@@ -201,7 +201,7 @@ def sample_answers(
                 ended=ended[row],
                 score=float(rollout.scores_B[row]),
                 kl=kls[row],
-                tokens=_build_tokens(context, rollout, advantages_BT, row),
+                tokens=_build_tokens(context, rollout, of_tokens, row),
                 model=model,
                 gold_parts=None
                 if context.judge is None
@@ -212,14 +212,14 @@ def sample_answers(
 
 
 def _build_tokens(
-    context: RunContext, rollout: Rollout, advantages_BT: Tensor | None, row: int
+    context: RunContext, rollout: Rollout, targets: TokenTargets | None, row: int
 ) -> list[Token]:
-    """Return the tokens of a response, with their KL, values and advantages."""
+    """Return the tokens of a response, with their KL, values, advantages and rewards."""
     keep_T = rollout.responses.keep_BT[row]
     kl_BT = rollout.logprobs_BT - rollout.reference_logprobs_BT
-    if advantages_BT is None:
-        advantages_BT = torch.zeros_like(kl_BT)
-    columns = (rollout.responses.ids_BT, kl_BT, rollout.values_BT, advantages_BT)
+    zeros_BT = torch.zeros_like(kl_BT)
+    rewards_BT, advantages_BT = targets or (zeros_BT, zeros_BT)
+    columns = (rollout.responses.ids_BT, kl_BT, rollout.values_BT, advantages_BT, rewards_BT)
     ids, *numbers = (column_BT[row][keep_T].tolist() for column_BT in columns)
     texts = [context.tokenizer.decode([each]) for each in ids]
     return [Token(*each) for each in zip(texts, *numbers, strict=True)]

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError, DataError
-from rlhf.config.batches import examples_per_step, largest_batch_sizes, phase_steps
+from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.config.choices import Backend, LoraRole, ModelInit, Phase
-from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.corpus import ptx_texts, reads_corpus
+from rlhf.data.phase_needs import (
+    PhaseExamples,
+    describe_phase_examples,
+    require_corpus,
+    require_examples,
+)
+from rlhf.data.splits import phase_answered_by_dpo
 from rlhf.engine.deepspeed_kernels import op_unavailable_reason, require_quantizer
 from rlhf.models.build import architecture_config
 from rlhf.models.families import FAMILIES, UNKNOWN
 from rlhf.models.pretrained import load_config
 from rlhf.models.sources import ModelSource
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.phase_data import phase_answered_by_dpo, phase_prompts, phase_tokens
+from rlhf.phases.shared.phase_data import phase_prompts, phase_tokens
 from rlhf.rollout.decoders.via_cache import decoding_unsupported_reason
 from rlhf.rollout.hybrid.hybrid_rollout import hybrid_engine_unavailable_reason
 from rlhf.rollout.hybrid.supported_models import model_unsupported_reason
@@ -81,46 +84,16 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
         DataError: if a phase has less than one batch, or nothing held out; or no corpus is found.
         ConfigError: if PPO's options do not suit the steps that its examples allow.
     """
-    config = context.config
+    found: dict[Phase, PhaseExamples] = {}
     for phase in phases:
-        data = phase_tokens(context, phase)
-        text = f"{phase}: {len(data.train)} examples to train on, {len(data.eval)} held out"
-        reasons = ", ".join(f"{count} {why}" for why, count in data.left_out.items() if count)
-        context.console.say(f"{text}; skipped: {reasons}" if reasons else text)
-        needed = examples_per_step(config, phase)
-        if len(data.train) < needed or len(data.eval) == 0:
-            sizes = (
-                largest_batch_sizes(config, phase, examples=len(data.train))
-                if len(data.eval)
-                else None
-            )
-            raise DataError(
-                f"data: the {phase} phase has {len(data.train)} examples to train on and "
-                f"{len(data.eval)} held out, but {_key_of_step(config, phase)} needs at least "
-                f"{needed}, and 1. "
-                f"{f'Use {sizes}, or give' if sizes else 'Give'} more data, a larger share of "
-                "data.split, or higher token limits if many examples were skipped"
-            )
-        if (
-            phase is Phase.dpo
-            and len(phase_prompts(context, phase_answered_by_dpo(context)).eval) == 0
-        ):
-            raise DataError(
-                "data: the dpo phase has no held-out prompt to answer that fits "
-                f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}; raise that limit"
-            )
-        if phase is Phase.ppo:
-            steps = phase_steps(config, phase, examples=len(data.train))
-            check_ppo(replace(config.ppo, steps=steps), lora_rank=config.lora.rank)
-            if config.data.ptx_path is not None and reads_corpus(config):
-                ptx_texts(config.data, seed=config.seed)
-
-
-def _key_of_step(config: RunConfig, phase: Phase) -> str:
-    """Return, for a message, the batch-size key of a phase with its value."""
-    if phase is Phase.ppo:
-        return f"ppo.rollout_batch_size={config.ppo.rollout_batch_size}"
-    return f"{phase}.batch_size={examples_per_step(config, phase)}"
+        data, answered = phase_tokens(context, phase), 0
+        if phase is Phase.dpo:
+            answered = len(phase_prompts(context, phase_answered_by_dpo(context.parts)).eval)
+        found[phase] = PhaseExamples(len(data.train), len(data.eval), data.left_out, answered)
+        context.console.say(describe_phase_examples(phase, found[phase]))
+    require_examples(context.config, found)
+    if Phase.ppo in found:
+        require_corpus(context.config.ppo, context.config.data, seed=context.config.seed)
 
 
 def _add_model_type(config: PreTrainedConfig, obstacle: str | None) -> str | None:

@@ -14,7 +14,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import Batch, Engine, Model, PreferenceBatch
 from rlhf.config.batches import num_data_parallel_ranks
 from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
-from rlhf.data.batching import assign_rows_to_ranks, eval_batches, rows_of_this_rank
+from rlhf.data.batching import assign_rows_to_ranks, eval_batches
 from rlhf.data.collate import collate_pairs
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
@@ -84,7 +84,7 @@ def local_share(
     """
     ranks = data_parallel_ranks(context)
     if not context.config.data.bucket_by_length:
-        return rows_of_this_rank(items, ranks)
+        return ranks.share(items)
     places = assign_rows_to_ranks(lengths, ranks=ranks.size, micro=micro)[ranks.rank]
     return [items[place] for place in places]
 

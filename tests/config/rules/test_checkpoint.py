@@ -21,7 +21,10 @@ BEST = "checkpoint.best=ppo/eval_score"
         (["checkpoint.patience=3"], "checkpoint.patience=3: no metric says what is best; add"),
         (["checkpoint.best=ppo/score_mean"], "must be a held-out metric PHASE/eval_NAME of sft,"),
         (["checkpoint.best=dpo/eval_loss"], "checkpoint.best=dpo/eval_loss: must be a held-out"),
-        ([BEST], "with ppo.eval_every=0: the metric is measured only at the end; set"),
+        (
+            [BEST, "ppo.eval_every=0"],
+            "with ppo.eval_every=0: the metric is measured only at the end; set",
+        ),
         (
             ["zero=stage3_nvme", "checkpoint.every_steps=5"],
             "checkpoint.every_steps=5 with zero.nvme_path=/local_nvme: a checkpoint inside",

@@ -30,7 +30,7 @@ MAX_TOKENS = 8
 LENGTHS = [3, 5, 1, 4]  # response tokens of each row
 TEMPERATURE = 0.7
 ROLLOUT_CONFIG = SimpleNamespace(
-    backend=Backend.fast, reuse_logprobs=When.auto, max_logprob_mismatch=0.05
+    backend=Backend.fast, reuse_logprobs=When.auto, max_logprob_mismatch=0.05, lag=0
 )
 ARCHITECTURE = {
     "model_type": "llama",

@@ -13,8 +13,10 @@ from omegaconf import DictConfig
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses, Rollout, TermScores
 from rlhf.config.freeze import to_run_config
-from rlhf.phases.ppo.options.resampling import equal_group_mask, sample_rollout
+from rlhf.phases.ppo.options.resampling import sample_rollout
 from rlhf.phases.ppo.prompts import PromptLoader
+from rlhf.phases.ppo.step_metrics import equal_group_mask
+from rlhf.phases.ppo.targets import TargetMaker
 
 Compose = Callable[[list[str]], DictConfig]
 SIZE, GROUPS = 2, 4
@@ -66,9 +68,12 @@ def sampled(compose: Compose, rounds: int, loader: Loader, ranks: Ranks | None =
     keys = ["ppo.advantage_estimator=grpo", f"ppo.responses_per_prompt={SIZE}"]
     keys += ["ppo.missing_end_penalty=0", f"ppo.resampling_rounds={rounds}"]
     config = to_run_config(compose(keys)).ppo
-    context = SimpleNamespace(config=SimpleNamespace(ppo=config), ranks=ranks or Ranks())
-    loader.context = context
-    return sample_rollout(answer, cast(PromptLoader, cast(Any, loader)), 7)
+    tokenizer = SimpleNamespace(pad_token_id=0)
+    loader.context = SimpleNamespace(
+        config=SimpleNamespace(ppo=config), ranks=ranks or Ranks(), tokenizer=tokenizer
+    )
+    scores_of = TargetMaker(config, Ranks()).clipped_scores
+    return sample_rollout(answer, scores_of, cast(PromptLoader, cast(Any, loader)), 7)
 
 
 def texts_of(attempts: list[int]) -> list[str]:
@@ -129,4 +134,5 @@ def test_a_missing_end_makes_scores_differ(compose: Compose) -> None:
     ended_B = rollout.responses.ended_B.clone()
     ended_B[0] = False
     rollout = rollout._replace(responses=rollout.responses._replace(ended_B=ended_B))
-    assert equal_group_mask(rollout, config).tolist() == [False, False, True, True]
+    scores_B = TargetMaker(config, Ranks()).clipped_scores(rollout)
+    assert equal_group_mask(scores_B.view(-1, 2)).tolist() == [False, False, True, True]

@@ -43,6 +43,7 @@ def built(
 
     def engine(*overrides: str) -> RLHFEngine:
         paths = ["phase=ppo", "model=pretrained", "model@reward_model=pretrained"]
+        paths += ["data.template=plain"]
         paths += [f"model.path={tmp_path / 'policy'}", f"reward_model.path={tmp_path / 'reward'}"]
         return RLHFEngine(to_run_config(compose([*paths, *overrides])), Ranks())
 

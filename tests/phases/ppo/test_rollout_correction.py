@@ -10,7 +10,11 @@ from omegaconf import DictConfig
 
 from rlhf.base.ranks import Ranks
 from rlhf.phases.ppo.loop import PPOTrainer
-from rlhf.phases.ppo.options.rollout_correction import correction_metrics, step_weights
+from rlhf.phases.ppo.options.rollout_correction import (
+    correction_metrics,
+    step_weights,
+    with_proximal_share,
+)
 from rlhf.phases.ppo.step_metrics import step_values_to_log
 from tests.phases.ppo.ppo_pieces import some_rollout
 from tests.phases.ppo.test_logprob_reuse import trainer_of
@@ -50,6 +54,15 @@ def test_nothing_left_is_a_sample_size_of_0(compose: Compose) -> None:
     assert weights is not None
     found = step_values_to_log(correction_metrics(weights, rollout.responses.keep_BT), [])
     assert found["ppo/rollout_sample_size"] == found["ppo/rollout_weight"] == 0.0
+
+
+def test_the_share_of_the_sampler_is_one_by_its_age(compose: Compose) -> None:
+    keys = ["ppo.rollout_correction=token", "ppo.proximal_policy=interpolated"]
+    trainer = trainer_of(compose, "auto", *keys)
+    ages = [with_proximal_share(trainer.config, lag=3, steps_done=step) for step in range(6)]
+    assert [each.proximal_share for each in ages] == [1, 1, 1 / 2, 1 / 3, 1 / 3, 1 / 3]
+    given = trainer_of(compose, "auto", *keys, "ppo.proximal_share=0.7").config
+    assert with_proximal_share(given, lag=3, steps_done=9).proximal_share == 0.7
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])

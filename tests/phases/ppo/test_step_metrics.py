@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from rlhf.base.types import PromptBatch, Responses
-from rlhf.phases.ppo.step_metrics import duplicate_mask, update_moving_average
+from rlhf.phases.ppo.step_metrics import (
+    duplicate_mask,
+    equal_group_mask,
+    update_moving_average,
+)
 
 
 def test_duplicates_are_equal_responses_to_different_prompts() -> None:
@@ -27,6 +31,11 @@ def test_one_prompt_may_get_the_same_response_often() -> None:
     keep = torch.ones(4, 2).bool()
     prompts = PromptBatch(ids, keep, torch.zeros(4, 2), [""] * 4)
     assert not duplicate_mask(prompts, Responses(ids, keep, keep[:, 0])).any()
+
+
+def test_a_group_of_equal_scores_teaches_nothing() -> None:
+    scores_GR = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1e4, 1e4 + 1e-3], [0.0, 1e-3]])
+    assert equal_group_mask(scores_GR).tolist() == [True, False, True, False]
 
 
 def test_the_average_leaves_out_what_is_not_finite() -> None:

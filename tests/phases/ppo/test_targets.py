@@ -15,6 +15,8 @@ from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.phases.ppo.targets import TargetMaker, Targets
+from tests.algorithms import loop_reference
+from tests.algorithms.padded_batches import assert_close, keep_of, normal, with_garbage
 from tests.phases.ppo.ppo_pieces import targets_of
 
 Compose = Callable[[list[str]], DictConfig]
@@ -108,6 +110,16 @@ def test_scores_are_clipped(targets: Callable[..., Callable[..., Targets]]) -> N
     assert rewards(targets("ppo.clip_reward_value=2")(1.0, -3.0)) == [1.0, -2.0]
 
 
+def test_groups_have_the_scores_that_are_compared(
+    targets: Callable[..., Callable[..., Targets]],
+) -> None:
+    rloo = ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2"]
+    clipped = targets("ppo.clip_reward_value=5", *rloo)(7.0, 9.0, 1.0, 2.0)
+    assert clipped.clipped_scores_GR.tolist() == [[5.0, 5.0], [1.0, 2.0]]
+    alone = targets("ppo.responses_per_prompt=2")(7.0, 9.0)
+    assert alone.clipped_scores_GR.tolist() == [[7.0], [9.0]], "GAE compares no responses"
+
+
 def test_discount_and_lambda_reach_the_advantages(
     targets: Callable[..., Callable[..., Targets]],
 ) -> None:
@@ -137,21 +149,22 @@ def test_held_out_answers_do_not_move_the_scale(compose: Compose) -> None:
     config = to_run_config(compose(overrides)).ppo
     maker = TargetMaker(config, Ranks())
     held_out = rollout_of(4.0, 10.0)._replace(values_BT=torch.tensor([[1.0, 2.0], [0.0, 0.0]]))
-    before = maker.held_out_advantages(held_out, kl_ctl=0)
+    before = maker.held_out_targets(held_out, kl_ctl=0)
     assert before is not None
-    assert before.tolist() == [[3.0, 2.0], [10.0, 10.0]], "no rollout has set a scale"
+    assert before.rewards_BT.tolist() == [[0.0, 4.0], [0.0, 10.0]]
+    assert before.advantages_BT.tolist() == [[3.0, 2.0], [10.0, 10.0]], "no rollout has set a scale"
     maker.update_moments(rollout_of(0.0, 4.0))  # deviation 2
     for _ in range(2):
-        after = maker.held_out_advantages(held_out, kl_ctl=0)
+        after = maker.held_out_targets(held_out, kl_ctl=0)
         assert after is not None
-        torch.testing.assert_close(after, torch.tensor([[1.0, 0.0], [5.0, 5.0]]))
+        torch.testing.assert_close(after.advantages_BT, torch.tensor([[1.0, 0.0], [5.0, 5.0]]))
 
 
-def test_an_estimator_over_groups_has_no_held_out_advantages(compose: Compose) -> None:
+def test_an_estimator_over_groups_has_no_held_out_targets(compose: Compose) -> None:
     overrides = ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2"]
     config = to_run_config(compose(overrides)).ppo
     maker = TargetMaker(config, Ranks())
-    assert maker.held_out_advantages(rollout_of(1.0, 2.0, 3.0), kl_ctl=0) is None
+    assert maker.held_out_targets(rollout_of(1.0, 2.0, 3.0), kl_ctl=0) is None
 
 
 def test_correction_multiplies_the_advantages_that_updates_use(compose: Compose) -> None:
@@ -215,6 +228,42 @@ def test_actor_and_critic_have_their_own_lambda(compose: Compose) -> None:
     adaptive = made("ppo.lam=1", "ppo.lam_length_alpha=1").raw
     torch.testing.assert_close(adaptive.advantages_BT, lam.advantages_BT)
     torch.testing.assert_close(adaptive.returns_BT, both.returns_BT)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.4])
+def test_decoupled_lambdas_and_a_teacher_equal_the_loops(
+    compose: Compose, alpha: float | None
+) -> None:
+    """Random rows with garbage behind them: VC-PPO's returns, VAPO's lambda, a teacher's reward."""
+    keep_BT = keep_of([5, 1, 3, 4], 6)
+    policy_BT, teacher_BT, values_BT = (
+        with_garbage(normal(4, 6, seed=seed), keep_BT, torch.nan) for seed in range(3)
+    )
+    scores_B = normal(4, seed=3)
+    rollout = rollout_of(*[0.0] * 4)._replace(
+        responses=Responses(torch.zeros(4, 6).long(), keep_BT, keep_BT[:, 0]),
+        logprobs_BT=policy_BT,
+        reference_logprobs_BT=teacher_BT,
+        values_BT=values_BT,
+        scores_B=scores_B,
+    )
+    keys = ["ppo.lam=0.7", "ppo.lam_critic=1", "ppo.gamma=0.9", "ppo.kl_placement=advantage"]
+    keys += [] if alpha is None else [f"ppo.lam_length_alpha={alpha}"]
+    config = to_run_config(compose([*BARE, *keys])).ppo
+    found = TargetMaker(config, Ranks()).make(rollout, kl_ctl=0.5).advantages
+    for row in range(4):
+        kept = keep_BT[row]
+        policy, teacher, values = (
+            [x[row][kept].tolist()] for x in (policy_BT, teacher_BT, values_BT)
+        )
+        rewards = [[*[0.0] * (len(values[0]) - 1), scores_B[row].item()]]
+        lam = 0.7 if alpha is None else max(0.0, 1 - 1 / (alpha * len(values[0])))
+        ((*advantages,),), _ = loop_reference.gae(rewards, values, gamma=0.9, lam=lam)
+        (kl,) = loop_reference.kl_per_token(policy, teacher, "k1")
+        expected = [a - 0.5 * x for a, x in zip(advantages, kl, strict=True)]
+        assert_close(found.advantages_BT[row][kept], expected, atol=1e-6)
+        (returns,) = loop_reference.rewards_to_go(rewards, gamma=0.9)
+        assert_close(found.returns_BT[row][kept], returns)
 
 
 def test_dr_grpo_does_not_divide(compose: Compose) -> None:

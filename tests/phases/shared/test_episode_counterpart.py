@@ -78,7 +78,7 @@ ACTOR = actor_of()
 @pytest.fixture
 def config(compose: Compose) -> RunConfig:
     words = ["experiment=number_guessing", "hardware=cpu", "rollout.max_response_tokens=3"]
-    return to_run_config(compose([*words, "environment.max_tokens=60"]))
+    return to_run_config(compose([*words, "environment.max_tokens=60", "data.template=plain"]))
 
 
 def prompts_of(rows: list[int]) -> PromptBatch:

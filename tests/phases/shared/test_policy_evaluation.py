@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from rlhf.base.types import PromptBatch, Responses, Rollout
+from rlhf.base.types import PromptBatch, Responses, Rollout, TokenTargets
 from rlhf.config.choices import Phase
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policy_evaluation import (
@@ -175,6 +174,7 @@ def test_samples_are_the_answers_to_the_same_prompts_at_every_step(
         assert [token.advantage for token in sample.tokens] == [0.0, 1.0, 2.0][: len(sample.tokens)]
 
 
-def numbered(rollout: Rollout) -> Tensor:
-    """Advantages that rise by one from token to token."""
-    return torch.arange(rollout.values_BT.shape[1]).expand_as(rollout.values_BT).float()
+def numbered(rollout: Rollout) -> TokenTargets:
+    """Rewards of 0, and advantages that rise by one from token to token."""
+    places_BT = torch.arange(rollout.values_BT.shape[1]).expand_as(rollout.values_BT).float()
+    return TokenTargets(torch.zeros_like(places_BT), places_BT)

@@ -145,7 +145,7 @@ def some_data(examples: dict[Phase, int], said: list[str], config: RunConfig) ->
         return TokenData(train, train, {"longer than a limit": 0, "no prompt": 3})
 
     console = SimpleNamespace(say=said.append)
-    return SimpleNamespace(config=config, phase_tokens=tokens, console=console)
+    return SimpleNamespace(config=config, phase_tokens=tokens, console=console, parts={})
 
 
 @pytest.mark.usefixtures("counted_data")
@@ -175,8 +175,8 @@ def test_too_little_data_is_refused_before_a_phase_is_trained_with_sizes_that_wo
         require_data(some_data(counts, said, config), config.phase.order)
     message = str(refused.value)
     assert f"the {phase} phase has {examples} examples to train on" in message
-    assert said[-1].startswith(f"{phase}: {examples} examples to train on")
-    assert said[-1].endswith("; skipped: 3 no prompt")
+    line = next(line for line in said if line.startswith(f"{phase}: {examples} examples to train"))
+    assert line.endswith("; skipped: 3 no prompt")
     if sizes is None:
         assert "Use " not in message
         return

@@ -425,6 +425,7 @@ def test_ppo_learns_from_its_rollouts(
     paths += [f"model.path={tmp_path / 'policy'}", f"reward_model.path={tmp_path / 'reward'}"]
     sizes = ["ppo.rollout_batch_size=4", "ppo.mini_batch_size=4", "rollout.max_response_tokens=5"]
     sizes += ["rollout.max_prompt_tokens=10", "hardware.dtype=fp32", "ppo.steps=2"]
+    sizes += ["data.template=plain"]
     config = to_run_config(compose([*paths, *sizes]))
     stats = {}
     for backend in (Backend.hf, Backend.hybrid_engine):

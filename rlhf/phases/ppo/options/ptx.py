@@ -14,7 +14,7 @@ from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import SequenceBatch
 from rlhf.config.batches import BatchPlan, ptx_plan
 from rlhf.config.choices import Phase
-from rlhf.data.batching import eval_batches, rows_of_this_rank
+from rlhf.data.batching import eval_batches
 from rlhf.data.collate import collate_sequences
 from rlhf.data.corpus import PtxBlocks, ptx_blocks, reads_corpus
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
@@ -44,7 +44,7 @@ def build_ptx_corpus(context: RunContext, blocks: PtxBlocks | None) -> PtxCorpus
 def load_corpus_blocks(context: RunContext) -> PtxBlocks | None:
     """Return the corpus in blocks as long as PPO's sequences; None if no option uses a corpus."""
     config = context.config
-    if not reads_corpus(config):
+    if not reads_corpus(config.ppo, config.data):
         return None
     return ptx_blocks(
         config.data,
@@ -62,7 +62,7 @@ def add_corpus_gradient(
     """Backpropagate coefficient * (mean loss per token) into the actor; return the metrics."""
     plan = corpus.plan
     blocks = corpus.batch(update, plan.per_rank * engine.ranks.size)
-    mine = rows_of_this_rank(blocks, engine.ranks)
+    mine = engine.ranks.share(blocks)
     batches = [_collate(engine, mine[i : i + plan.micro]) for i in range(0, len(mine), plan.micro)]
     counts = torch.stack([batch.keep_BS[:, 1:].sum() for batch in batches])
     num_tokens = engine.ranks.sum(counts.sum())

@@ -7,6 +7,7 @@ the same if log-probabilities are reused. Shapes: B = sequences of this rank, T 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -55,6 +56,17 @@ def weights_of(
         floor=config.rollout_correction_floor,
         shuffle=shuffle,
     )
+
+
+def with_proximal_share(config: PpoConfig, *, lag: int, steps_done: int) -> PpoConfig:
+    """Return ``config`` with A-3PO's share of the sampler, if it is null, for the coming step.
+
+    It is 1 / d, and 1 if d is 0, where d is the number of steps since the weights that sampled:
+    https://arxiv.org/abs/2512.06547.
+    """
+    if config.proximal_share is not None:
+        return config
+    return replace(config, proximal_share=1.0 / max(1, min(lag, steps_done)))
 
 
 def correction_metrics(weights: RolloutWeights, keep_BT: Tensor) -> Metrics:

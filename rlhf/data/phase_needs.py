@@ -1,0 +1,100 @@
+"""Check that a phase has the examples that it needs, and describe them.
+
+The launcher and ``plan=only`` call these functions before a run is made; every rank calls them
+before the first phase is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from rlhf.base.errors import DataError
+from rlhf.config.batches import examples_per_step, largest_batch_sizes, phase_steps
+from rlhf.config.choices import Phase
+from rlhf.config.rules.ppo import check_ppo
+from rlhf.config.schema.data import DataConfig
+from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.corpus import ptx_texts, reads_corpus
+
+
+class PhaseExamples(NamedTuple):
+    """How many examples of a phase are used, and how many are skipped, by reason."""
+
+    train: int
+    eval: int
+    left_out: Mapping[str, int]
+    answered: int
+    """Held-out prompts that DPO answers; other phases do not read it."""
+
+    @property
+    def skipped(self) -> str:
+        """Return the numbers of skipped examples with their reasons, as text."""
+        return ", ".join(f"{count} {why}" for why, count in self.left_out.items() if count)
+
+
+def describe_phase_examples(phase: Phase, found: PhaseExamples) -> str:
+    """Return one line for the terminal: the examples that a phase uses and skips."""
+    text = f"{phase}: {found.train} examples to train on, {found.eval} held out"
+    return f"{text}; skipped: {found.skipped}" if found.skipped else text
+
+
+def require_examples(config: RunConfig, found: Mapping[Phase, PhaseExamples]) -> None:
+    """Check that each phase has a batch to train on, and something held out.
+
+    Raises:
+        DataError: if one has not; the message names sizes that work for all phases.
+        ConfigError: if PPO's options do not suit the steps that its examples allow.
+    """
+    needed = {phase: examples_per_step(config, phase) for phase in found}
+    short = {
+        phase: each for phase, each in found.items() if each.train < needed[phase] or not each.eval
+    }
+    if short:
+        rows = config.ppo.rollout_batch_size
+        counts = "; ".join(
+            _describe_shortage(phase, each, needed=needed[phase], rows=rows)
+            for phase, each in short.items()
+        )
+        sizes = [
+            largest_batch_sizes(config, phase, examples=each.train) if each.eval else None
+            for phase, each in short.items()
+        ]
+        known = [size for size in sizes if size is not None]
+        fix = f"Use {' '.join(known)}, or give" if len(known) == len(sizes) else "Give"
+        raise DataError(
+            f"data: {counts}. {fix} more data, a larger share of data.split, or higher token "
+            "limits if many examples were skipped"
+        )
+    if Phase.dpo in found and not found[Phase.dpo].answered:
+        raise DataError(
+            "data: the dpo phase has no held-out prompt to answer that fits "
+            f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}; raise that limit"
+        )
+    if Phase.ppo in found:
+        steps = phase_steps(config, Phase.ppo, examples=found[Phase.ppo].train)
+        check_ppo(replace(config.ppo, steps=steps), lora_rank=config.lora.rank)
+
+
+def _describe_shortage(phase: Phase, found: PhaseExamples, *, needed: int, rows: int) -> str:
+    """Return the numbers of examples that a phase has and needs; ``rows``: of PPO's rollouts."""
+    size = f"{phase}.batch_size={needed}"
+    if phase is Phase.ppo:
+        size = f"ppo.rollout_batch_size={rows}"
+    skipped = f" ({found.skipped})" if found.skipped else ""
+    return (
+        f"the {phase} phase has {found.train} examples to train on and {found.eval} held out"
+        f"{skipped}, but {size} needs at least {needed}, and 1"
+    )
+
+
+def require_corpus(ppo: PpoConfig, data: DataConfig, *, seed: int) -> None:
+    """Check that the corpus that PPO reads has text.
+
+    Raises:
+        DataError: if it is missing, cannot be read or has no text.
+    """
+    if data.ptx_path is not None and reads_corpus(ppo, data):
+        ptx_texts(data, seed=seed)

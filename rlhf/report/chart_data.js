@@ -1,0 +1,58 @@
+// Turns the lines of a chart into the columns that uPlot draws, and finds the ends of its axes.
+const FEWEST_TO_SMOOTH = 20; // points that a line must have
+const look = {picked: null, smoothing: 0, isLog: false}; // what the reader has chosen for all charts
+
+// Charts with the same x axis share its ends, the part that is visible (null: everything) and the pointer.
+const groups = new Map();
+const groupOf = (label) => {
+  if (!groups.has(label)) groups.set(label, {charts: new Set(), view: null});
+  return groups.get(label);
+};
+const range = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+const xRange = (line) => range(line.x.flatMap((x, place) => [x - (line.xHalf?.[place] ?? 0), x + (line.xHalf?.[place] ?? 0)]));
+const ends = (group) => {
+  const [low, high] = range([...group.charts].flatMap((chart) => chart.xRange));
+  return padded(...widened(low, high, null), 0.03);
+};
+
+// uPlot needs one x column: lines are merged by x, and a row has the place of each line's point.
+const merged = (lines) => {
+  const rows = [];
+  const points = lines.flatMap((line, index) => line.x.map((x, place) => ({x, index, place})));
+  for (const {x, index, place} of points.sort((a, b) => a.x - b.x)) {
+    let row = rows.at(-1);
+    if (row?.x !== x || row.at[index] !== undefined) rows.push(row = {x, at: []});
+    row.at[index] = place;
+  }
+  return rows;
+};
+
+// Exponential moving average; the division corrects for the values missing before the first.
+const smoothed = (ys) => {
+  let sum = 0, weight = 0;
+  return ys.map((y) => {
+    sum = look.smoothing * sum + y;
+    weight = look.smoothing * weight + 1;
+    return sum / weight;
+  });
+};
+const isSmoothed = (line) => look.smoothing > 0 && line.joined && line.x.length >= FEWEST_TO_SMOOTH;
+const lows = (line) => line.low ?? line.y.map((y, place) => y - (line.half?.[place] ?? 0));
+const highs = (line) => line.high ?? line.y.map((y, place) => y + (line.half?.[place] ?? 0));
+
+// Takes over what the page, or a new measurement, says about a chart.
+const fill = (chart, data) => Object.assign(chart, data, {
+  rows: merged(data.lines),
+  xRange: range(data.lines.flatMap(xRange)),
+  floor: data.lines.every((line) => line.y.every((y) => y >= 0)) ? 0 : -Infinity,
+});
+
+// The columns that uPlot draws: x, every line, and every line again where it is smoothed.
+const columns = ({lines, rows}) => {
+  const column = (values, index) => rows.map((row) => values[row.at[index]] ?? null);
+  const smooth = lines.map((line) => isSmoothed(line) ? smoothed(line.y) : []);
+  return [rows.map((row) => row.x), ...lines.map((line, index) => column(line.y, index)), ...smooth.map(column)];
+};
+const isLogarithmic = ({lines}) => look.isLog && lines.every((line) => lows(line).every((low) => low > 0));
+const isFaint = (line) => look.picked !== null && line.setting !== undefined && line.setting !== look.picked;
+const tone = (line, index) => line.setting ?? index;

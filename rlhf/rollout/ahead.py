@@ -1,0 +1,132 @@
+"""Responses that were sampled some steps earlier than they are learned from (rollout.lag)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlhf.base.ranks import Ranks
+from rlhf.base.stored_responses import (
+    FACTS,
+    join_rows,
+    names_of_tensors,
+    pack_responses,
+    rows_of_rank,
+    unpack_responses,
+)
+from rlhf.base.types import Engine, PromptBatch, Responses, RolloutBackend
+
+STEPS = "steps"  # the name of the tensor with the numbers of the pending steps
+
+
+class StepSampler(Protocol):
+    """A sampler of the responses of whole steps, now or at the same time as training."""
+
+    def begin(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
+        """Begin to sample the responses of one or more steps with the actor's current weights."""
+
+    def finish(self, step: int) -> Responses:
+        """Return this rank's responses of a step that was begun."""
+
+
+class SamplingInTurn:
+    """A ``StepSampler`` that samples in this process, between two steps of training."""
+
+    def __init__(self, backend: RolloutBackend) -> None:
+        self._backend = backend
+        self._finished: dict[int, Responses] = {}
+
+    def begin(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
+        """Sample the responses of each batch."""
+        for prompts in batches:
+            assert prompts.step is not None, "prompts of training have a step"
+            self._finished[prompts.step] = self._backend.generate(actor, prompts)
+
+    def finish(self, step: int) -> Responses:
+        """Return the responses of ``step``."""
+        return self._finished.pop(step)
+
+
+class SamplingAhead:
+    """A ``RolloutBackend`` whose responses of step t have the weights after step t - 1 - ``lag``.
+
+    The first ``lag`` + 1 steps have the weights before training. Which weights a step has depends
+    on its number alone, never on how long sampling takes. Pending responses, which later steps will
+    learn from, are part of a checkpoint: they are smaller than the weights that sampled them.
+    """
+
+    def __init__(
+        self,
+        sampler: StepSampler,
+        prompts_of: Callable[[int], PromptBatch],
+        *,
+        lag: int,
+        steps: int,
+        pad_id: int,
+        ranks: Ranks,
+    ) -> None:
+        self._sampler = sampler
+        self._prompts_of = prompts_of
+        self._lag = lag
+        self._steps = steps
+        self._pad_id = pad_id
+        self._ranks = ranks
+        self._begun = 0  # the last step whose responses are sampled, or being sampled
+        self._pending: dict[int, Responses] = {}  # finished for a checkpoint, or read from one
+        self._next = 1  # the step that learns next
+
+    def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
+        """Return the responses of the step of ``prompts``, and begin those of coming steps."""
+        step = prompts.step
+        assert step is not None, "evaluations sample with the current weights"
+        last = min(step + self._lag, self._steps)
+        coming = range(max(step, self._begun + 1), last + 1)
+        if coming:
+            batches = [prompts if each == step else self._prompts_of(each) for each in coming]
+            self._sampler.begin(actor, batches)
+            self._begun = last
+        self._next = step + 1
+        return self._pending.pop(step, None) or self._sampler.finish(step)
+
+    @property
+    def training_state(self) -> SamplingAhead:
+        """Return this object, whose tensors are the pending responses; wait until all are there."""
+        for step in range(self._next, self._begun + 1):
+            if step not in self._pending:
+                self._pending[step] = self._sampler.finish(step)
+        return self
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of the pending responses of all ranks in bytes, about."""
+        here = [pack_responses(each) for each in self._pending.values()]
+        return self._ranks.size * sum(each.nbytes for packed in here for each in packed.values())
+
+    def stream(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the pending responses of all ranks; every rank must iterate over all of them."""
+        yield STEPS, torch.tensor(sorted(self._pending), dtype=torch.long)
+        for step, here in sorted(self._pending.items()):
+            parts = [unpack_responses(each) for each in self._ranks.gather(pack_responses(here))]
+            whole = join_rows(parts, pad_id=self._pad_id)
+            for name, tensor in pack_responses(whole).items():
+                yield f"{step}/{name}", tensor
+
+    def load(self, read_part: Callable[[str, slice], Tensor]) -> None:
+        """Replace the pending responses by this rank's rows of those that ``read_part`` returns."""
+        every = slice(None)
+        self._pending = {}
+        for step in read_part(STEPS, every).tolist():
+            names = names_of_tensors(read_part(f"{step}/{FACTS}", every))
+            whole = unpack_responses({n: read_part(f"{step}/{n}", every) for n in [FACTS, *names]})
+            self._pending[step] = rows_of_rank(whole, self._ranks)
+            self._begun = step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: tensors are all of the state."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore nothing."""

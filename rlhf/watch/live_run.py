@@ -1,0 +1,121 @@
+"""The files of a run that is still running, read as they grow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf.base.stored_files import ALARM, METRICS, SAMPLE
+from rlhf.config.freeze import frozen_keys
+from rlhf.report.charts import Point
+from rlhf.report.page import Headline
+from rlhf.report.run_files import PointsByMetric, RunFiles
+from rlhf.tracking.console import KEY_METRICS, KeyMetric
+from rlhf.tracking.metric_table import METRICS as KNOWN
+from rlhf.tracking.metric_table import documented_name
+from rlhf.tracking.step_alarms import Alarm, alarm_of_line
+from rlhf.watch.growing_file import GrowingFile
+from rlhf.watch.progress import METRICS_FILE, RunProgress, time_text
+from rlhf.watch.thin_line import ThinLine
+
+# Metrics that are drawn over KL: their points are matched by step, so all of them are kept.
+OVER_KL = {
+    *("ppo/kl_to_reference", "ppo/score_mean", "ppo/score_std"),
+    *("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold"),
+}
+
+
+class LiveRun:
+    """A run, finished or not: its curves, answers and alarms so far.
+
+    Raises:
+        CheckpointError: if ``folder`` is not the directory of a run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = frozen_keys(folder)
+        self.progress = RunProgress(folder)
+        self._metrics = GrowingFile(folder / METRICS_FILE, METRICS)
+        self._samples = GrowingFile(folder / "samples.jsonl", SAMPLE)
+        self._alarms = GrowingFile(folder / "alarms.jsonl", ALARM)
+        self._curves: dict[str, ThinLine] = {}
+        self.over_kl: dict[str, list[Point]] = {}
+        self.first: dict[str, Mapping[str, Any]] = {}  # first and newest answer by prompt
+        self.newest: dict[str, Mapping[str, Any]] = {}
+        self.alarms: list[Alarm] = []
+
+    @property
+    def faults(self) -> list[str]:
+        """Return a message for each file that has damaged lines, which are skipped."""
+        files = (self._metrics, self._samples, self._alarms)
+        return [file.fault for file in files if file.fault is not None]
+
+    def headline(self) -> Headline:
+        """Return whether the run is alive, the time that is left, and the number of alarms."""
+        state, result = self.progress.state(), self.progress.result()
+        words = [state.text]
+        if result is not None and result["objective"] is not None:
+            words.append(f"objective {result['objective']:.3f}")
+        if state.word in {"running", "silent"}:
+            words.append(f"{time_text(self.progress.hours_left())} left")
+        if self.alarms:
+            words.append(f"alarms: {len(self.alarms)}")
+        is_doubtful = bool(self.alarms or self.faults) or state.word in {"ended", "silent"}
+        return Headline(", ".join(words), is_doubtful)
+
+    def key_figures(self) -> list[tuple[KeyMetric, str]]:
+        """Return the latest values of the key metrics of the current phase, as texts."""
+        latest = self.progress.latest
+        metrics = KEY_METRICS.get(self.progress.phase or "", ())
+        return [
+            (m, format(latest[m.name], m.format)) for m in metrics if latest.get(m.name) is not None
+        ]
+
+    def poll(self) -> bool:
+        """Read what the run has written since the last call; return True if there was something."""
+        lines, samples, alarms = (
+            file.read() for file in (self._metrics, self._samples, self._alarms)
+        )
+        if lines.is_restarted:
+            self._curves, self.over_kl = {}, {}
+            self.progress.restart()
+        if samples.is_restarted:
+            self.first, self.newest = {}, {}
+        if alarms.is_restarted:
+            self.alarms = []
+        for line in lines.values:
+            self._add_points(line)
+        self.progress.add(lines.values)
+        for sample in samples.values:
+            if sample.get("model") != "actor_ema":
+                self.first.setdefault(sample["prompt"], sample)
+                self.newest[sample["prompt"]] = sample
+        self.alarms += map(alarm_of_line, alarms.values)
+        return any(new.values or new.is_restarted for new in (lines, samples, alarms))
+
+    def _add_points(self, line: Mapping[str, Any]) -> None:
+        for name, value in line.items():
+            if documented_name(name) in KNOWN:
+                if value is not None:
+                    self._curves.setdefault(name, ThinLine()).add((line["step"], value))
+                if name in OVER_KL:
+                    point = (line["step"], math.nan if value is None else value)
+                    self.over_kl.setdefault(name, []).append(point)
+
+    def curves(self) -> dict[str, list[Point]]:
+        """Return the points of each metric, thinned."""
+        return {name: line.points() for name, line in self._curves.items()}
+
+    def files(self, series: PointsByMetric) -> RunFiles:
+        """Return what the report's charts are made from, with the points ``series``."""
+        return RunFiles(
+            folder=self.folder,
+            config=self.config,
+            series=series,
+            samples=list(self.newest.values()),
+            alarms=self.alarms,
+            result=None,
+        )

@@ -1,0 +1,210 @@
+"""Follow how far a run is, how fast, and whether it is alive: planned values beside measured."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf.base.stored_files import (
+    MEASURED,
+    RESULT,
+    DamagedFileError,
+    read_json,
+    read_stored_text,
+)
+from rlhf.checkpoint.results import finished_phases, phase_result_path, read_plan
+from rlhf.config.choices import Phase
+from rlhf.config.run_dir import LOCK
+from rlhf.report.summary import duration_text
+
+JUST_WRITTEN = 30  # seconds: the writer lives, though no process here has its number
+LONG_SILENT = 300  # seconds without a line after which a run on another machine may have ended
+MOST_SEEN = 50  # times of steps over which the pace is averaged
+METRICS_FILE = "metrics.jsonl"
+
+
+class RunState(NamedTuple):
+    """Whether a run is alive, as one word and as a sentence."""
+
+    word: str  # waiting, running, silent, ended or finished
+    text: str
+
+
+class PhaseProgress(NamedTuple):
+    """How far a phase is; times are in hours, None if they are not known."""
+
+    name: str
+    state: str  # waiting, running or done
+    step: int
+    steps: int | None
+    planned: float | None
+    taken: float | None  # of a phase that is done
+    left: float | None
+    planned_pace: float | None  # seconds per step
+    pace: float | None
+    planned_memory: float | None  # GiB
+    memory: float | None
+
+    @property
+    def time(self) -> str:
+        """Return the time that the phase took or has left, as text."""
+        if self.state == "waiting":
+            return ""
+        return time_text(self.taken) if self.state == "done" else f"{time_text(self.left)} left"
+
+
+class RunProgress:
+    """The phases, steps, pace and latest metrics of one run, fed with lines of its metrics."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all lines."""
+        self.phase: str | None = None
+        self.latest: dict[str, float | None] = {}
+        self._plan: Mapping[str, Any] | None = None
+        self._steps: dict[str, int] = {}
+        self._seen: deque[tuple[float, int]] = deque(maxlen=MOST_SEEN)  # time, step
+
+    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Count new lines of metrics.jsonl; the last line was written when the file was."""
+        before = self.phase, self._steps.get(self.phase or "")
+        for line in lines:
+            self.phase = line["phase"]
+            self._steps[line["phase"]] = line["step"]
+            self.latest |= {k: v for k, v in line.items() if "/" in k}
+        if self.phase is None or before == (self.phase, self._steps[self.phase]):
+            return
+        if before[0] != self.phase:
+            self._seen.clear()
+        if (written := _time_of(self.folder / METRICS_FILE)) is not None:
+            self._seen.append((written, self._steps[self.phase]))
+
+    @property
+    def step_text(self) -> str:
+        """Return the current phase and step as text, such as "ppo 12 of 40"."""
+        if self.phase is None:
+            return ""
+        steps = self._planned_phases().get(self.phase, {}).get("steps")
+        return f"{self.phase} {self._steps[self.phase]}" + (f" of {steps}" if steps else "")
+
+    @property
+    def pace(self) -> float | None:
+        """Return the seconds per step of the current phase since this process watches it."""
+        if len(self._seen) < 2 or self._seen[-1][1] <= self._seen[0][1]:  # noqa: PLR2004
+            return None
+        (started, first), (ended, last) = self._seen[0], self._seen[-1]
+        return (ended - started) / (last - first)
+
+    def _planned_phases(self) -> Mapping[str, Any]:
+        """Return the phases of plan.json by name, read again only if it was missing."""
+        self._plan = self._plan or read_plan(self.folder)
+        return {} if self._plan is None else self._plan["phases"]
+
+    def phases(self) -> list[PhaseProgress]:
+        """Return the phases of the run in their order."""
+        plan = self._planned_phases()
+        done = {*finished_phases(self.folder)}
+        names = [name for name in Phase if name in {*plan, *self._steps, *done}]
+        return [self._phase(name, plan.get(name, {}), is_done=name in done) for name in names]
+
+    def _phase(self, name: str, plan: Mapping[str, Any], *, is_done: bool) -> PhaseProgress:
+        hours, steps, step = plan.get("hours"), plan.get("steps"), self._steps.get(name, 0)
+        planned_pace = 3600 * hours / steps if hours is not None and steps else None
+        is_running = not is_done and name == self.phase
+        pace = self.pace if is_running else None
+        taken, left = None, hours
+        memory = self.latest.get("memory/peak_gib") if name == Phase.ppo else None
+        if is_done:
+            result = read_json(phase_result_path(self.folder, name), {"measured?": MEASURED}) or {}
+            measured = result.get("measured", {})
+            left, taken = 0.0, measured.get("hours")
+            memory = measured.get("memory_gib")
+            pace = 3600 * taken / step if taken is not None and step else None
+        elif is_running and steps is not None:
+            each = pace if pace is not None else planned_pace
+            left = None if each is None else max(0, steps - step) * each / 3600
+        return PhaseProgress(
+            name,
+            "done" if is_done else "running" if is_running else "waiting",
+            step,
+            steps,
+            hours,
+            taken,
+            left,
+            planned_pace,
+            pace,
+            plan.get("memory_gib_per_rank"),
+            memory,
+        )
+
+    def hours_left(self) -> float | None:
+        """Return the hours until the last phase ends; None if they are not known."""
+        phases = self.phases()
+        left = [phase.left for phase in phases if phase.left is not None]
+        return sum(left) if phases and len(left) == len(phases) else None
+
+    def result(self) -> Mapping[str, Any] | None:
+        """Return the content of result.json; None if the run has not finished."""
+        found: Mapping[str, Any] | None = read_json(self.folder / "result.json", RESULT)
+        return found
+
+    def state(self) -> RunState:
+        """Return whether the run is alive, from its result, its lock and its last write."""
+        if (self.folder / "result.json").exists():
+            return RunState("finished", "finished")
+        written, started = (_time_of(self.folder / name) for name in (METRICS_FILE, LOCK))
+        if written is None and started is None:
+            return RunState("waiting", "has not started")
+        age = max(0.0, time.time() - (written or started or 0.0))
+        said = f"{'last line' if written else 'began'} {age_text(age)} ago"
+        is_alive = _is_process_alive(self.folder)
+        if is_alive or age < (LONG_SILENT if is_alive is None else JUST_WRITTEN):
+            return RunState("running", f"running, {said}")
+        if is_alive is False:
+            return RunState("ended", f"ended without a result, {said}")
+        return RunState("silent", f"on another machine or ended, {said}")
+
+
+def age_text(seconds: float) -> str:
+    """Return a time span as text with one unit, such as "5 min"."""
+    for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def time_text(hours: float | None) -> str:
+    """Return a number of hours as H:MM:SS; a question mark if it is not known."""
+    return "?" if hours is None else duration_text(hours)
+
+
+def short_text(value: float | None) -> str:
+    """Return a number with three digits; an empty text if it is not known."""
+    return "" if value is None else f"{value:.3g}"
+
+
+def _time_of(path: Path) -> float | None:
+    """Return when a file was last written; None if there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _is_process_alive(folder: Path) -> bool | None:
+    """Return whether the process that the lock names runs; None if it is on another machine."""
+    try:
+        found = re.fullmatch(r"process (\d+) on (\S+)\n", read_stored_text(folder / LOCK) or "")
+    except DamagedFileError:
+        return None
+    if found is None or found[2] != socket.gethostname():
+        return None
+    return Path(f"/proc/{found[1]}").exists()

@@ -1,0 +1,125 @@
+"""data.template=auto becomes chat or plain by the tokenizer's files, before a run is frozen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from omegaconf import DictConfig
+
+from rlhf.base.errors import ConfigError
+from rlhf.config.choices import Template
+from rlhf.config.freeze import to_run_config, write_frozen_config
+from rlhf.config.roles import tokenizer_base
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.chat import plain_template
+from rlhf.data.encoding import Encoder
+from rlhf.jobs.conversation_form import describe_template
+from rlhf.jobs.job import config_of_job
+from rlhf.jobs.launch_command import Job
+from tests.models_on_disk import small_tokenizer
+
+Compose = Callable[[list[str]], DictConfig]
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+CONF = Path(__file__).parents[2] / "conf"
+
+
+def chosen(compose: Compose, *words: str) -> RunConfig:
+    words = ("data.template=auto", *words)
+    config, _ = config_of_job(Job(compose(list(words)), list(words), is_plan=True))
+    return config
+
+
+def described(config: RunConfig) -> list[str]:
+    return describe_template(config.data.template, *tokenizer_base(config))
+
+
+def saved(folder: Path, template: str | None) -> Path:
+    tokenizer = small_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        (CHATML, Template.chat),
+        (None, Template.plain),
+        (plain_template("<s>"), Template.plain),  # the tokenizer of a run in plain turns
+    ],
+)
+def test_a_folder_decides(
+    template: str | None, form: Template, compose: Compose, tmp_path: Path
+) -> None:
+    config = chosen(compose, "model=pretrained", f"model.path={saved(tmp_path, template)}")
+    assert config.data.template is form
+    (line,) = described(config)
+    assert line.startswith(f"data.template={form}: the tokenizer of {tmp_path} has ")
+    assert chosen(compose, f"model.tokenizer={tmp_path}").data.template is form
+
+
+@pytest.mark.parametrize(
+    ("settings", "form"),
+    [
+        (json.dumps({"chat_template": CHATML}), Template.chat),
+        (json.dumps({"chat_template": [{"name": "default", "template": CHATML}]}), Template.chat),
+        (json.dumps({"eos_token": "</s>"}), Template.plain),
+        ("{", Template.auto),  # a damaged file: the ranks report it
+    ],
+)
+def test_the_files_in_the_cache_of_the_hub_decide(
+    settings: str,
+    form: Template,
+    compose: Compose,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--me--chatty"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("a" * 40)
+    (snapshot / "tokenizer_config.json").write_text(settings)
+    assert chosen(compose, "model=pretrained", "model.path=me/chatty").data.template is form
+
+
+def test_an_unknown_tokenizer_is_left_to_the_ranks_and_never_guessed(compose: Compose) -> None:
+    config = chosen(compose, "model=pretrained", "model.path=me/not_here")
+    assert config.data.template is Template.auto
+    assert "is not on this machine" in described(config)[0]
+    with pytest.raises(ConfigError, match=r"set data\.template=chat or data\.template=plain"):
+        Encoder(small_tokenizer(), Template.auto)
+
+
+def test_a_trained_tokenizer_is_plain_without_a_word(compose: Compose) -> None:
+    config = chosen(compose)
+    assert (config.data.template, described(config)) == (Template.plain, [])
+
+
+def test_the_reward_phase_alone_follows_the_reward_model(compose: Compose, tmp_path: Path) -> None:
+    reward = ["phase=reward", "model@reward_model=pretrained", f"reward_model.path={tmp_path}"]
+    saved(tmp_path, CHATML)
+    assert chosen(compose, *reward).data.template is Template.chat
+
+
+@pytest.mark.parametrize("name", ["data=local", "data.template=auto"])
+def test_a_resumed_run_keeps_its_form(name: str, compose: Compose, tmp_path: Path) -> None:
+    words = ["data=local", "data.path=pairs.jsonl"]
+    config = to_run_config(compose([*words, "data.template=chat"]))
+    write_frozen_config(config, tmp_path)
+    cfg = compose([*words, name])
+    resumed, _ = config_of_job(Job(cfg, [name, "data.path=pairs.jsonl"], resume=str(tmp_path)))
+    assert resumed.data.template is Template.chat
+
+
+def test_recipes_of_deepspeed_chat_keep_its_turns(compose: Compose) -> None:
+    names = [f"experiment=dsc/{path.stem}" for path in (CONF / "experiment/dsc").glob("*.yaml")]
+    names += [f"experiment=tables/table{number}" for number in (3, 4, 5, 6)]
+    names += ["data=deepspeed_chat", "data=deepspeed_chat_benchmark", "experiment=smollm2_rule"]
+    forms = {name: compose([name]).data.template for name in names}
+    assert [name for name, form in forms.items() if form != "plain"] == []

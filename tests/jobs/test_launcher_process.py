@@ -1,0 +1,43 @@
+"""Idle threads spin only where cores are not shared."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rlhf.jobs.launcher_process import SPIN_COUNT, set_spin_count
+
+QUIET = "some avg10=3.10 avg60=2.00 avg300=0.70 total=17\nfull avg10=0.00 avg60=0.00\n"
+SHARED = QUIET.replace("3.10", "98.85")
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "expected", "line"),
+    [
+        (QUIET, None, "10000", ""),
+        (SHARED, None, "100", "other programs share the cores"),
+        (SHARED, "7", "7", ""),
+        (None, None, "10000", ""),
+        ("", None, "10000", ""),
+    ],
+)
+def test_spin_count_follows_the_time_that_programs_wait(
+    text: str | None,
+    given: str | None,
+    expected: str,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(os, "environ", {} if given is None else {SPIN_COUNT: given})
+    pressure = tmp_path / "cpu"
+    if text is not None:
+        pressure.write_text(text)
+    set_spin_count(pressure)
+    assert os.environ[SPIN_COUNT] == expected
+    printed = capsys.readouterr().err
+    assert printed.startswith(line)
+    assert printed.count("\n") == bool(line)
