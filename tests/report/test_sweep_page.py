@@ -87,7 +87,7 @@ def test_interval_that_leaves_the_possible_range_is_not_drawn() -> None:
     settings = chart.data["lines"][1]
     assert (settings["half"], settings["xHalf"]) == ([0.05, 0], [0.05, 0])
     assert (
-        chart.note == "Not drawn, since they reach beyond what is possible: intervals of 2 values."
+        chart.note == "Intervals that reach beyond what is possible are not drawn: 2."
     )
     assert "KL" in chart.data["xLabel"]
 
