@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from common import BENCHMARKS, Samples, Way, start, table
@@ -69,7 +69,9 @@ class Rates(NamedTuple):
         """The best of what was measured."""
         reads = max(max(samples[key]) for key in samples if key.startswith("read_"))
         cached = max(reads, *samples.get("one_matrix", [0.0]))
-        return cls(reads, cached, {dtype: max(samples[f"gemm_{dtype}"]) for dtype in BYTES})
+        keys = {dtype: f"gemm_{dtype}" for dtype in BYTES}
+        gemm = {dtype: max(samples[key]) for dtype, key in keys.items() if key in samples}
+        return cls(reads, cached, gemm)
 
     def generation_floor(self, decoder: Decoder, work: Work, dtype: str) -> float:
         """Seconds: the prompts' pass at the rate of products, the other steps at the bandwidth."""
@@ -92,11 +94,15 @@ class Rates(NamedTuple):
         return f"Rates of this run: reads {reads} GB/s; products {gemm}."
 
 
-def floors_way(device: str, decoder: Decoder, work: Work) -> Way:
-    """The process that measures the rates, one of the ways that take turns."""
+def floors_way(device: str, decoder: Decoder, work: Work, dtypes: Sequence[str]) -> Way:
+    """The process that measures the rates, one of the ways that take turns.
+
+    Products are measured in ``dtypes`` only: a CPU without bf16 takes minutes for one in bf16.
+    """
     is_micro = decoder.hidden < SHAPES["tiny"].policy.hidden
     task = {
         "device": device,
+        "dtypes": list(dtypes),
         "step": int(step_bytes(decoder, work, "bf16")),
         "buffer": 2**24 if is_micro else 2**30,
         "size": 128 if is_micro else 2048 if device == "cpu" else 8192,
@@ -112,8 +118,9 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
     device = torch.device(task["device"])
     found: dict[str, Any] = {}
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        size = task["size"]
+    size = task["size"]
+    for name in task["dtypes"]:
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         found[f"gemm_{name}"] = 2 * size**3 / _seconds(lambda a=a, b=b: a @ b, device)
     if device.type == "cuda":
@@ -168,7 +175,7 @@ def _wait(torch: Any, device: Any) -> None:
 
 def main() -> None:
     """Measure this machine's CPU at the size of an opt125m decode step, and print it."""
-    found = floors_way("cpu", SHAPES["opt125m"].policy, Work()).run()
+    found = floors_way("cpu", SHAPES["opt125m"].policy, Work(), tuple(BYTES)).run()
     rows = [[name, rate / 1e9] for name, rate in found.items()]
     sys.stdout.write(table(["rate", "GB/s or GFLOP/s"], rows) + "\n")
 

@@ -228,7 +228,8 @@ def main() -> None:
         if options.device == "cpu":
             task = shared | {"kind": "generate", "dtype": "fp32", "cache": "dynamic"}
             ways[GENERATE] = Way(script=BENCHMARKS / "rollout_ways.py", task=task)
-        ways[FLOORS] = floors_way(options.device, shape.policy, work)
+        dtypes = {*options.dtype, "fp32"}  # peers compute in fp32
+        ways[FLOORS] = floors_way(options.device, shape.policy, work, sorted(dtypes))
         ways |= peer_ways(options, shared) if options.peer else {}
         found = take_turns(ways, options.rounds)
     rates = Rates.of(found.pop(FLOORS))

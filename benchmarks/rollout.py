@@ -144,7 +144,8 @@ def compare(options: Any, shape: str, names: list[str], work: Work) -> tuple[lis
             for name in names
         }
         ways |= capped_ways(ways, options.isa) | peer_ways(options, shared)
-        ways[FLOORS] = floors_way(options.device, decoder, work)
+        dtypes = {KINDS[name]["dtype"] for name in names}
+        ways[FLOORS] = floors_way(options.device, decoder, work, sorted(dtypes))
         found = take_turns(ways, options.rounds)
     rates = Rates.of(found.pop(FLOORS))
     context = (decoder, work, rates)

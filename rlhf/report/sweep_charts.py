@@ -198,7 +198,7 @@ def _with_note(
 ) -> Chart | None:
     """Return the chart with a note if an interval is not drawn."""
     hidden = sum(each.half > half for each, half in zip(found, halves, strict=True))
-    note = f"{hidden} intervals reach beyond what is possible and are not drawn."
+    note = f"Intervals that reach beyond what is possible are not drawn: {hidden}."
     return chart._replace(note=note) if chart and hidden else chart
 
 

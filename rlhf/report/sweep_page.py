@@ -36,6 +36,7 @@ from rlhf.report.sweep_charts import (
 SWEEP_REPORT = "sweep.html"
 KL = "KL, nats"
 GOALS = ("gold", "exactly right", "score")  # measures that are drawn over KL
+LONGEST_NAME = 60  # characters of a setting's name in the headline
 BINS = 4  # ranges of a parameter with many numbers
 FEWEST_RUNS = 3  # runs for each value, or range of values, from which an importance is computed
 DOUBTS = {
@@ -144,7 +145,8 @@ def _headline(
     if study is not None:
         return Headline(study.headline, is_doubtful=not study.solutions)
     number, best = done[0]
-    said = f"best objective {estimate_text(best.estimates()['objective'])}: {best.label}"
+    name = best.label if len(best.label) <= LONGEST_NAME else "setting 1"  # the best is the first
+    said = f"best objective {estimate_text(best.estimates()['objective'])}: {name}"
     if len(done) == 1:
         return Headline(said, is_doubtful=False)
     goal = _objective_title(found)
@@ -179,14 +181,16 @@ def _tables_and_charts(
         "notes": _notes(done, found),
         "frontiers": frontiers if KL in titles and len(done) > 1 else [],
         "parallel": None,
+        "parameters": None,
     }
     if keys:
         columns = [Axis(key, [setting.values.get(key) for setting in done]) for key in keys]
         columns += [Axis(t, [setting.estimates()[t].mean for setting in done]) for t in drawn]
         ranks = [1 - place / max(len(done) - 1, 1) for place in range(len(done))]
+        parts["parallel"] = parallel_chart(columns, ranks)
+    if keys and len(keys) < len(done):
         shares = [parameter_importances(runs, [*keys, "seed"], title) for title in drawn]
         parts |= {
-            "parallel": parallel_chart(columns, ranks),
             "parameters": [
                 _parameter_chart(runs, key, title, is_alone=len(keys) == 1)
                 for key in keys
@@ -214,6 +218,12 @@ def _notes(done: Sequence[Setting], found: SettingsComparison) -> list[str]:
     if len(done) > 1 and not found.tests:
         notes.append(
             "Fewer than three seeds tell nothing about a difference: no interval is drawn."
+        )
+    keys = {key for setting in done for key in setting.values}
+    if len(done) > 1 and len(keys) >= len(done):
+        notes.append(
+            f"{len(done)} settings differ in {len(keys)} keys: the effects of keys cannot be told "
+            "apart, so no chart of a key is drawn."
         )
     notes += [f"Not compared: {title} ({reason})." for title, reason in found.left_out.items()]
     return notes

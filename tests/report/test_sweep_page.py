@@ -86,7 +86,9 @@ def test_interval_that_leaves_the_possible_range_is_not_drawn() -> None:
     assert chart is not None
     settings = chart.data["lines"][1]
     assert (settings["half"], settings["xHalf"]) == ([0.05, 0], [0.05, 0])
-    assert chart.note == "2 intervals reach beyond what is possible and are not drawn."
+    assert (
+        chart.note == "Intervals that reach beyond what is possible are not drawn: 2."
+    )
     assert "KL" in chart.data["xLabel"]
 
 
@@ -116,6 +118,22 @@ def test_importance_needs_runs_and_groups_numbers_that_each_trial_draws() -> Non
     assert found.keys() == set(both[:2])
     assert (found["ppo.kl_ctl"] or 0) > 0.7
     assert (found["ppo.ppo_epochs"] or 0) < 0.3
+
+
+def test_keys_that_change_together_have_no_charts_and_a_short_headline() -> None:
+    trials = [
+        ComparedRun(
+            Path(f"{n}"),
+            {"seed": 1, **{f"ppo.a_long_name_of_a_key_{k}": n for k in range(3)}},
+            {"objective": float(n), "gold": float(n), "KL, nats": 1.0 + n},
+        )
+        for n in range(2)
+    ]
+    page = sweep_page("x", group_by_setting(trials))
+    assert "best objective 1.000: setting 1;" in page
+    assert "2 settings differ in 3 keys: the effects of keys cannot be told apart" in page
+    assert "<h2>Parameters</h2>" not in page
+    assert "<h2>Parameters</h2>" in sweep_page("x", group_by_setting(runs()))
 
 
 STUDY = """
