@@ -64,6 +64,24 @@ class Killer(Tracker):
         return write_checkpoint
 
 
+class Disturber(Tracker):
+    """Changes one weight of the critic after the step that DISTURB_AT names, PHASE:STEP."""
+
+    def __init__(self, *_: object) -> None:
+        self._logged, original = "", checkpoints.weight_digests
+
+        def weight_digests(engines: Mapping[str, Any]) -> dict[str, str]:
+            if self._logged == os.environ.get("DISTURB_AT"):
+                with torch.no_grad():
+                    next(engines["critic"].module.parameters()).view(-1)[7] += 0.1
+            return original(engines)
+
+        checkpoints.weight_digests = weight_digests
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        self._logged = f"{phase}:{step}"
+
+
 def kill() -> NoReturn:
     """Kill this process."""
     os.kill(os.getpid(), signal.SIGKILL)

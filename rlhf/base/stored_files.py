@@ -60,6 +60,7 @@ RESULT = {
 }
 LINE: Form = {"phase": str, "step": int}
 METRICS: Form = {**LINE, OTHERS: MAYBE_FLOAT}
+DIGEST: Form = {**LINE, "weights": {OTHERS: str}}
 ALARM: Form = {**LINE, "name": str, "metric": str, "value": MAYBE_FLOAT, "advice": str}
 SAMPLE: Form = {
     **LINE,

@@ -223,6 +223,9 @@ class Engine(Model, Protocol):
     def training_state(self) -> State:
         """Return the tensors that training changes: masters, moments and moving average."""
 
+    def weight_digests(self) -> Mapping[str, int]:
+        """Return a digest of the fp32 weights of each trained parameter; all ranks must call it."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what training changes besides tensors, such as step counters, as JSON values."""
 

@@ -232,14 +232,14 @@ def link_phase(source: Path, phase: Phase, target: Path, *, reused_from: str) ->
     assert result is not None, f"{source} has not finished {phase}"
     with replace_atomically(target / phase) as building:
         left_out = shutil.ignore_patterns(STATE, RESULT, MANIFEST, ".*")
-        shutil.copytree(source / phase, building, copy_function=_link_or_copy, ignore=left_out)
+        shutil.copytree(source / phase, building, copy_function=link_or_copy, ignore=left_out)
         reused = {"reused_from": reused_from} | result
         manifest = source / phase / MANIFEST  # an older version wrote none
         files = read_json_object(manifest)["files"] if manifest.exists() else None
         finish_phase(target, phase, reused, folder=building, files=files)
 
 
-def _link_or_copy(source: str, target: str) -> None:
+def link_or_copy(source: str, target: str) -> None:
     """Make a hard link, or a copy if the folders are on different file systems."""
     try:
         os.link(source, target)

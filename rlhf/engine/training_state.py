@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.ranks import Ranks
-from rlhf.engine.masters import Masters, Split, fp32_weights
+from rlhf.engine.masters import CHUNK, Masters, Split, fp32_weights
 
 ReadPart = Callable[[str, slice], Tensor]  # part of the flat tensor with this name
 AdamMoments = Mapping[str, Tensor]  # "first" and "second" of one shard
@@ -94,6 +94,17 @@ class TrainingState:
                 flat[offset : offset + length].copy_(read_part(f"{kind}/{place.name}", part))
         self._masters.publish()
 
+    @torch.no_grad()
+    def weight_digests(self) -> dict[str, int]:
+        """Return a digest of the fp32 weights of each parameter, equal on any number of ranks."""
+        own = []
+        for place in self._places:
+            _, offset, start, length = place.piece
+            flat = fp32_weights(self._masters.shards[place.piece.shard]).reshape(-1)
+            own.append(digest_of_slice(flat[offset : offset + length], start))
+        found = self._ranks.sum(torch.stack(own)).tolist()
+        return {place.name: each % 2**64 for place, each in zip(self._places, found, strict=True)}
+
     def _gather_whole(self, place: ParameterPlace, shard: Tensor) -> Tensor:
         """Return the whole flat tensor of a parameter; sum the parts as integers, bit for bit."""
         _, offset, start, length = place.piece
@@ -103,6 +114,21 @@ class TrainingState:
         whole = torch.zeros(place.size, dtype=own.dtype, device=self._ranks.device)
         whole[start : start + length].copy_(own)
         return self._ranks.sum(whole.view(torch.int32)).view(own.dtype)
+
+
+def digest_of_slice(slice_N: Tensor, start: int) -> Tensor:
+    """Return the part of a flat fp32 tensor's digest that a slice, from ``start`` on, contributes.
+
+    The digest is the sum of bits_i * (2 i + 1) modulo 2^64 over the elements i: parts add up in any
+    order, and a change of any one element changes it. It detects faults, not forgeries.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=slice_N.device)
+    for chunk_N in torch.split(slice_N, CHUNK):
+        end = start + len(chunk_N)
+        odd_N = torch.arange(2 * start + 1, 2 * end + 1, 2, device=chunk_N.device)
+        total += odd_N.mul_(chunk_N.view(torch.int32)).sum()
+        start = end
+    return total
 
 
 def adamw_moments(adamw: torch.optim.AdamW, shard: Tensor) -> AdamMoments:

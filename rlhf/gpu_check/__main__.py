@@ -30,8 +30,8 @@ from rlhf.gpu_check.check_page import (
 )
 from rlhf.gpu_check.processes import run_part
 from rlhf.gpu_check.rows import CheckRow, Size
-from rlhf.gpu_check.runs import require_launcher
 from rlhf.gpu_check.table import BY_NAME, PARTS, CheckModule
+from rlhf.runtime.launch_mode import require_launcher
 from rlhf.tracking.console import build_console
 
 FAILED = 1
@@ -47,7 +47,7 @@ def run_check(
         CapabilityError: if this machine has no GPU that torch can use.
     """
     require_gpu()
-    require_launcher()
+    require_launcher("rlhf.gpu_check")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"OUT_FOLDER={folder}: is not empty; name a new folder")
     folder.mkdir(parents=True, exist_ok=True)

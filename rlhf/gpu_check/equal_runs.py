@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rlhf.tracking.jsonl import DIGESTS
+from rlhf.tracking.metric_table import is_timing
+
 TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
-COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", "held_out.json")
+COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", DIGESTS, "held_out.json")
 
 
 def differing_files(one: Path, other: Path) -> list[str]:
@@ -28,11 +31,6 @@ def metrics_without_times(run_dir: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl without the metrics of time, speed and memory."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{name: v for name, v in line.items() if not is_timing(name)} for line in lines]
-
-
-def is_timing(name: str) -> bool:
-    """Return True for metrics of time, speed or memory, which differ even between equal runs."""
-    return name.startswith(("time/", "speed/", "memory/")) or name.endswith("_per_second")
 
 
 def _results_without_times(run_dir: Path) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.errors import CapabilityError, CheckpointError
+from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.checkpoint.results import read_json_object
 from rlhf.jobs.sweep_jobs import PARENT
+from rlhf.runtime.launch_mode import LAUNCHER
 
-LAUNCHER = Path(__file__).parents[2] / "launch.py"
 USER_ERROR = 2  # exit code of launch.py for wrong options
 LIMIT = 240  # seconds per run, because the first run may compile kernels of DeepSpeed
 # Few steps and evaluations on the GPU, with any model, whose sizes experiment=smoke would set.
@@ -67,15 +67,6 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl."""
         return list(read_lines(self.run_dir / "metrics.jsonl", METRICS))
-
-
-def require_launcher() -> None:
-    """Raise CapabilityError if the package is installed without launch.py and conf/."""
-    if not LAUNCHER.is_file():
-        raise CapabilityError(
-            f"python -m rlhf.gpu_check: starts {LAUNCHER}, which is not there; run it in a clone "
-            "of the repository"
-        )
 
 
 def start_run(run_dir: Path, *words: str) -> Run:

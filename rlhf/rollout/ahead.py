@@ -124,6 +124,10 @@ class SamplingAhead:
             self._pending[step] = rows_of_rank(whole, self._ranks)
             self._begun = step
 
+    def weight_digests(self) -> dict[str, int]:
+        """Return nothing, and wait for no responses: there are no weights."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: tensors are all of the state."""
         return {}

@@ -8,12 +8,23 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.batches import num_ranks
 from rlhf.config.rules.launcher import check_hostfile
 from rlhf.config.schema.launcher import LauncherConfig
 from rlhf.config.schema.run import RunConfig
+
+LAUNCHER = Path(__file__).parents[2] / "launch.py"
+
+
+def require_launcher(module: str) -> None:
+    """Raise CapabilityError if ``python -m MODULE`` is installed without launch.py and conf/."""
+    if not LAUNCHER.is_file():
+        raise CapabilityError(
+            f"python -m {module}: starts {LAUNCHER}, which is not there; run it in a clone of the "
+            "repository"
+        )
 
 
 class LaunchMode(StrEnum):

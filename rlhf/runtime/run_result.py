@@ -46,13 +46,18 @@ def build_run_result(config: RunConfig, run_dir: Path, ran: Sequence[Phase]) -> 
 def collect_results(order: Sequence[Phase], run_dir: Path) -> dict[str, Any]:
     """Return the objective, the results of the phases and the versions of libraries."""
     phases = {p.value: read_phase_result(run_dir, p) or {} for p in order}
-    packages = ("rlhf", "torch", "deepspeed", "transformers")
-    versions = {name: importlib.metadata.version(name) for name in packages}
     return {
         "objective": find_objective(phases, run_dir)[1],
         "phases": phases,
-        "versions": {"python": platform.python_version(), **versions},
+        "versions": library_versions(),
     }
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python, of this package and of the libraries that compute."""
+    packages = ("rlhf", "torch", "deepspeed", "transformers")
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    return {"python": platform.python_version(), **versions}
 
 
 def find_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> tuple[str, float]:

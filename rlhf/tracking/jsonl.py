@@ -14,7 +14,9 @@ from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.stored_files import read_raw_lines
 
-LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl")  # of a run; rank 0 appends to them
+DIGESTS = "digests.jsonl"
+# Of a run; rank 0 appends to them.
+LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl", DIGESTS)
 # UTF-8 cannot encode a lone surrogate: it is written as \udXXX, which JSON decodes back.
 ENCODING_ERRORS = "backslashreplace"
 

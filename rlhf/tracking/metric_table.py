@@ -60,3 +60,8 @@ def check_metric_name(name: str) -> None:
         f"unknown metric {name!r}; the nearest is {nearest!r}. "
         "A new metric needs an entry in rlhf/tracking/metrics.yaml."
     )
+
+
+def is_timing(name: str) -> bool:
+    """Return True for metrics of time, speed or memory, which differ even between equal runs."""
+    return name.startswith(("time/", "speed/", "memory/")) or name.endswith("_per_second")

@@ -50,6 +50,9 @@ class Tracker:
     def alert(self, alarm: Alarm) -> None:
         """Record an alarm."""
 
+    def digests(self, phase: str, step: int, weights: Mapping[str, str]) -> None:
+        """Record digests of the weights after a step, by the names of tensors."""
+
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Record the content of result.json, after the last phase."""
 

@@ -14,7 +14,7 @@ from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.config.choices import WandbMode
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
-from rlhf.tracking.jsonl import JsonlWriter
+from rlhf.tracking.jsonl import DIGESTS, JsonlWriter
 from rlhf.tracking.metric_table import check_metric_name
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
 from rlhf.tracking.tracker import Sample, Tracker
@@ -38,6 +38,10 @@ class Forwarder(Tracker):
     def alert(self, alarm: Alarm) -> None:
         """Forward an alarm."""
         self._call_each(lambda tracker: tracker.alert(alarm))
+
+    def digests(self, phase: str, step: int, weights: Mapping[str, str]) -> None:
+        """Forward digests of weights."""
+        self._call_each(lambda tracker: tracker.digests(phase, step, weights))
 
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Forward the content of result.json."""
@@ -88,7 +92,7 @@ class Trackers(Forwarder):
 
 
 class FileTracker(Tracker):
-    """A tracker that writes metrics.jsonl, samples.jsonl and alarms.jsonl in a run directory."""
+    """A tracker that writes the logs of a run directory, one JSON object per line."""
 
     def __init__(self, run_dir: Path, say: Callable[[str], None]) -> None:
         self._run_dir = run_dir
@@ -119,6 +123,10 @@ class FileTracker(Tracker):
     def alert(self, alarm: Alarm) -> None:
         """Append a line with the alarm."""
         self._write("alarms.jsonl", alarm._asdict())
+
+    def digests(self, phase: str, step: int, weights: Mapping[str, str]) -> None:
+        """Append a line with the digests."""
+        self._write(DIGESTS, {"phase": phase, "step": step, "weights": weights})
 
     def finish(self) -> None:
         """Close the files."""

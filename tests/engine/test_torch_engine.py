@@ -21,6 +21,7 @@ from rlhf.engine.devices import current_ranks
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.torch_engine import TorchEngine
+from rlhf.engine.training_state import digest_of_slice
 from tests.engine.test_deepspeed_config import zero
 from tests.plain_engine import whole_state
 
@@ -385,3 +386,14 @@ def test_a_critic_at_stage_0_has_no_half_moments() -> None:
     engine_of(build_engine, **options)  # the actor has
     with pytest.raises(CapabilityError, match="in the critic at stage 0"):
         engine_of(build_engine, role=Role.critic, **options)
+
+
+def test_digests_of_slices_add_up_and_notice_every_change() -> None:
+    whole_N = torch.randn(1000)
+    parts = digest_of_slice(whole_N[:300], 0) + digest_of_slice(whole_N[300:], 300)
+    assert parts == digest_of_slice(whole_N, 0)
+    for place in (0, 299, 999):
+        changed_N = whole_N.clone()
+        changed_N.view(torch.int32)[place] ^= 1  # the lowest bit
+        assert digest_of_slice(changed_N, 0) != parts
+    assert digest_of_slice(whole_N.flip(0), 0) != parts

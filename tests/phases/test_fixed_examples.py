@@ -22,14 +22,13 @@ from rlhf.data.batching import pair_steps
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings
-from rlhf.gpu_check.equal_runs import is_timing
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases import reward, sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.supervised import warn_of_few_steps
 from rlhf.tracking.console import build_console
-from rlhf.tracking.metric_table import check_metric_name
+from rlhf.tracking.metric_table import check_metric_name, is_timing
 from tests.plain_engine import PlainEngine
 
 Compose = Callable[[list[str]], DictConfig]

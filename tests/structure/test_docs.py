@@ -52,6 +52,8 @@ RUN_ELSEWHERE = {
     "python -m rlhf.chat runs/latest --environment --seed 3": "test_environment_run.py",
     "echo hello '|' python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
     "python -m rlhf.report runs/latest": "tests/report/test_run_page.py",
+    "python -m rlhf.replay runs/latest": "tests/test_replay.py",
+    "python -m rlhf.replay RUN_DIR --phase ppo --step 37": "tests/test_replay.py",
     "python -m rlhf.report RUN_DIR RUN_DIR": "tests/jobs/test_sweep.py",
     "python -m rlhf.report RUN_DIR RUN_DIR --html FILE": "tests/report/test_setting_curves.py",
     "python -m rlhf.report SWEEP_DIR": "tests/jobs/test_sweep.py",

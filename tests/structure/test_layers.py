@@ -26,10 +26,11 @@ INSTRUMENTS = {
     "gpu_check",
     "jobs",
     "planning",
+    "replay",
     "report",
     "watch",
 }
-MOST_ROOMS = 23  # folders and files that a reader of rlhf/ meets first
+MOST_ROOMS = 24  # folders and files that a reader of rlhf/ meets first
 
 # What each room may import of the others. Adapters do not import one another.
 SHARED = {"base", "config"}
@@ -51,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chat": SHARED | ADAPTERS | {"environments", "report"},
     "export": SHARED | {"algorithms", "rewards", "phases"} | ADAPTERS,
     "evaluate": CORE | {"export", "report"},
+    "replay": SHARED | {"tracking", "checkpoint", "runtime"},
     "gpu_check": CORE | {"jobs", "planning"},
     "launch": SHARED | {"jobs", "report", "runtime"},
     "__init__": SHARED | {"phases"},  # the public names

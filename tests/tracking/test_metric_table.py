@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf.gpu_check.equal_runs import is_timing
 from rlhf.tracking.console import KEY_METRICS
-from rlhf.tracking.metric_table import GROUPS, METRICS, check_metric_name
+from rlhf.tracking.metric_table import GROUPS, METRICS, check_metric_name, is_timing
 
 UNITS = ("tflops", "mfu")
 

@@ -14,7 +14,7 @@ def check_nvme_checkpoints(config: RunConfig) -> None:
     """
     if config.zero.nvme_path is None:
         return
-    for key in ("every_steps", "best"):
+    for key in ("every_steps", "stop_after", "best"):
         if (value := getattr(config.checkpoint, key)) is not None:
             raise ConfigError(
                 f"checkpoint.{key}={value} with zero.nvme_path={config.zero.nvme_path}: a "
@@ -27,6 +27,14 @@ def check_checkpoint(config: RunConfig) -> None:
     """Check that checkpoints can be written, and that the run measures checkpoint.best in time."""
     checkpoint = config.checkpoint
     check_nvme_checkpoints(config)
+    if (stop := checkpoint.stop_after) is not None:
+        name, _, step = stop.partition("/")
+        if name not in config.phase.order or not step.isdecimal() or int(step) == 0:
+            raise ConfigError(
+                f"checkpoint.stop_after={stop}: must be PHASE/STEP, a phase of "
+                f"{', '.join(config.phase.order)} and a step from 1 on, such as "
+                f"{config.phase.order[-1]}/10"
+            )
     if checkpoint.best is None:
         for key in ("load_best", "patience"):
             if value := getattr(checkpoint, key):

@@ -77,6 +77,10 @@ class CheckpointConfig:
     """End the phase of the metric with its best checkpoint instead of the last step."""
     patience: int | None = key(ABOVE_0, affects=phases_that_measure_best)
     """End the phase after this many evaluations in a row without a new best; null: never."""
+    stop_after: str | None = key()
+    """Step after which the run stops with a checkpoint, such as ppo/40; resume continues it."""
+    digest_every: int = key(AT_LEAST_0)
+    """Steps between digests of the weights, which python -m rlhf.replay compares; 0: no digests."""
     most_skipped: int | None = key(ABOVE_0)
     """Steps in a row with gradients that are not finite after which the run ends; null: never."""
     grace_seconds: int = key(SECONDS)

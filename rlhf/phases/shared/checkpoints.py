@@ -27,6 +27,11 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.tracking.jsonl import LOGS
 
+NO_CHECKPOINTS = (
+    "{}: no checkpoints inside the phase, since zero.nvme_path keeps the optimizer on a drive; "
+    "a stopped run repeats the phase"
+)
+
 
 class Stateful(Protocol):
     """An object whose state is a few JSON values."""
@@ -44,6 +49,9 @@ class StatefulWithTensors(Stateful, Protocol):
     @property
     def training_state(self) -> State:
         """Return the tensors."""
+
+    def weight_digests(self) -> Mapping[str, int]:
+        """Return a digest of each trained tensor of weights; all ranks must call it together."""
 
 
 class Checkpoints:
@@ -77,10 +85,7 @@ class Checkpoints:
         self.results: dict[str, Any] = {}
         self._can_write = context.config.zero.nvme_path is None
         if not self._can_write:
-            context.console.say(
-                f"{phase}: no checkpoints inside the phase, since zero.nvme_path keeps the "
-                "optimizer on a drive; a stopped run repeats the phase"
-            )
+            context.console.say(NO_CHECKPOINTS.format(phase))
         resumed = context.resumes.get(phase)
         if resumed is not None:
             self._resume_from(resumed)
@@ -180,6 +185,11 @@ class Checkpoints:
 
     def _finish_step(self) -> None:
         context, requests = self._context, self._context.requests
+        every, is_last = self._config.digest_every, self._is_over or self.step == self._total
+        if self._can_write and every and (is_last or self.step % every == 0):
+            context.tracker.digests(self.phase, self.step, weight_digests(self._engines))
+        if self._config.stop_after == f"{self.phase}/{self.step}":
+            requests.wants_checkpoint = requests.wants_stop = True
         # No checkpoint is due while steps are skipped: the checkpoint before them is kept.
         is_due = (self._is_checkpoint_due() and not self._skipped) or requests.wants_checkpoint
         is_due &= self._can_write
@@ -227,7 +237,7 @@ class Checkpoints:
 
     def _resume_from(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
-        self._load_state(checkpoint)
+        _load_engines(self._engines, checkpoint)
         self.step = self._saved_step = checkpoint.step
         self.results = dict(state["results"])
         self._seconds = state["seconds"]
@@ -237,15 +247,26 @@ class Checkpoints:
             self._trainer.load_state_dict(state["trainer"])
         self._context.console.say(f"{self.phase}: continues after step {self.step}")
 
-    def _load_state(self, checkpoint: Checkpoint) -> None:
-        for name, engine in self._engines.items():
-            engine.training_state.load(checkpoint.tensor_reader(name))
-            engine.load_state_dict(checkpoint.state["engines"][name])
-
     def _load_best(self) -> None:
         assert self._best.step is not None
-        self._load_state(load_checkpoint(checkpoint_folder(self._dir, self._best.step)))
+        best = load_checkpoint(checkpoint_folder(self._dir, self._best.step))
+        _load_engines(self._engines, best)
         self._context.console.say(f"{self.phase}: ends with the models of step {self._best.step}")
+
+
+def _load_engines(engines: Mapping[str, StatefulWithTensors], checkpoint: Checkpoint) -> None:
+    for name, engine in engines.items():
+        engine.training_state.load(checkpoint.tensor_reader(name))
+        engine.load_state_dict(checkpoint.state["engines"][name])
+
+
+def weight_digests(engines: Mapping[str, StatefulWithTensors]) -> dict[str, str]:
+    """Return the digest of each tensor of weights as ENGINE/PARAMETER; every rank must call it."""
+    return {
+        f"{name}/{parameter}": f"{digest:016x}"
+        for name, engine in engines.items()
+        for parameter, digest in engine.weight_digests().items()
+    }
 
 
 def _sizes_of_logs(run_dir: Path) -> dict[str, int]:

@@ -1,0 +1,241 @@
+"""Take steps of a run again, and compare them bit for bit with what the run has logged.
+
+    python -m rlhf.replay RUN_DIR                          the last step
+    python -m rlhf.replay RUN_DIR --phase ppo --step 37    one step
+
+The replay begins at the last checkpoint before the step, or with the phase, in a folder of its own,
+and ends at the next step whose weights have digests (checkpoint.digest_every). The exit code is 0
+if all is equal, and 1 if something differs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf.base.command import command_parser, run_to_exit_code
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.safe_text import for_terminal
+from rlhf.base.stored_files import DIGEST, METRICS, read_bytes, read_lines
+from rlhf.base.user_paths import expand_user_path
+from rlhf.checkpoint.finished_phase import copy_phase_lines, verify_phase
+from rlhf.checkpoint.phase_state import checkpoint_folder, checkpoint_folders, load_checkpoint
+from rlhf.checkpoint.phase_store import link_or_copy, link_phase
+from rlhf.checkpoint.results import read_json_object, read_phase_result
+from rlhf.config.choices import Phase
+from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config
+from rlhf.config.run_dir import lock_run_dir
+from rlhf.runtime.launch_mode import LAUNCHER, require_launcher
+from rlhf.runtime.run_result import library_versions
+from rlhf.tracking.jsonl import DIGESTS, LOGS
+from rlhf.tracking.metric_table import is_timing
+
+DIFFERS = 1  # exit code
+SHOWN = 8  # differing values that are printed
+
+
+class Replay(NamedTuple):
+    """The steps to take again: those after ``start``, up to ``end``."""
+
+    phase: Phase
+    start: int
+    end: int
+
+
+class ReplayedSteps(NamedTuple):
+    """What a run and its replay have logged of the same steps."""
+
+    values: int
+    tensors: int
+    """How many of the values are digests of tensors."""
+    step: int | None
+    """The first step that differs; None if all are equal."""
+    differing: Mapping[str, tuple[Any, Any]]
+    """What differs after that step: the run's values and the replay's, by name."""
+
+
+def plan_replay(run_dir: Path, phase: Phase | None, step: int | None) -> Replay:
+    """Return the steps that must be taken again for ``step`` of ``phase``; None: the last one.
+
+    Raises:
+        ConfigError: if the run has not logged the step, or took the phase from another run.
+    """
+    order = load_frozen_config(run_dir).phase.order
+    logged = {each: read_logged(run_dir, each) for each in order}
+    known = [each for each in order if logged[each]]
+    if not known or (phase is not None and phase not in known):
+        names = ", ".join(known) or "no phase"
+        raise ConfigError(f"--phase {phase or order[0]}: {run_dir} has steps of {names} only")
+    phase = phase or known[-1]
+    result = read_phase_result(run_dir, phase) or {}
+    if (source := result.get("reused_from")) is not None:
+        raise ConfigError(f"--phase {phase}: {run_dir} took it from {source}; replay that run")
+    last = max(logged[phase])
+    step = last if step is None else step
+    if not 1 <= step <= last:
+        raise ConfigError(f"--step {step}: {phase} has the steps 1 to {last}")
+    digested = (
+        line["step"] for line in read_lines(run_dir / DIGESTS, DIGEST) if line["phase"] == phase
+    )
+    before = (int(path.name.rpartition("-")[2]) for path in checkpoint_folders(run_dir / phase))
+    start = max((each for each in before if each < step), default=0)
+    return Replay(phase, start, min((each for each in digested if each >= step), default=step))
+
+
+def copy_run_before(run_dir: Path, replay: Replay, target: Path) -> None:
+    """Make ``target`` the run directory that ``run_dir`` was after the step ``replay.start``.
+
+    Raises:
+        CheckpointError: if a phase before it, or the checkpoint, is damaged.
+    """
+    phase, start, _ = replay
+    order = load_frozen_config(run_dir).phase.order
+    for name in (FROZEN, COMMAND):
+        shutil.copy2(run_dir / name, target / name)
+    shutil.copytree(run_dir / "tokenizer", target / "tokenizer")
+    for each in order[: order.index(phase)]:
+        verify_phase(run_dir, each)
+        for name in LOGS:
+            copy_phase_lines(run_dir, each, target, name)
+        link_phase(run_dir, each, target, reused_from=str(run_dir))
+    if start:
+        checkpoint = load_checkpoint(checkpoint_folder(run_dir / phase, start))
+        for name, size in checkpoint.state["logs"].items():
+            (target / name).write_bytes((read_bytes(run_dir / name) or b"")[:size])
+        copied = checkpoint_folder(target / phase, start)
+        shutil.copytree(checkpoint.folder, copied, copy_function=link_or_copy)
+
+
+def take_steps(target: Path, replay: Replay) -> None:
+    """Continue the run in ``target`` up to the step ``replay.end``.
+
+    Raises:
+        CheckpointError: if the run does not reach the step.
+    """
+    stop = f"checkpoint.stop_after={replay.phase}/{replay.end}"
+    free = (
+        "reuse.phases=never",
+        "plan=off",
+        "tracking.wandb=disabled",
+        "tracking.tensorboard=false",
+    )
+    command = [sys.executable, str(LAUNCHER), f"resume={target}", stop, *free]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    if not checkpoint_folder(target / replay.phase, replay.end).is_dir():
+        last = (ended.stderr.splitlines() or ["no message"])[-1]
+        raise CheckpointError(f"the replay ended before {stop.partition('=')[2]}: {last}")
+
+
+def compare_logs(run_dir: Path, target: Path, replay: Replay) -> ReplayedSteps:
+    """Compare what two run directories have logged of the steps of ``replay``."""
+    theirs, ours = (read_logged(each, replay.phase) for each in (run_dir, target))
+    values = tensors = 0
+    for step in range(replay.start + 1, replay.end + 1):
+        names = dict.fromkeys([*theirs.get(step, {}), *ours.get(step, {})])
+        pairs = {name: (theirs[step].get(name), ours.get(step, {}).get(name)) for name in names}
+        if step == replay.end:  # the run may have evaluated its last models after this step
+            pairs = {name: pair for name, pair in pairs.items() if name in ours.get(step, {})}
+        values += len(pairs)
+        tensors += sum(isinstance(here, str) for _, here in pairs.values())
+        differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+        if differing:
+            return ReplayedSteps(values, tensors, step, differing)
+    return ReplayedSteps(values, tensors, None, {})
+
+
+def read_logged(run_dir: Path, phase: Phase) -> dict[int, dict[str, Any]]:
+    """Return the metrics of each step of ``phase`` without times, and the digests of weights."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in read_lines(run_dir / "metrics.jsonl", METRICS):
+        if line.pop("phase") == phase:
+            kept = {name: value for name, value in line.items() if not is_timing(name)}
+            found.setdefault(kept.pop("step"), {}).update(kept)
+    for line in read_lines(run_dir / DIGESTS, DIGEST):
+        if line["phase"] == phase:
+            found.setdefault(line["step"], {}).update(line["weights"])
+    return found
+
+
+def describe_replayed_steps(found: ReplayedSteps, replay: Replay) -> Iterator[str]:
+    """Yield lines that tell whether the steps are equal, and if not, where they begin to differ."""
+    steps = f"{replay.phase} steps {replay.start + 1} to {replay.end}"
+    if found.step is None:
+        what = f"{found.values} values, {found.tensors} of them tensors of weights"
+        yield f"{steps} are equal bit for bit: {what}"
+        if not found.tensors:
+            yield "no weights were compared: the run has no digests (checkpoint.digest_every)"
+        return
+    count = len(found.differing)
+    yield f"{steps}: step {found.step} is the first that differs; differing values: {count}"
+    for name, (theirs, ours) in list(found.differing.items())[:SHOWN]:
+        yield f"  {name}: {theirs} in the run, {ours} in the replay"
+    if len(found.differing) > SHOWN:
+        yield f"  and {len(found.differing) - SHOWN} more"
+
+
+def describe_other_versions(run_dir: Path) -> Iterator[str]:
+    """Yield a line for each library whose version is not that of the run."""
+    path, here = run_dir / "result.json", library_versions()
+    theirs = read_json_object(path).get("versions", {}) if path.exists() else {}
+    for name in here:
+        if name in theirs and theirs[name] != here[name]:
+            yield f"the run was computed with {name} {theirs[name]}, the replay with {here[name]}"
+
+
+def replay_steps(run_dir: Path, replay: Replay, target: Path) -> bool:
+    """Take the steps again in the folder ``target``; print and return whether all is equal."""
+    with lock_run_dir(run_dir):  # a run in progress removes checkpoints
+        copy_run_before(run_dir, replay, target)
+    take_steps(target, replay)
+    found = compare_logs(run_dir, target, replay)
+    for line in [*describe_replayed_steps(found, replay), *describe_other_versions(run_dir)]:
+        sys.stdout.write(f"{for_terminal(line)}\n")
+    return found.step is None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; return the exit code."""
+    parser = command_parser("rlhf.replay", __doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--phase", type=Phase, choices=list(Phase), help="default: the last one")
+    parser.add_argument("--step", type=int, help="default: the last one")
+    parser.add_argument("--folder", type=Path, help="new folder in which the replayed run is kept")
+    options = parser.parse_args(arguments)
+    is_equal = True
+
+    def work() -> None:
+        nonlocal is_equal
+        require_launcher("rlhf.replay")
+        run_dir = expand_user_path(str(options.run_dir), key="RUN_DIR").resolve()
+        replay = plan_replay(run_dir, options.phase, options.step)
+        with new_folder(options.folder, beside=run_dir) as target:
+            is_equal = replay_steps(run_dir, replay, target)
+
+    return run_to_exit_code(work) or (0 if is_equal else DIFFERS)
+
+
+@contextmanager
+def new_folder(folder: Path | None, *, beside: Path) -> Iterator[Path]:
+    """Yield a new folder, ``folder`` or a temporary one on the drive of ``beside``.
+
+    Raises:
+        ConfigError: if ``folder`` exists.
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix=".replay-", dir=beside.parent) as temporary:
+            yield Path(temporary)
+        return
+    if folder.exists():
+        raise ConfigError(f"--folder {folder}: it exists; name a new folder")
+    folder.mkdir(parents=True)
+    yield folder.resolve()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""python -m rlhf.replay: steps of a run are taken again, and compared bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf import replay
+from rlhf.base.errors import ConfigError
+from rlhf.config.choices import Phase
+from rlhf.replay import Replay, plan_replay
+from tests.runs import ROOT, finished, python
+
+STEPS = ["ppo.steps=5", "checkpoint.every_steps=2", "checkpoint.keep=9"]
+STEPS += ["checkpoint.keep_finished=true", "checkpoint.digest_every=1"]
+TENSOR = "critic/pretrained.gpt_neox.embed_in.weight"
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which one weight of the critic was changed after PPO step 3."""
+    run_dir = tmp_path_factory.mktemp("runs") / "run"
+    others = "tracking.others=[tests.killer:Disturber]"
+    return finished(run_dir, *STEPS, others, PYTHONPATH=ROOT, DISTURB_AT="ppo:3")
+
+
+@pytest.mark.slow
+def test_equal_steps_are_equal(disturbed: Path) -> None:
+    found = python("-m", "rlhf.replay", disturbed, "--step", 5, PYTHONPATH=ROOT)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "ppo: continues after step 4" in found.stdout
+    last = found.stdout.splitlines()[-1]
+    assert last.startswith("ppo steps 5 to 5 are equal bit for bit: ")
+    assert last.endswith(" of them tensors of weights")
+    assert list(disturbed.parent.iterdir()) == [disturbed], "the temporary folder is removed"
+
+
+@pytest.mark.slow
+def test_a_changed_weight_is_found_at_its_step_and_tensor(disturbed: Path) -> None:
+    found = python("-m", "rlhf.replay", disturbed, "--step", 4, PYTHONPATH=ROOT)
+    assert found.returncode == replay.DIFFERS, found.stdout + found.stderr
+    first, tensor = found.stdout.splitlines()[-2:]
+    assert first == "ppo steps 3 to 4: step 3 is the first that differs; differing values: 1"
+    assert tensor.startswith(f"  {TENSOR}: ")
+
+
+@pytest.mark.slow
+def test_replay_begins_at_the_checkpoint_before_the_step(disturbed: Path) -> None:
+    assert plan_replay(disturbed, None, None) == Replay(Phase.ppo, 4, 5)
+    assert plan_replay(disturbed, Phase.sft, 1) == Replay(Phase.sft, 0, 1)
+    with pytest.raises(ConfigError, match=r"--step 6: ppo has the steps 1 to 5"):
+        plan_replay(disturbed, Phase.ppo, 6)
+    with pytest.raises(ConfigError, match=r"--phase dpo: .* has steps of sft, reward, ppo only"):
+        plan_replay(disturbed, Phase.dpo, 1)
