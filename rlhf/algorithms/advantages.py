@@ -70,7 +70,7 @@ def gae(
     keep_BT: Tensor,
     *,
     gamma: float,
-    lam: float,
+    lam: float | Tensor,
     last_values_B: Tensor | None = None,
 ) -> Advantages:
     """Compute generalised advantage estimates, https://arxiv.org/abs/1506.02438 eq. 16.
@@ -82,7 +82,7 @@ def gae(
     V_t is the value before token t is chosen, and t + 1 is the next *kept* token: a hole, such as
     the observation between two turns, changes nothing. After the last kept token V is
     ``last_values_B``; without it V is 0: a response that reaches the length limit counts as
-    finished there.
+    finished there. ``lam`` is one number, or one per response (B,).
     """
     kept_rewards_BT = rewards_BT.masked_fill(~keep_BT, 0.0)
     kept_values_BT = values_BT.masked_fill(~keep_BT, 0.0)
@@ -98,6 +98,15 @@ def gae(
         columns.append(next_advantage_B)
     advantages_BT = torch.stack(columns[::-1], dim=1).masked_fill(~keep_BT, 0.0)
     return Advantages(advantages_BT, advantages_BT + kept_values_BT)
+
+
+def length_adaptive_lam(keep_BT: Tensor, *, alpha: float) -> Tensor:
+    """Return VAPO's lambda (B,) of each response, https://arxiv.org/abs/2504.05118 section 4.2.
+
+    lam = 1 - 1 / (alpha * tokens), so that the TD errors' coefficients sum to about alpha * tokens.
+    Responses of fewer than 1 / alpha tokens, for which the formula is negative, have lambda 0.
+    """
+    return (1.0 - 1.0 / (alpha * keep_BT.sum(dim=1).clamp(min=1))).clamp(min=0.0)
 
 
 def turn_gae(
@@ -154,22 +163,25 @@ def rloo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> 
     return _broadcast_to_tokens(totals_GK - others_GK, rewards_BT, keep_BT)
 
 
-def grpo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> Advantages:
+def grpo_advantages(
+    rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int, divides: bool = True
+) -> Advantages:
     """Compute GRPO advantages from outcomes, https://arxiv.org/abs/2402.03300 section 4.1.2.
 
     R_i is the sum of a response's token rewards; the advantage of all its tokens is
     (R_i - mean) / (std + 1e-6) over the responses to its prompt. The rows of one prompt must be
     adjacent. The paper does not define std; this is the sample deviation (divided by
     group_size - 1), as in the usual implementations, so that their learning rates carry over.
+    Without ``divides`` it is R_i - mean: Dr. GRPO, https://arxiv.org/abs/2503.20783 section 3.2.
 
     Raises:
         ValueError: ``group_size`` is below 2 or does not divide the number of rows.
     """
     totals_GK = _group_totals(rewards_BT, keep_BT, group_size)
-    centred_GK = totals_GK - totals_GK.mean(dim=1, keepdim=True)
-    return _broadcast_to_tokens(
-        centred_GK / (totals_GK.std(dim=1, keepdim=True) + 1e-6), rewards_BT, keep_BT
-    )
+    advantages_GK = totals_GK - totals_GK.mean(dim=1, keepdim=True)
+    if divides:
+        advantages_GK = advantages_GK / (totals_GK.std(dim=1, keepdim=True) + 1e-6)
+    return _broadcast_to_tokens(advantages_GK, rewards_BT, keep_BT)
 
 
 def reinforce_pp_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, gamma: float) -> Advantages:

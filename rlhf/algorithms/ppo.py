@@ -64,9 +64,7 @@ def policy_loss(
     has no gradient. ``total`` reduces the token losses to a scalar: ``masked_sum``, or
     ``sum_of_row_means`` for https://arxiv.org/abs/2402.03300 eq. 3.
     """
-    # Ratio exp(0) = 1 in masked cells, so that their log-probs cannot overflow into the gradient.
-    log_ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(~keep_BT, 0.0)
-    log_ratio_BT = log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
     ratio_BT = log_ratio_BT.exp()
     plain_BT = -advantages_BT * ratio_BT
     high = cliprange if cliprange_high is None else cliprange_high
@@ -77,30 +75,94 @@ def policy_loss(
         bound_BT = bound_BT.where(advantages_BT >= 0, -dual_clip * advantages_BT)
     dual_BT = loss_BT > bound_BT
     loss_BT = loss_BT.minimum(bound_BT)
-    still_BT = torch.zeros_like(log_ratio_BT)  # k3 needs only the difference: pass (0, log_ratio)
-    approx_kl_BT = estimate_kl(still_BT, log_ratio_BT.detach(), estimator="k3")
     return PolicyLoss(
         loss=total(loss_BT, keep_BT),
         actor_loss=Mean.of(loss_BT, keep_BT),
         clipfrac=Mean.of((clipped_BT > plain_BT).float(), keep_BT),
         dual_clipfrac=Mean.of(dual_BT.float(), keep_BT),
-        approx_kl=Mean.of(approx_kl_BT, keep_BT),
+        approx_kl=_approx_kl(log_ratio_BT, keep_BT),
         ratio_mean=Mean.of(ratio_BT, keep_BT),
         ratio_max=Maximum.of(ratio_BT, keep_BT),
     )
 
 
-def truncated_importance_weights(
-    logprobs_BT: Tensor, sampled_logprobs_BT: Tensor, keep_BT: Tensor, *, cap: float
-) -> Tensor:
-    """Return min(p / p_sampled, cap) of each token (B, T), without gradients; 1 where not kept.
+def gspo_loss(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    keep_BT: Tensor,
+    *,
+    cliprange: float,
+    cliprange_high: float | None = None,
+    total: Callable[[Tensor, Tensor], Tensor] = masked_sum,
+) -> PolicyLoss:
+    """Compute the clipped surrogate of GSPO-token, https://arxiv.org/abs/2507.18071 eq. 13 and 14.
 
-    This is truncated importance sampling per token. It corrects for the rollout/training mismatch:
-    a sampler in another precision or program samples from a slightly different policy.
-    https://fengyao.notion.site/off-policy-rl, after https://doi.org/10.1198/106186008X320456.
+        s       = exp(mean over the response's tokens of log pi - log pi_old)
+        ratio_t = sg(s) * pi_t / sg(pi_t)          sg: without gradient
+
+    Each token has the ratio of its whole response. If all tokens of a response have the same
+    advantage, value and gradient are those of GSPO (eq. 5 and 7).
     """
-    log_ratio_BT = (logprobs_BT - sampled_logprobs_BT).masked_fill(~keep_BT, 0.0).detach()
-    return log_ratio_BT.clamp(max=MAX_LOG_RATIO).exp().clamp(max=cap)
+    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
+    mean_B1 = log_ratio_BT.sum(dim=1, keepdim=True) / keep_BT.sum(dim=1, keepdim=True).clamp(min=1)
+    shared_BT = mean_B1.detach() + log_ratio_BT - log_ratio_BT.detach()
+    loss = policy_loss(
+        shared_BT,
+        torch.zeros_like(shared_BT),
+        advantages_BT,
+        keep_BT,
+        cliprange=cliprange,
+        cliprange_high=cliprange_high,
+        total=total,
+    )
+    return loss._replace(approx_kl=_approx_kl(log_ratio_BT, keep_BT))
+
+
+def cispo_loss(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    keep_BT: Tensor,
+    *,
+    cliprange_high: float,
+    total: Callable[[Tensor, Tensor], Tensor] = masked_sum,
+) -> PolicyLoss:
+    """Compute CISPO's loss, https://arxiv.org/abs/2506.13585 eq. 4 and 5.
+
+    loss = -sg(min(ratio, 1 + cliprange_high)) * A * log pi          sg: without gradient
+
+    The ratio is a weight that the clip limits; every token keeps a gradient. As in the paper's
+    experiments, there is no lower limit.
+    """
+    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
+    ratio_BT = log_ratio_BT.detach().exp()
+    weights_BT = ratio_BT.clamp(max=1 + cliprange_high)
+    loss_BT = -weights_BT * advantages_BT * logprobs_BT.masked_fill(~keep_BT, 0.0)
+    return PolicyLoss(
+        loss=total(loss_BT, keep_BT),
+        actor_loss=Mean.of(loss_BT, keep_BT),
+        clipfrac=Mean.of((ratio_BT > weights_BT).float(), keep_BT),
+        dual_clipfrac=Mean.of(torch.zeros_like(ratio_BT), keep_BT),
+        approx_kl=_approx_kl(log_ratio_BT, keep_BT),
+        ratio_mean=Mean.of(ratio_BT, keep_BT),
+        ratio_max=Maximum.of(ratio_BT, keep_BT),
+    )
+
+
+def _log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, keep_BT: Tensor) -> Tensor:
+    """Return log pi - log pi_old, clamped to MAX_LOG_RATIO.
+
+    It is 0 in masked cells, so that their log-probs cannot overflow into the gradient.
+    """
+    log_ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(~keep_BT, 0.0)
+    return log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _approx_kl(log_ratio_BT: Tensor, keep_BT: Tensor) -> Mean:
+    """Return the k3 estimate of KL(old || new) from clamped log-ratios."""
+    still_BT = torch.zeros_like(log_ratio_BT)  # k3 needs only the difference: pass (0, log_ratio)
+    return Mean.of(estimate_kl(still_BT, log_ratio_BT.detach(), estimator="k3"), keep_BT)
 
 
 def value_loss(

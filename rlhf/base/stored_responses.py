@@ -55,12 +55,23 @@ def _read_facts(facts: Tensor) -> dict[str, Any]:
     return found
 
 
-def join_responses(parts: Sequence[Responses], *, pad_id: int) -> Responses:
-    """Return all rows of ``parts``, which come from the same backend, in their order."""
-    width = max(part.ids_BT.shape[1] for part in parts)
-    return _join(
-        [_map_tensors(part, lambda n, each: _resized(n, each, width, pad_id)) for part in parts]
-    )
+def join_rows(parts: Sequence[Batch], *, pad_id: int) -> Batch:
+    """Return all rows of ``parts``, named tuples of the same kind, in their order.
+
+    Their tensors (B, T) are padded on the right to one width, and (B, P) on the left. What is not
+    stored per row comes from the first part.
+    """
+    joined: list[Any] = []
+    for name, columns in zip(parts[0]._fields, zip(*parts, strict=True), strict=True):  # type: ignore[attr-defined]
+        if isinstance(columns[0], tuple):
+            joined.append(join_rows(columns, pad_id=pad_id))
+        elif isinstance(columns[0], Tensor):
+            width = max(each.shape[-1] for each in columns)
+            joined.append(torch.cat([_resized(name, each, width, pad_id) for each in columns]))
+        else:
+            is_list = isinstance(columns[0], list)
+            joined.append(list(chain(*columns)) if is_list else columns[0])
+    return type(parts[0])(*joined)
 
 
 def rows_of_rank(responses: Responses, ranks: Ranks) -> Responses:
@@ -85,20 +96,9 @@ def _map_tensors(batch: Batch, change: Callable[[str, Tensor], Tensor]) -> Batch
 
 
 def _resized(name: str, tensor: Tensor, width: int, pad_id: int) -> Tensor:
-    """Return a tensor (B, T) padded or cut to ``width`` columns, and any other as it is."""
-    if not name.endswith("_BT"):
+    """Return a tensor (B, T) or (B, P) padded or cut to ``width`` columns, any other as it is."""
+    if not name.endswith(("_BT", "_BP")):
         return tensor
-    fill = {"ids_BT": pad_id, "turn_BT": NO_TURN}.get(name, 0)
-    return pad(tensor, (0, width - tensor.shape[1]), value=fill)
-
-
-def _join(parts: Sequence[Batch]) -> Batch:
-    joined: list[Any] = []
-    for columns in zip(*parts, strict=True):
-        if isinstance(columns[0], tuple):
-            joined.append(_join(columns))
-        elif isinstance(columns[0], Tensor):
-            joined.append(torch.cat(columns))
-        else:
-            joined.append(None if columns[0] is None else list(chain(*columns)))
-    return type(parts[0])(*joined)
+    fill = {"ids_BT": pad_id, "ids_BP": pad_id, "turn_BT": NO_TURN}.get(name, 0)
+    missing = width - tensor.shape[1]
+    return pad(tensor, (missing, 0) if name.endswith("_BP") else (0, missing), value=fill)

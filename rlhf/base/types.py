@@ -66,7 +66,7 @@ class Responses(NamedTuple):
     ids_BT: Tensor
     keep_BT: Tensor
     ended_B: Tensor
-    logprobs_BT: Tensor | None = None  # measured while sampling; None if the backend cannot
+    logprobs_BT: Tensor | None = None  # of the policy that sampled; None if it measured none
     turns: Turns | None = None  # of an episode with an environment; None: single responses
 
     @property
@@ -87,7 +87,7 @@ class Rollout(NamedTuple):
 
     prompts: PromptBatch
     responses: Responses
-    logprobs_BT: Tensor
+    logprobs_BT: Tensor  # of the proximal policy: at the step's start, or reused from sampling
     reference_logprobs_BT: Tensor
     values_BT: Tensor
     scores_B: Tensor
@@ -95,6 +95,7 @@ class Rollout(NamedTuple):
     parts: TermScores | None = None  # what scores_B is the weighted sum of; None: of no parts
     last_values_B: Tensor | None = None  # values after the last token
     reuses_logprobs: bool = False  # logprobs_BT were measured by the rollout backend
+    replaced_B: Tensor | None = None  # bool: of prompts that were sampled in place of others
 
 
 Batch = TypeVar("Batch", bound=tuple[Any, ...])

@@ -104,9 +104,7 @@ class RunModels:
         if self._reward_model is None:
             return None
         folder = self.run_dir / "reward/model"
-        check_same_tokens(
-            talker.tokenizer, load_tokenizer(folder, key=RUN_FOLDER), reward_place=folder
-        )
+        check_same_tokens(talker.tokenizer, load_tokenizer(folder, key=RUN_FOLDER), place=folder)
         with torch.no_grad():
             device = next(self._reward_model.parameters()).device
             ids_1S = torch.tensor([prompt_ids + answer.ids], device=device)

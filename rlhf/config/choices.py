@@ -142,10 +142,11 @@ class KlEstimator(StrEnum):
 
 
 class KlPlacement(StrEnum):
-    """Places of the KL penalty: in each token's reward (InstructGPT) or in the loss (GRPO)."""
+    """Places of the KL penalty: the token's reward, the loss, or only the token's own advantage."""
 
     reward = "reward"
     loss = "loss"
+    advantage = "advantage"
 
 
 class GaeUnit(StrEnum):
@@ -153,13 +154,6 @@ class GaeUnit(StrEnum):
 
     token = "token"
     turn = "turn"
-
-
-class LossAggregation(StrEnum):
-    """Averages of the actor's token losses in a mini-batch; the critic always uses token_mean."""
-
-    token_mean = "token_mean"
-    sequence_mean = "sequence_mean"
 
 
 class DpoLossName(StrEnum):
@@ -175,6 +169,7 @@ class AdvantageEstimator(StrEnum):
     gae = "gae"
     rloo = "rloo"
     grpo = "grpo"
+    dr_grpo = "dr_grpo"
     reinforce_pp = "reinforce_pp"
 
 
@@ -226,13 +221,6 @@ class Backend(StrEnum):
     hf = "hf"
     hybrid_engine = "hybrid_engine"
     vllm_server = "vllm_server"
-
-
-class RolloutCorrection(StrEnum):
-    """Corrections for responses whose sampling probabilities differ from those of training."""
-
-    none = "none"
-    token_tis = "token_tis"
 
 
 class When(StrEnum):

@@ -87,7 +87,7 @@ def models_in_phase(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
             learning = (actor, critic) if has_critic else (actor,)
             return (
                 *learning,
-                *_frozen_reference(config, actor),
+                *_frozen_reference(config, actor, teacher=config.ppo.teacher_path),
                 *_frozen_reward_model(config, scorer),
             )
 
@@ -134,11 +134,19 @@ def _unknown_shape_message(key: str, model: ModelConfig) -> str:
     return f"{origin} has no readable config.json here and {key}.architecture has no model_type"
 
 
-def _frozen_reference(config: RunConfig, actor: ModelUse) -> tuple[ModelUse, ...]:
-    """Return the frozen reference, or () if the actor without its adapters is the reference."""
-    if actor.extra_weights and not config.lora.train_rest:
+def _frozen_reference(
+    config: RunConfig, actor: ModelUse, *, teacher: str | None = None
+) -> tuple[ModelUse, ...]:
+    """Return the frozen reference, or () if the actor without its adapters is the reference.
+
+    A ``teacher``, the folder or hub id of another model, takes its place.
+    """
+    key, model = "model", config.model
+    if teacher is not None:
+        key, model = "ppo.teacher", replace(model, init=ModelInit.pretrained, path=teacher)
+    elif actor.extra_weights and not config.lora.train_rest:
         return ()
-    return (_model_use(config, ("model", config.model), Role.reference, None),)
+    return (_model_use(config, (key, model), Role.reference, None),)
 
 
 def _frozen_reward_model(

@@ -145,18 +145,22 @@ def load_tokenizer(
 
 
 def check_same_tokens(
-    actor: PreTrainedTokenizerBase, reward: PreTrainedTokenizerBase, *, reward_place: str | Path
+    actor: PreTrainedTokenizerBase,
+    other: PreTrainedTokenizerBase,
+    *,
+    place: str | Path,
+    name: str = "reward_model",
 ) -> None:
-    """Check that the reward model and the actor have the same token ids and end token.
+    """Check that another model, with config key ``name``, reads the tokens that the actor writes.
 
     Raises:
         ConfigError: if the vocabularies or the end tokens differ.
     """
-    if actor.get_vocab() == reward.get_vocab() and actor.eos_token_id == reward.eos_token_id:
+    if actor.get_vocab() == other.get_vocab() and actor.eos_token_id == other.eos_token_id:
         return
     raise ConfigError(
-        f"reward_model ({reward_place}) and model have different tokenizers "
-        f"({len(reward)} and {len(actor)} tokens, end tokens {reward.eos_token!r} and "
-        f"{actor.eos_token!r}): the reward model would read other words than the actor writes. "
-        "Use a reward model of the same family, or train one with phase=pipeline"
+        f"{name} ({place}) and model have different tokenizers "
+        f"({len(other)} and {len(actor)} tokens, end tokens {other.eos_token!r} and "
+        f"{actor.eos_token!r}): {name} would read other words than the actor writes. Use a model "
+        "of the same family, or train a reward model with phase=pipeline"
     )

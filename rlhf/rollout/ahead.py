@@ -11,7 +11,7 @@ from torch import Tensor
 from rlhf.base.ranks import Ranks
 from rlhf.base.stored_responses import (
     FACTS,
-    join_responses,
+    join_rows,
     names_of_tensors,
     pack_responses,
     rows_of_rank,
@@ -110,7 +110,7 @@ class SamplingAhead:
         yield STEPS, torch.tensor(sorted(self._pending), dtype=torch.long)
         for step, here in sorted(self._pending.items()):
             parts = [unpack_responses(each) for each in self._ranks.gather(pack_responses(here))]
-            whole = join_responses(parts, pad_id=self._pad_id)
+            whole = join_rows(parts, pad_id=self._pad_id)
             for name, tensor in pack_responses(whole).items():
                 yield f"{step}/{name}", tensor
 

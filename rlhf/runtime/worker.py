@@ -16,6 +16,7 @@ from rlhf.base.drive_errors import convert_drive_errors
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.quiet_libraries import quieten_libraries
 from rlhf.base.ranks import Ranks
+from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.finished_phase import STATE
 from rlhf.checkpoint.model_folder import replace_folder_atomically
 from rlhf.checkpoint.phase_state import (
@@ -255,5 +256,9 @@ def create_or_load_tokenizer(
     tokenizer = load_tokenizer(folder, key=RUN_FOLDER)
     if reward_model.init is ModelInit.pretrained and config.phase.order != [Phase.sft]:
         theirs = load_or_train_tokenizer(reward_model, key="reward_model", texts=())
-        check_same_tokens(tokenizer, theirs, reward_place=str(reward_model.path))
+        check_same_tokens(tokenizer, theirs, place=str(reward_model.path))
+    if (teacher := config.ppo.teacher_path) is not None and Phase.ppo in config.phase.order:
+        name = "ppo.teacher_path"
+        theirs = load_tokenizer(expand_user_path(teacher, key=name), key=name)
+        check_same_tokens(tokenizer, theirs, place=teacher, name=name)
     return tokenizer

@@ -90,8 +90,13 @@ def rewards_to_go(rewards: Rows, *, gamma: float) -> Rows:
     return result
 
 
-def group_advantages(rewards: Rows, *, group_size: int, leaves_one_out: bool) -> Rows:
-    """RLOO (https://arxiv.org/abs/2402.14740), or GRPO (https://arxiv.org/abs/2402.03300)."""
+def group_advantages(
+    rewards: Rows, *, group_size: int, leaves_one_out: bool, divides: bool = True
+) -> Rows:
+    """RLOO (https://arxiv.org/abs/2402.14740), or GRPO (https://arxiv.org/abs/2402.03300).
+
+    If nothing ``divides``, the latter is Dr. GRPO's (https://arxiv.org/abs/2503.20783).
+    """
     totals = [math.fsum(row) for row in rewards]
     result = []
     for i, row in enumerate(rewards):
@@ -101,7 +106,8 @@ def group_advantages(rewards: Rows, *, group_size: int, leaves_one_out: bool) ->
             others = [total for j, total in enumerate(group) if j != i - first]
             advantage = totals[i] - math.fsum(others) / len(others)
         else:
-            advantage = (totals[i] - statistics.mean(group)) / (statistics.stdev(group) + 1e-6)
+            advantage = totals[i] - statistics.mean(group)
+            advantage /= statistics.stdev(group) + 1e-6 if divides else 1
         result.append([advantage] * len(row))
     return result
 
@@ -192,6 +198,51 @@ def policy_loss(
         sum(dual_held) / count,
         math.fsum(ratios) / count,
     )
+
+
+def gspo_loss(
+    logprobs: Rows, old: Rows, advantages: Row, *, cliprange: float, cliprange_high: float
+) -> float:
+    """https://arxiv.org/abs/2507.18071 eq. 5 and 7 as a loss, a sum over responses."""
+    total = 0.0
+    for new_row, old_row, advantage in zip(logprobs, old, advantages, strict=True):
+        likelihood = math.prod(math.exp(n - o) for n, o in zip(new_row, old_row, strict=True))
+        ratio = likelihood ** (1 / len(new_row))
+        held = clip(ratio, 1 - cliprange, 1 + cliprange_high)
+        total -= min(ratio * advantage, held * advantage)
+    return total
+
+
+def cispo_loss(
+    logprobs: Rows, weighing: Rows, old: Rows, advantages: Rows, *, cliprange_high: float
+) -> float:
+    """https://arxiv.org/abs/2506.13585 eq. 4: the weights come from ``weighing``, without slope."""
+    total = 0.0
+    for rows in zip(logprobs, weighing, old, advantages, strict=True):
+        for new, weigher, before, advantage in zip(*rows, strict=True):
+            total -= min(math.exp(weigher - before), 1 + cliprange_high) * advantage * new
+    return total
+
+
+def rollout_weights(
+    logprobs: Rows, sampled: Rows, level: str, *, masks: bool, cap: float, floor: float
+) -> tuple[Rows, int]:
+    """Weights of tokens, and how many of them a limit has changed."""
+    weights, limited = [], 0
+    for row, sampled_row in zip(logprobs, sampled, strict=True):
+        ratios = [math.exp(p - q) for p, q in zip(row, sampled_row, strict=True)]
+        if level == "sequence":
+            ratios = [math.prod(ratios)] * len(row)
+        elif level == "geometric":
+            ratios = [math.prod(ratios) ** (1 / len(row))] * len(row)
+        for t, ratio in enumerate(ratios):
+            if masks and not floor <= ratio <= cap:
+                ratios[t] = 0.0
+            elif not masks and ratio > cap:
+                ratios[t] = cap
+            limited += ratios[t] != ratio
+        weights.append(ratios)
+    return weights, limited
 
 
 def value_loss(values: Rows, old: Rows, returns: Rows, *, cliprange: float | None) -> Loss:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -15,14 +16,16 @@ from rlhf.algorithms.advantages import (
     clip_scores,
     gae,
     grpo_advantages,
+    length_adaptive_lam,
     reinforce_pp_advantages,
     rloo_advantages,
     scale_scores,
     token_rewards,
 )
 from rlhf.algorithms.kl import KlController, KlEstimatorName, estimate_kl
-from rlhf.algorithms.masking import whiten
-from rlhf.algorithms.ppo import policy_loss, value_loss
+from rlhf.algorithms.masking import sum_of_row_means, whiten
+from rlhf.algorithms.off_policy import CorrectionLevel, interpolate_logprobs, rollout_weights
+from rlhf.algorithms.ppo import cispo_loss, gspo_loss, policy_loss, value_loss
 from rlhf.base.metrics import Moments
 from rlhf.base.types import LogprobOptions
 from rlhf.models.output_layer import token_logprobs
@@ -138,10 +141,14 @@ def test_advantages_without_a_critic(keep: Tensor, seed: int, copies: int, gamma
     keep = keep.repeat(copies, 1)[:, torch.arange(keep.shape[1])]
     rewards_BT = with_garbage(normal(*keep.shape, seed=seed), keep, math.nan)
     rows = rows_of(rewards_BT, keep)
-    for estimate, leaves_one_out in ((rloo_advantages, True), (grpo_advantages, False)):
+    dr_grpo = partial(grpo_advantages, divides=False)
+    for estimate in (rloo_advantages, grpo_advantages, dr_grpo):
         result = estimate(rewards_BT, keep, group_size=copies)
         expected = reference.group_advantages(
-            rows, group_size=copies, leaves_one_out=leaves_one_out
+            rows,
+            group_size=copies,
+            leaves_one_out=estimate is rloo_advantages,
+            divides=estimate is not dr_grpo,
         )
         assert_rows(result.advantages_BT, keep, expected)
         assert_rows(result.returns_BT, keep, reference.rewards_to_go(rows, gamma=1.0))
@@ -159,6 +166,22 @@ def test_advantages_and_returns(batch: Batch, gamma: float, lam: float) -> None:
     advantages, returns = reference.gae(*rows, gamma=gamma, lam=lam)
     assert_rows(result.advantages_BT, keep, advantages)
     assert_rows(result.returns_BT, keep, returns)
+
+
+@quick
+@given(batch=batches, gamma=shares, alpha=st.floats(0.1, 2.0))
+def test_each_response_has_the_lambda_of_its_length(
+    batch: Batch, gamma: float, alpha: float
+) -> None:
+    keep, rewards_BT, values_BT = batch.keep_BT, batch.values_BT, batch.old_values_BT
+    lam_B = length_adaptive_lam(keep, alpha=alpha)
+    result = gae(rewards_BT, values_BT, keep, gamma=gamma, lam=lam_B.double())
+    for row in range(len(keep)):
+        one = [rows_of(x[row : row + 1], keep[row : row + 1]) for x in (rewards_BT, values_BT)]
+        lam = max(0.0, 1 - 1 / (alpha * len(one[0][0])))
+        advantages, returns = reference.gae(*one, gamma=gamma, lam=lam)
+        assert_close(result.advantages_BT[row][keep[row]], advantages[0], atol=TOLERANCE)
+        assert_close(result.returns_BT[row][keep[row]], returns[0], atol=TOLERANCE)
 
 
 @quick
@@ -268,6 +291,83 @@ def test_the_whole_chain(
     assert_rows(values_BT.grad, keep, slopes)
 
 
+@quick
+@given(batch=batches)
+def test_a_ratio_of_each_response_is_gspo(batch: Batch) -> None:
+    keep, old_BT = batch.keep_BT, batch.old_logprobs_BT
+    logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
+    advantages_BT = batch.scores_B[:, None].expand_as(keep)
+    clips = {"cliprange": 0.05, "cliprange_high": 0.1}
+    result = gspo_loss(logprobs_BT, old_BT, advantages_BT, keep, total=sum_of_row_means, **clips)
+    result.loss.backward()
+    rows, old, advantages = rows_of(batch.logprobs_BT, keep), rows_of(old_BT, keep), batch.scores_B
+
+    def expected(logprobs: Rows) -> float:
+        return reference.gspo_loss(logprobs, old, advantages.tolist(), **clips)
+
+    assert_close(result.loss.detach(), expected(rows), atol=TOLERANCE)
+    assert_rows(logprobs_BT.grad, keep, reference.gradient(expected, rows))
+    tokens = reference.policy_loss(rows, old, rows, cliprange=0.2)
+    assert_close(result.approx_kl.value(), tokens.approx_kl, atol=TOLERANCE)
+
+
+@quick
+@given(batch=batches)
+def test_a_clipped_weight_is_cispo(batch: Batch) -> None:
+    keep, old_BT, advantages_BT = batch.keep_BT, batch.old_logprobs_BT, batch.values_BT
+    logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
+    result = cispo_loss(logprobs_BT, old_BT, advantages_BT, keep, cliprange_high=0.2)
+    result.loss.backward()
+    rows = [rows_of(x, keep) for x in (batch.logprobs_BT, old_BT, advantages_BT)]
+
+    def expected(logprobs: Rows) -> float:
+        return reference.cispo_loss(logprobs, *rows, cliprange_high=0.2)
+
+    assert_close(result.loss.detach(), expected(rows[0]), atol=TOLERANCE)
+    assert_rows(logprobs_BT.grad, keep, reference.gradient(expected, rows[0]))
+
+
+levels = st.sampled_from(["token", "sequence", "geometric"])
+
+
+@quick
+@given(batch=batches, level=levels, masks=st.booleans(), share=st.sampled_from([None, 0.5, 1.0]))
+def test_a_weighted_loss_is_decoupled(
+    batch: Batch, level: CorrectionLevel, masks: bool, share: float | None
+) -> None:
+    """The clip holds around the proximal policy, and the weight is its ratio to the sampler.
+
+    ``share`` is A-3PO's; the weights and the proximal policy have no slope.
+    """
+    keep, sampled_BT, advantages_BT = batch.keep_BT, batch.reference_logprobs_BT, batch.values_BT
+    logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
+    proximal_BT = batch.old_logprobs_BT
+    if share is not None:
+        proximal_BT = interpolate_logprobs(logprobs_BT, sampled_BT, share=share)
+    limits = {"masks": masks, "cap": 1.2, "floor": 0.8}
+    found = rollout_weights(proximal_BT, sampled_BT, keep, level=level, **limits)
+    weighted_BT = advantages_BT * found.weights_BT
+    policy_loss(logprobs_BT, proximal_BT, weighted_BT, keep, cliprange=0.2).loss.backward()
+
+    tensors = (batch.logprobs_BT, batch.old_logprobs_BT, sampled_BT, advantages_BT)
+    logprobs, proximal, sampled, advantages = (rows_of(x, keep) for x in tensors)
+    if share is not None:
+        pairs = [zip(*rows, strict=True) for rows in zip(logprobs, sampled, strict=True)]
+        proximal = [[share * q + (1 - share) * p for p, q in row] for row in pairs]
+    weights, limited = reference.rollout_weights(proximal, sampled, level, **limits)
+    assert_close(found.weights_BT[keep], [x for row in weights for x in row], atol=TOLERANCE)
+    assert found.weights_BT[~keep].eq(1).all()
+    assert found.limited_BT.sum() == limited
+    products = [
+        [w * a for w, a in zip(*rows, strict=True)]
+        for rows in zip(weights, advantages, strict=True)
+    ]
+    slopes = reference.gradient(
+        lambda x: reference.policy_loss(x, proximal, products, cliprange=0.2).total, logprobs
+    )
+    assert_rows(logprobs_BT.grad, keep, slopes)
+
+
 def test_the_batches_reach_every_branch() -> None:
     """Otherwise agreement of the losses would say little about their clips."""
     batch = random_batch(torch.ones(5, 6, dtype=torch.bool), seed=0)
@@ -286,6 +386,11 @@ def test_the_batches_reach_every_branch() -> None:
         batch.keep_BT,
         cliprange_value=0.2,
     )
+    for level in ("token", "sequence", "geometric"):
+        tensors = (batch.old_logprobs_BT, batch.reference_logprobs_BT, batch.keep_BT)
+        pair = [x[:, :2] for x in tensors]  # longer products all lie beyond the limits
+        found = rollout_weights(*pair, level=level, masks=True, cap=1.2, floor=0.8)
+        assert 0.1 < found.limited_BT.double().mean() < 0.9
     assert 0.1 < actor.clipfrac.value() < 0.9
     assert 0.05 < actor.dual_clipfrac.value() < 0.9
     assert 0.1 < critic.clipfrac.value() < 0.9

@@ -16,8 +16,9 @@ from rlhf.algorithms.masking import sum_of_row_means
 from rlhf.algorithms.ppo import (
     PolicyLoss,
     ValueLoss,
+    cispo_loss,
+    gspo_loss,
     policy_loss,
-    truncated_importance_weights,
     value_loss,
 )
 from rlhf.base.metrics import Maximum, Mean
@@ -49,6 +50,19 @@ def two_sided_actor(*args: Tensor) -> PolicyLoss:
     return policy_loss(*args, cliprange=0.1, cliprange_high=0.3, dual_clip=1.5)
 
 
+def gspo_actor(*args: Tensor) -> PolicyLoss:
+    """GSPO's loss at a narrow clip range."""
+    return gspo_loss(*args, cliprange=0.05, cliprange_high=0.1)
+
+
+def cispo_actor(*args: Tensor) -> PolicyLoss:
+    """CISPO's loss with a low limit of the weights."""
+    return cispo_loss(*args, cliprange_high=0.2)
+
+
+ACTORS = [actor, two_sided_actor, gspo_actor, cispo_actor]
+
+
 def critic(*args: Tensor) -> ValueLoss:
     """The value loss with a clip range."""
     return value_loss(*args, cliprange_value=0.2)
@@ -59,13 +73,13 @@ def plain_critic(*args: Tensor) -> ValueLoss:
     return value_loss(*args, cliprange_value=None)
 
 
-losses = st.sampled_from([actor, two_sided_actor, critic, plain_critic])
+losses = st.sampled_from([*ACTORS, critic, plain_critic])
 
 
 def random_inputs(loss: Loss, keep_BT: Tensor, seed: int) -> list[Tensor]:
     """New and old log-probs and advantages, or new and old values and returns."""
     one, two, three = (normal(*keep_BT.shape, seed=3 * seed + part) for part in range(3))
-    old = -one.abs() if loss in {actor, two_sided_actor} else one
+    old = -one.abs() if loss in ACTORS else one
     return [old + 0.3 * two, old, three]
 
 
@@ -150,19 +164,19 @@ def test_decoupled_and_dual_clip_of_one_token_by_hand(
     assert_close(gradient, [[slope]])
 
 
-@pytest.mark.parametrize("dual_clip", [None, 3.0])
+@pytest.mark.parametrize("loss", ACTORS)
 @pytest.mark.parametrize("advantage", [2.0, -2.0])
 @pytest.mark.parametrize("log_ratio", [89.0, 1e4, -1e4])
 def test_a_ratio_beyond_fp32_has_a_finite_loss_and_gradient(
-    log_ratio: float, advantage: float, dual_clip: float | None
+    log_ratio: float, advantage: float, loss: Loss
 ) -> None:
     logprobs_BT, keep_BT = torch.tensor([[log_ratio - 1e4]]), keep_of([1], 1)
     inputs = [logprobs_BT, torch.tensor([[-1e4]]), torch.tensor([[advantage]])]
-    result, gradient = with_gradient(
-        lambda *args: policy_loss(*args, cliprange=0.2, dual_clip=dual_clip), inputs, keep_BT
-    )
+    result, gradient = with_gradient(loss, inputs, keep_BT)
+    assert isinstance(result, PolicyLoss)
     assert result.loss.isfinite()
-    assert_close(gradient, [[0.0]])
+    slope = -1.2 * advantage if loss is cispo_actor and log_ratio > 0 else 0.0
+    assert_close(gradient, [[slope]], atol=1e-6)
     assert math.isfinite(result.approx_kl.value())
     assert result.ratio_max.value() <= math.exp(20.0) * 1.001
 
@@ -339,28 +353,9 @@ def test_the_mean_of_a_loss_is_its_sum_over_kept_tokens(
 
 def test_metrics_carry_no_gradient() -> None:
     keep = keep_of([2], 2)
-    for loss in (actor, two_sided_actor, critic):
+    for loss in (*ACTORS, critic):
         first, *others = random_inputs(loss, keep, 0)
         for metric in loss(first.requires_grad_(), *others, keep)[1:]:
             assert isinstance(metric, Mean | Maximum)
             number = metric.total if isinstance(metric, Mean) else metric.largest
             assert not number.requires_grad
-
-
-def test_truncated_weights_by_hand() -> None:
-    """exp(-0.5), 1, 2 cut to 1.5, and cells of a row's end."""
-    sampled_BT = torch.tensor([[-1.0, -2.0, -3.0, torch.nan]])
-    trained_BT = torch.tensor([[-1.5, -2.0, -3.0 + math.log(2), 0.0]], requires_grad=True)
-    keep_BT = torch.tensor([[True, True, True, False]])
-    weights_BT = truncated_importance_weights(trained_BT, sampled_BT, keep_BT, cap=1.5)
-    expected_BT = torch.tensor([[math.exp(-0.5), 1.0, 1.5, 1.0]])
-    torch.testing.assert_close(weights_BT, expected_BT)
-    assert not weights_BT.requires_grad
-
-
-def test_truncated_weights_of_an_impossible_token_stay_finite() -> None:
-    sampled_BT, keep_BT = torch.tensor([[-1e4, 0.0]]), torch.ones(1, 2, dtype=torch.bool)
-    weights_BT = truncated_importance_weights(
-        torch.tensor([[0.0, -1e4]]), sampled_BT, keep_BT, cap=2.0
-    )
-    assert weights_BT.tolist() == [[2.0, 0.0]]

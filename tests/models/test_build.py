@@ -117,7 +117,7 @@ def test_a_trained_tokenizer_encodes_any_text_and_comes_back(tokenizer, tmp_path
     loaded = load_tokenizer(tmp_path, key="k")
     assert loaded(text).input_ids == tokenizer(text).input_ids
     assert loaded.pad_token_id != loaded.eos_token_id
-    check_same_tokens(tokenizer, loaded, reward_place="there")
+    check_same_tokens(tokenizer, loaded, place="there")
 
 
 def test_a_tiny_vocabulary_is_refused() -> None:

@@ -44,6 +44,19 @@ def test_length_counts_tokens(keys: dict[str, int], expected: list[float]) -> No
     assert scores(responses, kind=RewardKind.length, **keys) == expected
 
 
+def test_length_with_slack_is_the_soft_overlong_punishment() -> None:
+    """https://arxiv.org/abs/2503.14476 equation 13, plus 1."""
+
+    def punished(tokens: int, longest: int, cache: int) -> float:
+        if tokens <= longest - cache:
+            return 0.0
+        return (longest - cache - tokens) / cache if tokens <= longest else -1.0
+
+    counts = range(1, 13)
+    found = scores([words(n) for n in counts], kind=RewardKind.length, most=6, slack=4)
+    assert found == pytest.approx([1 + punished(n, longest=10, cache=4) for n in counts])
+
+
 def test_stop_asks_whether_the_response_ended() -> None:
     assert scores(["done", "and so on..."], kind=RewardKind.stop) == [1, 0]
 

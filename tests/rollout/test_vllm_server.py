@@ -256,7 +256,7 @@ def test_a_real_server_answers_a_run(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{port}"
         _wait_for(url, server, tmp_path / "server.log")
         words = ["rollout=vllm_server", f"rollout.server.url={url}", "ppo.steps=3"]
-        words += ["ppo.actor_lr=1e-3", "ppo.rollout_correction=token_tis", "run_dir=run"]
+        words += ["ppo.actor_lr=1e-3", "ppo.rollout_correction=token", "run_dir=run"]
         run = launch(*model, *words, cwd=tmp_path)
         assert run.returncode == 0, run.stderr
         lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

@@ -20,8 +20,10 @@ OPTIONS = [
     "ppo.lr_guard_kl=1.0",
     "ppo.ptx_coef=0.5",
     "ppo.eval_every=1",
-    "ppo.rollout_correction=token_tis",
-    "rollout.reuse_logprobs=never",
+    "ppo.rollout_correction=token",
+    "ppo.advantage_estimator=grpo",  # the episodes have a critic
+    "ppo.responses_per_prompt=2",
+    "ppo.resampling_rounds=1",
     "rewards={model: {kind: model}, ends: {kind: stop, weight: 0.1}}",
 ]
 # Logged by DeepSpeed's Hybrid Engine only, which needs a GPU (tests/rollout/hybrid).

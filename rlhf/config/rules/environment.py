@@ -47,6 +47,9 @@ def check_environment(config: RunConfig) -> None:
         f"ppo.gae_unit=turn and ppo.advantage_estimator={ppo.advantage_estimator}: only gae has "
         "time steps; use ppo.gae_unit=token": ppo.gae_unit is GaeUnit.turn
         and ppo.advantage_estimator is not AdvantageEstimator.gae,
+        f"ppo.resampling_rounds={ppo.resampling_rounds}: episodes are not replaced; use 0": (
+            ppo.resampling_rounds > 0
+        ),
         f"environment.max_tokens={config.environment.max_tokens}: an episode is shorter than one "
         f"turn, rollout.max_response_tokens={rollout.max_response_tokens}; raise the first, or "
         "lower the second": config.environment.max_tokens < rollout.max_response_tokens,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import (
     AdvantageEstimator,
+    GaeUnit,
     KlEstimator,
     KlPlacement,
 )
+from rlhf.config.loss_choices import SurrogateName
 from rlhf.config.schema.ppo import COMPARING, PpoConfig
 
 
@@ -20,6 +22,12 @@ def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:
         raise ConfigError(
             f"ppo.advantage_estimator={estimator} compares the responses of one prompt, and "
             "ppo.responses_per_prompt=1; use 2 or more"
+        )
+    if ppo.resampling_rounds and estimator not in COMPARING:
+        raise ConfigError(
+            f"ppo.resampling_rounds={ppo.resampling_rounds}: {estimator} also learns from "
+            "responses with equal scores; set ppo.resampling_rounds=0, or use "
+            f"ppo.advantage_estimator={', '.join(COMPARING[:-1])} or {COMPARING[-1]}"
         )
     if estimator in COMPARING and ppo.whiten_rewards:
         raise ConfigError(
@@ -44,16 +52,37 @@ def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:
             f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: the actor must learn in some of "
             f"ppo.steps={ppo.steps}; use a number below {ppo.steps}"
         )
+    if ppo.teacher_path is not None and ppo.shared_trunk:
+        raise ConfigError(
+            f"ppo.teacher_path={ppo.teacher_path}: the reference of a shared trunk is a part of "
+            "it; set ppo.shared_trunk=false, or remove ppo.teacher_path"
+        )
+    _check_losses(ppo)
     _check_trunk(ppo, lora_rank=lora_rank)
+
+
+def _check_losses(ppo: PpoConfig) -> None:
+    if ppo.dual_clip is not None and ppo.surrogate is not SurrogateName.clip:
+        raise ConfigError(
+            f"ppo.dual_clip={ppo.dual_clip}: only ppo.surrogate=clip has a second clip; remove "
+            "ppo.dual_clip, or use ppo.surrogate=clip"
+        )
+    if ppo.lam_length_alpha is not None and ppo.gae_unit is GaeUnit.turn:
+        raise ConfigError(
+            f"ppo.lam_length_alpha={ppo.lam_length_alpha} counts tokens, and the time steps of "
+            "ppo.gae_unit=turn are turns; remove ppo.lam_length_alpha, or use ppo.gae_unit=token"
+        )
 
 
 def _refuse_critic_keys(ppo: PpoConfig) -> None:
     given = {
-        "ppo.actor_freeze_steps": ppo.actor_freeze_steps,
-        "ppo.shared_trunk": ppo.shared_trunk,
+        "ppo.actor_freeze_steps": ppo.actor_freeze_steps or None,
+        "ppo.shared_trunk": ppo.shared_trunk or None,
+        "ppo.lam_critic": ppo.lam_critic,
+        "ppo.lam_length_alpha": ppo.lam_length_alpha,
     }
     for key, value in given.items():
-        if value:
+        if value is not None:
             raise ConfigError(
                 f"{key}={str(value).lower()}: ppo.advantage_estimator={ppo.advantage_estimator} "
                 f"has no critic; remove {key}, or use ppo.advantage_estimator=gae"

@@ -7,10 +7,10 @@ from rlhf.config.choices import (
     Backend,
     Device,
     MomentsDtype,
-    RolloutCorrection,
     TrainingEngine,
     When,
 )
+from rlhf.config.loss_choices import ProximalPolicy, RolloutCorrection
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rollout import RolloutConfig
@@ -51,6 +51,12 @@ def _check_lag(rollout: RolloutConfig, ppo: PpoConfig) -> None:
             "the weights that sampled are needed later, and this backend measures none; use "
             "rollout=fast, or rollout.lag=0"
         )
+    if rollout.lag and ppo.resampling_rounds:
+        raise ConfigError(
+            f"ppo.resampling_rounds={ppo.resampling_rounds} with rollout.lag={rollout.lag}: prompts"
+            " are replaced when their responses are scored, and a lag samples these steps before; "
+            "use rollout.lag=0, or ppo.resampling_rounds=0"
+        )
     if not rollout.overlap:
         return
     reasons = {
@@ -78,14 +84,17 @@ def _check_correction(config: RunConfig) -> None:
     computes them over all tokens: their ratio would not be an importance weight.
     """
     rollout, correction = config.rollout, config.ppo.rollout_correction
+    interpolates = config.ppo.proximal_policy is ProximalPolicy.interpolated
+    if interpolates:
+        _check_interpolation(config.ppo, rollout)
     if correction is RolloutCorrection.none:
         return
     reasons = {
         f"rollout.backend={rollout.backend} measures no log-probabilities; use rollout=fast or "
         "rollout=vllm_server": rollout.backend not in (Backend.fast, Backend.vllm_server),
-        f"rollout.reuse_logprobs={rollout.reuse_logprobs} trains on the rollout's own "
-        "log-probabilities, so that all weights are 1; use rollout.reuse_logprobs=never": (
-            rollout.reuse_logprobs is not When.never
+        "rollout.reuse_logprobs=always trains on the rollout's own log-probabilities, so that all "
+        "weights are 1; use rollout.reuse_logprobs=auto": (
+            rollout.reuse_logprobs is When.always and not interpolates
         ),
         f"rollout.top_p={rollout.top_p} changes what the probabilities mean; use rollout.top_p=1": (
             rollout.top_p < 1
@@ -97,6 +106,26 @@ def _check_correction(config: RunConfig) -> None:
     for reason, applies in reasons.items():
         if applies:
             raise ConfigError(f"ppo.rollout_correction={correction}: {reason}")
+
+
+def _check_interpolation(ppo: PpoConfig, rollout: RolloutConfig) -> None:
+    """Check that the weights of an interpolated proximal policy are used, and that nothing else
+    measures the distance from the policy at the step's start, which is never run.
+    """
+    reasons = {
+        "ppo.rollout_correction=none: the weights of A-3PO would be missing; use "
+        "ppo.rollout_correction=token": ppo.rollout_correction is RolloutCorrection.none,
+        "rollout.reuse_logprobs=never: the policy at the step's start is not used; use "
+        "rollout.reuse_logprobs=auto": rollout.reuse_logprobs is When.never,
+        "ppo.rollout_correction_control=true: the weights change with each update; use "
+        "ppo.proximal_policy=step_start": ppo.rollout_correction_control,
+        f"ppo.stop_update_kl={ppo.stop_update_kl}: the proximal policy moves with the policy; "
+        "remove ppo.stop_update_kl": ppo.stop_update_kl is not None,
+        f"ppo.lr_guard_kl={ppo.lr_guard_kl}: the proximal policy moves with the policy; remove "
+        "ppo.lr_guard_kl": ppo.lr_guard_kl is not None,
+    }
+    if reason := next((each for each, applies in reasons.items() if applies), None):
+        raise ConfigError(f"ppo.proximal_policy=interpolated with {reason}")
 
 
 def check_hybrid_engine(config: RunConfig) -> None:

@@ -9,10 +9,15 @@ from rlhf.config.choices import (
     GaeUnit,
     KlEstimator,
     KlPlacement,
-    LossAggregation,
     LrSchedule,
-    RolloutCorrection,
     ScaleReward,
+)
+from rlhf.config.loss_choices import (
+    CorrectionMode,
+    LossAggregation,
+    ProximalPolicy,
+    RolloutCorrection,
+    SurrogateName,
 )
 from rlhf.config.schema.keys import (
     ABOVE_0,
@@ -23,11 +28,28 @@ from rlhf.config.schema.keys import (
     FROM_0_TO_1,
     SCORE,
     AtResume,
+    Unread,
     key,
 )
 
 # Estimators that compare the responses to one prompt.
-COMPARING = (AdvantageEstimator.rloo, AdvantageEstimator.grpo)
+COMPARING = (AdvantageEstimator.rloo, AdvantageEstimator.grpo, AdvantageEstimator.dr_grpo)
+
+NO_CORRECTION = Unread(
+    lambda ppo: ppo.rollout_correction is RolloutCorrection.none,
+    "{group}.rollout_correction=none weighs nothing",
+    "add {group}.rollout_correction=token, sequence or geometric",
+)
+TRUNCATING = Unread(
+    lambda ppo: ppo.rollout_correction_mode is CorrectionMode.truncate,
+    "{group}.rollout_correction_mode=truncate has only a cap",
+    "add {group}.rollout_correction_mode=mask",
+)
+AT_STEP_START = Unread(
+    lambda ppo: ppo.proximal_policy is ProximalPolicy.step_start,
+    "{group}.proximal_policy=step_start does not interpolate",
+    "add {group}.proximal_policy=interpolated",
+)
 
 
 @dataclass(kw_only=True)
@@ -42,6 +64,9 @@ class PpoConfig:
     """Responses sampled per PPO step, over all ranks."""
     responses_per_prompt: int = key(ABOVE_0)
     """Responses sampled per prompt; the advantage estimators rloo and grpo compare them."""
+    resampling_rounds: int = key(AT_LEAST_0)
+    """DAPO's dynamic sampling: how often a prompt whose responses all have the same score is
+    replaced by another one; 0: never."""
     mini_batch_size: int = key(ABOVE_0)
     """Sequences per optimizer step, over all ranks."""
     micro_batch_size: int | None = key(ABOVE_0, at_resume=AtResume.rounding)
@@ -57,7 +82,12 @@ class PpoConfig:
     kl_estimator: KlEstimator
     """Estimator of the KL penalty: k1, k2 or k3 (http://joschu.net/blog/kl-approx.html)."""
     kl_placement: KlPlacement
-    """Where the KL penalty enters: token rewards (reward: InstructGPT) or the loss (loss: GRPO)."""
+    """Where the KL penalty enters: token rewards (reward: InstructGPT), the loss (loss: GRPO) or
+    each token's own advantage (advantage: on-policy distillation)."""
+    teacher_path: str | None
+    """Model folder or hub id of a teacher, which is the reference of the KL penalty; null: none."""
+    surrogate: SurrogateName
+    """clip (PPO), gspo (a ratio per response) or cispo (a clipped weight of log pi)."""
     cliprange: float = key(FROM_0_BELOW_1)
     """The policy ratio is clipped to [1 - cliprange, 1 + cliprange]."""
     cliprange_high: float | None = key(ABOVE_0)
@@ -81,11 +111,15 @@ class PpoConfig:
     missing_end_score: float | None = key(SCORE)
     """Score of every response that never ended, without clip and penalty; null: its own score."""
     advantage_estimator: AdvantageEstimator
-    """gae (the only one with a critic), rloo, grpo or reinforce_pp (docs/algorithms.md)."""
+    """gae (the only one with a critic), rloo, grpo, dr_grpo, reinforce_pp (docs/algorithms.md)."""
     gamma: float = key(ABOVE_0_TO_1)
     """Discount per token."""
     lam: float = key(FROM_0_TO_1)
     """Lambda of generalised advantage estimation."""
+    lam_critic: float | None = key(FROM_0_TO_1)
+    """Lambda of the critic's targets (VC-PPO: 1, returns without a value); null: lam."""
+    lam_length_alpha: float | None = key(ABOVE_0)
+    """The actor's lambda is 1 - 1 / (lam_length_alpha * tokens), VAPO's with 0.05; null: lam."""
     gae_unit: GaeUnit
     """Time step of gamma and lam: token, or turn of an episode with an environment."""
     whiten_advantages: bool | None
@@ -94,7 +128,8 @@ class PpoConfig:
     whiten_rewards: bool
     """Scale token rewards to deviation 1 over the whole rollout without shifting them to mean 0."""
     loss_aggregation: LossAggregation
-    """token_mean: all tokens of a mini-batch weigh the same; sequence_mean: all responses do."""
+    """token_mean: all tokens of a mini-batch weigh the same; sequence_mean: all responses do;
+    fixed_length: the sum over each response's tokens is divided by the longest possible length."""
     entropy_coef: float = key(AT_LEAST_0)
     """Weight of the entropy bonus (nats per token) in the actor's loss; 0: none."""
     value_coef: float = key(AT_LEAST_0)
@@ -108,9 +143,20 @@ class PpoConfig:
     ema_beta: float = key(FROM_0_BELOW_1)
     """Decay per optimizer step of a moving average of the actor's weights; 0: no average."""
     rollout_correction: RolloutCorrection
-    """token_tis: weigh each token by min(p_training / p_rollout, rollout_correction_cap)."""
-    rollout_correction_cap: float = key(ABOVE_1)
-    """Largest weight of rollout_correction=token_tis."""
+    """Weigh losses by p_proximal / p_sampled: of each token, or the product over the response
+    (sequence), or its geometric mean over the response (geometric)."""
+    rollout_correction_mode: CorrectionMode = key(unread=[NO_CORRECTION])
+    """Weights beyond the limits are cut off at the cap (truncate), or become 0 (mask)."""
+    rollout_correction_cap: float = key(ABOVE_1, unread=[NO_CORRECTION])
+    """Largest weight of rollout_correction."""
+    rollout_correction_floor: float = key(FROM_0_BELOW_1, unread=[NO_CORRECTION, TRUNCATING])
+    """Smallest weight of rollout_correction_mode=mask (IcePop: 0.5); 0: none."""
+    rollout_correction_control: bool = key(unread=[NO_CORRECTION])
+    """Deal the weights to tokens, or responses, at random: a control for rollout_correction."""
+    proximal_policy: ProximalPolicy
+    """The ratio is clipped around: the policy at the step's start, or A-3PO's interpolation."""
+    proximal_share: float | None = key(ABOVE_0_TO_1, unread=[AT_STEP_START])
+    """Share of the sampler in proximal_policy=interpolated; null: A-3PO's 1 / rollout.lag, or 1."""
     actor_freeze_steps: int = key(AT_LEAST_0)
     """Number of initial PPO steps in which only the critic is trained; 0: none."""
     stop_update_kl: float | None = key(ABOVE_0)

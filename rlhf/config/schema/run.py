@@ -146,3 +146,8 @@ class RunConfig:
         if self.environment.is_used:
             return "environment.max_tokens", self.environment.max_tokens
         return "rollout.max_response_tokens", self.rollout.max_response_tokens
+
+    @property
+    def max_policy_tokens(self) -> int:
+        """Return the most tokens that the policy can write after a prompt, in all its turns."""
+        return self.environment.turns * self.rollout.max_response_tokens

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.kl import KlController, adapt_lr_scale
-from rlhf.algorithms.ppo import policy_loss, value_loss
+from rlhf.algorithms.ppo import value_loss
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Metrics, accumulate_metrics
 from rlhf.base.random_streams import random_stream, seed_dropout
@@ -31,9 +31,11 @@ from rlhf.config.schema.ppo import PpoConfig
 from rlhf.engine.devices import peak_memory_gib
 from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
 from rlhf.phases.ppo.models import Learner, step_optimizers_together
-from rlhf.phases.ppo.objective import Aggregation, MicroBatch, cut_micro_batches, policy_penalty
+from rlhf.phases.ppo.objective import Aggregation, MicroBatch, cut_micro_batches, policy_terms
 from rlhf.phases.ppo.options import ptx
 from rlhf.phases.ppo.options.logprob_reuse import LogprobReuse, logprob_mismatch
+from rlhf.phases.ppo.options.resampling import sample_rollout
+from rlhf.phases.ppo.options.rollout_correction import with_proximal_share
 from rlhf.phases.ppo.overlapped_sampling import sample_ahead
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
@@ -42,7 +44,6 @@ from rlhf.phases.ppo.step_metrics import (
     critic_metrics,
     early_end_reason,
     num_optimizer_steps,
-    policy_metrics,
     rollout_metrics,
     step_values_to_log,
     update_moving_average,
@@ -76,7 +77,8 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
 
     with context.console.progress("ppo", steps) as progress:
         for step in checkpoints.steps(steps):
-            rollout = trainer.generate_experience(loader.batch(step - 1))
+            scores_of = trainer.target_maker.clipped_scores
+            rollout = sample_rollout(trainer.generate_experience, scores_of, loader, step - 1)
             stats = trainer.train_rlhf(rollout)
             checkpoints.log_step(stats.metrics, optimizer_steps=num_optimizer_steps(stats.metrics))
             progress.advance(step, stats.metrics)
@@ -113,22 +115,11 @@ class Objective(NamedTuple):
     measures_mismatch: bool  # log-probabilities were reused, and no weight has changed since
 
     def actor_loss(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-        """Return the clipped surrogate plus penalties, and their metrics."""
-        surrogate = policy_loss(
-            policy.logprobs_BT,
-            batch.logprobs_BT,
-            batch.advantages_BT,
-            batch.keep_BT,
-            cliprange=self.config.cliprange,
-            cliprange_high=self.config.cliprange_high,
-            dual_clip=self.config.dual_clip,
-            total=self.mean.total,
-        )
-        penalty, found = policy_penalty(policy, batch, self.mean, self.config, kl_ctl=self.kl_ctl)
-        loss = (surrogate.loss + penalty) / self.mean.divisor
+        """Return the surrogate plus penalties, and their metrics."""
+        total, found = policy_terms(policy, batch, self.mean, self.config, kl_ctl=self.kl_ctl)
         if self.measures_mismatch:
             found |= logprob_mismatch(policy.logprobs_BT, batch.logprobs_BT, batch.keep_BT)
-        return loss, policy_metrics(surrogate) | found
+        return total / self.mean.divisor, found
 
     def critic_loss(self, values_BT: Tensor, batch: MicroBatch) -> tuple[Tensor, Metrics]:
         """Return ``value_coef`` times the value loss, and its metrics."""
@@ -163,8 +154,10 @@ class PPOTrainer:
         self.corpus = corpus if config.ptx_coef else None
         self.kl = KlController(config.kl_ctl, config.kl_target, config.kl_horizon)
         self.steps_done = 0
-        self.target_maker = TargetMaker(config, engine.ranks, engine.config.rewards)
-        self._reuse = LogprobReuse(engine.config.rollout, actor_dropout=config.actor_dropout)
+        self.target_maker = TargetMaker(
+            config, engine.ranks, engine.config.rewards, seed=engine.config.seed
+        )
+        self._reuse = LogprobReuse(engine.config.rollout, config)
         self._updates_done = 0
         self._score_average: float | None = None
 
@@ -191,8 +184,9 @@ class PPOTrainer:
         Raises:
             ConfigError: if the rollout does not divide into mini-batches.
         """
-        started, engine, config = time.monotonic(), self.engine, self.config
-        ranks = engine.ranks
+        started, engine, lag = time.monotonic(), self.engine, self.engine.config.rollout.lag
+        config = with_proximal_share(self.config, lag=lag, steps_done=self.steps_done)
+        ranks, max_tokens = engine.ranks, engine.config.max_policy_tokens
         seed_dropout(engine.config.seed, "ppo", self.steps_done, rank=ranks.rank)
         # 3. Rewards (scores minus the KL penalty) and advantages, which all updates share.
         kl_ctl = self.kl.coefficient
@@ -204,7 +198,8 @@ class PPOTrainer:
         updates: list[dict[Role, StepReport]] = []
         for rows in self._mini_batches(rollout):
             batches = cut_micro_batches(rollout, targets.advantages, rows, size=engine.plan.micro)
-            mean = Aggregation.for_mini_batch(config, rollout.responses.keep_BT[rows], ranks)
+            keep_BT = rollout.responses.keep_BT[rows]
+            mean = Aggregation.for_mini_batch(config, keep_BT, ranks, max_tokens=max_tokens)
             objective = Objective(config, kl_ctl, mean, self._reuse.is_measured(rollout, updates))
             update: Metrics = {}
             reports: dict[Role, StepReport] = {}
@@ -225,6 +220,7 @@ class PPOTrainer:
         # 5. Steer the KL coefficient of the next rollout.
         names = engine.config.rewards
         found = rollout_metrics(rollout, targets, names, has_critic=engine.has_critic)
+        found |= self._reuse.recomputed_mismatch(rollout)
         values = step_values_to_log(ranks.reduce_metrics(found | learned), updates)
         num_sequences = len(rollout.scores_B) * ranks.size
         self.kl = self.kl.step(values["ppo/kl_to_reference"], num_sequences=num_sequences)

@@ -1,4 +1,4 @@
-"""Pieces of PPO's objective: the micro-batches of an update, and the optional loss terms.
+"""Pieces of PPO's objective: the micro-batches of an update, the actor's loss and its options.
 
 Shapes: B = sequences of a micro-batch, T = response tokens.
 """
@@ -13,11 +13,16 @@ from torch import Tensor
 from rlhf.algorithms.advantages import Advantages
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.algorithms.masking import masked_sum, sum_of_row_means
+from rlhf.algorithms.off_policy import interpolate_logprobs
+from rlhf.algorithms.ppo import PolicyLoss, cispo_loss, gspo_loss, policy_loss
 from rlhf.base.metrics import Mean, Metrics
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Rollout, take_rows
-from rlhf.config.choices import KlPlacement, LossAggregation
+from rlhf.config.choices import KlPlacement
+from rlhf.config.loss_choices import LossAggregation, ProximalPolicy, SurrogateName
 from rlhf.config.schema.ppo import PpoConfig
+from rlhf.phases.ppo.options.rollout_correction import correction_metrics, weights_of
+from rlhf.phases.ppo.step_metrics import policy_metrics
 from rlhf.phases.shared.scoring import (
     ResponseLogprobs,
     WholeSequences,
@@ -69,12 +74,66 @@ class Aggregation(NamedTuple):
     num_tokens: Tensor  # kept response tokens of the mini-batch, over all ranks
 
     @classmethod
-    def for_mini_batch(cls, config: PpoConfig, keep_BT: Tensor, ranks: Ranks) -> Aggregation:
-        """Return the aggregation over a mini-batch; ``keep_BT`` has this rank's rows of it."""
-        num_tokens = ranks.sum(keep_BT.sum())
-        if config.loss_aggregation is LossAggregation.sequence_mean:
-            return cls(sum_of_row_means, len(keep_BT) * ranks.size, num_tokens)
-        return cls(masked_sum, num_tokens, num_tokens)
+    def for_mini_batch(
+        cls, config: PpoConfig, keep_BT: Tensor, ranks: Ranks, *, max_tokens: int
+    ) -> Aggregation:
+        """Return the aggregation over a mini-batch; ``keep_BT`` has this rank's rows of it.
+
+        ``max_tokens`` is the length of the longest possible response: dividing by it instead of
+        each response's own length is Dr. GRPO's, https://arxiv.org/abs/2503.20783.
+        """
+        num_tokens, responses = ranks.sum(keep_BT.sum()), len(keep_BT) * ranks.size
+        match config.loss_aggregation:
+            case LossAggregation.sequence_mean:
+                return cls(sum_of_row_means, responses, num_tokens)
+            case LossAggregation.fixed_length:
+                return cls(masked_sum, responses * max_tokens, num_tokens)
+            case LossAggregation.token_mean:
+                return cls(masked_sum, num_tokens, num_tokens)
+
+
+def policy_terms(
+    policy: ResponseLogprobs,
+    batch: MicroBatch,
+    mean: Aggregation,
+    config: PpoConfig,
+    *,
+    kl_ctl: float,
+) -> tuple[Tensor, Metrics]:
+    """Return surrogate plus penalties, each a ``mean.total`` over tokens, and their metrics."""
+    surrogate, weighing = _surrogate(policy, batch, mean, config)
+    penalty, found = policy_penalty(policy, batch, mean, config, kl_ctl=kl_ctl)
+    return surrogate.loss + penalty, policy_metrics(surrogate) | weighing | found
+
+
+def _surrogate(
+    policy: ResponseLogprobs, batch: MicroBatch, mean: Aggregation, config: PpoConfig
+) -> tuple[PolicyLoss, Metrics]:
+    """Return the loss that ppo.surrogate names, and metrics of weights that only this loss knows.
+
+    With ppo.proximal_policy=interpolated the batch's log-probabilities are those of the policy that
+    sampled. They and ``policy`` give the proximal policy, and its weights.
+    """
+    old_BT, advantages_BT, metrics = batch.logprobs_BT, batch.advantages_BT, Metrics()
+    if config.proximal_policy is ProximalPolicy.interpolated:
+        assert config.proximal_share is not None, "the step's config has a share"
+        old_BT = interpolate_logprobs(policy.logprobs_BT, old_BT, share=config.proximal_share)
+        weights = weights_of(config, old_BT, batch.logprobs_BT, batch.keep_BT)
+        advantages_BT = advantages_BT * weights.weights_BT
+        metrics = correction_metrics(weights, batch.keep_BT)
+    inputs = (policy.logprobs_BT, old_BT, advantages_BT, batch.keep_BT)
+    low, high, total = config.cliprange, config.cliprange_high, mean.total
+    match config.surrogate:
+        case SurrogateName.clip:
+            dual = config.dual_clip
+            loss = policy_loss(
+                *inputs, cliprange=low, cliprange_high=high, dual_clip=dual, total=total
+            )
+        case SurrogateName.gspo:
+            loss = gspo_loss(*inputs, cliprange=low, cliprange_high=high, total=total)
+        case SurrogateName.cispo:
+            loss = cispo_loss(*inputs, cliprange_high=high or low, total=total)
+    return loss, metrics
 
 
 def policy_penalty(

@@ -18,7 +18,7 @@ import torch
 from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import RolloutError
 from rlhf.base.isolated_process import IsolatedProcess
-from rlhf.base.stored_responses import join_responses, rows_of_rank, unpack_responses
+from rlhf.base.stored_responses import join_rows, rows_of_rank, unpack_responses
 from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
 from rlhf.config.choices import Phase
@@ -121,7 +121,7 @@ class SamplingProcesses:
         self._ranks.barrier()
         files = sorted(self._folder.glob(f"step-{step}-*.safetensors"))
         parts = [unpack_responses(load_file(file)) for file in files]
-        found = rows_of_rank(join_responses(parts, pad_id=self._pad_id), self._ranks)
+        found = rows_of_rank(join_rows(parts, pad_id=self._pad_id), self._ranks)
         self._ranks.barrier()
         weights = self._weights_of.pop(step)
         if self._ranks.is_main:

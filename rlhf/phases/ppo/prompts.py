@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -32,15 +33,19 @@ class PromptLoader:
     """A loader of each step's prompts, from an endless sequence of shuffled passes."""
 
     def __init__(self, context: RunContext, examples: Dataset) -> None:
-        self._context = context
+        self.context = context
         self._examples = examples
         self._records = context.parts[Phase.ppo].train
-        self._shuffle = Shuffle(len(examples), seed=seed_for(context.config.seed, "ppo", "shuffle"))
+        self._shuffles: dict[int, Shuffle] = {}  # by attempt
 
-    def prompts_of_all_ranks(self, step: int) -> StepPrompts:
+    def prompts_of_all_ranks(self, step: int, *, attempt: int = 0) -> StepPrompts:
         """Return the prompts of step ``step``, counted from 0."""
-        ppo = self._context.config.ppo
-        rows = self._shuffle.batch(step, ppo.rollout_batch_size // ppo.responses_per_prompt)
+        ppo = self.context.config.ppo
+        if attempt not in self._shuffles:
+            seed = seed_for(self._seed(attempt), "ppo", "shuffle")
+            self._shuffles[attempt] = Shuffle(len(self._examples), seed=seed)
+        num_prompts = ppo.rollout_batch_size // ppo.responses_per_prompt
+        rows = self._shuffles[attempt].batch(step, num_prompts)
         chosen = self._examples[rows]
         records = [self._records[row] for row in chosen["row"]]
         return StepPrompts(
@@ -50,16 +55,23 @@ class PromptLoader:
             episode_seeds(records),
         )
 
-    def batch(self, step: int) -> PromptBatch:
-        """Return this rank's prompts of step ``step``, counted from 0."""
-        context = self._context
+    def batch(self, step: int, *, attempt: int = 0) -> PromptBatch:
+        """Return this rank's prompts of step ``step``, counted from 0.
+
+        Each further ``attempt`` has other prompts and random numbers for the same step.
+        """
+        context = self.context
         return shard_prompt_batch(
-            self.prompts_of_all_ranks(step),
+            self.prompts_of_all_ranks(step, attempt=attempt),
             step=step,
-            config=context.config,
+            config=replace(context.config, seed=self._seed(attempt)),
             ranks=context.ranks,
             pad_id=context.tokenizer.pad_token_id,
         )
+
+    def _seed(self, attempt: int) -> int:
+        seed = self.context.config.seed
+        return seed_for(seed, "attempt", attempt) if attempt else seed
 
 
 def shard_prompt_batch(
@@ -74,7 +86,7 @@ def shard_prompt_batch(
     rows = [row for row in range(len(prompts.ids)) for _ in range(config.ppo.responses_per_prompt)]
     draws_BT = torch.rand(
         len(rows),
-        config.environment.turns * config.rollout.max_response_tokens,
+        config.max_policy_tokens,
         generator=random_stream(config.seed, "sampling", step),
     )
     mine = ranks.share(rows)

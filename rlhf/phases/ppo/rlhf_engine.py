@@ -162,8 +162,8 @@ class RLHFEngine:
         self._require_enough_positions(policy.pretrained, key="model")
         if self.settings.hybrid_engine is not None:
             copy_generate_to_wrapper(policy)
-        actor = self._build_learner(policy, Role.actor)
-        copy = build_reference(config, self.tokenizer, shard=self._shard(Role.reference))
+        actor, shard = self._build_learner(policy, Role.actor), self._shard(Role.reference)
+        copy = build_reference(config, self.tokenizer, config.ppo.teacher_path, shard=shard)
         reference = AdapterOff(actor) if copy is None else self._build_engine(copy, Role.reference)
         return SeparateModels(
             actor,

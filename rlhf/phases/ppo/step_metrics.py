@@ -15,7 +15,7 @@ from rlhf.base.metrics import Maximum, Mean, Metrics, Minimum, Moments
 from rlhf.base.types import PromptBatch, Responses, Rollout, StepReport
 from rlhf.config.roles import Role
 from rlhf.config.schema.ppo import PpoConfig
-from rlhf.phases.ppo.options.logprob_reuse import logprob_mismatch
+from rlhf.phases.ppo.options.rollout_correction import correction_metrics
 from rlhf.phases.ppo.targets import Targets
 from rlhf.phases.shared.episode_measures import episode_values
 from rlhf.phases.shared.scoring import kl_per_sequence
@@ -39,11 +39,7 @@ class PpoStats(NamedTuple):
 def rollout_metrics(
     rollout: Rollout, targets: Targets, part_names: Iterable[str] = (), *, has_critic: bool
 ) -> Metrics:
-    """Return metrics of a rollout of B responses of T tokens, before any update.
-
-    If the rollout backend measured log-probabilities and they were recomputed nevertheless, the
-    metrics include the differences.
-    """
+    """Return metrics of a rollout of B responses of T tokens, before any update."""
     keep_BT = rollout.responses.keep_BT
     kl_BT = estimate_kl(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator="k1")
     metrics: Metrics = {
@@ -76,12 +72,10 @@ def rollout_metrics(
         metrics["ppo/fallback_share"] = Mean.of(rollout.parts.failed_BK.any(dim=1).float())
     for name, values_B in episode_values(rollout.responses).items():
         metrics[f"ppo/episode/{name}"] = Mean.of(values_B)
-    measured_BT = rollout.responses.logprobs_BT
-    if measured_BT is not None and not rollout.reuses_logprobs:
-        metrics |= logprob_mismatch(measured_BT, rollout.logprobs_BT, keep_BT)
-    if targets.weights_BT is not None:
-        metrics["ppo/rollout_weight"] = Mean.of(targets.weights_BT, keep_BT)
-        metrics["ppo/rollout_weight_min"] = Minimum.of(targets.weights_BT, keep_BT)
+    if rollout.replaced_B is not None:
+        metrics["ppo/replaced_share"] = Mean.of(rollout.replaced_B)
+    if targets.weights is not None:
+        metrics |= correction_metrics(targets.weights, keep_BT)
     return metrics
 
 
@@ -156,6 +150,9 @@ def _to_floats(metrics: Metrics) -> dict[str, float]:
         values["ppo/value_error"] = errors.mean_square.item()
         total = moments["ppo/returns"].variance
         values["ppo/explained_variance"] = float(1 - errors.variance / total) if total > 0 else 0.0
+    if (weights := moments.pop("rollout_weights", None)) is not None:
+        squares = weights.mean_square.clamp(min=1e-300)  # 0 if every token was rejected
+        values["ppo/rollout_sample_size"] = (weights.mean.square() / squares).item()
     for name, moment in moments.items():
         values[f"{name}_mean"], values[f"{name}_std"] = moment.value(), moment.std()
     return values

@@ -5,7 +5,8 @@ Shapes: B = sequences of this rank, T = response tokens, G = groups of R compare
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from rlhf.algorithms.advantages import (
     clip_scores,
     gae,
     grpo_advantages,
+    length_adaptive_lam,
     reinforce_pp_advantages,
     rloo_advantages,
     scale_scores,
@@ -24,7 +26,7 @@ from rlhf.algorithms.advantages import (
 )
 from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.masking import whiten
-from rlhf.algorithms.ppo import truncated_importance_weights
+from rlhf.algorithms.off_policy import RolloutWeights
 from rlhf.base.metrics import Moments
 from rlhf.base.ranks import Ranks
 from rlhf.base.turns import Turns
@@ -34,11 +36,11 @@ from rlhf.config.choices import (
     GaeUnit,
     KlPlacement,
     RewardKind,
-    RolloutCorrection,
     ScaleReward,
 )
 from rlhf.config.schema.ppo import COMPARING, PpoConfig
 from rlhf.config.schema.rewards import RewardTerm
+from rlhf.phases.ppo.options.rollout_correction import step_weights
 from rlhf.phases.ppo.reward_mix import sum_weighted_scores
 
 
@@ -49,7 +51,7 @@ class Targets(NamedTuple):
     rewards_BT: Tensor  # before whitening
     raw: Advantages  # before whitening and correction
     clipped_scores_GR: Tensor  # rewards without the KL penalty; R is 1 if none are compared
-    weights_BT: Tensor | None = None  # factors of the advantages, from ppo.rollout_correction
+    weights: RolloutWeights | None = None  # factors of the advantages
 
 
 class TargetMaker:
@@ -59,10 +61,16 @@ class TargetMaker:
     """
 
     def __init__(
-        self, config: PpoConfig, ranks: Ranks, parts: Mapping[str, RewardTerm] | None = None
+        self,
+        config: PpoConfig,
+        ranks: Ranks,
+        parts: Mapping[str, RewardTerm] | None = None,
+        *,
+        seed: int = 0,
     ) -> None:
         self._config = config
         self._ranks = ranks
+        self._seed = seed
         self._parts = parts or {}
         self._moments: Moments | None = None
         self._part_moments: dict[str, Moments] = {}  # of parts with normalise=true
@@ -108,16 +116,7 @@ class TargetMaker:
     def make(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
         """Return the targets of one rollout, under the KL coefficient ``kl_ctl``."""
         config, keep_BT = self._config, rollout.responses.keep_BT
-        scores_B = self._combine_scores(rollout)
-        if self._moments is not None:
-            scores_B = scale_scores(scores_B, self._moments, shift_mean=config.scale_reward_shift)
-        scores_B = clip_scores(
-            scores_B,
-            rollout.responses.ended_B,
-            clip=config.clip_reward_value,
-            missing_end_penalty=config.missing_end_penalty,
-            missing_end_score=config.missing_end_score,
-        )
+        scores_B = self.clipped_scores(rollout)
         kl_BT = estimate_kl(
             rollout.logprobs_BT,
             rollout.reference_logprobs_BT,
@@ -136,27 +135,34 @@ class TargetMaker:
             raw = self._turn_advantages(rewards_BT, charged * kl_BT, rollout)
         else:
             raw = self.advantages(rewards_BT, rollout)
+        if config.kl_placement is KlPlacement.advantage:
+            # No other token's advantage, https://thinkingmachines.ai/blog/on-policy-distillation.
+            own_BT = (kl_ctl * kl_BT).masked_fill(~keep_BT, 0.0)
+            raw = raw._replace(advantages_BT=raw.advantages_BT - own_BT)
         used = raw
         if config.whitens_advantages:
             whitened_BT = self._whiten(raw.advantages_BT, keep_BT, shift_mean=True)
             used = raw._replace(advantages_BT=whitened_BT)
-        weights_BT = self._correction_weights(rollout)
-        if weights_BT is not None:
-            used = used._replace(advantages_BT=used.advantages_BT * weights_BT)
+        weights = step_weights(config, rollout, seed=self._seed, rank=self._ranks.rank)
+        if weights is not None:
+            # A factor of an advantage that is not negative scales the token's loss as well.
+            used = used._replace(advantages_BT=used.advantages_BT * weights.weights_BT)
         is_compared = config.advantage_estimator in COMPARING
         compared = config.responses_per_prompt if is_compared else 1
-        return Targets(used, shaped_BT, raw, scores_B.view(-1, compared), weights_BT)
+        return Targets(used, shaped_BT, raw, scores_B.view(-1, compared), weights)
 
-    def _correction_weights(self, rollout: Rollout) -> Tensor | None:
-        """Return the factors (B, T) of the advantages by ppo.rollout_correction; None without one.
-
-        A positive factor of an advantage scales the token's clipped loss by the same factor.
-        """
-        sampled_BT = rollout.responses.logprobs_BT
-        if self._config.rollout_correction is RolloutCorrection.none or sampled_BT is None:
-            return None
-        keep_BT, cap = rollout.responses.keep_BT, self._config.rollout_correction_cap
-        return truncated_importance_weights(rollout.logprobs_BT, sampled_BT, keep_BT, cap=cap)
+    def clipped_scores(self, rollout: Rollout) -> Tensor:
+        """Return the scores (B,) of whole responses, scaled and clipped, with missing ends."""
+        config, scores_B = self._config, self._combine_scores(rollout)
+        if self._moments is not None:
+            scores_B = scale_scores(scores_B, self._moments, shift_mean=config.scale_reward_shift)
+        return clip_scores(
+            scores_B,
+            rollout.responses.ended_B,
+            clip=config.clip_reward_value,
+            missing_end_penalty=config.missing_end_penalty,
+            missing_end_score=config.missing_end_score,
+        )
 
     def _combine_scores(self, rollout: Rollout) -> Tensor:
         """Return the scores (B,) of whole responses, with normalised parts on one scale.
@@ -187,15 +193,16 @@ class TargetMaker:
         """Return advantages with one time step per turn; ``rewards_BT`` include ``costs_BT``."""
         turns, config = rollout.responses.turns, self._config
         assert turns is not None, "ppo.gae_unit=turn without an environment"
-        return turn_gae(
+        estimate = partial(
+            turn_gae,
             rewards_BT + costs_BT,
             costs_BT,
             rollout.values_BT,
             turns.turn_BT,
             gamma=config.gamma,
-            lam=config.lam,
             last_values_B=_values_after_cut(rollout),
         )
+        return _decouple(estimate, rollout.responses.keep_BT, config)
 
     def advantages(self, rewards_BT: Tensor, rollout: Rollout) -> Advantages:
         """Return advantages of token rewards; override this method to use another estimator.
@@ -206,18 +213,21 @@ class TargetMaker:
         group = config.responses_per_prompt
         match config.advantage_estimator:
             case AdvantageEstimator.gae:
-                return gae(
+                estimate = partial(
+                    gae,
                     rewards_BT,
                     rollout.values_BT,
                     keep_BT,
                     gamma=config.gamma,
-                    lam=config.lam,
                     last_values_B=_values_after_cut(rollout),
                 )
+                return _decouple(estimate, keep_BT, config)
             case AdvantageEstimator.rloo:
                 return rloo_advantages(rewards_BT, keep_BT, group_size=group)
             case AdvantageEstimator.grpo:
                 return grpo_advantages(rewards_BT, keep_BT, group_size=group)
+            case AdvantageEstimator.dr_grpo:
+                return grpo_advantages(rewards_BT, keep_BT, group_size=group, divides=False)
             case AdvantageEstimator.reinforce_pp:
                 return reinforce_pp_advantages(rewards_BT, keep_BT, gamma=config.gamma)
 
@@ -225,20 +235,9 @@ class TargetMaker:
         """Return the moments that scale scores after this rollout; None without a finite score."""
         now = self._finite_moments(scores_B)
         if self._moments is None:
-            return self._initial_moments(now) if now.count else None
+            return _initial_moments(self._config, now) if now.count else None
         is_running = self._config.scale_reward is ScaleReward.running
         return self._moments + now if is_running else self._moments
-
-    def _initial_moments(self, first: Moments) -> Moments:
-        """Return the first rollout's moments, with the configured reference mean and std if set."""
-        config = self._config
-        if config.scale_reward is ScaleReward.running:
-            return first
-        given_mean, given_std = config.reference_score_mean, config.reference_score_std
-        mean = first.value() if given_mean is None else given_mean
-        std = first.std() if given_std is None else given_std
-        total = torch.tensor(mean, dtype=torch.float64, device=first.total.device)
-        return Moments(total, total.square() + std**2, torch.ones_like(total))
 
     def _whiten(self, x_BT: Tensor, keep_BT: Tensor, *, shift_mean: bool) -> Tensor:
         moments = self._global_moments(x_BT, keep_BT)
@@ -252,6 +251,34 @@ class TargetMaker:
         moments = self._ranks.reduce_metrics({"x": Moments.of(x, keep)})["x"]
         assert isinstance(moments, Moments)
         return moments
+
+
+def _initial_moments(config: PpoConfig, first: Moments) -> Moments:
+    """Return the first rollout's moments, with the configured reference mean and std if set."""
+    if config.scale_reward is ScaleReward.running:
+        return first
+    given_mean, given_std = config.reference_score_mean, config.reference_score_std
+    mean = first.value() if given_mean is None else given_mean
+    std = first.std() if given_std is None else given_std
+    total = torch.tensor(mean, dtype=torch.float64, device=first.total.device)
+    return Moments(total, total.square() + std**2, torch.ones_like(total))
+
+
+def _decouple(
+    estimate: Callable[..., Advantages], keep_BT: Tensor, config: PpoConfig
+) -> Advantages:
+    """Return advantages with the actor's lambda and returns with the critic's lambda.
+
+    VC-PPO's decoupled GAE, https://arxiv.org/abs/2503.01491 section 3.3.
+    """
+    lam: float | Tensor = config.lam
+    if config.lam_length_alpha is not None:
+        lam = length_adaptive_lam(keep_BT, alpha=config.lam_length_alpha)
+    actor = estimate(lam=lam)
+    if config.lam_length_alpha is None and config.lam_critic is None:
+        return actor
+    lam_critic = config.lam if config.lam_critic is None else config.lam_critic
+    return Advantages(actor.advantages_BT, estimate(lam=lam_critic).returns_BT)
 
 
 def _values_after_cut(rollout: Rollout) -> Tensor | None:

@@ -127,14 +127,25 @@ def build_policy(
 
 
 def build_reference(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, shard: Shard | None = None
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    teacher: str | None = None,
+    *,
+    shard: Shard | None = None,
 ) -> LanguageModel | None:
-    """Build a copy of the initial policy; None if the policy without adapters can replace it."""
-    spec = lora_spec(config.lora, LoraRole.actor)
-    if spec is not None and not spec.train_rest:
+    """Build a copy of the initial policy; None if the policy without adapters can replace it.
+
+    A ``teacher``, the folder or hub id of another model, replaces both.
+    """
+    spec, source = lora_spec(config.lora, LoraRole.actor), policy_source(config)
+    if teacher is not None:
+        key = "ppo.teacher_path"
+        path = str(expand_user_path(teacher, key=key))
+        source = replace(source, key=key, path=path, revision=None, architecture=None)
+    elif spec is not None and not spec.train_rest:
         return None
     seed = seed_for(config.seed, "model")
-    return LanguageModel(build_actor(policy_source(config), tokenizer, seed=seed, shard=shard))
+    return LanguageModel(build_actor(source, tokenizer, seed=seed, shard=shard))
 
 
 def build_rollout_backend(

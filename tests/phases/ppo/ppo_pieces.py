@@ -26,6 +26,7 @@ UNTIMED = SimpleNamespace(metrics=lambda *_, **__: {})  # in place of StepSpeed
 ROWS, MICRO = 4, 2
 PARTS = ROWS // MICRO  # micro-batches of an optimiser step
 PROMPT_LENGTHS = [2, 4, 3, 1]
+MAX_TOKENS = 8
 LENGTHS = [3, 5, 1, 4]  # response tokens of each row
 TEMPERATURE = 0.7
 ROLLOUT_CONFIG = SimpleNamespace(
@@ -86,7 +87,9 @@ def separate_engine(
         ranks=Ranks(),
         plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=PARTS),
         tokenizer=tokenizer,
-        config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG, rewards={}),
+        config=SimpleNamespace(
+            seed=1, rollout=ROLLOUT_CONFIG, rewards={}, max_policy_tokens=MAX_TOKENS
+        ),
         constant_metrics={},
         speed=UNTIMED,
     )

@@ -103,7 +103,7 @@ class Run:
             has_critic=True,
             ranks=Ranks(),
             plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=ROWS // MICRO),
-            config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG, rewards={}),
+            config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG, rewards={}, max_policy_tokens=6),
             constant_metrics={},
             speed=UNTIMED,
             tokenizer=TOKENIZER,

@@ -16,6 +16,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.choices import Backend, When
 from rlhf.config.freeze import to_run_config
+from rlhf.config.loss_choices import ProximalPolicy, RolloutCorrection
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.options.logprob_reuse import MISMATCH, LogprobReuse
 from rlhf.phases.shared.scoring import score_responses
@@ -31,10 +32,14 @@ Compose = Callable[[list[str]], DictConfig]
 ERROR = 0.01  # of every log-probability that the rollout measured
 
 
-def settings(mode: str, *, limit: float = 0.05) -> Any:
+def settings(mode: str, *, limit: float = 0.05, lag: int = 0) -> Any:
     return SimpleNamespace(
-        lag=0, backend=Backend.hf, reuse_logprobs=When(mode), max_logprob_mismatch=limit
+        lag=lag, backend=Backend.hf, reuse_logprobs=When(mode), max_logprob_mismatch=limit
     )
+
+
+def ppo_with(dropout: float) -> Any:
+    return SimpleNamespace(actor_dropout=dropout, rollout_correction=RolloutCorrection.none)
 
 
 def responses(*, measured: bool = True) -> Responses:
@@ -56,18 +61,40 @@ def responses(*, measured: bool = True) -> Responses:
     ],
 )
 def test_decisions(mode: str, mismatch: float | None, dropout: float, *, reuses: bool) -> None:
-    reuse = LogprobReuse(settings(mode), actor_dropout=dropout)
+    reuse = LogprobReuse(settings(mode), ppo_with(dropout))
     if mismatch is not None:
         reuse.store_mismatch({MISMATCH: mismatch})
     reuse.store_mismatch({})  # a step that measured nothing changes nothing
     assert reuse.can_reuse(responses()) == reuses
 
 
+@pytest.mark.parametrize(
+    ("mode", "lag", "correction", "proximal", "reuses"),
+    [
+        ("auto", 0, "none", "step_start", False),  # not measured yet
+        ("auto", 1, "none", "step_start", True),  # the ratio is against the policy that sampled
+        ("never", 1, "none", "step_start", False),
+        ("auto", 1, "token", "step_start", False),  # the weight is against it
+        ("auto", 0, "token", "interpolated", True),
+        ("auto", 1, "token", "interpolated", True),
+    ],
+)
+def test_a_lag_and_a_correction_decide(
+    mode: str, lag: int, correction: str, proximal: str, *, reuses: bool
+) -> None:
+    ppo: Any = SimpleNamespace(
+        actor_dropout=0.0,
+        rollout_correction=RolloutCorrection(correction),
+        proximal_policy=ProximalPolicy(proximal),
+    )
+    assert LogprobReuse(settings(mode, lag=lag), ppo).can_reuse(responses()) == reuses
+
+
 def test_without_measured_logprobs_nothing_is_reused() -> None:
-    reuse = LogprobReuse(settings("auto"), actor_dropout=0.0)
+    reuse = LogprobReuse(settings("auto"), ppo_with(0.0))
     reuse.store_mismatch({MISMATCH: 0.0})
     assert not reuse.can_reuse(responses(measured=False))
-    always = LogprobReuse(settings("always"), actor_dropout=0.0)
+    always = LogprobReuse(settings("always"), ppo_with(0.0))
     with pytest.raises(ConfigError, match=r"reuse_logprobs=always: rollout\.backend=hf measures"):
         always.can_reuse(responses(measured=False))
 
@@ -89,11 +116,18 @@ class Sampler:
 
 
 def trainer_of(
-    compose: Compose, mode: str, *overrides: str, error: float = ERROR, **options: Any
+    compose: Compose,
+    mode: str,
+    *overrides: str,
+    error: float = ERROR,
+    lag: int = 0,
+    **options: Any,
 ) -> PPOTrainer:
     engine = separate_engine(lr=0.02, **options)
     engine.rollout = Sampler(error=error)
-    engine.config = SimpleNamespace(seed=1, rollout=settings(mode), rewards={})
+    engine.config = SimpleNamespace(
+        seed=1, rollout=settings(mode, lag=lag), rewards={}, max_policy_tokens=6
+    )
     return PPOTrainer(engine, to_run_config(compose(["ppo.ppo_epochs=2", *overrides])).ppo)
 
 
@@ -127,6 +161,11 @@ def test_other_modes_measure_all_the_same(compose: Compose, mode: str, *, reuses
     told = steps(trainer_of(compose, mode, error=0.3), 2)
     assert [reused for reused, _ in told] == [reuses] * 2
     assert [value for _, value in told] == pytest.approx([0.3] * 2, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["auto", "never"])
+def test_two_policies_have_no_mismatch(compose: Compose, mode: str) -> None:
+    assert steps(trainer_of(compose, mode, lag=1), 2) == [(mode == "auto", None)] * 2
 
 
 def test_the_actor_is_not_run_to_score_what_is_reused(compose: Compose) -> None:

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import DictConfig
+from safetensors.torch import load_file, save_file
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.ranks import Ranks
+from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
+from rlhf.models.model_uses import models_in_phase
 from rlhf.phases.ppo import rlhf_engine
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.policies import AdapterOff
@@ -106,6 +109,23 @@ def test_with_adapters_the_reference_is_the_actor_without_them(
     assert isinstance(built("lora=default").models.reference, AdapterOff)
     both_learn = built("lora=default", "lora.train_rest=true")
     assert both_learn.models.reference.given["role"] is Role.reference
+
+
+def test_a_teacher_takes_the_place_of_the_reference(
+    built: Callable[..., RLHFEngine], tmp_path: Path
+) -> None:
+    save_models(tmp_path / "other", policy="some words", reward="some words")
+    teacher = tmp_path / "other" / "policy"
+    (weights,) = teacher.glob("*.safetensors")
+    expected = {name: 2 * tensor for name, tensor in load_file(weights).items()}
+    save_file(expected, weights, metadata={"format": "pt"})
+    for adapters in ("none", "default"):  # whose reference is otherwise the actor itself
+        engine = built(f"ppo.teacher_path={teacher}", f"lora={adapters}")
+        state = engine.models.reference.module.pretrained.state_dict()
+        assert expected.keys() <= state.keys()
+        assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+        uses = {use.role: use for use in models_in_phase(engine.config, Phase.ppo)}
+        assert Role.reference in uses, "the plan counts it"
 
 
 def test_a_step_of_the_actor_takes_in_the_corpus(built: Callable[..., RLHFEngine]) -> None:

@@ -13,7 +13,7 @@ import torch
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.ranks import Ranks
 from rlhf.base.stored_responses import (
-    join_responses,
+    join_rows,
     pack_responses,
     rows_of_rank,
     unpack_responses,
@@ -28,6 +28,8 @@ from tests.runtime.test_launcher import children, wait_for
 # Gradients of few threads differ in rounding from those of many.
 ONE_CORE = ["hardware.cores_per_rank=1", "ppo.steps=4"]
 RLOO = ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2"]
+CONTROL = ["ppo.rollout_correction=token", "ppo.rollout_correction_mode=mask"]
+CONTROL += ["ppo.rollout_correction_cap=1.05", "ppo.rollout_correction_control=true"]
 
 
 class Actor:
@@ -116,7 +118,7 @@ def assert_equal(found: object, expected: object) -> None:
 def test_responses_of_ranks_join_and_divide_as_if_sampled_together() -> None:
     parts = [episodes([2, 5]), episodes([4, 3]), episodes([1, 1])]
     packed = [pack_responses(part) for part in parts]
-    whole = join_responses([unpack_responses(each) for each in packed], pad_id=3)
+    whole = join_rows([unpack_responses(each) for each in packed], pad_id=3)
     assert_equal(whole, episodes([2, 5, 4, 3, 1, 1]))
     for rank, part in enumerate(parts):
         assert_equal(rows_of_rank(whole, Ranks(rank, 3)), part)
@@ -128,8 +130,8 @@ def test_responses_of_ranks_join_and_divide_as_if_sampled_together() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [["rollout.samplers=2"], [*RLOO, "hardware.dtype=bf16"], [*EPISODES]],
-    ids=["GAE, two processes", "RLOO, bf16", "episodes"],
+    [["rollout.samplers=2", *CONTROL], [*RLOO, "hardware.dtype=bf16"], [*EPISODES]],
+    ids=["GAE and the control, two processes", "RLOO, bf16", "episodes"],
 )
 def test_sampling_beside_training_changes_no_file(options: list[str], tmp_path: Path) -> None:
     words = [*options, *ONE_CORE, "rollout.lag=2"]

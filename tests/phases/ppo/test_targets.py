@@ -15,6 +15,8 @@ from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.phases.ppo.targets import TargetMaker, Targets
+from tests.algorithms import loop_reference
+from tests.algorithms.padded_batches import assert_close, keep_of, normal, with_garbage
 from tests.phases.ppo.ppo_pieces import targets_of
 
 Compose = Callable[[list[str]], DictConfig]
@@ -169,16 +171,116 @@ def test_correction_multiplies_the_advantages_that_updates_use(compose: Compose)
     plain = rollout_of(1.0, 3.0)
     sampled_BT = torch.tensor([[0.1, -0.1], [-9.0, 0.0]])
     measured = plain._replace(responses=plain.responses._replace(logprobs_BT=sampled_BT))
-    correction = ["rollout.reuse_logprobs=never", "ppo.rollout_correction=token_tis"]
-    without, found = (
+    correction = ["ppo.rollout_correction=token"]
+    masks = ["ppo.rollout_correction_mode=mask", "ppo.rollout_correction_floor=0.95"]
+    without, found, masked = (
         TargetMaker(to_run_config(compose([*BARE, *more])).ppo, Ranks()).make(measured, kl_ctl=0.0)
-        for more in ([], correction)
+        for more in ([], correction, [*correction, *masks])
     )
-    weights_BT = torch.tensor([[-0.1, 0.1], [9.0, 0.0]]).exp().clamp(max=2.0)
-    assert without.weights_BT is None
-    assert found.weights_BT is not None
-    torch.testing.assert_close(found.weights_BT, weights_BT)
-    expected_BT = without.advantages.advantages_BT * weights_BT
-    torch.testing.assert_close(found.advantages.advantages_BT, expected_BT)
-    assert torch.equal(found.advantages.returns_BT, without.advantages.returns_BT), "of the critic"
-    assert torch.equal(found.raw.advantages_BT, without.raw.advantages_BT)
+    assert without.weights is None
+    ratios_BT = torch.tensor([[-0.1, 0.1], [9.0, 0.0]]).exp()
+    rejecting_BT = ratios_BT * torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+    for targets, weights_BT in ((found, ratios_BT.clamp(max=2.0)), (masked, rejecting_BT)):
+        assert targets.weights is not None
+        torch.testing.assert_close(targets.weights.weights_BT, weights_BT)
+        expected_BT = without.advantages.advantages_BT * weights_BT
+        torch.testing.assert_close(targets.advantages.advantages_BT, expected_BT)
+        assert torch.equal(targets.advantages.returns_BT, without.advantages.returns_BT)
+        assert torch.equal(targets.raw.advantages_BT, without.raw.advantages_BT)
+
+
+def test_the_control_is_keyed_by_seed_and_step(compose: Compose) -> None:
+    keys = ["ppo.rollout_correction=sequence"]
+    keys += ["ppo.rollout_correction_mode=mask", "ppo.rollout_correction_control=true"]
+    config = to_run_config(compose([*BARE, *keys])).ppo
+    plain = rollout_of(*range(64))
+    sampled_BT = torch.linspace(-1, 1, 64)[:, None].expand(64, 2)
+    responses = plain.responses._replace(logprobs_BT=sampled_BT)
+    rejected = {}
+    for seed, step in ((1, 1), (1, 2), (2, 1)):
+        rollout = plain._replace(prompts=plain.prompts._replace(step=step), responses=responses)
+        for _ in range(2):  # the same again, as after a resume
+            maker = TargetMaker(config, Ranks(), seed=seed)
+            weights = maker.make(rollout, kl_ctl=0.0).weights
+            assert weights is not None
+            found = weights.limited_BT[:, 0].tolist()
+            assert rejected.setdefault((seed, step), found) == found
+    # A response is rejected if its product of 2 tokens, exp(-2 * sampled), is above 2.
+    assert {sum(each) for each in rejected.values()} == {int((sampled_BT[:, 0] < -0.3466).sum())}
+    assert len({tuple(each) for each in rejected.values()}) == 3
+
+
+def test_actor_and_critic_have_their_own_lambda(compose: Compose) -> None:
+    """The critic's targets with lam_critic=1 are returns, whatever the values."""
+    values_BT = torch.tensor([[0.5, 2.0], [-1.0, 0.25]])
+    rollout = rollout_of(1.0, 3.0)._replace(values_BT=values_BT)
+
+    def made(*keys: str) -> Targets:
+        config = to_run_config(compose([*BARE, *keys])).ppo
+        return TargetMaker(config, Ranks()).make(rollout, kl_ctl=0.0)
+
+    lam = made("ppo.lam=0.5").raw
+    both = made("ppo.lam=0.5", "ppo.lam_critic=1").raw
+    assert both.advantages_BT.equal(lam.advantages_BT)
+    torch.testing.assert_close(both.returns_BT, torch.tensor([[1.0, 1.0], [3.0, 3.0]]))
+    assert not lam.returns_BT.equal(both.returns_BT)
+    # Both responses have 2 tokens: 1 - 1 / (alpha * 2) = 0.5, and the critic keeps lam.
+    adaptive = made("ppo.lam=1", "ppo.lam_length_alpha=1").raw
+    torch.testing.assert_close(adaptive.advantages_BT, lam.advantages_BT)
+    torch.testing.assert_close(adaptive.returns_BT, both.returns_BT)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.4])
+def test_decoupled_lambdas_and_a_teacher_equal_the_loops(
+    compose: Compose, alpha: float | None
+) -> None:
+    """Random rows with garbage behind them: VC-PPO's returns, VAPO's lambda, a teacher's reward."""
+    keep_BT = keep_of([5, 1, 3, 4], 6)
+    policy_BT, teacher_BT, values_BT = (
+        with_garbage(normal(4, 6, seed=seed), keep_BT, torch.nan) for seed in range(3)
+    )
+    scores_B = normal(4, seed=3)
+    rollout = rollout_of(*[0.0] * 4)._replace(
+        responses=Responses(torch.zeros(4, 6).long(), keep_BT, keep_BT[:, 0]),
+        logprobs_BT=policy_BT,
+        reference_logprobs_BT=teacher_BT,
+        values_BT=values_BT,
+        scores_B=scores_B,
+    )
+    keys = ["ppo.lam=0.7", "ppo.lam_critic=1", "ppo.gamma=0.9", "ppo.kl_placement=advantage"]
+    keys += [] if alpha is None else [f"ppo.lam_length_alpha={alpha}"]
+    config = to_run_config(compose([*BARE, *keys])).ppo
+    found = TargetMaker(config, Ranks()).make(rollout, kl_ctl=0.5).advantages
+    for row in range(4):
+        kept = keep_BT[row]
+        policy, teacher, values = (
+            [x[row][kept].tolist()] for x in (policy_BT, teacher_BT, values_BT)
+        )
+        rewards = [[*[0.0] * (len(values[0]) - 1), scores_B[row].item()]]
+        lam = 0.7 if alpha is None else max(0.0, 1 - 1 / (alpha * len(values[0])))
+        ((*advantages,),), _ = loop_reference.gae(rewards, values, gamma=0.9, lam=lam)
+        (kl,) = loop_reference.kl_per_token(policy, teacher, "k1")
+        expected = [a - 0.5 * x for a, x in zip(advantages, kl, strict=True)]
+        assert_close(found.advantages_BT[row][kept], expected, atol=1e-6)
+        (returns,) = loop_reference.rewards_to_go(rewards, gamma=0.9)
+        assert_close(found.returns_BT[row][kept], returns)
+
+
+def test_dr_grpo_does_not_divide(compose: Compose) -> None:
+    keys = ["ppo.advantage_estimator=dr_grpo", "ppo.responses_per_prompt=2"]
+    config = to_run_config(compose([*BARE, *keys, "ppo.whiten_advantages=null"])).ppo
+    found = TargetMaker(config, Ranks()).make(rollout_of(1.0, 4.0), kl_ctl=0.0)
+    assert found.advantages.advantages_BT.tolist() == [[-1.5, -1.5], [1.5, 1.5]]
+
+
+@pytest.mark.parametrize("estimator", ["gae", "reinforce_pp"])
+def test_a_teacher_rewards_each_token_alone(compose: Compose, estimator: str) -> None:
+    """kl_placement=advantage: log teacher - log pi of a token is in no other token's advantage."""
+    keys = [f"ppo.advantage_estimator={estimator}", "ppo.kl_placement=advantage"]
+    config = to_run_config(compose([*BARE, *keys])).ppo
+    teacher_BT = torch.tensor([[-0.5, 0.25], [2.0, -1.0]])
+    rollout = rollout_of(0.0, 3.0)._replace(reference_logprobs_BT=teacher_BT)
+    found = TargetMaker(config, Ranks()).make(rollout, kl_ctl=0.5)
+    scores_BT = torch.tensor([[0.0, 0.0], [3.0, 3.0]])
+    torch.testing.assert_close(found.advantages.advantages_BT, scores_BT + 0.5 * teacher_BT)
+    assert found.rewards_BT.tolist() == [[0.0, 0.0], [0.0, 3.0]]

@@ -102,7 +102,7 @@ def trained(compose: Compose) -> Callable[..., SimpleNamespace]:
             has_critic=True,
             ranks=Ranks(),
             plan=BatchPlan(per_rank=2, micro=1, accumulation=2),
-            config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG, rewards={}),
+            config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG, rewards={}, max_policy_tokens=6),
             constant_metrics={},
             speed=UNTIMED,
         )
@@ -141,6 +141,25 @@ def test_values_that_move_too_far_are_clipped(trained: Callable[..., SimpleNames
     assert clipped.critic_loss == pytest.approx(0.5 * 1.8**2)
     assert clipped.metrics["ppo/value_clipfrac"] == 1.0
     assert free.critic_loss == 0.0
+
+
+def test_each_policy_loss_is_the_one_that_is_named(
+    trained: Callable[..., SimpleNamespace],
+) -> None:
+    # all advantages are 2, all ratios e^0.1, and log pi is -0.9; micro-batches of 3 of 6 tokens
+    plain = ["ppo.whiten_advantages=false", "ppo.kl_ctl=0", "ppo.lam=1", "ppo.cliprange=0.05"]
+    for name, loss in ("clip", -1.05 * 2), ("gspo", -1.05 * 2), ("cispo", 1.05 * 2 * 0.9):
+        keys = [*plain, f"ppo.surrogate={name}"]
+        losses = trained(*keys, drift=0.1, score=2.0).models.actor.losses
+        assert losses == pytest.approx([loss / 2] * ROWS)
+
+
+def test_a_fixed_length_divides_by_the_longest_response(
+    trained: Callable[..., SimpleNamespace],
+) -> None:
+    # 3 tokens of entropy 0.5, mini-batches of 2 responses of at most 6 tokens
+    keys = ["ppo.entropy_coef=0.2", "ppo.loss_aggregation=fixed_length"]
+    assert trained(*keys).models.actor.losses == pytest.approx([-0.2 * 0.5 * 3 / (2 * 6)] * ROWS)
 
 
 def test_an_entropy_bonus_is_subtracted(trained: Callable[..., SimpleNamespace]) -> None:

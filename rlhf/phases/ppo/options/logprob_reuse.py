@@ -13,6 +13,8 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Maximum, Mean, Metrics
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.choices import When
+from rlhf.config.loss_choices import ProximalPolicy, RolloutCorrection
+from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rollout import RolloutConfig
 
 MISMATCH = "ppo/logprob_mismatch"  # mean |rollout - training| per token, with the same weights
@@ -22,15 +24,19 @@ LARGE = 0.1  # nats; the ratio of such a token is off by more than a tenth
 class LogprobReuse:
     """The decision for each step whether log-probabilities are reused; equal on every rank.
 
-    With rollout.lag and reuse_logprobs=auto they are always reused: they belong to the policy that
-    sampled, which PPO's ratio compares with. Without a lag, auto reuses them as long as the last
-    measured mismatch, over all ranks, is small enough, and never under dropout, because training
-    then cannot measure a mismatch.
+    With reuse_logprobs=auto:
+
+    - ppo.rollout_correction needs the log-probabilities of two policies: they are recomputed,
+      unless the proximal policy is interpolated, which replaces the second.
+    - Otherwise, with rollout.lag, they are reused: they belong to the policy that sampled, which
+      PPO's ratio compares with.
+    - Otherwise they are reused as long as the last measured mismatch, over all ranks, is small
+      enough, and never under dropout, because training then cannot measure a mismatch.
     """
 
-    def __init__(self, config: RolloutConfig, *, actor_dropout: float) -> None:
+    def __init__(self, config: RolloutConfig, ppo: PpoConfig) -> None:
         self._config = config
-        self._has_dropout = actor_dropout > 0
+        self._mode = _mode_of_run(config, ppo)
         self.mismatch: float | None = None  # not measured yet
 
     def can_reuse(self, responses: Responses) -> bool:
@@ -40,16 +46,14 @@ class LogprobReuse:
             ConfigError: if reuse_logprobs is ``always`` and the backend measures none.
         """
         config = self._config
-        if responses.logprobs_BT is None and config.reuse_logprobs is When.always:
+        if responses.logprobs_BT is None and self._mode is When.always:
             raise ConfigError(
                 f"rollout.reuse_logprobs=always: rollout.backend={config.backend} measures no "
                 "log-probabilities; use rollout.reuse_logprobs=auto"
             )
-        if config.reuse_logprobs is not When.auto:
-            return config.reuse_logprobs is When.always
-        if config.lag:
-            return True
-        if responses.logprobs_BT is None or self._has_dropout or self.mismatch is None:
+        if self._mode is not When.auto:
+            return self._mode is When.always
+        if responses.logprobs_BT is None or self.mismatch is None:
             return False
         return self.mismatch <= config.max_logprob_mismatch
 
@@ -60,9 +64,31 @@ class LogprobReuse:
         """
         return rollout.reuses_logprobs and not updates and not self._config.lag
 
+    def recomputed_mismatch(self, rollout: Rollout) -> Metrics:
+        """Return the mismatch of log-probabilities that were measured and recomputed.
+
+        With a lag two policies would be compared; ppo/rollout_weight does that.
+        """
+        measured_BT = rollout.responses.logprobs_BT
+        if measured_BT is None or rollout.reuses_logprobs or self._config.lag:
+            return {}
+        return logprob_mismatch(measured_BT, rollout.logprobs_BT, rollout.responses.keep_BT)
+
     def store_mismatch(self, values: Mapping[str, float]) -> None:
         """Store the mismatch of a step from its metrics over all ranks, if it was measured."""
         self.mismatch = values.get(MISMATCH, self.mismatch)
+
+
+def _mode_of_run(config: RolloutConfig, ppo: PpoConfig) -> When:
+    """Return the configured mode; of auto, what does not depend on a measured mismatch."""
+    if config.reuse_logprobs is not When.auto:
+        return config.reuse_logprobs
+    if ppo.rollout_correction is not RolloutCorrection.none:
+        is_interpolated = ppo.proximal_policy is ProximalPolicy.interpolated
+        return When.always if is_interpolated else When.never
+    if config.lag:
+        return When.always
+    return When.never if ppo.actor_dropout else When.auto
 
 
 def logprob_mismatch(one_BT: Tensor, other_BT: Tensor, keep_BT: Tensor) -> Metrics:

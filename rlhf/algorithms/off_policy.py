@@ -1,0 +1,89 @@
+"""Importance weights for rollouts that another policy sampled.
+
+The policy that sampled differs from the policy that training starts a step from (the proximal
+policy): it is some steps old, or computes in another program or precision.
+Shapes: B = sequences, T = response tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlhf.algorithms.ppo import MAX_LOG_RATIO
+
+CorrectionLevel = Literal["token", "sequence", "geometric"]
+
+
+class RolloutWeights(NamedTuple):
+    """Factors (B, T) of the policy loss, without gradients; 1 where not kept."""
+
+    weights_BT: Tensor
+    limited_BT: Tensor  # bool: the limits truncated or rejected the token's weight
+
+
+def rollout_weights(
+    logprobs_BT: Tensor,
+    sampled_logprobs_BT: Tensor,
+    keep_BT: Tensor,
+    *,
+    level: CorrectionLevel,
+    cap: float,
+    masks: bool = False,
+    floor: float = 0.0,
+    shuffle: torch.Generator | None = None,
+) -> RolloutWeights:
+    """Return importance weights of the tokens, limited in one of two ways.
+
+        token      w_t = p_t / p_sampled_t
+        sequence   w   = product of all w_t of the response
+        geometric  w   = (product of all w_t of the response) ^ (1 / tokens)
+
+        truncate   min(w, cap)
+        mask       w if floor <= w <= cap, otherwise 0
+
+    Truncated token weights: https://fengyao.notion.site/off-policy-rl, after
+    https://doi.org/10.1198/106186008X320456. Masked token weights with a ``floor``: IcePop,
+    https://arxiv.org/abs/2510.18855 section 2.3.2. Weights and masks of sequences:
+    https://richardli.xyz/rl-collapse.
+
+    With ``shuffle`` the weights of the rank are dealt at random to tokens, or at the other levels
+    to responses: a control that rejects exactly as many, but independently of how they were
+    sampled.
+    """
+    log_ratio_BT = (logprobs_BT - sampled_logprobs_BT).masked_fill(~keep_BT, 0.0).detach()
+    if level == "token":
+        if shuffle is not None:
+            kept_N = log_ratio_BT[keep_BT]
+            log_ratio_BT = log_ratio_BT.masked_scatter(keep_BT, kept_N[_order(kept_N, shuffle)])
+    else:
+        log_ratio_B = log_ratio_BT.sum(dim=1)
+        if level == "geometric":
+            log_ratio_B = log_ratio_B / keep_BT.sum(dim=1).clamp(min=1)
+        if shuffle is not None:
+            log_ratio_B = log_ratio_B[_order(log_ratio_B, shuffle)]
+        log_ratio_BT = log_ratio_B[:, None].expand_as(keep_BT).masked_fill(~keep_BT, 0.0)
+    weights_BT = log_ratio_BT.clamp(max=MAX_LOG_RATIO).exp()
+    limited_BT = keep_BT & (weights_BT > cap)
+    if masks:
+        limited_BT = limited_BT | (keep_BT & (weights_BT < floor))
+        return RolloutWeights(weights_BT.masked_fill(limited_BT, 0.0), limited_BT)
+    return RolloutWeights(weights_BT.clamp(max=cap), limited_BT)
+
+
+def interpolate_logprobs(
+    logprobs_BT: Tensor, sampled_logprobs_BT: Tensor, *, share: float
+) -> Tensor:
+    """Return A-3PO's log-probabilities of the proximal policy, https://arxiv.org/abs/2512.06547.
+
+    log p = share * log p_sampled + (1 - share) * log pi, where pi is the current policy; the
+    result has no gradient.
+    """
+    return share * sampled_logprobs_BT + (1.0 - share) * logprobs_BT.detach()
+
+
+def _order(units: Tensor, shuffle: torch.Generator) -> Tensor:
+    """Return a random order of ``units``, drawn on the CPU."""
+    return torch.randperm(len(units), generator=shuffle).to(units.device)
