@@ -16,16 +16,13 @@ import argparse
 import json
 import math
 import os
-import queue
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from common import ROOT, table
+from common import run_on_cores, table
 
 from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.config.alarm_names import AlarmName
@@ -158,29 +155,16 @@ class Outcome(NamedTuple):
 
 def run_all(out: Path, names: Sequence[str], *, jobs: int) -> None:
     """Run every seed of the scenarios ``names`` that has no report yet, one per core."""
-    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for core in sorted(os.sched_getaffinity(0))[:jobs]:
-        cores.put(core)
-
-    def run(job: tuple[str, int]) -> None:
-        name, seed = job
-        folder = out / name.replace(" ", "_") / str(seed)
-        if (folder / "report.html").exists():
-            return
-        core = cores.get()
-        words = [*COMMON, *SCENARIOS[name].overrides, f"seed={seed}", f"run_dir={folder}"]
-        command = ["taskset", "--cpu-list", str(core), sys.executable, str(ROOT / "launch.py")]
-        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        own = {"capture_output": True, "text": True, "env": os.environ | {"PYTHONPATH": path}}
-        done = subprocess.run([*command, *words], check=False, **own)
-        cores.put(core)
-        sys.stderr.write(f"{name}, seed {seed}: exit code {done.returncode}\n")
-        if done.returncode:
-            sys.stderr.write(done.stderr[-500:])
-
-    seeds = [(name, seed) for name in names for seed in range(1, SCENARIOS[name].seeds + 1)]
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(run, seeds))
+    runs = {
+        out / name.replace(" ", "_") / str(seed): [
+            *COMMON,
+            *SCENARIOS[name].overrides,
+            f"seed={seed}",
+        ]
+        for name in names
+        for seed in range(1, SCENARIOS[name].seeds + 1)
+    }
+    run_on_cores(runs, at_a_time=jobs)
 
 
 def outcome(run_dir: Path) -> Outcome:

@@ -12,12 +12,14 @@ import importlib.metadata
 import json
 import os
 import platform
+import queue
 import resource
 import shlex
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -95,6 +97,33 @@ def take_turns(ways: Mapping[str, Way], rounds: int) -> dict[str, Samples]:
                 values = value if isinstance(value, list) else [value]
                 found[name].setdefault(key, []).extend(values)
     return found
+
+
+def run_on_cores(runs: Mapping[Path, Sequence[str]], *, at_a_time: int) -> None:
+    """Start launch.py with the overrides of each run directory, each run on a core of its own.
+
+    Runs that have a report are finished, and are left out.
+    """
+    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for core in sorted(os.sched_getaffinity(0))[:at_a_time]:
+        cores.put(core)
+
+    def run(run_dir: Path) -> None:
+        core = cores.get()
+        command = ["taskset", "--cpu-list", str(core), sys.executable, str(ROOT / "launch.py")]
+        path = os.pathsep.join([str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
+        done = subprocess.run(
+            [*command, *runs[run_dir], f"run_dir={run_dir}", "resume=auto"],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        cores.put(core)
+        sys.stderr.write(f"{run_dir}: exit code {done.returncode}\n{done.stderr[-500:]}")
+
+    with ThreadPoolExecutor(at_a_time) as pool:
+        list(pool.map(run, [each for each in runs if not (each / "report.html").exists()]))
 
 
 def whole_and_first(

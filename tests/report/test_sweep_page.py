@@ -86,9 +86,7 @@ def test_interval_that_leaves_the_possible_range_is_not_drawn() -> None:
     assert chart is not None
     settings = chart.data["lines"][1]
     assert (settings["half"], settings["xHalf"]) == ([0.05, 0], [0.05, 0])
-    assert (
-        chart.note == "Intervals that reach beyond what is possible are not drawn: 2."
-    )
+    assert chart.note == "Intervals that reach beyond what is possible are not drawn: 2."
     assert "KL" in chart.data["xLabel"]
 
 
