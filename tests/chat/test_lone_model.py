@@ -39,7 +39,8 @@ def test_it_answers_in_its_template_with_its_own_settings(
     assert sampling.max_tokens == POSITIONS // 2
     assert model.talker._generation_config(sampling).eos_token_id == [1, 5]
     assert greeting(model, sampling) == [
-        f"{folder}: temperature 0.5; /temperature X changes it",
+        str(folder),
+        "temperature 0.5; /temperature X changes it",
         "/help lists the commands.",
     ]
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello there\n"))
