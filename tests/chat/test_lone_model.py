@@ -52,7 +52,7 @@ def test_without_a_template_a_line_says_so(compose: Compose, tmp_path: Path) -> 
     folder = save_run(tmp_path / "run", compose, expects_turns=False) / "sft/model"
     own_settings(folder)
     model = LoneModel(folder)
-    first, _, last = greeting(model, model.sampling)
+    _, first, _, last = greeting(model, model.sampling)
     assert "temperature 0, always the likeliest token; /temperature X changes it" in first
     assert last.startswith("The tokenizer has no chat template: each line is plain text")
 
