@@ -10,6 +10,7 @@ Adapters are merged. The models are built on this machine's CPU, in one process.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
@@ -245,6 +246,7 @@ def _export(options: argparse.Namespace) -> None:
             options.out or options.run_dir / "exported", key="--out"
         ).resolve()
         _write_chosen_model(options, folder)
+        _write_path_into_card(folder)
         console.say(f"wrote {folder}")
         return
     if options.out is not None or options.push.count("/") != 1:
@@ -253,6 +255,14 @@ def _export(options: argparse.Namespace) -> None:
         folder = Path(temporary, options.push)  # the model card names the last two parts
         _write_chosen_model(options, folder)
         console.say(f"uploaded to {push_to_hub(folder, options.push, public=options.public)}")
+
+
+def _write_path_into_card(folder: Path) -> None:
+    """Replace the hub's form of a name, "models/mine", by the path in the card's example code."""
+    card = folder / "README.md"
+    name, path = (json.dumps(each) for each in (f"{folder.parent.name}/{folder.name}", str(folder)))
+    text = card.read_text(encoding="utf-8").replace(f"{name})", f"{path})")
+    card.write_text(text, encoding="utf-8")
 
 
 def _write_chosen_model(options: argparse.Namespace, folder: Path) -> None:

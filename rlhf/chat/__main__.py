@@ -52,7 +52,8 @@ def greeting(models: RunModels | LoneModel, sampling: SamplingSettings) -> list[
     """Return the first lines of a chat: the model, its temperature, and the form of its prompts."""
     greedy = "" if sampling.temperature else ", always the likeliest token"
     lines = [
-        f"{models.folder}: temperature {sampling.temperature:g}{greedy}; /temperature X changes it",
+        str(models.folder),
+        f"temperature {sampling.temperature:g}{greedy}; /temperature X changes it",
         "/help lists the commands.",
     ]
     return lines if models.form_notice is None else [*lines, models.form_notice]

@@ -86,7 +86,7 @@ def _describe_shortage(phase: Phase, found: PhaseExamples, *, needed: int, rows:
     skipped = f" ({found.skipped})" if found.skipped else ""
     return (
         f"the {phase} phase has {found.train} examples to train on and {found.eval} held out"
-        f"{skipped}, but {size} needs at least {needed}, and 1"
+        f"{skipped}, but {size} needs at least {needed}, and 1 held out"
     )
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
-from rlhf.config.effects import effects
+from rlhf.config.effects import effects, values_that_affect
 from rlhf.config.freeze import COMMAND, load_frozen_config
 from rlhf.config.schema.keys import AtResume
+from rlhf.config.typed import format_value
 
 
 def copy_keys_of_source_run(
@@ -61,6 +63,23 @@ def copy_keys_of_source_run(
         cfg.from_run = str(source)
         order = [*taken, *(phase for phase in asked if phase not in taken)]
         cfg.phase.order = [phase.value for phase in order]
+
+
+def describe_changes(source: Path, last: Phase, ours: Mapping[str, Any]) -> list[str]:
+    """Return a line about keys of the last phase that the run in ``source`` had other values of.
+
+    ``ours`` are the values of this command. Without a difference there is no line.
+    """
+    finished = load_frozen_config(source)
+    if last not in finished.phase.order:
+        return []
+    theirs = values_that_affect(finished, frozenset({last}))
+    changes = [
+        f"{key}={format_value(value)} instead of {format_value(theirs[key])}"
+        for key, value in ours.items()
+        if value != theirs.get(key, value) and effects()[key].at_resume is AtResume.fixed
+    ]
+    return [f"{last}, unlike in {source}: {', '.join(changes)}"] if changes else []
 
 
 def _keys_of_command(run_dir: Path) -> set[str]:

@@ -18,6 +18,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import PLAN, finished_phases, reused_phases, write_json
 from rlhf.config.choices import PlanMode, Reuse, Template
 from rlhf.config.cpu_rates import lacks_rates
+from rlhf.config.effects import values_that_affect
 from rlhf.config.freeze import (
     apply_resume_overrides,
     batch_division_changes,
@@ -33,7 +34,7 @@ from rlhf.config.rules.unread_keys import refuse_unread_keys
 from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.conversation_form import choose_template, describe_template
-from rlhf.jobs.from_run import copy_keys_of_source_run
+from rlhf.jobs.from_run import copy_keys_of_source_run, describe_changes
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.sweep_jobs import OUTPUT
@@ -82,6 +83,11 @@ def _new_config(job: Job) -> RunConfig:
     asked, (key, model) = config.data.template, tokenizer_base(config)
     downloads = not (job.is_plan or config.launcher.dry_run)
     template = choose_template(asked, key, model, downloads=downloads)
+    if config.from_run is not None and job.folder is None:
+        last = config.phase.order[-1]
+        values = values_that_affect(config, frozenset({last}))
+        for line in describe_changes(Path(config.from_run), last, values):
+            build_console(is_main=True, log_every=1).say(line)
     if asked is Template.auto and not config.launcher.dry_run:
         for line in describe_template(template, key, model):
             build_console(is_main=True, log_every=1).say(line)

@@ -190,8 +190,9 @@ def _doubts(plan: Plan) -> list[str]:
     notes = []
     if _is_toy(plan):
         notes.append(
-            "data=synthetic is a toy task with short texts: set data, data.path and "
-            "rollout.max_response_tokens as in your run before you believe time and price"
+            "data=synthetic is a toy task with short texts: set data, data.path, "
+            "rollout.max_response_tokens and ppo.steps as in your run before you believe time and "
+            "price"
         )
     if plan.loads is None:
         notes.append("the data was not read: every text is assumed to be as long as its limit")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,12 +123,21 @@ def read_run(folder: Path) -> ComparedRun:
 
 
 def group_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
-    """Group runs whose keys are equal except for the seed; keep the order of the runs."""
+    """Group runs whose keys are equal except for the seed; keep the order of the runs.
+
+    Runs that share even the seed, as before and after an edit of the code, are no seeds of one
+    setting: the second run with a seed is in a setting of its own, repeat=2.
+    """
     names = dict.fromkeys(key for run in runs for key in run.keys)
     varied = [key for key in names if len({json.dumps(r.keys.get(key)) for r in runs}) > 1]
     settings: dict[str, Setting] = {}
+    seen: Counter[str] = Counter()
     for run in runs:
         values = {key: run.keys[key] for key in varied if key in run.keys and key != "seed"}
+        same = json.dumps(run.keys)
+        seen[same] += 1
+        if seen[same] > 1:
+            values["repeat"] = seen[same]
         settings.setdefault(json.dumps(values), Setting(values, [])).runs.append(run)
     return list(settings.values())
 

@@ -112,7 +112,7 @@ def objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
     names = {
         "sft": "minus the held-out perplexity after SFT",
         "reward": "held-out accuracy of the reward model",
-        "ppo": "held-out score after PPO, by the reward that it was trained against",
+        "ppo": "held-out score after PPO, by the reward that trained it",
         "dpo": "held-out accuracy of DPO's implicit reward",
     }
     return names[last]

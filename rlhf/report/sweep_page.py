@@ -144,17 +144,19 @@ def _headline(
         return Headline("No run has finished.", is_doubtful=True)
     if study is not None:
         return Headline(study.headline, is_doubtful=not study.solutions)
+    goal = _objective_title(found)
+    others = [found.verdict(n, goal) for n, setting in done if setting is not found.reference]
+    if "" in others:
+        return Headline(f"{DOUBTS['']}: none of {len(done)} settings is best", is_doubtful=True)
     number, best = done[0]
     name = best.label if len(best.label) <= LONGEST_NAME else "setting 1"  # the best is the first
     said = f"best objective {estimate_text(best.estimates()['objective'])}: {name}"
     if len(done) == 1:
         return Headline(said, is_doubtful=False)
-    goal = _objective_title(found)
     if best is not found.reference:
         told = found.verdict(number, goal)
         ending = DOUBTS.get(told, f"{told} than the reference")
         return Headline(f"{said}; {ending}", is_doubtful=told in DOUBTS)
-    others = [found.verdict(each.number, goal) for each in done[1:]]
     doubtful = [told for told in others if told != "lower"]
     ending = DOUBTS.get(doubtful[0], doubtful[0]) if doubtful else "higher than all others"
     ending = ending.replace("from the reference", f"from {len(doubtful)} of {len(others)} others")
@@ -173,9 +175,10 @@ def _tables_and_charts(
     done = [each.setting for each in ranked]
     runs = [run for setting in done for run in setting.finished_runs()]
     titles = [title for title in found.titles if all(title in s.estimates() for s in done)]
-    drawn = [title for title in titles if _is_drawn(title, done)]
+    comparable = [title for title in titles if title not in found.left_out]
+    drawn = [title for title in comparable if _is_drawn(title, done)]
     keys = list(dict.fromkeys(key for setting in done for key in setting.values))
-    frontiers = [_frontier_over_kl(done, goal) for goal in GOALS if goal in titles]
+    frontiers = [_frontier_over_kl(done, goal) for goal in GOALS if goal in comparable]
     parts: dict[str, Any] = {
         "table": _settings_table(ranked, titles, found, study),
         "notes": _notes(done, found),

@@ -188,10 +188,7 @@ def build_context(
     refuse_links(run_dir, [*LOGS, "wandb", "wandb_id", "tensorboard", *written])
     resumes = find_checkpoints(run_dir, unfinished, ranks, console)
     if ranks.is_main:
-        for name in LOGS:
-            for checkpoint in resumes.values():
-                truncate_file(run_dir / name, checkpoint.state["logs"].get(name, 0))
-            drop_lines_of_phases(run_dir / name, {p.value for p in unfinished if p not in resumes})
+        drop_repeated_lines(run_dir, unfinished, resumes, console.say)
     return RunContext(
         config=config,
         run_dir=run_dir,
@@ -204,6 +201,23 @@ def build_context(
         tracker=build_tracker(config, run_dir, is_main=ranks.is_main, say=console.say),
         resumes=resumes,
     )
+
+
+def drop_repeated_lines(
+    run_dir: Path,
+    unfinished: Sequence[Phase],
+    resumes: Mapping[Phase, Checkpoint],
+    say: Callable[[str], None],
+) -> None:
+    """Drop the log lines of steps that are taken again, and name the phases that begin again."""
+    again = {phase.value for phase in unfinished if phase not in resumes}
+    begun = set()
+    for name in LOGS:
+        for checkpoint in resumes.values():
+            truncate_file(run_dir / name, checkpoint.state["logs"].get(name, 0))
+        begun |= drop_lines_of_phases(run_dir / name, again)
+    for phase in sorted(begun):
+        say(f"{phase}: begins again, as it was stopped before its first checkpoint")
 
 
 def find_checkpoints(

@@ -87,18 +87,20 @@ def truncate_file(path: Path, size: int) -> None:
         os.truncate(path, size)
 
 
-def drop_lines_of_phases(path: Path, unfinished: Set[str]) -> None:
+def drop_lines_of_phases(path: Path, unfinished: Set[str]) -> set[str]:
     """Rewrite ``path`` without the lines of these phases, and without a torn last line.
 
-    A resumed run calls this, so that a phase that runs again does not appear twice. The file is
-    replaced atomically: a killed process leaves the old file intact. A missing file is ignored.
+    Return the phases whose lines were dropped. A resumed run calls this, so that a phase that runs
+    again does not appear twice. The file is replaced atomically: a killed process leaves the old
+    file intact. A missing file is ignored.
 
     Raises:
         DamagedFileError: if a line other than a torn last one is not a JSON object with a phase.
     """
     if not path.exists():
-        return
-    lines = read_raw_lines(path, {"phase": str})
+        return set()
+    lines = list(read_raw_lines(path, {"phase": str}))
     kept = [line for line, value in lines if value["phase"] not in unfinished]
     with replace_atomically(path) as building:
         building.write_bytes(b"".join(line + b"\n" for line in kept))
+    return {value["phase"] for _, value in lines} & unfinished

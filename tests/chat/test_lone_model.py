@@ -39,7 +39,8 @@ def test_it_answers_in_its_template_with_its_own_settings(
     assert sampling.max_tokens == POSITIONS // 2
     assert model.talker._generation_config(sampling).eos_token_id == [1, 5]
     assert greeting(model, sampling) == [
-        f"{folder}: temperature 0.5; /temperature X changes it",
+        str(folder),
+        "temperature 0.5; /temperature X changes it",
         "/help lists the commands.",
     ]
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello there\n"))
@@ -51,7 +52,7 @@ def test_without_a_template_a_line_says_so(compose: Compose, tmp_path: Path) -> 
     folder = save_run(tmp_path / "run", compose, expects_turns=False) / "sft/model"
     own_settings(folder)
     model = LoneModel(folder)
-    first, _, last = greeting(model, model.sampling)
+    _, first, _, last = greeting(model, model.sampling)
     assert "temperature 0, always the likeliest token; /temperature X changes it" in first
     assert last.startswith("The tokenizer has no chat template: each line is plain text")
 

@@ -11,11 +11,13 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
+from rlhf.config.effects import values_that_affect
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs.from_run import copy_keys_of_source_run
+from rlhf.jobs.from_run import copy_keys_of_source_run, describe_changes
 
 Compose = Callable[[list[str]], DictConfig]
+PPO = frozenset({Phase.ppo})
 TWO_RANKS = ["hardware.ranks_per_node=2", "zero=stage2"]
 
 
@@ -59,6 +61,20 @@ def test_what_the_finished_run_determines_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=r"the run determines seed, model, reward_model, sft, "):
         taken(compose, source, word)
+
+
+def test_keys_of_ppo_that_the_command_leaves_at_other_values_are_named(
+    compose: Compose, source: Path
+) -> None:
+    write_frozen_config(to_run_config(compose(["experiment=smoke", "ppo.kl_ctl=0.3"])), source)
+    config = taken(compose, source, "ppo.kl_ctl=0.1")
+    (line,) = describe_changes(source, Phase.ppo, values_that_affect(config, PPO))
+    assert line.startswith(f"ppo, unlike in {source}: ")
+    assert "ppo.kl_ctl=0.1 instead of 0.3" in line
+    assert "ppo.rollout_batch_size=128 instead of 16" in line
+    assert "micro_batch" not in line
+    again = taken(compose, source, "experiment=smoke", "ppo.kl_ctl=0.3")
+    assert describe_changes(source, Phase.ppo, values_that_affect(again, PPO)) == []
 
 
 def test_the_corpus_of_ppo_and_the_cache_are_the_new_runs_own(

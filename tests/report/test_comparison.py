@@ -50,6 +50,13 @@ def test_runs_that_differ_in_the_seed_are_one_setting() -> None:
     assert unfinished == ["0.2-3"]
 
 
+def test_runs_that_share_the_seed_too_are_not_seeds_of_one_setting() -> None:
+    before, after = ([run(0.1, seed, gold=gold) for seed in (1, 2)] for gold in (0.5, 0.7))
+    first, second = group_by_setting([*before, *after])
+    assert (first.label, second.label) == ("all", "repeat=2")
+    assert (first.runs, second.runs) == (before, after)
+
+
 def test_seeds_in_common_are_compared_in_pairs() -> None:
     noisy = {1: 0.1, 2: 0.5, 3: 0.9}
     more = {s: v + 0.048 + s / 1000 for s, v in noisy.items()}

@@ -69,6 +69,22 @@ def test_settings_that_cannot_be_told_apart_are_called_so() -> None:
     assert re.search("; no difference from (the reference|2 of 2 others) can be told", text)
 
 
+def test_objectives_of_other_meaning_have_no_best_and_no_frontier() -> None:
+    meanings = {"objective": "the score", "score": "of reward model 1"}
+    settings = [
+        run._replace(
+            measures={k: v for k, v in run.measures.items() if k != "gold"},
+            meanings={k: f"{v}{i}" for k, v in meanings.items()},
+        )
+        for i, run in enumerate(runs())
+    ]
+    text = sweep_page("unlike", group_by_setting(settings))
+    assert "none of 3 settings is best" in text
+    assert "Not compared: score" in text
+    for title in ("best objective", "Score over KL", "ppo.kl_ctl: score"):
+        assert title not in text
+
+
 def test_two_seeds_tell_nothing_and_no_interval_is_drawn() -> None:
     text = sweep_page("kl", group_by_setting(runs(num_seeds=2)))
     assert "; two seeds tell nothing" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.checkpoint.results import phase_result_path, write_json
+from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.runtime.run_result import collect_results
-from rlhf.runtime.worker import create_or_load_tokenizer
+from rlhf.runtime.worker import create_or_load_tokenizer, drop_repeated_lines
 from tests.models_on_disk import save_models
 from tests.runs import TINY_RUN, launch
 
@@ -46,6 +48,16 @@ def test_the_objective_is_that_of_the_last_phase(
         write_json(phase_result_path(tmp_path, phase), result | last)
     config = to_run_config(compose([f"phase.order={order}"]))
     assert collect_results(config.phase.order, tmp_path)["objective"] == objective
+
+
+def test_a_phase_that_begins_again_is_named(tmp_path: Path) -> None:
+    lines = [{"phase": phase, "step": 1} for phase in ("sft", "ppo")]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said: list[str] = []
+    for _ in range(2):  # a second start finds no line of PPO any more
+        drop_repeated_lines(tmp_path, [Phase.reward, Phase.ppo], {}, said.append)
+    assert said == ["ppo: begins again, as it was stopped before its first checkpoint"]
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == lines[0]
 
 
 def test_a_reward_model_trained_alone_brings_its_own_tokenizer(

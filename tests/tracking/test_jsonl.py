@@ -65,7 +65,7 @@ def test_dropping_takes_the_unfinished_phases_alone(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     lines = [{"phase": p, "step": s} for p in ("sft", "reward", "ppo") for s in (1, 2)]
     write(path, *lines)
-    drop_lines_of_phases(path, {"reward", "ppo"})
+    assert drop_lines_of_phases(path, {"reward", "ppo", "dpo"}) == {"reward", "ppo"}
     assert read(path) == lines[:2]
     assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
 
