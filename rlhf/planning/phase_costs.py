@@ -38,8 +38,9 @@ def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
     in turn and beside training are the same run.
     """
     if scene.phase is Phase.ppo:
-        beside = like is not None and scene.config.rollout.overlap
-        return _plan_beside_training(scene, like) if beside else _plan_ppo(scene, like)
+        if like is not None and scene.config.rollout.overlap:
+            return _plan_beside_training(scene, like)
+        return _plan_ppo(scene, like)
     plan = phase_plans(scene.config)[scene.phase]
     sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, plan)
     return best_plan([_plan_supervised(scene, plan, micro) for micro in sizes], scene)
@@ -143,8 +144,10 @@ def _with_cores(scene: PhaseMemory, cores: int) -> PhaseMemory:
     if machine.is_gpu:
         return scene
     share = cores * machine.ranks_per_node / num_usable_cores()  # rates are those of a rank
-    rates = {"operations": machine.operations * share, "bandwidth": machine.bandwidth * share}
-    return replace(scene, at=replace(scene.at, machine=replace(machine, **rates)))
+    slower = replace(
+        machine, operations=machine.operations * share, bandwidth=machine.bandwidth * share
+    )
+    return replace(scene, at=replace(scene.at, machine=slower))
 
 
 def _plan_sampling_process(scene: PhaseMemory, rows: int) -> PhasePlan:
