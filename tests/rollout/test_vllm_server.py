@@ -235,7 +235,7 @@ def test_a_run_without_a_server_ends_before_it_trains(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_server_samples_beside_training(server: StandIn, tmp_path: Path) -> None:
     """An evaluation between steps gives the server other weights: it waits for the responses."""
-    server.seconds = 0.02
+    server.seconds = 0.2
     words = ["rollout=vllm_server", f"rollout.server.url={server.url}", "rollout.lag=2"]
     words += ["ppo.steps=4", "ppo.eval_every=1", "ppo.eval_prompts=4", "hardware.cores_per_rank=1"]
     words += ["model.architecture.tie_word_embeddings=false"]
@@ -288,6 +288,11 @@ def test_a_real_server_answers_a_run(tmp_path: Path) -> None:
         assert max(moved) > 0, "the weights did change"
         client = VllmClient(url, timeout=60.0)
         assert client.fetch_weight_version().startswith("rlhf-weights-")
+        words = ["rollout=vllm_server", f"rollout.server.url={url}", "ppo.steps=4", "rollout.lag=2"]
+        words += ["ppo.actor_lr=1e-3", "hardware.cores_per_rank=1", "ppo.eval_every=2", *model]
+        in_turn = finished(tmp_path / "in_turn", *words)
+        beside = finished(tmp_path / "beside", *words, "rollout.overlap=true")
+        assert differing_files(in_turn, beside) == []
     finally:
         server.terminate()
         server.wait(60)
