@@ -35,7 +35,8 @@ every-test: $(STAMP)
 	$(PYTEST)
 
 # A hundred SIGKILLs at random moments, every kind of run stopped in every phase, a drive that fails
-# at every file, hundreds of hostile inputs, and on a pretended GPU every pair of settings, all parts
+# at every file, sixty SIGKILLs of a run that samples beside training, and the hashes of its weights
+# at each step, hundreds of hostile inputs, and on a pretended GPU every pair of settings, all parts
 # of gpu_check, and the memory of every model of docs/planner.md.
 soak: $(STAMP)
 	$(BIN)/python -m tests.pretend_cuda.memory --check
@@ -43,6 +44,9 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.soak_drives
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.soak_matrix
+	$(BIN)/python -m tests.soak_ahead
+	$(BIN)/python -m tests.soak_replay
+	$(BIN)/python -m tests.exact_ahead
 	$(BIN)/python -m tests.pretend_cuda -m rlhf.gpu_check "$$(mktemp -d)" --size tiny
 	$(BIN)/python -m tests.soak_gpu
 

@@ -145,13 +145,9 @@ def make_models(folder: Path, shape: Shape) -> None:
         tokenizer.save_pretrained(folder / name)
 
 
-def run_config(folder: Path, work: Work, overrides: Iterable[str]) -> RunConfig:
+def run_overrides(folder: Path, work: Work) -> list[str]:
     """PPO on the models of ``folder``: one epoch, one mini-batch, a learned reward model."""
-    from hydra import compose, initialize_config_dir
-
-    from rlhf.config.freeze import to_run_config
-
-    fixed = [
+    return [
         "phase=ppo",
         "model=pretrained",
         "model@reward_model=pretrained",
@@ -165,5 +161,13 @@ def run_config(folder: Path, work: Work, overrides: Iterable[str]) -> RunConfig:
         f"rollout.max_response_tokens={work.response_tokens}",
         f"rollout.min_response_tokens={work.response_tokens}",
     ]
+
+
+def run_config(folder: Path, work: Work, overrides: Iterable[str]) -> RunConfig:
+    """The configuration of ``run_overrides``, and more."""
+    from hydra import compose, initialize_config_dir
+
+    from rlhf.config.freeze import to_run_config
+
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return to_run_config(compose("config", [*fixed, *overrides]))
+        return to_run_config(compose("config", [*run_overrides(folder, work), *overrides]))

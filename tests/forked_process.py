@@ -13,6 +13,7 @@ import os
 import runpy
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -56,6 +57,7 @@ def become(request: Request, stdin: int, stdout: int, stderr: int, network: int)
     os.chdir(request.cwd)
     os.environ.clear()
     os.environ.update(request.env)
+    tempfile.tempdir = None  # the zygote may have looked it up
     for name in request.env.keys() & MALLOC_OPTIONS.keys():
         value = min(int(request.env[name]), 2**31 - 1)
         ctypes.CDLL(None).mallopt(MALLOC_OPTIONS[name], value)

@@ -139,6 +139,16 @@ def rollout_plan(config: RunConfig) -> RolloutPlan:
     )
 
 
+def divide_cores(config: RunConfig, cores: int) -> tuple[int, int]:
+    """Return how many of a node's ``cores`` each rank and each sampling process compute on.
+
+    They have equal shares, unless hardware.cores_per_rank says otherwise.
+    """
+    ranks, samplers = config.hardware.ranks_per_node, config.rollout.samplers
+    own = config.hardware.cores_per_rank or max(1, cores // (ranks + samplers))
+    return own, max(1, (cores - own * ranks) // samplers)
+
+
 def ptx_plan(config: RunConfig) -> BatchPlan:
     """Return the division of the corpus blocks in each optimizer step of PPO's actor."""
     ppo = config.ppo

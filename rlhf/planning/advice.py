@@ -57,6 +57,9 @@ def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
         if (settings.micro_batch_size or 1) > 1:
             smaller = replace(settings, micro_batch_size=1)
             yield f"{phase}.micro_batch_size=1", replace(config, **{phase.value: smaller})
+    if config.rollout.overlap:
+        in_turn = replace(auto.rollout, overlap=False)
+        yield f"{prefix}rollout.overlap=false", replace(auto, rollout=in_turn)
     if config.model.gradient_checkpointing is not True:
         yield f"{prefix}{CHECKPOINTING}", _with_checkpointing(auto)
     if _can_add_adapters(config):

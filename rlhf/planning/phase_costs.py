@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from collections import Counter
+from dataclasses import replace
 
-from rlhf.config.batches import BatchPlan, RolloutPlan, phase_plans, rollout_plan
+from rlhf.base.cpu import num_usable_cores
+from rlhf.config.batches import BatchPlan, RolloutPlan, divide_cores, phase_plans, rollout_plan
 from rlhf.config.choices import Backend, Phase, When
-from rlhf.config.machine_rates import Machine
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.planning import memory_model, time_model
 from rlhf.planning.building_memory import BUILDING, memory_outside_steps
-from rlhf.planning.memory_model import Parts
 from rlhf.planning.outside_steps import (
     build_sampling,
     seconds_outside_ppo_steps,
@@ -21,57 +19,10 @@ from rlhf.planning.outside_steps import (
     tensor_parallel_size,
 )
 from rlhf.planning.phase_memory import PhaseMemory
+from rlhf.planning.phase_plan import PhasePlan, best_plan
 from rlhf.planning.rollout_memory import copied_weight_bytes, gathers_weights, graph_bytes
 
 KEEPS_BELOW = 0.9  # keep CUDA graphs only below this share of the memory: plans may be 10 % off
-SLACK = 0.05  # relative difference of estimated seconds on a GPU that counts as equal
-
-
-@dataclass(frozen=True, kw_only=True)
-class PhasePlan:
-    """The memory and time that one phase takes on every rank."""
-
-    phase: Phase
-    micro_batch: int
-    """Sequences per micro-batch; pairs in the reward and dpo phases."""
-    rows: int | None
-    """Responses decoded at once in PPO; None in the other phases."""
-    gathers: bool = False
-    """True if sharded weights are gathered once per rollout."""
-    keeps_graphs: bool = False
-    """True if CUDA graphs and KV cache stay allocated between rollouts."""
-    moments: dict[str, Parts]
-    """Bytes by purpose at each moment, such as generation."""
-    host: int
-    """Bytes that one rank keeps in the host's memory or on NVMe."""
-    step_seconds: dict[str, float]
-    """Seconds per step by activity: generate, score, train."""
-    steps: int | None
-    """Steps of the phase; None if the examples cannot be counted."""
-    other_seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of the whole phase outside its steps, by purpose."""
-
-    @property
-    def peak_moment(self) -> str:
-        """Return the name of the moment of peak memory."""
-        return max(self.moments, key=lambda name: self.moments[name].total())
-
-    @property
-    def parts(self) -> Parts:
-        """Return the bytes by purpose at the moment of peak memory."""
-        return self.moments[self.peak_moment]
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of one rank at the moment of peak memory."""
-        return self.parts.total()
-
-    @property
-    def seconds(self) -> float:
-        """Return the seconds of the phase, or of one step if the number of steps is unknown."""
-        if self.steps is None:
-            return sum(self.step_seconds.values())
-        return sum(self.step_seconds.values()) * self.steps + sum(self.other_seconds.values())
 
 
 def divisors(number: int, cap: int) -> list[int]:
@@ -82,43 +33,17 @@ def divisors(number: int, cap: int) -> list[int]:
 def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
     """Return the plan of a phase with the fastest micro-batch that fits, else the least memory.
 
-    If ``like`` is given, the micro-batch and the rows of that earlier plan are used.
+    If ``like`` is given, the micro-batch and the rows of that earlier plan are used. Only then are
+    memory and time of rollout.overlap counted: it must not change what is chosen, since sampling
+    in turn and beside training are the same run.
     """
     if scene.phase is Phase.ppo:
+        if like is not None and scene.config.rollout.overlap:
+            return _plan_beside_training(scene, like)
         return _plan_ppo(scene, like)
     plan = phase_plans(scene.config)[scene.phase]
     sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, plan)
-    return _best_plan([_plan_supervised(scene, plan, micro) for micro in sizes], scene)
-
-
-def _best_plan(options: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePlan:
-    """Return the largest of the fastest micro-batches that fit, else the plan of least memory."""
-    fitting = [option for option in options if option.bytes <= scene.limit]
-    if not fitting:
-        return min(options, key=lambda option: option.bytes)
-    fast = select_fastest(fitting, scene.at.machine)
-    return max(fast, key=lambda option: option.micro_batch)
-
-
-class Timed(Protocol):
-    """A plan with an estimated time."""
-
-    @property
-    def seconds(self) -> float:
-        """Return the estimated seconds."""
-
-
-T = TypeVar("T", bound=Timed)
-
-
-def select_fastest(options: Sequence[T], machine: Machine) -> list[T]:
-    """Return the options that are as fast as the fastest option, in their order.
-
-    On a GPU, options that are up to 5 % slower count as equally fast, because times are estimates.
-    """
-    fastest = min(option.seconds for option in options)
-    most = fastest * (1 + (SLACK if machine.is_gpu else 0.0))
-    return [option for option in options if option.seconds <= most]
+    return best_plan([_plan_supervised(scene, plan, micro) for micro in sizes], scene)
 
 
 def _candidate_micro_batches(scene: PhaseMemory, plan: BatchPlan) -> list[int]:
@@ -172,7 +97,7 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, learning)
     sampled = [_plan_rollout(scene, rollout, rows) for rows in counts]
     trained = [_plan_training(scene, rollout, learning, micro) for micro in sizes]
-    generation, training = _best_plan(sampled, scene), _best_plan(trained, scene)
+    generation, training = best_plan(sampled, scene), best_plan(trained, scene)
     kept = graph_bytes(scene, generation.parts, rows=generation.rows or 0)
     most = max(generation.bytes, training.bytes) + kept.total()
     fits = most <= scene.limit * KEEPS_BELOW
@@ -193,6 +118,55 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
         steps=scene.load.steps,
         other_seconds=training.other_seconds,
     )
+
+
+def _plan_beside_training(scene: PhaseMemory, like: PhasePlan) -> PhasePlan:
+    """Plan PPO with processes of their own that sample while ranks train."""
+    machine = scene.at.machine
+    own, theirs = divide_cores(scene.config, num_usable_cores())
+    ranks = _plan_ppo(_with_cores(scene, own), like)
+    process = _plan_sampling_process(_with_cores(scene, theirs), ranks.rows or 0)
+    if machine.is_gpu:  # each process has a GPU of its own
+        moments = ranks.moments | {"generation beside training": process.parts}
+    else:
+        samplers = process.bytes * scene.config.rollout.samplers // machine.ranks_per_node
+        moments = {
+            name: parts if name == BUILDING else parts + Counter(samplers=samplers)
+            for name, parts in ranks.moments.items()
+        }
+    seconds = ranks.step_seconds | process.step_seconds
+    return replace(ranks, moments=moments, step_seconds=seconds, overlaps=True)
+
+
+def _with_cores(scene: PhaseMemory, cores: int) -> PhaseMemory:
+    """Return ``scene`` with the rates that a process has on ``cores`` cores of a node's CPU."""
+    machine = scene.at.machine
+    if machine.is_gpu:
+        return scene
+    share = cores * machine.ranks_per_node / num_usable_cores()  # rates are those of a rank
+    slower = replace(
+        machine, operations=machine.operations * share, bandwidth=machine.bandwidth * share
+    )
+    return replace(scene, at=replace(scene.at, machine=slower))
+
+
+def _plan_sampling_process(scene: PhaseMemory, rows: int) -> PhasePlan:
+    """Plan a process that holds the policy's weights, whole, and samples its share of a step.
+
+    It decodes ``rows`` responses at once, or all of its share if these are all of a rank's.
+    """
+    rollout, at = rollout_plan(scene.config), scene.at
+    share = scene.config.ppo.rollout_batch_size // scene.config.rollout.samplers
+    # The highest stage whose weights are whole: the precision of weights depends on the stage.
+    stage = min(at.zero.stage, SHARDED_WEIGHTS - 1)
+    zero = replace(at.zero, stage=stage, offload_parameters=False)
+    process = replace(
+        scene,
+        at=replace(at, machine=replace(at.machine, ranks=1, nodes=1), zero=zero),
+        models=(replace(scene.models[0], trained=0, has_ema=False),),
+    )
+    rows = share if rows == rollout.per_rank else min(rows, share)
+    return _plan_rollout(process, replace(rollout, per_rank=share), rows)
 
 
 def _candidate_rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:

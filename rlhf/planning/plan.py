@@ -16,8 +16,9 @@ from rlhf.config.schema.zero import ZeroConfig
 from rlhf.models.model_uses import ModelUse, models_in_phase
 from rlhf.planning.advice import advice
 from rlhf.planning.memory_model import weight_bytes
-from rlhf.planning.phase_costs import PhasePlan, plan_phase, select_fastest
+from rlhf.planning.phase_costs import plan_phase
 from rlhf.planning.phase_memory import PhaseMemory
+from rlhf.planning.phase_plan import PhasePlan, select_fastest
 from rlhf.planning.steps import Loads, assume_loads
 from rlhf.planning.time_model import CostModel, Efficiency
 from rlhf.planning.zero_candidates import zero_candidates
@@ -228,7 +229,9 @@ def plan_run(
     best = select_best_plan(
         [plan(candidate, typical) for candidate in zero_candidates(config, typical)]
     )
-    return best if machine == typical else plan(best.config, machine, like=best)
+    if machine == typical and not config.rollout.overlap:
+        return best
+    return plan(best.config, machine, like=best)
 
 
 def efficiency_of(machine: Machine) -> Efficiency:

@@ -91,12 +91,16 @@ class SamplingAhead:
         self._next = step + 1
         return self._pending.pop(step, None) or self._sampler.finish(step)
 
-    @property
-    def training_state(self) -> SamplingAhead:
-        """Return this object, whose tensors are the pending responses; wait until all are there."""
+    def finish_begun(self) -> None:
+        """Wait until the responses of all steps that were begun are there."""
         for step in range(self._next, self._begun + 1):
             if step not in self._pending:
                 self._pending[step] = self._sampler.finish(step)
+
+    @property
+    def training_state(self) -> SamplingAhead:
+        """Return this object, whose tensors are the pending responses; wait until all are there."""
+        self.finish_begun()
         return self
 
     @property
@@ -134,3 +138,19 @@ class SamplingAhead:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore nothing."""
+
+
+class AfterSampling:
+    """A ``RolloutBackend`` for evaluations on a server that a process of ``ahead`` samples on too.
+
+    The server has the weights of one rollout at a time, so this backend waits for the process.
+    """
+
+    def __init__(self, backend: RolloutBackend, ahead: SamplingAhead) -> None:
+        self._backend = backend
+        self._ahead = ahead
+
+    def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
+        """Return one response per prompt, when no other response is being sampled."""
+        self._ahead.finish_begun()
+        return self._backend.generate(actor, prompts)

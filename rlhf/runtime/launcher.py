@@ -156,6 +156,7 @@ def _run_command(command: list[str]) -> None:
 def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
     """Start the ranks of this node with torchrun's agent and wait for them."""
     from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -170,22 +171,23 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> No
         options["signals_to_handle"] = "SIGINT"
     patience = shutdown_seconds(config.checkpoint.grace_seconds)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(patience))
-    launch = elastic_launch(
-        LaunchConfig(
-            min_nodes=config.hardware.nodes,
-            max_nodes=config.hardware.nodes,
-            nproc_per_node=config.hardware.ranks_per_node,
-            max_restarts=0,
-            start_method="spawn",
-            **options,
-        ),
-        sys.executable,
-    )
     with TemporaryDirectory(prefix="rlhf-") as folder:
+        launch = elastic_launch(
+            LaunchConfig(
+                min_nodes=config.hardware.nodes,
+                max_nodes=config.hardware.nodes,
+                nproc_per_node=config.hardware.ranks_per_node,
+                max_restarts=0,
+                start_method="spawn",
+                logs_specs=DefaultLogsSpecs(log_dir=folder),  # the agent removes no folder itself
+                **options,
+            ),
+            sys.executable,
+        )
         failure_file = Path(folder) / "failure.json"
-        told = [str(failure_file), *([] if run_dir is None else [str(run_dir)])]
+        told = [failure_file, os.getpid(), *([] if run_dir is None else [run_dir])]
         try:
-            launch("-u", "-m", "rlhf.runtime.rank", *told)
+            launch("-u", "-m", "rlhf.runtime.rank", *map(str, told))
         except SignalException as error:
             raise KeyboardInterrupt from error
         except ChildFailedError as error:

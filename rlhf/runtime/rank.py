@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -114,16 +115,26 @@ def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) ->
 
 
 def main() -> None:
-    """Run a spawned rank: FAILURE_FILE [RUN_DIR]; RUN_DIR is given if this node froze the run."""
+    """Run a spawned rank: FAILURE_FILE LAUNCHER [RUN_DIR].
+
+    LAUNCHER is a process id; RUN_DIR is given if this node froze the run.
+    """
     survive_output_errors()
-    failure_file, *run_dir = map(Path, sys.argv[1:])
+    failure_file, launcher, *run_dir = sys.argv[1:]
     # Ctrl-C ends a rank at once, whatever it waits for: while it unwound, other ranks would notice
     # and report a lost rank. Files on disk are complete at any moment.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if ignores_job_signals():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    run_rank(run_dir[0] if run_dir else None, lambda failure: write_failure(failure_file, failure))
+
+    def report(failure: Failure) -> None:
+        if os.getppid() == int(launcher):
+            write_failure(Path(failure_file), failure)
+        else:  # it was killed: nobody reads its folder, and nobody else removes it
+            shutil.rmtree(Path(failure_file).parent, ignore_errors=True)
+
+    run_rank(Path(run_dir[0]) if run_dir else None, report)
 
 
 if __name__ == "__main__":

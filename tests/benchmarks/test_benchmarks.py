@@ -57,6 +57,16 @@ def test_episodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_overlap(tmp_path: Path) -> None:
+    found = run("overlap.py", "--repeats", "2", figures=tmp_path / "overlap.json")
+    lags = [row["way"].rpartition(" ")[2] for row in found["rows"]]
+    assert lags == ["0", "1", "1"]
+    for row in found["rows"]:
+        assert [len(row["samples"][part]) for part in ("generate", "step")] == [2, 2]
+        assert 0 < row["generate"] + row["score"] + row["train"] <= 1.5 * row["step"]
+
+
+@pytest.mark.slow
 def test_rollout(tmp_path: Path) -> None:
     ways = ["generate fp32, dynamic cache", "rollout=hf bf16", "rollout=fast bf16"]
     arguments = ["--repeats", "3", "--tokens", "128", "--ways", *ways]  # a step must show

@@ -14,8 +14,9 @@ from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import models_in_phase
 from rlhf.planning import memory_model, time_model
-from rlhf.planning.phase_costs import PhasePlan, plan_phase
+from rlhf.planning.phase_costs import plan_phase
 from rlhf.planning.phase_memory import KEPT_FREED, PhaseMemory, uses_matmul_attention
+from rlhf.planning.phase_plan import PhasePlan
 from rlhf.planning.plan import EFFICIENCY, plan_run
 from rlhf.planning.steps import assume_loads
 from rlhf.planning.time_model import CostModel

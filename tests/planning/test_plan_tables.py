@@ -116,8 +116,9 @@ def test_every_part_is_told(compose: Compose) -> None:
     long = {"max_prompt_tokens": 1024, "max_response_tokens": 1024}
     small = {"rollout_batch_size": 1024, "mini_batch_size": 8}
     generating = changed(sharded, rollout=long, ppo={**small, "micro_batch_size": 1})
+    beside = changed(run_of(compose, "experiment=smoke"), rollout={"lag": 1, "overlap": True})
     seen = set[str]()
-    for config in (base, sharded, generating):
+    for config in (base, sharded, generating, beside):
         for phase in plan_as_json(plan_run(config))["phases"].values():
             assert sum(phase["memory"].values()) == pytest.approx(phase["memory_gib_per_rank"])
             seen |= set(phase["memory"])

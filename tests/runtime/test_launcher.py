@@ -81,13 +81,37 @@ def test_the_first_failure_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_killed_launcher_leaves_no_process_and_no_file(start: Start, tmp_path: Path) -> None:
+    process, temporary = start_two_ranks(start, tmp_path / "run")
+    ranks = children(process.pid)
+    process.kill()
+    process.communicate(timeout=30)  # also until no rank can write to its terminal
+    assert len(ranks) >= 2
+    patience = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}/fd/0").exists() for pid in ranks):
+        assert time.monotonic() < patience
+        time.sleep(0.02)
+    assert not list(temporary.iterdir())
+
+
+def start_two_ranks(start: Start, run_dir: Path) -> tuple[subprocess.Popen[str], Path]:
+    """Start an endless run; return it, as soon as it has taken a step, and its temporary folder."""
+    temporary = run_dir.with_name("temporary")
+    temporary.mkdir()
+    more = ["phase=sft", "sft.epochs=9999", "hardware.ranks_per_node=2", f"run_dir={run_dir}"]
+    process = start(ROOT / "launch.py", *TINY_RUN, *more, TMPDIR=temporary)
+    wait_for(run_dir / "metrics.jsonl")
+    assert list(temporary.iterdir()), "or nothing could be left"
+    return process, temporary
+
+
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_run(start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    more = ["phase=sft", "sft.epochs=9999", "hardware.ranks_per_node=2", f"run_dir={run_dir}"]
-    process = start(ROOT / "launch.py", *TINY_RUN, *more)
-    wait_for(run_dir / "metrics.jsonl")
+    process, temporary = start_two_ranks(start, run_dir)
     os.kill(children(process.pid)[-1], signal.SIGKILL)  # the last one that was started
     said, complaint = process.communicate(timeout=30)
+    assert not list(temporary.iterdir())
     assert process.returncode == 2
     assert f"torch.distributed.run --standalone --nproc-per-node=2 {ROOT}/launch.py resume=" in said
     (line,) = [each for each in complaint.splitlines() if each.startswith("error: ")]

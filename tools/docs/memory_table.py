@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rlhf.config.machine_rates import GIB
 from rlhf.config.schema.run import RunConfig
-from rlhf.planning.phase_costs import PhasePlan
+from rlhf.planning.phase_plan import PhasePlan
 from rlhf.planning.plan import plan_run
 from tools.docs.pages import composed
 

@@ -63,8 +63,9 @@ def _check_lag(rollout: RolloutConfig, ppo: PpoConfig) -> None:
         "rollout.lag=0: each step then waits for the weights of the last; use rollout.lag=1": (
             rollout.lag == 0
         ),
-        f"rollout.backend={rollout.backend}: only rollout=fast samples in processes of its own": (
-            rollout.backend is not Backend.fast
+        f"rollout.samplers={rollout.samplers} and rollout.backend=vllm_server: the server has the "
+        "weights of one rollout at a time, so one process sends them; use rollout.samplers=1": (
+            rollout.samplers > 1 and rollout.backend is Backend.vllm_server
         ),
         "ppo.shared_trunk=true: the policy is a branch of the trunk; use ppo.shared_trunk=false": (
             ppo.shared_trunk

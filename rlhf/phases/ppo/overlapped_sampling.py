@@ -21,13 +21,13 @@ from rlhf.base.isolated_process import IsolatedProcess
 from rlhf.base.stored_responses import join_rows, rows_of_rank, unpack_responses
 from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
-from rlhf.config.choices import Phase
+from rlhf.config.batches import divide_cores
+from rlhf.config.choices import Backend, Phase
 from rlhf.config.schema.keys import YEAR_S
-from rlhf.config.schema.run import RunConfig
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.shared.checkpoints import StatefulWithTensors
 from rlhf.phases.shared.context import RunContext
-from rlhf.rollout.ahead import SamplingAhead, SamplingInTurn, StepSampler
+from rlhf.rollout.ahead import AfterSampling, SamplingAhead, SamplingInTurn, StepSampler
 
 if TYPE_CHECKING:
     from rlhf.phases.ppo.rlhf_engine import RLHFEngine
@@ -53,6 +53,11 @@ def sample_ahead(
         pad_id=context.tokenizer.pad_token_id,
         ranks=ranks,
     )
+    if rollout.overlap and rollout.backend is Backend.vllm_server:
+        engine.policy = engine.policy._replace(
+            sampling=AfterSampling(engine.policy.sampling, ahead),
+            greedy=AfterSampling(engine.policy.greedy, ahead),
+        )
     return {"pending": ahead}
 
 
@@ -81,7 +86,8 @@ class SamplingProcesses:
         self._folder = context.run_dir / Phase.ppo / "sampling"
         if self._ranks.is_main:
             shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
-        count, threads = config.rollout.samplers, _share_cores(config)
+        count, (own, threads) = config.rollout.samplers, divide_cores(config, num_usable_cores())
+        torch.set_num_threads(own)
         started = range(count if self._ranks.is_main else 0)
         self._processes = [IsolatedProcess(SERVES) for _ in started]
         for index, process in enumerate(self._processes):
@@ -137,15 +143,6 @@ class SamplingProcesses:
             process.close()
         if self._ranks.is_main:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _share_cores(config: RunConfig) -> int:
-    """Return the threads of a sampling process; ranks and these processes share a node's cores."""
-    hardware, count = config.hardware, config.rollout.samplers
-    cores, ranks = num_usable_cores(), hardware.ranks_per_node
-    own = hardware.cores_per_rank or max(1, cores // (ranks + count))
-    torch.set_num_threads(own)
-    return max(1, (cores - own * ranks) // count)
 
 
 def _in_a_year() -> float:

@@ -20,10 +20,10 @@ from rlhf.base.quiet_libraries import quieten_libraries
 from rlhf.base.ranks import Ranks
 from rlhf.base.safe_text import print_traceback
 from rlhf.base.stored_responses import pack_responses
-from rlhf.config.choices import Device, When
+from rlhf.config.choices import Backend, Device, When
 from rlhf.config.freeze import load_run
 from rlhf.config.roles import Role
-from rlhf.config.schema.hardware import HardwareConfig
+from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import resolve_dtype
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
@@ -89,7 +89,7 @@ class SamplingWorker:
         torch.set_num_threads(place.threads)
         run_dir, self._folder = Path(place.run_dir), Path(place.folder)
         self._config = config = load_run(run_dir)
-        device = _device_of(config.hardware, place.rank)
+        device = _device_of(config, place.rank)
         self._share = Ranks(place.rank, place.num_samplers, device)
         self._tokenizer = load_tokenizer(run_dir / "tokenizer", key="run_dir")
         dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
@@ -127,9 +127,13 @@ class SamplingWorker:
             save_file(pack_responses(responses), building)
 
 
-def _device_of(hardware: HardwareConfig, index: int) -> torch.device:
-    """Return the device of sampling process ``index``: a GPU behind those of the node's ranks."""
-    if hardware.device is Device.cpu:
+def _device_of(config: RunConfig, index: int) -> torch.device:
+    """Return the device of sampling process ``index``: a GPU behind those of the node's ranks.
+
+    A process whose responses a server samples needs no GPU.
+    """
+    hardware = config.hardware
+    if hardware.device is Device.cpu or config.rollout.backend is Backend.vllm_server:
         return torch.device("cpu")
     place, found = hardware.ranks_per_node + index, torch.cuda.device_count()
     if place >= found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from rlhf.base.stored_responses import (
 from rlhf.base.turns import Turns, Utterance
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.gpu_check.equal_runs import differing_files
-from rlhf.rollout.ahead import SamplingAhead, SamplingInTurn
+from rlhf.rollout.ahead import AfterSampling, SamplingAhead, SamplingInTurn
 from tests.runs import EPISODES, ROOT, TINY_RUN, finished, start
 from tests.runtime.test_launcher import children, wait_for
 
@@ -83,6 +84,31 @@ def test_a_resumed_run_learns_from_the_responses_that_were_pending(stopped_after
     second.training_state.load(lambda name, part: stored[name][part])
     weights += weights_of_steps(second, actor, range(stopped_after + 1, 8))
     assert weights == [0, 0, 0, 1, 2, 3, 4]
+
+
+def test_an_evaluation_on_the_same_server_waits_for_responses_that_were_begun() -> None:
+    unfinished: list[int] = []
+
+    class Server(SamplingInTurn):
+        def begin(self, actor: Actor, batches: Sequence[PromptBatch]) -> None:
+            super().begin(actor, batches)
+            unfinished.extend(batch.step for batch in batches)
+
+        def finish(self, step: int) -> Responses:
+            unfinished.remove(step)
+            return super().finish(step)
+
+    class Evaluating(Backend):
+        def generate(self, actor: Actor, prompts: PromptBatch) -> Responses:
+            assert unfinished == []
+            return super().generate(actor, prompts)
+
+    of_lag = {"lag": 2, "steps": 7, "pad_id": 0, "ranks": Ranks()}
+    ahead, actor = SamplingAhead(Server(Backend()), prompts_of, **of_lag), Actor()
+    assert weights_of_steps(ahead, actor, range(1, 2)) == [0]
+    assert unfinished == [2, 3]
+    AfterSampling(Evaluating(), ahead).generate(actor, prompts_of(9))
+    assert weights_of_steps(ahead, actor, range(2, 8)) == [0, 0, 1, 2, 3, 4]
 
 
 def episodes(lengths: list[int]) -> Responses:
