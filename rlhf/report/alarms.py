@@ -73,14 +73,18 @@ def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
             f"{phase}: KL to the reference is {kl / after:.2f} nats per response token, above "
             f"{MOST_KL}; raise ppo.kl_ctl or lower ppo.actor_lr"
         )
-    if _lowest_gain(measures) > 0 > measures.get("gold_gain_ci", NO_INTERVAL)[1]:
-        scorer, cure = "reward model", "train a better reward model"
-        if "score_parts_after" in measures:
-            scorer, cure = "rewards", "correct the parts of rewards"
-        yield (
-            f"{phase}: the score rose while the gold score fell (both 95 % intervals exclude 0): "
-            f"the policy exploits the {scorer}. Raise ppo.kl_ctl, take fewer ppo.steps or {cure}"
-        )
+    scorer, cure = "reward model", "train a better reward model"
+    if "score_parts_after" in measures:
+        scorer, cure = "rewards", "correct the parts of rewards"
+    judges = {"gold score": measures.get("gold_gain_ci", NO_INTERVAL)}
+    judges |= {f"judge's {name}": gain for name, gain in measures.get("judges_gain_ci", {}).items()}
+    for judge, (_, highest_gain) in judges.items():
+        if _lowest_gain(measures) > 0 > highest_gain:
+            yield (
+                f"{phase}: the score rose while the {judge} fell (both 95 % intervals exclude 0): "
+                f"the policy exploits the {scorer}. Raise ppo.kl_ctl, take fewer ppo.steps or "
+                f"{cure}"
+            )
 
 
 def _doubts_of_rewards(series: PointsByMetric, *, has_risen: bool) -> Iterator[str]:

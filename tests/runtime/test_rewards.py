@@ -50,13 +50,18 @@ def test_a_function_is_learned_from(estimator: str, tmp_path: Path) -> None:
 def test_a_mix_has_the_reward_model_in_it(tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(MODULE)
     parts = f"rewards={{learned: {{kind: model, normalise: true}}, vowels: {FUNCTION}, "
-    parts += "brief: {kind: length, most: 4, slack: 4, weight: 0.25}}"
+    parts += "brief: {kind: length, most: 4, slack: 4, weight: 0.25}, "
+    parts += "right: {kind: exact, columns: [answer], weight: 0}}"
     run = finished(tmp_path / "run", *LEARN, parts)
     named = [of_ppo(run, f"ppo/parts/{name}") for name in ("learned", "vowels", "brief")]
     for total, learned, vowels, brief in zip(of_ppo(run, "ppo/score_mean"), *named, strict=True):
         assert total == pytest.approx(learned + vowels + 0.25 * brief, abs=1e-5)
     assert gain([sum(each) for each in zip(*named[1:], strict=True)]) > 0.25
     assert (run / "ppo" / "critic" / "model.safetensors").exists()
+    result = json.loads((run / "result.json").read_text())["phases"]["ppo"]
+    low, high = result["judges_gain_ci"]["right"]  # a judge, which the score leaves out
+    before, after = (result[f"score_parts_{when}"]["right"] for when in ("before", "after"))
+    assert low <= after - before <= high
 
 
 def over_http(url: str, **keys: Any) -> str:

@@ -42,6 +42,11 @@ def check_rewards(config: RunConfig) -> None:
                 f"rewards.{name}.columns=[{','.join(part.columns)}]: data=synthetic has no column "
                 f"{others[0]}; it has answer"
             )
+    if config.rewards and all(part.weight == 0 for part in config.rewards.values()):
+        raise ConfigError(
+            f"rewards.{next(iter(config.rewards))}.weight=0: every part is a judge, which PPO does "
+            "not learn from; give one part another weight"
+        )
     kinds = {part.kind for part in config.rewards.values()}
     if RewardKind.environment in kinds and not config.environment.is_used:
         raise ConfigError(
@@ -88,8 +93,6 @@ def _check_keys(key: str, part: RewardTerm) -> None:
 
 
 def _check_values(key: str, part: RewardTerm) -> None:
-    if part.weight == 0:
-        raise ConfigError(f"{key}.weight=0: the part would have no effect; remove it")
     if part.kind in (RewardKind.exact, RewardKind.number) and len(part.columns) != 1:
         raise ConfigError(
             f"{key}.columns=[{','.join(part.columns)}]: kind={part.kind} compares with one column"

@@ -80,14 +80,23 @@ class PpoEvaluation:
             result[f"corpus_perplexity_{when}"] = corpus_perplexity(self._engine, self._blocks)
         return result
 
-    def _gain_intervals(self) -> dict[str, list[float]]:
+    def _gain_intervals(self) -> dict[str, Any]:
+        """Return intervals of the gains in score and gold score, and by parts that are judges."""
         before, after = self._by_prompt["before"], self._by_prompt["after"]
-        gains = {name: mean_gain(before[name], after[name]) for name in GAINS if name in before}
-        return {
-            f"{GAINS[name]}_gain_ci": [gain.low, gain.high]
+        parts = self._context.config.rewards.items()
+        judges = {f"parts/{name}": name for name, part in parts if part.weight == 0}
+        gains = {name: mean_gain(before[name], after[name]) for name in before}
+        found = {
+            name: [gain.low, gain.high]
             for name, gain in gains.items()
             if math.isfinite(gain.half)  # NaN for a single prompt or if a score is not finite
         }
+        result: dict[str, Any] = {
+            f"{title}_gain_ci": found[name] for name, title in GAINS.items() if name in found
+        }
+        if told := {title: found[name] for name, title in judges.items() if name in found}:
+            result["judges_gain_ci"] = told
+        return result
 
     def _yardsticks(self) -> dict[str, float]:
         """Return what returns of the environment are compared with: its optimum, random turns."""

@@ -50,7 +50,7 @@ def test_each_kind_works_with_its_keys(kind: RewardKind, compose: Compose) -> No
 @pytest.mark.parametrize(
     ("part", "parts"),
     [
-        ("kind: stop, weight: 0", ["rewards.part.weight=0", "remove it"]),
+        ("kind: stop, weight: 0", ["rewards.part.weight=0", "does not learn from"]),
         ("kind: stop, weight: nan", ["rewards.part.weight=nan", "finite"]),
         ("kind: stop, timeout_seconds: 0", ["rewards.part.timeout_seconds=0", "above 0"]),
         ("kind: stop, most: 3", ["rewards.part.most=3", "kind=stop does not read it"]),
