@@ -19,37 +19,49 @@ QUESTIONS = [
     "Is there a {day} hour for the {shop}?",
     "The {shop}, please: when on {day}?",
 ]
+PAIRS = 4  # of each question
 draw = random.Random(1)
 hours = {shop: draw.randint(6, 11) for shop in SHOPS}
 
 
-def answers(shop: str, hour: int) -> list[str]:
-    """Return possible answers, the best first."""
-    wrong = draw.choice([each for each in range(6, 12) if each != hour])
-    full = "The {shop} opens at {hour}."
+def answers(shop: str) -> list[str]:
+    """Return possible answers, the best first; the fourth is about another shop."""
+    full = "The {} opens at {}."
+    wrong = draw.choice([each for each in range(6, 12) if each != hours[shop]])
+    other = draw.choice([each for each in SHOPS if each != shop])
     return [
-        full.format(shop=shop, hour=hour),
-        f"At {hour}.",
-        full.format(shop=shop, hour=wrong),
+        full.format(shop, hours[shop]),
+        f"At {hours[shop]}.",
+        full.format(shop, wrong),
+        full.format(other, hours[other]),
         "Look it up yourself!",
     ]
 
 
-rows = []
+def write(path: str, rows: list[dict[str, object]]) -> None:
+    """Write one JSON object per line."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    print(f"{len(rows)} rows in {path}")
+
+
+def pair(prompt: str, better: str, worse: str, right: str) -> dict[str, object]:
+    """Return a row of pairs.jsonl."""
+    turns = {"prompt": ("user", prompt), "chosen": ("assistant", better)}
+    turns["rejected"] = ("assistant", worse)
+    row: dict[str, object] = {
+        name: [{"role": role, "content": text}] for name, (role, text) in turns.items()
+    }
+    return row | {"answer": right}
+
+
+pairs, demonstrations = [], []
 for shop, day, question in itertools.product(SHOPS, DAYS, QUESTIONS):
-    better, worse = sorted(draw.sample(range(4), 2))
-    texts = answers(shop, hours[shop])
-    rows.append((question.format(shop=shop, day=day), texts[better], texts[worse]))
-draw.shuffle(rows)
-with open("answers.jsonl", "w", encoding="utf-8") as file:
-    for prompt, better, _ in rows:
-        file.write(json.dumps({"prompt": prompt, "response": better}) + "\n")
-with open("pairs.jsonl", "w", encoding="utf-8") as file:
-    for prompt, better, worse in rows:
-        turns = {
-            "prompt": [{"role": "user", "content": prompt}],
-            "chosen": [{"role": "assistant", "content": better}],
-            "rejected": [{"role": "assistant", "content": worse}],
-        }
-        file.write(json.dumps(turns) + "\n")
-print(f"{len(rows)} answers in answers.jsonl, {len(rows)} pairs in pairs.jsonl")
+    prompt, texts = question.format(shop=shop, day=day), answers(shop)
+    demonstrations.append({"prompt": prompt, "response": draw.choice(texts[:3])})
+    for better, worse in draw.sample(list(itertools.combinations(texts, 2)), PAIRS):
+        pairs.append(pair(prompt, better, worse, texts[0]))
+draw.shuffle(demonstrations)
+draw.shuffle(pairs)
+write("answers.jsonl", demonstrations)
+write("pairs.jsonl", pairs)

@@ -34,6 +34,8 @@ def _measure_form(name: str) -> Form:
     """Return the form of the value called ``name`` in a phase's result."""
     if name.endswith("_ci"):
         return [MAYBE_FLOAT, MAYBE_FLOAT]
+    if name == "judge_gains":
+        return {OTHERS: [MAYBE_FLOAT, MAYBE_FLOAT]}
     if "_parts_" in name or name.startswith("failures_") or name == "minimal_pairs":
         return {OTHERS: MAYBE_FLOAT}
     return MAYBE_FLOAT

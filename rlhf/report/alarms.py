@@ -77,7 +77,7 @@ def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
     if "score_parts_after" in measures:
         scorer, cure = "rewards", "correct the parts of rewards"
     judges = {"gold score": measures.get("gold_gain_ci", NO_INTERVAL)}
-    judges |= {f"judge's {name}": gain for name, gain in measures.get("judges_gain_ci", {}).items()}
+    judges |= {f"judge's {name}": gain for name, gain in measures.get("judge_gains", {}).items()}
     for judge, (_, highest_gain) in judges.items():
         if _lowest_gain(measures) > 0 > highest_gain:
             yield (

@@ -237,7 +237,7 @@ def _part_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:
         yield SummaryRow(
             f"  {part}", _number_text(before), _number_text(measures[f"{key}_parts_after"][part])
         )
-        if key == "score" and part in (judges := measures.get("judges_gain_ci", {})):
+        if key == "score" and part in (judges := measures.get("judge_gains", {})):
             yield from _gain_rows({f"{part}_gain_ci": judges[part]}, part)
 
 

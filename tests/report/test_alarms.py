@@ -42,7 +42,7 @@ def test_a_healthy_run_has_none(phases: dict[str, dict[str, Any]]) -> None:
         ("ppo", {"ended_share_after": 0.19}, ["19% of the responses ended", "max_response_tokens"]),
         ("ppo", {"kl_to_reference": 2.8}, ["0.40 nats per response token", "ppo.kl_ctl"]),
         ("ppo", FELL, ["score rose while the gold score fell", "ppo.steps", "reward model"]),
-        ("ppo", {"judges_gain_ci": {"exact": [-0.2, -0.1]}}, ["while the judge's exact fell"]),
+        ("ppo", {"judge_gains": {"exact": [-0.2, -0.1]}}, ["while the judge's exact fell"]),
         ("ppo", FELL | {"score_parts_after": {}}, ["gold score fell", "correct the parts of rew"]),
     ],
 )

@@ -44,7 +44,8 @@ def test_every_example_is_executed() -> None:
 
 def test_data_of_the_tutorial(tmp_path: Path) -> None:
     assert python(EXAMPLES / "tutorial_data.py", cwd=tmp_path).returncode == 0
-    for name, columns in {"answers": "prompt response", "pairs": "prompt chosen rejected"}.items():
+    known = {"answers": "prompt response", "pairs": "prompt chosen rejected answer"}
+    for (name, columns), size in zip(known.items(), (1120, 4480), strict=True):
         lines = (tmp_path / f"{name}.jsonl").read_text().splitlines()
-        assert len(lines) == 1120
+        assert len(lines) == size
         assert set(json.loads(lines[0])) == set(columns.split())

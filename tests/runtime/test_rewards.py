@@ -59,7 +59,7 @@ def test_a_mix_has_the_reward_model_in_it(tmp_path: Path) -> None:
     assert gain([sum(each) for each in zip(*named[1:], strict=True)]) > 0.25
     assert (run / "ppo" / "critic" / "model.safetensors").exists()
     result = json.loads((run / "result.json").read_text())["phases"]["ppo"]
-    low, high = result["judges_gain_ci"]["right"]  # a judge, which the score leaves out
+    low, high = result["judge_gains"]["right"]  # a judge, which the score leaves out
     before, after = (result[f"score_parts_{when}"]["right"] for when in ("before", "after"))
     assert low <= after - before <= high
 

@@ -95,7 +95,7 @@ class PpoEvaluation:
             f"{title}_gain_ci": found[name] for name, title in GAINS.items() if name in found
         }
         if told := {title: found[name] for name, title in judges.items() if name in found}:
-            result["judges_gain_ci"] = told
+            result["judge_gains"] = told
         return result
 
     def _yardsticks(self) -> dict[str, float]:
