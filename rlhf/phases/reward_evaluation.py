@@ -44,8 +44,7 @@ class RewardEvaluation(NamedTuple):
         found: dict[str, Any] = {
             "accuracy": accuracy.value(),
             "accuracy_ci": list(wilson_interval(float(accuracy.total), float(accuracy.count))),
-            "calibration_error": calibration_error(self.means),
-        }
+        } | self._calibration
         if members:
             names = (f"member {number}" for number in range(1, len(members) + 1))
             found["member_accuracies"] = dict(zip(names, members, strict=True))
@@ -54,12 +53,23 @@ class RewardEvaluation(NamedTuple):
     def values(self) -> dict[str, float]:
         """Return the metrics to log."""
         shown = {name: mean.value() for name, mean in self.means.items() if "/" not in name}
-        shown["calibration_error"] = calibration_error(self.means)
-        return {f"reward/eval_{name}": value for name, value in shown.items()}
+        return {f"reward/eval_{n}": value for n, value in (shown | self._calibration).items()}
+
+    @property
+    def _calibration(self) -> dict[str, float]:
+        """Return the calibration error; empty if differences of scores are no probabilities."""
+        if "right/0" not in self.means:
+            return {}
+        return {"calibration_error": calibration_error(self.means)}
 
 
-def measure_scores(chosen_BM: Tensor, rejected_BM: Tensor, keep_B: Tensor) -> Metrics:
-    """Return measures of the members' scores of pairs; the members' own are ``member/NUMBER``."""
+def measure_scores(
+    chosen_BM: Tensor, rejected_BM: Tensor, keep_B: Tensor, *, is_pairwise: bool
+) -> Metrics:
+    """Return measures of the members' scores of pairs; the members' own are ``member/NUMBER``.
+
+    If the loss ``is_pairwise``, a difference of scores is a probability, which can be calibrated.
+    """
     margin_BM, keep = chosen_BM - rejected_BM, keep_B
     margin_B = margin_BM.mean(dim=1)
     found: Metrics = {
@@ -68,8 +78,9 @@ def measure_scores(chosen_BM: Tensor, rejected_BM: Tensor, keep_B: Tensor) -> Me
         "rejected_score": Mean.of(rejected_BM.mean(dim=1), keep),
         # Half the squared difference of two draws estimates their variance without bias.
         "prompt_variance": Mean.of(margin_B.square() / 2, keep),
-        **calibration_bins(margin_B, keep),
     }
+    if is_pairwise:
+        found |= calibration_bins(margin_B, keep)
     if margin_BM.shape[1] > 1:
         found["disagreement"] = Mean.of(disagreement(margin_BM), keep)
         for number, each_B in enumerate(margin_BM.unbind(1)):

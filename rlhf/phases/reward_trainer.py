@@ -188,7 +188,8 @@ class RewardTrainer:
                 torch.stack([end_scores(each[side], part.attend_BS) for each in values], dim=1)
                 for side, part in enumerate(batch)
             )
-            found = measure_scores(chosen_BM, rejected_BM, keep_B)
+            pairwise = config.loss is not RewardLossName.regression
+            found = measure_scores(chosen_BM, rejected_BM, keep_B, is_pairwise=pairwise)
             if self._loss.can_read(rows):
                 losses = [self._loss(*each, batch, rows) for each in values]
                 found["loss"] = Mean.of(torch.stack(losses).mean(dim=0), keep_B)
