@@ -80,6 +80,7 @@ def _function(name: str) -> str:
     return f"rewards.part={{kind: function, {function}}}"
 
 
+MEMBERS = ("reward.members=5", "reward.member_epochs=0.125")  # half of reward.epochs
 SHORT = "rewards.part={kind: length, most: 4, slack: 28}"
 STOP = "rewards.part={kind: stop}"
 NOTHING = "rewards.part={kind: length, most: 1, slack: 1}"
@@ -138,6 +139,19 @@ SCENARIOS: Mapping[str, Scenario] = {
         "ppo.critic_lr=0.1", right=[AlarmName.critic_useless, AlarmName.critic_explodes]
     ),
     "entropy bonus too large": _broken("ppo.entropy_coef=1.0"),
+    "five reward models": _healthy(*MEMBERS),
+    "five reward models over-optimised": _broken(
+        *MEMBERS,
+        "experiment=overoptimised",
+        "reward.epochs=0.03",
+        "reward.member_epochs=0.03",
+        "ppo.steps=40",
+        right=[AlarmName.disagreement],
+        seeds=4,
+    ),
+    "five reward models without penalty": _broken(
+        *MEMBERS, "ppo.kl_ctl=0", right=[AlarmName.disagreement], seeds=4
+    ),
     **SMALL_SCENARIOS,
 }
 

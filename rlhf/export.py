@@ -43,7 +43,7 @@ from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.weight_files import stored_dtype
 from rlhf.phases.dpo import DpoTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
-from rlhf.phases.reward import RewardTrainer
+from rlhf.phases.reward_trainer import RewardTrainer
 from rlhf.phases.sft import SftTrainer
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import build_export, save_export
@@ -214,8 +214,8 @@ def _build_engine(context: RunContext, phase: Phase) -> tuple[Engine, ModelSourc
             sft = SftTrainer(context, total_steps=1)
             return sft.engine, sft.source
         case Phase.reward:
-            reward = RewardTrainer(context, total_steps=1)
-            return reward.engine, reward.source
+            reward = RewardTrainer(context, num_pairs=0, first_steps=1)
+            return reward.engines["model"], reward.source
         case Phase.dpo:
             return DpoTrainer(context, total_steps=1).policy, policy_source(context.config)
         case Phase.ppo:

@@ -5,6 +5,7 @@ Losses are sums over pairs; the caller divides by the number of pairs in the who
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from torch.nn import functional
 from rlhf.algorithms.masking import last_kept_index
 from rlhf.base.metrics import Mean
 from rlhf.base.types import PreferenceBatch
+
+BINS = 10  # of the confidence, for the calibration error
 
 
 class RewardLoss(NamedTuple):
@@ -32,16 +35,47 @@ def end_scores(values_BS: Tensor, attend_BS: Tensor) -> Tensor:
     return values_BS.gather(1, last_kept_index(attend_BS)[:, None]).squeeze(1)
 
 
-def end_loss(chosen_scores_B: Tensor, rejected_scores_B: Tensor) -> Tensor:
+def end_loss(
+    chosen_scores_B: Tensor,
+    rejected_scores_B: Tensor,
+    margin_B: Tensor | float = 0.0,
+    *,
+    label_smoothing: float = 0.0,
+) -> Tensor:
     """Compute the Bradley-Terry loss (B,) on end scores, https://arxiv.org/abs/2203.02155 eq. 1.
 
-    loss = -log sigmoid(score(chosen) - score(rejected))
+    loss = -log sigmoid(score(chosen) - score(rejected) - margin)
+
+    The margin grows with the strength of the preference (https://arxiv.org/abs/2307.09288, eq. 2).
+    With ``label_smoothing`` e the loss is (1 - e) times this loss plus e times the loss of the
+    swapped pair: a share e of the labels is assumed to be wrong.
     """
-    return -functional.logsigmoid(chosen_scores_B - rejected_scores_B)
+    difference_B = chosen_scores_B - rejected_scores_B
+    right_B = functional.logsigmoid(difference_B - margin_B)
+    if not label_smoothing:
+        return -right_B
+    swapped_B = functional.logsigmoid(-difference_B - margin_B)
+    return (label_smoothing - 1) * right_B - label_smoothing * swapped_B
+
+
+def regression_loss(
+    chosen_scores_B: Tensor,
+    rejected_scores_B: Tensor,
+    chosen_wanted_B: Tensor,
+    rejected_wanted_B: Tensor,
+) -> Tensor:
+    """Compute the squared error (B,) of the scores of both responses, averaged over the two."""
+    chosen_B = (chosen_scores_B - chosen_wanted_B).square()
+    return (chosen_B + (rejected_scores_B - rejected_wanted_B).square()) / 2
 
 
 def divergence_loss(
-    chosen_values_BS: Tensor, rejected_values_BS: Tensor, batch: PreferenceBatch
+    chosen_values_BS: Tensor,
+    rejected_values_BS: Tensor,
+    batch: PreferenceBatch,
+    margin_B: Tensor | None = None,
+    *,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Compute DeepSpeed-Chat's loss (B,): the loss of ``end_loss`` averaged over tokens.
 
@@ -55,7 +89,9 @@ def divergence_loss(
     differs_BS = (batch.chosen.ids_BS != batch.rejected.ids_BS) & either_BS
     differs_BS = differs_BS | (batch.chosen.attend_BS != batch.rejected.attend_BS)
     keep_BS = (differs_BS.cumsum(dim=1) > 0) & either_BS
-    losses_BS = end_loss(chosen_BS, rejected_BS).masked_fill(~keep_BS, 0.0)
+    margin_B1 = 0.0 if margin_B is None else margin_B[:, None]
+    losses_BS = end_loss(chosen_BS, rejected_BS, margin_B1, label_smoothing=label_smoothing)
+    losses_BS = losses_BS.masked_fill(~keep_BS, 0.0)
     return losses_BS.sum(dim=1) / keep_BS.sum(dim=1).clamp(min=1)
 
 
@@ -87,3 +123,32 @@ def build_reward_loss(
         chosen_score=Mean.of(chosen_scores_B, keep_B),
         rejected_score=Mean.of(rejected_scores_B, keep_B),
     )
+
+
+def calibration_bins(margin_B: Tensor, keep_B: Tensor) -> dict[str, Mean]:
+    """Return the confidence and the accuracy of pairs in bins of equal width of the confidence.
+
+    The confidence is the probability that the Bradley-Terry model gives to the response that it
+    prefers, from 0.5 to 1. ``calibration_error`` reads the bins.
+    """
+    confidence_B = margin_B.abs().sigmoid()
+    bin_B = ((confidence_B - 0.5) * 2 * BINS).long().clamp(max=BINS - 1)
+    found = {}
+    for number in range(BINS):
+        in_bin_B = keep_B & (bin_B == number)
+        found[f"confidence/{number}"] = Mean.of(confidence_B, in_bin_B)
+        found[f"right/{number}"] = Mean.of((margin_B > 0).float(), in_bin_B)
+    return found
+
+
+def calibration_error(bins: Mapping[str, Mean]) -> float:
+    """Return the expected calibration error, https://arxiv.org/abs/1706.04599, eq. 3.
+
+    It is the mean over pairs of the difference of confidence and accuracy in the pair's bin.
+    """
+    total = pairs = 0.0
+    for number in range(BINS):
+        confidence, right = bins[f"confidence/{number}"], bins[f"right/{number}"]
+        total += abs(float(confidence.total - right.total))
+        pairs += float(right.count)
+    return total / pairs if pairs else 0.0

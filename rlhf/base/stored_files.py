@@ -30,13 +30,16 @@ COST = {"hours": MAYBE_FLOAT, "memory_gib": MAYBE_FLOAT}
 MEASURED = {"hours": float, "memory_gib?": float}  # only of phases that this run trained itself
 
 
+MAPPINGS = ("minimal_pairs", "groups", "member_accuracies")  # numbers by name
+
+
 def _measure_form(name: str) -> Form:
     """Return the form of the value called ``name`` in a phase's result."""
     if name.endswith("_ci"):
         return [MAYBE_FLOAT, MAYBE_FLOAT]
     if name == "judge_gains":
         return {OTHERS: [MAYBE_FLOAT, MAYBE_FLOAT]}
-    if "_parts_" in name or name.startswith("failures_") or name == "minimal_pairs":
+    if "_parts_" in name or name.startswith("failures_") or name in MAPPINGS:
         return {OTHERS: MAYBE_FLOAT}
     return MAYBE_FLOAT
 

@@ -94,6 +94,7 @@ class Rollout(NamedTuple):
     seconds: Mapping[str, float] | None = None  # durations of "generate" and "score"
     parts: TermScores | None = None  # what scores_B is the weighted sum of; None: of no parts
     last_values_B: Tensor | None = None  # values after the last token
+    disagreement_B: Tensor | None = None  # of the reward model's members; None: a single one
     reuses_logprobs: bool = False  # logprobs_BT were measured by the rollout backend
     replaced_B: Tensor | None = None  # bool: of prompts that were sampled in place of others
 

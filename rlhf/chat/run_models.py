@@ -18,10 +18,11 @@ from rlhf.chat.policy_loading import (
 )
 from rlhf.chat.talker import SampledAnswer, Talker
 from rlhf.checkpoint.finished_phase import verify_model
-from rlhf.config.choices import Dtype
+from rlhf.config.choices import CombineName, Dtype
 from rlhf.config.freeze import frozen_keys
 from rlhf.models.build import build_scorer
 from rlhf.models.load_errors import RUN_FOLDER
+from rlhf.models.members import Combination, Ensemble, load_ensemble
 from rlhf.models.scorer import Scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
@@ -111,16 +112,24 @@ class RunModels:
             return float(self._reward_model(ids_1S)[0, -1])
 
     @cached_property
-    def _reward_model(self) -> Scorer | None:
+    def _reward_model(self) -> Scorer | Ensemble | None:
         folder = self.run_dir / "reward/model"
         if not folder.is_dir():
             return None
-        scorer = build_scorer(
-            self._model_source(folder, "reward_model"),
-            load_tokenizer(folder, key=RUN_FOLDER),
-            seed=0,
+        source = self._model_source(folder, "reward_model")
+        scorer = build_scorer(source, load_tokenizer(folder, key=RUN_FOLDER), seed=0)
+        ensemble = load_ensemble(scorer, source, self._combination)
+        return move_to_best_device(ensemble, self._dtype)
+
+    @property
+    def _combination(self) -> Combination:
+        """Return how the run combines the members of its reward model; runs before had one."""
+        name = CombineName(self._keys.get("reward.combine") or CombineName.mean)
+        if name is CombineName.warm or not self._keys.get("reward.members"):
+            return Combination()
+        return Combination(
+            int(self._keys["reward.members"]), name, float(self._keys["reward.uncertainty_coef"])
         )
-        return move_to_best_device(scorer, self._dtype)
 
     def _load_talker(self, folder: Path) -> Talker:
         if folder not in self._talkers:

@@ -190,7 +190,11 @@ def phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
     ppo, per_step = config.ppo, examples_per_step(config, phase)
     if phase is Phase.ppo:
         return num_ppo_steps(examples, per_step, steps=ppo.steps, epochs=ppo.epochs)
-    return math.ceil(examples * float(getattr(config, phase.value).epochs) / per_step)
+    epochs = float(getattr(config, phase.value).epochs)
+    steps = math.ceil(examples * epochs / per_step)
+    if phase is Phase.reward and config.reward.members > 1:  # they learn after the first
+        steps += math.ceil(examples * config.reward.member_epochs / per_step)
+    return steps
 
 
 def num_ppo_steps(

@@ -124,10 +124,20 @@ class LossOn(StrEnum):
 
 
 class RewardLossName(StrEnum):
-    """Pairwise losses of the reward model: on end scores, or on all differing tokens."""
+    """Losses of the reward model: on end scores, on all differing tokens, or on given scores."""
 
     end = "end"
     from_divergence = "from_divergence"
+    regression = "regression"
+
+
+class CombineName(StrEnum):
+    """Ways to make one score of the members of a reward model; warm averages their weights."""
+
+    mean = "mean"
+    worst = "worst"
+    uncertainty = "uncertainty"
+    warm = "warm"
 
 
 class KlEstimator(StrEnum):

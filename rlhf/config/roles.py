@@ -72,12 +72,20 @@ def adapter_lr(lora: LoraConfig, role: LoraRole) -> float | None:
 
 
 def reward_key_by_column(config: RunConfig) -> dict[str, str]:
-    """Return each data column that a part of the score reads, and the config key that names it."""
-    return {
+    """Return each data column that a part of the score reads, and the config key that names it.
+
+    The reward model's loss may read columns too: their keys begin with ``reward.``.
+    """
+    found = {
         column: f"rewards.{name}.columns"
         for name, part in config.rewards.items()
         for column in part.columns
     }
+    if Phase.reward in config.phase.order:
+        found |= dict.fromkeys(config.reward.score_columns or (), "reward.score_columns")
+        if config.reward.margin_column is not None:
+            found[config.reward.margin_column] = "reward.margin_column"
+    return found
 
 
 def reward_model_base(config: RunConfig) -> tuple[str, ModelConfig]:

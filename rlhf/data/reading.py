@@ -18,7 +18,8 @@ from rlhf.data.tables import Table, Tables, find_tables, rows_of
 def load_datasets(config: DataConfig, *, seed: int, keep: Wanted = NONE_WANTED) -> list[RawDataset]:
     """Return every dataset that ``config`` names, in order; only generated data uses ``seed``.
 
-    Records of datasets that PPO uses also have the columns in ``keep``, which rewards read.
+    Records also have the columns in ``keep``, which rewards or the reward model's loss read, if
+    the phase that reads the column uses their dataset.
 
     Raises:
         DataError: if data is missing, unreadable, malformed or without a usable row.
@@ -65,13 +66,22 @@ def _read_blended_datasets(config: DataConfig, keep: Wanted) -> list[RawDataset]
     read = []
     for name, dataset in config.sets.items():
         tables = find_tables(dataset, config.source, key=f"data.sets.{name}.path")
-        wanted = keep if Phase.ppo in (dataset.phases or Phase) else NONE_WANTED
+        wanted = {
+            column: key
+            for column, key in keep.items()
+            if _reader_of(key) in (dataset.phases or Phase)
+        }
         held_out = _convert_tables(tables.eval, rules.get(name), wanted) if tables.eval else None
         raw = _build_raw_dataset(
             name, _convert_tables(tables.train, rules.get(name), wanted), held_out
         )
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
+
+
+def _reader_of(key: str) -> Phase:
+    """Return the phase that reads the data column which the config key ``key`` names."""
+    return Phase.reward if key.startswith("reward.") else Phase.ppo
 
 
 def describe_data(dataset: RawDataset) -> str:

@@ -238,6 +238,8 @@ def cache_key(
         for record in records:
             turns = [record.episode.turns] if record.episode else []
             digest.update(json.dumps([*record.texts, *turns]).encode())
+            if record.columns and phase is Phase.reward:  # a loss may read numbers of pairs
+                digest.update(json.dumps(record.columns, default=str, sort_keys=True).encode())
     return digest.hexdigest()[:32]
 
 

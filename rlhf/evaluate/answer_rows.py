@@ -28,6 +28,7 @@ from rlhf.export import context_of_run
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.load_errors import RUN_FOLDER
+from rlhf.models.members import Combination, load_ensemble
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases.ppo.models import SeparateModels
@@ -209,7 +210,10 @@ class Evaluator:
             source = ModelSource.from_config(config.reward_model, key="reward_model")
         else:
             return None  # a run without PPO
-        return self._freeze_model(build_scorer(source, self.context.tokenizer, seed=0), Role.reward)
+        scorer = build_scorer(source, self.context.tokenizer, seed=0)
+        return self._freeze_model(
+            load_ensemble(scorer, source, Combination.of(config.reward)), Role.reward
+        )
 
     def _freeze_model(self, module: Any, role: Role) -> AnyEngine:
         context = self.context

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rlhf.config.choices import AdvantageEstimator, LoraRole, ModelInit, Phase
+from rlhf.config.choices import AdvantageEstimator, CombineName, LoraRole, ModelInit, Phase
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.supervised import RewardConfig
 from rlhf.models.shapes import ModelShape, config_fields, shape_of
 
 
@@ -28,12 +29,14 @@ class ModelUse:
     checkpointed: int
     """Number of layers that the backward pass recomputes (gradient checkpointing)."""
     has_ema: bool = False
+    member_weights: int = 0
+    """Weights of the members of an ensemble after the first."""
 
     @cached_property
     def weights(self) -> int:
-        """Return the number of all weights, extra weights included."""
-        shape = self.shape
-        return (shape.scorer_weights if self.is_scorer else shape.weights) + self.extra_weights
+        """Return the number of all weights, extra weights and members included."""
+        first = self.shape.scorer_weights if self.is_scorer else self.shape.weights
+        return first + self.extra_weights + self.member_weights
 
 
 def forward_flops(model: ModelUse, *, sequences: float, tokens: float, positions: float) -> float:
@@ -42,7 +45,9 @@ def forward_flops(model: ModelUse, *, sequences: float, tokens: float, positions
     Logits, or a scorer's values, are computed at ``positions`` tokens of each sequence.
     """
     shape = model.shape
-    products = 2 * (shape.multiplied_weights + model.extra_weights) * tokens
+    # In training the members learn after the first, and cost about as much per step.
+    members = 0 if model.trained else model.member_weights
+    products = 2 * (shape.multiplied_weights + model.extra_weights + members) * tokens
     # 4 FLOPs per pair of tokens, for half of all pairs, since attention is causal.
     attention = 2 * shape.layers * shape.heads * shape.head_dim * tokens * tokens
     width = 1 if model.is_scorer else shape.vocab
@@ -74,7 +79,8 @@ def models_in_phase(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
         case Phase.sft:
             return (_model_use(config, policy, Role.sft, LoraRole.sft),)
         case Phase.reward:
-            return (_model_use(config, scorer, Role.reward_training, LoraRole.reward),)
+            use = _model_use(config, scorer, Role.reward_training, LoraRole.reward)
+            return (_add_members(use, config.reward),)
         case Phase.dpo:
             actor = _model_use(config, policy, Role.actor, LoraRole.actor)
             return (actor, *_frozen_reference(config, actor))
@@ -155,7 +161,18 @@ def _frozen_reward_model(
     """Return the frozen reward model, or () if the run has none."""
     if not has_reward_model(config):
         return ()
-    return (_model_use(config, scorer, Role.reward, None),)
+    use = _model_use(config, scorer, Role.reward, None)
+    return (use if config.reward.combine is CombineName.warm else _add_members(use, config.reward),)
+
+
+def _add_members(use: ModelUse, config: RewardConfig) -> ModelUse:
+    """Return the model with the weights of its further members: top layers, norm and head."""
+    shape = use.shape
+    layers = min(config.num_own_layers(shape.layers), shape.layers)
+    own = layers * shape.layer_weights + shape.tail + shape.embedding
+    further = (config.members - 1) * own
+    trained = 0 if use.role.is_frozen else use.trained + further
+    return replace(use, trained=trained, member_weights=further)
 
 
 def _trunk_use(config: RunConfig, policy: tuple[str, ModelConfig]) -> ModelUse:

@@ -134,7 +134,7 @@ class SharedTrunk(nn.Module):
         base = self.pretrained.base_model
         blocks = list(base.get_submodule(find_block_and_tail_paths(self.pretrained)[0]))
         num_branched = max(self.num_layers_unfrozen, self.num_value_layers)
-        with _record_calls(blocks[len(blocks) - num_branched :]) as calls:
+        with record_calls(blocks[len(blocks) - num_branched :]) as calls:
             last_BSH = base(input_ids=ids_BS, use_cache=False).last_hidden_state
         value_BSH = last_BSH
         if self.value_branch is not None:
@@ -205,8 +205,12 @@ def build_critic_skeleton(
         return AutoModelForSequenceClassification.from_config(config)
 
 
-def find_block_and_tail_paths(model: PreTrainedModel) -> tuple[str, list[str]]:
+def find_block_and_tail_paths(
+    model: PreTrainedModel, *, needed_by: str = "ppo.shared_trunk", off: str = "false"
+) -> tuple[str, list[str]]:
     """Return the attribute path of the list of blocks, and the paths of the modules after it.
+
+    ``needed_by`` is the config key that requires them; its value ``off`` does not.
 
     Raises:
         CapabilityError: if the table of families has no ``blocks`` for its model_type.
@@ -215,15 +219,15 @@ def find_block_and_tail_paths(model: PreTrainedModel) -> tuple[str, list[str]]:
     if family.blocks is None:
         known = (name for name, each in FAMILIES.items() if each.blocks is not None)
         raise CapabilityError(
-            f"ppo.shared_trunk=true: not supported for model_type={model.config.model_type}, only "
-            f"for {', '.join(known)}; set ppo.shared_trunk=false"
+            f"{needed_by} is not supported for model_type={model.config.model_type}, only for "
+            f"{', '.join(known)}; set {needed_by}={off}"
         )
     tail = [name for name in family.tail if find_submodule(model.base_model, name) is not None]
     return family.blocks, tail
 
 
 @contextmanager
-def _record_calls(blocks: Sequence[nn.Module]) -> Iterator[list[BlockCall]]:
+def record_calls(blocks: Sequence[nn.Module]) -> Iterator[list[BlockCall]]:
     """Yield a list that records the calls of ``blocks`` within the context, in order."""
     calls: list[BlockCall] = []
 

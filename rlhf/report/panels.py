@@ -27,6 +27,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         ),
         Panel("Prompts with equal scores", ("ppo/equal_group_share",)),
         Panel("Responses with a fallback", ("ppo/fallback_share",)),
+        Panel("Disagreement of the reward model's members", ("ppo/disagreement",)),
     ),
     "PPO: health": (
         Panel(
@@ -98,6 +99,8 @@ PANELS: Mapping[str, Sequence[Panel]] = {
             ("one item wrong", "one too many", "one missing"),
         ),
         Panel("Margin", ("reward/margin",)),
+        Panel("Calibration error", ("reward/eval_calibration_error",)),
+        Panel("Disagreement of the members", ("reward/eval_disagreement",)),
     ),
     "SFT": (
         Panel("Loss", ("sft/loss", "sft/eval_loss"), ("batch", "held-out")),

@@ -28,6 +28,7 @@ MORE_DUPLICATES = 0.3  # share of the responses, above the share at the start
 LEAST_ENTROPY = 0.05  # fraction of the mean entropy over the first BASE_STEPS steps
 LOSS_GROWTH = 20  # ratio to the critic's loss at the start, or to LEAST_LOSS if larger
 LEAST_LOSS = 0.01
+DISAGREEMENT_GROWTH = 1.5  # ratio to the members' disagreement at the start
 MOST_FALLBACKS = 0.1
 MOST_EQUAL_GROUPS = 0.9
 ROUNDING = 1e-6  # a smaller deviation of scores is rounding; relative to mean scores above 1
@@ -218,6 +219,13 @@ RULES: Mapping[AlarmName, Rule] = {
         1,
         "The score rises while the gold score falls: the policy exploits what scores it. Raise "
         "ppo.kl_ctl, take fewer ppo.steps, or improve the reward model or rewards.",
+    ),
+    AlarmName.disagreement: Rule(
+        "ppo/disagreement",
+        _rule_after(BASE_STEPS, lambda x: x[-1] > DISAGREEMENT_GROWTH * _mean_at_start(x)),
+        3,
+        "The members of the reward model disagree about responses more than at the start: raise "
+        "ppo.kl_ctl, take fewer ppo.steps, or set reward.combine=worst.",
     ),
     AlarmName.fallbacks: Rule(
         "ppo/fallback_share",

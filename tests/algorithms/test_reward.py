@@ -14,10 +14,14 @@ from torch import Tensor
 from rlhf.algorithms.reward import (
     RewardLoss,
     build_reward_loss,
+    calibration_bins,
+    calibration_error,
     divergence_loss,
     end_loss,
     end_scores,
+    regression_loss,
 )
+from rlhf.base.metrics import Mean
 from rlhf.base.types import PreferenceBatch, SequenceBatch
 from tests.algorithms.padded_batches import (
     assert_close,
@@ -95,7 +99,7 @@ def pairs(draw: st.DrawFn) -> Pairs:
     return Pairs(*values, PreferenceBatch(*sides))
 
 
-def looped_loss(pair: Pairs) -> float:
+def looped_loss(pair: Pairs, margin: float = 0.0, smoothing: float = 0.0) -> float:
     """Divergence loss of one pair, one token after another."""
     (chosen, rejected), values = pair.batch, pair[:2]
     scores, ids = [], []
@@ -111,8 +115,14 @@ def looped_loss(pair: Pairs) -> float:
     losses = []
     for t in range(start, longer):
         better, worse = (row[min(t, len(row) - 1)] for row in scores)
-        losses.append(math.log(1 + math.exp(worse - better)))
+        losses.append(looped_end_loss(better, worse, margin, smoothing))
     return sum(losses) / len(losses)
+
+
+def looped_end_loss(better: float, worse: float, margin: float, smoothing: float) -> float:
+    """Loss of one pair of scores, whose label is wrong with the probability ``smoothing``."""
+    right, wrong = (math.log(1 + math.exp(margin - sign * (better - worse))) for sign in (1, -1))
+    return (1 - smoothing) * right + smoothing * wrong
 
 
 def test_end_scores_by_hand() -> None:
@@ -178,6 +188,51 @@ def test_a_real_token_with_the_padding_id_still_differs() -> None:
 def test_divergence_loss_agrees_with_a_loop(pairs: Pairs) -> None:
     rows = [pairs.rows(torch.tensor([i])) for i in range(len(pairs.chosen_values_BS))]
     assert_close(pairs.loss(), [looped_loss(row) for row in rows])
+
+
+@quick
+@given(pairs=pairs(), seed=seeds, smoothing=st.sampled_from([0.0, 0.1, 0.4]))
+def test_margins_and_smoothing_agree_with_a_loop(pairs: Pairs, seed: int, smoothing: float) -> None:
+    margin_B = normal(len(pairs.chosen_values_BS), seed=seed).abs()
+    rows = [pairs.rows(torch.tensor([i])) for i in range(len(margin_B))]
+    margins = margin_B.tolist()
+    found_B = divergence_loss(*pairs, margin_B, label_smoothing=smoothing)
+    expected = [looped_loss(*each, smoothing) for each in zip(rows, margins, strict=True)]
+    assert_close(found_B, expected)
+    ends = [
+        end_scores(values_BS, side.attend_BS)
+        for values_BS, side in zip(pairs[:2], pairs.batch, strict=True)
+    ]
+    columns = (*(each.tolist() for each in ends), margins)
+    expected = [looped_end_loss(*each, smoothing) for each in zip(*columns, strict=True)]
+    assert_close(end_loss(*ends, margin_B, label_smoothing=smoothing), expected)
+
+
+def test_regression_loss_by_hand() -> None:
+    # ((1 - 3)^2 + (0 - 0.5)^2) / 2 = 2.125; ((2 - 2)^2 + (1 - 4)^2) / 2 = 4.5
+    found_B = regression_loss(f64(1, 2), f64(0, 1), f64(3, 2), f64(0.5, 4))
+    assert_close(found_B, [2.125, 4.5])
+
+
+@quick
+@given(seed=seeds, count=st.integers(1, 40), size=st.integers(1, 7))
+def test_calibration_error_agrees_with_a_loop(seed: int, count: int, size: int) -> None:
+    margin_B = 2 * normal(count, seed=seed)
+    keep_B = normal(count, seed=seed + 1) > -1
+    found: dict[str, Mean] = {}
+    for part in range(0, count, size):
+        rows = slice(part, part + size)
+        bins = calibration_bins(margin_B[rows], keep_B[rows])
+        found = {name: found[name] + mean for name, mean in bins.items()} if found else bins
+    kept = [m for m, keep in zip(margin_B.tolist(), keep_B.tolist(), strict=True) if keep]
+    error = 0.0
+    for low in range(50, 100, 5):
+        sure = [(1 / (1 + math.exp(-abs(m))), m > 0) for m in kept]
+        inside = [(c, right) for c, right in sure if low <= 100 * c < low + 5]
+        if inside:
+            gap = sum(c for c, _ in inside) - sum(right for _, right in inside)
+            error += abs(gap) / len(kept)
+    assert calibration_error(found) == pytest.approx(error, abs=1e-9)
 
 
 @quick

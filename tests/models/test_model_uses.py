@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from rlhf.config.choices import AdvantageEstimator, LoraRole, ModelInit, Phase
+from rlhf.config.choices import AdvantageEstimator, CombineName, LoraRole, ModelInit, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.lora import LoraSpec
+from rlhf.models.members import grow_members
 from rlhf.models.model_uses import UnknownModelError, models_in_phase
 from rlhf.models.trunk import build_trunk
 from tests.conftest import Compose
@@ -213,3 +214,22 @@ def test_a_folder_whose_family_is_unknown_is_named_by_it(compose: Compose, tmp_p
     folder = {"init": ModelInit.pretrained, "path": str(tmp_path), "architecture": {}}
     with pytest.raises(UnknownModelError, match=r"know model_type=mamba of model\.path=/"):
         models_in_phase(tiny_opt(compose, model=folder), Phase.sft)
+
+
+@pytest.mark.parametrize("combine", list(CombineName))
+def test_members_are_counted_as_they_are(combine: CombineName, compose: Compose) -> None:
+    """Own layers, norm and head of each further member; averaged weights are one model in PPO."""
+    tokenizer = small_tokenizer()
+    fields = TINY_MODEL | {"vocab_size": len(tokenizer), "num_hidden_layers": 4}
+    settings = {"members": 3, "member_layers": 2, "combine": combine}
+    config = tiny_opt(compose, model={"architecture": fields}, reward=settings)
+    source = ModelSource(key="model", path=None, architecture=fields)
+    scorer = build_scorer(source, tokenizer, seed=1)
+    first = sum(p.numel() for p in scorer.parameters())
+    members = grow_members(scorer, config.reward, seeds=[1, 2])
+    whole = first + sum(p.numel() for member in members for p in member.parameters())
+    (training,) = models_in_phase(config, Phase.reward)
+    assert (training.weights, training.trained) == (whole, whole)
+    frozen = named(models_in_phase(config, Phase.ppo))["reward"]
+    assert frozen.weights == (first if combine is CombineName.warm else whole)
+    assert frozen.trained == 0

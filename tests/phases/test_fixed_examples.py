@@ -23,7 +23,7 @@ from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.phases import reward, sft
+from rlhf.phases import reward, reward_trainer, sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.supervised import warn_of_few_steps
@@ -90,8 +90,9 @@ def run(
     compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., SimpleNamespace]:
     """Run a phase on ``TRAIN`` with overrides; tells its engine, logs and result."""
-    for module in (sft, reward):
+    for module in (sft, reward_trainer):
         monkeypatch.setattr(module, "build_engine", SummingEngine)
+    for module in (sft, reward):
         monkeypatch.setattr(module, "save_trained_model", lambda *_, **__: None)
 
     def ran(runner: Callable[[RunContext], Any], *overrides: str) -> SimpleNamespace:

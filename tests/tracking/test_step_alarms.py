@@ -27,6 +27,7 @@ HEALTHY = {
     "ppo/explained_variance": [-3.0, -1.0, *[0.5] * 11, *[0.0] * 8],
     "ppo/critic_loss": [4.0, 0.5, 0.4, 20.0, *[0.1] * 17],
     "ppo/fallback_share": [0.0, 1.0, 1.0, *[0.05] * 18],
+    "ppo/disagreement": [0.3, 0.2, 0.2, 0.2, 0.1, 0.31, 0.32, *[0.29] * 14],
     "ppo/score_mean": [0.2, 0.3, 0.2, 0.3, 0.2, *[0.25] * 8, *[1.0] * 8],  # all right in the end
     "ppo/score_std": [0.4, 0.4, 0.0, 0.0, 0.4, *[0.4] * 8, *[0.0] * 8],
     "ppo/clipped_score_mean": [0.2, 0.3, 0.2, 0.3, 0.2, *[0.25] * 8, *[1.0] * 8],
@@ -66,6 +67,7 @@ def test_healthy_run_raises_none() -> None:
             {"ppo/explained_variance": [-0.1, *[0.05] * 19], "ppo/clipped_score_std": [0.4] * 21},
             14,
         ),
+        ("disagreement", {"ppo/disagreement": [0.3, 0.2, 0.2, 0.2, 0.1, 0.31, 0.32, 0.31]}, 7),
         ("fallbacks", {"ppo/fallback_share": [0.0, 0.3, 0.2, 0.2]}, 3),
         ("equal_scores", {"ppo/score_std": [0.0, 0.0, 1e-7, *[0.4] * 18]}, 2),
         ("equal_groups", {"ppo/equal_group_share": [0.95] * 9}, 2),

@@ -16,10 +16,15 @@ from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of
 from rlhf.config.hydra_errors import describe_type
 from rlhf.config.schema.run import RunConfig, phases_that_measure_best
+from rlhf.config.schema.supervised import phases_that_combine
 from tools.docs.conf_comments import explanation
 from tools.docs.pages import write_below
 
 TABLE_MARK = "<!-- Made by `python -m tools.docs.config_reference` from here to the end. -->\n"
+DEPENDING = {  # on another key, or on the value
+    phases_that_measure_best: "the phase of checkpoint.best",
+    phases_that_combine: "ppo; warm also reward",
+}
 HEADS = ("key", "value", "default", "must be", "affects", "resume", "meaning")
 
 
@@ -73,8 +78,8 @@ def _keys(schema: Any, defaults: Any, prefix: str = "") -> list[Key]:
 def _effect(key: str) -> tuple[str, str]:
     """Return the phases that a key affects, and if a resumed run may change it, as texts."""
     affects, at_resume, *_ = effect_of(key)
-    if affects is phases_that_measure_best:
-        return "the phase of checkpoint.best", at_resume.value
+    if affects in DEPENDING:
+        return DEPENDING[affects], at_resume.value
     found = affects(None)
     phases = "every phase" if found == set(Phase) else ", ".join(p for p in Phase if p in found)
     return phases or "nothing", at_resume.value

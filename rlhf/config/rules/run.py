@@ -17,6 +17,7 @@ from rlhf.config.rules.launcher import check_launcher
 from rlhf.config.rules.lora import check_lora
 from rlhf.config.rules.model import check_models, check_sequence_lengths
 from rlhf.config.rules.ppo import check_ppo
+from rlhf.config.rules.reward import check_reward
 from rlhf.config.rules.rewards import check_rewards
 from rlhf.config.rules.rollout import check_rollout
 from rlhf.config.rules.secrets import check_secrets, iterate_texts
@@ -36,6 +37,7 @@ def validate(config: RunConfig) -> None:
     check_phase_order(config.phase.order)
     check_environment(config)
     check_rewards(config)
+    check_reward(config)
     check_models(config)
     check_sequence_lengths(config)
     check_data(config)

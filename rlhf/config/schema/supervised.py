@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from rlhf.config.choices import DpoLossName, LossOn, LrSchedule, RewardLossName
+from rlhf.config.choices import (
+    CombineName,
+    DpoLossName,
+    LossOn,
+    LrSchedule,
+    Phase,
+    RewardLossName,
+)
 from rlhf.config.schema.keys import (
     ABOVE_0,
     AT_LEAST_0,
@@ -12,7 +20,9 @@ from rlhf.config.schema.keys import (
     FROM_0_BELOW_HALF,
     FROM_0_TO_1,
     AtResume,
+    Unread,
     key,
+    results_of,
 )
 
 
@@ -78,14 +88,70 @@ class PairsConfig(OptimizerConfig):
     """Optimizer steps between evaluations; 0: only after training."""
 
 
+def phases_that_combine(config: Any) -> frozenset[Phase]:
+    """Return the phases that read reward.combine: training only distinguishes warm."""
+    trains = {Phase.reward} if config.reward.combine is CombineName.warm else set()
+    return frozenset({Phase.ppo, *trains})
+
+
+SHARED_LAYERS = 4  # a member has one of so many layers as its own, the others are shared
+SINGLE = (
+    Unread(
+        lambda reward: reward.members == 1,
+        "{group}.members=1 trains a single model",
+        "add {group}.members=5",
+    ),
+)
+UNWEIGHTED = (
+    Unread(
+        lambda reward: reward.combine is not CombineName.uncertainty,
+        "{group}.combine does not weigh the variance",
+        "add {group}.combine=uncertainty",
+    ),
+)
+
+
 @dataclass(kw_only=True)
 class RewardConfig(PairsConfig):
     """Reward model training."""
 
     loss: RewardLossName
-    """end: on the end scores (InstructGPT); from_divergence: on all differing tokens."""
+    """end: on the end scores (InstructGPT); from_divergence: on all differing tokens; regression:
+    squared error of both end scores, whose right values are in ``score_columns``."""
+    margin_column: str | None
+    """Column with the margin by which the chosen score should be higher (Llama 2); null: none."""
+    score_columns: list[str] | None
+    """Columns with the scores of the chosen and of the rejected response, for loss=regression."""
+    label_smoothing: float = key(FROM_0_BELOW_HALF)
+    """Share of pairs whose label is assumed to be wrong; 0: none."""
     group_pairs: bool
     """Keep all pairs of one prompt in one batch, each prompt with weight 1 (InstructGPT)."""
+    members: int = key(ABOVE_0)
+    """Reward models of the ensemble: the first is trained whole, the others on its layers."""
+    member_layers: int | None = key(ABOVE_0, unread=SINGLE)
+    """Top layers that each further member has as its own; null: a quarter of all, at least one."""
+    member_epochs: float = key(ABOVE_0, unread=SINGLE)
+    """Passes over the pairs in which the further members learn, after those of the first."""
+    reweight_pairs: bool = key(unread=SINGLE)
+    """Each further member draws its own weight of each pair in its loss (Bayesian bootstrap)."""
+    combine: CombineName = key(affects=phases_that_combine, is_inherited=False, unread=SINGLE)
+    """Score of a response: mean, worst or uncertainty (mean minus variance) of the members'
+    scores; warm: the score of one model with the mean of the members' weights."""
+    uncertainty_coef: float = key(
+        AT_LEAST_0, affects=results_of(Phase.ppo), is_inherited=False, unread=UNWEIGHTED
+    )
+    """Factor of the variance over the members, for combine=uncertainty."""
+    groups_path: str | None
+    """JSON Lines file of held-out pairs with a column ``group``; null: none."""
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Return True if the loss reads numbers of each pair."""
+        return self.margin_column is not None or self.score_columns is not None
+
+    def num_own_layers(self, total: int) -> int:
+        """Return the number of a member's own layers in a model of ``total`` layers."""
+        return self.member_layers or max(1, total // SHARED_LAYERS)
 
 
 @dataclass(kw_only=True)

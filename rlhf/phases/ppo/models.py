@@ -104,8 +104,8 @@ class SeparateModels:
                 values_BS = self.critic(sequences.ids_BS)
                 values_BT = sequences.select_predicting_positions(values_BS)
                 last_values_B = sequences.at_end(values_BS)
-        scores_B = self.scores(sequences)
-        return ModelOutputs(logprobs_BT, reference_BT, values_BT, last_values_B, scores_B)
+        scores = self.scores(sequences)
+        return ModelOutputs(logprobs_BT, reference_BT, values_BT, last_values_B, *scores)
 
     def learner_groups(self, *, trains_actor: bool) -> list[list[Learner]]:
         """Return the models to train in groups that step together: critic, then actor.
@@ -204,7 +204,7 @@ class TrunkModels:
             sequences.scatter_logprobs(output.reference).logprobs_BT,
             sequences.select_predicting_positions(output.values_BS),
             sequences.at_end(output.values_BS),
-            self.scores(sequences),
+            *self.scores(sequences),
         )
 
     def learner_groups(self, *, trains_actor: bool) -> list[list[Learner]]:

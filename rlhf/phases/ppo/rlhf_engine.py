@@ -25,6 +25,7 @@ from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.environments.pools import build_pool
 from rlhf.models.build import build_scorer, lora_spec, require_enough_positions
+from rlhf.models.members import Combination, load_ensemble
 from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.trunk import build_trunk
@@ -202,7 +203,8 @@ class RLHFEngine:
             return zero_scores if self.config.rewards else JudgeScores(GoldJudge(), self.tokenizer)
         scorer = self._build_scorer()
         self._require_enough_positions(scorer.pretrained, key="reward_model")
-        return ModelScores(self._build_engine(scorer, Role.reward))
+        model = load_ensemble(scorer, self.critic_source, Combination.of(self.config.reward))
+        return ModelScores(self._build_engine(model, Role.reward))
 
     def _build_scorer(self, *, learns: bool = False) -> Scorer:
         """Build the frozen reward model, or, if it ``learns``, the critic that starts from it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +32,7 @@ class Export(NamedTuple):
     engine: Engine
     tensors: Mapping[str, Tensor]
     base: ModelSource | None = None  # if given, only the adapters on this base are saved
+    write_more: Callable[[Path], None] | None = None  # writes further files on rank 0
 
     def write(self, folder: Path | None, *, shard_bytes: int = SHARD_BYTES) -> None:
         """Write config and weights into ``folder`` on rank 0; all other ranks must pass None.
@@ -49,6 +50,8 @@ class Export(NamedTuple):
             place, revision = self.base.path, self.base.revision
             assert place is not None, "the checks refuse adapters on random weights"
             save_adapter(folder, self.model, stream, base=place, revision=revision)
+        if folder is not None and self.write_more is not None:
+            self.write_more(folder)
 
 
 def build_export(engine: Engine, *, lora_export: LoraExport, source: ModelSource) -> Export:
@@ -120,9 +123,14 @@ def save_trained_model(
     source: ModelSource,
     what: str,
     answers: bool = True,
+    write_more: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write an engine's model as ``lora.export`` selects; it was trained from ``source``."""
+    """Write an engine's model as ``lora.export`` selects; it was trained from ``source``.
+
+    ``write_more`` writes further files into the model's folder.
+    """
     export = build_export(engine, lora_export=context.config.lora.export, source=source)
+    export = export._replace(write_more=write_more)
     save_export(context, export, folder, what=what, answers=answers)
 
 

@@ -9,6 +9,7 @@ from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.config.choices import Backend, LoraRole, ModelInit, Phase
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.data.pair_numbers import read_pair_groups
 from rlhf.data.phase_needs import (
     PhaseExamples,
     describe_phase_examples,
@@ -22,7 +23,7 @@ from rlhf.models.families import FAMILIES, UNKNOWN
 from rlhf.models.pretrained import load_config
 from rlhf.models.sources import ModelSource
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.phase_data import phase_prompts, phase_tokens
+from rlhf.phases.shared.phase_data import phase_prompts, phase_tokens, reward_pairs
 from rlhf.rollout.decoders.via_cache import decoding_unsupported_reason
 from rlhf.rollout.hybrid.hybrid_rollout import hybrid_engine_unavailable_reason
 from rlhf.rollout.hybrid.supported_models import model_unsupported_reason
@@ -81,7 +82,8 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
     It also prints how many examples each phase uses and skips.
 
     Raises:
-        DataError: if a phase has less than one batch, or nothing held out; or no corpus is found.
+        DataError: if a phase has less than one batch, or nothing held out; if pairs lack numbers
+            that a loss reads, or have no groups; or no corpus is found.
         ConfigError: if PPO's options do not suit the steps that its examples allow.
     """
     found: dict[Phase, PhaseExamples] = {}
@@ -92,6 +94,10 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
         found[phase] = PhaseExamples(len(data.train), len(data.eval), data.left_out, answered)
         context.console.say(describe_phase_examples(phase, found[phase]))
     require_examples(context.config, found)
+    if Phase.reward in found:
+        read_pair_groups(context.config.reward.groups_path)
+        if context.config.reward.reads_numbers:
+            reward_pairs(context)
     if Phase.ppo in found:
         require_corpus(context.config.ppo, context.config.data, seed=context.config.seed)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from rlhf.algorithms.ensemble import disagreement
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.base.errors import RewardError
 from rlhf.base.types import (
@@ -29,6 +30,7 @@ from rlhf.base.types import (
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.data.batching import padded_width
 from rlhf.data.synthetic_pairs import GoldJudge
+from rlhf.models.members import Ensemble
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -96,11 +98,18 @@ def response_values(critic: ValueModel, sequences: WholeSequences) -> Tensor:
     return sequences.select_predicting_positions(critic(sequences.ids_BS))
 
 
+class ResponseScores(NamedTuple):
+    """Scores of whole responses."""
+
+    scores_B: Tensor
+    disagreement_B: Tensor | None = None  # deviation over an ensemble's members; None: no ensemble
+
+
 class Scores(Protocol):
     """A function that scores whole responses: a reward model, or a judge instead of it."""
 
-    def __call__(self, sequences: WholeSequences) -> Tensor:
-        """Return scores (B,)."""
+    def __call__(self, sequences: WholeSequences) -> ResponseScores:
+        """Return the scores."""
 
 
 # Maps prompts, responses and model scores (B,) to weighted sums (B,) and the parts' scores.
@@ -108,19 +117,23 @@ Rewards = Callable[[PromptBatch, Responses, Tensor], tuple[Tensor, TermScores]]
 
 
 class ModelScores(NamedTuple):
-    """Scores of a reward model."""
+    """Scores of a reward model, or combined scores of the members of an ensemble."""
 
     model: ValueModel
 
-    def __call__(self, sequences: WholeSequences) -> Tensor:
-        """Return the reward model's values (B,) at the last tokens."""
-        with self.model.evaluating():
-            return sequences.at_end(self.model(sequences.ids_BS))
+    def __call__(self, sequences: WholeSequences) -> ResponseScores:
+        """Return the values at the last tokens, and the disagreement of an ensemble's members."""
+        with self.model.evaluating() as module:
+            if not isinstance(module, Ensemble):
+                return ResponseScores(sequences.at_end(self.model(sequences.ids_BS)))
+            values_MBS = module.member_values(sequences.ids_BS).unbind(-1)
+            scores_BM = torch.stack([sequences.at_end(each) for each in values_MBS], dim=1)
+            return ResponseScores(module.combine(scores_BM), disagreement(scores_BM))
 
 
-def zero_scores(sequences: WholeSequences) -> Tensor:
-    """Return zeros (B,), for a run in which no model scores the responses."""
-    return torch.zeros(len(sequences.ids_BS), device=sequences.ids_BS.device)
+def zero_scores(sequences: WholeSequences) -> ResponseScores:
+    """Return zeros, for a run in which no model scores the responses."""
+    return ResponseScores(torch.zeros(len(sequences.ids_BS), device=sequences.ids_BS.device))
 
 
 class JudgeScores(NamedTuple):
@@ -129,10 +142,11 @@ class JudgeScores(NamedTuple):
     judge: GoldJudge
     tokenizer: PreTrainedTokenizerBase
 
-    def __call__(self, sequences: WholeSequences) -> Tensor:
-        """Return the gold scores (B,) of the responses as text."""
+    def __call__(self, sequences: WholeSequences) -> ResponseScores:
+        """Return the gold scores of the responses as text."""
         rated = ratings(self.judge, self.tokenizer, sequences.prompts, sequences.responses)
-        return torch.tensor([each["gold"] for each in rated], device=sequences.ids_BS.device)
+        scores = [each["gold"] for each in rated]
+        return ResponseScores(torch.tensor(scores, device=sequences.ids_BS.device))
 
 
 def ratings(
@@ -160,6 +174,7 @@ class ModelOutputs(NamedTuple):
     values_BT: Tensor
     last_values_B: Tensor  # after the last token
     scores_B: Tensor
+    disagreement_B: Tensor | None = None  # None: the reward model has no members
 
 
 class ScoringModels(Protocol):
@@ -198,7 +213,7 @@ def score_responses(
         for rows in split_rows(order, micro_batch_size)
     ]
     place = sorted(range(len(order)), key=order.__getitem__)
-    policy, *others = zip(*outputs, strict=True)
+    policy, *others, disagreements = zip(*outputs, strict=True)
     logprobs_BT = torch.cat(policy)[place] if with_policy else responses.logprobs_BT
     assert logprobs_BT is not None, "the rollout backend measured no log-probabilities"
     reference_BT, values_BT, last_values_B, scores_B = (torch.cat(each)[place] for each in others)
@@ -213,6 +228,8 @@ def score_responses(
             f"{what} failed {describe_step(prompts)}: {NO_SCORE} for {count} responses. {fix}"
         )
     rollout = Rollout(prompts, responses, logprobs_BT, reference_BT, values_BT, scores_B)
+    if disagreements[0] is not None:
+        rollout = rollout._replace(disagreement_B=torch.cat(disagreements)[place])
     return rollout._replace(
         parts=parts, reuses_logprobs=not with_policy, last_values_B=last_values_B
     )

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from rlhf.base.intervals import mean_of
 from rlhf.base.metrics import Metrics, merge_metrics
 from rlhf.base.random_streams import seed_dropout
 from rlhf.base.ranks import Ranks
-from rlhf.base.types import Batch, Engine, Model, PreferenceBatch
+from rlhf.base.types import Engine, Model, PreferenceBatch
 from rlhf.config.batches import num_data_parallel_ranks
 from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
 from rlhf.data.batching import assign_rows_to_ranks, eval_batches
@@ -21,6 +22,7 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.tracking.console import Console
 
 T = TypeVar("T")
+B = TypeVar("B")  # a micro-batch
 SupervisedConfig = SftConfig | RewardConfig | DpoConfig
 Rows = dict[str, list[Any]]  # examples by column
 
@@ -111,26 +113,41 @@ def take_optimizer_step(
     context: RunContext,
     phase: str,
     engine: Engine,
-    batches: Iterable[Batch],
-    loss_of: Callable[[Batch], tuple[Tensor, Metrics]],
+    batches: Iterable[B],
+    loss_of: Callable[[B], tuple[Tensor, Metrics]],
 ) -> tuple[Metrics, dict[str, float]]:
     """Take one optimizer step on micro-batches; return metrics over all ranks, and values to log.
 
     ``loss_of`` returns a micro-batch's share of the loss, and its metrics. The values include
     the learning rate, the gradient norm and whether the step was skipped.
     """
+    return take_optimizer_steps(context, phase, [engine], batches, lambda each: [loss_of(each)])
+
+
+def take_optimizer_steps(
+    context: RunContext,
+    phase: str,
+    engines: Sequence[Engine],
+    batches: Iterable[B],
+    losses_of: Callable[[B], Iterable[tuple[Tensor, Metrics]]],
+) -> tuple[Metrics, dict[str, float]]:
+    """Take one optimizer step with each of ``engines``, as ``take_optimizer_step`` with one.
+
+    ``losses_of`` yields loss and metrics for each engine, in order; the graph of a loss is freed
+    before the next loss is computed. Values to log are means over the engines.
+    """
     metrics: Metrics = {}
     for batch in batches:
-        loss, part = loss_of(batch)
-        engine.backward(loss)
-        metrics = merge_metrics(metrics, part)
-    report = engine.step()
+        for engine, (loss, part) in zip(engines, losses_of(batch), strict=True):
+            engine.backward(loss)
+            metrics = merge_metrics(metrics, part)
+    reports = [engine.step() for engine in engines]
     metrics = context.ranks.reduce_metrics(metrics)
     return metrics, {
         **{name: metric.value() for name, metric in metrics.items()},
-        f"{phase}/learning_rate": report.learning_rate,
-        f"{phase}/grad_norm": report.grad_norm,
-        f"{phase}/skipped_steps": float(report.is_skipped),
+        f"{phase}/learning_rate": reports[0].learning_rate,
+        f"{phase}/grad_norm": mean_of([report.grad_norm for report in reports]),
+        f"{phase}/skipped_steps": mean_of([float(report.is_skipped) for report in reports]),
     }
 
 

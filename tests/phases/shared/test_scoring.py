@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from rlhf.base.errors import RewardError
 from rlhf.base.types import PromptBatch, Responses, Rollout, take_rows
+from rlhf.config.choices import CombineName
 from rlhf.data.collate import collate_prompts
 from rlhf.data.synthetic import prompt_of_request
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
+from rlhf.models.members import Combination, Ensemble, grow_members
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.scoring import (
     JudgeScores,
     ModelOutputs,
     ModelScores,
+    ResponseScores,
     WholeSequences,
     score_responses,
 )
@@ -167,7 +173,9 @@ def test_scores_that_are_not_finite_end_the_run(
 ) -> None:
     for value in (float("nan"), float("inf"), -1e16):
         monkeypatch.setattr(
-            models, "scores", lambda batch, v=value: torch.full((len(batch.ids_BS),), v)
+            models,
+            "scores",
+            lambda batch, v=value: ResponseScores(torch.full((len(batch.ids_BS),), v)),
         )
         with pytest.raises(RewardError, match=r"the reward model failed in PPO step 3: .* 4 resp"):
             rollout_of(models, prompts._replace(step=3), end_id=1)
@@ -214,7 +222,7 @@ def test_a_judge_scores_the_text_of_each_response() -> None:
     keep_BT = torch.tensor([[place < len(row) for place in range(length)] for row in rows])
     prompts = collate_prompts([[5]] * 4, [prompt] * 4, torch.zeros(4, length), pad_id=0, device=CPU)
     responses = Responses(ids_BT, keep_BT, torch.tensor(ended))
-    scores_B = JudgeScores(GoldJudge(), TOKENIZER)(WholeSequences(prompts, responses))
+    scores_B, _ = JudgeScores(GoldJudge(), TOKENIZER)(WholeSequences(prompts, responses))
     torch.testing.assert_close(scores_B, torch.tensor([1.0, 0.904, 0.0, 0.784]))
 
 
@@ -239,3 +247,28 @@ def test_neighbours_are_of_like_length_and_come_back_in_order(
     for name in ("logprobs_BT", "reference_logprobs_BT", "values_BT", "scores_B"):
         got, expected = getattr(again, name), getattr(rollout, name)
         assert_near(got, expected, terms=terms)
+
+
+def test_an_ensemble_scores_by_its_combination(
+    models: SeparateModels, prompts: PromptBatch, rollout: Rollout
+) -> None:
+    source = ModelSource(key="model", path=None, architecture=ARCHITECTURE)
+    scorer = build_scorer(source, TOKENIZER, seed=4)
+    config: Any = SimpleNamespace(num_own_layers=lambda _: 1, combine=CombineName.worst)
+    members = grow_members(scorer, config, seeds=[5, 6])
+    combination = Combination(3, CombineName.worst)
+    ensemble = Ensemble(scorer, members, torch.zeros(3), combination).eval()
+    scores = ModelScores(PlainEngine(ensemble))
+    several = SeparateModels(
+        models.actor, models.reference, models.critic, scores, temperature=TEMPERATURE
+    )
+    found = score_responses(several, rollout.prompts, rollout.responses, micro_batch_size=2)
+    assert found.disagreement_B is not None
+    for row in range(4):
+        prompt, response = unpadded(rollout, row)
+        with torch.no_grad():
+            members_M = ensemble.member_values(torch.tensor([prompt + response]))[0, -1]
+        terms = terms_of_scores(models)
+        assert_near(found.scores_B[row], members_M.min(), terms=terms)
+        assert_near(found.disagreement_B[row], members_M.std(correction=0), terms=terms)
+    assert rollout.disagreement_B is None

@@ -1,0 +1,83 @@
+"""Numbers that a loss reads of each pair, and held-out pairs that come in named groups."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rlhf.base.errors import DataError
+from rlhf.config.choices import Source
+from rlhf.config.schema.data import DatasetConfig
+from rlhf.config.schema.supervised import RewardConfig
+from rlhf.data.detect import to_records
+from rlhf.data.records import Record
+from rlhf.data.tables import find_tables, rows_of
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+GROUP = "group"  # the column with a pair's group in the file of reward.groups_path
+
+
+class PairColumn:
+    """Names of the columns with numbers that ``add_pair_numbers`` adds to tokenised pairs."""
+
+    margin = "margin"
+    chosen_score = "chosen_score"
+    rejected_score = "rejected_score"
+
+
+def add_pair_numbers(examples: Dataset, records: Sequence[Record], config: RewardConfig) -> Dataset:
+    """Return tokenised pairs with the margins or scores that the loss of ``config`` reads.
+
+    Raises:
+        DataError: if a value is not a finite number.
+    """
+    wanted = {}
+    if config.margin_column is not None:
+        wanted[PairColumn.margin] = ("reward.margin_column", config.margin_column)
+    for name, column in zip(
+        (PairColumn.chosen_score, PairColumn.rejected_score),
+        config.score_columns or (),
+        strict=False,
+    ):
+        wanted[name] = ("reward.score_columns", column)
+    for name, (key, column) in wanted.items():
+        values = [_number(records[row], column, key=key) for row in examples["row"]]
+        examples = examples.add_column(name, values)
+    return examples
+
+
+def _number(record: Record, column: str, *, key: str) -> float:
+    value = (record.columns or {}).get(column)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise DataError(
+            f"{key}: the column '{column}' holds {value!r} in the pair with the prompt "
+            f"{(record.prompt or '')[-60:]!r}; must be a finite number in every pair."
+        )
+    return float(value)
+
+
+def read_pair_groups(path: str | None) -> Mapping[str, list[Record]]:
+    """Return the pairs of each group in the file ``path``, the value of reward.groups_path.
+
+    Raises:
+        DataError: if the file cannot be read, or a row has no group or no pair of responses.
+    """
+    if path is None:
+        return {}
+    tables = find_tables(DatasetConfig(path=path), Source.local, key="reward.groups_path")
+    groups: defaultdict[str, list[Record]] = defaultdict(list)
+    for table in (*tables.train, *tables.eval):
+        keep = {GROUP: "reward.groups_path"}
+        converted = to_records(rows_of(table), source=table.place, keep=keep)
+        for record in converted.records:
+            if record.rejected is None or not record.columns:
+                raise DataError(
+                    f"{table.place}: reward.groups_path needs pairs with the columns prompt, "
+                    f"chosen, rejected and {GROUP}."
+                )
+            groups[str(record.columns[GROUP])].append(record)
+    return groups

@@ -1,0 +1,293 @@
+"""Train reward models, one or an ensemble, on preference pairs, and measure them.
+
+Shapes: B = pairs, S = tokens of whole sequences, M = members of an ensemble.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rlhf.algorithms.reward import (
+    RewardLoss,
+    build_reward_loss,
+    divergence_loss,
+    end_loss,
+    end_scores,
+    regression_loss,
+)
+from rlhf.base.metrics import Mean, Metrics
+from rlhf.base.random_streams import random_stream, seed_for
+from rlhf.base.types import PreferenceBatch
+from rlhf.config.batches import phase_plans
+from rlhf.config.choices import CombineName, LoraRole, Phase, RewardLossName
+from rlhf.config.roles import Role, adapter_lr
+from rlhf.config.schema.supervised import RewardConfig
+from rlhf.data.pair_numbers import PairColumn
+from rlhf.engine.select import AnyEngine, build_engine
+from rlhf.engine.settings import OptimizerSettings
+from rlhf.engine.zero3_partition import build_parameter_placer
+from rlhf.models.build import build_scorer, lora_spec, require_enough_positions
+from rlhf.models.members import (
+    Member,
+    copy_first_member,
+    grow_members,
+    record_member_calls,
+    swap_in_mean,
+)
+from rlhf.models.scorer import Scorer
+from rlhf.phases.reward_evaluation import RewardEvaluation, measure_scores
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.policies import reward_model_source
+from rlhf.phases.shared.supervised import (
+    Rows,
+    collate_pair_rows,
+    measure_held_out,
+    split_table_rows,
+    take_optimizer_steps,
+)
+
+
+class PairLoss(NamedTuple):
+    """The loss of ``reward.loss`` on pairs."""
+
+    config: RewardConfig
+
+    def can_read(self, rows: Rows) -> bool:
+        """Return True if ``rows`` have the margins or scores that the loss reads."""
+        if self.config.loss is RewardLossName.regression:
+            return PairColumn.chosen_score in rows
+        return self.config.margin_column is None or PairColumn.margin in rows
+
+    def __call__(
+        self, chosen_BS: Tensor, rejected_BS: Tensor, batch: PreferenceBatch, rows: Rows
+    ) -> Tensor:
+        """Return the losses (B,) of one member's values; ``rows`` may have margins or scores."""
+        chosen_B = end_scores(chosen_BS, batch.chosen.attend_BS)
+        rejected_B = end_scores(rejected_BS, batch.rejected.attend_BS)
+        if self.config.loss is RewardLossName.regression:
+            chosen_wanted_B = chosen_B.new_tensor(rows[PairColumn.chosen_score])
+            rejected_wanted_B = chosen_B.new_tensor(rows[PairColumn.rejected_score])
+            return regression_loss(chosen_B, rejected_B, chosen_wanted_B, rejected_wanted_B)
+        margin_B = torch.zeros_like(chosen_B)
+        if self.config.margin_column is not None:
+            margin_B = chosen_B.new_tensor(rows[PairColumn.margin])
+        smoothing = self.config.label_smoothing
+        if self.config.loss is RewardLossName.end:
+            return end_loss(chosen_B, rejected_B, margin_B, label_smoothing=smoothing)
+        return divergence_loss(
+            chosen_BS, rejected_BS, batch, margin_B=margin_B, label_smoothing=smoothing
+        )
+
+
+class RewardTrainer:
+    """A trainer that takes one optimizer step at a time on preference pairs.
+
+    The first member of an ensemble learns like a single reward model. After ``start_members`` it
+    is fixed, and the further members learn on hidden states of its lower blocks, which are computed
+    once for all of them. Each has an engine of its own: its gradient is clipped, and its optimizer
+    steps, as if it were trained alone.
+    """
+
+    def __init__(
+        self, context: RunContext, *, num_pairs: int, first_steps: int, member_steps: int = 0
+    ) -> None:
+        config, self._context = context.config, context
+        self.plan = phase_plans(config)[Phase.reward]
+        self.source = reward_model_source(config)
+        self._loss = PairLoss(config.reward)
+        scorer = build_scorer(
+            self.source,
+            context.tokenizer,
+            seed=seed_for(config.seed, "reward_model"),
+            lora=lora_spec(config.lora, LoraRole.reward),
+            shard=build_parameter_placer(
+                Role.reward_training, settings=context.settings, plan=self.plan, ranks=context.ranks
+            ),
+        )
+        require_enough_positions(
+            scorer.pretrained,
+            config.reward.max_tokens,
+            key="reward_model",
+            wanted="reward.max_tokens",
+        )
+        self.engines = {"model": self._build_engine(scorer, first_steps)}
+        self._member_steps = member_steps
+        self._waiting = _further_members(scorer, config.reward, seed=config.seed)
+        self._pair_weights_MN = _pair_weights(config.reward, num_pairs, seed=config.seed)
+
+    def start_members(self) -> None:
+        """Fix the first member, and build the engines of the further members."""
+        if self._context.config.reward.combine is CombineName.warm:
+            for member in self._waiting:  # only weights with a common start can be averaged
+                copy_first_member(self._scorer, member)
+        for number, member in enumerate(self._waiting, start=1):
+            self.engines[f"member_{number}"] = self._build_engine(member, self._member_steps)
+
+    @property
+    def averages(self) -> bool:
+        """Return True if the mean of the members' weights is the reward model (WARM)."""
+        return bool(self.members) and self._context.config.reward.combine is CombineName.warm
+
+    @property
+    def members(self) -> list[nn.Module]:
+        """Return the further members that have started."""
+        return [engine.module for name, engine in self.engines.items() if name != "model"]
+
+    def train_step(
+        self, numbers: Sequence[int], rows: Rows, weights: list[float], *, num_prompts: int
+    ) -> dict[str, float]:
+        """Take one step on this rank's share of a global batch, ``rows``; return the metrics.
+
+        ``numbers`` are the places of the rows among all pairs. The loss of a member is the weighted
+        sum over the pairs of all ranks, divided by ``num_prompts``.
+        """
+        started = time.monotonic()
+        first, *further = self.engines.values()
+        learners = further or [first]
+        weights_MB = torch.tensor(weights).expand(len(learners), -1)
+        if further:
+            weights_MB = weights_MB * self._pair_weights_MN[:, list(numbers)]
+
+        def losses_of(rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
+            batch = self._collate(rows)
+            weights_BM = torch.tensor(rows["weights"], device=self._context.ranks.device)
+            for (chosen_BS, rejected_BS), weights_B in zip(
+                self._training_values(batch), weights_BM.unbind(1), strict=True
+            ):
+                result = build_reward_loss(  # pairs that are repeated as padding have weight 0
+                    self._loss(chosen_BS, rejected_BS, batch, rows),
+                    end_scores(chosen_BS, batch.chosen.attend_BS),
+                    end_scores(rejected_BS, batch.rejected.attend_BS),
+                    weights_B,
+                )
+                yield result.loss / num_prompts, _metrics(result)
+
+        parts = split_table_rows({**rows, "weights": weights_MB.T.tolist()}, self.plan.micro)
+        metrics, values = take_optimizer_steps(
+            self._context, Phase.reward, learners, parts, losses_of
+        )
+        loss = metrics["reward/loss"]
+        assert isinstance(loss, Mean)
+        pairs = int(loss.count) / len(learners)
+        return values | {"reward/pairs_per_second": pairs / (time.monotonic() - started)}
+
+    def evaluate(self, examples: Any) -> RewardEvaluation:
+        """Return means over held-out pairs; of the loss too, if they have what it reads."""
+        config = self._context.config.reward
+
+        def measure(rows: Rows, keep_B: Tensor) -> Metrics:
+            batch = self._collate(rows)
+            values = list(self._final_values(batch))
+            chosen_BM, rejected_BM = (
+                torch.stack([end_scores(each[side], part.attend_BS) for each in values], dim=1)
+                for side, part in enumerate(batch)
+            )
+            pairwise = config.loss is not RewardLossName.regression
+            found = measure_scores(chosen_BM, rejected_BM, keep_B, is_pairwise=pairwise)
+            if self._loss.can_read(rows):
+                losses = [self._loss(*each, batch, rows) for each in values]
+                found["loss"] = Mean.of(torch.stack(losses).mean(dim=0), keep_B)
+            return found
+
+        limit, micro = config.eval_examples, self.plan.micro
+        found = measure_held_out(self._context, self, examples, measure, limit=limit, micro=micro)
+        return RewardEvaluation({n: m for n, m in found.items() if isinstance(m, Mean)})
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """Yield the first member without dropout and gradients; with WARM, of averaged weights."""
+        with ExitStack() as stack:
+            for engine in self.engines.values():
+                stack.enter_context(engine.evaluating())
+            stack.enter_context(self.final_weights())
+            yield self._scorer
+
+    def final_weights(self) -> AbstractContextManager[None]:
+        """Swap in the weights of the reward model: with WARM the mean over the members."""
+        return swap_in_mean(self._scorer, self.members) if self.averages else nullcontext()
+
+    def close(self) -> None:
+        """Free the memory of the engines."""
+        for engine in self.engines.values():
+            engine.close()
+
+    @property
+    def _scorer(self) -> Scorer:
+        scorer = self.engines["model"].module
+        assert isinstance(scorer, Scorer)
+        return scorer
+
+    def _collate(self, rows: Rows) -> PreferenceBatch:
+        max_tokens = self._context.config.reward.max_tokens
+        return collate_pair_rows(self._context, rows, max_tokens=max_tokens)
+
+    def _training_values(self, batch: PreferenceBatch) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield values (B, S) of chosen and rejected sequences, of one learner after another."""
+        ids_BS = batch.concatenate().ids_BS
+        first, *further = self.engines.values()
+        if not further:
+            yield first(ids_BS).chunk(2)
+            return
+        with first.evaluating(), record_member_calls(self._scorer, self.members) as calls:
+            first(ids_BS)
+        for engine in further:
+            yield engine(calls).chunk(2)
+
+    def _final_values(self, batch: PreferenceBatch) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield values (B, S) of chosen and rejected sequences of each member that scores."""
+        ids_BS = batch.concatenate().ids_BS
+        first, *further = self.engines.values()
+        if self.averages or not further:
+            yield first(ids_BS).chunk(2)
+            return
+        with record_member_calls(self._scorer, self.members) as calls:
+            yield first(ids_BS).chunk(2)
+        for engine in further:
+            yield engine(calls).chunk(2)
+
+    def _build_engine(self, module: nn.Module, steps: int) -> AnyEngine:
+        context, lora = self._context, self._context.config.lora
+        return build_engine(
+            module,
+            role=Role.reward_training,
+            settings=context.settings,
+            plan=self.plan,
+            ranks=context.ranks,
+            optimizer=OptimizerSettings.from_config(
+                context.config.reward,
+                total_steps=steps,
+                adapter_lr=adapter_lr(lora, LoraRole.reward),
+            ),
+        )
+
+
+def _further_members(scorer: Scorer, config: RewardConfig, *, seed: int) -> list[Member]:
+    if config.members == 1:
+        return []
+    seeds = [seed_for(seed, "reward_model", number) for number in range(1, config.members)]
+    return grow_members(scorer, config, seeds=seeds)
+
+
+def _pair_weights(config: RewardConfig, num_pairs: int, *, seed: int) -> Tensor:
+    """Return the weight (M, N) of each of N pairs in the loss of each further member."""
+    weights_MN = torch.ones(config.members - 1, num_pairs)
+    if config.reweight_pairs:
+        for number, weights_N in enumerate(weights_MN, start=1):
+            weights_N.exponential_(generator=random_stream(seed, "reward", "weights", number))
+    return weights_MN
+
+
+def _metrics(result: RewardLoss) -> Metrics:
+    return {
+        "reward/loss": result.mean_loss,
+        "reward/accuracy": result.accuracy,
+        "reward/margin": result.margin,
+        "reward/chosen_score": result.chosen_score,
+        "reward/rejected_score": result.rejected_score,
+    }

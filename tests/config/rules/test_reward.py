@@ -1,0 +1,78 @@
+"""Rules for ``reward``: each refusal names the key, its value and a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.base.errors import ConfigError
+from rlhf.config.choices import Phase
+from rlhf.config.effects import effect_of, values_that_affect
+from rlhf.config.freeze import to_run_config
+from rlhf.config.roles import reward_key_by_column
+
+Compose = Callable[[list[str]], DictConfig]
+
+LOCAL = ["data=local", "data.path=x.jsonl"]
+SCORES = "reward.score_columns=[score_chosen,score_rejected]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["reward.loss=regression", *LOCAL], ["reward.score_columns=None", "needs two columns"]),
+        ([SCORES, *LOCAL], ["only reward.loss=regression reads them"]),
+        (
+            ["reward.loss=regression", SCORES, "reward.label_smoothing=0.1", *LOCAL],
+            ["reward.label_smoothing=0.1", "a squared error has none"],
+        ),
+        (["reward.margin_column=margin"], ["reward.margin_column", "no column margin"]),
+        (["reward.label_smoothing=0.5"], ["reward.label_smoothing=0.5", "below 0.5"]),
+        (["reward.members=0"], ["reward.members=0", "above 0"]),
+        (
+            ["reward.members=5", "model@reward_model=gold", "phase=pipeline_rule"],
+            ["reward.members=5", "no reward model"],
+        ),
+        (
+            ["reward.members=5", "lora=all", "model=pretrained", "model.path=x"],
+            ["reward.members=5 with adapters", "lora.roles"],
+        ),
+        (["reward.members=5", "zero=stage3"], ["reward.members=5", "stage 3", "zero=stage2"]),
+        (
+            ["reward.members=5", "zero=stage2", "zero.reward_stage=3"],
+            ["reward.members=5", "stage 3"],
+        ),
+        (
+            ["reward.members=5", "checkpoint.best=reward/eval_accuracy"],
+            ["reward.members=5", "checkpoint.best=reward/eval_accuracy", "checkpoint.best=null"],
+        ),
+    ],
+)
+def test_what_does_not_combine_is_refused(
+    overrides: list[str], parts: list[str], compose: Compose
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        to_run_config(compose(overrides))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_the_reward_phase_keeps_the_columns_that_its_loss_reads(compose: Compose) -> None:
+    config = to_run_config(compose(["reward.margin_column=margin", *LOCAL]))
+    assert reward_key_by_column(config) == {"margin": "reward.margin_column"}
+    config = to_run_config(compose(["reward.loss=regression", SCORES, *LOCAL]))
+    assert set(reward_key_by_column(config)) == {"score_chosen", "score_rejected"}
+
+
+def test_only_averaged_weights_change_the_training(compose: Compose) -> None:
+    """Runs that combine the same members in other ways share one reward phase."""
+
+    def read(combine: str) -> dict[str, object]:
+        config = to_run_config(compose(["reward.members=5", f"reward.combine={combine}"]))
+        return values_that_affect(config, frozenset({Phase.reward}))
+
+    assert read("mean") == read("worst") == read("uncertainty")
+    assert read("warm") != read("mean")
+    assert not effect_of("reward.combine").is_inherited
