@@ -70,15 +70,16 @@ def write_prompts(path: Path) -> None:
 def ways(options: argparse.Namespace, folder: Path) -> dict[str, Way]:
     """The runs to compare."""
     cores = len(os.sched_getaffinity(0))
-    half = f"hardware.cores_per_rank={cores // 2}"
+    half = max(1, cores // 2)
+    shared_cores = f"hardware.cores_per_rank={half}"
     found = {
         f"in turn, {cores} cores, lag 0": [],
         f"in turn, {cores} cores, lag 1": [LATER],
-        f"beside, {cores // 2} + {cores // 2} cores, lag 1": [*BESIDE, half],
+        f"beside, {half} + {half} cores, lag 1": [*BESIDE, shared_cores],
     }
     if options.server_python:
-        found["vLLM server in turn, lag 1"] = [*SERVER, LATER, half]
-        found["vLLM server beside, lag 1"] = [*SERVER, *BESIDE, half]
+        found["vLLM server in turn, lag 1"] = [*SERVER, LATER, shared_cores]
+        found["vLLM server beside, lag 1"] = [*SERVER, *BESIDE, shared_cores]
     shared = [
         *run_overrides(folder, WORK),
         f"ppo.steps={WARM_UPS + options.repeats + 1}",

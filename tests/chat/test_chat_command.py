@@ -132,7 +132,7 @@ def test_a_chat_in_a_terminal(run_dir: Path) -> None:
         frozen.read_text().replace("min_response_tokens: 0", "min_response_tokens: 500000")
     )
     terminal = Terminal(run_dir, "--max-tokens=500000", "--seed=1")
-    terminal.expect(r"ppo/actor: temperature 1;.*\r\n.*\r\n> ")
+    terminal.expect(r"ppo/actor\s+temperature 1;.*\r\n.*\r\n> ")
     terminal.type("hello\n")
     terminal.expect(r"hello\r\n[^>]{20}")
     terminal.type("\x03")

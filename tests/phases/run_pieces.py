@@ -42,6 +42,9 @@ class PlannedEngine(TrainingEngine):
     def swap_in_average(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def weight_digests(self) -> dict[str, int]:
+        return {}
+
     def close(self) -> None: ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,7 @@ from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.supervised import warn_of_few_steps
 from rlhf.tracking.console import build_console
 from rlhf.tracking.metric_table import check_metric_name, is_timing
+from rlhf.tracking.tracker import Tracker
 from tests.plain_engine import PlainEngine
 
 Compose = Callable[[list[str]], DictConfig]
@@ -82,7 +83,20 @@ class SummingEngine(PlainEngine):
     def gradient(self) -> Tensor:
         return torch.cat([p.grad.flatten() for p in self.module.parameters() if p.grad is not None])
 
+    def weight_digests(self) -> dict[str, int]:
+        return {}
+
     def close(self) -> None: ...
+
+
+class LoggedSteps(Tracker):
+    """A tracker that keeps the metrics of each step."""
+
+    def __init__(self, logged: list[tuple[int, dict[str, float]]]) -> None:
+        self._logged = logged
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        self._logged.append((step, dict(values)))
 
 
 @pytest.fixture
@@ -110,7 +124,7 @@ def run(
             parts={Phase.sft: part, Phase.reward: part},
             judge=None,
             console=build_console(is_main=False, log_every=1),
-            tracker=SimpleNamespace(log=lambda _, step, values: logged.append((step, values))),
+            tracker=LoggedSteps(logged),
         )
         result = runner(context)
         engine = SummingEngine.made.pop()

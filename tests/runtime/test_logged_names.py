@@ -20,6 +20,7 @@ OPTIONS = [
     "ppo.lr_guard_kl=1.0",
     "ppo.ptx_coef=0.5",
     "ppo.eval_every=1",
+    "reward.members=2",
     "ppo.rollout_correction=token",
     "ppo.advantage_estimator=grpo",  # the episodes have a critic
     "ppo.responses_per_prompt=2",
@@ -40,8 +41,7 @@ def test_runs_log_every_name_of_the_table_and_no_other(tmp_path: Path) -> None:
     corpus = f"data.ptx_path={tmp_path / 'corpus.txt'}"
     pipeline = finished(tmp_path / "pipeline", *OPTIONS, corpus)
     dpo = finished(tmp_path / "dpo", "phase=pipeline_dpo")
-    groups = ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2"]
-    episodes = finished(tmp_path / "episodes", *EPISODES, *groups, "ppo.eval_every=1")
+    episodes = finished(tmp_path / "episodes", *EPISODES, "ppo.eval_every=1")
     found = names(pipeline) | names(dpo) | names(episodes)
     logged = {documented_name(name) for name in found}
     assert logged | ON_GPUS == set(METRICS)

@@ -190,7 +190,7 @@ def test_a_phase_without_held_out_examples_is_refused_without_sizes(compose: Com
     config = to_run_config(compose([]))
     context = some_data({}, [], config)
     context.phase_tokens = lambda _: TokenData(range(9), [], {})
-    with pytest.raises(DataError, match=r"0 held out, .* and 1\. Give more data"):
+    with pytest.raises(DataError, match=r"0 held out, .* and 1 held out\. Give more"):
         require_data(context, [Phase.sft])
 
 
