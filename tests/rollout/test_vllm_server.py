@@ -235,7 +235,7 @@ def test_a_run_without_a_server_ends_before_it_trains(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_server_samples_beside_training(server: StandIn, tmp_path: Path) -> None:
     """An evaluation between steps gives the server other weights: it waits for the responses."""
-    server.seconds = 0.2
+    server.seconds = 0.05
     words = ["rollout=vllm_server", f"rollout.server.url={server.url}", "rollout.lag=2"]
     words += ["ppo.steps=4", "ppo.eval_every=1", "ppo.eval_prompts=4", "hardware.cores_per_rank=1"]
     words += ["model.architecture.tie_word_embeddings=false"]
