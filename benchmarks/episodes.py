@@ -43,10 +43,12 @@ def overrides(ms: int) -> list[str]:
 
 def main() -> None:
     """Measure every way in turn, and print the table."""
-    options = parser(__doc__, shape="tiny").parse_args()
+    parsed = parser(__doc__, shape="tiny")
+    parsed.add_argument("--ms", type=int, nargs="+", choices=PROCESSES, default=[*PROCESSES])
+    options = parsed.parse_args()
     shape, work = SHAPES[options.shape], Work(sequences=ROWS, response_tokens=TOKENS)
     path = os.pathsep.join([str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
-    ways = {SINGLE: []} | {f"episodes, {ms} ms a step": overrides(ms) for ms in PROCESSES}
+    ways = {SINGLE: []} | {f"episodes, {ms} ms a step": overrides(ms) for ms in options.ms}
     with tempfile.TemporaryDirectory() as folder:
         make_models(Path(folder), shape)
         shared = {"folder": folder, "repeats": options.repeats, "vocab": shape.policy.vocab}

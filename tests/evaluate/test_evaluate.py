@@ -85,7 +85,7 @@ def test_another_run_is_compared(run: Path, tmp_path: Path) -> None:
     assert list(found["models"])[-1] == "other/ppo"
     assert found["models"]["other/ppo"]["decoders"]["sampled"]["prompts"] == 2
     report = (run / "report.html").read_text()
-    assert "Calibration" not in report
+    assert "Calibration of the reward model" not in report
 
 
 def test_the_command_prints_tables_and_renews_the_report(

@@ -14,7 +14,8 @@ NAMES = {
     "reward": "loss accuracy margin chosen_score rejected_score learning_rate grad_norm "
     "skipped_steps "
     "pairs_per_second eval_accuracy eval_loss eval_chosen_score eval_rejected_score "
-    "eval_one_item_wrong eval_one_item_too_many eval_one_item_missing",
+    "eval_one_item_wrong eval_one_item_too_many eval_one_item_missing "
+    "eval_calibration_error eval_disagreement eval_prompt_variance",
     "ppo": "score_mean score_average score_std clipped_score_mean clipped_score_std "
     "equal_group_share reward_mean reward_std kl_to_reference "
     "kl_to_reference_k3 kl_per_token kl_ctl logprob_mismatch logprob_mismatch_share "
@@ -28,7 +29,8 @@ NAMES = {
     "episode/failures/NAME eval_episode/return eval_episode/success eval_episode/turns "
     "eval_episode/truncated eval_episode/observation_tokens eval_episode/failures/NAME "
     "critic_learning_rate actor_grad_norm critic_grad_norm skipped_steps eval_score eval_gold "
-    "eval_kl ptx_loss kl_loss dual_clipfrac lr_scale updates actor_overflows critic_overflows "
+    "eval_kl disagreement ptx_loss kl_loss dual_clipfrac lr_scale updates actor_overflows "
+    "critic_overflows "
     "eval_ended_share eval_response_tokens eval_exact eval_exact_greedy eval_correct eval_polite "
     "eval_stops fallback_share parts/NAME eval_parts/NAME",
     "rollout": "accelerated_layers",

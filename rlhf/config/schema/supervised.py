@@ -126,9 +126,11 @@ class RewardConfig(PairsConfig):
     """Share of pairs whose label is assumed to be wrong; 0: none."""
     group_pairs: bool
     """Keep all pairs of one prompt in one batch, each prompt with weight 1 (InstructGPT)."""
-    members: int = key(ABOVE_0)
+    members: int = key(ABOVE_0, affects=results_of(Phase.reward, Phase.ppo), is_inherited=True)
     """Reward models of the ensemble: the first is trained whole, the others on its layers."""
-    member_layers: int | None = key(ABOVE_0, unread=SINGLE)
+    member_layers: int | None = key(
+        ABOVE_0, affects=results_of(Phase.reward, Phase.ppo), is_inherited=True, unread=SINGLE
+    )
     """Top layers that each further member has as its own; null: a quarter of all, at least one."""
     member_epochs: float = key(ABOVE_0, unread=SINGLE)
     """Passes over the pairs in which the further members learn, after those of the first."""
