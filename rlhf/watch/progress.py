@@ -126,6 +126,7 @@ class RunProgress:
             result = read_json(phase_result_path(self.folder, name), {"measured?": MEASURED}) or {}
             measured = result.get("measured", {})
             left, taken = 0.0, measured.get("hours")
+            steps = step or steps  # the plan's number is an estimate where texts were sampled
             memory = measured.get("memory_gib")
             pace = 3600 * taken / step if taken is not None and step else None
         elif is_running and steps is not None:
