@@ -14,7 +14,7 @@ from tests.runs import EPISODES, ROOT, finished, metrics, python
 
 KINDS = {
     "GAE, bf16": ["hardware.dtype=bf16", "ppo.ema_beta=0.9"],
-    "GRPO": ["ppo.advantages=grpo", "ppo.samples_per_prompt=4"],
+    "GRPO": ["ppo.advantage_estimator=grpo", "ppo.responses_per_prompt=4"],
     "two ranks, ZeRO 3": ["zero=stage3", "hardware.ranks_per_node=2"],
     "episodes": EPISODES,
     "sampled ahead": ["rollout.lag=2", "rollout.overlap=true", "hardware.cores_per_rank=1"],
