@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,8 +68,8 @@ def plan_replay(run_dir: Path, phase: Phase | None, step: int | None) -> Replay:
         ConfigError: if the run has not logged the step, or took the phase from another run.
     """
     order = load_frozen_config(run_dir).phase.order
-    logged = {each: read_logged(run_dir, each) for each in order}
-    known = [each for each in order if logged[each]]
+    logged = read_logged(run_dir)
+    known = [each for each in order if each in logged]
     if not known or (phase is not None and phase not in known):
         names = ", ".join(known) or "no phase"
         raise ConfigError(f"--phase {phase or order[0]}: {run_dir} has steps of {names} only")
@@ -81,7 +82,7 @@ def plan_replay(run_dir: Path, phase: Phase | None, step: int | None) -> Replay:
     if not 1 <= step <= last:
         raise ConfigError(f"--step {step}: {phase} has the steps 1 to {last}")
     digested = (
-        line["step"] for line in read_lines(run_dir / DIGESTS, DIGEST) if line["phase"] == phase
+        each for each, values in logged[phase].items() if any(map(is_digest, values.values()))
     )
     before = (int(path.name.rpartition("-")[2]) for path in checkpoint_folders(run_dir / phase))
     start = max((each for each in before if each < step), default=0)
@@ -99,15 +100,18 @@ def copy_run_before(run_dir: Path, replay: Replay, target: Path) -> None:
     for name in (FROZEN, COMMAND):
         shutil.copy2(run_dir / name, target / name)
     shutil.copytree(run_dir / "tokenizer", target / "tokenizer")
-    for each in order[: order.index(phase)]:
-        verify_phase(run_dir, each)
-        for name in LOGS:
-            copy_phase_lines(run_dir, each, target, name)
-        link_phase(run_dir, each, target, reused_from=str(run_dir))
+    earlier = order[: order.index(phase)]
     if start:
         checkpoint = load_checkpoint(checkpoint_folder(run_dir / phase, start))
         for name, size in checkpoint.state["logs"].items():
             (target / name).write_bytes((read_bytes(run_dir / name) or b"")[:size])
+    else:
+        for each, name in product(earlier, LOGS):
+            copy_phase_lines(run_dir, each, target, name)
+    for each in earlier:
+        verify_phase(run_dir, each)
+        link_phase(run_dir, each, target, reused_from=str(run_dir))
+    if start:
         copied = checkpoint_folder(target / phase, start)
         shutil.copytree(checkpoint.folder, copied, copy_function=link_or_copy)
 
@@ -124,6 +128,7 @@ def take_steps(target: Path, replay: Replay) -> None:
         "plan=off",
         "tracking.wandb=disabled",
         "tracking.tensorboard=false",
+        "tracking.others=[]",
     )
     command = [sys.executable, str(LAUNCHER), f"resume={target}", stop, *free]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
@@ -134,32 +139,37 @@ def take_steps(target: Path, replay: Replay) -> None:
 
 def compare_logs(run_dir: Path, target: Path, replay: Replay) -> ReplayedSteps:
     """Compare what two run directories have logged of the steps of ``replay``."""
-    theirs, ours = (read_logged(each, replay.phase) for each in (run_dir, target))
+    logged = [read_logged(each).get(replay.phase, {}) for each in (run_dir, target)]
     values = tensors = 0
     for step in range(replay.start + 1, replay.end + 1):
-        names = dict.fromkeys([*theirs.get(step, {}), *ours.get(step, {})])
-        pairs = {name: (theirs[step].get(name), ours.get(step, {}).get(name)) for name in names}
+        theirs, ours = (each.get(step, {}) for each in logged)
+        names = dict.fromkeys([*theirs, *ours])
         if step == replay.end:  # the run may have evaluated its last models after this step
-            pairs = {name: pair for name, pair in pairs.items() if name in ours.get(step, {})}
+            names = {name: None for name in names if name in ours or "/eval_" not in name}
+        pairs = {name: (theirs.get(name), ours.get(name)) for name in names}
         values += len(pairs)
-        tensors += sum(isinstance(here, str) for _, here in pairs.values())
+        tensors += sum(is_digest(here) for _, here in pairs.values())
         differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
         if differing:
             return ReplayedSteps(values, tensors, step, differing)
     return ReplayedSteps(values, tensors, None, {})
 
 
-def read_logged(run_dir: Path, phase: Phase) -> dict[int, dict[str, Any]]:
-    """Return the metrics of each step of ``phase`` without times, and the digests of weights."""
-    found: dict[int, dict[str, Any]] = {}
+def read_logged(run_dir: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return, for each step of each phase, the metrics without times and the digests of weights."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
     for line in read_lines(run_dir / "metrics.jsonl", METRICS):
-        if line.pop("phase") == phase:
-            kept = {name: value for name, value in line.items() if not is_timing(name)}
-            found.setdefault(kept.pop("step"), {}).update(kept)
+        steps = found.setdefault(line.pop("phase"), {})
+        kept = {name: value for name, value in line.items() if not is_timing(name)}
+        steps.setdefault(kept.pop("step"), {}).update(kept)
     for line in read_lines(run_dir / DIGESTS, DIGEST):
-        if line["phase"] == phase:
-            found.setdefault(line["step"], {}).update(line["weights"])
+        found.setdefault(line["phase"], {}).setdefault(line["step"], {}).update(line["weights"])
     return found
+
+
+def is_digest(value: object) -> bool:
+    """Return True for the digest of a tensor, and False for a metric."""
+    return isinstance(value, str)
 
 
 def describe_replayed_steps(found: ReplayedSteps, replay: Replay) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from rlhf import replay
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
-from rlhf.replay import Replay, plan_replay
+from rlhf.replay import Replay, compare_logs, plan_replay
 from tests.runs import ROOT, finished, python
 
 STEPS = ["ppo.steps=5", "checkpoint.every_steps=2", "checkpoint.keep=9"]
@@ -53,3 +54,13 @@ def test_replay_begins_at_the_checkpoint_before_the_step(disturbed: Path) -> Non
         plan_replay(disturbed, Phase.ppo, 6)
     with pytest.raises(ConfigError, match=r"--phase dpo: .* has steps of sft, reward, ppo only"):
         plan_replay(disturbed, Phase.dpo, 1)
+
+
+def test_a_metric_that_the_replay_lacks_is_a_difference(tmp_path: Path) -> None:
+    step = {"phase": "ppo", "step": 1}
+    for name, values in {"run": {"ppo/loss": 1.0, "ppo/eval_kl": 2.0}, "replay": {}}.items():
+        (tmp_path / name).mkdir()
+        line = json.dumps(step | values | {"time/step_seconds": 3.0})
+        (tmp_path / name / "metrics.jsonl").write_text(line + "\n")
+    found = compare_logs(tmp_path / "run", tmp_path / "replay", Replay(Phase.ppo, 0, 1))
+    assert (found.step, found.differing) == (1, {"ppo/loss": (1.0, None)})
