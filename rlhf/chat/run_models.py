@@ -124,12 +124,10 @@ class RunModels:
     @property
     def _combination(self) -> Combination:
         """Return how the run combines the members of its reward model; runs before had one."""
-        name = CombineName(self._keys.get("reward.combine") or CombineName.mean)
-        if name is CombineName.warm or not self._keys.get("reward.members"):
+        if "reward.members" not in self._keys:
             return Combination()
-        return Combination(
-            int(self._keys["reward.members"]), name, float(self._keys["reward.uncertainty_coef"])
-        )
+        members, name = self._keys["reward.members"], CombineName(self._keys["reward.combine"])
+        return Combination(members, name, self._keys["reward.uncertainty_coef"])
 
     def _load_talker(self, folder: Path) -> Talker:
         if folder not in self._talkers:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.engine.masters import MovingAverage
+from rlhf.engine.training_state import TrainingState
 
 
 class BaseEngine:
@@ -21,6 +22,15 @@ class BaseEngine:
         self._casts_to_bf16 = casts_to_bf16
         self._device = device
         self.lr_scale = 1.0
+
+    @property
+    def training_state(self) -> TrainingState:
+        """Return the tensors that training changes."""
+        raise NotImplementedError
+
+    def weight_digests(self) -> dict[str, int]:
+        """Return a digest of the fp32 weights of each trained parameter."""
+        return self.training_state.weight_digests()
 
     def swap_in_average(self) -> AbstractContextManager[None]:
         """Swap in the moving average of the weights; every rank must enter and leave."""

@@ -157,10 +157,6 @@ class DeepSpeedEngine(BaseEngine):
         average = None if self._average is None else self._average.shards
         return self._state.build_training_state(average)
 
-    def weight_digests(self) -> dict[str, int]:
-        """Return a digest of the fp32 weights of each trained parameter."""
-        return self.training_state.weight_digests()
-
     def state_dict(self) -> dict[str, Any]:
         """Return the training state that is not in tensors, such as step counters."""
         return {"lr_scale": self.lr_scale} | self._state.state_dict()

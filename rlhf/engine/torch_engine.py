@@ -178,10 +178,6 @@ class TorchEngine(BaseEngine):
         average = None if self._average is None else self._average.shards
         return TrainingState(places, optimizer.masters, optimizer.moments, average, Ranks())
 
-    def weight_digests(self) -> dict[str, int]:
-        """Return a digest of the fp32 weights of each trained parameter."""
-        return self.training_state.weight_digests()
-
     def state_dict(self) -> dict[str, Any]:
         """Return the training state that is not in tensors, such as step counters."""
         assert self._optimizer is not None, "this model does not learn"

@@ -43,9 +43,13 @@ class Combination(NamedTuple):
 
     @classmethod
     def of(cls, config: RewardConfig) -> Combination:
-        """Return the settings in ``config``; averaged weights are one model."""
-        members = 1 if config.combine is CombineName.warm else config.members
-        return cls(members, config.combine, config.uncertainty_coef)
+        """Return the settings in ``config``."""
+        return cls(config.members, config.combine, config.uncertainty_coef)
+
+    @property
+    def stored_members(self) -> int:
+        """Return the number of models that a run stores; averaged weights are one model."""
+        return 1 if self.name is CombineName.warm else self.members
 
     def __call__(self, scores_M: Tensor) -> Tensor:
         """Return the combined scores (...) of scores (..., M)."""
@@ -185,10 +189,11 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
         with translate_errors(source.failure):
             weights = load_file(file)
     found = len(weights[OFFSETS]) if OFFSETS in weights else 1
-    if found != combine.members:
+    wanted = combine.stored_members
+    if found != wanted:
         raise CheckpointError(
             f"{source.key}={source.path}: holds {found} reward models, and reward.members with "
-            f"reward.combine={combine.name} asks for {combine.members}; set reward.members={found} "
+            f"reward.combine={combine.name} asks for {wanted}; set reward.members={found} "
             "as in the run that trained them, or for an average of several reward.combine=warm"
         )
     if found == 1:

@@ -70,23 +70,23 @@ def measure_scores(
 
     If the loss ``is_pairwise``, a difference of scores is a probability, which can be calibrated.
     """
-    margin_BM, keep = chosen_BM - rejected_BM, keep_B
+    margin_BM = chosen_BM - rejected_BM
     margin_B = margin_BM.mean(dim=1)
     found: Metrics = {
-        "accuracy": Mean.of((margin_B > 0).float(), keep),
-        "chosen_score": Mean.of(chosen_BM.mean(dim=1), keep),
-        "rejected_score": Mean.of(rejected_BM.mean(dim=1), keep),
+        "accuracy": Mean.of((margin_B > 0).float(), keep_B),
+        "chosen_score": Mean.of(chosen_BM.mean(dim=1), keep_B),
+        "rejected_score": Mean.of(rejected_BM.mean(dim=1), keep_B),
         # Half the squared difference of two draws estimates their variance without bias.
-        "prompt_variance": Mean.of(margin_B.square() / 2, keep),
+        "prompt_variance": Mean.of(margin_B.square() / 2, keep_B),
     }
     if is_pairwise:
-        found |= calibration_bins(margin_B, keep)
+        found |= calibration_bins(margin_B, keep_B)
     if margin_BM.shape[1] > 1:
-        found["disagreement"] = Mean.of(disagreement(margin_BM), keep)
+        found["disagreement"] = Mean.of(disagreement(margin_BM), keep_B)
         for number, each_B in enumerate(margin_BM.unbind(1)):
             scores_B = (chosen_BM[:, number] + rejected_BM[:, number]) / 2
-            found[f"member/{number}"] = Mean.of((each_B > 0).float(), keep)
-            found[f"mean/{number}"] = Mean.of(scores_B, keep)
+            found[f"member/{number}"] = Mean.of((each_B > 0).float(), keep_B)
+            found[f"mean/{number}"] = Mean.of(scores_B, keep_B)
     return found
 
 

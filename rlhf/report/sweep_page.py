@@ -181,7 +181,7 @@ def _tables_and_charts(
     frontiers = [_frontier_over_kl(done, goal) for goal in GOALS if goal in comparable]
     parts: dict[str, Any] = {
         "table": _settings_table(ranked, titles, found, study),
-        "notes": _notes(done, found),
+        "notes": _notes(done, keys, found),
         "frontiers": frontiers if KL in titles and len(done) > 1 else [],
         "parallel": None,
         "parameters": None,
@@ -211,7 +211,7 @@ def _is_drawn(title: str, done: Sequence[Setting]) -> bool:
     return title not in UNCOMPARED and (len(means) > 1 or len(done) == 1)
 
 
-def _notes(done: Sequence[Setting], found: SettingsComparison) -> list[str]:
+def _notes(done: Sequence[Setting], keys: Sequence[str], found: SettingsComparison) -> list[str]:
     """Return sentences about the table: what its verdicts count, and what they cannot tell."""
     notes = []
     if found.tests:
@@ -222,7 +222,6 @@ def _notes(done: Sequence[Setting], found: SettingsComparison) -> list[str]:
         notes.append(
             "Fewer than three seeds tell nothing about a difference: no interval is drawn."
         )
-    keys = {key for setting in done for key in setting.values}
     if len(done) > 1 and len(keys) >= len(done):
         notes.append(
             f"{len(done)} settings differ in {len(keys)} keys: the effects of keys cannot be told "

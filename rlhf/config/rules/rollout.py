@@ -110,8 +110,9 @@ def _check_correction(config: RunConfig) -> None:
 
 
 def _check_interpolation(ppo: PpoConfig, rollout: RolloutConfig) -> None:
-    """Check that the weights of an interpolated proximal policy are used, and that nothing else
-    measures the distance from the policy at the step's start, which is never run.
+    """Check that nothing needs the policy at the step's start, which A-3PO never runs.
+
+    Its weights must be used, since they correct for the policy that it interpolates with.
     """
     reasons = {
         "ppo.rollout_correction=none: the weights of A-3PO would be missing; use "

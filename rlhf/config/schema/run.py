@@ -77,7 +77,7 @@ class CheckpointConfig:
     """End the phase of the metric with its best checkpoint instead of the last step."""
     patience: int | None = key(ABOVE_0, affects=phases_that_measure_best)
     """End the phase after this many evaluations in a row without a new best; null: never."""
-    stop_after: str | None = key()
+    stop_after: str | None
     """Step after which the run stops with a checkpoint, such as ppo/40; resume continues it."""
     digest_every: int = key(AT_LEAST_0)
     """Steps between digests of the weights, which python -m rlhf.replay compares; 0: no digests."""

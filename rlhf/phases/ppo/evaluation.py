@@ -85,7 +85,8 @@ class PpoEvaluation:
         before, after = self._by_prompt["before"], self._by_prompt["after"]
         parts = self._context.config.rewards.items()
         judges = {f"parts/{name}": name for name, part in parts if part.weight == 0}
-        gains = {name: mean_gain(before[name], after[name]) for name in before}
+        measured = [name for name in (*GAINS, *judges) if name in before]
+        gains = {name: mean_gain(before[name], after[name]) for name in measured}
         found = {
             name: [gain.low, gain.high]
             for name, gain in gains.items()

@@ -75,9 +75,9 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
         checkpoints.results = evaluation.evaluate_for_result("before", log=checkpoints.log_held_out)
         evaluation.write_samples(trainer.held_out_targets, step=0)
 
+    scores_of = trainer.target_maker.clipped_scores
     with context.console.progress("ppo", steps) as progress:
         for step in checkpoints.steps(steps):
-            scores_of = trainer.target_maker.clipped_scores
             rollout = sample_rollout(trainer.generate_experience, scores_of, loader, step - 1)
             stats = trainer.train_rlhf(rollout)
             checkpoints.log_step(stats.metrics, optimizer_steps=num_optimizer_steps(stats.metrics))
