@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
-from papers.paired import differences
+from papers.paired import difference, told
 from papers.started_runs import ppo_result, run_of
 
 LAGS = (0, 1, 2, 4, 8)
@@ -23,13 +23,13 @@ def measure(seed: int, place: Place) -> Figures:
 
 def judge(found: Mapping[int, Figures]) -> Verdict:
     """Compare lag 1 and lag 8 with lag 0, seed by seed."""
-    one, eight = (differences(found, f"gold, lag {lag}", "gold, lag 0") for lag in (1, 8))
-    told = f"gold at lag 1 {one.text}, at lag 8 {eight.text}, to lag 0"
+    one, eight = (difference(found, f"gold, lag {lag}", "gold, lag 0") for lag in (1, 8))
+    words = f"gold at lag 1 {told(one)}, at lag 8 {told(eight)}, to lag 0"
     if one.low > -MARGIN and eight.high < 0:
-        return Verdict(Outcome.PASSED, told)
+        return Verdict(Outcome.PASSED, words)
     if one.high < -MARGIN or eight.low > -MARGIN:
-        return Verdict(Outcome.FAILED, told)
-    return Verdict(Outcome.OPEN, told)
+        return Verdict(Outcome.FAILED, words)
+    return Verdict(Outcome.OPEN, words)
 
 
 RESULT = PaperResult(
