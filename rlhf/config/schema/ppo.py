@@ -51,6 +51,27 @@ AT_STEP_START = Unread(
     "add {group}.proximal_policy=interpolated",
 )
 
+NO_CHECK = Unread(
+    lambda check: check.every == 0,
+    "{group}.every=0 checks nothing",
+    "add {group}.every=8",
+)
+
+
+@dataclass(kw_only=True)
+class CriticCheckConfig:
+    """Checks of the critic against true values (docs/algorithms.md)."""
+
+    every: int = key(AT_LEAST_0)
+    """PPO steps between checks, which sample responses from states in the middle of responses;
+    0: none. 8 costs 7 % of the default run's steps."""
+    states: int = key(ABOVE_0, unread=[NO_CHECK])
+    """States per check, over all ranks: pairs that follow alternative steps from one state."""
+    branches: int = key(ABOVE_1, unread=[NO_CHECK])
+    """Continuations sampled from each state; their mean estimates its true value."""
+    step_tokens: int = key(ABOVE_0, unread=[NO_CHECK])
+    """Tokens of a step, by which the two states of a pair differ."""
+
 
 @dataclass(kw_only=True)
 class PpoConfig:
@@ -215,6 +236,8 @@ class PpoConfig:
     """PPO steps between evaluations; 0: only before and after training."""
     sample_every: int = key(ABOVE_0)
     """PPO steps between samples of responses in samples.jsonl."""
+    critic_check: CriticCheckConfig = key(at_resume=AtResume.free)
+    """Checks of the critic against true values, which are sampled (docs/algorithms.md)."""
 
     @property
     def whitens_advantages(self) -> bool:

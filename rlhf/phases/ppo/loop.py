@@ -33,6 +33,7 @@ from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
 from rlhf.phases.ppo.models import Learner, step_optimizers_together
 from rlhf.phases.ppo.objective import Aggregation, MicroBatch, cut_micro_batches, policy_terms
 from rlhf.phases.ppo.options import ptx
+from rlhf.phases.ppo.options.critic_check import CriticCheck
 from rlhf.phases.ppo.options.logprob_reuse import LogprobReuse, logprob_mismatch
 from rlhf.phases.ppo.options.resampling import sample_rollout
 from rlhf.phases.ppo.options.rollout_correction import with_proximal_share
@@ -67,6 +68,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     trainer = PPOTrainer(engine, config, ptx.build_ptx_corpus(context, blocks))
     loader = PromptLoader(context, data.train)
     evaluation = PpoEvaluation(context, engine, data.eval, blocks)
+    check = CriticCheck(context, engine).measure
     stored = engine.trained_engines | sample_ahead(context, engine, loader, steps=steps)
     checkpoints = Checkpoints(context, Phase.ppo, stored, trainer)
     if checkpoints.is_resumed:
@@ -79,10 +81,11 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     with context.console.progress("ppo", steps) as progress:
         for step in checkpoints.steps(steps):
             rollout = sample_rollout(trainer.generate_experience, scores_of, loader, step - 1)
-            stats = trainer.train_rlhf(rollout)
-            checkpoints.log_step(stats.metrics, optimizer_steps=num_optimizer_steps(stats.metrics))
-            progress.advance(step, stats.metrics)
-            if (reason := early_end_reason(config, stats.metrics)) is not None:
+            checked = check(rollout, trainer.target_maker, step=step, kl_ctl=trainer.kl.coefficient)
+            values = checked | trainer.train_rlhf(rollout).metrics
+            checkpoints.log_step(values, optimizer_steps=num_optimizer_steps(values))
+            progress.advance(step, values)
+            if (reason := early_end_reason(config, values)) is not None:
                 checkpoints.end_phase(reason)
             if checkpoints.is_evaluation_due(config.eval_every):
                 checkpoints.log_evaluation(evaluation.evaluate_metrics())
