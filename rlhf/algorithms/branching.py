@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from rlhf.algorithms.advantages import reinforce_pp_advantages
+from rlhf.algorithms.advantages import Advantages, reinforce_pp_advantages
 
 
 class StepPlaces(NamedTuple):
@@ -49,3 +50,29 @@ def branch_values(returns_B: Tensor, *, branches: int) -> BranchValues:
     """Return the means of adjacent groups of ``branches`` returns, and their standard errors."""
     returns_NK = returns_B.double().view(-1, branches)
     return BranchValues(returns_NK.mean(dim=1), returns_NK.std(dim=1) / branches**0.5)
+
+
+def step_advantages(
+    rewards_BT: Tensor, step_values_BT: Tensor, keep_BT: Tensor, *, gamma: float
+) -> Advantages:
+    """Compute VinePPO's advantages of steps, https://arxiv.org/abs/2410.01679 section 4.
+
+        A = sum of the step's rewards + V(after the step) - V(before the step)
+
+    ``step_values_BT`` has V before the first token of each step, and NaN at other tokens. All
+    tokens of a step get its advantage. The critic's target is V at first tokens, and at others the
+    rewards up to the next step plus V there.
+    """
+    starts_BT = ~step_values_BT.isnan()
+    target_B = torch.zeros_like(rewards_BT[:, 0])  # of the next token
+    returns, targets = [], []
+    for t in reversed(range(rewards_BT.shape[1])):
+        return_B = torch.where(keep_BT[:, t], rewards_BT[:, t] + gamma * target_B, 0.0)
+        target_B = torch.where(starts_BT[:, t], step_values_BT[:, t], return_B)
+        returns.append(return_B)
+        targets.append(target_B)
+    returns_BT, targets_BT = (torch.stack(each[::-1], dim=1) for each in (returns, targets))
+    columns_T = torch.arange(starts_BT.shape[1], device=keep_BT.device)
+    first_BT = (starts_BT * columns_T).cummax(dim=1).values
+    of_steps_BT = (returns_BT - targets_BT).gather(1, first_BT)
+    return Advantages(of_steps_BT.masked_fill(~keep_BT, 0.0), targets_BT)

@@ -37,6 +37,7 @@ from rlhf.phases.ppo.options.critic_check import CriticCheck
 from rlhf.phases.ppo.options.logprob_reuse import LogprobReuse, logprob_mismatch
 from rlhf.phases.ppo.options.resampling import sample_rollout
 from rlhf.phases.ppo.options.rollout_correction import with_proximal_share
+from rlhf.phases.ppo.options.step_values import with_step_values
 from rlhf.phases.ppo.overlapped_sampling import sample_ahead
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
@@ -171,13 +172,12 @@ class PPOTrainer:
         responses = engine.rollout.generate(engine.actor, prompts)
         sampled = time.monotonic()
         # 2. Score them: log-probabilities of policy and reference, values, reward-model scores.
+        micro, reuses = engine.plan.micro, self._reuse.can_reuse(responses)
         rollout = score_responses(
-            engine.models,
-            prompts,
-            responses,
-            micro_batch_size=engine.plan.micro,
-            with_policy=not self._reuse.can_reuse(responses),
+            engine.models, prompts, responses, micro_batch_size=micro, with_policy=not reuses
         )
+        kl_ctl = self.kl.coefficient
+        rollout = with_step_values(engine, rollout, self.target_maker, self.config, kl_ctl=kl_ctl)
         seconds = {"generate": sampled - started, "score": time.monotonic() - sampled}
         return rollout._replace(seconds=seconds)
 

@@ -1,7 +1,8 @@
-"""The critic beside true values: branches against all continuations, and a run with checks."""
+"""True values: branches against all continuations, checks of the critic, Monte-Carlo targets."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -28,6 +29,7 @@ from rlhf.models.lora import adapter_of
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.options.branches import Brancher, BranchPoint
+from rlhf.phases.ppo.options.step_values import with_step_values
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.scoring import ModelScores
 from rlhf.rollout.fast import FastRollout, FastSettings
@@ -161,6 +163,33 @@ def test_branch_values_are_exact_values(compose: Compose, *, reuses_logprobs: bo
         assert value == pytest.approx(float(critic[0, -1]), abs=1e-5)
 
 
+def test_monte_carlo_advantages_are_differences_of_true_values(compose: Compose) -> None:
+    engine = tiny_engine(compose)
+    engine.ranks = Ranks()
+    rollout = rollout_of([[2, 3, 4], [4, 4]], reuses_logprobs=False)
+    responses = Responses(
+        torch.tensor([[3, 2, 4], [2, END, PAD]]),
+        torch.tensor([[True, True, True], [True, True, False]]),
+        torch.tensor([False, True]),
+    )
+    rollout = rollout._replace(responses=responses, scores_B=torch.tensor([0.3, -0.4]))
+    words = ["ppo.value_targets=monte_carlo", "ppo.value_branches=2000", "ppo.value_step_tokens=2"]
+    words += ["ppo.rollout_batch_size=2000", "ppo.mini_batch_size=2000", f"ppo.gamma={GAMMA}"]
+    words += [f"ppo.missing_end_penalty={PENALTY}", f"ppo.clip_reward_value={CLIP}"]
+    config = to_run_config(compose([*words, "ppo.whiten_advantages=false"])).ppo
+    maker = TargetMaker(config, Ranks())
+    rollout = with_step_values(engine, rollout, maker, config, kl_ctl=KL_CTL)
+    made = maker.make(rollout, kl_ctl=KL_CTL)
+    first, other = (exact_value(engine, prompt, []) for prompt in ([2, 3, 4], [4, 4]))
+    after = exact_value(engine, [2, 3, 4], [3, 2])
+    (r0, r1, r2), (o0, o1, _) = made.rewards_BT.tolist()
+    of_first, of_other = r0 + GAMMA * r1 + GAMMA**2 * after - first, o0 + GAMMA * o1 - other
+    advantages = [[of_first, of_first, r2 - after], [of_other, of_other, 0.0]]
+    returns = [[first, r1 + GAMMA * after, after], [other, o1, 0.0]]
+    for found_BT, expected in zip(made.advantages, (advantages, returns), strict=True):
+        torch.testing.assert_close(found_BT, torch.tensor(expected), atol=0.1, rtol=0)
+
+
 RUN = [
     *SHORT,
     "ppo.steps=3",
@@ -171,6 +200,19 @@ RUN = [
 RUN += ["+rewards.model.kind=model", "+rewards.brief={kind: length, most: 2, normalise: true}"]
 CHECK = ["ppo.critic_check.every=2", "ppo.critic_check.states=8", "ppo.critic_check.branches=4"]
 CHECK += ["ppo.critic_check.step_tokens=1"]
+
+
+@pytest.mark.parametrize("step_tokens", [1, 3])
+def test_a_run_learns_from_monte_carlo_targets(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_tokens: int
+) -> None:
+    words = ["ppo.value_targets=monte_carlo", "ppo.value_branches=3"]
+    words += [f"ppo.value_step_tokens={step_tokens}", "ppo.critic_check.every=1"]
+    words += ["ppo.critic_check.states=4", "ppo.critic_check.branches=2"]
+    context, notes = run_context(compose, tmp_path, monkeypatch, *RUN, *words)
+    run_ppo(context)
+    assert notes.steps_with("ppo/critic_loss") == [1, 2, 3]
+    assert all(math.isfinite(x) for _, values in notes.logged for x in values.values())
 
 
 def test_checks_change_nothing_of_a_run(

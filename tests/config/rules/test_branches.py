@@ -1,4 +1,4 @@
-"""Runs whose critic cannot be checked are refused by name, with a way out."""
+"""Runs whose responses cannot be continued are refused by name, with a way out."""
 
 from __future__ import annotations
 
@@ -43,8 +43,42 @@ def test_it_is_refused(compose: Compose, overrides: list[str], reason: str, way_
     assert str(caught.value).endswith(way_out)
 
 
-def test_keys_of_a_check_that_is_off_are_refused(compose: Compose) -> None:
-    words = ["ppo.critic_check.branches=4"]
-    message = "ppo.critic_check.every=0 checks nothing and does not read"
+@pytest.mark.parametrize(
+    ("overrides", "reason", "way_out"),
+    [
+        (["rollout.lag=1"], "rollout.lag=1", "use rollout.lag=0"),
+        (["ppo.value_branches=129"], "ppo.value_branches=129", "use at most 128"),
+    ],
+)
+def test_monte_carlo_targets_are_refused(
+    compose: Compose, overrides: list[str], reason: str, way_out: str
+) -> None:
+    to_run_config(compose(overrides))
+    with pytest.raises(ConfigError) as caught:
+        to_run_config(compose([*overrides, "ppo.value_targets=monte_carlo"]))
+    assert str(caught.value).startswith(f"ppo.value_targets=monte_carlo with {reason}: ")
+    assert str(caught.value).endswith(way_out)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["ppo.critic_check.branches=4"],
+            "ppo.critic_check.every=0 checks nothing and does not read ppo.critic_check.branches",
+        ),
+        (
+            ["ppo.value_branches=4"],
+            "ppo.value_targets=gae samples no branches and does not read ppo.value_branches",
+        ),
+        (
+            ["ppo.lam=0.9", "ppo.value_targets=monte_carlo"],
+            "ppo.value_targets=monte_carlo has no lambda and does not read ppo.lam",
+        ),
+    ],
+)
+def test_keys_that_nothing_reads_are_refused(
+    compose: Compose, words: list[str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         refuse_unread_keys(to_run_config(compose(words)), words)

@@ -1,25 +1,23 @@
-"""Rules for the config group ``ppo.critic_check``."""
+"""Rules for options of PPO that continue responses from states in their middle."""
 
 from __future__ import annotations
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import AdvantageEstimator, Backend
+from rlhf.config.loss_choices import ValueTargets
 from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rollout import RolloutConfig
 
 
-def check_critic_check(
+def check_branches(
     ppo: PpoConfig, rollout: RolloutConfig, environment: EnvironmentConfig, *, rows: int
 ) -> None:
     """Check that the run has a critic, and that its responses can be continued from any token.
 
     ``rows`` is the number of responses per rank.
     """
-    check = ppo.critic_check
-    if check.every == 0:
-        return
-    ranks = ppo.rollout_batch_size // rows
+    check, ranks = ppo.critic_check, ppo.rollout_batch_size // rows
     broken = {
         f"ppo.advantage_estimator={ppo.advantage_estimator}: it has no critic; use "
         "ppo.advantage_estimator=gae": ppo.advantage_estimator is not AdvantageEstimator.gae,
@@ -31,14 +29,29 @@ def check_critic_check(
         "rollout.lag=0": rollout.lag > 0,
         "ppo.whiten_rewards=true: the critic learns rewards on a scale that each rollout changes; "
         "use ppo.whiten_rewards=false": ppo.whiten_rewards,
-        f"ppo.critic_check.states={check.states}: each rank takes pairs of states, at most one "
-        f"from each of its responses; use a multiple of {2 * ranks} up to {2 * ranks * rows}": (
-            check.states % (2 * ranks) > 0 or check.states > 2 * ranks * rows
-        ),
-        f"ppo.critic_check.branches={check.branches}: a rank samples the branches of a state "
-        f"together, and at most as many as responses of a rollout; use at most {rows}": (
-            check.branches > rows
-        ),
     }
+    if ppo.value_targets is ValueTargets.monte_carlo:
+        branches = ppo.value_branches
+        own = {_too_many("ppo.value_branches", branches, rows): branches > rows}
+        _refuse_first("ppo.value_targets=monte_carlo", broken | own)
+    if check.every:
+        own = {
+            f"ppo.critic_check.states={check.states}: each rank takes pairs of states, at most one "
+            f"from each of its responses; use a multiple of {2 * ranks} up to {2 * ranks * rows}": (
+                check.states % (2 * ranks) > 0 or check.states > 2 * ranks * rows
+            ),
+            _too_many("ppo.critic_check.branches", check.branches, rows): check.branches > rows,
+        }
+        _refuse_first(f"ppo.critic_check.every={check.every}", broken | own)
+
+
+def _too_many(key: str, branches: int, rows: int) -> str:
+    return (
+        f"{key}={branches}: a rank samples the branches of a state together, and at most as many "
+        f"as responses of a rollout; use at most {rows}"
+    )
+
+
+def _refuse_first(option: str, broken: dict[str, bool]) -> None:
     if reason := next((each for each, is_broken in broken.items() if is_broken), None):
-        raise ConfigError(f"ppo.critic_check.every={check.every} with {reason}")
+        raise ConfigError(f"{option} with {reason}")
