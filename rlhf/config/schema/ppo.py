@@ -27,6 +27,7 @@ from rlhf.config.schema.keys import (
     AT_LEAST_0,
     FROM_0_BELOW_1,
     FROM_0_TO_1,
+    NO_PHASE,
     SCORE,
     AtResume,
     Unread,
@@ -253,7 +254,7 @@ class PpoConfig:
     """PPO steps between evaluations; 0: only before and after training."""
     sample_every: int = key(ABOVE_0)
     """PPO steps between samples of responses in samples.jsonl."""
-    critic_check: CriticCheckConfig = key(at_resume=AtResume.free)
+    critic_check: CriticCheckConfig = key(affects=NO_PHASE)
     """Checks of the critic against true values, which are sampled (docs/algorithms.md)."""
 
     @property
