@@ -96,9 +96,8 @@ def measure_on_cores(seeds: Sequence[Seed], *, jobs: int) -> None:
 
 def told(name: str, result: PaperResult, seeds: Sequence[Seed]) -> dict[str, object] | None:
     """Return what has been measured of a result, with the verdict; None if nothing has."""
-    measured = {
-        each.number: json.loads(each.file.read_text()) for each in seeds if each.file.exists()
-    }
+    finished = [seed for seed in seeds if seed.file.exists()]
+    measured = {seed.number: json.loads(seed.file.read_text()) for seed in finished}
     if not measured:
         return None
     figures: Mapping[int, Figures] = {seed: each["figures"] for seed, each in measured.items()}

@@ -18,9 +18,11 @@ See which results of papers this program reproduces on two CPU cores, and which 
 make papers ONLY=kl_gradients    # one row, measured again; QUICK=1 shows the code at work
 ```
 
-`make papers` measures all rows. Each is a module of `benchmarks/papers/`, with the paper's claim and a criterion that was committed before the first
-run and is not edited after it; a failed criterion stays in the table. *Cannot be told* means that the intervals are too wide for either answer. Models,
-tasks and budgets are far smaller than the papers': a failed row says that the claim does not hold here, not that it is wrong there.
+`make papers` measures all rows. Each is a module of `benchmarks/papers/`, with the paper's claim
+and a criterion that was committed before the first run and is not edited after it; a failed
+criterion stays in the table. *Cannot be told* means that the intervals are too wide for either
+answer. Models, tasks and budgets are far smaller than the papers': a failed row says that the claim
+does not hold here, not that it is wrong there.
 
 """
 
@@ -51,14 +53,13 @@ def _section(name: str, result: PaperResult, found: dict[str, object] | None) ->
     seeds = found["seeds"]
     assert isinstance(seeds, dict)
     minutes = sum(each["seconds"] for each in seeds.values()) / 60
-    machines = {
-        each["machine"]["processor"] + ", " + each["machine"]["cpu_kind"] for each in seeds.values()
-    }
-    commits = {each["machine"]["commit"] for each in seeds.values()}
+    machines = [each["machine"] for each in seeds.values()]
+    places = {f"{each['processor']}, {each['cpu_kind']}" for each in machines}
+    commits = {each["commit"] for each in machines}
     lines += [
         f"- **{str(found['outcome']).capitalize()}**: {found['found']}",
-        f"- {len(seeds)} seeds, {minutes:.1f} minutes of one core in all ({'; '.join(sorted(machines))}), commit "
-        f"{', '.join(sorted(commits))}; `make papers ONLY={name}`",
+        f"- {len(seeds)} seeds, {minutes:.1f} minutes of one core in all, commit "
+        f"{', '.join(sorted(commits))} ({'; '.join(sorted(places))}); `make papers ONLY={name}`",
     ]
     return "\n".join(lines) + "\n"
 
