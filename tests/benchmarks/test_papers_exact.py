@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,54 @@ def test_a_wrong_estimator_breaks_the_identities(
     errors = quick_figures(load, module, tmp_path)[0]
     broken = {name for name in module.IDENTITIES if max(errors[name]) > module.EXACT}
     assert broken >= {"k1_reward", "k2_loss", "k3_loss", "k3_reward", "k3_token"}
+
+
+def test_best_of_n_passes_and_each_broken_rule_fails(load: Any, tmp_path: Path) -> None:
+    module = load("best_of_n")
+    figures = quick_figures(load, module, tmp_path)
+    assert module.judge(figures).outcome == "passed"
+    for name, value in {
+        "below_bound": 0.0,
+        "below_wins": -1e-3,
+        "lost_by_ties": -1e-3,
+        "missed": 0.1,
+        "nearer": -1e-6,
+        "over_kl": -1e-6,
+        "sampler": 3.5,
+    }.items():
+        verdict = module.judge({0: figures[0] | {name: [1e-4, value]}})
+        assert verdict.outcome == "failed", name
+        assert "not so:" in verdict.found
+
+
+def test_the_best_of_two_coins(load: Any) -> None:
+    """Two equally likely answers: the better one is chosen in 3 of 4 cases."""
+    module = load("best_of_n")
+    coin_A = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    best = module.BestOf.of(coin_A, torch.tensor([1.0, 0.0]), 2)
+    assert best.best_A.tolist() == [0.75, 0.25]
+    assert best.kl == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    assert best.win_rate == pytest.approx(0.75 * 0.75 + 0.25 * 0.25)
+    same = module.BestOf.of(coin_A, torch.tensor([1.0, 1.0]), 2)
+    assert (same.kl, same.win_rate) == pytest.approx((0.0, 0.5))
+
+
+def test_the_estimator_of_a_best_answer_above_many_unlikely_ones(load: Any) -> None:
+    """The case in which it is exact, and both ends of its range."""
+    module = load("best_of_n")
+    policy_A = torch.cat([torch.tensor([0.3]), torch.full((100_000,), 0.7e-5)]).double()
+    policy_A = policy_A / policy_A.sum()
+    best = module.BestOf.of(policy_A, -torch.arange(len(policy_A)), 4)
+    assert module.estimate_kl_of_best(0.3, 4) == pytest.approx(best.kl, abs=1e-4)
+    assert module.estimate_kl_of_best(0.3, 4) < module.kl_bound(4) - 0.03
+    assert module.estimate_kl_of_best(0.0, 4) == pytest.approx(module.kl_bound(4))
+    assert module.estimate_kl_of_best(1e-12, 4) == pytest.approx(module.kl_bound(4), abs=1e-9)
+    assert module.estimate_kl_of_best(1.0, 4) == 0.0
+    assert module.estimate_kl_of_best(0.3, 1) == pytest.approx(0.0)
+
+
+def test_the_first_of_equal_scores_is_chosen_among_the_first_n(load: Any) -> None:
+    choose_best = load("best_of_n").choose_best
+    scores = [1.0, 3.0, 3.0, 9.0, 2.0, 0.0, 1.0, 1.0]
+    assert choose_best(scores, drawn_each=4, n=3) == [1, 4]
+    assert choose_best(scores, drawn_each=4, n=4) == [3, 4]
