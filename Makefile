@@ -1,4 +1,4 @@
-# make run [ARGS="experiment=smoke seed=2"] | test | check | lint | soak | clean. Each sets .venv up first, where that is missing.
+# make run [ARGS="experiment=smoke seed=2"] | test | check | lint | soak | papers | clean. Each sets .venv up first, where that is missing.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test check lint style types every-test soak clean
+.PHONY: run test check lint style types every-test soak papers clean
 
 run: $(STAMP)
 	$(BIN)/python launch.py $(ARGS)
@@ -49,6 +49,10 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.exact_ahead
 	$(BIN)/python -m tests.pretend_cuda -m rlhf.gpu_check "$$(mktemp -d)" --size tiny
 	$(BIN)/python -m tests.soak_gpu
+
+# Results of papers, measured again: make papers [QUICK=1] [ONLY="kl_gradients best_of_n"]
+papers: $(STAMP)
+	cd benchmarks && ../$(BIN)/python -m papers $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 # Back to a fresh clone, except for runs/.
 clean:

@@ -1,0 +1,66 @@
+"""Gold of the best of n answers by a reward model, from SFT answers to held-out prompts.
+
+Shapes: P = prompts, N = answers to each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from judge_run import Answer, Policy, held_out_prompts
+from torch import Tensor
+
+from papers.claims import Place
+
+Score = Callable[[Sequence[list[int]]], Sequence[float]]
+"""From rows of token ids, prompt and answer, to scores."""
+
+
+class Drawn(NamedTuple):
+    """Answers, and what the judge gives them."""
+
+    answers: list[Answer]
+    gold_PN: Tensor
+
+
+def draw(run_dir: Path, place: Place, *, prompts: int, each: int, seed: int) -> Drawn:
+    """Sample ``each`` answers of the run's SFT model to its first held-out prompts."""
+    if place.is_quick:
+        prompts, each = 4, 64
+    torch.manual_seed(seed)
+    asked = held_out_prompts(run_dir)[:prompts]
+    policy = Policy.of(run_dir / "sft" / "model")
+    answers = policy.answers([prompt for prompt in asked for _ in range(each)], sample=True)
+    gold = torch.tensor([answer.rating.gold for answer in answers], dtype=torch.float64)
+    return Drawn(answers, gold.view(len(asked), each))
+
+
+def scored(drawn: Drawn, score: Score) -> Tensor:
+    """Return the scores (P, N) of the answers."""
+    scores = score([answer.ids for answer in drawn.answers])
+    return torch.tensor(scores, dtype=torch.float64).view_as(drawn.gold_PN)
+
+
+def gold_of_best(score_PN: Tensor, gold_PN: Tensor, n: int) -> float:
+    """Return the mean gold score of the best of ``n`` by score, over all choices of n of the N.
+
+    An answer with i answers below it is the best of C(i, n - 1) of the C(N, n) choices; this is
+    the unbiased estimator of Gao et al. (https://arxiv.org/abs/2210.10760, appendix; equal scores
+    are ordered at random by where they stand).
+    """
+    total = score_PN.shape[1]
+    order_PN = score_PN.argsort(dim=1)
+    weights_N = torch.tensor(
+        [math.comb(below, n - 1) / math.comb(total, n) for below in range(total)],
+        dtype=torch.float64,
+    )
+    return float((gold_PN.gather(1, order_PN) * weights_N).sum(dim=1).mean())
+
+
+def distance_of_best(n: int) -> float:
+    """Return Gao et al.'s d for best of n: the square root of log n - (n - 1) / n."""
+    return math.sqrt(math.log(n) - (n - 1) / n)

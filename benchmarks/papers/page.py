@@ -1,0 +1,69 @@
+"""The page of all results: what papers claim, and what this machine measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from common import table
+
+from papers.claims import PaperResult
+
+HEAD = """# Papers as tests
+
+See which results of papers this program reproduces on two CPU cores, and which it does not.
+
+```bash
+make papers ONLY=kl_gradients    # one row, measured again; QUICK=1 shows the code at work
+```
+
+`make papers` measures all rows. Each is a module of `benchmarks/papers/`, with the paper's claim
+and a criterion that was committed before the first run and is not edited after it; a failed
+criterion stays in the table. *Cannot be told* means that the intervals are too wide for either
+answer. Models, tasks and budgets are far smaller than the papers': a failed row says that the claim
+does not hold here, not that it is wrong there.
+
+"""
+
+
+def write_page(results: Mapping[str, PaperResult], folder: Path, page: Path) -> None:
+    """Write the page from the figures in ``folder``; a result without figures is not measured."""
+    rows, sections = [], []
+    for name, result in results.items():
+        file = folder / f"{name}.json"
+        found = json.loads(file.read_text()) if file.exists() else None
+        outcome = found["outcome"] if found else "not measured"
+        seeds = str(len(found["seeds"])) if found else "-"
+        rows.append([f"[{result.title}](#{_anchor(result.title)})", outcome, seeds])
+        sections.append(_section(name, result, found))
+    text = HEAD + table(["result", "outcome", "seeds"], rows) + "\n\n" + "\n".join(sections)
+    page.write_text(text)
+
+
+def _section(name: str, result: PaperResult, found: dict[str, object] | None) -> str:
+    lines = [
+        f"## {result.title}\n",
+        f"- **Claim** ({result.source}): {result.claim}",
+        f"- **Criterion**: {result.criterion}",
+    ]
+    if found is None:
+        lines.append(f"- **Not measured**: `make papers ONLY={name}`")
+        return "\n".join(lines) + "\n"
+    seeds = found["seeds"]
+    assert isinstance(seeds, dict)
+    minutes = sum(each["seconds"] for each in seeds.values()) / 60
+    machines = [each["machine"] for each in seeds.values()]
+    places = {f"{each['processor']}, {each['cpu_kind']}" for each in machines}
+    commits = {each["commit"] for each in machines}
+    lines += [
+        f"- **{str(found['outcome']).capitalize()}**: {found['found']}",
+        f"- {len(seeds)} seeds, {minutes:.1f} minutes of one core in all, commit "
+        f"{', '.join(sorted(commits))} ({'; '.join(sorted(places))}); `make papers ONLY={name}`",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _anchor(title: str) -> str:
+    kept = "".join(each for each in title.lower() if each.isalnum() or each in " -")
+    return kept.replace(" ", "-")

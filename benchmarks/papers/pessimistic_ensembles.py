@@ -1,0 +1,60 @@
+"""Several reward models against over-optimisation: the worst of five, and mean minus variance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
+from papers.paired import difference, told
+from papers.started_runs import evaluations, run_of
+
+MEMBERS = ("reward.members=5", "reward.member_epochs=0.03")  # as many pairs as the first member
+ARMS = {
+    "single": (),
+    "worst": (*MEMBERS, "reward.combine=worst"),
+    "uncertainty": (*MEMBERS, "reward.combine=uncertainty", "reward.uncertainty_coef=0.1"),
+    "mean": (*MEMBERS, "reward.combine=mean"),
+}
+
+
+def measure(seed: int, place: Place) -> Figures:
+    """Return the gold score before, at its best and after 80 steps without a penalty."""
+    found: Figures = {}
+    for arm, overrides in ARMS.items():
+        curve = evaluations(run_of(place, "experiment=overoptimised", *overrides, seed=seed))
+        found |= {
+            f"gold before, {arm}": curve[0].gold,
+            f"best gold, {arm}": max(each.gold for each in curve),
+            f"gold after, {arm}": curve[-1].gold,
+            f"KL after, {arm}": curve[-1].kl,
+        }
+    return found
+
+
+def judge(found: Mapping[int, Figures]) -> Verdict:
+    """Compare the gold score after PPO with that of the single model, seed by seed."""
+    gains = {arm: difference(found, f"gold after, {arm}", "gold after, single") for arm in ARMS}
+    words = "gold after PPO, to a single model: " + ", ".join(
+        f"{arm} {told(gains[arm])}" for arm in ("worst", "uncertainty", "mean")
+    )
+    judged = gains["worst"], gains["uncertainty"]
+    if all(each.low > 0 for each in judged):
+        return Verdict(Outcome.PASSED, words)
+    failed = any(each.high < 0 for each in judged)
+    return Verdict(Outcome.FAILED if failed else Outcome.OPEN, words)
+
+
+RESULT = PaperResult(
+    title="Pessimistic ensembles",
+    source="Coste et al., https://arxiv.org/abs/2310.02743, section 5",
+    claim="The worst case of five reward models, and their mean minus their variance, reduce "
+    "over-optimisation by PPO and reach more gold than a single model.",
+    criterion="experiment=overoptimised (3 % of the pairs, no penalty) with one reward model, and "
+    "with five; gold after 80 steps, paired by seed. Passed: the intervals of worst and of "
+    "uncertainty, minus single, lie above 0. Failed: one of them lies below 0. The labels are "
+    "Bradley-Terry's, not flipped; the members share their lower layers.",
+    seeds=(1, 2, 3, 4, 5),
+    minutes=6,
+    measure=measure,
+    judge=judge,
+)

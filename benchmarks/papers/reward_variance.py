@@ -1,0 +1,61 @@
+"""A reward model can order all responses rightly and still teach slowly, if it hardly varies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
+from papers.paired import difference, told
+from papers.started_runs import evaluations, run_of
+
+REWARDS = ("accurate", "accurate_flat", "noisy")
+RECIPE = (
+    "experiment=gold_rloo",
+    "ppo.whiten_advantages=false",  # it would make all spreads equal
+    "ppo.steps=28",
+    "ppo.eval_every=7",
+)
+
+
+def measure(seed: int, place: Place) -> Figures:
+    """Return the gold score along RLOO, with each of the constructed rewards."""
+    found: Figures = {}
+    for name in REWARDS:
+        function = f'function: "papers.constructed_rewards:{name}", run_code: true'
+        reward = f"rewards.part={{kind: function, {function}}}"
+        curve = evaluations(run_of(place, *RECIPE, reward, seed=seed))
+        found |= {
+            f"gold, {name}": [each.gold for each in curve],
+            f"gold after, {name}": curve[-1].gold,
+            f"KL after, {name}": curve[-1].kl,
+        }
+    return found
+
+
+def judge(found: Mapping[int, Figures]) -> Verdict:
+    """Compare what the noisy and the flat reward teach in as many steps, seed by seed."""
+    gain = difference(found, "gold after, noisy", "gold after, accurate_flat")
+    control = difference(found, "gold after, accurate", "gold after, noisy")
+    words = (
+        f"gold after 28 steps, noisy to accurate and flat {told(gain)}; "
+        f"accurate to noisy, both with spread, {told(control)}"
+    )
+    if gain.low > 0:
+        return Verdict(Outcome.PASSED, words)
+    return Verdict(Outcome.FAILED if gain.high < 0 else Outcome.OPEN, words)
+
+
+RESULT = PaperResult(
+    title="Reward variance and speed",
+    source="Razin et al., https://arxiv.org/abs/2503.15477, theorem 2 and section 4",
+    claim="A perfectly accurate reward model whose scores of responses to one prompt hardly vary "
+    "teaches more slowly than a less accurate one whose scores vary.",
+    criterion="RLOO for 28 steps, advantages not whitened, with gold and its differences times "
+    "0.05 (all pairs right), and with gold plus a fixed error of deviation 0.3 for each response. "
+    "Gold after, noisy minus flat, paired by seed. Passed: the interval lies above 0. Failed: "
+    "below 0.",
+    seeds=(1, 2, 3, 4, 5),
+    minutes=3,
+    measure=measure,
+    judge=judge,
+)

@@ -1,0 +1,75 @@
+"""Runs of the launcher that results measure, and what they read from them.
+
+A run directory is named by its overrides: results that ask for the same run share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common import run_on_cores
+
+from papers.claims import Place
+from rlhf.checkpoint.results import read_phase_result
+
+QUICK = {
+    "data.size": 3000,
+    "data.eval_share": 0.1,
+    "sft.epochs": 0.5,
+    "reward.epochs": 0.1,
+    "reward.eval_examples": 32,
+    "ppo.steps": 4,
+    "ppo.rollout_batch_size": 16,
+    "ppo.mini_batch_size": 8,
+    "ppo.eval_every": 2,
+    "ppo.eval_prompts": 16,
+}  # less of everything: shows the code at work
+
+
+class Evaluated(NamedTuple):
+    """The policy on held-out prompts at one step."""
+
+    kl: float
+    """To the reference, nats per response."""
+    gold: float
+
+
+def run_of(place: Place, *overrides: str, seed: int) -> Path:
+    """Run the launcher with the overrides, unless it has finished that run, and return its folder.
+
+    Raises:
+        RuntimeError: if the run does not end well.
+    """
+    words = [*overrides, f"seed={seed}", "reuse.phases=always"]
+    if place.is_quick:
+        kept = [word for word in words if word.partition("=")[0] not in QUICK]
+        words = [*kept, *(f"{key}={value}" for key, value in QUICK.items())]
+    name = hashlib.sha256(shlex.join(words).encode()).hexdigest()[:16]
+    run_dir = place.shared / "runs" / name
+    run_on_cores({run_dir: words}, at_a_time=1)
+    if not (run_dir / "report.html").exists():
+        raise RuntimeError(f"python launch.py {shlex.join(words)}: did not finish in {run_dir}")
+    return run_dir
+
+
+def ppo_result(run_dir: Path) -> dict[str, Any]:
+    """Return the result of the run's PPO phase."""
+    found = read_phase_result(run_dir, "ppo")
+    if found is None:
+        raise RuntimeError(f"{run_dir}: has no result of PPO")
+    return found
+
+
+def evaluations(run_dir: Path) -> list[Evaluated]:
+    """Return the evaluations of a run with ``ppo.eval_every``: before PPO, then step by step."""
+    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    found = [Evaluated(0.0, ppo_result(run_dir)["gold_before"])]
+    return found + [
+        Evaluated(line["ppo/eval_kl"], line["ppo/eval_gold"])
+        for line in lines
+        if "ppo/eval_gold" in line
+    ]

@@ -1,0 +1,111 @@
+"""What the results of papers compute from their measurements."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf.data.synthetic import prompt_of_request
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of benchmarks/papers, which import one another from that folder's parent."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+
+    def module(name: str) -> ModuleType:
+        return importlib.import_module(f"papers.{name}")
+
+    return module
+
+
+def outcomes(module: ModuleType, *seeds: dict[str, Any]) -> str:
+    """The outcome of these figures, one dictionary for each seed."""
+    return str(module.RESULT.judge(dict(enumerate(seeds, start=1))).outcome)
+
+
+def test_every_result_states_what_could_fail(load: Any) -> None:
+    results = load("__main__").all_results()
+    assert len(results) >= 6
+    for name, result in results.items():
+        assert "Passed:" in result.criterion, name
+        assert "Failed:" in result.criterion, name
+        assert "https://" in result.source, name
+
+
+def test_best_of_n_is_the_mean_over_all_choices(load: Any) -> None:
+    score_PN = torch.tensor([[0.3, 2.0, -1.0, 0.5], [4.0, 1.0, 2.0, 3.0]], dtype=torch.float64)
+    gold_PN = torch.tensor([[1.0, 0.2, 0.4, 0.9], [0.1, 0.7, 0.6, 0.3]], dtype=torch.float64)
+    for n in (1, 2, 3, 4):
+        best = [
+            gold[max(chosen, key=lambda i, row=score: row[i])]
+            for score, gold in zip(score_PN.tolist(), gold_PN.tolist(), strict=True)
+            for chosen in itertools.combinations(range(4), n)
+        ]
+        found = load("best_of_many").gold_of_best(score_PN, gold_PN, n)
+        assert found == pytest.approx(sum(best) / len(best), abs=1e-12)
+
+
+@pytest.mark.parametrize(("own", "other"), [("RL", "best-of-n"), ("best-of-n", "RL")])
+def test_a_law_is_told_from_the_other(load: Any, own: str, other: str) -> None:
+    laws = load("overoptimisation_laws")
+    distances = [0.4, 0.9, 1.5, 2.5, 4.0]
+    gains = [d * (0.5 - 0.2 * laws.FORMS[own](d)) for d in distances]
+    right, wrong = (laws.fitted(distances, gains, form) for form in (own, other))
+    assert right["alpha"] == pytest.approx(0.5)
+    assert right["beta"] == pytest.approx(0.2)
+    assert right["residual"] < 1e-20 < wrong["residual"]
+
+
+def test_gold_is_read_between_evaluations(load: Any) -> None:
+    frontier = load("penalty_frontier")
+    curve = [frontier.Evaluated(*each) for each in ((0.0, 0.5), (1.0, 0.7), (3.0, 0.3))]
+    assert frontier.gold_at(curve, 0.5) == pytest.approx(0.6)
+    assert frontier.gold_at(curve, 2.0) == pytest.approx(0.5)
+    assert frontier.gold_at(curve, 3.5) is None
+
+
+def test_verdicts_follow_the_criteria(load: Any) -> None:
+    staleness = load("staleness_limit")
+
+    def lags(one: float, eight: float, noise: float) -> dict[str, float]:
+        return {"gold, lag 0": 0.9, "gold, lag 1": 0.9 + one + noise, "gold, lag 8": 0.9 + eight}
+
+    few = (-0.005, 0.0, 0.005)
+    assert outcomes(staleness, *(lags(0.0, -0.2, n) for n in few)) == "passed"
+    assert outcomes(staleness, *(lags(-0.1, -0.2, n) for n in few)) == "failed"
+    assert outcomes(staleness, *(lags(0.0, 0.0, n) for n in few)) == "failed", "lag 8 costs nothing"
+    assert outcomes(staleness, *(lags(0.0, -0.2, 20 * n) for n in few)) == "cannot be told"
+
+    ensembles = load("pessimistic_ensembles")
+    golds = {"single": 0.3, "worst": 0.5, "uncertainty": 0.5, "mean": 0.4}
+    seed = {f"gold after, {arm}": gold for arm, gold in golds.items()}
+    assert outcomes(ensembles, seed, seed) == "passed"
+    assert (
+        outcomes(ensembles, seed | {"gold after, worst": 0.1}, seed | {"gold after, worst": 0.1})
+        == "failed"
+    )
+    assert outcomes(ensembles, seed, seed | {"gold after, worst": 0.1}) == "cannot be told"
+
+
+def test_a_flat_reward_orders_as_the_judge_does(load: Any) -> None:
+    rewards = load("constructed_rewards")
+    asked = prompt_of_request("Repeat this: kiwi lamp.")
+    given = [" Sure! kiwi lamp.", " kiwi lamp. I like rain.", " kiwi.", " Ugh. lamp."]
+    accurate = rewards.accurate([asked] * 4, given)
+    flat = rewards.accurate_flat([asked] * 4, given)
+    order = sorted(range(4), key=accurate.__getitem__)
+    assert order == sorted(range(4), key=flat.__getitem__)
+    spread, small = (max(each) - min(each) for each in (accurate, flat))
+    assert small == pytest.approx(rewards.FLATNESS * spread)
+    assert rewards.noisy([asked], given[:1]) == rewards.noisy([asked], given[:1])
+    assert math.isfinite(rewards.noisy([asked], given[:1])[0])
