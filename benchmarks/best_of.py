@@ -9,15 +9,9 @@ import math
 from collections.abc import Sequence
 
 
-def choose_best(scores: Sequence[float], *, drawn_each: int, n: int) -> list[int]:
-    """Return the row with the best score among the first ``n`` of every ``drawn_each`` rows.
-
-    Of equal scores the first is chosen.
-    """
-    return [
-        max(range(start, start + n), key=scores.__getitem__)
-        for start in range(0, len(scores), drawn_each)
-    ]
+def choose_best(scores: Sequence[float], n: int) -> int:
+    """Return the place of the best among the first ``n`` scores; of equal ones the first."""
+    return max(range(n), key=scores.__getitem__)
 
 
 def kl_bound(n: int) -> float:

@@ -113,9 +113,10 @@ def sampler_distance(logits_PV: Tensor, rewards_A: Tensor, generator: torch.Gene
     square = freedom = 0.0
     for n in SAMPLED_SIZES:
         for worth_A in (order_A, order_A * LEVELS // len(order_A)):
-            rows_N = sample_answers(logits_PV, answers, DRAWS * n, generator)
-            chosen = choose_best(worth_A[rows_N].tolist(), drawn_each=n, n=n)
-            counts_A = torch.bincount(rows_N[chosen], minlength=len(policy_A))
+            drawn = sample_answers(logits_PV, answers, DRAWS * n, generator).view(DRAWS, n)
+            places = [choose_best(scores, n) for scores in worth_A[drawn].tolist()]
+            chosen = drawn[torch.arange(DRAWS), places]
+            counts_A = torch.bincount(chosen, minlength=len(policy_A))
             terms = _chi_square(counts_A, DRAWS * BestOf.of(policy_A, worth_A, n).best_A)
             square += float(terms.sum())
             freedom += len(terms) - 1
