@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.checkpoint.example_code import python_example
+from rlhf.checkpoint.results import read_phase_result
 from rlhf.config.choices import Source
 from rlhf.config.freeze import frozen_keys, read_command
 
@@ -47,17 +48,24 @@ def suggest_commands(run_dir: Path) -> list[str]:
     # The overrides of the command that started the run, without the keys of its directory.
     typed = [word for word in read_command(run_dir) if _key_of(word) not in PLACES]
     if (run_dir / "ppo/actor").exists():
-        kl_ctl = frozen_keys(run_dir)["ppo.kl_ctl"]
-        lines += [
-            "  # the same run, held closer to the reference",
-            _launch_command(typed, {"ppo.kl_ctl": f"{2 * kl_ctl or 0.1:g}"}),
-        ]
+        change, override = _change_of_ppo(run_dir)
+        lines += [f"  # the same run, {change}", _launch_command(typed, override)]
     if source not in (Source.local, Source.environment) and not _has_own_data(typed):
         lines += [
             "  # learn from your own examples",
             _launch_command(_without_data(typed), {"data": "local", "data.path": "FILE"}),
         ]
     return [lines[0], *(f"  {line.strip()}" for line in lines[1:])]
+
+
+def _change_of_ppo(run_dir: Path) -> tuple[str, dict[str, str]]:
+    """Return what to try next with PPO, and its override: a run that gained nothing goes on."""
+    result = read_phase_result(run_dir, "ppo") or {}
+    low, high = result.get("gold_gain_ci") or result.get("score_gain_ci") or (1.0, 1.0)
+    if low <= 0 <= high and "steps" in result:
+        return "for twice as many steps", {"ppo.steps": str(2 * result["steps"])}
+    kl_ctl = frozen_keys(run_dir)["ppo.kl_ctl"]
+    return "held closer to the reference", {"ppo.kl_ctl": f"{2 * kl_ctl or 0.1:g}"}
 
 
 def _has_own_data(words: Iterable[str]) -> bool:

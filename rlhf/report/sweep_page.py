@@ -146,8 +146,10 @@ def _headline(
         return Headline(study.headline, is_doubtful=not study.solutions)
     goal = _objective_title(found)
     others = [found.verdict(n, goal) for n, setting in done if setting is not found.reference]
-    if "" in others:
-        return Headline(f"{DOUBTS['']}: none of {len(done)} settings is best", is_doubtful=True)
+    objectives = {setting.estimates()["objective"].mean for _, setting in done}
+    equal = "all objectives are equal" if len(done) > len(objectives) == 1 else ""
+    if reason := DOUBTS[""] if "" in others else equal:
+        return Headline(f"{reason}: none of {len(done)} settings is best", is_doubtful=True)
     number, best = done[0]
     name = best.label if len(best.label) <= LONGEST_NAME else "setting 1"  # the best is the first
     said = f"best objective {estimate_text(best.estimates()['objective'])}: {name}"

@@ -24,9 +24,9 @@ EVERY_SECONDS = 2.0
 BARS = "▁▂▃▄▅▆▇█"
 TREND = 32  # characters of a trend
 BAR = 16  # characters of a progress bar
-MOST_ALARMS = 2
 LINE = 76  # characters of a line of text
-MOST_LINES = 2  # of an alarm or an answer
+MOST_LINES = 2  # of an answer or a fault
+ALARM_LINES = (3, 1)  # of the last alarm, whose advice is shown whole, and of the one before
 
 
 def show_in_terminal(folder: Path) -> None:
@@ -76,7 +76,8 @@ def _draw_run(run: LiveRun) -> RenderableType:
 
     run.poll()
     headline = run.headline()
-    alarms = [_text(each.line, style="red", lines=MOST_LINES) for each in run.alarms[-MOST_ALARMS:]]
+    newest = list(zip(run.alarms[::-1], ALARM_LINES, strict=False))
+    alarms = [_text(alarm.line, style="red", lines=lines) for alarm, lines in newest[::-1]]
     head: list[RenderableType] = [
         Text(f"{run.config['name']}, seed {run.config['seed']}", style="bold"),
         _text(headline.text, style="yellow" if headline.is_doubtful else ""),

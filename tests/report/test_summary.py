@@ -235,6 +235,19 @@ def test_the_next_commands_name_this_run(run_dir: Path) -> None:
     assert not any("wandb" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("gain", "change"),
+    [([-0.1, 0.2], "ppo.steps=112"), ([0.1, 0.2], "ppo.kl_ctl=0.6"), (None, "ppo.kl_ctl=0.6")],
+)
+def test_a_run_that_gained_nothing_goes_on(
+    run_dir: Path, gain: list[float] | None, change: str
+) -> None:
+    result = {"steps": 56, "score_gain_ci": [0.5, 0.6]} | ({"gold_gain_ci": gain} if gain else {})
+    (run_dir / "ppo/result.json").write_text(json.dumps(result))
+    lines = [line.strip() for line in suggest_commands(run_dir)]
+    assert [line for line in lines if "ppo." in line] == [f"python launch.py {change}"]
+
+
 def test_the_next_commands_keep_what_was_typed(run_dir: Path) -> None:
     typed = "experiment=smoke data=hh data.size=9 'ppo.kl_ctl=0.3' 'name=my run' run_dir=runs/mine"
     (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")

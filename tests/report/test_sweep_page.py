@@ -67,6 +67,11 @@ def test_settings_that_cannot_be_told_apart_are_called_so() -> None:
     equal = [run._replace(measures={"objective": draws.gauss(0, 1)}) for run in runs()]
     text = sweep_page("kl", group_by_setting(equal))
     assert re.search("; no difference from (the reference|2 of 2 others) can be told", text)
+    same = [run._replace(measures={"objective": 0.0}) for run in runs()]
+    assert "all objectives are equal: none of 3 settings" in (
+        text := sweep_page("kl", group_by_setting(same))
+    )
+    assert "best objective" not in text
 
 
 def test_objectives_of_other_meaning_have_no_best_and_no_frontier() -> None:

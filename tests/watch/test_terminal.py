@@ -52,6 +52,8 @@ def test_a_running_run_fills_one_screen(tmp_path: Path) -> None:
     assert re.search(r"^score +0\.10 +▁▂▃▃▄▅▆▆▇█$", text, re.MULTILINE)
     assert "alarm clipping: ppo/clipfrac=0.5 at ppo step 5" in text
     assert "step 3. " not in text, "older alarms make room"
+    shown = re.findall(r"^alarm clipping.*(?:\nword.*)*", text, re.MULTILINE)
+    assert [each.count("\n") for each in shown] == [0, 2], "the last has room for its advice"
     assert "Name a pet." in text
     assert "step 0: old word" in text
     assert "step 10: new [red]word" in text
