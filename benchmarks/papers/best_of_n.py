@@ -5,7 +5,6 @@ Shapes: A = answers.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.enumerated import draw_logits, enumerate_answers, sample_answers, token_logprobs
+from papers.pooled import pooled
 
 POLICIES = 20  # random policies and rewards for one seed
 SCALES = (0.5, 1.0, 2.0, 3.0)  # of the logits: from flat policies to those that repeat themselves
@@ -93,8 +93,10 @@ def compare(policy_A: Tensor, rewards_A: Tensor) -> dict[str, float]:
                     "missed": max(bound - fine.kl, most_wins - fine.win_rate),
                 }
             )
+    of_name = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
     found = {
-        name: (max if name == "missed" else min)(row[name] for row in rows) for name in rows[0]
+        name: float(each.max() if name == "missed" else each.min())
+        for name, each in of_name.items()
     }
     for n in (SIZES[0], SIZES[-1]):
         best = BestOf.of(policy_A, order_A, n)
@@ -152,8 +154,9 @@ def measure(seed: int, place: Place) -> Figures:
 
 def judge(figures: Mapping[int, Figures]) -> Verdict:
     """Judge all policies of all seeds, and the sampler of each seed."""
-    least = {name: min(_of_all(figures, name)) for name in next(iter(figures.values()))}
-    most = {name: max(_of_all(figures, name)) for name in least}
+    of_all = {name: pooled(figures, name) for name in next(iter(figures.values()))}
+    least = {name: float(each.min()) for name, each in of_all.items()}
+    most = {name: float(each.max()) for name, each in of_all.items()}
     rules = {
         "KL is below the bound": least["below_bound"] > 0,
         "the win rate is below n / (n + 1)": least["below_wins"] > 0,
@@ -164,9 +167,9 @@ def judge(figures: Mapping[int, Figures]) -> Verdict:
         "the sampler draws the distribution": most["sampler"] <= STANDARD_ERRORS,
     }
     broken = [rule for rule, holds in rules.items() if not holds]
-    shares = [(n, statistics.fmean(_of_all(figures, f"share_{n}"))) for n in (SIZES[0], SIZES[-1])]
+    shares = [(n, float(of_all[f"share_{n}"].mean())) for n in (SIZES[0], SIZES[-1])]
     found = (
-        f"{len(_of_all(figures, 'nearer'))} policies: KL is {least['below_bound']:.1e} nats or"
+        f"{of_all['nearer'].numel()} policies: KL is {least['below_bound']:.1e} nats or"
         f" more below the bound, and within {most['missed']:.0e} of it for unlikely answers; of the"
         " bound's error the estimator leaves"
         + " and".join(f" {share:.0%} on average at n = {n}" for n, share in shares)
@@ -174,15 +177,6 @@ def judge(figures: Mapping[int, Figures]) -> Verdict:
         " errors" + "".join(f"; not so: {rule}" for rule in broken)
     )
     return Verdict(Outcome.FAILED if broken else Outcome.PASSED, found)
-
-
-def _of_all(figures: Mapping[int, Figures], name: str) -> list[float]:
-    values: list[float] = []
-    for of_seed in figures.values():
-        value = of_seed[name]
-        assert not isinstance(value, str)
-        values += value if isinstance(value, list) else [value]
-    return values
 
 
 RESULT = PaperResult(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.enumerated import Answers, draw_logits, enumerate_answers, token_logprobs
+from papers.pooled import pooled
 from rlhf.algorithms.advantages import gae, token_rewards
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.algorithms.ppo import policy_loss
@@ -189,31 +190,22 @@ def measure(seed: int, place: Place) -> Figures:
 
 def judge(figures: Mapping[int, Figures]) -> Verdict:
     """Judge all policies of all seeds."""
-    of_all = {name: _joined(figures, name) for name in next(iter(figures.values()))}
-    worst = {name: max(of_all[name]) for name in IDENTITIES}
-    broken = [IDENTITIES[name] for name, error in worst.items() if error > EXACT]
-    near, nearer = (of_all[f"bias_{step}"] for step in SMALL_STEPS)
-    shrinks = [a / b for a, b in zip(near, nearer, strict=True)]
-    is_biased = min(of_all["bias"]) > LEAST_BIAS
-    is_first_order = min(shrinks) >= SHRINKS[0] and max(shrinks) <= SHRINKS[1]
+    of_all = {name: pooled(figures, name) for name in next(iter(figures.values()))}
+    worst = {name: float(of_all[name].max()) for name in IDENTITIES}
+    broken = [IDENTITIES[name] for name, error in worst.items() if not error <= EXACT]
+    bias, near, nearer = (of_all[f"bias{step}"] for step in ("", *(f"_{s}" for s in SMALL_STEPS)))
+    least, most = float(bias.min()), float(bias.max())
+    fewest_times, most_times = float((near / nearer).min()), float((near / nearer).max())
+    is_first_order = fewest_times >= SHRINKS[0] and most_times <= SHRINKS[1]
     found = (
-        f"{len(of_all['bias'])} policies: the identities hold to {max(worst.values()):.0e}"
+        f"{bias.numel()} policies: the identities hold to {max(worst.values()):.0e}"
         + "".join(f"; broken: {each}" for each in broken)
-        + f"; k3 in the loss is off by {min(of_all['bias']):.2f} to {max(of_all['bias']):.2f} of"
-        f" the gradient's norm, and {min(shrinks):.1f} to {max(shrinks):.1f} times less where the"
-        " policy is ten times nearer to the reference"
+        + f"; k3 in the loss is off by {least:.2f} to {most:.2f} of the gradient's norm, and"
+        f" {fewest_times:.1f} to {most_times:.1f} times less where the policy is ten times nearer"
+        " to the reference"
     )
-    holds = not broken and is_biased and is_first_order
+    holds = not broken and least > LEAST_BIAS and is_first_order
     return Verdict(Outcome.PASSED if holds else Outcome.FAILED, found)
-
-
-def _joined(figures: Mapping[int, Figures], name: str) -> list[float]:
-    values: list[float] = []
-    for of_seed in figures.values():
-        each = of_seed[name]
-        assert isinstance(each, list)
-        values += each
-    return values
 
 
 RESULT = PaperResult(

@@ -8,6 +8,7 @@ from papers import parity_agilerl, parity_openrlhf, parity_trl, parity_verl
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.parity_sides import Inputs, Pair
 from papers.peer_wheels import VERSIONS, Wheels
+from papers.pooled import pooled
 
 EQUAL = 1e-6
 REAL = 10  # times: so much larger is a named difference than what remains without it
@@ -44,13 +45,8 @@ def measure(seed: int, place: Place) -> Figures:
 
 def largest_gaps(figures: Mapping[int, Figures]) -> dict[str, list[float]]:
     """Return the gaps of each pair, the largest over the seeds."""
-    found: dict[str, list[float]] = {}
-    for of_seed in figures.values():
-        for name, gaps in of_seed.items():
-            assert isinstance(gaps, list)
-            known = found.setdefault(name, [0.0] * len(gaps))
-            found[name] = [max(pair) for pair in zip(known, gaps, strict=True)]
-    return found
+    names = next(iter(figures.values()))
+    return {name: pooled(figures, name).amax(dim=0).tolist() for name in names}
 
 
 def judge(figures: Mapping[int, Figures]) -> Verdict:

@@ -68,12 +68,12 @@ class Wheels:
         """Return functions and classes of the file that ends with ``path``.
 
         ``names`` are separated by spaces; a method, ``Class.method``, becomes a function that takes
-        self. ``given`` are other names that they use. Without a folder all are None.
+        self. ``given`` are other names that they use. Without a folder none can be called.
         """
         wanted = names.split()
         short = [name.rpartition(".")[2] for name in wanted]
         if self._folder is None:
-            return SimpleNamespace(**dict.fromkeys(short))
+            return SimpleNamespace(**dict.fromkeys(short, _absent))
         wheel = self.file(peer)
         assert wheel is not None
         with zipfile.ZipFile(wheel) as archive:
@@ -88,6 +88,10 @@ class Wheels:
         scope: dict[str, object] = {"__name__": f"{peer}:{path}", **(given or {})}
         exec(code, scope)
         return SimpleNamespace(**{name: scope[name] for name in short})
+
+
+def _absent(*_: object, **__: object) -> None:
+    raise LookupError("a function of a wheel was called without the wheel")
 
 
 def _context(tree: ast.Module) -> Iterator[ast.stmt]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,12 @@ def test_judge(load: Any) -> None:
         ({"TRL: DPO": [1e-5]}, "unexplained: TRL: DPO"),
         ({"TRL: DPO": [float("nan")]}, "unexplained: TRL: DPO"),
         ({"TRL: IPO": [0.9, 1e-5]}, "unexplained: TRL: IPO"),
-        ({"TRL: IPO": [1e-12, 1e-12]}, "makes none: TRL: IPO"),
     ):
         verdict = judge({**FIGURES, 1: {**FIGURES[0], **gaps}})
         assert (verdict.outcome, word in verdict.found) == ("failed", True), verdict
+    without = judge({0: {**FIGURES[0], "TRL: IPO": [1e-12, 1e-12]}})
+    assert without.outcome == "failed"
+    assert "the named difference makes none: TRL: IPO" in without.found
 
 
 def test_a_gap_is_a_share_of_the_largest_element(load: Any) -> None:
@@ -85,10 +88,12 @@ def test_a_gap_is_a_share_of_the_largest_element(load: Any) -> None:
     theirs = {"value": torch.tensor(2.0), "gradient": torch.tensor([1e-4, 1e-3])}
     assert sides(theirs, ours).gap == pytest.approx(0.1)
     assert sides(ours, ours).gap == 0
+    broken = {**theirs, "gradient": torch.tensor([torch.nan, 1e-3])}
+    assert math.isnan(sides(broken, ours).gap)
 
 
 def test_the_page_is_made_from_the_figures(load: Any) -> None:
-    page = load("parity_page")
+    page = load("loss_parity_page")
     assert page.PAGE.read_text() == page.parity_page(page.FIGURES)
     gaps = load("loss_parity").largest_gaps(page.measured(page.FIGURES))
     assert gaps.keys() == load("loss_parity").all_pairs(load("peer_wheels").Wheels()).keys()

@@ -47,6 +47,8 @@ def test_kl_gradients_pass_and_each_broken_identity_fails(load: Any, tmp_path: P
         verdict = module.judge({0: broken})
         assert verdict.outcome == "failed"
         assert module.IDENTITIES[name] in verdict.found
+    for name in module.IDENTITIES.keys() | {"bias", "bias_0.1"}:
+        assert module.judge({0: figures[0] | {name: [0.0, math.nan]}}).outcome == "failed"
     assert module.judge({0: figures[0] | {"bias": [0.5, 0.001]}}).outcome == "failed"
     assert module.judge({0: figures[0] | {"bias_0.01": figures[0]["bias_0.1"]}}).outcome == "failed"
 
@@ -77,9 +79,10 @@ def test_best_of_n_passes_and_each_broken_rule_fails(load: Any, tmp_path: Path) 
         "over_kl": -1e-6,
         "sampler": 3.5,
     }.items():
-        verdict = module.judge({0: figures[0] | {name: [1e-4, value]}})
-        assert verdict.outcome == "failed", name
-        assert "not so:" in verdict.found
+        for wrong in (value, math.nan):
+            verdict = module.judge({0: figures[0] | {name: [1e-4, wrong]}})
+            assert verdict.outcome == "failed", name
+            assert "not so:" in verdict.found
 
 
 def test_the_best_of_two_coins(load: Any) -> None:

@@ -1,6 +1,6 @@
 """Write docs/loss_parity.md from the figures of ``loss_parity``.
 
-cd benchmarks && python -m papers.parity_page
+cd benchmarks && python -m papers.loss_parity_page
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ Each row runs a function of a published wheel and ours on the same {seeds} sets 
 with ragged responses and padding that holds numbers. *Gap* is the largest difference of an element
 of value or gradient, as a share of the tensor's largest element. Where it is above 1e-6 the row
 names the difference, and the last column is the gap without it. Of {all} rows {equal} are equal as
-they are. A loss is a mean over the tokens of the batch if the row says nothing else.
+they are. A loss is a mean over the tokens of the batch if the row says nothing else. Gaps below
+1e-6 are rounding: some peers compute in fp32, or add 1e-8 to a divisor.
 
-`python -m papers.parity_page`, in `benchmarks/`, makes this page from the figures.
+`python -m papers.loss_parity_page`, in `benchmarks/`, makes this page from the figures.
 
 """
 TAIL = """## Not compared
@@ -70,16 +71,17 @@ def _section(peer: str, pairs: list[Pair], gaps: dict[str, list[float]]) -> str:
     rows = []
     for pair in pairs:
         found, rest = (*gaps[f"{peer}: {pair.quantity}"], None)[:2]
-        place, _, what = pair.theirs.partition(": ")
-        where = f"`{Path(place).name}`: {what}"
-        words = [pair.quantity, where, f"`{pair.ours}`" if pair.ours.isidentifier() else pair.ours]
-        rows.append([*words, f"{found:.0e}", pair.difference or "-", _gap(rest)])
+        file, _, what = pair.theirs.partition(": ")
+        ours = ", ".join(f"`{each}`" for each in pair.ours.split(", "))
+        difference = pair.difference or "-"
+        rows.append([pair.quantity, f"`{file}`: {what}", ours, _gap(found), difference, _gap(rest)])
     header = ["quantity", f"in {peer}", "here", "gap", "difference", "gap without it"]
-    return f"## {peer} {VERSIONS[peer]}\n\n{table(header, rows)}\n"
+    text = table(header, rows).replace("---:", "---")  # words are read from the left
+    return f"## {peer} {VERSIONS[peer]}\n\n{text}\n"
 
 
 def _gap(gap: float | None) -> str:
-    return "-" if gap is None else f"{gap:.0e}"
+    return "-" if gap is None else f"{gap:.0e}" if gap else "0"
 
 
 if __name__ == "__main__":
