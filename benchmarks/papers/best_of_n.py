@@ -93,7 +93,8 @@ def compare(policy_A: Tensor, rewards_A: Tensor) -> dict[str, float]:
                     "missed": max(bound - fine.kl, most_wins - fine.win_rate),
                 }
             )
-    of_name = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    of_name = {name: torch.tensor(x, dtype=torch.float64) for name, x in columns.items()}
     found = {
         name: float(each.max() if name == "missed" else each.min())
         for name, each in of_name.items()
