@@ -10,12 +10,14 @@ from torch.nn import functional
 
 from papers.parity_sides import (
     BETA,
+    CLIPS,
     GAMMA,
     GROUP,
     HIGH,
     KL_COEF,
     LAM,
     LOW,
+    N_MINUS_1,
     ROWS,
     VALUE_CLIP,
     WIDTH,
@@ -30,6 +32,7 @@ from papers.parity_sides import (
     our_policy,
     our_value,
     our_whitened,
+    our_whitening,
 )
 from papers.peer_wheels import Wheels
 from rlhf.algorithms.advantages import gae, grpo_advantages
@@ -40,8 +43,6 @@ UTILS = "agilerl/utils/llm_utils.py"
 PPO = "agilerl/algorithms/ppo_llm.py"
 GRPO = "agilerl/algorithms/grpo.py"
 DPO = "agilerl/algorithms/dpo.py"
-CLIPS = {"cliprange": LOW, "cliprange_high": HIGH}
-N_MINUS_1 = "the variance is divided by n - 1 tokens (here: n)"
 
 
 def pairs(wheels: Wheels) -> list[Pair]:
@@ -249,21 +250,12 @@ def _others(utils: SimpleNamespace, grpo: SimpleNamespace, dpo: SimpleNamespace)
         return graded(lambda at: utils.calculate_k3_kl(x.reference_BT, at), x.logprobs_BT)
 
     def whitened(x: Inputs) -> Tensors:
-        found_BT = utils.masked_whiten(x.advantages_BT, x.keep_BT)
-        return kept(x.keep_BT, whitened=found_BT)
-
-    def our(x: Inputs, *, is_sample: bool) -> Tensors:
-        found_BT = our_whitened(x.advantages_BT, x.keep_BT, is_sample=is_sample)
-        return kept(x.keep_BT, whitened=found_BT)
+        return kept(x.keep_BT, whitened=utils.masked_whiten(x.advantages_BT, x.keep_BT))
 
     def their_dpo(x: Inputs) -> Tensors:
         agent, half = _bound(dpo, beta=BETA, nll_alpha=0.0), ROWS // 2
-        halves = [
-            each[part]
-            for each in (x.logprobs_BT, x.reference_BT, x.keep_BT)
-            for part in (slice(half), slice(half, None))
-        ]
-        chosen_BT, *others = halves
+        tensors = (x.logprobs_BT, x.reference_BT, x.keep_BT)
+        chosen_BT, *others = [part for each in tensors for part in each.split(half)]
         found = graded(lambda at: agent._dpo_loss_standard(at, *others)[0], chosen_BT)
         # All tokens of a response have its gradient.
         return {"value": found["value"], "gradient": found["gradient"][:, 0]}
@@ -293,9 +285,9 @@ def _others(utils: SimpleNamespace, grpo: SimpleNamespace, dpo: SimpleNamespace)
             "whitening",
             f"{UTILS}: masked_whiten",
             "whiten",
-            lambda x: Sides(whitened(x), our(x, is_sample=False)),
+            lambda x: Sides(whitened(x), our_whitening(x)),
             N_MINUS_1,
-            lambda x: Sides(whitened(x), our(x, is_sample=True)),
+            lambda x: Sides(whitened(x), our_whitening(x, is_sample=True)),
         ),
         Pair(
             "DPO",

@@ -9,6 +9,7 @@ from torch import Tensor
 from papers.parity_openrlhf_advantages import MAKER, advantage_pairs
 from papers.parity_sides import (
     BETA,
+    CLIPS,
     DUAL,
     HIGH,
     LOW,
@@ -67,7 +68,6 @@ def _policy(losses: SimpleNamespace) -> list[Pair]:
             lambda at: loss(at, x.old_values_BT, x.returns_BT, x.keep_BT.double()), x.values_BT
         )
 
-    clips = {"cliprange": LOW, "cliprange_high": HIGH}
     sequence = LossAggregation.sequence_mean
     where = f"{LOSS}: PolicyLoss"
     return [
@@ -75,20 +75,20 @@ def _policy(losses: SimpleNamespace) -> list[Pair]:
             "policy loss, clipped",
             where,
             "policy_loss",
-            lambda x: Sides(theirs(x), our_policy(x, **clips)),
+            lambda x: Sides(theirs(x), our_policy(x, **CLIPS)),
         ),
         Pair(
             "policy loss, dual clip",
             where,
             "policy_loss",
-            lambda x: Sides(theirs(x, dual_clip=DUAL), our_policy(x, dual_clip=DUAL, **clips)),
+            lambda x: Sides(theirs(x, dual_clip=DUAL), our_policy(x, dual_clip=DUAL, **CLIPS)),
         ),
         Pair(
             "policy loss, mean of sequence means",
             where,
             "policy_loss",
             lambda x: Sides(
-                theirs(x, token_level_loss=False), our_policy(x, how=sequence, **clips)
+                theirs(x, token_level_loss=False), our_policy(x, how=sequence, **CLIPS)
             ),
         ),
         Pair(
@@ -97,7 +97,7 @@ def _policy(losses: SimpleNamespace) -> list[Pair]:
             "gspo_loss",
             lambda x: Sides(
                 theirs(x, policy_loss_type="gspo", advantages_BT=x.spread_BT),
-                our_policy(x, gspo_loss, how=sequence, advantages_BT=x.spread_BT, **clips),
+                our_policy(x, gspo_loss, how=sequence, advantages_BT=x.spread_BT, **CLIPS),
             ),
         ),
         Pair(

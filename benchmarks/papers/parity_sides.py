@@ -28,6 +28,8 @@ WIDTH = 10
 LONGEST = 12  # tokens that a response may have; no response here has more than WIDTH
 LOW, HIGH, VALUE_CLIP, DUAL = 0.2, 0.28, 0.2, 3.0
 GAMMA, LAM, KL_COEF, BETA, SMOOTHING = 0.97, 0.9, 0.05, 0.3, 0.1
+CLIPS = {"cliprange": LOW, "cliprange_high": HIGH}
+N_MINUS_1 = "the variance is divided by n - 1 tokens (here: n)"
 HOLES = 0.3  # share of tokens within a response that are not the policy's
 
 Tensors = Mapping[str, Tensor]
@@ -239,3 +241,10 @@ def our_whitened(x_BT: Tensor, keep_BT: Tensor, *, is_sample: bool = False) -> T
         spread = moments.variance * count / (count - 1)
         moments = Moments(moments.total, (spread + moments.mean.square()) * count, count)
     return whiten(x_BT, keep_BT, moments)
+
+
+def our_whitening(inputs: Inputs, *, is_sample: bool = False) -> Tensors:
+    """Return our whitened advantages."""
+    keep_BT = inputs.keep_BT
+    whitened_BT = our_whitened(inputs.advantages_BT, keep_BT, is_sample=is_sample)
+    return kept(keep_BT, whitened=whitened_BT)

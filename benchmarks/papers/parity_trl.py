@@ -7,6 +7,7 @@ that has what they read, and log-probs in the place of a model's.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from papers.parity_sides import (
     BETA,
+    CLIPS,
     DUAL,
     HIGH,
     KL_COEF,
@@ -40,7 +42,6 @@ GRPO = "trl/trainer/grpo_trainer.py"
 RLOO = "trl/trainer/rloo_trainer.py"
 DPO = "trl/trainer/dpo_trainer.py"
 REWARD = "trl/trainer/reward_trainer.py"
-CLIPS = {"cliprange": LOW, "cliprange_high": HIGH}
 
 
 def pairs(wheels: Wheels) -> list[Pair]:
@@ -74,10 +75,10 @@ def _trainer(**state: object) -> SimpleNamespace:
     )
 
 
-def _completions(x: Inputs, logprobs_BT: Tensor) -> SimpleNamespace:
-    """Return the inputs of a policy loss, and the method that would run the model."""
+def _completions(x: Inputs) -> dict[str, Tensor]:
+    """Return the inputs of a policy loss."""
     zeros = torch.zeros((ROWS, WIDTH), dtype=torch.long)
-    inputs = {
+    return {
         "prompt_ids": zeros[:, :1],
         "prompt_mask": zeros[:, :1],
         "completion_ids": zeros,
@@ -88,8 +89,11 @@ def _completions(x: Inputs, logprobs_BT: Tensor) -> SimpleNamespace:
         "ref_per_token_logps": x.reference_BT,
         "num_items_in_batch": x.keep_BT.sum(),
     }
-    run_model = lambda *_, **__: (logprobs_BT, torch.zeros_like(logprobs_BT), None)  # noqa: E731
-    return SimpleNamespace(inputs=inputs, run_model=run_model)
+
+
+def _run_model(logprobs_BT: Tensor) -> Callable[..., tuple[Tensor, Tensor, None]]:
+    """Return what would run the model: log-probs, entropies, and no auxiliary loss."""
+    return lambda *_, **__: (logprobs_BT, torch.zeros_like(logprobs_BT), None)
 
 
 def _grpo(compute_loss: object) -> list[Pair]:
@@ -103,12 +107,11 @@ def _grpo(compute_loss: object) -> list[Pair]:
         delta: float | None = None,
     ) -> Tensors:
         def value(logprobs_BT: Tensor) -> Tensor:
-            given = _completions(x, logprobs_BT)
             args = SimpleNamespace(
                 use_bias_correction_kl=False, delta=delta, steps_per_generation=1
             )
             trainer = _trainer(
-                _get_per_token_logps_and_entropies=given.run_model,
+                _get_per_token_logps_and_entropies=_run_model(logprobs_BT),
                 args=args,
                 loss_type=loss_type,
                 importance_sampling_level=level,
@@ -122,7 +125,7 @@ def _grpo(compute_loss: object) -> list[Pair]:
                 current_gradient_accumulation_steps=1,
                 _entropy_bonus_enabled=False,
             )
-            return compute_loss(trainer, None, given.inputs)
+            return compute_loss(trainer, None, _completions(x))
 
         return graded(value, x.logprobs_BT)
 
@@ -132,49 +135,41 @@ def _grpo(compute_loss: object) -> list[Pair]:
 
     sequence, fixed = LossAggregation.sequence_mean, LossAggregation.fixed_length
     where = f"{GRPO}: _compute_loss"
-    same = {
+    with_kl = {"kl_coef": KL_COEF}
+    same = {  # the loss_type, what else TRL is told, and what we are told
         "GRPO, with k3 in the loss, mean of sequence means": (
             "grpo",
-            lambda x: theirs(x, "grpo", kl_coef=KL_COEF),
-            lambda x: ours(x, how=sequence, kl_coef=KL_COEF),
+            with_kl,
+            {**with_kl, "how": sequence},
         ),
-        "GRPO, with k3 in the loss, mean over tokens": (
-            "dapo",
-            lambda x: theirs(x, "dapo", kl_coef=KL_COEF),
-            lambda x: ours(x, kl_coef=KL_COEF),
-        ),
-        "GRPO, mean over tokens of a micro-batch": (
-            "bnpo",
-            lambda x: theirs(x, "bnpo"),
-            ours,
-        ),
-        "policy loss, Dr. GRPO's divisor": (
-            "dr_grpo",
-            lambda x: theirs(x, "dr_grpo"),
-            lambda x: ours(x, how=fixed),
-        ),
+        "GRPO, with k3 in the loss, mean over tokens": ("dapo", with_kl, with_kl),
+        "GRPO, mean over tokens of a micro-batch": ("bnpo", {}, {}),
+        "policy loss, Dr. GRPO's divisor": ("dr_grpo", {}, {"how": fixed}),
         "GRPO, dual clip (TRL: delta)": (
             "grpo",
-            lambda x: theirs(x, "grpo", delta=DUAL),
-            lambda x: ours(x, how=sequence, dual_clip=DUAL),
-        ),
-        "GSPO": (
-            "grpo, importance_sampling_level=sequence",
-            lambda x: theirs(x, "grpo", level="sequence"),
-            lambda x: ours(x, gspo_loss, how=sequence),
+            {"delta": DUAL},
+            {"dual_clip": DUAL, "how": sequence},
         ),
     }
     found = [
         Pair(
             quantity,
             f"{where}, {name}",
-            "gspo_loss" if quantity == "GSPO" else "policy_loss",
-            lambda x, peer=peer, here=here: Sides(peer(x), here(x)),
+            "policy_loss, estimate_kl" if "kl_coef" in here else "policy_loss",
+            lambda x, name=name, told=told, here=here: Sides(
+                theirs(x, name, **told), ours(x, **here)
+            ),
         )
-        for quantity, (name, peer, here) in same.items()
+        for quantity, (name, told, here) in same.items()
     ]
     return [
         *found,
+        Pair(
+            "GSPO",
+            f"{where}, grpo, importance_sampling_level=sequence",
+            "gspo_loss",
+            lambda x: Sides(theirs(x, "grpo", level="sequence"), ours(x, gspo_loss, how=sequence)),
+        ),
         Pair(
             "CISPO",
             f"{where}, cispo",
@@ -189,13 +184,12 @@ def _grpo(compute_loss: object) -> list[Pair]:
 def _rloo(compute_loss: object) -> Pair:
     def theirs(x: Inputs) -> Tensors:
         def value(logprobs_BT: Tensor) -> Tensor:
-            given = _completions(x, logprobs_BT)
             trainer = _trainer(
-                _get_per_token_logps_and_entropies=given.run_model,
+                _get_per_token_logps_and_entropies=_run_model(logprobs_BT),
                 epsilon_low=LOW,
                 epsilon_high=HIGH,
             )
-            return compute_loss(trainer, None, given.inputs)
+            return compute_loss(trainer, None, _completions(x))
 
         return graded(value, x.logprobs_BT)
 

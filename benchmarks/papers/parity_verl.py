@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from torch import Tensor
 
 from papers.parity_sides import (
+    CLIPS,
     DUAL,
     GAMMA,
     GROUP,
@@ -14,6 +15,7 @@ from papers.parity_sides import (
     LAM,
     LONGEST,
     LOW,
+    N_MINUS_1,
     ROWS,
     VALUE_CLIP,
     WIDTH,
@@ -28,6 +30,7 @@ from papers.parity_sides import (
     our_policy,
     our_value,
     our_whitened,
+    our_whitening,
 )
 from papers.peer_wheels import Wheels
 from rlhf.algorithms.advantages import (
@@ -40,7 +43,6 @@ from rlhf.algorithms.ppo import cispo_loss, gspo_loss
 from rlhf.config.loss_choices import LossAggregation
 
 CORE = "verl/trainer/ppo/core_algos.py"
-N_MINUS_1 = "the variance is divided by n - 1 tokens (here: n)"
 
 
 class ActorConfig(SimpleNamespace):
@@ -83,7 +85,7 @@ def _policy(core: SimpleNamespace) -> list[Pair]:
         **keys: float,
     ) -> Tensors:
         clips = {"clip_ratio": LOW, "clip_ratio_low": LOW, "clip_ratio_high": HIGH, **keys}
-        config = ActorConfig(global_batch_info=keys.pop("info", {}), **clips)
+        config = ActorConfig(global_batch_info={}, **clips)
         given_BT = inputs.advantages_BT if advantages_BT is None else advantages_BT
         loss = getattr(core, f"compute_policy_loss_{name}")
         return graded(
@@ -91,8 +93,7 @@ def _policy(core: SimpleNamespace) -> list[Pair]:
             inputs.logprobs_BT,
         )
 
-    clips = {"cliprange": LOW, "cliprange_high": HIGH}
-    dual = {**clips, "dual_clip": DUAL}
+    dual = {**CLIPS, "dual_clip": DUAL}
     vanilla = f"{CORE}: compute_policy_loss_vanilla"
     sequence, fixed = LossAggregation.sequence_mean, LossAggregation.fixed_length
     return [
@@ -100,7 +101,7 @@ def _policy(core: SimpleNamespace) -> list[Pair]:
             "policy loss, clipped",
             vanilla,
             "policy_loss",
-            lambda x: Sides(theirs(x), our_policy(x, **clips)),
+            lambda x: Sides(theirs(x), our_policy(x, **CLIPS)),
             "a dual clip at ratio 3 is always on (clip_ratio_c; here: ppo.dual_clip, off)",
             lambda x: Sides(theirs(x), our_policy(x, **dual)),
         ),
@@ -132,7 +133,7 @@ def _policy(core: SimpleNamespace) -> list[Pair]:
             "gspo_loss",
             lambda x: Sides(
                 theirs(x, "gspo", "seq-mean-token-mean"),
-                our_policy(x, gspo_loss, how=sequence, **clips),
+                our_policy(x, gspo_loss, how=sequence, **CLIPS),
             ),
         ),
         Pair(
@@ -167,10 +168,6 @@ def _others(core: SimpleNamespace, masked: SimpleNamespace) -> list[Pair]:
         found_BT = masked.masked_whiten(x.advantages_BT, x.keep_BT.double())
         return kept(x.keep_BT, whitened=found_BT)
 
-    def ours(x: Inputs, *, is_sample: bool) -> Tensors:
-        found_BT = our_whitened(x.advantages_BT, x.keep_BT, is_sample=is_sample)
-        return kept(x.keep_BT, whitened=found_BT)
-
     same = [
         Pair(
             f"KL estimator {name}",
@@ -200,9 +197,9 @@ def _others(core: SimpleNamespace, masked: SimpleNamespace) -> list[Pair]:
             "whitening",
             "verl/utils/torch_functional.py: masked_whiten",
             "whiten",
-            lambda x: Sides(whitened(x), ours(x, is_sample=False)),
+            lambda x: Sides(whitened(x), our_whitening(x)),
             N_MINUS_1,
-            lambda x: Sides(whitened(x), ours(x, is_sample=True)),
+            lambda x: Sides(whitened(x), our_whitening(x, is_sample=True)),
         ),
     ]
 
