@@ -106,10 +106,9 @@ def _grpo(compute_loss: object) -> list[Pair]:
         high: float = HIGH,
         delta: float | None = None,
     ) -> Tensors:
+        args = SimpleNamespace(use_bias_correction_kl=False, delta=delta, steps_per_generation=1)
+
         def value(logprobs_BT: Tensor) -> Tensor:
-            args = SimpleNamespace(
-                use_bias_correction_kl=False, delta=delta, steps_per_generation=1
-            )
             trainer = _trainer(
                 _get_per_token_logps_and_entropies=_run_model(logprobs_BT),
                 args=args,
@@ -202,8 +201,8 @@ def _rloo(compute_loss: object) -> Pair:
                 for each_BT in (at, x.old_BT)
             )
             every_B1 = torch.ones_like(new_B1, dtype=torch.bool)
-            advantages_B1 = x.row_advantages_B[:, None]
-            return policy_loss(new_B1, old_B1, advantages_B1, every_B1, **CLIPS).loss / ROWS
+            given = (new_B1, old_B1, x.row_advantages_B[:, None], every_B1)
+            return policy_loss(*given, **CLIPS).loss / ROWS
 
         return graded(value, x.logprobs_BT)
 
@@ -221,7 +220,6 @@ def _rloo(compute_loss: object) -> Pair:
 def _dpo(compute_loss: object) -> list[Pair]:
     def theirs(x: Inputs, loss_type: str) -> Tensors:
         mask_BS = torch.nn.functional.pad(x.keep_BT, (1, 0))  # the prompt's token comes first
-        half = ROWS // 2
         _, _, reference_chosen_B, reference_rejected_B = pair_logprobs(x)
 
         def value(logprobs_BT: Tensor) -> Tensor:
@@ -251,17 +249,16 @@ def _dpo(compute_loss: object) -> list[Pair]:
 
         found = graded(value, x.logprobs_BT)
         # All tokens of a response have its gradient; the first half of the rows are chosen.
-        return {"value": found["value"], "gradient": found["gradient"][:half, 0]}
+        return {"value": found["value"], "gradient": found["gradient"][: ROWS // 2, 0]}
 
     def per_token(x: Inputs) -> Tensors:
         """Each side is divided by the tokens of its response."""
-        lengths_B, half = x.keep_BT.sum(dim=1), ROWS // 2
-        tokens = (lengths_B[:half], lengths_B[half:], lengths_B[:half], lengths_B[half:])
+        tokens = 2 * x.keep_BT.sum(dim=1).split(ROWS // 2)  # policy and reference, each
         chosen_B, *others = pair_logprobs(x)
 
         def value(at: Tensor) -> Tensor:
             sides = [a / b for a, b in zip((at, *others), tokens, strict=True)]
-            return dpo_loss(*sides, beta=BETA, loss="ipo").loss / half
+            return dpo_loss(*sides, beta=BETA, loss="ipo").loss / len(at)
 
         return graded(value, chosen_B)
 
