@@ -9,8 +9,9 @@ phase, in fp32, and with ``generate`` of transformers in the place of this progr
    *style is repaired* (a polite opening, cut at the first full stop): what manners alone are worth;
 2. exactly right, by skill;
 3. the reward model on minimal pairs, by flaw and skill;
-4. the best of n SFT answers by the reward model, beside PPO. The KL of best-of-n is at most
-   log n - (n - 1) / n nats, and less where answers repeat (https://arxiv.org/abs/2401.01879).
+4. the best of n SFT answers by the reward model, beside PPO. The KL of best-of-n is estimated from
+   the probabilities of the chosen answers; log n - (n - 1) / n nats, which it would be if no answer
+   could repeat, is in the table as a bound (https://arxiv.org/abs/2401.01879).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from best_of import choose_best, estimate_kl_of_best, kl_bound
 from common import table
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -55,6 +57,7 @@ from rlhf.data.synthetic_pairs import FLAWS, Manners, render_response
 BATCH = 200
 BEST_OF = (1, 2, 4, 8, 16)
 MOST = 64  # answers to each prompt, where PPO's KL asks for a larger best of n
+BLOCK = 16  # answers to each prompt that are drawn at a time
 MAX_TOKENS = 32  # the longest right answer of the task, politely said, has a dozen
 
 Table = dict[str, dict[str, float]]  # row -> column -> value
@@ -291,26 +294,49 @@ def best_of_n(
     sampled: list[Answer],
     kl: float,
 ) -> Table:
-    """What the reward model's choice of n answers is worth, and PPO at its own KL."""
-    equal = next((n for n in range(1, MOST) if _kl_of_best(n) >= kl), MOST)
-    drawn_each = max(*BEST_OF, equal)
-    drawn = policy.answers([p for p in prompts for _ in range(drawn_each)], sample=True)
-    scores = reward.scores([answer.ids for answer in drawn])
-    sizes = {f"best of {n}": n for n in BEST_OF} | {"best of n at PPO's KL": equal}
+    """What the reward model's choice of n answers is worth, and PPO at its own KL.
+
+    Answers are drawn until best of n has PPO's KL, or ``MOST`` are.
+    """
+    groups: list[list[Candidate]] = [[] for _ in prompts]
+    while (n := len(groups[0])) < MOST and (n < max(BEST_OF) or _estimated_kl(groups, n) < kl):
+        drawn = draw_candidates(policy, reward, [p for p in prompts for _ in range(BLOCK)])
+        for number, group in enumerate(groups):
+            group.extend(drawn[number * BLOCK : (number + 1) * BLOCK])
+    equal = next((size for size in range(1, n) if _estimated_kl(groups, size) >= kl), n)
+    sizes = {f"best of {size}": size for size in BEST_OF} | {"best of n at PPO's KL": equal}
     rows: Table = {}
-    for name, n in sizes.items():
-        best = [
-            max(range(start, start + n), key=lambda row: scores[row])
-            for start in range(0, len(drawn), drawn_each)
-        ]
-        answers, chosen = [drawn[row] for row in best], [scores[row] for row in best]
-        rows[name] = _worth(_kl_of_best(n), answers, chosen)
+    for name, size in sizes.items():
+        chosen = _chosen(groups, size)
+        rows[name] = {"n": size, "KL at most": kl_bound(size)} | _worth(
+            _estimated_kl(groups, size), [c.answer for c in chosen], [c.score for c in chosen]
+        )
     rows["PPO"] = _worth(kl, sampled, reward.scores([answer.ids for answer in sampled]))
     return rows
 
 
-def _kl_of_best(n: int) -> float:
-    return math.log(n) - (n - 1) / n
+class Candidate(NamedTuple):
+    """An answer that the reward model may choose."""
+
+    answer: Answer
+    score: float
+    probability: float  # under the policy that drew it
+
+
+def draw_candidates(policy: Policy, reward: RewardModel, prompts: Sequence[str]) -> list[Candidate]:
+    """One sampled answer to each prompt, with its score and its probability."""
+    answers = policy.answers(prompts, sample=True)
+    scores = reward.scores([answer.ids for answer in answers])
+    probabilities = (math.exp(each) for each in policy.logprobs(answers))
+    return [Candidate(*each) for each in zip(answers, scores, probabilities, strict=True)]
+
+
+def _chosen(groups: Sequence[Sequence[Candidate]], n: int) -> list[Candidate]:
+    return [group[choose_best([each.score for each in group], n)] for group in groups]
+
+
+def _estimated_kl(groups: Sequence[Sequence[Candidate]], n: int) -> float:
+    return statistics.fmean(estimate_kl_of_best(c.probability, n) for c in _chosen(groups, n))
 
 
 def _worth(kl: float, answers: list[Answer], scores: list[float]) -> dict[str, float]:

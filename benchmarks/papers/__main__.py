@@ -65,7 +65,8 @@ def measure(seed: Seed) -> None:
     os.environ |= {"RLHF_CACHE": str(seed.place.shared / "cache"), "HF_HUB_OFFLINE": "1"}
     seed.place.folder.mkdir(parents=True, exist_ok=True)
     start = time.process_time(), time.monotonic()
-    figures = all_results()[seed.name].measure(seed.number, seed.place)
+    result: PaperResult = importlib.import_module(f"papers.{seed.name}").RESULT
+    figures = result.measure(seed.number, seed.place)
     seconds = time.monotonic() - start[1]
     document = {"figures": figures, "seconds": seconds, "machine": machine("cpu")}
     partial = seed.file.with_suffix(".partial")

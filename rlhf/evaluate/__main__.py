@@ -36,6 +36,7 @@ from rlhf.tracking.console import build_console
 from rlhf.tracking.jsonl import JsonlWriter
 
 SHOWN = ("score", "right", "gold", "KL, nats", "tokens", "perplexity")  # on the terminal
+START = "start"  # the model that a run without an SFT phase begins with
 CURVE = ("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold")
 
 
@@ -68,9 +69,10 @@ def evaluate(
     folder = (run_dir / EVALUATION).parent
     perplexities: dict[str, float] = {}
     answers = _open_empty(folder / "answers.jsonl")
-    for name, place in folders.items():
-        context.console.say(f"{name}: {place}")
-        policy = evaluator.load_policy(place)
+    starts = () if Phase.sft in config.phase.order else (START,)
+    for name in (*starts, *folders):
+        context.console.say(f"{name}: {folders.get(name, config.model.path)}")
+        policy = evaluator.load_policy(folders[name]) if name in folders else evaluator.load_start()
         for decoder in decoders:
             for sample in range(1 if decoder.greedy else samples):
                 of_sample = {"num_prompts": count, "sample": sample}

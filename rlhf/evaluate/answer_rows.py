@@ -94,7 +94,7 @@ class Evaluator:
         self.plan = phase_plans(self.config).get(Phase.ppo, WITHOUT_PPO)
         for folder in ("sft/model", "reward/model"):
             verify_model(run_dir / folder)
-        self._reference = self._build_policy(policy_source(self.config))
+        self._reference = self.load_start()
         self.reward_model = self._load_reward_model()
         self._rewards = build_reward_mix(self.config.rewards, context.tokenizer)
         environment = self.config.environment
@@ -111,6 +111,10 @@ class Evaluator:
     def prompts(self) -> HeldOutPrompts:
         """Return the held-out prompts that the run's own evaluation uses."""
         return HeldOutPrompts.from_phase(self.context, Phase.ppo)
+
+    def load_start(self) -> AnyEngine:
+        """Load the model from which PPO or DPO has started."""
+        return self._build_policy(policy_source(self.config))
 
     def load_policy(self, folder: Path) -> AnyEngine:
         """Load the policy that is stored in ``folder``.

@@ -15,7 +15,7 @@ import pytest
 
 from rlhf.base.errors import CapabilityError
 from rlhf.evaluate.__main__ import evaluate, main
-from tests.runs import ROOT, finished, launch
+from tests.runs import ROOT, finished
 
 SMALL_PPO = ["ppo.rollout_batch_size=16", "ppo.mini_batch_size=8", "ppo.eval_prompts=8"]
 SMALL_PPO += ["rollout.max_response_tokens=8", "hardware.dtype=fp32"]
@@ -79,13 +79,17 @@ def test_the_script_of_the_page_computes_the_same_win_rate(run: Path) -> None:
 
 
 def test_another_run_is_compared(run: Path, tmp_path: Path) -> None:
-    words = [f"from_run={run}", "ppo.steps=1", f"run_dir={tmp_path / 'other'}", *SMALL_PPO]
-    assert launch(*words, cwd=tmp_path).returncode == 0
-    found = evaluate(run, against=[tmp_path / "other"], num_prompts=2)
+    start = ["phase=ppo", "model=pretrained", f"model.path={run / 'sft' / 'model'}"]
+    words = [*start, "model@reward_model=gold", "ppo.steps=1", *SMALL_PPO]
+    other = finished(tmp_path / "other", *words)
+    found = evaluate(run, against=[other], num_prompts=2)
     assert list(found["models"])[-1] == "other/ppo"
     assert found["models"]["other/ppo"]["decoders"]["sampled"]["prompts"] == 2
     report = (run / "report.html").read_text()
     assert "Calibration of the reward model" not in report
+    of_other = evaluate(other, num_prompts=2)["models"]
+    assert list(of_other) == ["start", "ppo"], "the model before PPO too, although not of this run"
+    assert of_other["start"]["decoders"]["sampled"]["kl"] == pytest.approx(0, abs=1e-5)
 
 
 def test_the_command_prints_tables_and_renews_the_report(

@@ -18,7 +18,7 @@ SAID = {
     "custom_estimator": ["their advantages: tensor", "actor loss:"],
 }
 ELSEWHERE = {"my_rewards": "test_rewards", "arithmetic": "test_docs", "tutorial_data": "below"}
-ELSEWHERE |= {"environments": "test_environment_run"}
+ELSEWHERE |= {"environments": "test_environment_run", "sentiment": "test_sentiment_example"}
 
 
 @pytest.fixture(scope="module")

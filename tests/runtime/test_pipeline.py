@@ -211,4 +211,7 @@ def test_a_run_is_taken_apart_by_its_judge(run_dir: Path, tmp_path: Path) -> Non
     scores = [best[f"best of {n}"]["score"] for n in (1, 2, 4, 8, 16)]
     assert scores == sorted(scores)  # the first n of the same answers
     assert scores[-1] > scores[0]
+    assert best["best of 1"]["KL, nats"] == 0
+    assert 0 < best["best of 16"]["KL, nats"] < best["best of 16"]["KL at most"]
+    assert 1 <= best["best of n at PPO's KL"]["n"] <= 64
     assert "| PPO, greedy |" in run.stdout

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import launch
+from tests.runs import ROOT, launch, python
 
 FOLDER = os.environ.get("RLHF_SMOLLM2", "")
 pytestmark = [
@@ -46,3 +46,16 @@ def test_a_short_run(experiment: str, overrides: list[str], tmp_path: Path) -> N
     assert phases["ppo"]["ended_share_after"] > 0
     samples = (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
     assert all(json.loads(sample)["response"].strip() for sample in samples)
+
+
+def test_a_short_run_on_sentiment(tmp_path: Path) -> None:
+    pytest.importorskip("afinn")
+    pytest.importorskip("vaderSentiment")
+    assert python(ROOT / "examples" / "sentiment.py", cwd=tmp_path).returncode == 0
+    words = ["experiment=smollm2_sentiment", f"model.path={FOLDER}", *PPO]
+    path = os.pathsep.join([str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")])
+    run = launch(*words, f"run_dir={tmp_path / 'run'}", cwd=tmp_path, PYTHONPATH=path, timeout=600)
+    assert run.returncode == 0, run.stderr
+    ppo = json.loads((tmp_path / "run" / "result.json").read_text())["phases"]["ppo"]
+    assert ppo["judge_gains"].keys() == {"afinn", "distinct"}
+    assert ppo["score_after"] == pytest.approx(ppo["score_parts_after"]["vader"])

@@ -29,6 +29,7 @@ RUN_ELSEWHERE = {
     "python -m rlhf.compare --answers FILE": "tests/compare/test_choices.py",
     "python examples/tutorial_data.py": "tests/runtime/test_examples.py",
     "python examples/arithmetic.py": "test_arithmetic_has_right_answers",
+    "python examples/sentiment.py": "tests/rewards/test_sentiment_example.py",
     "transformers serve runs/latest/ppo/actor --host 127.0.0.1": "tests/chat/test_serve.py",
     "python -m rlhf.compare runs/latest": "tests/compare/test_comparison_page.py",
     "python -m rlhf.evaluate runs/latest": "tests/evaluate/test_evaluate.py",
