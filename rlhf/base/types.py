@@ -96,6 +96,7 @@ class Rollout(NamedTuple):
     last_values_B: Tensor | None = None  # values after the last token
     disagreement_B: Tensor | None = None  # of the reward model's members; None: a single one
     reuses_logprobs: bool = False  # logprobs_BT were measured by the rollout backend
+    step_values_BT: Tensor | None = None  # true values where a step begins, NaN elsewhere
     replaced_B: Tensor | None = None  # bool: of prompts that were sampled in place of others
 
 

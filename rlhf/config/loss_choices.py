@@ -13,6 +13,13 @@ class LossAggregation(StrEnum):
     fixed_length = "fixed_length"
 
 
+class ValueTargets(StrEnum):
+    """Sources of advantages and of the critic's targets."""
+
+    gae = "gae"
+    monte_carlo = "monte_carlo"
+
+
 class SurrogateName(StrEnum):
     """Losses of the actor (docs/algorithms.md)."""
 

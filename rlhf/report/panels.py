@@ -46,7 +46,12 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         Panel("KL to the reference per token", ("ppo/kl_per_token",)),
         Panel("KL of an update", ("ppo/approx_kl",)),
         Panel("Entropy", ("ppo/entropy",)),
-        Panel("Explained variance", ("ppo/explained_variance",)),
+        Panel(
+            "Explained variance",
+            ("ppo/explained_variance", "ppo/critic_explained_variance"),
+            ("of returns", "of true values"),
+        ),
+        Panel("Slope of true values over the critic's values", ("ppo/critic_slope",)),
         Panel("Values and returns", ("ppo/values_mean", "ppo/returns_mean"), ("values", "returns")),
         Panel("Critic's loss", ("ppo/critic_loss",)),
     ),

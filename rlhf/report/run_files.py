@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.finite_numbers import restore_nan_of_run
+from rlhf.base.stored_files import CRITIC_STATE, RESULT, SAMPLE, read_json, read_lines
 from rlhf.base.stored_files import METRICS as METRICS_LINE
-from rlhf.base.stored_files import RESULT, SAMPLE, read_json, read_lines
 from rlhf.config.freeze import frozen_keys
 from rlhf.report.charts import Point
+from rlhf.tracking.jsonl import CRITIC
 from rlhf.tracking.metric_table import METRICS, documented_name
 from rlhf.tracking.step_alarms import Alarm, read_alarms
 
@@ -29,6 +30,7 @@ class RunFiles(NamedTuple):
     samples: Sequence[Mapping[str, Any]]
     alarms: Sequence[Alarm]
     result: Mapping[str, Any] | None  # None: the run has not finished
+    critic: Sequence[Mapping[str, Any]] = ()  # states of checks of the critic
 
 
 def read_run_files(run_dir: Path) -> RunFiles:
@@ -41,6 +43,7 @@ def read_run_files(run_dir: Path) -> RunFiles:
         samples=list(read_lines(run_dir / "samples.jsonl", SAMPLE))[-MOST_SAMPLES:],
         alarms=read_alarms(run_dir),
         result=None if result is None else restore_nan_of_run(result),
+        critic=list(read_lines(run_dir / CRITIC, CRITIC_STATE)),
     )
 
 

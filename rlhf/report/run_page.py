@@ -14,6 +14,7 @@ from rlhf.base.atomic import replace_atomically
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import read_command
 from rlhf.report.alarms import find_doubts
+from rlhf.report.critic_charts import true_value_section
 from rlhf.report.evaluation_section import read_evaluation
 from rlhf.report.page import Headline, render_template
 from rlhf.report.run_charts import (
@@ -48,6 +49,7 @@ def run_page(run: RunFiles) -> str:
     result = run.result
     words = read_command(run.folder)
     sections = [over_optimisation_section(run), *panel_sections(run), critic_section(run)]
+    sections.append(true_value_section(run))
     return render_template(
         "run.html",
         scripts=["tokens.js", "samples.js"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -75,10 +75,18 @@ class FastRollout:
         self._kept: GraphedDecoder | None = None
 
     def generate(
-        self, actor: Engine, prompts: PromptBatch, *, limits: list[int] | None = None
+        self,
+        actor: Engine,
+        prompts: PromptBatch,
+        *,
+        limits: list[int] | None = None,
+        prefixes: Sequence[list[int]] | None = None,
     ) -> Responses:
-        """Return one response per prompt, of at most limits[i] tokens (None: max_tokens)."""
-        requests = self._build_requests(prompts, limits)
+        """Return one response per prompt, of at most limits[i] tokens (None: max_tokens).
+
+        Response i begins with the tokens ``prefixes[i]``, whose log-probabilities are given as 0.
+        """
+        requests = self._build_requests(prompts, limits, prefixes)
         tokens = max(len(request.prompt) + request.limit for request in requests)
         self._answer(actor, prompts, requests, tokens=tokens)
         return pad_responses(requests, pad_id=self._pad_id, device=prompts.ids_BP.device)
@@ -87,7 +95,7 @@ class FastRollout:
         self, actor: Engine, prompts: PromptBatch, counterpart: Counterpart, *, max_tokens: int
     ) -> list[Request]:
         """Return one episode per prompt, of at most ``max_tokens`` tokens after the prompt."""
-        requests = self._build_requests(prompts, None)
+        requests = self._build_requests(prompts)
         tokens = max(len(request.prompt) for request in requests) + max_tokens
         self._answer(actor, prompts, requests, tokens=tokens, counterpart=counterpart)
         return requests
@@ -127,12 +135,18 @@ class FastRollout:
                 with self._autocast_for(decoder):
                     scheduler.run(requests, prompts.draws_BT)
 
-    def _build_requests(self, prompts: PromptBatch, limits: list[int] | None) -> list[Request]:
+    def _build_requests(
+        self,
+        prompts: PromptBatch,
+        limits: list[int] | None = None,
+        prefixes: Sequence[list[int]] | None = None,
+    ) -> list[Request]:
         ids = unpad_prompts(prompts)
         limits = [self._sampling.max_tokens] * len(ids) if limits is None else limits
+        prefixes = [[]] * len(ids) if prefixes is None else prefixes
         return [
-            Request(index, tuple(prompt), limit)
-            for index, (prompt, limit) in enumerate(zip(ids, limits, strict=True))
+            Request(index, tuple(prompt), limit, list(prefix), [0.0] * len(prefix))
+            for index, (prompt, limit, prefix) in enumerate(zip(ids, limits, prefixes, strict=True))
         ]
 
     def _select_decoder(

@@ -27,6 +27,11 @@ class Request:
     first_draw: int = 0  # column of the random draws at which the turn begins
 
     @property
+    def text(self) -> tuple[int, ...]:
+        """Return the tokens of the prompt, and those of the response so far."""
+        return (*self.prompt, *self.ids)
+
+    @property
     def newest_position(self) -> int:
         """Return the position of the newest token in prompt and response, from 0."""
         return len(self.prompt) + len(self.ids) - 1

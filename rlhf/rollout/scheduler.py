@@ -57,8 +57,8 @@ class Scheduler:
 
     def run(self, requests: Sequence[Request], draws_NT: Tensor) -> None:
         """Answer all ``requests``; row n of ``draws_NT`` decides the tokens of request n."""
-        # Longest first: a prefill gets prompts of similar length, and equal prompts are adjacent.
-        waiting = sorted(requests, key=lambda r: (len(r.prompt), r.prompt), reverse=True)
+        # Longest first: a prefill gets texts of similar length, and equal texts are adjacent.
+        waiting = sorted(requests, key=lambda r: (len(r.text), r.text), reverse=True)
         while self._any_rank_works(bool(waiting or self._active or self._parked)):
             if continued := self._next_to_continue(waiting):
                 requests, logits_BV = self._extend(continued, draws_NT.device)
@@ -96,7 +96,7 @@ class Scheduler:
         fewest = 1 if packs else max(1, self._max_rows // JOINING_SHARE)
         if not waiting or (self._active and free < fewest):
             return []
-        fitting = max(1, PREFILL_TOKENS // len(waiting[0].prompt))
+        fitting = max(1, PREFILL_TOKENS // len(waiting[0].text))
         return list(waiting[: min(free, fitting)])
 
     def _newest_tokens(self, device: torch.device) -> tuple[Tensor, list[int]]:
@@ -111,11 +111,11 @@ class Scheduler:
     ) -> tuple[list[Request], Tensor]:
         """Prefill ``joining``; return the requests that get a token now and their logits (B, V).
 
-        The requests are ``joining``, or all active ones if the same pass decodes. Equal prompts,
+        The requests are ``joining``, or all active ones if the same pass decodes. Equal texts,
         which are adjacent, are prefilled once and copied.
         """
-        groups = [list(group) for _, group in groupby(joining, key=lambda r: r.prompt)]
-        prompts = [torch.tensor(group[0].prompt) for group in groups]
+        groups = [list(group) for _, group in groupby(joining, key=lambda r: r.text)]
+        prompts = [torch.tensor(group[0].text) for group in groups]
         ids_JP = copy_to_device(pad_sequence(prompts, batch_first=True), device)
         lengths = [len(prompt) for prompt in prompts]
         decoder, behind = self._decoder, len(self._active)
@@ -124,7 +124,7 @@ class Scheduler:
         sources = list(range(len(logits_BV)))
         for row, group in enumerate(groups, start=behind):
             for request in group[1:]:
-                decoder.copy_row(row, len(self._active), columns=len(request.prompt))
+                decoder.copy_row(row, len(self._active), columns=lengths[row - behind])
                 self._active.append(request)
                 sources.append(row - first)
         if len(sources) > len(logits_BV):

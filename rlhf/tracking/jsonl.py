@@ -14,9 +14,10 @@ from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.stored_files import read_raw_lines
 
+CRITIC = "critic.jsonl"
 DIGESTS = "digests.jsonl"
 # Of a run; rank 0 appends to them.
-LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl", DIGESTS)
+LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl", CRITIC, DIGESTS)
 # UTF-8 cannot encode a lone surrogate: it is written as \udXXX, which JSON decodes back.
 ENCODING_ERRORS = "backslashreplace"
 

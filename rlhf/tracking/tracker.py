@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rlhf.base.critic_states import CriticState
 from rlhf.tracking.step_alarms import Alarm
 
 
@@ -46,6 +47,9 @@ class Tracker:
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
         """Record responses to prompts that stay the same; the phase takes ``steps`` steps."""
+
+    def critic_states(self, phase: str, step: int, states: Sequence[CriticState]) -> None:
+        """Record states with values and true values, of a check of the critic in a step."""
 
     def alert(self, alarm: Alarm) -> None:
         """Record an alarm."""

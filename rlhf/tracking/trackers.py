@@ -9,12 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+from rlhf.base.critic_states import CriticState
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.config.choices import WandbMode
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
-from rlhf.tracking.jsonl import DIGESTS, JsonlWriter
+from rlhf.tracking.jsonl import CRITIC, DIGESTS, JsonlWriter
 from rlhf.tracking.metric_table import check_metric_name
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
 from rlhf.tracking.tracker import Sample, Tracker
@@ -34,6 +35,10 @@ class Forwarder(Tracker):
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
         """Forward responses."""
         self._call_each(lambda tracker: tracker.samples(phase, step, samples, steps=steps))
+
+    def critic_states(self, phase: str, step: int, states: Sequence[CriticState]) -> None:
+        """Forward states with values and true values."""
+        self._call_each(lambda tracker: tracker.critic_states(phase, step, states))
 
     def alert(self, alarm: Alarm) -> None:
         """Forward an alarm."""
@@ -119,6 +124,11 @@ class FileTracker(Tracker):
             line["token_advantages"] = [round(token.advantage, 3) for token in tokens]
             line["token_rewards"] = [round(token.reward, 3) for token in tokens]
             self._write("samples.jsonl", line)
+
+    def critic_states(self, phase: str, step: int, states: Sequence[CriticState]) -> None:
+        """Append a line per state."""
+        for state in states:
+            self._write(CRITIC, {"phase": phase, "step": step, **state._asdict()})
 
     def alert(self, alarm: Alarm) -> None:
         """Append a line with the alarm."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import math
 from pathlib import Path
 from types import ModuleType
@@ -109,3 +110,28 @@ def test_a_flat_reward_orders_as_the_judge_does(load: Any) -> None:
     assert small == pytest.approx(rewards.FLATNESS * spread)
     assert rewards.noisy([asked], given[:1]) == rewards.noisy([asked], given[:1])
     assert math.isfinite(rewards.noisy([asked], given[:1])[0])
+
+
+def test_a_critic_barely_ranks_if_the_interval_lies_near_chance(load: Any) -> None:
+    module = load("critic_ranking")
+    assert (
+        outcomes(module, {"pairs": 300.0, "right": 155.0}, {"pairs": 300.0, "right": 160.0})
+        == "passed"
+    )
+    assert outcomes(module, {"pairs": 300.0, "right": 210.0}) == "failed"
+    assert outcomes(module, {"pairs": 40.0, "right": 23.0}) == "cannot be told"
+    assert outcomes(module, {"pairs": 0.0, "right": 0}) == "cannot be told"
+
+
+def test_only_late_states_in_the_middle_of_responses_are_ranked(load: Any, tmp_path: Path) -> None:
+    module = load("critic_ranking")
+    rows = [
+        {"step": step, "pair": step, "place": place, "value": 0.0, "true_value": 0.0, "error": 0.0}
+        for step in (8, 16, 24)
+        for place in (0.1, 0.2, 0.7, 0.8)
+    ]
+    (tmp_path / "critic.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    states = module.states_in(tmp_path, low=0.2, high=0.8)
+    assert [(state.pair, state.place) for state in states] == [
+        (step, place) for step in (16, 24) for place in (0.2, 0.7)
+    ]

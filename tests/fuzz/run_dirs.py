@@ -48,7 +48,9 @@ VALUES: tuple[Any, ...] = (
 def genuine() -> Path:
     """Train the smallest run, and add the files that only some runs have."""
     run_dir = Path(tempfile.mkdtemp(prefix="genuine-")) / "run"
-    finished(run_dir, "checkpoint.every_steps=1", "checkpoint.keep_finished=true")
+    words = ["checkpoint.every_steps=1", "checkpoint.keep_finished=true"]
+    words += [f"ppo.critic_check.{word}" for word in ("every=1", "states=4", "branches=2")]
+    finished(run_dir, *words)
     samples = (run_dir / "samples.jsonl").read_text().splitlines()
     alarm = {"name": "clipping", "metric": "ppo/clipfrac", "value": 0.5, "advice": "Lower it."}
     line = json.dumps({"phase": "ppo", "step": 1} | alarm)

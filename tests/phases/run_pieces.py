@@ -12,6 +12,7 @@ import pytest
 from omegaconf import DictConfig
 from torch import nn
 
+from rlhf.base.critic_states import CriticState
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
@@ -55,6 +56,7 @@ class Notes(Tracker):
     logged: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     saved: dict[str, Any] = field(default_factory=dict)
     sample: list[tuple[str, int, Sample]] = field(default_factory=list)
+    critic: list[tuple[int, CriticState]] = field(default_factory=list)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         for name in values:
@@ -63,6 +65,9 @@ class Notes(Tracker):
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
         self.sample += [(phase, step, sample) for sample in samples]
+
+    def critic_states(self, phase: str, step: int, states: Sequence[CriticState]) -> None:
+        self.critic += [(step, state) for state in states]
 
     def steps_with(self, name: str) -> list[int]:
         return [step for step, values in self.logged if name in values]

@@ -179,6 +179,23 @@ def test_limits_cap_each_response() -> None:
     assert not responses.ended_B.any()
 
 
+def test_a_response_goes_on_from_its_first_tokens_as_it_did() -> None:
+    actor, prompts = actor_of(ARCHITECTURE), prompts_of([4, 6, 1, 5, 5])
+    text = TOKENIZER.decode(fast(settings()).generate(actor, prompts).ids_BT[0, 2:4].tolist())
+    backend = fast(settings(min_tokens=3), stop=[text], max_rows=2)
+    whole = backend.generate(actor, prompts)
+    places = [(int(n) - 1) * row // 4 for row, n in enumerate(whole.keep_BT.sum(dim=1))]
+    assert len(set(places)) > 2
+    prefixes = [ids[:place].tolist() for ids, place in zip(whole.ids_BT, places, strict=True)]
+    again = backend.generate(actor, prompts, prefixes=prefixes)
+    assert_same(again, whole)
+    assert whole.logprobs_BT is not None
+    assert again.logprobs_BT is not None
+    for row, place in enumerate(places):
+        assert not again.logprobs_BT[row, :place].any()
+        torch.testing.assert_close(again.logprobs_BT[row, place:], whole.logprobs_BT[row, place:])
+
+
 def test_several_responses_to_a_prompt() -> None:
     actor, prompts = actor_of(ARCHITECTURE), prompts_of([4, 6])
     twice = PromptBatch(

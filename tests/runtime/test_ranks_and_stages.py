@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.base.critic_states import CriticState
+from rlhf.base.stored_files import CRITIC_STATE, read_lines
+from rlhf.tracking.jsonl import CRITIC
 from tests.runs import ROOT, TINY_RUN, finished, metrics, python
 
 pytestmark = pytest.mark.slow
@@ -14,6 +17,7 @@ pytestmark = pytest.mark.slow
 # One pass over a rollout in one piece: which rows share a mini-batch is the one thing that does
 # depend on the number of ranks, since a rank shuffles its own rows.
 WHOLE_ROLLOUT = ["ppo.ppo_epochs=1", "ppo.mini_batch_size=16"]
+CHECK = ["ppo.critic_check.every=1", "ppo.critic_check.states=8", "ppo.critic_check.branches=4"]
 # Every weight is sharded, however small: by default DeepSpeed leaves such small ones whole.
 SHARD_ALL = ["+zero.extra.zero_optimization.stage3_param_persistence_threshold=0"]
 FIRST_LOSSES = {
@@ -25,7 +29,8 @@ FIRST_LOSSES = {
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finished(tmp_path_factory.mktemp("plain") / "run", "zero=stage0", *WHOLE_ROLLOUT)
+    folder = tmp_path_factory.mktemp("plain")
+    return finished(folder / "run", "zero=stage0", *WHOLE_ROLLOUT, *CHECK)
 
 
 def first(run_dir: Path) -> dict[str, float]:
@@ -74,15 +79,29 @@ def first_responses(run_dir: Path) -> list[tuple[str, str]]:
     return [(each["prompt"], each["response"]) for each in samples if each["step"] == 1]
 
 
+def assert_first_critic_states(run_dir: Path, plain: Path) -> None:
+    """States of the first step's check and their true values are equal up to rounding."""
+    found, expected = (
+        [each for each in read_lines(folder / CRITIC, CRITIC_STATE) if each["step"] == 1]
+        for folder in (run_dir, plain)
+    )
+    assert len(expected) > 4
+    assert len({each["true_value"] for each in expected}) > 4
+    for each, reference in zip(found, expected, strict=True):
+        numbers = [[state[name] for name in CriticState._fields] for state in (each, reference)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=2e-3, abs=2e-4)
+
+
 @pytest.mark.parametrize("gather", ["always", "never"])
 def test_ranks_with_sharded_weights_give_the_responses_of_one(
     gather: str, plain: Path, tmp_path: Path
 ) -> None:
     ranks = ["zero=stage3", "hardware.ranks_per_node=2", *SHARD_ALL]
     how = [f"rollout.gather_weights={gather}", "rollout=fast"]
-    run = finished(tmp_path / "run", *ranks, *how, *WHOLE_ROLLOUT)
+    run = finished(tmp_path / "run", *ranks, *how, *WHOLE_ROLLOUT, *CHECK)
     assert_first_losses(run, plain)
     assert (run / "ppo" / "actor" / "model.safetensors").exists()
+    assert_first_critic_states(run, plain)
     assert len(first_responses(plain)) > 1
     assert len({response for _, response in first_responses(plain)}) > 1
     assert first_responses(run) == first_responses(plain)

@@ -24,7 +24,8 @@ NAMES = {
     "ratio_max entropy actor_loss "
     "critic_loss value_clipfrac value_error values_min values_max returns_min returns_max "
     "values_mean values_std returns_mean returns_std advantages_mean advantages_std "
-    "explained_variance response_tokens ended_share duplicate_share actor_learning_rate "
+    "explained_variance critic_error critic_bias critic_explained_variance critic_slope "
+    "critic_ranking response_tokens ended_share duplicate_share actor_learning_rate "
     "episode/return episode/success episode/turns episode/truncated episode/observation_tokens "
     "episode/failures/NAME eval_episode/return eval_episode/success eval_episode/turns "
     "eval_episode/truncated eval_episode/observation_tokens eval_episode/failures/NAME "
@@ -37,7 +38,7 @@ NAMES = {
     "dpo": "loss accuracy margin chosen_reward rejected_reward learning_rate grad_norm "
     "skipped_steps "
     "pairs_per_second eval_accuracy eval_loss",
-    "time": "generate_seconds score_seconds train_seconds step_seconds",
+    "time": "generate_seconds score_seconds train_seconds step_seconds critic_check_seconds",
     "speed": "tokens_per_second generate_tflops generate_mfu score_tflops score_mfu train_tflops "
     "train_mfu",
     "memory": "peak_gib",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rlhf.base.critic_states import CriticState
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import WandbMode
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
@@ -92,6 +93,16 @@ def test_a_sample_line_holds_gold_only_if_it_is_known(tmp_path: Path) -> None:
     plain |= {"token_texts": [" r"], "token_kl": [0.25], "token_values": [-1.235]}
     plain |= {"token_advantages": [0.5], "token_rewards": [0.75], "model": "actor"}
     assert lines == [plain, plain | {"gold": 0.0, "gold_parts": {"exact": 0.0, "polite": 0.5}}]
+
+
+def test_each_state_of_a_check_of_the_critic_is_a_line(tmp_path: Path) -> None:
+    states = [CriticState(4, 0.5, 1.0, 2.0, 0.1), CriticState(5, 0.25, 3.0, 4.0, 0.2)]
+    Trackers([tracker := FileTracker(tmp_path, [].append)], NO_ALARMS).critic_states(
+        "ppo", 8, states
+    )
+    tracker.finish()
+    lines = [json.loads(line) for line in (tmp_path / "critic.jsonl").read_text().splitlines()]
+    assert lines == [{"phase": "ppo", "step": 8, **state._asdict()} for state in states]
 
 
 def test_a_tracker_that_fails_once_is_left_alone() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rlhf.base.errors import ConfigError
 from rlhf.config.batches import phase_plans, ptx_plan, rollout_plan
 from rlhf.config.choices import Device, Phase
+from rlhf.config.rules.branches import check_branches
 from rlhf.config.rules.checkpoint import check_checkpoint
 from rlhf.config.rules.data import check_data
 from rlhf.config.rules.environment import check_environment
@@ -53,7 +54,8 @@ def validate(config: RunConfig) -> None:
         check_rollout(config)
     if Phase.ppo in config.phase.order:
         check_ppo(config.ppo, lora_rank=config.lora.rank)
-        rollout_plan(config)
+        rows = rollout_plan(config).per_rank
+        check_branches(config.ppo, config.rollout, config.environment, rows=rows)
         ptx_plan(config)
 
 

@@ -18,6 +18,7 @@ from rlhf.config.loss_choices import (
     ProximalPolicy,
     RolloutCorrection,
     SurrogateName,
+    ValueTargets,
 )
 from rlhf.config.schema.keys import (
     ABOVE_0,
@@ -26,6 +27,7 @@ from rlhf.config.schema.keys import (
     AT_LEAST_0,
     FROM_0_BELOW_1,
     FROM_0_TO_1,
+    NO_PHASE,
     SCORE,
     AtResume,
     Unread,
@@ -50,6 +52,37 @@ AT_STEP_START = Unread(
     "{group}.proximal_policy=step_start does not interpolate",
     "add {group}.proximal_policy=interpolated",
 )
+
+NO_BRANCHES = Unread(
+    lambda ppo: ppo.value_targets is ValueTargets.gae,
+    "{group}.value_targets=gae samples no branches",
+    "add {group}.value_targets=monte_carlo",
+)
+NO_LAMBDA = Unread(
+    lambda ppo: ppo.value_targets is ValueTargets.monte_carlo,
+    "{group}.value_targets=monte_carlo has no lambda",
+    "add {group}.value_targets=gae",
+)
+NO_CHECK = Unread(
+    lambda check: check.every == 0,
+    "{group}.every=0 checks nothing",
+    "add {group}.every=8",
+)
+
+
+@dataclass(kw_only=True)
+class CriticCheckConfig:
+    """Checks of the critic against true values (docs/algorithms.md)."""
+
+    every: int = key(AT_LEAST_0)
+    """PPO steps between checks, which sample responses from states in the middle of responses;
+    0: none. 8 costs 7 % of the default run's steps."""
+    states: int = key(ABOVE_0, unread=[NO_CHECK])
+    """States per check, over all ranks: pairs that follow alternative steps from one state."""
+    branches: int = key(ABOVE_1, unread=[NO_CHECK])
+    """Continuations sampled from each state; their mean estimates its true value."""
+    step_tokens: int = key(ABOVE_0, unread=[NO_CHECK])
+    """Tokens of a step, by which the two states of a pair differ."""
 
 
 @dataclass(kw_only=True)
@@ -114,12 +147,18 @@ class PpoConfig:
     """gae (the only one with a critic), rloo, grpo, dr_grpo, reinforce_pp (docs/algorithms.md)."""
     gamma: float = key(ABOVE_0_TO_1)
     """Discount per token."""
-    lam: float = key(FROM_0_TO_1)
+    lam: float = key(FROM_0_TO_1, unread=[NO_LAMBDA])
     """Lambda of generalised advantage estimation."""
-    lam_critic: float | None = key(FROM_0_TO_1)
+    lam_critic: float | None = key(FROM_0_TO_1, unread=[NO_LAMBDA])
     """Lambda of the critic's targets (VC-PPO: 1, returns without a value); null: lam."""
-    lam_length_alpha: float | None = key(ABOVE_0)
+    lam_length_alpha: float | None = key(ABOVE_0, unread=[NO_LAMBDA])
     """The actor's lambda is 1 - 1 / (lam_length_alpha * tokens), VAPO's with 0.05; null: lam."""
+    value_targets: ValueTargets
+    """gae; or monte_carlo (VinePPO): mean returns of continuations from each step's beginning."""
+    value_branches: int = key(ABOVE_1, unread=[NO_BRANCHES])
+    """Continuations per step of a response with value_targets=monte_carlo."""
+    value_step_tokens: int = key(ABOVE_0, unread=[NO_BRANCHES])
+    """Tokens of a step of a response with value_targets=monte_carlo."""
     gae_unit: GaeUnit
     """Time step of gamma and lam: token, or turn of an episode with an environment."""
     whiten_advantages: bool | None
@@ -215,6 +254,8 @@ class PpoConfig:
     """PPO steps between evaluations; 0: only before and after training."""
     sample_every: int = key(ABOVE_0)
     """PPO steps between samples of responses in samples.jsonl."""
+    critic_check: CriticCheckConfig = key(affects=NO_PHASE)
+    """Checks of the critic against true values, which are sampled (docs/algorithms.md)."""
 
     @property
     def whitens_advantages(self) -> bool:

@@ -33,9 +33,11 @@ from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
 from rlhf.phases.ppo.models import Learner, step_optimizers_together
 from rlhf.phases.ppo.objective import Aggregation, MicroBatch, cut_micro_batches, policy_terms
 from rlhf.phases.ppo.options import ptx
+from rlhf.phases.ppo.options.critic_check import CriticCheck
 from rlhf.phases.ppo.options.logprob_reuse import LogprobReuse, logprob_mismatch
 from rlhf.phases.ppo.options.resampling import sample_rollout
 from rlhf.phases.ppo.options.rollout_correction import with_proximal_share
+from rlhf.phases.ppo.options.step_values import with_step_values
 from rlhf.phases.ppo.overlapped_sampling import sample_ahead
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
@@ -67,6 +69,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     trainer = PPOTrainer(engine, config, ptx.build_ptx_corpus(context, blocks))
     loader = PromptLoader(context, data.train)
     evaluation = PpoEvaluation(context, engine, data.eval, blocks)
+    check = CriticCheck(context, engine).measure
     stored = engine.trained_engines | sample_ahead(context, engine, loader, steps=steps)
     checkpoints = Checkpoints(context, Phase.ppo, stored, trainer)
     if checkpoints.is_resumed:
@@ -79,10 +82,11 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     with context.console.progress("ppo", steps) as progress:
         for step in checkpoints.steps(steps):
             rollout = sample_rollout(trainer.generate_experience, scores_of, loader, step - 1)
-            stats = trainer.train_rlhf(rollout)
-            checkpoints.log_step(stats.metrics, optimizer_steps=num_optimizer_steps(stats.metrics))
-            progress.advance(step, stats.metrics)
-            if (reason := early_end_reason(config, stats.metrics)) is not None:
+            checked = check(rollout, trainer.target_maker, step=step, kl_ctl=trainer.kl.coefficient)
+            values = checked | trainer.train_rlhf(rollout).metrics
+            checkpoints.log_step(values, optimizer_steps=num_optimizer_steps(values))
+            progress.advance(step, values)
+            if (reason := early_end_reason(config, values)) is not None:
                 checkpoints.end_phase(reason)
             if checkpoints.is_evaluation_due(config.eval_every):
                 checkpoints.log_evaluation(evaluation.evaluate_metrics())
@@ -168,13 +172,12 @@ class PPOTrainer:
         responses = engine.rollout.generate(engine.actor, prompts)
         sampled = time.monotonic()
         # 2. Score them: log-probabilities of policy and reference, values, reward-model scores.
+        micro, reuses = engine.plan.micro, self._reuse.can_reuse(responses)
         rollout = score_responses(
-            engine.models,
-            prompts,
-            responses,
-            micro_batch_size=engine.plan.micro,
-            with_policy=not self._reuse.can_reuse(responses),
+            engine.models, prompts, responses, micro_batch_size=micro, with_policy=not reuses
         )
+        kl_ctl = self.kl.coefficient
+        rollout = with_step_values(engine, rollout, self.target_maker, self.config, kl_ctl=kl_ctl)
         seconds = {"generate": sampled - started, "score": time.monotonic() - sampled}
         return rollout._replace(seconds=seconds)
 

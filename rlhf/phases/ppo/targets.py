@@ -24,6 +24,7 @@ from rlhf.algorithms.advantages import (
     token_rewards,
     turn_gae,
 )
+from rlhf.algorithms.branching import step_advantages
 from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.off_policy import RolloutWeights
@@ -31,13 +32,7 @@ from rlhf.base.metrics import Moments
 from rlhf.base.ranks import Ranks
 from rlhf.base.turns import Turns
 from rlhf.base.types import Rollout, TokenTargets
-from rlhf.config.choices import (
-    AdvantageEstimator,
-    GaeUnit,
-    KlPlacement,
-    RewardKind,
-    ScaleReward,
-)
+from rlhf.config.choices import AdvantageEstimator, GaeUnit, KlPlacement, RewardKind, ScaleReward
 from rlhf.config.schema.ppo import COMPARING, PpoConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.phases.ppo.options.rollout_correction import step_weights
@@ -212,6 +207,9 @@ class TargetMaker:
         config, keep_BT = self._config, rollout.responses.keep_BT
         group = config.responses_per_prompt
         match config.advantage_estimator:
+            case AdvantageEstimator.gae if rollout.step_values_BT is not None:
+                values_BT = rollout.step_values_BT
+                return step_advantages(rewards_BT, values_BT, keep_BT, gamma=config.gamma)
             case AdvantageEstimator.gae:
                 estimate = partial(
                     gae,

@@ -1,0 +1,83 @@
+"""Measures of a critic against true values, from the states that ppo.critic_check samples."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
+
+DISTINCT = 2.0  # standard errors by which the true values of two states must differ to be ranked
+FEWEST = 3  # states without which no variance is measured
+
+
+class CriticState(NamedTuple):
+    """A prompt and the first tokens of a response, with the critic's value and the true value."""
+
+    pair: int  # the two states of a pair follow alternative steps from one earlier state
+    place: float  # tokens of the response before the state, as a share of its length
+    value: float
+    true_value: float
+    error: float  # standard error of true_value
+
+
+def measure_critic(states: Sequence[CriticState]) -> dict[str, float]:
+    """Return measures of the critic by name, without those that ``states`` cannot tell.
+
+    The sampling noise of true values is subtracted where it would count as an error of the critic:
+
+    - error: mean squared error of the values.
+    - bias: mean of value minus true value.
+    - explained_variance: 1 - variance of the errors / variance of the true values.
+    - slope: true values regressed on values; 1 if values are as far apart as they should be.
+    - ranking: share of pairs whose better state has the higher value; 0.5 by chance.
+    """
+    measures: dict[str, float] = {}
+    if ranked := ranked_pairs(states):
+        measures["ranking"] = statistics.fmean(ranked)
+    if len(states) < FEWEST:
+        return measures
+    values = [state.value for state in states]
+    true_values = [state.true_value for state in states]
+    errors = [state.value - state.true_value for state in states]
+    noise = statistics.fmean(state.error**2 for state in states)
+    measures["error"] = statistics.fmean(error**2 for error in errors) - noise
+    measures["bias"] = statistics.fmean(errors)
+    spread = statistics.variance(true_values) - noise
+    if spread > noise:  # otherwise the true values are mostly noise
+        measures["explained_variance"] = 1 - (statistics.variance(errors) - noise) / spread
+    if len(set(values)) > 1:
+        measures["slope"] = statistics.linear_regression(values, true_values).slope
+    return measures
+
+
+def measure_by_place(states: Sequence[CriticState], *, bins: int) -> Mapping[int, dict[str, float]]:
+    """Return the measures of the states in each of ``bins`` equal parts of responses, from 0."""
+    parts: list[list[CriticState]] = [[] for _ in range(bins)]
+    for state in states:
+        parts[min(int(state.place * bins), bins - 1)].append(state)
+    return {number: measure_critic(part) for number, part in enumerate(parts)}
+
+
+def ranked_pairs(states: Sequence[CriticState]) -> list[float]:
+    """Return for each pair whether its better state has the higher value: 1, 0, or 0.5 if equal.
+
+    Pairs whose true values are too close to tell which state is better are left out.
+    """
+    ordered = sorted(states, key=attrgetter("pair"))
+    pairs = [list(group) for _, group in groupby(ordered, key=attrgetter("pair"))]
+    found = [_is_ranked(*pair) for pair in pairs if len(pair) > 1]
+    return [right for right in found if right is not None]
+
+
+def _is_ranked(one: CriticState, other: CriticState) -> float | None:
+    """Return 1 if the better state has the higher value, 0.5 if both values are equal, else 0.
+
+    Return None if the true values are too close to tell which state is better.
+    """
+    apart = one.true_value - other.true_value
+    if abs(apart) <= DISTINCT * (one.error**2 + other.error**2) ** 0.5:
+        return None
+    found = (one.value - other.value) * apart
+    return 0.5 if found == 0 else float(found > 0)
