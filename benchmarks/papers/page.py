@@ -52,13 +52,13 @@ def _section(name: str, result: PaperResult, found: dict[str, object] | None) ->
         return "\n".join(lines) + "\n"
     seeds = found["seeds"]
     assert isinstance(seeds, dict)
-    minutes = sum(each["seconds"] for each in seeds.values()) / 60
+    minutes = result.minutes * len(seeds)  # seconds leave out runs that other rows have made
     machines = [each["machine"] for each in seeds.values()]
     places = {f"{each['processor']}, {each['cpu_kind']}" for each in machines}
     commits = {each["commit"] for each in machines}
     lines += [
         f"- **{str(found['outcome']).capitalize()}**: {found['found']}",
-        f"- {len(seeds)} seeds, {minutes:.1f} minutes of one core in all, commit "
+        f"- {len(seeds)} seeds, about {minutes:g} minutes of one core in all, commit "
         f"{', '.join(sorted(commits))} ({'; '.join(sorted(places))}); `make papers ONLY={name}`",
     ]
     return "\n".join(lines) + "\n"
