@@ -84,7 +84,7 @@ SHAPES = {
     "small": Shape(policy=SMALL, scorer=SMALL),
     "opt125m": Shape(policy=BASE, scorer=SMALL),
     "opt1b": Shape(policy=LARGE, scorer=MEDIUM),
-    "llama60m": Shape(policy=LLAMA_60M, scorer=TINY_MODEL),
+    "llama60m": Shape(policy=LLAMA_60M, scorer=TINY),
     "llama1b": Shape(policy=LLAMA, scorer=MEDIUM),
 }
 
