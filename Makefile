@@ -2,10 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-# A worker for each core and one more, since many tests wait for processes; a worker that has
-# nothing left to do takes over tests of another.
-WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
+# One worker for each core; a worker that has nothing left to do takes over tests of another.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
 # Bytecode is kept beside the environment, even where the user's shell forbids __pycache__: without
 # it each new interpreter compiles torch and deepspeed again, for three seconds.

@@ -51,7 +51,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
             ("ppo/explained_variance", "ppo/critic_explained_variance"),
             ("of returns", "of true values"),
         ),
-        Panel("Slope of true values over the critic's values", ("ppo/critic_slope",)),
+        Panel("Slope of true values over values", ("ppo/critic_slope",)),
         Panel("Values and returns", ("ppo/values_mean", "ppo/returns_mean"), ("values", "returns")),
         Panel("Critic's loss", ("ppo/critic_loss",)),
     ),

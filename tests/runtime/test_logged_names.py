@@ -29,6 +29,10 @@ OPTIONS = [
 ]
 # Logged by DeepSpeed's Hybrid Engine only, which needs a GPU (tests/rollout/hybrid).
 ON_GPUS = {"rollout/accelerated_layers"}
+# Logged by ppo.critic_check, except for what a run as small as these cannot tell
+# (tests/base/test_critic_states.py, tests/phases/ppo/test_critic_check.py).
+MEASURES = ("error", "bias", "explained_variance", "slope", "ranking")
+OF_CHECKS = {"time/critic_check_seconds", *(f"ppo/critic_{measure}" for measure in MEASURES)}
 
 
 def names(run_dir: Path) -> set[str]:
@@ -44,4 +48,4 @@ def test_runs_log_every_name_of_the_table_and_no_other(tmp_path: Path) -> None:
     episodes = finished(tmp_path / "episodes", *EPISODES, "ppo.eval_every=1")
     found = names(pipeline) | names(dpo) | names(episodes)
     logged = {documented_name(name) for name in found}
-    assert logged | ON_GPUS == set(METRICS)
+    assert logged | ON_GPUS | OF_CHECKS == set(METRICS)

@@ -84,6 +84,7 @@ def test_timings_are_what_depends_on_the_machine() -> None:
         "dpo/pairs_per_second",
         "memory/peak_gib",
         *(f"time/{part}_seconds" for part in ("generate", "score", "train", "step")),
+        "time/critic_check_seconds",
         "speed/tokens_per_second",
         *(f"speed/{part}_{unit}" for part in ("generate", "score", "train") for unit in UNITS),
     }
