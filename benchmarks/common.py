@@ -24,7 +24,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shapes import SHAPES
 
@@ -46,6 +46,7 @@ KEPT_MEMORY = {
 CAPS = ("RLHF_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 
 Samples = dict[str, list[float]]
+Task = TypeVar("Task")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,18 +100,31 @@ def take_turns(ways: Mapping[str, Way], rounds: int) -> dict[str, Samples]:
     return found
 
 
+def on_own_cores(
+    tasks: Iterable[Task], run: Callable[[Task, list[str]], None], *, at_a_time: int
+) -> None:
+    """Call ``run`` for each task, with words that keep the command behind them on a free core."""
+    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for core in sorted(os.sched_getaffinity(0))[:at_a_time]:
+        cores.put(core)
+
+    def take_a_core(task: Task) -> None:
+        core = cores.get()
+        run(task, ["taskset", "--cpu-list", str(core)])
+        cores.put(core)
+
+    with ThreadPoolExecutor(at_a_time) as pool:
+        list(pool.map(take_a_core, tasks))
+
+
 def run_on_cores(runs: Mapping[Path, Sequence[str]], *, at_a_time: int) -> None:
     """Start launch.py with the overrides of each run directory, each run on a core of its own.
 
     Runs that have a report are finished, and are left out.
     """
-    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for core in sorted(os.sched_getaffinity(0))[:at_a_time]:
-        cores.put(core)
 
-    def run(run_dir: Path) -> None:
-        core = cores.get()
-        command = ["taskset", "--cpu-list", str(core), sys.executable, str(ROOT / "launch.py")]
+    def run(run_dir: Path, on_core: list[str]) -> None:
+        command = [*on_core, sys.executable, str(ROOT / "launch.py")]
         path = os.pathsep.join([str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
             [*command, *runs[run_dir], f"run_dir={run_dir}", "resume=auto"],
@@ -119,11 +133,10 @@ def run_on_cores(runs: Mapping[Path, Sequence[str]], *, at_a_time: int) -> None:
             text=True,
             env=os.environ | {"PYTHONPATH": path},
         )
-        cores.put(core)
         sys.stderr.write(f"{run_dir}: exit code {done.returncode}\n{done.stderr[-500:]}")
 
-    with ThreadPoolExecutor(at_a_time) as pool:
-        list(pool.map(run, [each for each in runs if not (each / "report.html").exists()]))
+    left = [run_dir for run_dir in runs if not (run_dir / "report.html").exists()]
+    on_own_cores(left, run, at_a_time=at_a_time)
 
 
 def whole_and_first(

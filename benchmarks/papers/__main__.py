@@ -14,16 +14,14 @@ import argparse
 import importlib
 import json
 import os
-import queue
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import BENCHMARKS, ROOT, machine
+from common import BENCHMARKS, ROOT, machine, on_own_cores
 
 from papers.claims import Figures, PaperResult, Place
 from papers.page import write_page
@@ -76,23 +74,19 @@ def measure(seed: Seed) -> None:
 
 def measure_on_cores(seeds: Sequence[Seed], *, jobs: int) -> None:
     """Measure the seeds that have no figures yet, each in a process of its own on one core."""
-    cores: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for core in sorted(os.sched_getaffinity(0))[:jobs]:
-        cores.put(core)
 
-    def start(seed: Seed) -> None:
-        core = cores.get()
+    def start(seed: Seed, on_core: list[str]) -> None:
         words = [seed.name, str(seed.number), str(seed.out), *(["quick"] if seed.is_quick else [])]
-        command = ["taskset", "--cpu-list", str(core), sys.executable, "-m", "papers"]
         done = subprocess.run(
-            [*command, "--seed", *words], cwd=BENCHMARKS, check=False, stderr=subprocess.PIPE
+            [*on_core, sys.executable, "-m", "papers", "--seed", *words],
+            cwd=BENCHMARKS,
+            check=False,
+            stderr=subprocess.PIPE,
         )
-        cores.put(core)
         last = done.stderr.decode(errors="replace").strip()[-800:] if done.returncode else "done"
         sys.stderr.write(f"{seed.name}, seed {seed.number}: {last}\n")
 
-    with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(start, [seed for seed in seeds if not seed.file.exists()]))
+    on_own_cores([seed for seed in seeds if not seed.file.exists()], start, at_a_time=jobs)
 
 
 def told(name: str, result: PaperResult, seeds: Sequence[Seed]) -> dict[str, object] | None:
