@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from best_of import kl_bound
 from judge_run import Answer, Policy, held_out_prompts
 from torch import Tensor
 
@@ -63,4 +64,4 @@ def gold_of_best(score_PN: Tensor, gold_PN: Tensor, n: int) -> float:
 
 def distance_of_best(n: int) -> float:
     """Return Gao et al.'s d for best of n: the square root of log n - (n - 1) / n."""
-    return math.sqrt(math.log(n) - (n - 1) / n)
+    return math.sqrt(kl_bound(n))

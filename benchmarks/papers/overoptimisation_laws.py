@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from judge_run import RewardModel
+from overoptimisation import evaluations
 
 from papers.best_of_many import distance_of_best, draw, gold_of_best, scored
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.paired import mean_over, number
-from papers.started_runs import evaluations, run_of
+from papers.started_runs import run_of
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 FORMS = {"best-of-n": lambda d: d, "RL": math.log}

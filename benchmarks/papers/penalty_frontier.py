@@ -6,9 +6,11 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
+from overoptimisation import Evaluated, evaluations
+
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.paired import mean_over, told
-from papers.started_runs import Evaluated, evaluations, run_of
+from papers.started_runs import run_of
 
 MARGIN = 0.03  # of the gold score
 PENALTY = 0.1

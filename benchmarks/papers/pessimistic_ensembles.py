@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from overoptimisation import evaluations
+
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.paired import difference, told
-from papers.started_runs import evaluations, run_of
+from papers.started_runs import run_of
 
 MEMBERS = ("reward.members=5", "reward.member_epochs=0.03")  # as many pairs as the first member
 ARMS = {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from overoptimisation import evaluations
+
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.paired import difference, told
-from papers.started_runs import evaluations, run_of
+from papers.started_runs import run_of
 
 REWARDS = ("accurate", "accurate_flat", "noisy")
 RECIPE = (

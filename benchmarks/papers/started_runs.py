@@ -6,10 +6,9 @@ A run directory is named by its overrides: results that ask for the same run sha
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from common import run_on_cores
 
@@ -28,14 +27,6 @@ QUICK = {
     "ppo.eval_every": 2,
     "ppo.eval_prompts": 16,
 }  # less of everything: shows the code at work
-
-
-class Evaluated(NamedTuple):
-    """The policy on held-out prompts at one step."""
-
-    kl: float
-    """To the reference, nats per response."""
-    gold: float
 
 
 def run_of(place: Place, *overrides: str, seed: int) -> Path:
@@ -62,14 +53,3 @@ def ppo_result(run_dir: Path) -> dict[str, Any]:
     if found is None:
         raise RuntimeError(f"{run_dir}: has no result of PPO")
     return found
-
-
-def evaluations(run_dir: Path) -> list[Evaluated]:
-    """Return the evaluations of a run with ``ppo.eval_every``: before PPO, then step by step."""
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    found = [Evaluated(0.0, ppo_result(run_dir)["gold_before"])]
-    return found + [
-        Evaluated(line["ppo/eval_kl"], line["ppo/eval_gold"])
-        for line in lines
-        if "ppo/eval_gold" in line
-    ]

@@ -69,7 +69,8 @@ def test_a_law_is_told_from_the_other(load: Any, own: str, other: str) -> None:
 
 def test_gold_is_read_between_evaluations(load: Any) -> None:
     frontier = load("penalty_frontier")
-    curve = [frontier.Evaluated(*each) for each in ((0.0, 0.5), (1.0, 0.7), (3.0, 0.3))]
+    points = ((0.0, 0.5), (1.0, 0.7), (3.0, 0.3))
+    curve = [frontier.Evaluated(kl, score=0.0, gold=gold) for kl, gold in points]
     assert frontier.gold_at(curve, 0.5) == pytest.approx(0.6)
     assert frontier.gold_at(curve, 2.0) == pytest.approx(0.5)
     assert frontier.gold_at(curve, 3.5) is None
