@@ -9,14 +9,13 @@ table. Needs the extra ``benchmarks`` (matplotlib).
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from common import table
+from evaluated import Evaluated, evaluations
 from plots import OTHER, OWN, STYLE
 
 PANELS = {"score": ("score of the reward model", OTHER), "gold": ("gold score", OWN)}
@@ -25,29 +24,6 @@ HEADER = [
     "KL at most gold",
     *(f"{name} {when}" for name in PANELS for when in ("first", "at most gold", "last")),
 ]
-
-
-class Evaluated(NamedTuple):
-    """The policy on held-out prompts at one step."""
-
-    kl: float  # nats per sequence
-    score: float
-    gold: float
-
-
-def evaluations(run_dir: Path) -> list[Evaluated]:
-    """Before PPO, and at every step that was evaluated."""
-    ppo = json.loads((run_dir / "result.json").read_text())["phases"]["ppo"]
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    found = [Evaluated(0.0, ppo["score_before"], ppo["gold_before"])]
-    found += [
-        Evaluated(line["ppo/eval_kl"], line["ppo/eval_score"], line["ppo/eval_gold"])
-        for line in lines
-        if "ppo/eval_gold" in line
-    ]
-    if len(found) == 1:
-        raise SystemExit(f"{run_dir}: no evaluations with a gold score; set ppo.eval_every")
-    return found
 
 
 def row(name: str, found: Sequence[Evaluated]) -> list[str | float | None]:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+from evaluated import evaluations
 from judge_run import RewardModel
-from overoptimisation import evaluations
 
 from papers.best_of_many import distance_of_best, draw, gold_of_best, scored
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict

@@ -6,7 +6,7 @@ import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 
-from overoptimisation import Evaluated, evaluations
+from evaluated import Evaluated, evaluations
 
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.paired import mean_over, told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from overoptimisation import evaluations
+from evaluated import evaluations
 
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.paired import difference, told
