@@ -29,6 +29,7 @@ from typing import NamedTuple
 import torch
 from best_of import choose_best, estimate_kl_of_best, kl_bound
 from common import table
+from run_prompts import RunPrompts
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
@@ -39,10 +40,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from rlhf import load_run
-from rlhf.config.choices import Phase, Source
-from rlhf.data.reading import load_datasets
-from rlhf.data.splits import blend_datasets, divide_over_phases
 from rlhf.data.synthetic import (
     POLITE,
     SKILLS,
@@ -178,7 +175,7 @@ def _padded(rows: Sequence[list[int]]) -> Tensor:
 def judge(run_dir: Path, num_prompts: int | None) -> dict[str, Table]:
     """The tables of one run, by their titles."""
     torch.manual_seed(0)
-    prompts = held_out_prompts(run_dir)
+    prompts = RunPrompts.of(run_dir).held_out
     if num_prompts is not None and num_prompts > len(prompts):
         raise SystemExit(f"--prompts {num_prompts}: {run_dir} holds out only {len(prompts)}")
     prompts = prompts[:num_prompts]
@@ -202,21 +199,6 @@ def judge(run_dir: Path, num_prompts: int | None) -> dict[str, Table]:
             before, reward, prompts, sampled, kl
         ),
     }
-
-
-def held_out_prompts(run_dir: Path) -> list[str]:
-    """Prompts that no phase of the run was trained on."""
-    config = load_run(run_dir)
-    if config.data.source is not Source.synthetic:
-        raise SystemExit(f"{run_dir}: only a run with data=synthetic has a judge")
-    divided = divide_over_phases(
-        load_datasets(config.data, seed=config.seed),
-        split=config.data.split,
-        eval_share=config.data.eval_share,
-        seed=config.seed,
-    )
-    records = blend_datasets(divided[Phase.ppo], seed=config.seed).eval
-    return [record.prompt for record in records if record.prompt is not None]
 
 
 def gold_parts(answers: dict[str, list[Answer]]) -> Table:

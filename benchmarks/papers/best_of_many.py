@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import torch
 from best_of import kl_bound
-from judge_run import Answer, Policy, held_out_prompts
+from judge_run import Answer, Policy
+from run_prompts import RunPrompts
 from torch import Tensor
 
 from papers.claims import Place
@@ -33,7 +34,7 @@ def draw(run_dir: Path, place: Place, *, prompts: int, each: int, seed: int) -> 
     if place.is_quick:
         prompts, each = 4, 64
     torch.manual_seed(seed)
-    asked = held_out_prompts(run_dir)[:prompts]
+    asked = RunPrompts.of(run_dir).held_out[:prompts]
     policy = Policy.of(run_dir / "sft" / "model")
     answers = policy.answers([prompt for prompt in asked for _ in range(each)], sample=True)
     gold = torch.tensor([answer.rating.gold for answer in answers], dtype=torch.float64)

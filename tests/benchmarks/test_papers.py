@@ -88,6 +88,23 @@ def test_verdicts_follow_the_criteria(load: Any) -> None:
     assert outcomes(staleness, *(lags(0.0, 0.0, n) for n in few)) == "failed", "lag 8 costs nothing"
     assert outcomes(staleness, *(lags(0.0, -0.2, 20 * n) for n in few)) == "cannot be told"
 
+    curves = load("learning_curves")
+
+    def pair(ours: float, again: float) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for name, gold in {"ours": ours, "TRL": 0.8, "TRL again": again}.items():
+            curve = [gold + 0.001 * (step % 3) for step in range(28)]
+            found |= {f"gold, {name}": curve, f"gold of the last steps, {name}": gold}
+        return found
+
+    alike = (pair(0.81, 0.8), pair(0.79, 0.8))
+    assert outcomes(curves, *alike) == "cannot be told", "two seeds tell little"
+    assert outcomes(curves, *alike, *alike) == "passed"
+    assert outcomes(curves, pair(0.7, 0.8), pair(0.71, 0.8)) == "cannot be told"
+    assert outcomes(curves, *[pair(0.7, 0.8)] * 3) == "failed"
+    found = dict(enumerate((pair(0.7, 0.8), pair(0.8, 0.9), pair(0.7, 0.8))))
+    assert (curves.apart(found, "ours"), curves.apart(found, "TRL again")) == (2, 1)
+
     ensembles = load("pessimistic_ensembles")
     golds = {"single": 0.3, "worst": 0.5, "uncertainty": 0.5, "mean": 0.4}
     seed = {f"gold after, {arm}": gold for arm, gold in golds.items()}
