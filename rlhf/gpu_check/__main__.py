@@ -64,14 +64,11 @@ def run_check(
         return Check(started=started, command=command, parts=done, waiting=waiting)
 
     for part in parts:
-        console.say(f"{part.title}")
+        console.say(part.title)
         limit = min(60 * part.minutes, end - time.monotonic())
         began = time.monotonic()
         rows = run_part(part, folder / part.name, size, limit, print_row)
-        took = time.monotonic() - began
-        done.append(
-            PartResult(name=part.name, title=part.title, about=part.about, rows=rows, seconds=took)
-        )
+        done.append(PartResult(part=part, rows=rows, seconds=time.monotonic() - began))
         write_results(folder, current_check())
     console.say(summary_sentence(current_check()))
     console.say(f"wrote {folder / PAGE}")

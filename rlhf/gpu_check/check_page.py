@@ -11,6 +11,7 @@ from typing import Any
 from rlhf.base.atomic import replace_atomically
 from rlhf.checkpoint.results import write_json
 from rlhf.gpu_check.rows import CheckRow, RowVerdict
+from rlhf.gpu_check.table import CheckModule
 
 CARD = "card"  # the row of the part "machine" that names the GPU
 JSON, PAGE = "gpu_check.json", "gpu_check.md"
@@ -20,17 +21,13 @@ MARKS = {
     RowVerdict.measured: "measured",
     RowVerdict.skipped: "skipped",
 }
-ROWS_HEADER = ("", "figure", "expected", "verdict", "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartResult:
     """The rows of one part, in the order in which they were measured."""
 
-    name: str
-    title: str
-    about: str
-    """What the part does, in one or two sentences."""
+    part: CheckModule
     rows: Sequence[CheckRow]
     seconds: float
 
@@ -70,14 +67,14 @@ def write_results(folder: Path, check: Check) -> None:
 def check_as_json(check: Check) -> dict[str, Any]:
     """Return the content of the JSON file."""
     parts = [
-        {"name": part.name, "verdict": part.verdict, "seconds": part.seconds}
-        | {"rows": [asdict(row) for row in part.rows]}
-        for part in check.parts
+        {"name": each.part.name, "verdict": each.verdict, "seconds": each.seconds}
+        | {"rows": [asdict(row) for row in each.rows]}
+        for each in check.parts
     ]
     return {
         "started": check.started,
         "command": check.command,
-        "failed": [part.name for part in check.failed],
+        "failed": [each.part.name for each in check.failed],
         "waiting": list(check.waiting),
         "parts": parts,
     }
@@ -99,21 +96,18 @@ def _page_head(check: Check) -> Iterator[str]:
     yield "docs/gpu_check.md explains the page; `gpu_check.json` has all figures for programs.\n"
     if check.failed:
         yield "## What failed\n"
-        for part in check.failed:
-            for row in part.rows:
+        for each in check.failed:
+            for row in each.rows:
                 if row.verdict is RowVerdict.failed:
-                    yield f"- **{part.title}, {row.what}**: {row.figure}{expected_suffix(row)}"
+                    what = f"{each.part.title}, {row.what}"
+                    yield f"- **{what}**: {row.figure}{expected_suffix(row)}"
         yield ""
     yield "## Parts\n"
     yield from _markdown_lines(
         ("part", "rows", "verdict", "seconds"),
         [
-            (
-                f"[{part.title}](#{_anchor(part.title)})",
-                _count_verdicts(part),
-                *_verdict_and_seconds(part),
-            )
-            for part in check.parts
+            (_link_to_heading(each.part.title), _count_verdicts(each), *_verdict_and_seconds(each))
+            for each in check.parts
         ],
     )
     yield ""
@@ -130,12 +124,12 @@ def summary_sentence(check: Check) -> str:
     )
 
 
-def _part_section(part: PartResult) -> Iterator[str]:
-    yield f"## {part.title}\n"
-    yield f"{part.about}\n"
+def _part_section(found: PartResult) -> Iterator[str]:
+    yield f"## {found.part.title}\n"
+    yield f"{found.part.about}\n"
     yield from _markdown_lines(
-        ROWS_HEADER,
-        [(row.what, row.figure, row.expected, *_verdict_and_seconds(row)) for row in part.rows],
+        ("", "figure", "expected", "verdict", "seconds"),
+        [(row.what, row.figure, row.expected, *_verdict_and_seconds(row)) for row in found.rows],
     )
     yield ""
 
@@ -163,7 +157,7 @@ def _markdown_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Ite
         yield f"| {' | '.join(cells)} |"
 
 
-def _anchor(title: str) -> str:
-    """Return the link target that GitHub and MkDocs generate for a heading."""
+def _link_to_heading(title: str) -> str:
+    """Return a link to the target that GitHub and MkDocs generate for a heading."""
     words = "".join(char for char in title.lower() if char.isalnum() or char in " -")
-    return words.replace(" ", "-")
+    return f"[{title}](#{words.replace(' ', '-')})"

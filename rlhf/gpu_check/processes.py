@@ -1,4 +1,7 @@
-"""Run each part of a check in its own process, so that a crash or hang does not end the check."""
+"""Run each part of a check in its own process, so that a crash or hang does not end the check.
+
+``python -m rlhf.gpu_check.processes NAME FOLDER SIZE`` is the process of the part NAME.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,26 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
-from rlhf.gpu_check.part_process import ROWS
-from rlhf.gpu_check.rows import CheckRow, RowVerdict, Size, read_check_rows
-from rlhf.gpu_check.table import CheckModule
-from rlhf.jobs.sweep_jobs import PARENT
+import torch
 
-LOG = "log.txt"
-MODULE = "rlhf.gpu_check.part_process"
+from rlhf.gpu_check.rows import (
+    CheckRow,
+    CheckSetting,
+    RowVerdict,
+    Size,
+    read_check_rows,
+    write_rows,
+)
+from rlhf.gpu_check.table import CheckModule
+from rlhf.jobs.sweep_jobs import PARENT, end_with_parent
+
+LOG, ROWS = "log.txt", "rows.jsonl"
+MODULE = "rlhf.gpu_check.processes"
 PAUSE = 0.1  # seconds between two reads of the rows
+LEAST_FREE = 8 << 30  # bytes of free GPU memory that models of full size need
 
 
 def run_part(
@@ -89,3 +102,16 @@ def _failed_row(figure: str, what: str, *, seconds: float) -> CheckRow:
     return CheckRow(
         what=what, figure=figure, expected=expected, verdict=RowVerdict.failed, seconds=seconds
     )
+
+
+def main(name: str, folder: Path, size: Size) -> None:
+    """Measure all tasks of the part ``name``, with tiny models on a full GPU; write their rows."""
+    end_with_parent()
+    if size is Size.full and torch.cuda.mem_get_info()[0] < LEAST_FREE:
+        size = Size.tiny
+    module = import_module(f"rlhf.gpu_check.parts.{name}")
+    write_rows(folder / ROWS, module.tasks(CheckSetting(folder=folder, size=size)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Size(sys.argv[3]))

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import METRICS, read_lines
-from rlhf.checkpoint.results import read_json_object
+from rlhf.checkpoint.results import read_json_object, read_plan
 from rlhf.jobs.sweep_jobs import PARENT
 from rlhf.runtime.launch_mode import LAUNCHER
 
@@ -79,11 +79,7 @@ def start_run(run_dir: Path, *words: str) -> Run:
 
 
 def resume_run(run_dir: Path) -> Run:
-    """Resume the run in ``run_dir``, and wait for its end.
-
-    Raises:
-        TimeoutExpired: as in ``start_run``.
-    """
+    """Resume the run in ``run_dir``, and wait for its end, as ``start_run`` does."""
     return _run_launcher(run_dir, [f"resume={run_dir}"])
 
 
@@ -105,6 +101,19 @@ def _run_launcher(run_dir: Path, words: Sequence[str]) -> Run:
     output = log.read_bytes()[start:].decode(errors="replace")
     seconds = time.monotonic() - began
     return Run(run_dir=run_dir, code=ended.returncode, output=output, seconds=seconds)
+
+
+def planned_gib(run_dir: Path, phase: str) -> float:
+    """Return the torch memory in GiB that the plan expects for ``phase``, without CUDA's own.
+
+    Raises:
+        CheckpointError: if the run has no plan.
+    """
+    plan = read_plan(run_dir)
+    if plan is None:
+        raise CheckpointError(f"{run_dir} has no plan.json")
+    memory = plan["phases"][phase]["memory"]
+    return float(sum(gib for part, gib in memory.items() if part != "process"))
 
 
 def build_run_pool() -> ThreadPoolExecutor:

@@ -87,7 +87,8 @@ def test_a_row_that_is_being_written_is_not_read(tmp_path: Path) -> None:
 
 
 def part(name: str, *rows: CheckRow) -> PartResult:
-    return PartResult(name=name, title=name.title(), about=f"About {name}.", rows=rows, seconds=61)
+    named = replace(PARTS[0], name=name, title=name.title())
+    return PartResult(part=named, rows=rows, seconds=61)
 
 
 def test_the_page_says_what_failed(tmp_path: Path) -> None:

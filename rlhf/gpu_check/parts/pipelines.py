@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
-from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task, passed_or_failed
+from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, measured_finding
 from rlhf.gpu_check.runs import TINY_RUN, Run, build_run_pool, start_run
 
 REFERENCE = "CPU, fp32"
@@ -89,22 +89,18 @@ def last_losses(ended: Run) -> Losses:
 
 def _describe_reference(ended: Future[Run]) -> Finding:
     losses = last_losses(ended.result())
-    return Finding(
-        figure=_describe_losses(losses),
-        verdict=RowVerdict.measured,
-        numbers=_losses_by_name(losses),
-    )
+    return measured_finding(_describe_losses(losses), **losses._asdict())
 
 
 def _compare_losses(ended: Future[Run], reference: Future[Run], dtype: Dtype) -> Finding:
     there, here = last_losses(ended.result()), last_losses(reference.result())
     share, apart = SHARES[dtype], score_tolerance(there, here)
-    is_right = are_near(there, here, share)
-    return Finding(
-        figure=_describe_losses(there),
-        expected=f"losses ± {share:.1%}, score ± {apart:.2f}",
-        verdict=passed_or_failed(is_right),
-        numbers=_losses_by_name(there) | {"run_seconds": ended.result().seconds},
+    return checked_finding(
+        are_near(there, here, share),
+        _describe_losses(there),
+        f"losses ± {share:.1%}, score ± {apart:.2f}",
+        **there._asdict(),
+        run_seconds=ended.result().seconds,
     )
 
 
@@ -126,7 +122,3 @@ def are_near(there: Losses, here: Losses, share: float) -> bool:
 def _describe_losses(losses: Losses) -> str:
     sft, reward, score = losses.sft, losses.reward, losses.score
     return f"SFT {sft:.4f}, reward model {reward:.4f}, score {score:.3f}"
-
-
-def _losses_by_name(losses: Losses) -> dict[str, float]:
-    return {name: float(value) for name, value in losses._asdict().items()}
