@@ -36,9 +36,8 @@ from rlhf.config.schema.rewards import RewardTerm
 from rlhf.engine.devices import current_ranks, precision_of_weights
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.build import build_actor, build_scorer
-from rlhf.models.load_errors import RUN_FOLDER
 from rlhf.models.pretrained import find_adapter_chain
-from rlhf.models.sources import ModelSource
+from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.weight_files import stored_dtype
 from rlhf.phases.dpo import DpoTrainer

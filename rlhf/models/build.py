@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,10 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import LoraRole
 from rlhf.config.schema.lora import LoraConfig
 from rlhf.models.attention import MATMUL, attention_at_build, use_matmul_attention
+from rlhf.models.language_model import Scorer
 from rlhf.models.linear_layers import use_onednn_products
-from rlhf.models.lora import LoraSpec, add_adapters
+from rlhf.models.lora import add_adapters
 from rlhf.models.pretrained import load_pretrained
-from rlhf.models.scorer import Scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.train_settings import compile_layers, enable_gradient_checkpointing, set_dropout
 from rlhf.models.weight_files import require_finite_weights
@@ -27,18 +28,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
-def lora_spec(lora: LoraConfig, role: LoraRole) -> LoraSpec | None:
-    """Return the LoRA settings of the model ``role``; None if it has no adapters."""
-    rank = lora.critic_rank if role is LoraRole.critic and lora.critic_rank else lora.rank
+def lora_spec(lora: LoraConfig, role: LoraRole) -> LoraConfig | None:
+    """Return the LoRA settings of the model ``role``, with its rank; None if it has no adapters."""
     if not lora.rank or role not in lora.roles:
         return None
-    return LoraSpec(
-        rank=rank,
-        alpha=lora.alpha,
-        dropout=lora.dropout,
-        target_modules=None if lora.target_modules is None else tuple(lora.target_modules),
-        train_rest=lora.train_rest,
-    )
+    has_own = role is LoraRole.critic and lora.critic_rank
+    return replace(lora, rank=lora.critic_rank) if has_own else lora
 
 
 def build_actor(
@@ -46,7 +41,7 @@ def build_actor(
     tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int,
-    lora: LoraSpec | None = None,
+    lora: LoraConfig | None = None,
     shard: Shard | None = None,
 ) -> PreTrainedModel:
     """Build a causal language model with fp32 weights and the tokenizer's special token ids.
@@ -73,7 +68,7 @@ def build_scorer(
     tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int,
-    lora: LoraSpec | None = None,
+    lora: LoraConfig | None = None,
     shard: Shard | None = None,
 ) -> Scorer:
     """Build a one-label classification model in fp32 that returns a value at every position.
@@ -197,11 +192,7 @@ def _require_embeddings(
 
 
 def require_enough_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:
-    """Check that the model has positions for ``tokens`` tokens, the value of config key ``wanted``.
-
-    Raises:
-        ConfigError: if the model has a limit of fewer positions.
-    """
+    """Raise a ConfigError if the model has fewer than ``tokens`` positions, the key ``wanted``."""
     limit = getattr(model.config, "max_position_embeddings", None)  # a property of GPT-2's config
     if limit is not None and tokens > limit:
         raise ConfigError(

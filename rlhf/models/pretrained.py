@@ -109,11 +109,7 @@ def load_config(source: ModelSource, **overrides: Any) -> PreTrainedConfig:
 
 
 def require_one_label_model(source: ModelSource) -> None:
-    """Check that ``source`` is a reward model with one label.
-
-    Raises:
-        CheckpointError: if its config describes another model, or there is no config.
-    """
+    """Raise a CheckpointError unless the config of ``source`` is of a reward model, one label."""
     with translate_errors(partial(source.failure, what="a reward model")):
         adapter = _read_adapter_config(source)
     if adapter is not None and (adapter.task_type != "SEQ_CLS" or not adapter.modules_to_save):

@@ -38,7 +38,7 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
 from rlhf.kernels.compiling import describe_kernels
-from rlhf.models.load_errors import RUN_FOLDER
+from rlhf.models.sources import RUN_FOLDER
 from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, load_tokenizer
 from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo.loop import run_ppo

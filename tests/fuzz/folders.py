@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from rlhf.config.schema.lora import LoraConfig
 from rlhf.data.encoding import Encoder
 from rlhf.models.build import build_actor, build_scorer
-from rlhf.models.lora import LoraSpec, save_adapter
+from rlhf.models.lora import save_adapter
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
@@ -44,7 +45,7 @@ def good_adapter(family: str) -> Path:
     """A folder with an intact adapter on an intact model, made once."""
     base = good_folder(family, is_scorer=False)
     source = ModelSource(key="model.path", path=str(base))
-    spec = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    spec = LoraConfig(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
     model = build_actor(source, small_tokenizer(), seed=1, lora=spec)
     folder = base.parent / "adapter"
     folder.mkdir()

@@ -13,13 +13,14 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config.choices import LoraRole
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import adapter_lr
+from rlhf.config.schema.lora import LoraConfig
 from rlhf.models.build import (
     build_actor,
     build_scorer,
     lora_spec,
     require_enough_positions,
 )
-from rlhf.models.lora import LoraSpec, has_adapters
+from rlhf.models.lora import has_adapters
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, train_tokenizer
@@ -79,7 +80,7 @@ def test_models_are_drawn_without_the_states_of_eight_gpus(
 ) -> None:
     """torch's fork_rng would read and set each, and warn that there are so many."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    lora = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    lora = LoraConfig(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
     assert has_adapters(build_actor(source_of("llama"), tokenizer, seed=1, lora=lora))
 
 
@@ -139,7 +140,7 @@ def test_each_role_has_its_adapters(compose: Compose) -> None:
     actor = specs[LoraRole.actor]
     assert actor is not None
     assert (actor.alpha, actor.dropout, actor.train_rest) == (2, 0.1, True)
-    assert actor.target_modules == ("q_proj",)
+    assert actor.target_modules == ["q_proj"]
     assert {role.value: adapter_lr(lora, role) for role in LoraRole} == {
         "sft": 0.5,
         "reward": 0.5,

@@ -11,9 +11,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.config.schema.lora import LoraConfig
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.lora import (
-    LoraSpec,
     add_adapters,
     disable_adapters,
     has_adapters,
@@ -45,9 +45,9 @@ def tokenizer():
     return small_tokenizer()
 
 
-def spec(**changes) -> LoraSpec:
+def spec(**changes) -> LoraConfig:
     fields = {"rank": 3, "alpha": 6.0, "dropout": 0.0, "target_modules": None, "train_rest": False}
-    return LoraSpec(**(fields | changes))
+    return LoraConfig(**(fields | changes))
 
 
 def adapted(family: str, tokenizer, **changes):

@@ -16,9 +16,10 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from rlhf.config.choices import ModelInit
+from rlhf.config.schema.lora import LoraConfig
 from rlhf.config.schema.model import ModelConfig
 from rlhf.models.build import ModelSource, build_actor
-from rlhf.models.lora import LoraSpec, is_adapter_name
+from rlhf.models.lora import is_adapter_name
 from rlhf.models.shapes import FAMILIES, shape_of
 from tests.conftest import CONF
 from tests.models_on_disk import small_tokenizer
@@ -119,7 +120,7 @@ def test_adapters_are_those_of_peft(name: str) -> None:
     tokenizer = small_tokenizer()
     architecture = MADE[name] | {"vocab_size": len(tokenizer)}
     source = ModelSource(key="model", path=None, architecture=architecture)
-    spec = LoraSpec(3, alpha=1.0, dropout=0.0, target_modules=None, train_rest=False)
+    spec = LoraConfig(rank=3, alpha=1.0, dropout=0.0, target_modules=None, train_rest=False)
     module = build_actor(source, tokenizer, seed=1, lora=spec)
     adapters = {n: p.numel() for n, p in module.named_parameters() if is_adapter_name(n)}
     shape = shape_of(model(architecture))
