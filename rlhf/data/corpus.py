@@ -18,8 +18,7 @@ from rlhf.config.schema.data import DataConfig, DatasetConfig
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.files import READERS
-from rlhf.data.raw_rows import Row
-from rlhf.data.records import Record
+from rlhf.data.records import Record, Row
 from rlhf.data.splits import PhaseData
 from rlhf.data.tables import Table, download_dataset, is_saved_dataset, iterate_rows, tables_at
 from rlhf.data.tokens import Limit, sft_columns

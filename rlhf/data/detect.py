@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from rlhf.base.errors import DataError
 from rlhf.data.layouts import LAYOUTS, ColumnKind, Layout
-from rlhf.data.raw_rows import Row, UnusableRowError
-from rlhf.data.records import Record
+from rlhf.data.records import Record, Row, UnusableRowError
 
 # Expressions with brackets need quotes of their own within the override.
 OWN_COLUMNS = (

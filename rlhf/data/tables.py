@@ -25,7 +25,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.files import READERS, Reader
-from rlhf.data.raw_rows import Row
+from rlhf.data.records import Row
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -90,20 +90,12 @@ def is_saved_dataset(place: Path) -> bool:
 
 
 def read_table_rows(place: Path) -> list[Row]:
-    """Return the rows of a file, or of all files in a folder, without conversion.
-
-    Raises:
-        DataError: if a file cannot be read, or a row is no object.
-    """
+    """Return the rows of a file, or of all files in a folder, without conversion."""
     return [row for table in _tables_of_files(place).values() for row in rows_of(table)]
 
 
 def rows_of(table: Table) -> list[Row]:
-    """Return the rows of a table.
-
-    Raises:
-        DataError: if it cannot be read or is empty, or a row is no object.
-    """
+    """Return the rows that ``iterate_rows`` yields; raise a DataError if there are none."""
     rows = list(iterate_rows(table))
     if not rows:
         raise DataError(f"{table.place}: empty; must have at least one row.")

@@ -31,8 +31,7 @@ from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.run_dir import lock_run_dir, refuse_links
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.chat import all_ask_for_assistant, plain_template
-from rlhf.data.encoding import Encoder
+from rlhf.data.encoding import Encoder, all_ask_for_assistant, plain_template
 from rlhf.data.splits import PhaseData
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.devices import current_ranks, resolve_dtype

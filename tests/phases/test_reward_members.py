@@ -20,7 +20,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.checkpoint.phase_state import checkpoint_folders, load_checkpoint
 from rlhf.config.choices import CombineName, Dtype, Phase
 from rlhf.config.freeze import to_run_config
-from rlhf.data.batching import PairStep, pair_steps
+from rlhf.data.collate import PairStep, pair_steps
 from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings
 from rlhf.models import linear_layers
