@@ -23,9 +23,14 @@ from torch import Tensor
 from rlhf.base.atomic import is_transient, replace_atomically, retry_transient_errors
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import OTHERS, read_json
-from rlhf.checkpoint.finished_phase import STATE
-from rlhf.checkpoint.manifest import MANIFEST, check_files, file_identity, folder_identities
-from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
+from rlhf.checkpoint.finished_phase import (
+    MANIFEST,
+    STATE,
+    check_files,
+    file_identity,
+    folder_identities,
+)
+from rlhf.checkpoint.model_folder import SHARD_BYTES, write_shards
 
 STATE_JSON = "state.json"
 GIB = 1 << 30

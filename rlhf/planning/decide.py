@@ -12,7 +12,7 @@ from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import UnknownModelError
-from rlhf.planning.idle_options import idle_options
+from rlhf.planning.advice import idle_options
 from rlhf.planning.plan import Plan, plan_run
 from rlhf.planning.steps import Loads
 

@@ -11,7 +11,6 @@ from rlhf.config.batches import BatchPlan, RolloutPlan, divide_cores, phase_plan
 from rlhf.config.choices import Backend, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.planning import memory_model, time_model
-from rlhf.planning.building_memory import BUILDING, memory_outside_steps
 from rlhf.planning.outside_steps import (
     build_sampling,
     seconds_outside_ppo_steps,
@@ -20,7 +19,13 @@ from rlhf.planning.outside_steps import (
 )
 from rlhf.planning.phase_memory import PhaseMemory
 from rlhf.planning.phase_plan import PhasePlan, best_plan
-from rlhf.planning.rollout_memory import copied_weight_bytes, gathers_weights, graph_bytes
+from rlhf.planning.rollout_memory import (
+    BUILDING,
+    copied_weight_bytes,
+    gathers_weights,
+    graph_bytes,
+    memory_outside_steps,
+)
 
 KEEPS_BELOW = 0.9  # keep CUDA graphs only below this share of the memory: plans may be 10 % off
 

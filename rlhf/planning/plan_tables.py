@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.config.choices import Phase, Source
 from rlhf.config.machine_rates import GB, GIB
-from rlhf.planning.idle_options import idle_options
+from rlhf.planning.advice import idle_options
 from rlhf.planning.phase_plan import PhasePlan
 from rlhf.planning.plan import Plan
 from rlhf.planning.steps import describe_examples

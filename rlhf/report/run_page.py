@@ -14,7 +14,6 @@ from rlhf.base.atomic import replace_atomically
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import read_command
 from rlhf.report.alarms import find_doubts
-from rlhf.report.critic_charts import true_value_section
 from rlhf.report.evaluation_section import read_evaluation
 from rlhf.report.page import Headline, render_template
 from rlhf.report.run_charts import (
@@ -23,6 +22,7 @@ from rlhf.report.run_charts import (
     critic_section,
     over_optimisation_section,
     panel_sections,
+    true_value_section,
 )
 from rlhf.report.run_files import RunFiles, read_run_files
 from rlhf.report.summary import summary_blocks

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from rlhf.config.choices import PlanMode
 from rlhf.config.schema.run import RunConfig
+from rlhf.planning.advice import idle_options
 from rlhf.planning.decide import plan_and_configure
-from rlhf.planning.idle_options import idle_options
 from rlhf.planning.plan_tables import tables
 from tests.planning.planned import Compose, changed, run_of
 

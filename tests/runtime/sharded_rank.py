@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlhf.base.ranks import Ranks
-from rlhf.checkpoint.streaming import tensors_to_save
+from rlhf.checkpoint.model_folder import tensors_to_save
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, LoraExport
 from rlhf.config.roles import Role
