@@ -13,7 +13,6 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config.choices import LoraRole
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import adapter_lr
-from rlhf.config.schema.lora import LoraConfig
 from rlhf.models.build import (
     build_actor,
     build_scorer,
@@ -24,6 +23,7 @@ from rlhf.models.lora import has_adapters
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, train_tokenizer
+from tests.lora_settings import lora_config
 from tests.models_on_disk import FAMILIES, small_tokenizer, source_of
 
 Compose = Callable[[list[str]], DictConfig]
@@ -80,7 +80,7 @@ def test_models_are_drawn_without_the_states_of_eight_gpus(
 ) -> None:
     """torch's fork_rng would read and set each, and warn that there are so many."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    lora = LoraConfig(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    lora = lora_config()
     assert has_adapters(build_actor(source_of("llama"), tokenizer, seed=1, lora=lora))
 
 

@@ -18,7 +18,6 @@ from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.roles import Role
-from rlhf.config.schema.lora import LoraConfig
 from rlhf.config.schema.zero import ZeroConfig
 from rlhf.engine.devices import current_ranks
 from rlhf.engine.select import build_engine
@@ -26,6 +25,7 @@ from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import train_tokenizer
 from tests.engine.test_deepspeed_config import zero
+from tests.lora_settings import lora_config
 
 RANKS = 2
 LORA_RANK = 16
@@ -117,9 +117,7 @@ def measured(
     """
     tokenizer = train_tokenizer(["some text"], vocab_size=300)
     source = ModelSource(key="model", path=None, architecture=OPT)
-    spec = LoraConfig(
-        rank=LORA_RANK, alpha=32.0, dropout=0.0, target_modules=None, train_rest=False
-    )
+    spec = lora_config(rank=LORA_RANK, alpha=32.0)
     module = build_actor(source, tokenizer, seed=1, lora=spec if lora else None)
     sizes = [(p.numel(), p.requires_grad) for p in module.parameters()]
     engine = build_engine(

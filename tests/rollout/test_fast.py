@@ -22,6 +22,7 @@ from rlhf.rollout.fast import FastRollout, FastSettings, free_bytes
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
+from tests.lora_settings import lora_config
 from tests.models_on_disk import disturb
 from tests.plain_engine import PlainEngine
 from tests.rounding import assert_near, terms_of
@@ -154,7 +155,7 @@ def test_it_follows_the_weights_as_they_change() -> None:
 def test_adapters_are_merged_for_the_rollout_and_left_as_they_were(
     architecture: dict[str, Any],
 ) -> None:
-    lora = LoraConfig(rank=3, alpha=6.0, dropout=0.0, target_modules=None, train_rest=False)
+    lora = lora_config(rank=3, alpha=6.0)
     actor, prompts = actor_of(architecture, lora), prompts_of([3, 8, 1, 4])
     disturb(actor.module)
     weights = {name: w.clone() for name, w in actor.module.state_dict().items()}

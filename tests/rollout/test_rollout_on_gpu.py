@@ -17,7 +17,6 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch
 from rlhf.config.choices import Dtype, When
 from rlhf.config.roles import Role
-from rlhf.config.schema.lora import LoraConfig
 from rlhf.data.collate import collate_prompts
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
@@ -35,6 +34,7 @@ from rlhf.rollout.parking import Request
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.scheduler import Scheduler
 from rlhf.rollout.stopping import StopTexts
+from tests.lora_settings import lora_config
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rollout.decoder_checks import FAMILIES, VOCABULARY, some_prompts, tiny_model
 from tests.rollout.test_fused_decoder import FAST
@@ -160,7 +160,7 @@ def test_layers_side_by_side_are_one_product(
 @pytest.mark.parametrize("name", FAST)
 def test_adapters_are_not_merged_into_copies(gpu: Gpu, name: str) -> None:
     model = tiny_model(name)
-    spec = LoraConfig(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    spec = lora_config()
     add_adapters(model, spec, seed=1)
     for parameter_name, parameter in model.named_parameters():
         if "lora_B" in parameter_name:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from rlhf.base.types import StepReport
 from rlhf.config.roles import Role
-from rlhf.config.schema.lora import LoraConfig
 from rlhf.data.collate import collate_sequences
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel, Scorer, kept_token_logprobs
@@ -21,6 +20,7 @@ from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels, step_
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.policies import AdapterOff
 from rlhf.phases.shared.scoring import ModelScores, ResponseLogprobs, WholeSequences
+from tests.lora_settings import lora_config
 from tests.models_on_disk import disturb
 from tests.phases.ppo.ppo_pieces import (
     LENGTHS,
@@ -35,7 +35,7 @@ from tests.rounding import assert_near
 
 # Of the sums in a log-probability: two layers and the head of width 8, 9 tokens, 260 entries.
 TERMS = 2 * (7 * 8 + 2 * 9) + 8 + 260
-SPEC = LoraConfig(rank=2, alpha=4.0, dropout=0.5, target_modules=None, train_rest=False)
+SPEC = lora_config(dropout=0.5)
 ROLLOUT = some_rollout()
 SEQUENCES = WholeSequences(ROLLOUT.prompts, ROLLOUT.responses)
 
