@@ -116,11 +116,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
 
 
 def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
-    """Return the checkpoint after ``step`` of ``phase``; None: any phase, if only one has it.
-
-    Raises:
-        CheckpointError: if no phase has that checkpoint, or several phases have it.
-    """
+    """Return the checkpoint after ``step`` of ``phase``; None: of the only phase that has it."""
     load_run(run_dir)
     phases = [phase] if phase else list(Phase)
     found = [p for p in phases if checkpoint_folder(run_dir / p, step).is_dir()]

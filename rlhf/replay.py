@@ -232,11 +232,7 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def new_folder(folder: Path | None, *, beside: Path) -> Iterator[Path]:
-    """Yield a new folder, ``folder`` or a temporary one on the drive of ``beside``.
-
-    Raises:
-        ConfigError: if ``folder`` exists.
-    """
+    """Yield a new folder, ``folder`` or a temporary one on the drive of ``beside``."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix=".replay-", dir=beside.parent) as temporary:
             yield Path(temporary)

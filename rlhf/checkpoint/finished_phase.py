@@ -24,7 +24,6 @@ from rlhf.checkpoint.results import as_json_text, read_json_object, write_json
 from rlhf.config.choices import Phase
 
 MANIFEST = "manifest.json"
-BLOCK = 1 << 22  # bytes hashed at once
 Identity = list[int | str]  # size in bytes, and SHA-256
 STATE = "state"  # the checkpoints of a phase in progress, see phase_state.py
 RESULT = "result.json"
@@ -33,14 +32,11 @@ NOT_LISTED = (STATE, MANIFEST, RESULT)
 
 def file_identity(path: Path, *, flush: bool = False) -> Identity:
     """Return the size and the SHA-256 of a file; with ``flush`` also flush it to the drive."""
-    digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-            size += len(block)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
         if flush:
             os.fsync(file.fileno())
-    return [size, digest.hexdigest()]
+        return [file.tell(), digest]
 
 
 def folder_identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, Identity]:
@@ -53,12 +49,7 @@ def folder_identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, I
 def check_files(
     folder: Path, files: Mapping[str, Identity], *, skip: Container[str] = (MANIFEST,)
 ) -> None:
-    """Check that ``folder`` has exactly ``files``, unchanged; ignore the entries in ``skip``.
-
-    Raises:
-        CheckpointError: naming the first file that is missing, added or damaged.
-        OSError: if a file cannot be read.
-    """
+    """Raise a CheckpointError unless ``folder``, without ``skip``, has exactly ``files``."""
     if odd := sorted(set(_file_paths(folder, skip)) ^ set(files)):
         raise CheckpointError(f"{folder / odd[0]} is missing, or not in {MANIFEST}.")
     for name, expected in files.items():
@@ -127,12 +118,9 @@ def verify_phase(run_dir: Path, phase: Phase) -> str | None:
 
 
 def verify_model(folder: Path) -> None:
-    """Check that the model in ``folder``, a subfolder of its finished phase, is intact.
+    """Verify the model in ``folder``, a subfolder of its finished phase, as ``verify_phase`` does.
 
     A model that no manifest lists is not verified.
-
-    Raises:
-        CheckpointError: naming the file that is missing, added or damaged, and the repair.
     """
     phase_dir, prefix = folder.parent, f"{folder.name}/"
     if not (phase_dir / RESULT).exists() or not (phase_dir / MANIFEST).exists():

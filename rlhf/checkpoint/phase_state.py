@@ -156,11 +156,7 @@ def find_latest_intact_checkpoint(phase_dir: Path, say: Callable[[str], None]) -
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Verify and return the checkpoint in ``folder``.
-
-    Raises:
-        CheckpointError: naming the file that is missing or differs from the manifest.
-    """
+    """Return the checkpoint in ``folder``; a CheckpointError names a missing or damaged file."""
     manifest = folder / MANIFEST
     if (files := read_json(manifest, {OTHERS: [int, str]})) is None:
         raise CheckpointError(f"{manifest} is missing.")

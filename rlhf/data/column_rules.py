@@ -68,9 +68,6 @@ class TextFunctions(Functions):
         """Return a prompt with the turns that ``human:`` and ``assistant:`` mark in the text.
 
         Text before the first mark is the human's.
-
-        Raises:
-            UnusableRowError: if the conversation is empty or does not end with the human.
         """
         if not text or not text.strip():
             return None

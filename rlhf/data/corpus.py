@@ -54,10 +54,7 @@ def ptx_blocks(
 
     If ``learns`` is False, only held-out blocks are built, since tokenizing a whole corpus takes
     long. SFT examples give no held-out blocks: most of their tokens are prompts, which SFT does not
-    learn.
-
-    Raises:
-        DataError: if there is no text, or it cannot be read.
+    learn. No text is a DataError.
     """
     if config.ptx_path is not None:
         encoder = Encoder(tokenizer)

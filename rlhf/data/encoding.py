@@ -78,7 +78,11 @@ def all_ask_for_assistant(prompts: Iterable[str]) -> bool:
 
 
 class ChatTemplate:
-    """A tokenizer's chat template: renders prompts and responses, and checks the result."""
+    """A tokenizer's chat template: renders prompts and responses, and checks the result.
+
+    Every method raises a DataError if the template cannot render a text, or renders other turns
+    differently because of it.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Determine how the template ends a response.
@@ -100,20 +104,12 @@ class ChatTemplate:
         self._end = self._cut_after_end_token(self._tail)
 
     def render_prompt(self, text: str) -> str:
-        """Return the rendered prompt, ready for the assistant's answer.
-
-        Raises:
-            DataError: if the template cannot render it.
-        """
+        """Return the rendered prompt, ready for the assistant's answer."""
         messages, begun = split_turns(text)
         return self._render(messages, text, add_generation_prompt=True) + begun
 
     def render_response(self, prompt: str, response: str) -> str:
-        """Return the text after the rendered ``prompt``, up to and including the end token.
-
-        Raises:
-            DataError: if the template cannot render it, changes the prompt, or drops the response.
-        """
+        """Return the text after the rendered ``prompt``, up to and including the end token."""
         following = self._text_after_prompt(prompt, response)
         body = following.removesuffix(self._tail)
         if not following.endswith(self._tail) or not body.removeprefix(self._head).strip():
@@ -123,11 +119,7 @@ class ChatTemplate:
         return body + self._end
 
     def observation(self, role: str, text: str) -> str:
-        """Return the text between a response's end token and the assistant's next turn.
-
-        Raises:
-            DataError: if the template cannot render it, or changes what was said before.
-        """
+        """Return the text between a response's end token and the assistant's next turn."""
         question = {"role": "user", "content": "question"}
         # A thought in front: some templates drop the thoughts of earlier turns.
         answer = {"role": "assistant", "content": f"<think>\n{PROBE}\n</think>\n\n{PROBE}"}

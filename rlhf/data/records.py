@@ -97,7 +97,11 @@ class UnusableRowError(Exception):
 
 
 class Row(NamedTuple):
-    """One row as read, and its origin: ``file`` (or hub dataset) and ``number``, from 1."""
+    """One row as read, and its origin: ``file`` (or hub dataset) and ``number``, from 1.
+
+    For null and for blank text ``text``, ``texts`` and ``messages`` raise UnusableRowError, for a
+    value of another type a DataError with its place.
+    """
 
     file: str
     number: int
@@ -108,24 +112,14 @@ class Row(NamedTuple):
         return DataError(f"{self.file}, row {self.number}: {problem}")
 
     def text(self, column: str) -> str:
-        """Return the text of ``column``.
-
-        Raises:
-            UnusableRowError: if the value is null or blank.
-            DataError: if the value is not text.
-        """
+        """Return the text of ``column``."""
         value = self._value(column, str, "text")
         if not value.strip():
             raise UnusableRowError(f"{column} is empty")
         return value
 
     def texts(self, column: str) -> list[str]:
-        """Return the texts of ``column``, none of them blank.
-
-        Raises:
-            UnusableRowError: if the list is null or empty, or a text in it is null or blank.
-            DataError: if the value is not a list of texts.
-        """
+        """Return the texts of ``column``, at least one, and none of them blank."""
         items: list[object] = self._value(column, list, "a list of texts")
         for index, item in enumerate(items):
             if not isinstance(item, str | None):
@@ -137,12 +131,7 @@ class Row(NamedTuple):
         return texts
 
     def messages(self, column: str) -> list[Message]:
-        """Return the messages of ``column``, a list or one message, with stripped texts.
-
-        Raises:
-            UnusableRowError: if the value is null or an empty list.
-            DataError: if the value is not a list of messages.
-        """
+        """Return the messages of ``column``, a list or one message, with stripped texts."""
         if isinstance(value := self.values.get(column), dict):
             return [self._message(value, column)]
         items: list[object] = self._value(column, list, "a list of messages")

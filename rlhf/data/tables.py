@@ -74,11 +74,7 @@ def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
 
 
 def tables_at(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Table]:
-    """Return the tables of a file, of all files in a folder, or of a save_to_disk folder, by name.
-
-    Raises:
-        DataError: if ``place`` does not exist, or contains no file that can be read.
-    """
+    """Return the tables of a file, of a folder of files, or of a save_to_disk folder, by name."""
     return (
         _read_saved_folder(place) if is_saved_dataset(place) else _tables_of_files(place, readers)
     )

@@ -76,11 +76,7 @@ def run_check(
 
 
 def require_gpu() -> None:
-    """Check that torch has kernels for the first GPU, and hide all other GPUs.
-
-    Raises:
-        CapabilityError: if torch finds no GPU or has no kernels for it; the message has the fix.
-    """
+    """Hide all GPUs but the first; raise a CapabilityError if torch finds none or cannot use it."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
     from rlhf.engine.devices import check_gpus

@@ -74,10 +74,7 @@ def build_scorer(
     """Build a one-label classification model in fp32 that returns a value at every position.
 
     If ``source`` is a language model, the head is new and drawn from ``seed``. With ``lora`` the
-    head is trained in addition to the adapters. ``shard`` works as in ``build_actor``.
-
-    Raises:
-        CheckpointError, ConfigError, CapabilityError: as in ``build_actor``.
+    head is trained in addition to the adapters. ``shard`` and errors are as in ``build_actor``.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -159,11 +156,7 @@ def _build_random(
 
 
 def architecture_config(key: str, fields: Mapping[str, Any]) -> PreTrainedConfig:
-    """Return the transformers config built from ``fields``, the value of config key ``key``.
-
-    Raises:
-        ConfigError: if transformers cannot build a config from these fields.
-    """
+    """Return the transformers config built from ``fields``, the value of config key ``key``."""
     from transformers import AutoConfig
 
     rest = {name: value for name, value in fields.items() if name != "model_type"}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
+from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.intervals import Estimate, mean_with_interval
 from rlhf.base.stored_files import RESULT, read_json
 from rlhf.checkpoint.finished_phase import MANIFEST
@@ -97,11 +98,7 @@ class Setting(NamedTuple):
 
 
 def find_run_folders(paths: Iterable[Path]) -> list[Path]:
-    """Return the run directories: each path that is a run, and all runs below the other paths.
-
-    Raises:
-        CheckpointError: if a path is no run and has no run below it.
-    """
+    """Return the run directories: each path that is a run, and all runs below the other paths."""
     found = []
     for path in paths:
         below = sorted(file.parent for file in path.rglob(FROZEN)) if path.is_dir() else []
@@ -161,24 +158,21 @@ def estimate_of_seeds(values: Sequence[float]) -> Estimate:
 
 def comparison_json(settings: Sequence[Setting]) -> dict[str, Any]:
     """Return the comparison as JSON data: per setting its values, run folders and measures."""
-    return {
+    content: dict[str, Any] = {
         "settings": [
             {
                 "values": dict(setting.values),
                 "runs": [str(run.folder) for run in setting.runs],
                 "unfinished": [str(run.folder) for run in setting.runs if not run.measures],
                 "measures": {
-                    title: {
-                        "mean": found.mean,
-                        "half": _nan_as_none(found.half),
-                        "runs": found.size,
-                    }
+                    title: {"mean": found.mean, "half": found.half, "runs": found.size}
                     for title, found in setting.estimates().items()
                 },
             }
             for setting in settings
         ]
     }
+    return {name: replace_non_finite(value) for name, value in content.items()}
 
 
 def command_line_text(value: object) -> str:
@@ -192,10 +186,6 @@ def estimate_text(found: Estimate, sign: str = "") -> str:
     """Return a mean and the half-width of its interval as text, such as "0.123 ± 0.045"."""
     interval = "" if math.isnan(found.half) else f" ± {found.half:.3f}"
     return f"{found.mean:{sign}.3f}{interval}"
-
-
-def _nan_as_none(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _is_bookkeeping(key: str) -> bool:

@@ -21,11 +21,7 @@ class Headline(NamedTuple):
 
 
 def render_template(template: str, *, package: str = __package__, **values: object) -> str:
-    """Fill in ``values`` into a file of the folder ``templates`` of ``package``; return the page.
-
-    Raises:
-        jinja2.UndefinedError: if the template uses a value that is missing.
-    """
+    """Return a template of ``package`` with ``values`` filled in; a missing value is an error."""
     return jinja_environment(package).get_template(template).render(values)
 
 

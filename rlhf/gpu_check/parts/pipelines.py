@@ -69,11 +69,7 @@ def _folder_name(name: str) -> str:
 
 
 def last_losses(ended: Run) -> Losses:
-    """Return the last values of a run.
-
-    Raises:
-        CheckpointError: if the run failed.
-    """
+    """Return the last values of a run."""
     _ = ended.result  # a run that failed raises here
     last: dict[str, float] = {}
     for line in ended.metrics:
