@@ -28,9 +28,8 @@ from rlhf.gpu_check.check_page import (
     summary_sentence,
     write_results,
 )
-from rlhf.gpu_check.processes import run_part
+from rlhf.gpu_check.processes import BY_NAME, PARTS, CheckModule, run_part
 from rlhf.gpu_check.rows import CheckRow, Size
-from rlhf.gpu_check.table import BY_NAME, PARTS, CheckModule
 from rlhf.runtime.launch_mode import require_launcher
 from rlhf.tracking.console import build_console
 

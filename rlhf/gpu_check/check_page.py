@@ -10,8 +10,8 @@ from typing import Any
 
 from rlhf.base.atomic import replace_atomically
 from rlhf.checkpoint.results import write_json
+from rlhf.gpu_check.processes import CheckModule
 from rlhf.gpu_check.rows import CheckRow, RowVerdict
-from rlhf.gpu_check.table import CheckModule
 
 CARD = "card"  # the row of the part "machine" that names the GPU
 JSON, PAGE = "gpu_check.json", "gpu_check.md"

@@ -1,8 +1,8 @@
-"""Build actors and scorers with random weights, or from a folder or the hub."""
+"""Build actors and scorers to train, with random weights, or from a folder or the hub."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import LoraRole
 from rlhf.config.schema.lora import LoraConfig
@@ -20,12 +20,25 @@ from rlhf.models.linear_layers import use_onednn_products
 from rlhf.models.lora import add_adapters
 from rlhf.models.pretrained import load_pretrained
 from rlhf.models.sources import ModelSource
-from rlhf.models.train_settings import compile_layers, enable_gradient_checkpointing, set_dropout
 from rlhf.models.weight_files import require_finite_weights
 from rlhf.models.zero3_init import Shard, draw_weights_by_block, shard_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+MOST_SHAPES = 1000  # most batch shapes (micro-batch size, padded width) to compile a layer for
+# The config fields in which model families store their dropout probabilities.
+DROPOUT_FIELDS = (
+    "dropout",
+    "attention_dropout",
+    "hidden_dropout",
+    "activation_dropout",
+    "resid_pdrop",
+    "embd_pdrop",
+    "attn_pdrop",
+    "classifier_dropout",
+    "layerdrop",
+)
 
 
 def lora_spec(lora: LoraConfig, role: LoraRole) -> LoraConfig | None:
@@ -192,3 +205,72 @@ def require_enough_positions(model: PreTrainedModel, tokens: int, *, key: str, w
             f"{wanted}={tokens}: the model of {key} has {limit} positions; "
             f"use {limit} or less, or a model with more"
         )
+
+
+def enable_gradient_checkpointing(model: PreTrainedModel, layers: bool | int, *, key: str) -> None:
+    """Enable gradient checkpointing in all layers (True) or in the first ``layers``.
+
+    Raises:
+        CapabilityError: if the model has no gradient checkpointing; the message names ``key``.
+    """
+    # transformers 5.23 renamed the method; earlier versions have only the old name.
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    try:
+        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    except ValueError as error:
+        raise CapabilityError(
+            f"{key}: {type(model).__name__} has no gradient checkpointing ({error}); "
+            "set gradient_checkpointing=false"
+        ) from error
+    if layers is not True:
+        checkpointed = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+        for layer in [m for m in checkpointed if not hasattr(m, "config")][layers:]:
+            layer.gradient_checkpointing = False
+    # transformers makes the embeddings' output require gradients, which only reentrant
+    # checkpointing needs: the backward pass would also run through a shared trunk's frozen blocks.
+    model.disable_input_require_grads()
+
+
+def compile_layers(model: PreTrainedModel, *, key: str, backend: str = "inductor") -> None:
+    """Compile the layers of the model, once for each batch shape.
+
+    Batches are padded to eight widths per doubling, so there are few shapes. All layers share the
+    compiled code. A call with a KV cache, whose shape changes in each step, runs uncompiled.
+
+    Raises:
+        CapabilityError: if the model does not name its layers; the message names ``key``.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise CapabilityError(
+            f"{key}: the layers of {type(model).__name__} cannot be found; set compile=false"
+        )
+    # Beyond this limit torch.compile would run further shapes uncompiled and log a warning.
+    torch._dynamo.config.recompile_limit = MOST_SHAPES
+    torch._dynamo.config.accumulated_recompile_limit = MOST_SHAPES
+    for layer in layers:
+        layer.compile(backend=backend, dynamic=False)
+        layer._compiled_call_impl = partial(
+            _call_unless_cached, layer._compiled_call_impl, layer._call_impl
+        )
+
+
+def _call_unless_cached(
+    compiled: Callable[..., Any], plain: Callable[..., Any], *inputs: Any, **options: Any
+) -> Any:
+    return (compiled if options.get("past_key_values") is None else plain)(*inputs, **options)
+
+
+def set_dropout(model: PreTrainedModel, probability: float) -> None:
+    """Set every dropout probability of the model, in its config and in the built modules."""
+    for name in DROPOUT_FIELDS:
+        if isinstance(model.config.to_dict().get(name), float):
+            setattr(model.config, name, probability)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = probability
+        for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop"):
+            if isinstance(module.__dict__.get(name), float):
+                setattr(module, name, probability)

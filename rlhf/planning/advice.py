@@ -131,15 +131,11 @@ def _advice_if_it_fits(words: str, config: RunConfig, planner: Planner) -> str |
     return f"{words} ({plan.zero_text}, {most / GIB:.1f} GiB)"
 
 
-def idle_options(config: RunConfig) -> tuple[str, ...]:
-    """Return one sentence for every option that saves nothing in this run, with the reason.
+def idle_options(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence for every ZeRO++ or MixZ++ option that saves nothing here, with the reason.
 
     ``zero.quantize_weights`` is never included, because it halves the traffic within a node too.
     """
-    return tuple(_idle_sentences(config))
-
-
-def _idle_sentences(config: RunConfig) -> Iterator[str]:
     zero, ranks = config.zero, num_ranks(config)
     if config.hardware.nodes == 1:
         parts = zero.hpz_partition_size

@@ -38,7 +38,7 @@ def plan_and_configure(
             shape, or if the resulting configuration is invalid.
     """
     if config.plan is PlanMode.off:
-        return Decision(config, None, idle_options(config))
+        return Decision(config, None, tuple(idle_options(config)))
     try:
         plan = plan_run(config, loads, finished=finished)
     except UnknownModelError as error:
@@ -57,7 +57,7 @@ def plan_and_configure(
         )
     config = resolve_auto(plan)
     validate(config)
-    return Decision(config, plan, idle_options(config))
+    return Decision(config, plan, tuple(idle_options(config)))
 
 
 def resolve_auto(plan: Plan) -> RunConfig:

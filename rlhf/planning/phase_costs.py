@@ -84,7 +84,6 @@ def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePl
     return PhasePlan(
         phase=scene.phase,
         micro_batch=micro,
-        rows=None,
         moments=moments,
         host=scene.host,
         step_seconds={part: value for part, value in seconds.items() if value},
@@ -111,17 +110,13 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     if keeps:
         later = {name: parts + kept for name, parts in training.moments.items() if name != BUILDING}
         training = replace(training, moments=training.moments | later)
-    return PhasePlan(
-        phase=Phase.ppo,
-        micro_batch=training.micro_batch,
+    return replace(
+        training,
         rows=generation.rows,
         gathers=generation.gathers,
         keeps_graphs=keeps,
         moments=generation.moments | training.moments,
-        host=scene.host,
         step_seconds=generation.step_seconds | training.step_seconds,
-        steps=scene.load.steps,
-        other_seconds=training.other_seconds,
     )
 
 
@@ -258,7 +253,6 @@ def _plan_training(
     return PhasePlan(
         phase=Phase.ppo,
         micro_batch=micro,
-        rows=None,
         moments=moments,
         host=scene.host,
         step_seconds={"score": score, "train": train},

@@ -21,7 +21,7 @@ class PhasePlan:
     phase: Phase
     micro_batch: int
     """Sequences per micro-batch; pairs in the reward and dpo phases."""
-    rows: int | None
+    rows: int | None = None
     """Responses decoded at once in PPO; None in the other phases."""
     gathers: bool = False
     """True if sharded weights are gathered once per rollout."""

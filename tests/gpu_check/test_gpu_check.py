@@ -14,10 +14,9 @@ import pytest
 
 from rlhf.gpu_check import __main__ as command
 from rlhf.gpu_check.check_page import Check, PartResult, write_results
-from rlhf.gpu_check.processes import run_part
+from rlhf.gpu_check.processes import PARTS, run_part
 from rlhf.gpu_check.rows import CheckRow, RowVerdict, Size, read_check_rows
 from rlhf.gpu_check.runs import Run
-from rlhf.gpu_check.table import PARTS
 from rlhf.runtime.launch_mode import LAUNCHER
 from tests.pretend_cuda.gpu import Gpu
 from tests.runs import ROOT, python

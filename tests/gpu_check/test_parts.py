@@ -10,8 +10,8 @@ import torch
 
 from rlhf.config.choices import Dtype
 from rlhf.gpu_check.parts import decoders, pipelines
+from rlhf.gpu_check.processes import PARTS
 from rlhf.gpu_check.rows import RowVerdict, measure_row
-from rlhf.gpu_check.table import PARTS
 from rlhf.models.families import FAMILIES
 from rlhf.rollout.decoders.fused import FusedDecoder
 from tests.pretend_cuda.gpu import Gpu
