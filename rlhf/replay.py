@@ -117,11 +117,7 @@ def copy_run_before(run_dir: Path, replay: Replay, target: Path) -> None:
 
 
 def take_steps(target: Path, replay: Replay) -> None:
-    """Continue the run in ``target`` up to the step ``replay.end``.
-
-    Raises:
-        CheckpointError: if the run does not reach the step.
-    """
+    """Continue the run in ``target`` up to the step ``replay.end``."""
     stop = f"checkpoint.stop_after={replay.phase}/{replay.end}"
     free = (
         "reuse.phases=never",

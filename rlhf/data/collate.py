@@ -154,7 +154,6 @@ def collate_sequences(
     """Return right-padded sequences (B, S); ``keep_BS`` marks the response, end token included.
 
     ``observed`` holds the start and end of each observation of an episode, which is not marked.
-
     The width may be rounded up to at most ``max_width`` tokens.
     """
     width = width or padded_width(max(len(row) for row in ids), max_width=max_width)
@@ -176,10 +175,7 @@ def collate_pairs(
     device: torch.device,
     max_width: int = 0,
 ) -> PreferenceBatch:
-    """Return pairs of right-padded sequences (B, S), all padded to the same length.
-
-    The width may be rounded up to at most ``max_width`` tokens.
-    """
+    """Return pairs of right-padded sequences (B, S), all padded to the same length."""
     width = padded_width(max(len(row) for row in (*chosen, *rejected)), max_width=max_width)
     sides = (
         collate_sequences(side, prompt_tokens, pad_id=pad_id, device=device, width=width)

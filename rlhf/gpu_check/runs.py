@@ -104,11 +104,7 @@ def _run_launcher(run_dir: Path, words: Sequence[str]) -> Run:
 
 
 def planned_gib(run_dir: Path, phase: str) -> float:
-    """Return the torch memory in GiB that the plan expects for ``phase``, without CUDA's own.
-
-    Raises:
-        CheckpointError: if the run has no plan.
-    """
+    """Return the torch memory in GiB that the plan expects for ``phase``, without CUDA's own."""
     plan = read_plan(run_dir)
     if plan is None:
         raise CheckpointError(f"{run_dir} has no plan.json")

@@ -45,8 +45,8 @@ def lora_spec(lora: LoraConfig, role: LoraRole) -> LoraConfig | None:
     """Return the LoRA settings of the model ``role``, with its rank; None if it has no adapters."""
     if not lora.rank or role not in lora.roles:
         return None
-    has_own = role is LoraRole.critic and lora.critic_rank
-    return replace(lora, rank=lora.critic_rank) if has_own else lora
+    is_critic = role is LoraRole.critic
+    return replace(lora, rank=lora.critic_rank or lora.rank) if is_critic else lora
 
 
 def build_actor(

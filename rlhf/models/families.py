@@ -64,7 +64,7 @@ LLAMA_BLOCK = BlockNames(
     up="mlp.up_proj",
     down="mlp.down_proj",
 )
-STARCODER2_MLP = {"gate": None, "up": "mlp.c_fc", "down": "mlp.c_proj"}
+STARCODER2_BLOCK = LLAMA_BLOCK._replace(gate=None, up="mlp.c_fc", down="mlp.c_proj")
 LLAMA = Family(blocks="layers", tail=("norm",), block=LLAMA_BLOCK)
 OPT = Family(
     blocks="decoder.layers",
@@ -117,7 +117,7 @@ FAMILIES = {
     "qwen2": LLAMA,
     "qwen3": LLAMA,
     "stablelm": Family(),
-    "starcoder2": replace(LLAMA, block=LLAMA_BLOCK._replace(**STARCODER2_MLP)),
+    "starcoder2": replace(LLAMA, block=STARCODER2_BLOCK),
 }
 UNKNOWN = Family(has_plain_output=False)
 

@@ -29,9 +29,8 @@ ADAPTER = "default"  # peft's name for a model's only adapter
 def add_adapters(
     model: PreTrainedModel, lora: LoraConfig, *, seed: int, trained: tuple[str, ...] = ()
 ) -> None:
-    """Add fp32 adapters of the settings ``lora`` to ``model`` in place.
+    """Add fp32 adapters to ``model`` in place: A is drawn from ``seed``, B is zero.
 
-    A is drawn from ``seed``, B is zero.
     The modules named in ``trained``, such as a scorer's head, are trained in full. Neither they nor
     the output layer get adapters.
 

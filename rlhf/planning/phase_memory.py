@@ -261,10 +261,7 @@ def _forward_work(
     is_gpu: bool,
     share: int,
 ) -> Pass:
-    """Return the work of passes over ``sequences`` in micro-batches padded to ``lengths``.
-
-    With sequence parallelism, ``share`` ranks divide the work.
-    """
+    """Return the work of passes over ``sequences`` in micro-batches padded to ``lengths``."""
     operations = touched = padded = 0.0
     for length, count in Counter(lengths).items():
         padded += count * sequences / len(lengths) * length

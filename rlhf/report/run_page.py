@@ -50,11 +50,7 @@ COLUMNS = {
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write the report of the run in ``run_dir``, finished or not; return its path.
-
-    Raises:
-        CheckpointError: if ``run_dir`` is not the directory of a run.
-    """
+    """Write the report of the run in ``run_dir``, finished or not; return its path."""
     path = run_dir / REPORT
     page = run_page(read_run_files(run_dir))
     with replace_atomically(path) as building:
