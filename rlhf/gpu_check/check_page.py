@@ -59,13 +59,13 @@ class Check:
 
 def write_results(folder: Path, check: Check) -> None:
     """Write gpu_check.json and gpu_check.md to ``folder``; replace each older file atomically."""
-    write_json(folder / JSON, check_as_json(check))
+    write_json(folder / JSON, _check_as_json(check))
+    lines = [*_page_head(check), *(line for part in check.parts for line in _part_section(part))]
     with replace_atomically(folder / PAGE) as building:
-        building.write_text(render_check_page(check), encoding="utf-8")
+        building.write_text("\n".join(lines), encoding="utf-8")
 
 
-def check_as_json(check: Check) -> dict[str, Any]:
-    """Return the content of the JSON file."""
+def _check_as_json(check: Check) -> dict[str, Any]:
     parts = [
         {"name": each.part.name, "verdict": each.verdict, "seconds": each.seconds}
         | {"rows": [asdict(row) for row in each.rows]}
@@ -80,14 +80,8 @@ def check_as_json(check: Check) -> dict[str, Any]:
     }
 
 
-def render_check_page(check: Check) -> str:
-    """Return the page: what failed, a line for each part, then the rows of each part."""
-    return "\n".join(
-        [*_page_head(check), *(line for part in check.parts for line in _part_section(part))]
-    )
-
-
 def _page_head(check: Check) -> Iterator[str]:
+    """Yield what failed, and a line for each part."""
     yield "# GPU check\n"
     yield f"{summary_sentence(check)}\n"
     cards = [row.figure for part in check.parts for row in part.rows if row.what == CARD]

@@ -73,7 +73,7 @@ def resolve_auto(plan: Plan) -> RunConfig:
         share = config.ppo.rollout_batch_size // plan.machine.ranks
         if rollout.max_rows is None and phase.rows is not None and phase.rows < share:
             rollout = replace(rollout, max_rows=phase.rows)
-        is_sharded = stage_of(Role.actor, plan.zero) == SHARDED_WEIGHTS
+        is_sharded = stage_of(Role.actor, plan.config.zero) == SHARDED_WEIGHTS
         is_open = rollout.gather_weights is When.auto and rollout.backend is Backend.fast
         if is_sharded and is_open:
             choice = When.always if phase.gathers else When.never

@@ -31,7 +31,7 @@ PARTS = (
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:
     """Return the content of plan.json: memory in GiB (2^30 bytes) per rank, time in hours."""
-    zero, machine = plan.zero, plan.machine
+    zero, machine = plan.config.zero, plan.machine
     found: dict[str, Any] = {"fits": plan.fits}
     if plan.reason is not None:
         found |= {"reason": plan.reason, "what_fits": plan.fitting_overrides}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, measured_finding
-from rlhf.gpu_check.runs import TINY_RUN, Run, build_run_pool, start_run
+from rlhf.gpu_check.runs import TINY_RUN, Run, start_run
 
 REFERENCE = "CPU, fp32"
 # Largest relative difference from the CPU's last losses of SFT and of the reward model. For bf16 it
@@ -32,7 +33,8 @@ class Losses(NamedTuple):
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield the run on the CPU, and then a run for every engine, stage and precision."""
-    with build_run_pool() as runs:
+    # One run per four cores, as a run often uses one core only.
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4)) as runs:
         words = {REFERENCE: ["hardware=cpu", "hardware.dtype=fp32"], **options_by_run()}
         ended = {
             name: runs.submit(start_run, setting.folder / _folder_name(name), *TINY_RUN, *each)

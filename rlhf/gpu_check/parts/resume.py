@@ -11,9 +11,8 @@ from typing import Any
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
-from rlhf.gpu_check.equal_runs import differing_files
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, skipped_finding
-from rlhf.gpu_check.runs import TINY_RUN, resume_run, start_run
+from rlhf.gpu_check.runs import TINY_RUN, differing_files, resume_run, start_run
 from rlhf.tracking.tracker import Tracker
 
 KILLED_PHASE, KILLED_STEP = "ppo", 2
