@@ -14,9 +14,13 @@ from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import LoraRole
 from rlhf.config.schema.lora import LoraConfig
-from rlhf.models.attention import MATMUL, attention_at_build, use_matmul_attention
+from rlhf.models.cpu_layers import (
+    MATMUL,
+    attention_at_build,
+    use_matmul_attention,
+    use_onednn_products,
+)
 from rlhf.models.language_model import Scorer
-from rlhf.models.linear_layers import use_onednn_products
 from rlhf.models.lora import add_adapters
 from rlhf.models.pretrained import load_pretrained
 from rlhf.models.sources import ModelSource

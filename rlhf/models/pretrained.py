@@ -12,7 +12,7 @@ import torch
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.models.attention import attention_at_build
+from rlhf.models.cpu_layers import attention_at_build
 from rlhf.models.lora import adapter_config, merge_adapter
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import (

@@ -21,7 +21,7 @@ HALF, SINGLE = 2, 4  # bytes per element
 CPU_BLOCK = (1024, 2048)  # tokens and vocabulary entries whose logits exist at the same time
 GPU_BLOCK = (1024, None)  # None: the whole vocabulary (rlhf/models/output_layer.py)
 TORCH_TOKENS = 256  # tokens whose logits exist twice in fp32 if torch computes, not a kernel
-LONGEST = 512  # longest sequence of matmul attention, in tokens (rlhf/models/attention.py)
+LONGEST = 512  # longest sequence of matmul attention, in tokens (rlhf/models/cpu_layers.py)
 KEPT_TOKENS = 3  # matmul attention keeps probabilities if tokens <= this times the head size
 PREFILL_TOKENS = 8192  # prompt tokens per prefill pass (rlhf/rollout/scheduler.py)
 BUCKET = 500_000_000  # DeepSpeed's default for reduce_bucket_size, in elements
