@@ -9,7 +9,9 @@ from dataclasses import replace
 from rlhf.base.cpu import num_usable_cores
 from rlhf.config.batches import BatchPlan, RolloutPlan, divide_cores, phase_plans, rollout_plan
 from rlhf.config.choices import Backend, Phase, When
+from rlhf.config.loss_choices import ValueTargets
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
+from rlhf.config.schema.ppo import PpoConfig
 from rlhf.planning import memory_model, time_model
 from rlhf.planning.outside_steps import (
     build_sampling,
@@ -110,14 +112,29 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     if keeps:
         later = {name: parts + kept for name, parts in training.moments.items() if name != BUILDING}
         training = replace(training, moments=training.moments | later)
+    seconds = generation.step_seconds | training.step_seconds
+    if branches := _branches_per_response(config.ppo, scene.response_tokens):
+        # A branch begins, on average, in the middle of a response, and is scored whole.
+        seconds["branch"] = branches * (seconds["generate"] / 2 + seconds["score"])
     return replace(
         training,
         rows=generation.rows,
         gathers=generation.gathers,
         keeps_graphs=keeps,
         moments=generation.moments | training.moments,
-        step_seconds=generation.step_seconds | training.step_seconds,
+        step_seconds=seconds,
     )
+
+
+def _branches_per_response(ppo: PpoConfig, tokens: float) -> float:
+    """Return how many branches a step samples for each of its responses of ``tokens`` tokens."""
+    found = 0.0
+    if ppo.value_targets is ValueTargets.monte_carlo:
+        found += math.ceil(tokens / ppo.value_step_tokens) * ppo.value_branches
+    check = ppo.critic_check
+    if check.every:
+        found += check.states * check.branches / check.every / ppo.rollout_batch_size
+    return found
 
 
 def _plan_beside_training(scene: PhaseMemory, like: PhasePlan) -> PhasePlan:

@@ -32,7 +32,7 @@ class PhasePlan:
     host: int
     """Bytes that one rank keeps in the host's memory or on NVMe."""
     step_seconds: dict[str, float]
-    """Seconds per step by activity: generate, score, train."""
+    """Seconds per step by activity: generate, score, branch, train."""
     steps: int | None
     """Steps of the phase; None if the examples cannot be counted."""
     other_seconds: dict[str, float] = field(default_factory=dict)

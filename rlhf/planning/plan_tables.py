@@ -166,7 +166,7 @@ def tables(plan: Plan) -> list[RenderableType]:
         found = (each.get(name) for each in lengths)
         cells = ("" if tokens is None else "{:.0f} (max {})".format(*tokens) for tokens in found)
         table.add_row(f"{name}, tokens", *cells)
-    for part in ("generate", "score", "train"):
+    for part in ("generate", "score", "branch", "train"):
         if any(part in phase.step_seconds for phase in plan.phases):
             seconds = (phase.step_seconds.get(part) for phase in plan.phases)
             cells = ("" if value is None else f"{value:.2f}" for value in seconds)
