@@ -14,7 +14,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -32,13 +32,11 @@ from rlhf.config.choices import Device, LoraExport, Phase, RewardKind
 from rlhf.config.freeze import load_run
 from rlhf.config.one_rank import config_for_one_rank
 from rlhf.config.schema.model import ModelConfig
-from rlhf.config.schema.rewards import RewardTerm
 from rlhf.engine.devices import current_ranks, precision_of_weights
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.build import build_actor, build_scorer
-from rlhf.models.load_errors import RUN_FOLDER
 from rlhf.models.pretrained import find_adapter_chain
-from rlhf.models.sources import ModelSource
+from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.weight_files import stored_dtype
 from rlhf.phases.dpo import DpoTrainer
@@ -117,11 +115,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
 
 
 def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
-    """Return the checkpoint after ``step`` of ``phase``; None: any phase, if only one has it.
-
-    Raises:
-        CheckpointError: if no phase has that checkpoint, or several phases have it.
-    """
+    """Return the checkpoint after ``step`` of ``phase``; None: of the only phase that has it."""
     load_run(run_dir)
     phases = [phase] if phase else list(Phase)
     found = [p for p in phases if checkpoint_folder(run_dir / p, step).is_dir()]
@@ -199,14 +193,6 @@ def context_of_run(run_dir: Path, device: Device = Device.cpu) -> RunContext:
     )
 
 
-def _replace_process_rewards(rewards: Mapping[str, RewardTerm]) -> dict[str, RewardTerm]:
-    """Replace rewards that would start a process; an export scores no answers."""
-    return {
-        name: part if part.kind in HERE else replace(part, kind=RewardKind.gold)
-        for name, part in rewards.items()
-    }
-
-
 def _build_engine(context: RunContext, phase: Phase) -> tuple[Engine, ModelSource]:
     """Return the engine of the phase's main model, and the source of its initial weights."""
     match phase:
@@ -219,7 +205,10 @@ def _build_engine(context: RunContext, phase: Phase) -> tuple[Engine, ModelSourc
         case Phase.dpo:
             return DpoTrainer(context, total_steps=1).policy, policy_source(context.config)
         case Phase.ppo:
-            rewards = _replace_process_rewards(context.config.rewards)
+            rewards = {  # an export scores no answers: start no process for a reward
+                name: part if part.kind in HERE else replace(part, kind=RewardKind.gold)
+                for name, part in context.config.rewards.items()
+            }
             engine = RLHFEngine(replace(context.config, rewards=rewards), context.ranks)
             return engine.actor, engine.policy_source
 

@@ -10,6 +10,7 @@ if all is equal, and 1 if something differs.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -117,11 +118,7 @@ def copy_run_before(run_dir: Path, replay: Replay, target: Path) -> None:
 
 
 def take_steps(target: Path, replay: Replay) -> None:
-    """Continue the run in ``target`` up to the step ``replay.end``.
-
-    Raises:
-        CheckpointError: if the run does not reach the step.
-    """
+    """Continue the run in ``target`` up to the step ``replay.end``."""
     stop = f"checkpoint.stop_after={replay.phase}/{replay.end}"
     free = (
         "reuse.phases=never",
@@ -217,26 +214,20 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--step", type=int, help="default: the last one")
     parser.add_argument("--folder", type=Path, help="new folder in which the replayed run is kept")
     options = parser.parse_args(arguments)
-    is_equal = True
+    return run_to_exit_code(lambda: _replay(options))
 
-    def work() -> None:
-        nonlocal is_equal
-        require_launcher("rlhf.replay")
-        run_dir = expand_user_path(str(options.run_dir), key="RUN_DIR").resolve()
-        replay = plan_replay(run_dir, options.phase, options.step)
-        with new_folder(options.folder, beside=run_dir) as target:
-            is_equal = replay_steps(run_dir, replay, target)
 
-    return run_to_exit_code(work) or (0 if is_equal else DIFFERS)
+def _replay(options: argparse.Namespace) -> int:
+    require_launcher("rlhf.replay")
+    run_dir = expand_user_path(str(options.run_dir), key="RUN_DIR").resolve()
+    replay = plan_replay(run_dir, options.phase, options.step)
+    with new_folder(options.folder, beside=run_dir) as target:
+        return 0 if replay_steps(run_dir, replay, target) else DIFFERS
 
 
 @contextmanager
 def new_folder(folder: Path | None, *, beside: Path) -> Iterator[Path]:
-    """Yield a new folder, ``folder`` or a temporary one on the drive of ``beside``.
-
-    Raises:
-        ConfigError: if ``folder`` exists.
-    """
+    """Yield a new folder, ``folder`` or a temporary one on the drive of ``beside``."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix=".replay-", dir=beside.parent) as temporary:
             yield Path(temporary)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
-from rlhf.gpu_check.equal_runs import differing_files
+from rlhf.gpu_check.runs import differing_files
 from rlhf.tracking.jsonl import DIGESTS
 from tests.runs import EPISODES, finished
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.cpu import cache_folder
-from rlhf.gpu_check.equal_runs import metrics_without_times
+from rlhf.gpu_check.runs import metrics_without_times
 from tests.fork_server import ON_GPU, WarmPopen
 
 ROOT = Path(__file__).parents[1]

@@ -27,7 +27,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rlhf.gpu_check.equal_runs import differing_files
+from rlhf.gpu_check.runs import differing_files
 from tests.rewards.endpoint import endpoint
 from tests.runs import ROOT, TINY_RUN, launch, start
 

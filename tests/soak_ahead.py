@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from rlhf.gpu_check.equal_runs import differing_files
+from rlhf.gpu_check.runs import differing_files
 from tests.runs import ROOT, TINY_RUN, start
 from tests.soak import EVERY_STEP, MARK, leavings, marked, progress, run
 

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlhf.gpu_check.equal_runs import differing_files
+from rlhf.gpu_check.runs import differing_files
 from tests.runs import ROOT, TINY_RUN, python
 
 NUMBERS = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from rlhf.gpu_check.equal_runs import differing_files
+from rlhf.gpu_check.runs import differing_files
 from tests.killer import PATH
 from tests.runs import ROOT, TINY_RUN, launch
 

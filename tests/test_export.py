@@ -21,8 +21,9 @@ from rlhf.checkpoint.results import phase_result_path, write_json
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.export import main
 from rlhf.models.build import ModelSource, build_actor
-from rlhf.models.lora import LoraSpec, save_adapter
+from rlhf.models.lora import save_adapter
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
+from tests.lora_settings import lora_config
 from tests.models_on_disk import (
     disturb,
     save_base,
@@ -35,7 +36,7 @@ from tests.rounding import assert_near, terms_of
 
 Compose = Callable[[list[str]], DictConfig]
 
-SPEC = LoraSpec(rank=2, alpha=4, dropout=0.0, target_modules=None, train_rest=False)
+SPEC = lora_config()
 TOKEN = "hf_" + "a" * 30
 CALL = 'A policy.\n\n```python\nmodel = pipeline("text-generation", "ppo/actor")\n```'
 

@@ -9,8 +9,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.chat.run_models import RunModels
 from rlhf.chat.talker import WriteText
 from rlhf.config.freeze import load_run
-from rlhf.data.chat import plain_observation
-from rlhf.data.encoding import Encoder
+from rlhf.data.encoding import Encoder, plain_observation
 from rlhf.environments.interface import EnvironmentPool, Reply
 from rlhf.environments.pools import build_pool
 from rlhf.rollout.sampling import SamplingSettings

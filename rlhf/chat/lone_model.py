@@ -14,8 +14,7 @@ from rlhf.chat.policy_loading import holds_model, load_talker, require_language_
 from rlhf.chat.talker import Talker
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import FROZEN
-from rlhf.models.load_errors import load_failure
-from rlhf.models.sources import ModelSource
+from rlhf.models.sources import ModelSource, load_failure
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.rollout.sampling import SamplingSettings
 

@@ -21,10 +21,9 @@ from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.choices import CombineName, Dtype
 from rlhf.config.freeze import frozen_keys
 from rlhf.models.build import build_scorer
-from rlhf.models.load_errors import RUN_FOLDER
+from rlhf.models.language_model import Scorer
 from rlhf.models.members import Combination, Ensemble, load_ensemble
-from rlhf.models.scorer import Scorer
-from rlhf.models.sources import ModelSource
+from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
 from rlhf.report.next_commands import POLICIES
 from rlhf.rollout.sampling import SamplingSettings

@@ -1,8 +1,10 @@
-"""Write the sections of a model card on a model's origin and metrics, from a run directory."""
+"""Write the sections of a model card on a model's use, origin and metrics, from a run directory."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +26,8 @@ LIMITS = """\
   one prompt; a policy can raise it without better answers."""
 SYNTHETIC = """
 - The data is a generated task about short lists of words. The model can do nothing else."""
+LONGEST = 100  # characters of a question on one line
+QUESTION = re.compile(r"\bHuman:\s*((?:(?!Human:).)+?)\s*Assistant:\s*\Z", re.DOTALL)
 
 
 def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> str:
@@ -110,3 +114,26 @@ def _format_value(value: Any) -> str:
 
 def _escape_cell(text: str) -> str:
     return text.replace("\n", " ").replace("|", "\\|")
+
+
+def python_example(folder: str, prompts: Iterable[str], *, has_chat_template: bool) -> list[str]:
+    """Return lines of Python that load the model and print its answer to the shortest prompt.
+
+    With a chat template the question is a message; without, it is the prompt itself.
+    """
+    if has_chat_template:
+        found = [match[1] for prompt in prompts if (match := QUESTION.search(prompt))]
+        question = _quote_shortest_text(found, "Your question")
+        argument, answer = f'[{{"role": "user", "content": {question}}}]', '[-1]["content"]'
+    else:
+        argument, answer = _quote_shortest_text(prompts, "Your prompt"), ""
+    return [
+        "from transformers import pipeline",
+        f'model = pipeline("text-generation", {json.dumps(folder)})',
+        f'print(model({argument})[0]["generated_text"]{answer})',
+    ]
+
+
+def _quote_shortest_text(texts: Iterable[str], otherwise: str) -> str:
+    short = min((text for text in texts if len(text) <= LONGEST), key=len, default=otherwise)
+    return json.dumps(short, ensure_ascii=False)

@@ -1,16 +1,24 @@
-"""Write model folders that appear complete or not at all."""
+"""Write model folders that appear complete or not at all.
+
+Weights may arrive one at a time: only one file of weights is held.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf.base.atomic import replace_atomically
+from torch import Tensor, nn
+
+from rlhf.base.atomic import replace_atomically, retry_transient_errors
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+SHARD_BYTES = 5 * 10**9  # largest file of weights: rank 0 keeps it in memory while it saves
 
 
 @contextmanager
@@ -45,3 +53,76 @@ def save_model(
         write(building)
         tokenizer.save_pretrained(building)
         card.save(building / "README.md")
+
+
+def tensors_to_save(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters (tied ones once) and persistent buffers by name, sharded as they are."""
+    persistent = module.state_dict().keys()
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
+    return {**dict(module.named_parameters()), **buffers}
+
+
+def save_streamed(
+    folder: Path,
+    model: PreTrainedModel,
+    stream: Iterable[tuple[str, Tensor]],
+    *,
+    shard_bytes: int,
+) -> None:
+    """Write config and weights of ``model`` as transformers does; read weights from ``stream``."""
+    from transformers.core_model_loading import WeightConverter
+
+    conversions = getattr(model, "_weight_conversions", None) or []
+    if any(isinstance(conversion, WeightConverter) for conversion in conversions):
+        # A tensor of the file combines several tensors of the model (experts): all are needed.
+        state = {name: tensor.to("cpu", copy=True) for name, tensor in stream}
+        model.save_pretrained(folder, state_dict=state, max_shard_size=shard_bytes)
+        return
+    model.save_pretrained(folder, state_dict={})
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    write_shards(folder, _rename_as_saved(model, stream), shard_bytes)
+
+
+def _rename_as_saved(
+    model: PreTrainedModel, stream: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of ``stream`` with the names that transformers gives them in files."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    left_out = set(model._keys_to_ignore_on_save or ())
+    for name, tensor in stream:
+        if name not in left_out:
+            yield from revert_weight_conversion(model, {name: tensor}).items()
+
+
+def write_shards(folder: Path, stream: Iterable[tuple[str, Tensor]], shard_bytes: int) -> None:
+    """Write files of at most ``shard_bytes`` (or of a single larger tensor), and their index."""
+    from safetensors.torch import save_file
+
+    held: dict[str, Tensor] = {}
+    shards: list[list[str]] = []
+    sizes = {"total_size": 0, "total_parameters": 0}
+
+    def write() -> None:
+        file = folder / f"{len(shards)}.part"
+        retry_transient_errors(lambda: save_file(held, file, metadata={"format": "pt"}))
+        shards.append(list(held))
+        held.clear()
+
+    for name, tensor in stream:
+        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > shard_bytes:
+            write()
+        held[name] = tensor.to("cpu", copy=True).contiguous()
+        sizes["total_size"] += tensor.nbytes
+        sizes["total_parameters"] += tensor.numel()
+    write()
+    if len(shards) == 1:
+        (folder / "0.part").rename(folder / "model.safetensors")
+        return
+    files = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    for number, file in enumerate(files):
+        (folder / f"{number}.part").rename(folder / file)
+    places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+    index = {"metadata": sizes, "weight_map": dict(sorted(places.items()))}
+    text = json.dumps(index, indent=2) + "\n"
+    (folder / "model.safetensors.index.json").write_text(text)

@@ -1,4 +1,4 @@
-"""Checkpoints inside a phase: folders that are complete and verified, or are not used.
+"""Checkpoints inside a phase, complete and verified or not used, and its best step so far.
 
     <run>/<phase>/state/step-00000040/
         ENGINE/*.safetensors   the training state of one model (rlhf/engine/training_state.py)
@@ -12,24 +12,34 @@ file is compared with the manifest.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from rlhf.base.atomic import is_transient, replace_atomically, retry_transient_errors
-from rlhf.base.errors import CheckpointError
+from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.stored_files import OTHERS, read_json
-from rlhf.checkpoint.finished_phase import STATE
-from rlhf.checkpoint.manifest import MANIFEST, check_files, file_identity, folder_identities
-from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
+from rlhf.checkpoint.finished_phase import (
+    MANIFEST,
+    STATE,
+    check_files,
+    file_identity,
+    folder_identities,
+)
+from rlhf.checkpoint.model_folder import SHARD_BYTES, write_shards
+from rlhf.config.choices import Phase
+from rlhf.config.schema.run import CheckpointConfig
 
 STATE_JSON = "state.json"
 GIB = 1 << 30
 Stream = Iterable[tuple[str, Tensor]]
+LOWER_IS_BETTER = ("loss", "perplexity", "kl")
 
 
 class SkippedError(CheckpointError):
@@ -151,11 +161,7 @@ def find_latest_intact_checkpoint(phase_dir: Path, say: Callable[[str], None]) -
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Verify and return the checkpoint in ``folder``.
-
-    Raises:
-        CheckpointError: naming the file that is missing or differs from the manifest.
-    """
+    """Return the checkpoint in ``folder``; a CheckpointError names a missing or damaged file."""
     manifest = folder / MANIFEST
     if (files := read_json(manifest, {OTHERS: [int, str]})) is None:
         raise CheckpointError(f"{manifest} is missing.")
@@ -181,3 +187,48 @@ def _flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclass
+class BestStep:
+    """The best value of a metric so far, the step it was measured at, and evaluations since."""
+
+    metric: str | None  # None: checkpoint.best is no metric of this phase
+    patience: int | None
+    value: float | None = None
+    step: int | None = None
+    waits: int = 0
+
+    @classmethod
+    def before_first_evaluation(cls, config: CheckpointConfig, phase: Phase) -> BestStep:
+        """Return the state before the first evaluation of ``phase``."""
+        is_own = config.best is not None and config.best.startswith(f"{phase}/")
+        return cls(config.best if is_own else None, config.patience)
+
+    def update(self, values: Mapping[str, float], step: int) -> str | None:
+        """Record the metrics after ``step``; return why the phase should stop early, or None.
+
+        NaN is never the best.
+
+        Raises:
+            ConfigError: if ``values`` lacks the metric.
+        """
+        if self.metric is None:
+            return None
+        if self.metric not in values:
+            raise ConfigError(
+                f"checkpoint.best={self.metric}: this run does not measure it; it measures "
+                f"{', '.join(values)}"
+            )
+        value = values[self.metric]
+        sign = -1 if self.metric.endswith(LOWER_IS_BETTER) else 1
+        is_better = self.value is None or sign * value > sign * self.value
+        if is_better and not math.isnan(value):
+            self.value, self.step, self.waits = value, step, 0
+            return None
+        self.waits += 1
+        if self.patience is None or self.waits < self.patience:
+            return None
+        if self.value is None:
+            return f"{self.metric} was never a number"
+        return f"{self.metric} was best after step {self.step} ({self.value:.4g})"

@@ -33,13 +33,13 @@ from rlhf.base.safe_text import for_terminal
 from rlhf.base.trust import is_trusted
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.finished_phase import (
+    MANIFEST,
     RESULT,
     STATE,
     copy_phase_lines,
     finish_phase,
     verify_phase,
 )
-from rlhf.checkpoint.manifest import MANIFEST
 from rlhf.checkpoint.results import phase_result_path, read_json_object, read_phase_result
 from rlhf.config.choices import Phase
 from rlhf.config.effects import values_that_affect

@@ -53,20 +53,13 @@ def read_phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
     """Return the result of a finished phase; None if the phase is not finished.
 
     Measures that were not finite, which the file stores as null, are NaN.
-
-    Raises:
-        CheckpointError: if the file is damaged.
     """
     path = phase_result_path(run_dir, phase)
     return restore_nan(read_json_object(path)) if path.exists() else None
 
 
 def read_objective(run_dir: Path) -> float | None:
-    """Return the objective of a run; None if the run has not ended or the objective is not finite.
-
-    Raises:
-        CheckpointError: if result.json is damaged.
-    """
+    """Return the objective of a run; None if it is not finite, or the run has not ended."""
     path = run_dir / "result.json"
     found = read_json_object(path).get("objective") if path.exists() else None
     return float(found) if isinstance(found, int | float) else None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rlhf.base.errors import CheckpointError, ConfigError, DataError
 from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.config.freeze import frozen_keys
-from rlhf.data.raw_rows import Row
+from rlhf.data.records import Row
 from rlhf.data.tables import read_table_rows
 
 TWO = 2

@@ -15,8 +15,7 @@ from urllib.parse import parse_qs
 from rlhf.base.errors import RlhfError
 from rlhf.compare.answer_pairs import AnswerPair
 from rlhf.compare.preference_file import PreferenceFile, Verdict, WinRate
-from rlhf.report.local_server import LocalRequest, LocalServer
-from rlhf.report.page import render_template
+from rlhf.report.page import LocalRequest, LocalServer, render_template
 
 LENGTH = "[0-9]{1,3}"  # pattern of Content-Length: at most 999 bytes, where a choice has 30
 BUTTONS = {

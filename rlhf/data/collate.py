@@ -1,16 +1,144 @@
-"""Collate rows of token ids into padded batches. B sequences, P prompt tokens, S = all tokens."""
+"""Divide rows into optimizer steps and micro-batches, and collate them into padded batches.
+
+Shapes: B = sequences, P = prompt tokens, S = all tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlhf.base.errors import DataError
 from rlhf.base.host_copies import copy_to_device
 from rlhf.base.padded_rows import pad_rows
+from rlhf.base.random_streams import Shuffle
+from rlhf.base.ranks import Ranks
 from rlhf.base.types import Extras, PreferenceBatch, PromptBatch, SequenceBatch
-from rlhf.data.batching import padded_width
+
+SHORT = 64  # tokens; below this, widths are not rounded up
+LOOK_AHEAD = 8  # maximum number of prompts that wait for a step with more room
+
+
+def padded_width(tokens: int, *, max_width: int) -> int:
+    """Return ``tokens`` rounded up, to at most ``max_width``; each doubling has eight widths.
+
+    Libraries compile and keep code for every width: hundreds of megabytes for all lengths of a data
+    set. Below 64 tokens the width is not rounded.
+    """
+    step = 1 << max(0, tokens.bit_length() - 4) if tokens >= SHORT else 1
+    return min(-(-tokens // step) * step, max(tokens, max_width))
+
+
+def assign_rows_to_ranks(lengths: Sequence[int], *, ranks: int, micro: int) -> list[list[int]]:
+    """Divide the rows of one global batch by length; return the row numbers of each rank.
+
+    Every ``micro`` consecutive rows are a micro-batch of rows of similar length, which needs the
+    least padding. All ranks run their longest micro-batches first and at the same time. The rank
+    with the longest rows changes from one micro-batch to the next, so that the ranks' totals are
+    close. ``len(lengths)`` must be a multiple of ``ranks * micro``.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    parts: list[list[int]] = [[] for _ in range(ranks)]
+    for number, first in enumerate(range(0, len(order), micro)):
+        turn, place = divmod(number, ranks)
+        rank = place if turn % 2 == 0 else ranks - 1 - place
+        parts[rank].extend(order[first : first + micro])
+    return parts
+
+
+class EvalRows(NamedTuple):
+    """One rank's part of a held-out batch; ``keep_B`` is False for repeated rows that only pad."""
+
+    rows: list[int]
+    keep_B: Tensor
+
+
+def eval_batches(
+    total: int, *, batch_size: int, ranks: Ranks, lengths: Sequence[int] | None = None
+) -> Iterator[EvalRows]:
+    """Yield batches of one size that cover ``total`` examples, the same number on every rank.
+
+    With ``lengths`` (one per example) the longest come first, so that batches need less padding.
+    """
+    stride = batch_size * ranks.size
+    order = list(range(total))
+    if lengths is not None:
+        order.sort(key=lambda row: -lengths[row])
+    for start in range(0, total, stride):
+        mine = range(start + ranks.rank * batch_size, start + (ranks.rank + 1) * batch_size)
+        keep_B = copy_to_device(torch.tensor([row < total for row in mine]), ranks.device)
+        yield EvalRows([order[min(row, total - 1)] for row in mine], keep_B)
+
+
+class PairStep(NamedTuple):
+    """The pairs of one optimizer step, over all ranks."""
+
+    rows: list[int]
+    """Index of the pair in every slot; a slot without a pair of its own repeats the first pair."""
+    weights: list[float]
+    """One over the number of pairs of the slot's prompt; 0 for a repeated pair."""
+    num_prompts: int
+    """Number of prompts, by which the weighted sum of the losses is divided."""
+
+
+def pair_steps(
+    groups: Sequence[int], *, batch_size: int, epochs: float, seed: int
+) -> list[PairStep]:
+    """Return optimizer steps that keep all pairs of a prompt together.
+
+    As in https://arxiv.org/abs/2203.02155, section 3.5. ``groups`` numbers the prompt of each pair,
+    from 0 in the order of their first pairs. Prompts are shuffled for each epoch and put into the
+    first step with room for all their pairs. The steps end after ``epochs`` times the number of
+    pairs. If every prompt has one pair, the rows are those that ``Shuffle`` returns.
+
+    Raises:
+        DataError: if a prompt has more pairs than a step.
+    """
+    members: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
+    for row, group in enumerate(groups):
+        members[group].append(row)
+    largest = max(map(len, members), default=0)
+    if largest > batch_size:
+        raise DataError(
+            f"reward.batch_size={batch_size}: one prompt has {largest} pairs, and "
+            "reward.group_pairs=true keeps them in one step; use "
+            f"reward.batch_size={largest} or more, or reward.group_pairs=false"
+        )
+    shuffle = Shuffle(len(members), seed=seed)
+    order = (shuffle.batch(position, 1)[0] for position in count())
+    packed = _pack_groups([len(rows) for rows in members], slots=batch_size, order=order)
+    steps: list[PairStep] = []
+    seen, batches = 0, len(groups) * epochs / batch_size
+    while seen / batch_size < batches:
+        taken = next(packed)
+        rows = [row for group in taken for row in members[group]]
+        weights = [1 / len(members[group]) for group in taken for _ in members[group]]
+        seen, empty = seen + len(rows), batch_size - len(rows)
+        steps.append(PairStep(rows + rows[:1] * empty, weights + [0.0] * empty, len(taken)))
+    return steps
+
+
+def _pack_groups(sizes: Sequence[int], *, slots: int, order: Iterator[int]) -> Iterator[list[int]]:
+    """Yield the groups of each step; groups that do not fit into a step are first in the next."""
+    waiting: deque[int] = deque()
+    while True:
+        taken: list[int] = []
+        too_large: list[int] = []
+        room = slots
+        while room and len(too_large) < LOOK_AHEAD:
+            group = waiting.popleft() if waiting else next(order)
+            if sizes[group] <= room:
+                taken.append(group)
+                room -= sizes[group]
+            else:
+                too_large.append(group)
+        waiting.extendleft(reversed(too_large))
+        yield taken
 
 
 def collate_sequences(
@@ -26,7 +154,6 @@ def collate_sequences(
     """Return right-padded sequences (B, S); ``keep_BS`` marks the response, end token included.
 
     ``observed`` holds the start and end of each observation of an episode, which is not marked.
-
     The width may be rounded up to at most ``max_width`` tokens.
     """
     width = width or padded_width(max(len(row) for row in ids), max_width=max_width)
@@ -48,10 +175,7 @@ def collate_pairs(
     device: torch.device,
     max_width: int = 0,
 ) -> PreferenceBatch:
-    """Return pairs of right-padded sequences (B, S), all padded to the same length.
-
-    The width may be rounded up to at most ``max_width`` tokens.
-    """
+    """Return pairs of right-padded sequences (B, S), all padded to the same length."""
     width = padded_width(max(len(row) for row in (*chosen, *rejected)), max_width=max_width)
     sides = (
         collate_sequences(side, prompt_tokens, pad_id=pad_id, device=device, width=width)

@@ -18,7 +18,7 @@ from rlhf.base.errors import ConfigError, DataError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.data.detect import NONE_WANTED, Converted, Wanted, select_columns, to_records
 from rlhf.data.layouts import LAYOUTS, PARTIAL, Layout, render_checked_prompt
-from rlhf.data.raw_rows import Message, Row, UnusableRowError
+from rlhf.data.records import Message, Row, UnusableRowError
 
 TARGETS = {
     frozenset({"prompt"}): PARTIAL,
@@ -68,9 +68,6 @@ class TextFunctions(Functions):
         """Return a prompt with the turns that ``human:`` and ``assistant:`` mark in the text.
 
         Text before the first mark is the human's.
-
-        Raises:
-            UnusableRowError: if the conversation is empty or does not end with the human.
         """
         if not text or not text.strip():
             return None

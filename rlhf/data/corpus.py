@@ -18,8 +18,7 @@ from rlhf.config.schema.data import DataConfig, DatasetConfig
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.files import READERS
-from rlhf.data.raw_rows import Row
-from rlhf.data.records import Record
+from rlhf.data.records import Record, Row
 from rlhf.data.splits import PhaseData
 from rlhf.data.tables import Table, download_dataset, is_saved_dataset, iterate_rows, tables_at
 from rlhf.data.tokens import Limit, sft_columns
@@ -55,10 +54,7 @@ def ptx_blocks(
 
     If ``learns`` is False, only held-out blocks are built, since tokenizing a whole corpus takes
     long. SFT examples give no held-out blocks: most of their tokens are prompts, which SFT does not
-    learn.
-
-    Raises:
-        DataError: if there is no text, or it cannot be read.
+    learn. No text is a DataError.
     """
     if config.ptx_path is not None:
         encoder = Encoder(tokenizer)

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from rlhf.base.errors import DataError
 from rlhf.data.layouts import LAYOUTS, ColumnKind, Layout
-from rlhf.data.raw_rows import Row, UnusableRowError
-from rlhf.data.records import Record
+from rlhf.data.records import Record, Row, UnusableRowError
 
 # Expressions with brackets need quotes of their own within the override.
 OWN_COLUMNS = (
@@ -37,9 +36,6 @@ def detect_layout(rows: Sequence[Row], *, source: str) -> Layout:
     The first layout whose columns all exist determines the columns; additional columns are ignored.
     Of the layouts with these columns, the first with matching kinds is returned. A column has the
     kind of its first value that is neither null nor an empty list.
-
-    Raises:
-        DataError: if no layout has these columns with these kinds; the message names ``source``.
     """
     present = dict.fromkeys(column for row in rows for column in row.values)
     named = next((layout for layout in LAYOUTS if layout.columns.keys() <= present.keys()), None)
@@ -83,11 +79,7 @@ def to_records(
 
 
 def select_columns(row: Row, wanted: Wanted) -> dict[str, object]:
-    """Return the ``wanted`` columns of a row.
-
-    Raises:
-        DataError: if a wanted column is missing.
-    """
+    """Return the ``wanted`` columns of a row; a missing one is a DataError."""
     for name, key in wanted.items():
         if name not in row.values:
             raise row.error(

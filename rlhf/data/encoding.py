@@ -1,15 +1,187 @@
-"""Encode text to token ids: prompts, responses, and the observations of episodes."""
+"""Encode prompts, responses and the observations of episodes to token ids.
+
+Records store conversations as text with turns ("\\n\\nHuman: ..\\n\\nAssistant:"). With
+data.template=chat the turns are parsed and rendered with the tokenizer's chat template. Only the
+template then adds opening tokens. A response ends with the tokenizer's end token; text that the
+template writes after it is cut.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import ConfigError, DataError
+from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import Template
-from rlhf.data.chat import ChatTemplate, plain_observation
+from rlhf.data.layouts import ASSISTANT_TURN
+from rlhf.data.records import SPEAKERS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
+# The last turn may also follow a space: DeepSpeed-Chat's own files join turns like that.
+TURN = re.compile(rf"(?:\A\s*|\n\n|\s(?=Assistant:\s*\Z))({'|'.join(ROLES)}):")
+PROBE = "probe42"
+OBSERVERS = {"user": "Human", "tool": "Tool"}  # the speakers of observations in plain turns
+
+
+def split_turns(prompt: str) -> tuple[list[dict[str, str]], str]:
+    """Return the turns of ``prompt`` as messages, and the start of the answer that it contains.
+
+    Empty turns are skipped. Text before the first turn is a system message, or a user message if
+    there is no user turn.
+    """
+    before, *turns = TURN.split(prompt)
+    spoken = [(ROLES[name], text) for name, text in zip(turns[::2], turns[1::2], strict=True)]
+    has_user = any(role == "user" for role, _ in spoken)
+    spoken.insert(0, ("system" if has_user else "user", before))
+    begun = spoken.pop()[1].lstrip() if spoken[-1][0] == "assistant" else ""
+    messages = [{"role": role, "content": t.strip()} for role, t in spoken if t.strip()]
+    return messages, begun
+
+
+def plain_template(opening: str) -> str:
+    """Return the Jinja template that renders messages as data.template=plain does.
+
+    ``opening`` is the text of the tokens that the tokenizer puts in front of a prompt. If the last
+    message is an answer, the end token follows it, as in training.
+    """
+    names = "{" + ", ".join(f"{role!r}: {name!r}" for role, name in SPEAKERS.items()) + "}"
+    return (
+        f"{{{{- {opening!r} }}}}"
+        f"{{%- set names = {names} %}}"
+        "{%- for message in messages %}"
+        "{{- '\n\n' + names[message['role']] + ': ' + message['content'] }}"
+        "{%- if loop.last and message['role'] == 'assistant' %}{{- eos_token }}{%- endif %}"
+        "{%- endfor %}"
+        f"{{%- if add_generation_prompt %}}{{{{- {ASSISTANT_TURN!r} }}}}{{%- endif %}}"
+    )
+
+
+def is_plain_template(template: str) -> bool:
+    """Return True if ``plain_template`` returned ``template``, for any opening."""
+    return template.endswith(plain_template("").removeprefix("{{- '' }}"))
+
+
+def plain_observation(role: str, text: str) -> str:
+    """Return an observation of an episode as plain text, ready for the assistant's next turn."""
+    return f"\n\n{OBSERVERS[role]}: {text}{ASSISTANT_TURN}"
+
+
+def all_ask_for_assistant(prompts: Iterable[str]) -> bool:
+    """Return True if there are prompts, and all of them ask for the assistant's turn."""
+    found = [prompt.rstrip().endswith(ASSISTANT_TURN) for prompt in prompts]
+    return bool(found) and all(found)
+
+
+class ChatTemplate:
+    """A tokenizer's chat template: renders prompts and responses, and checks the result.
+
+    Every method raises a DataError if the template cannot render a text, or renders other turns
+    differently because of it.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Determine how the template ends a response.
+
+        Raises:
+            DataError: if there is no template, it fails or drops the response, or it ends a
+                response with anything but the tokenizer's end token.
+        """
+        if not tokenizer.chat_template:
+            raise DataError(
+                "data.template=chat: the tokenizer has no chat_template; use data.template=plain, "
+                "or the tokenizer of a chat model (model.tokenizer=FOLDER_OR_HUB_ID)"
+            )
+        self._tokenizer: Any = tokenizer
+        question = "\n\nHuman: question\n\nAssistant:"
+        self._head, found, self._tail = self._text_after_prompt(question, PROBE).rpartition(PROBE)
+        if not found:
+            raise _unusable_template_error("drops the response", question)
+        self._end = self._cut_after_end_token(self._tail)
+
+    def render_prompt(self, text: str) -> str:
+        """Return the rendered prompt, ready for the assistant's answer."""
+        messages, begun = split_turns(text)
+        return self._render(messages, text, add_generation_prompt=True) + begun
+
+    def render_response(self, prompt: str, response: str) -> str:
+        """Return the text after the rendered ``prompt``, up to and including the end token."""
+        following = self._text_after_prompt(prompt, response)
+        body = following.removesuffix(self._tail)
+        if not following.endswith(self._tail) or not body.removeprefix(self._head).strip():
+            raise _unusable_template_error(
+                "drops the response, or ends it differently from other responses", prompt
+            )
+        return body + self._end
+
+    def observation(self, role: str, text: str) -> str:
+        """Return the text between a response's end token and the assistant's next turn."""
+        question = {"role": "user", "content": "question"}
+        # A thought in front: some templates drop the thoughts of earlier turns.
+        answer = {"role": "assistant", "content": f"<think>\n{PROBE}\n</think>\n\n{PROBE}"}
+        said, added = [question, answer], {"role": role, "content": text}
+        before = self._render(said, PROBE, add_generation_prompt=False)
+        before = before.removesuffix(self._tail) + self._end
+        whole = self._render([*said, added], PROBE, add_generation_prompt=True)
+        if not whole.startswith(before):
+            raise DataError(
+                "data.template=chat: the chat template renders earlier turns differently when "
+                f"another turn follows ({role}), so an episode's tokens would change after they "
+                "were sampled; use data.template=plain, or a chat_template that keeps every turn "
+                "as it was said, thoughts included"
+            )
+        return whole[len(before) :]
+
+    def _text_after_prompt(self, prompt: str, response: str) -> str:
+        messages, begun = split_turns(prompt)
+        content = begun + response.rstrip() if begun else response.strip()
+        opening = self.render_prompt(prompt)
+        answered = [*messages, {"role": "assistant", "content": content}]
+        whole = self._render(answered, prompt, add_generation_prompt=False)
+        if not whole.startswith(opening):
+            raise _unusable_template_error(
+                "renders a prompt differently if an answer follows", prompt
+            )
+        return whole[len(opening) :]
+
+    def _render(
+        self, messages: list[dict[str, str]], prompt: str, *, add_generation_prompt: bool
+    ) -> str:
+        if not messages:
+            raise DataError(f"data.template=chat: there is no message in the prompt {prompt!r}")
+        roles = ", ".join(message["role"] for message in messages)
+        with translate_errors(
+            lambda reason: _unusable_template_error(
+                f"fails on the turns {roles} ({reason})", prompt
+            )
+        ):
+            rendered: str = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        return rendered
+
+    def _cut_after_end_token(self, tail: str) -> str:
+        end: str = self._tokenizer.eos_token
+        if end in tail:
+            return tail[: tail.index(end) + len(end)]
+        if not tail.strip():
+            return end
+        turn_end = tail.split(maxsplit=1)[0]
+        raise DataError(
+            f"data.template=chat: the template ends a response with {turn_end!r}, and the "
+            f"tokenizer's end token is {end!r}: set model.end_token={turn_end}"
+        )
+
+
+def _unusable_template_error(problem: str, prompt: str) -> DataError:
+    return DataError(
+        f"data.template=chat: the chat template {problem}, for the prompt {prompt[:80]!r}; use "
+        "data.template=plain, or fix the tokenizer's chat_template"
+    )
 
 
 class Encoder:

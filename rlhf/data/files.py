@@ -58,11 +58,7 @@ def _convert_json_errors(place: str, *, of_lines: bool) -> Iterator[None]:
 
 
 def _json_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return the JSON object of these pairs of key and value.
-
-    Raises:
-        ValueError: if a key occurs twice, because only one of its values could be used.
-    """
+    """Return the JSON object of these pairs; a key that occurs twice would lose a value."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

@@ -19,8 +19,7 @@ from enum import StrEnum
 from itertools import combinations
 from typing import NamedTuple
 
-from rlhf.data.raw_rows import SPEAKERS, Message, Row, UnusableRowError
-from rlhf.data.records import Record
+from rlhf.data.records import SPEAKERS, Message, Record, Row, UnusableRowError
 
 ASSISTANT_TURN = "\n\nAssistant:"
 NO_COMMON_PROMPT = "chosen and rejected share no prompt up to their last answer"

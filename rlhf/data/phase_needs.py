@@ -91,10 +91,6 @@ def _describe_shortage(phase: Phase, found: PhaseExamples, *, needed: int, rows:
 
 
 def require_corpus(ppo: PpoConfig, data: DataConfig, *, seed: int) -> None:
-    """Check that the corpus that PPO reads has text.
-
-    Raises:
-        DataError: if it is missing, cannot be read or has no text.
-    """
+    """Raise a DataError if the corpus that PPO reads is missing, unreadable or without text."""
     if data.ptx_path is not None and reads_corpus(ppo, data):
         ptx_texts(data, seed=seed)

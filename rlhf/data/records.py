@@ -1,12 +1,19 @@
-"""Types of an example, which is the same for all column layouts, and of a dataset as read."""
+"""Types of a row as read, of an example, which is the same for all layouts, and of a dataset."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
+
+SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant"}
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+MESSAGE_RULE = "a message is an object with the keys 'role' and 'content' (or 'from' and 'value')."
+
+V = TypeVar("V")
 
 
 class Exchange(NamedTuple):
@@ -76,3 +83,88 @@ class RawDataset(NamedTuple):
     """Number of times that its training records are used."""
     phases: Sequence[Phase] | None = None
     """The only phases that use it; None: all phases."""
+
+
+class Message(NamedTuple):
+    """One turn of a conversation; ``role`` is a key of ``SPEAKERS``."""
+
+    role: str
+    content: str
+
+
+class UnusableRowError(Exception):
+    """The error for a well-formed row that cannot be used; rows are counted by its message."""
+
+
+class Row(NamedTuple):
+    """One row as read, and its origin: ``file`` (or hub dataset) and ``number``, from 1.
+
+    For null and for blank text ``text``, ``texts`` and ``messages`` raise UnusableRowError, for a
+    value of another type a DataError with its place.
+    """
+
+    file: str
+    number: int
+    values: Mapping[str, object]
+
+    def error(self, problem: str) -> DataError:
+        """Return a ``DataError`` that names the file and row of the ``problem``."""
+        return DataError(f"{self.file}, row {self.number}: {problem}")
+
+    def text(self, column: str) -> str:
+        """Return the text of ``column``."""
+        value = self._value(column, str, "text")
+        if not value.strip():
+            raise UnusableRowError(f"{column} is empty")
+        return value
+
+    def texts(self, column: str) -> list[str]:
+        """Return the texts of ``column``, at least one, and none of them blank."""
+        items: list[object] = self._value(column, list, "a list of texts")
+        for index, item in enumerate(items):
+            if not isinstance(item, str | None):
+                kind = type(item).__name__
+                raise self.error(f"{column}[{index}] is of type {kind}; must be text.")
+        texts = [item for item in items if isinstance(item, str) and item.strip()]
+        if not texts or len(texts) < len(items):
+            raise UnusableRowError(f"{column} is empty, or has an empty text")
+        return texts
+
+    def messages(self, column: str) -> list[Message]:
+        """Return the messages of ``column``, a list or one message, with stripped texts."""
+        if isinstance(value := self.values.get(column), dict):
+            return [self._message(value, column)]
+        items: list[object] = self._value(column, list, "a list of messages")
+        if not items:
+            raise UnusableRowError(f"{column} is empty")
+        return [self._message(item, f"{column}[{index}]") for index, item in enumerate(items)]
+
+    def _value(self, column: str, wanted: type[V], rule: str) -> V:
+        value = self.values.get(column)
+        if value is None:
+            raise UnusableRowError(f"{column} is null")
+        if not isinstance(value, wanted):
+            is_nested = isinstance(value, list | dict)
+            way_out = " data.sets.NAME.columns can select a part of it (docs/data.md)."
+            raise self.error(
+                f"column '{column}' holds a value of type {type(value).__name__}; "
+                f"must be {rule} or null.{way_out if is_nested else ''}"
+            )
+        return value
+
+    def _message(self, item: object, place: str) -> Message:
+        if not isinstance(item, dict):
+            raise self.error(f"{place} is of type {type(item).__name__}; {MESSAGE_RULE}")
+        if {"from", "value"} <= item.keys():
+            role, content = item["from"], item["value"]
+        elif {"role", "content"} <= item.keys():
+            role, content = item["role"], item["content"]
+        else:
+            raise self.error(f"{place} has the keys {list(item)}; {MESSAGE_RULE}")
+        role = SHAREGPT_ROLES.get(str(role), role)
+        if role not in list(SPEAKERS):  # a list: a wrong role may be unhashable
+            raise self.error(f"{place} has the role {role!r}; must be one of {list(SPEAKERS)}.")
+        if not isinstance(content, str):
+            kind = type(content).__name__
+            raise self.error(f"{place} has content of type {kind}; must be text.")
+        return Message(role, content.strip())

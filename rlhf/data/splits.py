@@ -125,11 +125,7 @@ def describe_division(
 
 
 def check_usable_examples(parts: dict[Phase, PhaseData], phases: Sequence[Phase]) -> None:
-    """Check that each of ``phases`` has usable training and held-out examples.
-
-    Raises:
-        DataError: if a phase has none.
-    """
+    """Raise a DataError if one of ``phases`` has no usable training or held-out examples."""
     for phase in phases:
         part = parts[phase.data_share]
         for side, records in (("train on", part.train), ("hold out", part.eval)):

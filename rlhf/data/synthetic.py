@@ -108,25 +108,18 @@ def prompt_of_request(request: str) -> str:
 
 
 def skill_of(prompt: str) -> str:
-    """Return the name of the skill that ``prompt`` asks for.
-
-    Raises:
-        ValueError: if the prompt asks for none of the skills.
-    """
+    """Return the name of the skill that ``prompt`` asks for."""
     return _match_skill(prompt)[0]
 
 
 def right_answer(prompt: str) -> list[str]:
-    """Return the items of the right answer to ``prompt``.
-
-    Raises:
-        ValueError: if the prompt asks for none of the skills.
-    """
+    """Return the items of the right answer to ``prompt``."""
     name, found = _match_skill(prompt)
     return SKILLS[name].solve(found)
 
 
 def _match_skill(prompt: str) -> tuple[str, re.Match[str]]:
+    """Return the name of a skill and the match of its pattern, or raise a ValueError."""
     request = prompt.removeprefix("\n\nHuman: ").removesuffix("\n\nAssistant:")
     for name, skill in SKILLS.items():
         found = re.fullmatch(skill.pattern, request)
@@ -167,9 +160,6 @@ def rate_response(prompt: str, response: str, *, ended: bool = True) -> GoldComp
 
     The answer is the text after the polite or rude opening, up to the first full stop or the end
     of the text; its items are separated by spaces.
-
-    Raises:
-        ValueError: if ``prompt`` asks for none of the skills.
     """
     expected = right_answer(prompt)
     opening, answer, rest = split_response(response)

@@ -25,7 +25,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.files import READERS, Reader
-from rlhf.data.raw_rows import Row
+from rlhf.data.records import Row
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -74,11 +74,7 @@ def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
 
 
 def tables_at(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Table]:
-    """Return the tables of a file, of all files in a folder, or of a save_to_disk folder, by name.
-
-    Raises:
-        DataError: if ``place`` does not exist, or contains no file that can be read.
-    """
+    """Return the tables of a file, of a folder of files, or of a save_to_disk folder, by name."""
     return (
         _read_saved_folder(place) if is_saved_dataset(place) else _tables_of_files(place, readers)
     )
@@ -90,20 +86,12 @@ def is_saved_dataset(place: Path) -> bool:
 
 
 def read_table_rows(place: Path) -> list[Row]:
-    """Return the rows of a file, or of all files in a folder, without conversion.
-
-    Raises:
-        DataError: if a file cannot be read, or a row is no object.
-    """
+    """Return the rows of a file, or of all files in a folder, without conversion."""
     return [row for table in _tables_of_files(place).values() for row in rows_of(table)]
 
 
 def rows_of(table: Table) -> list[Row]:
-    """Return the rows of a table.
-
-    Raises:
-        DataError: if it cannot be read or is empty, or a row is no object.
-    """
+    """Return the rows that ``iterate_rows`` yields; raise a DataError if there are none."""
     rows = list(iterate_rows(table))
     if not rows:
         raise DataError(f"{table.place}: empty; must have at least one row.")

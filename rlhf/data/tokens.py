@@ -59,6 +59,12 @@ def limit_of(phase: Phase, config: RunConfig) -> Limit:
     return Limit(f"{phase}.max_tokens", getattr(config, phase.value).max_tokens)
 
 
+def _append_row(columns: Columns, *values: Any) -> None:
+    """Append one value to each column, in their order."""
+    for column, value in zip(columns.values(), values, strict=True):
+        column.append(value)
+
+
 def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
     """Return the columns of SFT sequences, and counts of dropped examples by reason.
 
@@ -81,11 +87,8 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
         length = len(prompt) + len(response)
         if length > limit.tokens:
             left_out[f"longer than {limit.key}={limit.tokens}"] += 1
-            continue
-        columns["row"].append(index)
-        columns["ids"].append(prompt + response)
-        columns["prompt_tokens"].append(len(prompt))
-        columns["length"].append(length)
+        else:
+            _append_row(columns, index, prompt + response, len(prompt), length)
     return columns, left_out
 
 
@@ -109,10 +112,8 @@ def episode_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Colu
             observed.append([len(ids) - len(observation), len(ids)])
         if len(ids) > limit.tokens:
             left_out[f"longer than {limit.key}={limit.tokens}"] += 1
-            continue
-        values = (index, ids, length, len(ids), observed[:-1])
-        for name, value in zip(columns, values, strict=True):
-            columns[name].append(value)
+        else:
+            _append_row(columns, index, ids, length, len(ids), observed[:-1])
     return columns, left_out
 
 
@@ -136,9 +137,8 @@ def pair_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns
             left_out[f"longer than {limit.key}={limit.tokens}"] += 1
         else:
             group = groups.setdefault(tuple(prompt), len(groups))
-            values = (index, prompt + better, prompt + worse, len(prompt), length, group)
-            for name, value in zip(names, values, strict=True):
-                columns[name].append(value)
+            pair = (prompt + better, prompt + worse)
+            _append_row(columns, index, *pair, len(prompt), length, group)
     return columns, left_out
 
 
@@ -154,8 +154,7 @@ def prompt_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Colum
         if len(ids) > limit.tokens:
             left_out[f"longer than {limit.key}={limit.tokens}"] += 1
         else:
-            columns["row"].append(index)
-            columns["ids"].append(ids)
+            _append_row(columns, index, ids)
     return columns, left_out
 
 

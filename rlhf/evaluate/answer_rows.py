@@ -27,9 +27,8 @@ from rlhf.environments.pools import build_pool
 from rlhf.export import context_of_run
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.load_errors import RUN_FOLDER
 from rlhf.models.members import Combination, load_ensemble
-from rlhf.models.sources import ModelSource
+from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.reward_mix import build_reward_mix

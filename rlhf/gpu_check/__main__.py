@@ -8,6 +8,7 @@ written. Exit code 0: nothing failed; 1: a part failed; 2: no GPU, or a wrong op
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import shlex
@@ -28,9 +29,8 @@ from rlhf.gpu_check.check_page import (
     summary_sentence,
     write_results,
 )
-from rlhf.gpu_check.processes import run_part
+from rlhf.gpu_check.processes import BY_NAME, PARTS, CheckModule, run_part
 from rlhf.gpu_check.rows import CheckRow, Size
-from rlhf.gpu_check.table import BY_NAME, PARTS, CheckModule
 from rlhf.runtime.launch_mode import require_launcher
 from rlhf.tracking.console import build_console
 
@@ -59,31 +59,22 @@ def run_check(
         shown = f"{row.figure}{expected_suffix(row)} [{row.seconds:.1f} s]"
         console.say(f"  {row.verdict:8} {row.what}: {shown}")
 
-    def current_check() -> Check:
-        waiting = [part.name for part in parts[len(done) :]]
-        return Check(started=started, command=command, parts=done, waiting=waiting)
-
     for part in parts:
-        console.say(f"{part.title}")
+        console.say(part.title)
         limit = min(60 * part.minutes, end - time.monotonic())
         began = time.monotonic()
         rows = run_part(part, folder / part.name, size, limit, print_row)
-        took = time.monotonic() - began
-        done.append(
-            PartResult(name=part.name, title=part.title, about=part.about, rows=rows, seconds=took)
-        )
-        write_results(folder, current_check())
-    console.say(summary_sentence(current_check()))
+        done.append(PartResult(part=part, rows=rows, seconds=time.monotonic() - began))
+        waiting = [each.name for each in parts[len(done) :]]
+        check = Check(started=started, command=command, parts=done, waiting=waiting)
+        write_results(folder, check)
+    console.say(summary_sentence(check))
     console.say(f"wrote {folder / PAGE}")
-    return FAILED if current_check().failed else 0
+    return FAILED if check.failed else 0
 
 
 def require_gpu() -> None:
-    """Check that torch has kernels for the first GPU, and hide all other GPUs.
-
-    Raises:
-        CapabilityError: if torch finds no GPU or has no kernels for it; the message has the fix.
-    """
+    """Hide all GPUs but the first; raise a CapabilityError if torch finds none or cannot use it."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
     from rlhf.engine.devices import check_gpus
@@ -103,19 +94,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="for all parts together")
     parser.add_argument("--size", choices=list(Size), type=Size, default=Size.full)
     options = parser.parse_args(arguments)
+    command = shlex.join(["python", "-m", "rlhf.gpu_check", *arguments])
+    return run_to_exit_code(lambda: _check(options, command))
+
+
+def _check(options: argparse.Namespace, command: str) -> int:
+    if not options.minutes > 0:
+        raise ConfigError(f"--minutes {options.minutes}: must be above 0")
     now = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
     out = f"runs/gpu_check/{now}" if options.out is None else options.out
+    folder, seconds = expand_user_path(out, key="OUT_FOLDER").resolve(), 60 * options.minutes
     parts = [part for part in PARTS if options.only is None or part.name in options.only]
-    command = shlex.join(["python", "-m", "rlhf.gpu_check", *arguments])
-    codes: list[int] = []
-
-    def work() -> None:
-        if not options.minutes > 0:
-            raise ConfigError(f"--minutes {options.minutes}: must be above 0")
-        folder, seconds = expand_user_path(out, key="OUT_FOLDER").resolve(), 60 * options.minutes
-        codes.append(run_check(folder, parts, seconds=seconds, size=options.size, command=command))
-
-    return run_to_exit_code(work) or codes[0]
+    return run_check(folder, parts, seconds=seconds, size=options.size, command=command)
 
 
 if __name__ == "__main__":

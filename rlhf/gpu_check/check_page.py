@@ -10,6 +10,7 @@ from typing import Any
 
 from rlhf.base.atomic import replace_atomically
 from rlhf.checkpoint.results import write_json
+from rlhf.gpu_check.processes import CheckModule
 from rlhf.gpu_check.rows import CheckRow, RowVerdict
 
 CARD = "card"  # the row of the part "machine" that names the GPU
@@ -20,17 +21,13 @@ MARKS = {
     RowVerdict.measured: "measured",
     RowVerdict.skipped: "skipped",
 }
-ROWS_HEADER = ("", "figure", "expected", "verdict", "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartResult:
     """The rows of one part, in the order in which they were measured."""
 
-    name: str
-    title: str
-    about: str
-    """What the part does, in one or two sentences."""
+    part: CheckModule
     rows: Sequence[CheckRow]
     seconds: float
 
@@ -62,35 +59,29 @@ class Check:
 
 def write_results(folder: Path, check: Check) -> None:
     """Write gpu_check.json and gpu_check.md to ``folder``; replace each older file atomically."""
-    write_json(folder / JSON, check_as_json(check))
+    write_json(folder / JSON, _check_as_json(check))
+    lines = [*_page_head(check), *(line for part in check.parts for line in _part_section(part))]
     with replace_atomically(folder / PAGE) as building:
-        building.write_text(render_check_page(check), encoding="utf-8")
+        building.write_text("\n".join(lines), encoding="utf-8")
 
 
-def check_as_json(check: Check) -> dict[str, Any]:
-    """Return the content of the JSON file."""
+def _check_as_json(check: Check) -> dict[str, Any]:
     parts = [
-        {"name": part.name, "verdict": part.verdict, "seconds": part.seconds}
-        | {"rows": [asdict(row) for row in part.rows]}
-        for part in check.parts
+        {"name": each.part.name, "verdict": each.verdict, "seconds": each.seconds}
+        | {"rows": [asdict(row) for row in each.rows]}
+        for each in check.parts
     ]
     return {
         "started": check.started,
         "command": check.command,
-        "failed": [part.name for part in check.failed],
+        "failed": [each.part.name for each in check.failed],
         "waiting": list(check.waiting),
         "parts": parts,
     }
 
 
-def render_check_page(check: Check) -> str:
-    """Return the page: what failed, a line for each part, then the rows of each part."""
-    return "\n".join(
-        [*_page_head(check), *(line for part in check.parts for line in _part_section(part))]
-    )
-
-
 def _page_head(check: Check) -> Iterator[str]:
+    """Yield what failed, and a line for each part."""
     yield "# GPU check\n"
     yield f"{summary_sentence(check)}\n"
     cards = [row.figure for part in check.parts for row in part.rows if row.what == CARD]
@@ -99,21 +90,18 @@ def _page_head(check: Check) -> Iterator[str]:
     yield "docs/gpu_check.md explains the page; `gpu_check.json` has all figures for programs.\n"
     if check.failed:
         yield "## What failed\n"
-        for part in check.failed:
-            for row in part.rows:
+        for each in check.failed:
+            for row in each.rows:
                 if row.verdict is RowVerdict.failed:
-                    yield f"- **{part.title}, {row.what}**: {row.figure}{expected_suffix(row)}"
+                    what = f"{each.part.title}, {row.what}"
+                    yield f"- **{what}**: {row.figure}{expected_suffix(row)}"
         yield ""
     yield "## Parts\n"
     yield from _markdown_lines(
         ("part", "rows", "verdict", "seconds"),
         [
-            (
-                f"[{part.title}](#{_anchor(part.title)})",
-                _count_verdicts(part),
-                *_verdict_and_seconds(part),
-            )
-            for part in check.parts
+            (_link_to_heading(each.part.title), _count_verdicts(each), *_verdict_and_seconds(each))
+            for each in check.parts
         ],
     )
     yield ""
@@ -130,12 +118,12 @@ def summary_sentence(check: Check) -> str:
     )
 
 
-def _part_section(part: PartResult) -> Iterator[str]:
-    yield f"## {part.title}\n"
-    yield f"{part.about}\n"
+def _part_section(found: PartResult) -> Iterator[str]:
+    yield f"## {found.part.title}\n"
+    yield f"{found.part.about}\n"
     yield from _markdown_lines(
-        ROWS_HEADER,
-        [(row.what, row.figure, row.expected, *_verdict_and_seconds(row)) for row in part.rows],
+        ("", "figure", "expected", "verdict", "seconds"),
+        [(row.what, row.figure, row.expected, *_verdict_and_seconds(row)) for row in found.rows],
     )
     yield ""
 
@@ -163,7 +151,7 @@ def _markdown_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Ite
         yield f"| {' | '.join(cells)} |"
 
 
-def _anchor(title: str) -> str:
-    """Return the link target that GitHub and MkDocs generate for a heading."""
+def _link_to_heading(title: str) -> str:
+    """Return a link to the target that GitHub and MkDocs generate for a heading."""
     words = "".join(char for char in title.lower() if char.isalnum() or char in " -")
-    return words.replace(" ", "-")
+    return f"[{title}](#{words.replace(' ', '-')})"

@@ -59,20 +59,33 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckRow:
+class CheckRow(Finding):
     """A finding, with the name of its task and the seconds that the task took."""
 
     what: str
-    figure: str
-    expected: str
-    verdict: RowVerdict
     seconds: float
-    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
-def passed_or_failed(is_right: bool) -> RowVerdict:
-    """Return ``passed`` or ``failed``."""
-    return RowVerdict.passed if is_right else RowVerdict.failed
+def checked_finding(is_right: bool, figure: str, expected: str, **numbers: float) -> Finding:
+    """Return a finding that passed or failed."""
+    verdict = RowVerdict.passed if is_right else RowVerdict.failed
+    return Finding(figure=figure, expected=expected, verdict=verdict, numbers=numbers)
+
+
+def measured_finding(figure: str, **numbers: float) -> Finding:
+    """Return a figure without an expectation."""
+    return Finding(figure=figure, verdict=RowVerdict.measured, numbers=numbers)
+
+
+def skipped_finding(figure: str, expected: str = "") -> Finding:
+    """Return a finding about what this machine or version cannot do; ``figure`` is the reason."""
+    return Finding(figure=figure, expected=expected, verdict=RowVerdict.skipped)
+
+
+def first_line_of(error: Exception) -> str:
+    """Return the type of ``error`` and the first line of its message."""
+    first = (str(error).strip() or "no message").partition("\n")[0]
+    return f"{type(error).__name__}: {first}"
 
 
 def write_rows(path: Path, tasks: Iterable[Task]) -> None:
@@ -91,8 +104,7 @@ def measure_row(task: Task) -> CheckRow:
     except Exception as error:
         if not isinstance(error, RlhfError):
             traceback.print_exception(error)
-        first = (str(error).strip() or "no message").partition("\n")[0]
-        finding = Finding(figure=f"{type(error).__name__}: {first}", verdict=RowVerdict.failed)
+        finding = Finding(figure=first_line_of(error), verdict=RowVerdict.failed)
     return CheckRow(what=task.what, seconds=time.monotonic() - began, **vars(finding))
 
 
@@ -102,8 +114,5 @@ def read_check_rows(path: Path) -> list[CheckRow]:
         return []
     # The last line has no newline while it is being written, or if its process was killed then.
     lines = [line for line in path.read_text(encoding="utf-8").splitlines(True) if line[-1] == "\n"]
-    return [_parse_row(**json.loads(line)) for line in lines]
-
-
-def _parse_row(*, verdict: str, **rest: object) -> CheckRow:
-    return CheckRow(verdict=RowVerdict(verdict), **rest)  # type: ignore[arg-type]
+    rows = map(json.loads, lines)
+    return [CheckRow(**row | {"verdict": RowVerdict(row["verdict"])}) for row in rows]

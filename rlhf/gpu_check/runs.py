@@ -1,22 +1,24 @@
-"""Runs of launch.py in processes of their own, started as a user starts them."""
+"""Runs of launch.py in processes of their own, and runs that should be equal bit for bit."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import METRICS, read_lines
-from rlhf.checkpoint.results import read_json_object
+from rlhf.checkpoint.results import read_json_object, read_plan
 from rlhf.jobs.sweep_jobs import PARENT
 from rlhf.runtime.launch_mode import LAUNCHER
+from rlhf.tracking.jsonl import DIGESTS
+from rlhf.tracking.metric_table import is_timing
 
 USER_ERROR = 2  # exit code of launch.py for wrong options
 LIMIT = 240  # seconds per run, because the first run may compile kernels of DeepSpeed
@@ -33,6 +35,8 @@ TINY_RUN = (
     *("reward.batch_size=16", "reward.epochs=0.4", "reward.eval_examples=8"),
     *("ppo.steps=3", "ppo.eval_prompts=8", "rollout.max_response_tokens=8"),
 )
+TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
+COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", DIGESTS, "held_out.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +83,7 @@ def start_run(run_dir: Path, *words: str) -> Run:
 
 
 def resume_run(run_dir: Path) -> Run:
-    """Resume the run in ``run_dir``, and wait for its end.
-
-    Raises:
-        TimeoutExpired: as in ``start_run``.
-    """
+    """Resume the run in ``run_dir``, and wait for its end, as ``start_run`` does."""
     return _run_launcher(run_dir, [f"resume={run_dir}"])
 
 
@@ -107,6 +107,43 @@ def _run_launcher(run_dir: Path, words: Sequence[str]) -> Run:
     return Run(run_dir=run_dir, code=ended.returncode, output=output, seconds=seconds)
 
 
-def build_run_pool() -> ThreadPoolExecutor:
-    """Return a thread pool for one run per four cores; a run often uses one core only."""
-    return ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4))
+def planned_gib(run_dir: Path, phase: str) -> float:
+    """Return the torch memory in GiB that the plan expects for ``phase``, without CUDA's own."""
+    plan = read_plan(run_dir)
+    if plan is None:
+        raise CheckpointError(f"{run_dir} has no plan.json")
+    memory = plan["phases"][phase]["memory"]
+    return float(sum(gib for part, gib in memory.items() if part != "process"))
+
+
+def differing_files(one: Path, other: Path) -> list[str]:
+    """Return the names of files that differ; ignore times and memory in metrics and results."""
+    found = sorted(_files_in(one) ^ _files_in(other))
+    if metrics_without_times(one) != metrics_without_times(other):
+        found.append("metrics.jsonl")
+    if _results_without_times(one) != _results_without_times(other):
+        found.append("result.json")
+    return found + [
+        name
+        for name in sorted(_files_in(one) & _files_in(other))
+        if name.endswith(COMPARED) and (one / name).read_bytes() != (other / name).read_bytes()
+    ]
+
+
+def metrics_without_times(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl without the metrics of time, speed and memory."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: v for name, v in line.items() if not is_timing(name)} for line in lines]
+
+
+def _results_without_times(run_dir: Path) -> dict[str, Any]:
+    """Return the results of the phases, without times and memory."""
+    result = json.loads((run_dir / "result.json").read_text())
+    return {
+        phase: {k: v for k, v in values.items() if k not in TIMES}
+        for phase, values in result["phases"].items()
+    }
+
+
+def _files_in(run_dir: Path) -> set[str]:
+    return {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}

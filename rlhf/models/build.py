@@ -1,44 +1,56 @@
-"""Build actors and scorers with random weights, or from a folder or the hub."""
+"""Build actors and scorers to train, with random weights, or from a folder or the hub."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import LoraRole
 from rlhf.config.schema.lora import LoraConfig
-from rlhf.models.attention import MATMUL, attention_at_build, use_matmul_attention
-from rlhf.models.linear_layers import use_onednn_products
-from rlhf.models.lora import LoraSpec, add_adapters
+from rlhf.models.cpu_layers import (
+    MATMUL,
+    attention_at_build,
+    use_matmul_attention,
+    use_onednn_products,
+)
+from rlhf.models.language_model import Scorer
+from rlhf.models.lora import add_adapters
 from rlhf.models.pretrained import load_pretrained
-from rlhf.models.scorer import Scorer
 from rlhf.models.sources import ModelSource
-from rlhf.models.train_settings import compile_layers, enable_gradient_checkpointing, set_dropout
 from rlhf.models.weight_files import require_finite_weights
 from rlhf.models.zero3_init import Shard, draw_weights_by_block, shard_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+MOST_SHAPES = 1000  # most batch shapes (micro-batch size, padded width) to compile a layer for
+# The config fields in which model families store their dropout probabilities.
+DROPOUT_FIELDS = (
+    "dropout",
+    "attention_dropout",
+    "hidden_dropout",
+    "activation_dropout",
+    "resid_pdrop",
+    "embd_pdrop",
+    "attn_pdrop",
+    "classifier_dropout",
+    "layerdrop",
+)
 
-def lora_spec(lora: LoraConfig, role: LoraRole) -> LoraSpec | None:
-    """Return the LoRA settings of the model ``role``; None if it has no adapters."""
-    rank = lora.critic_rank if role is LoraRole.critic and lora.critic_rank else lora.rank
+
+def lora_spec(lora: LoraConfig, role: LoraRole) -> LoraConfig | None:
+    """Return the LoRA settings of the model ``role``, with its rank; None if it has no adapters."""
     if not lora.rank or role not in lora.roles:
         return None
-    return LoraSpec(
-        rank=rank,
-        alpha=lora.alpha,
-        dropout=lora.dropout,
-        target_modules=None if lora.target_modules is None else tuple(lora.target_modules),
-        train_rest=lora.train_rest,
-    )
+    is_critic = role is LoraRole.critic
+    return replace(lora, rank=lora.critic_rank or lora.rank) if is_critic else lora
 
 
 def build_actor(
@@ -46,7 +58,7 @@ def build_actor(
     tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int,
-    lora: LoraSpec | None = None,
+    lora: LoraConfig | None = None,
     shard: Shard | None = None,
 ) -> PreTrainedModel:
     """Build a causal language model with fp32 weights and the tokenizer's special token ids.
@@ -73,16 +85,13 @@ def build_scorer(
     tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int,
-    lora: LoraSpec | None = None,
+    lora: LoraConfig | None = None,
     shard: Shard | None = None,
 ) -> Scorer:
     """Build a one-label classification model in fp32 that returns a value at every position.
 
     If ``source`` is a language model, the head is new and drawn from ``seed``. With ``lora`` the
-    head is trained in addition to the adapters. ``shard`` works as in ``build_actor``.
-
-    Raises:
-        CheckpointError, ConfigError, CapabilityError: as in ``build_actor``.
+    head is trained in addition to the adapters. ``shard`` and errors are as in ``build_actor``.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -164,11 +173,7 @@ def _build_random(
 
 
 def architecture_config(key: str, fields: Mapping[str, Any]) -> PreTrainedConfig:
-    """Return the transformers config built from ``fields``, the value of config key ``key``.
-
-    Raises:
-        ConfigError: if transformers cannot build a config from these fields.
-    """
+    """Return the transformers config built from ``fields``, the value of config key ``key``."""
     from transformers import AutoConfig
 
     rest = {name: value for name, value in fields.items() if name != "model_type"}
@@ -197,14 +202,79 @@ def _require_embeddings(
 
 
 def require_enough_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:
-    """Check that the model has positions for ``tokens`` tokens, the value of config key ``wanted``.
-
-    Raises:
-        ConfigError: if the model has a limit of fewer positions.
-    """
+    """Raise a ConfigError if the model has fewer than ``tokens`` positions, the key ``wanted``."""
     limit = getattr(model.config, "max_position_embeddings", None)  # a property of GPT-2's config
     if limit is not None and tokens > limit:
         raise ConfigError(
             f"{wanted}={tokens}: the model of {key} has {limit} positions; "
             f"use {limit} or less, or a model with more"
         )
+
+
+def enable_gradient_checkpointing(model: PreTrainedModel, layers: bool | int, *, key: str) -> None:
+    """Enable gradient checkpointing in all layers (True) or in the first ``layers``.
+
+    Raises:
+        CapabilityError: if the model has no gradient checkpointing; the message names ``key``.
+    """
+    # transformers 5.23 renamed the method; earlier versions have only the old name.
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    try:
+        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+    except ValueError as error:
+        raise CapabilityError(
+            f"{key}: {type(model).__name__} has no gradient checkpointing ({error}); "
+            "set gradient_checkpointing=false"
+        ) from error
+    if layers is not True:
+        checkpointed = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+        for layer in [m for m in checkpointed if not hasattr(m, "config")][layers:]:
+            layer.gradient_checkpointing = False
+    # transformers makes the embeddings' output require gradients, which only reentrant
+    # checkpointing needs: the backward pass would also run through a shared trunk's frozen blocks.
+    model.disable_input_require_grads()
+
+
+def compile_layers(model: PreTrainedModel, *, key: str, backend: str = "inductor") -> None:
+    """Compile the layers of the model, once for each batch shape.
+
+    Batches are padded to eight widths per doubling, so there are few shapes. All layers share the
+    compiled code. A call with a KV cache, whose shape changes in each step, runs uncompiled.
+
+    Raises:
+        CapabilityError: if the model does not name its layers; the message names ``key``.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise CapabilityError(
+            f"{key}: the layers of {type(model).__name__} cannot be found; set compile=false"
+        )
+    # Beyond this limit torch.compile would run further shapes uncompiled and log a warning.
+    torch._dynamo.config.recompile_limit = MOST_SHAPES
+    torch._dynamo.config.accumulated_recompile_limit = MOST_SHAPES
+    for layer in layers:
+        layer.compile(backend=backend, dynamic=False)
+        layer._compiled_call_impl = partial(
+            _call_unless_cached, layer._compiled_call_impl, layer._call_impl
+        )
+
+
+def _call_unless_cached(
+    compiled: Callable[..., Any], plain: Callable[..., Any], *inputs: Any, **options: Any
+) -> Any:
+    return (compiled if options.get("past_key_values") is None else plain)(*inputs, **options)
+
+
+def set_dropout(model: PreTrainedModel, probability: float) -> None:
+    """Set every dropout probability of the model, in its config and in the built modules."""
+    for name in DROPOUT_FIELDS:
+        if isinstance(model.config.to_dict().get(name), float):
+            setattr(model.config, name, probability)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = probability
+        for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop"):
+            if isinstance(module.__dict__.get(name), float):
+                setattr(module, name, probability)

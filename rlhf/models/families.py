@@ -53,21 +53,19 @@ class Family:
     """The config's field with the name of the activation."""
 
 
-LLAMA = Family(
-    blocks="layers",
-    tail=("norm",),
-    block=BlockNames(
-        attention_norm="input_layernorm",
-        mlp_norm="post_attention_layernorm",
-        query_key_value=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        query_norm="self_attn.q_norm",
-        key_norm="self_attn.k_norm",
-        output="self_attn.o_proj",
-        gate="mlp.gate_proj",
-        up="mlp.up_proj",
-        down="mlp.down_proj",
-    ),
+LLAMA_BLOCK = BlockNames(
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    query_key_value=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    query_norm="self_attn.q_norm",
+    key_norm="self_attn.k_norm",
+    output="self_attn.o_proj",
+    gate="mlp.gate_proj",
+    up="mlp.up_proj",
+    down="mlp.down_proj",
 )
+STARCODER2_BLOCK = LLAMA_BLOCK._replace(gate=None, up="mlp.c_fc", down="mlp.c_proj")
+LLAMA = Family(blocks="layers", tail=("norm",), block=LLAMA_BLOCK)
 OPT = Family(
     blocks="decoder.layers",
     tail=("decoder.final_layer_norm", "decoder.project_out"),
@@ -104,17 +102,6 @@ GPT_NEOX = Family(
         down="mlp.dense_4h_to_h",
     ),
 )
-STARCODER2 = replace(
-    LLAMA,
-    block=BlockNames(
-        attention_norm="input_layernorm",
-        mlp_norm="post_attention_layernorm",
-        query_key_value=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        output="self_attn.o_proj",
-        up="mlp.c_fc",
-        down="mlp.c_proj",
-    ),
-)
 FAMILIES = {
     "bloom": Family(),
     "gemma": Family(),
@@ -130,7 +117,7 @@ FAMILIES = {
     "qwen2": LLAMA,
     "qwen3": LLAMA,
     "stablelm": Family(),
-    "starcoder2": STARCODER2,
+    "starcoder2": replace(LLAMA, block=STARCODER2_BLOCK),
 }
 UNKNOWN = Family(has_plain_output=False)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from rlhf.base.decoder_modules import LowRank
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
+from rlhf.config.schema.lora import LoraConfig
 from rlhf.models.sources import ModelSource
 
 if TYPE_CHECKING:
@@ -26,23 +26,8 @@ if TYPE_CHECKING:
 ADAPTER = "default"  # peft's name for a model's only adapter
 
 
-@dataclass(frozen=True)
-class LoraSpec:
-    """The LoRA settings of one model.
-
-    ``target_modules`` are endings of layer names; None: all linear layers except the output layer.
-    With ``train_rest``, weights without adapters (embeddings, norms, biases) are trained too.
-    """
-
-    rank: int
-    alpha: float
-    dropout: float
-    target_modules: tuple[str, ...] | None
-    train_rest: bool
-
-
 def add_adapters(
-    model: PreTrainedModel, spec: LoraSpec, *, seed: int, trained: tuple[str, ...] = ()
+    model: PreTrainedModel, lora: LoraConfig, *, seed: int, trained: tuple[str, ...] = ()
 ) -> None:
     """Add fp32 adapters to ``model`` in place: A is drawn from ``seed``, B is zero.
 
@@ -50,33 +35,33 @@ def add_adapters(
     the output layer get adapters.
 
     Raises:
-        ConfigError: if a name in ``spec.target_modules`` matches no linear layer.
+        ConfigError: if a name in ``lora.target_modules`` matches no linear layer.
     """
-    from peft import LoraConfig, inject_adapter_in_model
+    import peft
     from transformers.pytorch_utils import Conv1D
 
     linear = _linear_layers(model, without=trained)
     targets = list(linear)
-    if spec.target_modules is not None:
-        targets = _names_ending_with(targets, spec.target_modules)
-    config = LoraConfig(
-        r=spec.rank,
-        lora_alpha=spec.alpha,
-        lora_dropout=spec.dropout,
+    if lora.target_modules is not None:
+        targets = _names_ending_with(targets, lora.target_modules)
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
         target_modules=targets,
         fan_in_fan_out=isinstance(linear[targets[0]], Conv1D),
         task_type="CAUSAL_LM" if model.can_generate() else "SEQ_CLS",
     )
     with torch.random.fork_rng(devices=[]):  # adapters are drawn on the CPU
         torch.manual_seed(seed)
-        inject_adapter_in_model(config, model, ADAPTER)
+        peft.inject_adapter_in_model(config, model, ADAPTER)
     # Set only after the injection, in which peft would wrap these modules in copies of themselves.
     config.modules_to_save = list(trained) or None
     for name, parameter in model.named_parameters():
         if is_adapter_name(name):
             parameter.data = parameter.data.float()
         elif name.split(".")[0] in trained or (
-            spec.train_rest and not name.endswith("base_layer.weight")
+            lora.train_rest and not name.endswith("base_layer.weight")
         ):
             parameter.requires_grad_(requires_grad=True)
 
@@ -279,13 +264,13 @@ def _linear_layers(model: PreTrainedModel, *, without: tuple[str, ...]) -> dict[
     }
 
 
-def _names_ending_with(names: list[str], endings: tuple[str, ...]) -> list[str]:
+def _names_ending_with(names: list[str], endings: list[str]) -> list[str]:
     """Return the ``names`` that end with one of ``endings``, compared in whole dotted parts."""
     for ending in endings:
         if not any(f".{name}".endswith(f".{ending}") for name in names):
             known = sorted({name.rpartition(".")[2] for name in names})
             raise ConfigError(
-                f"lora.target_modules={list(endings)}: no linear layer of the model is named "
+                f"lora.target_modules={endings}: no linear layer of the model is named "
                 f"{ending!r} (output layers get no adapters); choose from {', '.join(known[:12])}"
             )
     return [name for name in names if any(f".{name}".endswith(f".{e}") for e in endings)]

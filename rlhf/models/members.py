@@ -23,7 +23,7 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import CombineName
 from rlhf.config.schema.supervised import RewardConfig
-from rlhf.models.scorer import Scorer
+from rlhf.models.language_model import Scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.trunk import BlockCall, Branch, find_block_and_tail_paths, record_calls
 

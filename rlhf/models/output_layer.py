@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from rlhf.base.types import LogprobOptions, TokenLogprobs
 from rlhf.kernels.logprobs import logprob_kernel
-from rlhf.models.linear_layers import multiply
+from rlhf.models.cpu_layers import multiply
 
 LEAST_LOG = -1e4  # replaces log 0, so that 0 log 0 = 0; its exp is 0
 

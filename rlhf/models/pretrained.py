@@ -12,7 +12,7 @@ import torch
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.models.attention import attention_at_build
+from rlhf.models.cpu_layers import attention_at_build
 from rlhf.models.lora import adapter_config, merge_adapter
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import (
@@ -109,11 +109,7 @@ def load_config(source: ModelSource, **overrides: Any) -> PreTrainedConfig:
 
 
 def require_one_label_model(source: ModelSource) -> None:
-    """Check that ``source`` is a reward model with one label.
-
-    Raises:
-        CheckpointError: if its config describes another model, or there is no config.
-    """
+    """Raise a CheckpointError unless the config of ``source`` is of a reward model, one label."""
     with translate_errors(partial(source.failure, what="a reward model")):
         adapter = _read_adapter_config(source)
     if adapter is not None and (adapter.task_type != "SEQ_CLS" or not adapter.modules_to_save):

@@ -12,7 +12,7 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
-from rlhf.models.load_errors import RUN_FOLDER, load_failure
+from rlhf.models.sources import RUN_FOLDER, load_failure
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -151,11 +151,7 @@ def check_same_tokens(
     place: str | Path,
     name: str = "reward_model",
 ) -> None:
-    """Check that another model, with config key ``name``, reads the tokens that the actor writes.
-
-    Raises:
-        ConfigError: if the vocabularies or the end tokens differ.
-    """
+    """Raise a ConfigError if the model of config key ``name`` has other tokens than the actor."""
     if actor.get_vocab() == other.get_vocab() and actor.eos_token_id == other.eos_token_id:
         return
     raise ConfigError(

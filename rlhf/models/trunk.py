@@ -17,11 +17,9 @@ from torch import Tensor, nn
 
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.types import LogprobOptions, TokenLogprobs, TokenPositions
-from rlhf.models.build import build_actor
 from rlhf.models.families import FAMILIES, family_of, find_submodule
 from rlhf.models.language_model import logprobs_at, replace_output_layer
 from rlhf.models.output_layer import DEFAULT_OPTIONS
-from rlhf.models.sources import ModelSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -149,26 +147,6 @@ class SharedTrunk(nn.Module):
                 self.reference_output or output, reference_BSH, positions, options
             )
         return TrunkOutput(policy, reference, self.value_head(value_BSH).squeeze(-1).float())
-
-
-def build_trunk(
-    source: ModelSource,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    num_layers_unfrozen: int,
-    num_value_layers: int,
-    seed: int,
-) -> SharedTrunk:
-    """Build a shared trunk whose policy is the causal language model of ``source``.
-
-    Raises:
-        CheckpointError, ConfigError, CapabilityError: as in ``build_actor`` and ``SharedTrunk``.
-    """
-    return SharedTrunk(
-        build_actor(source, tokenizer, seed=seed),
-        num_layers_unfrozen=num_layers_unfrozen,
-        num_value_layers=num_value_layers,
-    )
 
 
 def select_critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[str, Tensor]:

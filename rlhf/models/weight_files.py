@@ -30,9 +30,6 @@ def stored_dtype(source: ModelSource) -> torch.dtype:
     """Return the dtype of the stored weights of ``source``; fp32 if they are mixed or fp64.
 
     Tensors that are loaded in the dtype of their file are memory-mapped views of the file.
-
-    Raises:
-        CheckpointError: as ``tensor_types`` does.
     """
     types = set(tensor_types(source).values())
     dtype = FLOATS[types.pop()] if len(types) == 1 else torch.float32

@@ -11,7 +11,7 @@ import torch
 
 from rlhf.base.random_streams import seed_for
 from rlhf.config.choices import Phase, RewardLossName
-from rlhf.data.batching import PairStep, pair_steps
+from rlhf.data.collate import PairStep, pair_steps
 from rlhf.data.encoding import Encoder
 from rlhf.data.pair_numbers import read_pair_groups
 from rlhf.data.records import Record

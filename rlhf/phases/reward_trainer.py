@@ -33,6 +33,7 @@ from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import build_scorer, lora_spec, require_enough_positions
+from rlhf.models.language_model import Scorer
 from rlhf.models.members import (
     Member,
     copy_first_member,
@@ -40,7 +41,6 @@ from rlhf.models.members import (
     record_member_calls,
     swap_in_mean,
 )
-from rlhf.models.scorer import Scorer
 from rlhf.phases.reward_evaluation import RewardEvaluation, measure_scores
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policies import reward_model_source

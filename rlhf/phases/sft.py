@@ -20,11 +20,12 @@ from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.ulysses import HeadCounts, sequence_parallel_attention
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import build_actor, lora_spec, require_enough_positions
-from rlhf.models.language_model import LanguageModel, kept_token_logprobs
-from rlhf.models.sequence_shards import (
+from rlhf.models.language_model import (
+    LanguageModel,
     SequenceShardModel,
     attention_function_of,
     head_counts,
+    kept_token_logprobs,
     set_attention_function,
 )
 from rlhf.models.sources import ModelSource

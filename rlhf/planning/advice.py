@@ -1,15 +1,24 @@
-"""Suggest configuration overrides that make a run fit into memory."""
+"""List other configurations of a run: the ZeRO settings of zero=auto, overrides that make it fit.
+
+``idle_options`` names options that have no effect, or only cost memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import Device, LoraRole, Phase
-from rlhf.config.machine_rates import GIB
+from rlhf.config.batches import num_ranks
+from rlhf.config.choices import Device, Dtype, LoraRole, Phase
+from rlhf.config.machine_rates import GIB, Machine
+from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.rules.lora import check_lora
+from rlhf.config.rules.rollout import check_rollout
+from rlhf.config.rules.zero import check_training_engine, check_zero
+from rlhf.config.schema.keys import ANSWERING_PHASES
 from rlhf.config.schema.run import RunConfig
 
 if TYPE_CHECKING:
@@ -128,3 +137,104 @@ def _advice_if_it_fits(words: str, config: RunConfig, planner: Planner) -> str |
         return None
     most = max(phase.bytes for phase in plan.phases)
     return f"{words} ({plan.zero_text}, {most / GIB:.1f} GiB)"
+
+
+def idle_options(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence for every ZeRO++ or MixZ++ option that saves nothing here, with the reason.
+
+    ``zero.quantize_weights`` is never included, because it halves the traffic within a node too.
+    """
+    zero, ranks = config.zero, num_ranks(config)
+    if config.hardware.nodes == 1:
+        parts = zero.hpz_partition_size
+        key = f"zero.hpz_partition_size={parts} on one node"
+        if parts == ranks > 1:
+            yield f"{key} has no effect: the {ranks} ranks already hold all weights among them"
+        elif parts > 1:
+            yield (
+                f"{key} only costs memory, 1/{parts} of the weights on every rank: there is no "
+                "traffic between nodes to save"
+            )
+        # Stage 3 of DeepSpeed 0.19.8 (__avg_scatter_grads) quantizes only for two or more nodes.
+        if zero.quantize_gradients:
+            yield (
+                "zero.quantize_gradients=true has no effect on one node: DeepSpeed 0.19.8 "
+                "quantizes gradients only if there are several nodes"
+            )
+    if zero.quantize_frozen_weights and not _trains_partly_frozen_model(config):
+        yield (
+            f"zero.quantize_frozen_weights=true has no effect: lora.roles="
+            f"[{','.join(config.lora.roles)}] names no model that is trained here, so no trained "
+            "model has frozen weights"
+        )
+
+
+def _trains_partly_frozen_model(config: RunConfig) -> bool:
+    """Return True if a trained model has frozen weights, due to adapters or a shared trunk."""
+    order = config.phase.order
+    trained = {role for phase in order for role in ROLES[phase]}
+    return bool(trained & set(config.lora.roles)) or (
+        config.ppo.shared_trunk and Phase.ppo in order
+    )
+
+
+def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
+    """Return ``config`` under every valid ZeRO setting, or unchanged without zero.auto.
+
+    Raises:
+        ConfigError: if no setting is valid; it is the refusal of the simplest one.
+    """
+    if not config.zero.auto:
+        return [config]
+    found: list[RunConfig] = []
+    refusals: list[ConfigError] = []
+    has_ppo = Phase.ppo in config.phase.order
+    has_ema = has_ppo and bool(config.ppo.ema_beta)
+    # On a CPU nothing can be offloaded, because the ranks' memory is the host's memory.
+    can_offload = config.hardware.device is Device.cuda
+    for changes in _zero_settings(has_ppo=has_ppo, has_ema=has_ema, can_offload=can_offload):
+        candidate = replace(config, zero=replace(config.zero, auto=False, **changes))
+        zero = candidate.zero
+        if machine.dtype is Dtype.fp16 and 0 in (zero.stage, zero.critic_stage):
+            continue
+        try:
+            check_zero(candidate)
+            check_training_engine(candidate)
+            if ANSWERING_PHASES(candidate) & set(candidate.phase.order):
+                check_rollout(candidate)
+        except ConfigError as error:
+            refusals.append(error)
+        else:
+            found.append(candidate)
+    if not found:
+        raise refusals[0]
+    return found
+
+
+def _zero_settings(*, has_ppo: bool, has_ema: bool, can_offload: bool) -> Iterator[dict[str, Any]]:
+    """Yield combinations of ZeRO stages and offloading options, the simplest first."""
+    no = (False,)
+    either = (False, True) if can_offload else no
+    for stage, critic_stage in product((1, 2, 3, 0), (None, 1, 2, 3, 0) if has_ppo else (None,)):
+        if stage == critic_stage:
+            continue
+        own = stage if critic_stage is None else critic_stage
+        shards = stage == SHARDED_WEIGHTS
+        yield from (
+            {
+                "stage": stage,
+                "critic_stage": critic_stage,
+                "offload_optimizer": optimizer,
+                "offload_parameters": parameters,
+                "offload_reference": reference,
+                "offload_reward": reward,
+                "offload_ema": ema,
+            }
+            for optimizer, parameters, reference, reward, ema in product(
+                either if stage else no,
+                either if shards else no,
+                either if shards else no,
+                either if has_ppo and own == SHARDED_WEIGHTS else no,
+                either if has_ema else no,
+            )
+        )

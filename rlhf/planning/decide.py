@@ -12,7 +12,7 @@ from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import UnknownModelError
-from rlhf.planning.idle_options import idle_options
+from rlhf.planning.advice import idle_options
 from rlhf.planning.plan import Plan, plan_run
 from rlhf.planning.steps import Loads
 
@@ -38,7 +38,7 @@ def plan_and_configure(
             shape, or if the resulting configuration is invalid.
     """
     if config.plan is PlanMode.off:
-        return Decision(config, None, idle_options(config))
+        return Decision(config, None, tuple(idle_options(config)))
     try:
         plan = plan_run(config, loads, finished=finished)
     except UnknownModelError as error:
@@ -57,7 +57,7 @@ def plan_and_configure(
         )
     config = resolve_auto(plan)
     validate(config)
-    return Decision(config, plan, idle_options(config))
+    return Decision(config, plan, tuple(idle_options(config)))
 
 
 def resolve_auto(plan: Plan) -> RunConfig:
@@ -73,7 +73,7 @@ def resolve_auto(plan: Plan) -> RunConfig:
         share = config.ppo.rollout_batch_size // plan.machine.ranks
         if rollout.max_rows is None and phase.rows is not None and phase.rows < share:
             rollout = replace(rollout, max_rows=phase.rows)
-        is_sharded = stage_of(Role.actor, plan.zero) == SHARDED_WEIGHTS
+        is_sharded = stage_of(Role.actor, plan.config.zero) == SHARDED_WEIGHTS
         is_open = rollout.gather_weights is When.auto and rollout.backend is Backend.fast
         if is_sharded and is_open:
             choice = When.always if phase.gathers else When.never

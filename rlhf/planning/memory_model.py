@@ -9,15 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rlhf.config.choices import Dtype, MomentsDtype
-from rlhf.config.roles import (
-    SHARDED_WEIGHTS,
-    Role,
-    has_half_weights,
-    runs_on_torch,
-    stage_of,
-)
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, runs_on_torch, stage_of
 from rlhf.config.schema.zero import ZeroConfig
 from rlhf.models.model_uses import ModelUse
 from rlhf.models.shapes import ModelShape
@@ -26,7 +21,7 @@ HALF, SINGLE = 2, 4  # bytes per element
 CPU_BLOCK = (1024, 2048)  # tokens and vocabulary entries whose logits exist at the same time
 GPU_BLOCK = (1024, None)  # None: the whole vocabulary (rlhf/models/output_layer.py)
 TORCH_TOKENS = 256  # tokens whose logits exist twice in fp32 if torch computes, not a kernel
-LONGEST = 512  # longest sequence of matmul attention, in tokens (rlhf/models/attention.py)
+LONGEST = 512  # longest sequence of matmul attention, in tokens (rlhf/models/cpu_layers.py)
 KEPT_TOKENS = 3  # matmul attention keeps probabilities if tokens <= this times the head size
 PREFILL_TOKENS = 8192  # prompt tokens per prefill pass (rlhf/rollout/scheduler.py)
 BUCKET = 500_000_000  # DeepSpeed's default for reduce_bucket_size, in elements
@@ -246,3 +241,57 @@ def gathered_weight_bytes(model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ra
 def kv_cache_bytes(shape: ModelShape, *, rows: int, tokens: int, size: int) -> int:
     """Return the bytes of the KV cache of ``rows`` sequences of ``tokens`` tokens."""
     return rows * tokens * shape.kv_elements_per_token * size
+
+
+class PassMoments(NamedTuple):
+    """The bytes by purpose while a backward pass is in the head, the layers and the embedding."""
+
+    head: Parts
+    layers: Parts
+    """In the last layer, while all other layers still have their activations."""
+    embedding: Parts
+
+
+def backward_pass_moments(
+    model: ModelUse,
+    *,
+    tokens: int,
+    positions: int,
+    size: int,
+    activations: int,
+    gradients: int,
+    is_first: bool,
+    is_gpu: bool,
+) -> PassMoments:
+    """Return the bytes by purpose at the moments that can be the peak of a backward pass.
+
+    ``tokens`` and ``positions`` (tokens with logits) are counted over all sequences.
+    ``activations`` are the bytes stored for the pass; ``gradients`` are the bytes of all weight
+    gradients. In the first pass of a step (``is_first``), gradients are allocated while activations
+    are freed. On a CPU, temporary gradients fit into the freed memory that the process keeps.
+    """
+    shape, head, hidden, layer, again = model.shape, 0, 0, 0, 0
+    if is_gpu:
+        # The gradients of the activation function's input and output, and of the layer's output.
+        layer = tokens * (2 * shape.ffn + shape.hidden) * size
+        if not model.is_scorer:
+            weights = shape.vocab * shape.embedding
+            head = weights * size * (model.trained - model.extra_weights >= weights)
+            hidden = positions * shape.embedding * SINGLE  # the head's inputs: summed in fp32
+        if model.checkpointed:  # no layer is recomputed while there are logits
+            saved = layer_activation_bytes(shape, tokens, size=size, uses_matmul_attention=False)
+            again = round(saved)
+    before = 0 if is_first else gradients
+    # Autograd keeps the gradient of a tied head until it is added to the embedding's gradient.
+    tied = 0 if shape.head else head
+    return PassMoments(
+        head=Counter(
+            gradients=before + head,
+            activations=activations - again + hidden,
+            logits=logit_bytes(model, positions=positions, size=size, is_gpu=is_gpu),
+        ),
+        layers=Counter(
+            gradients=before + (head if is_first else tied), activations=activations + layer
+        ),
+        embedding=Counter(gradients=gradients + (tied if is_first else 2 * tied)),
+    )

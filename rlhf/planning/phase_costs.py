@@ -9,9 +9,10 @@ from dataclasses import replace
 from rlhf.base.cpu import num_usable_cores
 from rlhf.config.batches import BatchPlan, RolloutPlan, divide_cores, phase_plans, rollout_plan
 from rlhf.config.choices import Backend, Phase, When
+from rlhf.config.loss_choices import ValueTargets
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
+from rlhf.config.schema.ppo import PpoConfig
 from rlhf.planning import memory_model, time_model
-from rlhf.planning.building_memory import BUILDING, memory_outside_steps
 from rlhf.planning.outside_steps import (
     build_sampling,
     seconds_outside_ppo_steps,
@@ -20,7 +21,13 @@ from rlhf.planning.outside_steps import (
 )
 from rlhf.planning.phase_memory import PhaseMemory
 from rlhf.planning.phase_plan import PhasePlan, best_plan
-from rlhf.planning.rollout_memory import copied_weight_bytes, gathers_weights, graph_bytes
+from rlhf.planning.rollout_memory import (
+    BUILDING,
+    copied_weight_bytes,
+    gathers_weights,
+    graph_bytes,
+    memory_outside_steps,
+)
 
 KEEPS_BELOW = 0.9  # keep CUDA graphs only below this share of the memory: plans may be 10 % off
 
@@ -79,7 +86,6 @@ def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePl
     return PhasePlan(
         phase=scene.phase,
         micro_batch=micro,
-        rows=None,
         moments=moments,
         host=scene.host,
         step_seconds={part: value for part, value in seconds.items() if value},
@@ -106,18 +112,29 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     if keeps:
         later = {name: parts + kept for name, parts in training.moments.items() if name != BUILDING}
         training = replace(training, moments=training.moments | later)
-    return PhasePlan(
-        phase=Phase.ppo,
-        micro_batch=training.micro_batch,
+    seconds = generation.step_seconds | training.step_seconds
+    if branches := _branches_per_response(config.ppo, scene.response_tokens):
+        # A branch begins, on average, in the middle of a response, and is scored whole.
+        seconds["branch"] = branches * (seconds["generate"] / 2 + seconds["score"])
+    return replace(
+        training,
         rows=generation.rows,
         gathers=generation.gathers,
         keeps_graphs=keeps,
         moments=generation.moments | training.moments,
-        host=scene.host,
-        step_seconds=generation.step_seconds | training.step_seconds,
-        steps=scene.load.steps,
-        other_seconds=training.other_seconds,
+        step_seconds=seconds,
     )
+
+
+def _branches_per_response(ppo: PpoConfig, tokens: float) -> float:
+    """Return how many branches a step samples for each of its responses of ``tokens`` tokens."""
+    found = 0.0
+    if ppo.value_targets is ValueTargets.monte_carlo:
+        found += math.ceil(tokens / ppo.value_step_tokens) * ppo.value_branches
+    check = ppo.critic_check
+    if check.every:
+        found += check.states * check.branches / check.every / ppo.rollout_batch_size
+    return found
 
 
 def _plan_beside_training(scene: PhaseMemory, like: PhasePlan) -> PhasePlan:
@@ -253,7 +270,6 @@ def _plan_training(
     return PhasePlan(
         phase=Phase.ppo,
         micro_batch=micro,
-        rows=None,
         moments=moments,
         host=scene.host,
         step_seconds={"score": score, "train": train},

@@ -8,22 +8,29 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import Backend, Dtype, Phase
+from rlhf.config.machine_rates import GIB
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, runs_on_torch, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse, forward_flops
 from rlhf.planning import memory_model
-from rlhf.planning.memory_model import Parts, States
-from rlhf.planning.process_memory import cpu_process_bytes, gpu_bytes_of_process
+from rlhf.planning.memory_model import Parts, States, backward_pass_moments
 from rlhf.planning.steps import Load
 from rlhf.planning.time_model import CostModel, Pass, forward_bytes
-from rlhf.planning.training_memory import backward_pass_moments
 
 KEPT_FREED = 1.4  # allocated / used memory, if the process keeps freed blocks of other lengths
 PREPARING = 1.0  # seconds per phase to tokenize its data and build its engines
 LOADED = 0.5e9  # bytes of weights read or written per second
 FRAGMENTED = 0.03  # share of the memory lost to fragmentation on a CPU
 FRAGMENTED_GPU = 0.02  # the same on a GPU, with expandable segments (rlhf/engine/devices.py)
+CUDA_CONTEXT = 0.8 * GIB  # bytes of a process on a GPU, with its libraries' workspaces
+NCCL = 0.5 * GIB  # bytes of the buffers of several communicators: an estimate
+CPU_PROCESS = 0.6 * GIB  # bytes of a process after its first steps, with torch and transformers
+PHASE_GROWTH = 0.12 * GIB  # bytes of code and buffers that oneDNN and torch keep per phase
+STEP_GROWTH = 0.2 * GIB  # further bytes after MANY_STEPS steps, for products of more sizes
+MANY_STEPS = 300
+RECORD = 2000  # bytes per example in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +76,12 @@ class PhaseMemory:
         with it are. DeepSpeed's stage 3 never frees gradients and their buckets.
         """
         role = None if learner is None else learner.role
-        if role not in self._resident_bytes_by_role:
-            self._resident_bytes_by_role[role] = self._compute_resident_bytes(role)
         return self._resident_bytes_by_role[role].copy()  # the caller may change it
 
     @cached_property
     def _resident_bytes_by_role(self) -> dict[Role | None, Parts]:
-        return {}
+        learners = (None, *(model.role for model in self.models))
+        return {learner: self._compute_resident_bytes(learner) for learner in learners}
 
     def _compute_resident_bytes(self, learner: Role | None) -> Parts:
         parts: Parts = Counter()
@@ -115,7 +121,7 @@ class PhaseMemory:
             uses_matmul_attention=uses_matmul_attention(tokens, is_gpu=is_gpu),
             share=share,
         )
-        if self.config.hardware.keep_freed_memory:
+        if keeps_freed := self.config.hardware.keep_freed_memory:
             kept = round(kept * KEPT_FREED)
         kept += memory_model.autocast_copy_bytes(model, size=size, dtype=self.at.machine.dtype)
         is_sharded = stage_of(model.role, self.at.zero) == SHARDED_WEIGHTS
@@ -129,16 +135,12 @@ class PhaseMemory:
             is_first=passes == 1 and is_gpu and not is_sharded,
             is_gpu=is_gpu,
         )
-        matrices = 3 * (
-            6 if self.config.hardware.keep_freed_memory else 1
-        )  # counts kept freed ones
-        moments.layers["activations"] += (
-            self._score_bytes(model, sequences, tokens, matrices) // share
-        )
-        buffers = Counter(
-            buffers=self._bucket_bytes(model, kept=False) + self.gathered_bytes(model)
-        )
-        return self.resident_bytes(model) + buffers + max(moments, key=Counter.total)
+        matrices = 18 if keeps_freed else 3  # 18: freed matrices that the process keeps count too
+        scores = self._score_bytes(model, sequences, tokens, matrices)
+        moments.layers["activations"] += scores // share
+        buffers = self._bucket_bytes(model, kept=False) + self.gathered_bytes(model)
+        peak = max(moments, key=Counter.total)
+        return self.resident_bytes(model) + Counter(buffers=buffers) + peak
 
     def scoring_peak(self, models: Iterable[ModelUse], *, sequences: int, tokens: int) -> Parts:
         """Return the peak bytes by purpose while the models score a micro-batch one by one."""
@@ -259,10 +261,7 @@ def _forward_work(
     is_gpu: bool,
     share: int,
 ) -> Pass:
-    """Return the work of passes over ``sequences`` in micro-batches padded to ``lengths``.
-
-    With sequence parallelism, ``share`` ranks divide the work.
-    """
+    """Return the work of passes over ``sequences`` in micro-batches padded to ``lengths``."""
     operations = touched = padded = 0.0
     for length, count in Counter(lengths).items():
         padded += count * sequences / len(lengths) * length
@@ -276,3 +275,22 @@ def _forward_work(
         products = uses_matmul_attention(tokens, is_gpu=is_gpu)
         touched += forward_bytes(model, **each, size=size, products=products)
     return Pass(operations / share, touched / share, len(lengths), padded / share)
+
+
+def gpu_bytes_of_process(*, ranks: int) -> float:
+    """Return the GPU bytes of a process without models; more if there are several ``ranks``."""
+    return CUDA_CONTEXT + (NCCL if ranks > 1 else 0.0)
+
+
+def cpu_process_bytes(config: RunConfig, phase: Phase, load: Load) -> float:
+    """Return the bytes of a CPU process without models: libraries, examples and kept buffers.
+
+    oneDNN and torch keep code and buffers for every size of matrix product that has occurred.
+    """
+    order = config.phase.order
+    earlier = order.index(phase) if phase in order else 0
+    steps = load.steps or 0
+    if phase is Phase.ppo:
+        steps *= config.ppo.ppo_epochs * rollout_plan(config).mini_batches
+    sizes = (earlier + 1) * STEP_GROWTH * min(1.0, steps / MANY_STEPS)
+    return CPU_PROCESS + RECORD * load.records + earlier * PHASE_GROWTH + sizes

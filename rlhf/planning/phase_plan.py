@@ -21,7 +21,7 @@ class PhasePlan:
     phase: Phase
     micro_batch: int
     """Sequences per micro-batch; pairs in the reward and dpo phases."""
-    rows: int | None
+    rows: int | None = None
     """Responses decoded at once in PPO; None in the other phases."""
     gathers: bool = False
     """True if sharded weights are gathered once per rollout."""
@@ -32,7 +32,7 @@ class PhasePlan:
     host: int
     """Bytes that one rank keeps in the host's memory or on NVMe."""
     step_seconds: dict[str, float]
-    """Seconds per step by activity: generate, score, train."""
+    """Seconds per step by activity: generate, score, branch, train."""
     steps: int | None
     """Steps of the phase; None if the examples cannot be counted."""
     other_seconds: dict[str, float] = field(default_factory=dict)

@@ -12,16 +12,14 @@ from rlhf.config.cpu_rates import typical_rates
 from rlhf.config.machine_rates import GIB, Machine, machine_of
 from rlhf.config.roles import Role, stage_of
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.schema.zero import ZeroConfig
 from rlhf.models.model_uses import ModelUse, models_in_phase
-from rlhf.planning.advice import advice
+from rlhf.planning.advice import advice, zero_candidates
 from rlhf.planning.memory_model import weight_bytes
 from rlhf.planning.phase_costs import plan_phase
 from rlhf.planning.phase_memory import PhaseMemory
 from rlhf.planning.phase_plan import PhasePlan, select_fastest
 from rlhf.planning.steps import Loads, assume_loads
 from rlhf.planning.time_model import CostModel, Efficiency
-from rlhf.planning.zero_candidates import zero_candidates
 
 # Shares of the peak rates: for GPUs fitted to table 1 of DeepSpeed-Chat's announcement, for CPUs to
 # runs of this project on an EPYC with AVX512-BF16 (docs/planner.md).
@@ -77,11 +75,6 @@ class Plan:
     limit: float
     """Bytes that one rank may use."""
 
-    @property
-    def zero(self) -> ZeroConfig:
-        """Return the ZeRO setting."""
-        return self.config.zero
-
     @cached_property
     def reason(self) -> str | None:
         """Return the reason why the run does not fit, or None if it fits."""
@@ -93,7 +86,7 @@ class Plan:
                 )
         host = max(phase.host for phase in self.phases) * self.machine.ranks_per_node
         room = self.machine.host_memory_of_node * (1 - HOST_RESERVED)
-        if host > room and self.zero.nvme_path is None and self.machine.is_gpu:
+        if host > room and self.config.zero.nvme_path is None and self.machine.is_gpu:
             return (
                 f"what is offloaded takes {host / GIB:.0f} GiB of a node's memory, and "
                 f"{room / GIB:.0f} can be used ({1 - HOST_RESERVED:.0%} of "
@@ -133,7 +126,7 @@ class Plan:
     @property
     def zero_text(self) -> str:
         """Return the ZeRO setting as text, such as "ZeRO stage 2, optimiser offloaded"."""
-        zero = self.zero
+        zero = self.config.zero
         own = self.stages.get(Role.critic, zero.stage) != zero.stage
         critic = f" (critic: stage {zero.critic_stage})" if own else ""
         offloaded = {
@@ -150,7 +143,7 @@ class Plan:
     @property
     def stages(self) -> dict[str, int]:
         """Return the ZeRO stage of every model role in the run."""
-        return {role.value: stage_of(role, self.zero) for role in Role if role in self.roles}
+        return {role.value: stage_of(role, self.config.zero) for role in Role if role in self.roles}
 
     @property
     def roles(self) -> set[Role]:
@@ -164,7 +157,7 @@ class Plan:
         for models in self.models.values():
             for model in models:
                 if model.trained:
-                    size = weight_bytes(model.role, self.zero, self.machine.dtype)
+                    size = weight_bytes(model.role, self.config.zero, self.machine.dtype)
                     total += model.weights * size * (2 if model.has_ema else 1)
         return total
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.config.choices import Phase, Source
 from rlhf.config.machine_rates import GB, GIB
-from rlhf.planning.idle_options import idle_options
+from rlhf.planning.advice import idle_options
 from rlhf.planning.phase_plan import PhasePlan
 from rlhf.planning.plan import Plan
 from rlhf.planning.steps import describe_examples
@@ -31,7 +31,7 @@ PARTS = (
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:
     """Return the content of plan.json: memory in GiB (2^30 bytes) per rank, time in hours."""
-    zero, machine = plan.zero, plan.machine
+    zero, machine = plan.config.zero, plan.machine
     found: dict[str, Any] = {"fits": plan.fits}
     if plan.reason is not None:
         found |= {"reason": plan.reason, "what_fits": plan.fitting_overrides}
@@ -166,7 +166,7 @@ def tables(plan: Plan) -> list[RenderableType]:
         found = (each.get(name) for each in lengths)
         cells = ("" if tokens is None else "{:.0f} (max {})".format(*tokens) for tokens in found)
         table.add_row(f"{name}, tokens", *cells)
-    for part in ("generate", "score", "train"):
+    for part in ("generate", "score", "branch", "train"):
         if any(part in phase.step_seconds for phase in plan.phases):
             seconds = (phase.step_seconds.get(part) for phase in plan.phases)
             cells = ("" if value is None else f"{value:.2f}" for value in seconds)

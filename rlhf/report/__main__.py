@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.user_paths import expand_user_path
@@ -17,15 +16,6 @@ from rlhf.config.freeze import FROZEN
 from rlhf.report.compare_runs import compare
 from rlhf.report.run_page import write_report
 from rlhf.tracking.console import build_console
-
-
-def report(run_dir: Path) -> None:
-    """Write the report of one run and print where it is.
-
-    Raises:
-        CheckpointError: if ``run_dir`` is not the directory of a run.
-    """
-    build_console(is_main=True, log_every=1).say(f"wrote {write_report(run_dir)}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
 def _report_or_compare(words: Sequence[str], html: str | None) -> None:
     paths = [expand_user_path(word, key="RUN_DIR") for word in words]
     if html is None and len(paths) == 1 and (paths[0] / FROZEN).is_file():
-        report(paths[0])
+        build_console(is_main=True, log_every=1).say(f"wrote {write_report(paths[0])}")
     else:
         compare(paths, None if html is None else expand_user_path(html, key="--html"))
 

@@ -25,10 +25,7 @@ NO_INTERVAL = (0.0, 0.0)  # replaces a missing interval; it excludes nothing
 
 
 def find_doubts(phases: Mapping[str, Mapping[str, Any]], series: PointsByMetric) -> list[str]:
-    """Return one line, with a suggestion, for each reason to doubt the results of ``phases``.
-
-    ``series`` has the metrics of all steps.
-    """
+    """Return one line, with a suggestion, for each reason to doubt the results of ``phases``."""
     lines: list[str] = []
     for name in ("reward", "dpo"):
         if name in phases:

@@ -1,9 +1,10 @@
-"""Print a comparison of runs, and write its page; for a sweep, also write its files."""
+"""Print a comparison of runs within 80 columns, and write its page; for a sweep, also its files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -12,15 +13,19 @@ from rlhf.base.errors import ConfigError
 from rlhf.checkpoint.results import write_json
 from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import (
+    Setting,
     comparison_json,
+    estimate_text,
     find_run_folders,
     group_by_setting,
     read_run,
 )
-from rlhf.report.comparison_table import comparison_table, legend_lines, note_lines
-from rlhf.report.differences import compare_with_first
+from rlhf.report.differences import SettingsComparison, compare_with_first
 from rlhf.report.sweep_page import sweep_page, write_sweep_report
 from rlhf.tracking.console import build_console
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def compare(paths: Sequence[Path], html: Path | None = None) -> None:
@@ -53,3 +58,53 @@ def compare(paths: Sequence[Path], html: Path | None = None) -> None:
         with replace_atomically(html) as building:
             building.write_text(sweep_page(f"{count} runs", settings), encoding="utf-8")
         console.say(f"wrote {html}")
+
+
+def legend_lines(settings: Sequence[Setting]) -> Iterator[str]:
+    """Yield a line for each setting: its number in the table, its runs and its differing keys."""
+    yield "Settings"
+    for number, setting in enumerate(settings, 1):
+        yield (
+            f"  {number:>2}  {len(setting.finished_runs())} of {len(setting.runs)} runs  "
+            f"{setting.label}"
+        )
+
+
+def comparison_table(settings: Sequence[Setting], found: SettingsComparison) -> Table:
+    """Return a table of all measures: means with 95 % intervals, and differences from the first."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    reference = next((n for n, s in enumerate(settings, 1) if s is found.reference), 1)
+    columns = ("measure", "setting", "mean", f"difference from {reference}", "")
+    for title in columns:
+        table.add_column(title, justify="left" if title in {"measure", ""} else "right")
+    for title in found.titles:
+        names = iter((title,))
+        for number, setting in enumerate(settings):
+            if (mean := setting.estimates().get(title)) is None:
+                continue
+            told = found.differences.get((number, title))
+            cells = [estimate_text(told.estimate, "+")] if told else [""]
+            table.add_row(
+                *(next(names, ""), str(number + 1), estimate_text(mean)),
+                *(*cells, found.verdict(number, title)),
+            )
+        table.add_section()
+    return table
+
+
+def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterator[str]:
+    """Yield sentences about the table: how to read it, and what is not compared, and why."""
+    if found.tests:
+        yield (
+            "± is the 95 % interval over seeds. higher, lower: a difference that is told although "
+            f"{found.tests} were tested (Holm's correction at 5 %); -: none can be told."
+        )
+    if found.differences and not found.tests:
+        yield "Fewer than three seeds tell nothing about a difference: give seed=1,2,3 or more."
+    for title, reason in found.left_out.items():
+        yield f"not compared: {title} ({reason})"
+    for run in (run for setting in settings for run in setting.runs if not run.measures):
+        yield f"no result: {run.folder}"

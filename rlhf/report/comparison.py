@@ -1,26 +1,38 @@
-"""Read runs to compare, group them by setting, and compute means and intervals over seeds."""
+"""Read runs to compare, group them by setting, and compute means and intervals over seeds.
+
+Only numbers of one meaning are compared. Scores have the meaning of what gave them. A reward model
+is known by the hash of its weights, so runs that share it (``from_run``, the store of phases)
+agree, and all other runs do not.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
+from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.intervals import Estimate, mean_with_interval
 from rlhf.base.stored_files import RESULT, read_json
+from rlhf.checkpoint.finished_phase import MANIFEST
+from rlhf.checkpoint.results import read_json_object
+from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import FROZEN, frozen_keys
 from rlhf.config.schema.keys import NO_PHASE
-from rlhf.report.meanings import measure_meanings
+from rlhf.report.summary import objective_name
 
 FEWEST_SEEDS = 3  # fewer seeds give no interval: that of two is 12.7 standard errors wide
 SEEDS_IN_WORDS = {1: "one seed", 2: "two seeds"}
 # Endings of keys whose value the planner chooses.
 CHOSEN = ("micro_batch_size", "max_rows", "gather_weights", "keep_graphs")
+SHOWN = 8  # digits of a hash
 
 
 class Measure(NamedTuple):
@@ -86,11 +98,7 @@ class Setting(NamedTuple):
 
 
 def find_run_folders(paths: Iterable[Path]) -> list[Path]:
-    """Return the run directories: each path that is a run, and all runs below the other paths.
-
-    Raises:
-        CheckpointError: if a path is no run and has no run below it.
-    """
+    """Return the run directories: each path that is a run, and all runs below the other paths."""
     found = []
     for path in paths:
         below = sorted(file.parent for file in path.rglob(FROZEN)) if path.is_dir() else []
@@ -150,24 +158,21 @@ def estimate_of_seeds(values: Sequence[float]) -> Estimate:
 
 def comparison_json(settings: Sequence[Setting]) -> dict[str, Any]:
     """Return the comparison as JSON data: per setting its values, run folders and measures."""
-    return {
+    content: dict[str, Any] = {
         "settings": [
             {
                 "values": dict(setting.values),
                 "runs": [str(run.folder) for run in setting.runs],
                 "unfinished": [str(run.folder) for run in setting.runs if not run.measures],
                 "measures": {
-                    title: {
-                        "mean": found.mean,
-                        "half": _nan_as_none(found.half),
-                        "runs": found.size,
-                    }
+                    title: {"mean": found.mean, "half": found.half, "runs": found.size}
                     for title, found in setting.estimates().items()
                 },
             }
             for setting in settings
         ]
     }
+    return {name: replace_non_finite(value) for name, value in content.items()}
 
 
 def command_line_text(value: object) -> str:
@@ -183,13 +188,61 @@ def estimate_text(found: Estimate, sign: str = "") -> str:
     return f"{found.mean:{sign}.3f}{interval}"
 
 
-def _nan_as_none(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
 def _is_bookkeeping(key: str) -> bool:
     """Return True if the key changes no result, or the planner chose its value."""
     try:
         return effect_of(key).affects is NO_PHASE or key.endswith(CHOSEN)
     except KeyError:  # another version of this project wrote the run
         return False
+
+
+def measure_meanings(
+    folder: Path, keys: Mapping[str, Any], phases: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """Return, by title in comparisons, what measures mean that differ between runs.
+
+    ``keys`` is the configuration of the run in ``folder``, ``phases`` the results of its phases.
+    """
+    accuracy_of = "DPO" if "dpo" in phases else "the reward model"
+    meanings = {
+        "score": f"by {_scorer(folder, keys)}",
+        "accuracy": f"of {accuracy_of} on {_texts(keys)}",
+        "perplexity": f"of {_texts(keys)}",
+    }
+    name = objective_name(phases)
+    measured = next((title for title in meanings if title in name), None)
+    return meanings | {"objective": f"{name}, {meanings[measured]}" if measured else name}
+
+
+def _scorer(folder: Path, keys: Mapping[str, Any]) -> str:
+    """Return a name of what scores the answers: a reward model, the judge, or ``rewards``."""
+    parts = {key: value for key, value in keys.items() if key.startswith("rewards.")}
+    kinds = {value for key, value in parts.items() if re.fullmatch(r"rewards\.[^.]+\.kind", key)}
+    if not parts and keys.get("reward_model.init") == ModelInit.gold:
+        return "the judge"
+    found = [f"rewards {_digest(parts)}"] if parts else []
+    if not parts or RewardKind.model in kinds:
+        found.append(f"reward model {_weights_of_reward_model(folder, keys)}")
+    return " with ".join(found)
+
+
+def _weights_of_reward_model(folder: Path, keys: Mapping[str, Any]) -> str:
+    """Return a hash of the weights that the run scored with, or of the keys that choose them."""
+    path = folder / "reward" / MANIFEST
+    if path.is_file():
+        files = read_json_object(path)["files"]
+        return _digest({name: files[name] for name in files if name.endswith(".safetensors")})
+    return _digest({key: keys[key] for key in keys if key.startswith("reward_model.")})
+
+
+def _texts(keys: Mapping[str, Any]) -> str:
+    """Return a name of the data and of the tokenizer that divides its texts."""
+    data = [keys.get(f"data.{name}") for name in ("source", "path", "eval_path", "subset")]
+    tokenizer = [keys.get(f"model.{name}") for name in ("tokenizer", "path", "vocab_size")]
+    named = [str(value) for value in (*data, *tokenizer) if value is not None]
+    return " ".join(named)
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:SHOWN]

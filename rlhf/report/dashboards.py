@@ -27,11 +27,7 @@ COST = ("hours", "memory_gib")  # quantities that are both planned and measured
 
 
 def build_dashboards(entity: str, project: str) -> list[Workspace]:
-    """Return three views, which are not saved yet: PPO, the other phases, and sweeps.
-
-    Raises:
-        CapabilityError: if wandb-workspaces is not installed.
-    """
+    """Return three views, which are not saved yet: PPO, the other phases, and sweeps."""
     try:
         from wandb_workspaces import workspaces
     except ImportError as error:

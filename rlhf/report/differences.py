@@ -91,7 +91,8 @@ def compare_with_first(settings: Sequence[Setting]) -> SettingsComparison:
     left_out: dict[str, str] = {}
     for number in others:
         for title in titles:
-            if title in UNCOMPARED or not _both_have(first, settings[number], title):
+            both_have = all(title in each.estimates() for each in (first, settings[number]))
+            if title in UNCOMPARED or not both_have:
                 continue
             if (reason := _difference_of_meaning(first, settings[number], title)) is not None:
                 left_out.setdefault(title, reason)
@@ -145,10 +146,6 @@ def _welch(first: Sequence[float], other: Sequence[float]) -> Difference:
     freedom = sum(parts) ** 2 / sum(terms)
     half = t_quantile(freedom) * math.sqrt(sum(parts))
     return Difference(Estimate(mean, half, size), fewest, freedom)
-
-
-def _both_have(first: Setting, other: Setting, title: str) -> bool:
-    return title in first.estimates() and title in other.estimates()
 
 
 def _carries_nothing(title: str, titles: Mapping[str, None], settings: Sequence[Setting]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlhf.base.stored_files import SAMPLE, read_lines
-from rlhf.checkpoint.example_code import python_example
+from rlhf.checkpoint.model_card import python_example
 from rlhf.checkpoint.results import read_phase_result
 from rlhf.config.choices import Source
 from rlhf.config.freeze import frozen_keys, read_command
@@ -50,7 +50,8 @@ def suggest_commands(run_dir: Path) -> list[str]:
     if (run_dir / "ppo/actor").exists():
         change, override = _change_of_ppo(run_dir)
         lines += [f"  # the same run, {change}", _launch_command(typed, override)]
-    if source not in (Source.local, Source.environment) and not _has_own_data(typed):
+    has_own_data = any(re.fullmatch(OWN_DATA, _key_of(word)) for word in typed)
+    if source not in (Source.local, Source.environment) and not has_own_data:
         lines += [
             "  # learn from your own examples",
             _launch_command(_without_data(typed), {"data": "local", "data.path": "FILE"}),
@@ -66,11 +67,6 @@ def _change_of_ppo(run_dir: Path) -> tuple[str, dict[str, str]]:
         return "for twice as many steps", {"ppo.steps": str(2 * result["steps"])}
     kl_ctl = frozen_keys(run_dir)["ppo.kl_ctl"]
     return "held closer to the reference", {"ppo.kl_ctl": f"{2 * kl_ctl or 0.1:g}"}
-
-
-def _has_own_data(words: Iterable[str]) -> bool:
-    """Return True if the command names data of the user's own, alone or beside a preset's."""
-    return any(re.fullmatch(OWN_DATA, _key_of(word)) for word in words)
 
 
 def relative_to_cwd(path: Path) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlhf.base.intervals import mean_of
-from rlhf.report.charts import FEWEST_JOINED, Chart, LegendKey, Line, line_chart
+from rlhf.report.charts import FEWEST_JOINED, Chart, Line, line_chart
 from rlhf.report.comparison import Setting
 from rlhf.report.panels import PANELS, Panel
 from rlhf.report.run_charts import ChartSection, x_label_of
@@ -19,18 +19,10 @@ MOST_STEPS = 100  # points of a line; with more steps a point is the mean of sev
 MOST_NAMES = 4  # most runs of a setting that the legend names
 
 
-class Legend(NamedTuple):
-    """An entry of the legend of all curves: a setting, and its runs."""
-
-    key: LegendKey
-    label: str
-    runs: str
-
-
 class SettingCurves(NamedTuple):
     """The legend and the charts of several settings."""
 
-    legend: Sequence[Legend]
+    legend: Sequence[tuple[str, str]]  # label and runs of each setting
     sections: Sequence[ChartSection]
     note: str
 
@@ -45,7 +37,7 @@ def setting_curves(settings: Sequence[Setting]) -> SettingCurves:
     ]
     left_out = len(settings) - len(drawn)
     return SettingCurves(
-        [_legend(number, setting) for number, setting in enumerate(drawn)],
+        [(setting.label, _name_runs(setting)) for setting in drawn],
         [section for section in sections if any(section.charts)],
         f"{left_out} more settings are not drawn." if left_out else "",
     )
@@ -87,8 +79,7 @@ def _charts(panel: Panel, series: Sequence[Sequence[PointsByMetric]]) -> list[Ch
     ]
 
 
-def _legend(number: int, setting: Setting) -> Legend:
+def _name_runs(setting: Setting) -> str:
     names = [f"{run.folder.parent.name}/{run.folder.name}" for run in setting.runs]
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    key = LegendKey(str(number + 1), number, is_joined=True)
-    return Legend(key, setting.label, ", ".join(names[:MOST_NAMES]) + more)
+    return ", ".join(names[:MOST_NAMES]) + more

@@ -169,11 +169,7 @@ def list_files_of_run(run_dir: Path) -> list[str]:
 
 
 def _sft_rows(sft: Mapping[str, Any]) -> Iterator[SummaryRow]:
-    yield SummaryRow(
-        "held-out perplexity",
-        _number_text(sft["perplexity_before"]),
-        _number_text(sft["perplexity_after"]),
-    )
+    yield _change_row("held-out perplexity", sft, "perplexity")
 
 
 def _reward_rows(reward: Mapping[str, Any]) -> Iterator[SummaryRow]:
@@ -192,9 +188,7 @@ def _accuracy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
 
 def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _policy_rows(ppo)
-    yield SummaryRow(
-        "held-out score", _number_text(ppo["score_before"]), _number_text(ppo["score_after"])
-    )
+    yield _change_row("held-out score", ppo, "score")
     yield from _gain_rows(ppo, "score")
     yield from _part_rows(ppo, "score")
     for row, name in {"optimal return": "optimum", "random turns' return": "random_return"}.items():
@@ -223,13 +217,17 @@ POLICY_ROWS = {
 def _policy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
     for name, key in POLICY_ROWS.items():
         if f"{key}_before" in measures:
-            before, after = measures[f"{key}_before"], measures[f"{key}_after"]
-            yield SummaryRow(name, _number_text(before), _number_text(after))
+            yield _change_row(name, measures, key)
         yield from _gain_rows(measures, key)
         if f"{key}_after_ema" in measures:
             yield SummaryRow("  averaged actor", after=_number_text(measures[f"{key}_after_ema"]))
         yield from _part_rows(measures, key)
     yield SummaryRow("KL to reference, nats", after=_number_text(measures["kl_to_reference"]))
+
+
+def _change_row(name: str, measures: Mapping[str, Any], key: str) -> SummaryRow:
+    before, after = measures[f"{key}_before"], measures[f"{key}_after"]
+    return SummaryRow(name, _number_text(before), _number_text(after))
 
 
 def _part_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:

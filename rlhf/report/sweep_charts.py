@@ -159,10 +159,7 @@ def parameter_chart(
 
 
 def parallel_chart(columns: Sequence[Axis], ranks: Sequence[float]) -> ParallelChart:
-    """Return a chart with a line per setting through its values on every axis, the best on top.
-
-    ``ranks`` are 0 for the worst setting and 1 for the best.
-    """
+    """Return a chart with a line per setting through its values on every axis, the best on top."""
     axes, right, spread = [], 0, CHART_WIDTH // len(columns)
     for title, values in columns:
         width = max(AXIS_WIDTH, CHARACTER * len(title) + LINE_HEIGHT, spread)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlhf.base.atomic import replace_atomically
 from rlhf.report.charts import Chart
@@ -48,21 +48,7 @@ DOUBTS = {
 }
 
 
-class Ranked(NamedTuple):
-    """A setting with finished runs, and its number among all settings."""
-
-    number: int
-    setting: Setting
-
-
-class Shares(NamedTuple):
-    """The share of a measure's variance that each parameter explains alone.
-
-    It is None if there are not enough runs to tell.
-    """
-
-    title: str
-    of_parameter: dict[str, float | None]
+Ranked = tuple[int, Setting]  # a setting with finished runs, after its number among all settings
 
 
 def write_sweep_report(sweep_dir: Path, settings: Sequence[Setting]) -> Path:
@@ -79,10 +65,10 @@ def sweep_page(title: str, settings: Sequence[Setting], study: StudyResults | No
     """Return the HTML of a comparison of settings; the best setting, or solutions, come first."""
     runs = [run for setting in settings for run in setting.runs]
     done = sorted(
-        (Ranked(n, setting) for n, setting in enumerate(settings) if setting.finished_runs()),
+        ((n, setting) for n, setting in enumerate(settings) if setting.finished_runs()),
         key=lambda each: (
-            study is not None and not study.has_solution(each.setting),
-            -each.setting.estimates()["objective"].mean,
+            study is not None and not study.has_solution(each[1]),
+            -each[1].estimates()["objective"].mean,
         ),
     )
     unfinished = [setting for setting in settings if not setting.finished_runs()]
@@ -94,16 +80,19 @@ def sweep_page(title: str, settings: Sequence[Setting], study: StudyResults | No
         title=title,
         verdict=_headline(done, found, study),
         place=f"{finished} of {len(runs)} runs have finished",
-        curves=setting_curves([*(each.setting for each in done), *unfinished]),
+        curves=setting_curves([*(setting for _, setting in done), *unfinished]),
         **(_tables_and_charts(done, found, study) if done else {"table": None}),
     )
 
 
-def parameter_importances(runs: Sequence[ComparedRun], keys: Sequence[str], title: str) -> Shares:
-    """Return, for each key that varies, the share of a measure's variance that it explains.
+def parameter_importances(
+    runs: Sequence[ComparedRun], keys: Sequence[str], title: str
+) -> dict[str, float | None]:
+    """Return, for each key that varies, the share of a measure's variance that it explains alone.
 
     The share is epsilon squared (Kelley 1935, https://doi.org/10.1073/pnas.21.9.554), from which
-    the share explained by chance is subtracted. Keys with many numbers are grouped into ranges.
+    the share explained by chance is subtracted; None if there are not enough runs to tell. Keys
+    with many numbers are grouped into ranges.
     """
     found: dict[str, float | None] = {}
     for key in keys:
@@ -118,7 +107,7 @@ def parameter_importances(runs: Sequence[ComparedRun], keys: Sequence[str], titl
         freedom = len(values) - len(groups)
         within = sum(statistics.pvariance(group) * len(group) for group in groups) / freedom
         found[key] = max(0.0, (total - within * (len(values) - 1)) / total)
-    return Shares(title, dict(sorted(found.items(), key=lambda each: -(each[1] or 0.0))))
+    return dict(sorted(found.items(), key=lambda each: -(each[1] or 0.0)))
 
 
 def _measures_by_value(runs: Sequence[ComparedRun], key: str, title: str) -> list[list[float]]:
@@ -174,7 +163,7 @@ def _tables_and_charts(
     ranked: Sequence[Ranked], found: SettingsComparison, study: StudyResults | None
 ) -> dict[str, Any]:
     """Return the template values for settings with finished runs: tables and charts by name."""
-    done = [each.setting for each in ranked]
+    done = [setting for _, setting in ranked]
     runs = [run for setting in done for run in setting.finished_runs()]
     titles = [title for title in found.titles if all(title in s.estimates() for s in done)]
     comparable = [title for title in titles if title not in found.left_out]
@@ -194,7 +183,7 @@ def _tables_and_charts(
         ranks = [1 - place / max(len(done) - 1, 1) for place in range(len(done))]
         parts["parallel"] = parallel_chart(columns, ranks)
     if keys and len(keys) < len(done):
-        shares = [parameter_importances(runs, [*keys, "seed"], title) for title in drawn]
+        shares = {title: parameter_importances(runs, [*keys, "seed"], title) for title in drawn}
         parts |= {
             "parameters": [
                 _parameter_chart(runs, key, title, is_alone=len(keys) == 1)
@@ -202,7 +191,7 @@ def _tables_and_charts(
                 for title in drawn
             ],
             "importances": shares,
-            "explaining": list(dict.fromkeys(key for each in shares for key in each.of_parameter)),
+            "explaining": list(dict.fromkeys(key for each in shares.values() for key in each)),
         }
     return parts
 
@@ -233,29 +222,13 @@ def _notes(done: Sequence[Setting], keys: Sequence[str], found: SettingsComparis
     return notes
 
 
-class SettingsTable(NamedTuple):
-    """The titles of measures and of the last column, and a row per setting."""
-
-    titles: Sequence[str]
-    last: str
-    rows: Sequence[SettingsRow]
-
-
-class SettingsRow(NamedTuple):
-    """A setting: its label, runs and measures, and the verdict on it (last column)."""
-
-    label: str
-    runs: str
-    measures: Sequence[str]
-    verdict: str
-
-
 def _settings_table(
     done: Sequence[Ranked],
     titles: Sequence[str],
     found: SettingsComparison,
     study: StudyResults | None,
-) -> SettingsTable:
+) -> dict[str, Any]:
+    """Return the titles of measures and of the last column, and a row for each setting."""
     goal, rows = _objective_title(found), []
     for number, setting in done:
         if study is not None:
@@ -268,8 +241,9 @@ def _settings_table(
         measures = [estimate_text(setting.estimates()[title]) for title in titles]
         trials = ", ".join(map(str, trial_numbers(setting))) if study else ""
         label = f"trial {trials}: {setting.label}" if trials else setting.label
-        rows.append(SettingsRow(label, counted, measures, verdict))
-    return SettingsTable(titles, "" if study else f"{goal}, to the reference", rows)
+        rows.append({"label": label, "runs": counted, "measures": measures, "verdict": verdict})
+    last = "" if study else f"{goal}, to the reference"
+    return {"titles": titles, "last": last, "rows": rows}
 
 
 def _frontier_over_kl(done: Sequence[Setting], goal: str) -> Chart | None:

@@ -15,7 +15,7 @@ from rlhf.config.roles import reward_key_by_column
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.chat import plain_observation
+from rlhf.data.encoding import plain_observation
 from rlhf.data.reading import describe_data, load_datasets
 from rlhf.data.records import Exchange, Record, RecordedEpisode
 from rlhf.data.splits import (

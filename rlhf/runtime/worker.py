@@ -31,14 +31,13 @@ from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.run_dir import lock_run_dir, refuse_links
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.chat import all_ask_for_assistant, plain_template
-from rlhf.data.encoding import Encoder
+from rlhf.data.encoding import Encoder, all_ask_for_assistant, plain_template
 from rlhf.data.splits import PhaseData
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.settings import EngineSettings
 from rlhf.kernels.compiling import describe_kernels
-from rlhf.models.load_errors import RUN_FOLDER
+from rlhf.models.sources import RUN_FOLDER
 from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, load_tokenizer
 from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo.loop import run_ppo

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import is_foreign, reason_of, translate_errors
 from rlhf.base.metrics import Moments
-from rlhf.data.raw_rows import UnusableRowError
+from rlhf.data.records import UnusableRowError
 
 
 def refused(reason: str) -> CheckpointError:

@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config, write_frozen_config
-from rlhf.data.chat import plain_template
+from rlhf.data.encoding import plain_template
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.tokenizers import train_tokenizer
 from tests.models_on_disk import source_of

@@ -18,8 +18,7 @@ from rlhf.chat.dialogue import COMMANDS, Dialogue
 from rlhf.chat.run_models import RunModels
 from rlhf.chat.talker import SampledAnswer, Talker
 from rlhf.config.choices import Template
-from rlhf.data.chat import plain_template
-from rlhf.data.encoding import Encoder
+from rlhf.data.encoding import Encoder, plain_template
 from rlhf.rollout.sampling import SamplingSettings
 from tests.chat.small_run import POSITIONS, save_run
 

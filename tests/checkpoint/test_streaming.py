@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlhf.checkpoint.streaming import save_streamed, tensors_to_save
+from rlhf.checkpoint.model_folder import save_streamed, tensors_to_save
 from rlhf.models.build import build_actor
 from tests.models_on_disk import FAMILIES, small_tokenizer, source_of
 

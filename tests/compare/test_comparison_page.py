@@ -20,7 +20,7 @@ from rlhf.compare.__main__ import main
 from rlhf.compare.answer_pairs import AnsweringModel, make_pairs
 from rlhf.compare.comparison_page import Comparison, ComparisonServer
 from rlhf.compare.preference_file import PreferenceFile
-from rlhf.report.local_server import HOST
+from rlhf.report.page import HOST
 from tests.browser import Tab, needs_chromium, tab
 from tests.compare.compared import run_with
 from tests.runs import TINY_RUN, launch, start

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlhf.base.errors import DataError
 from rlhf.base.random_streams import Shuffle
 from rlhf.base.ranks import Ranks
-from rlhf.data.batching import assign_rows_to_ranks, eval_batches, padded_width, pair_steps
+from rlhf.data.collate import assign_rows_to_ranks, eval_batches, padded_width, pair_steps
 
 sizes = st.integers(1, 4)
 

@@ -7,8 +7,13 @@ from tokenizers.processors import TemplateProcessing
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase, Template
-from rlhf.data.chat import ChatTemplate, all_ask_for_assistant, plain_template, split_turns
-from rlhf.data.encoding import Encoder
+from rlhf.data.encoding import (
+    ChatTemplate,
+    Encoder,
+    all_ask_for_assistant,
+    plain_template,
+    split_turns,
+)
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import Limit, cache_key, tokenise

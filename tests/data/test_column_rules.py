@@ -9,8 +9,7 @@ import pytest
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.data.column_rules import parse_columns
 from rlhf.data.detect import Converted
-from rlhf.data.raw_rows import Row
-from rlhf.data.records import Record
+from rlhf.data.records import Record, Row
 
 KEY = "data.sets.pets.columns"
 

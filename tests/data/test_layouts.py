@@ -10,8 +10,7 @@ import pytest
 from rlhf.base.errors import DataError
 from rlhf.data.detect import Converted, detect_layout, to_records
 from rlhf.data.layouts import LAYOUTS, ColumnKind, render_prompt
-from rlhf.data.raw_rows import Message, Row
-from rlhf.data.records import Record
+from rlhf.data.records import Message, Record, Row
 
 PROMPT = "\n\nHuman: Hi\n\nAssistant:"
 ASK = [{"role": "user", "content": "Hi"}]

@@ -18,10 +18,10 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import build_actor, build_scorer
-from rlhf.models.lora import LoraSpec
 from rlhf.models.sources import ModelSource
 from rlhf.models.zero3_init import Shard
 from tests.engine.test_torch_engine import ADAMW
+from tests.lora_settings import lora_config
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
 from tests.pretend_cuda.gpu import Gpu
 from tests.zero_settings import zero_config
@@ -110,7 +110,7 @@ def test_a_rank_sends_each_parameter_in_its_precision(
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_adapters_on_sent_layers_are_those_of_the_cpu(gpu: Gpu, stage: int) -> None:
-    spec = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    spec = lora_config()
     source, tokenizer = source_of("llama"), small_tokenizer()
     expected = whole_state(build_actor(source, tokenizer, seed=3, lora=spec))
     model = build_actor(source, tokenizer, seed=3, lora=spec, shard=unsharded(stage))

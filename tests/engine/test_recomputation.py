@@ -12,10 +12,10 @@ from torch import nn
 from rlhf.config.choices import Dtype
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.models.build import build_actor
-from rlhf.models.lora import LoraSpec
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import train_tokenizer
 from tests.engine.test_torch_engine import engine_of
+from tests.lora_settings import lora_config
 
 LAYERS = 3
 LLAMA = {
@@ -47,7 +47,7 @@ def test_frozen_weights_of_one_layer_at_a_time_are_gathered(
 
     tokenizer = train_tokenizer(["some text"], vocab_size=300)
     source = ModelSource(key="model", path=None, architecture=LLAMA, gradient_checkpointing=True)
-    lora = LoraSpec(rank=2, alpha=4, dropout=0.0, target_modules=None, train_rest=False)
+    lora = lora_config()
     module = build_actor(source, tokenizer, seed=1, lora=lora)
     frozen = [p for p in module.parameters() if not p.requires_grad]
     engine = engine_of(

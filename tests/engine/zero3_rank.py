@@ -10,8 +10,7 @@ from safetensors.torch import save_file
 
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.base.ranks import Ranks
-from rlhf.checkpoint.model_folder import save_model
-from rlhf.checkpoint.streaming import tensors_to_save
+from rlhf.checkpoint.model_folder import save_model, tensors_to_save
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.roles import Role

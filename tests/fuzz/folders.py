@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from rlhf.data.encoding import Encoder
 from rlhf.models.build import build_actor, build_scorer
-from rlhf.models.lora import LoraSpec, save_adapter
+from rlhf.models.lora import save_adapter
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from tests.fuzz.case import Case
 from tests.fuzz.mutations import mutate
+from tests.lora_settings import lora_config
 from tests.models_on_disk import save_base, small_tokenizer, whole_state
 
 FAMILIES = ("opt", "llama", "gpt2", "qwen3", "gpt_neox")
@@ -44,7 +45,7 @@ def good_adapter(family: str) -> Path:
     """A folder with an intact adapter on an intact model, made once."""
     base = good_folder(family, is_scorer=False)
     source = ModelSource(key="model.path", path=str(base))
-    spec = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    spec = lora_config()
     model = build_actor(source, small_tokenizer(), seed=1, lora=spec)
     folder = base.parent / "adapter"
     folder.mkdir()

@@ -16,9 +16,9 @@ from rlhf.checkpoint.finished_phase import (
     NOT_LISTED,
     copy_phase_lines,
     finish_phase,
+    folder_identities,
     iterate_metrics,
 )
-from rlhf.checkpoint.manifest import folder_identities
 from rlhf.checkpoint.phase_store import PhaseStore, link_phase
 from rlhf.config.choices import Phase
 from tests.fuzz.case import Case

@@ -27,7 +27,7 @@ from rlhf.evaluate.answer_rows import policy_folders
 from rlhf.export import export_final
 from rlhf.report.__main__ import report
 from rlhf.report.compare_runs import compare
-from rlhf.report.evaluation_section import EVALUATION
+from rlhf.report.run_page import EVALUATION
 from rlhf.report.summary import print_summary
 from rlhf.runtime.run_result import build_run_result, unfinished_phases
 from rlhf.tracking.console import Console

@@ -14,10 +14,9 @@ import pytest
 
 from rlhf.gpu_check import __main__ as command
 from rlhf.gpu_check.check_page import Check, PartResult, write_results
-from rlhf.gpu_check.processes import run_part
+from rlhf.gpu_check.processes import PARTS, run_part
 from rlhf.gpu_check.rows import CheckRow, RowVerdict, Size, read_check_rows
 from rlhf.gpu_check.runs import Run
-from rlhf.gpu_check.table import PARTS
 from rlhf.runtime.launch_mode import LAUNCHER
 from tests.pretend_cuda.gpu import Gpu
 from tests.runs import ROOT, python
@@ -87,7 +86,8 @@ def test_a_row_that_is_being_written_is_not_read(tmp_path: Path) -> None:
 
 
 def part(name: str, *rows: CheckRow) -> PartResult:
-    return PartResult(name=name, title=name.title(), about=f"About {name}.", rows=rows, seconds=61)
+    named = replace(PARTS[0], name=name, title=name.title())
+    return PartResult(part=named, rows=rows, seconds=61)
 
 
 def test_the_page_says_what_failed(tmp_path: Path) -> None:

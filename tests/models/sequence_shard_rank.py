@@ -16,11 +16,12 @@ from rlhf.engine.devices import current_ranks
 from rlhf.engine.ulysses import HeadCounts, sequence_parallel_attention
 from rlhf.engine.zero3_partition import skip_shm_kernel_compilation
 from rlhf.models.build import build_actor
-from rlhf.models.language_model import LanguageModel, kept_token_logprobs
-from rlhf.models.sequence_shards import (
+from rlhf.models.language_model import (
+    LanguageModel,
     SequenceShardModel,
     attention_function_of,
     head_counts,
+    kept_token_logprobs,
     set_attention_function,
 )
 from tests.models_on_disk import small_tokenizer, some_ids, source_of

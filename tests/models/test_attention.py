@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf.models import attention
-from rlhf.models.attention import LONGEST, MATMUL, matmul_attention
+from rlhf.models import cpu_layers
 from rlhf.models.build import ModelSource, build_actor, build_scorer
+from rlhf.models.cpu_layers import LONGEST, MATMUL, matmul_attention
 from tests.models_on_disk import FAMILIES, SMALL, disturb, small_tokenizer, some_ids, source_of
 from tests.rounding import assert_near, terms_of
 
@@ -105,13 +105,13 @@ def test_shares_kept_or_made_again_give_the_same_gradients(
 ) -> None:
     """Nine tokens are kept with heads of 8, and are too many with room for none."""
     tensors, made = heads(), []
-    original = attention._attention_weights
+    original = cpu_layers._attention_weights
     monkeypatch.setattr(
-        attention, "_attention_weights", lambda *args: made.append(1) or original(*args)
+        cpu_layers, "_attention_weights", lambda *args: made.append(1) or original(*args)
     )
     kept = with_gradients(matmul_attention(Layer(), *tensors, SEEN["right"])[0], tensors)
     assert len(made) == 1
-    monkeypatch.setattr(attention, "KEPT_TOKENS", 1)
+    monkeypatch.setattr(cpu_layers, "KEPT_TOKENS", 1)
     again = with_gradients(matmul_attention(Layer(), *tensors, SEEN["right"])[0], tensors)
     assert len(made) == 3
     assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
@@ -271,4 +271,4 @@ def test_the_limit_is_the_last_that_pays(fallbacks: list[int]) -> None:
     with torch.no_grad():
         expected = torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True)
     assert_near(mixed, expected.transpose(1, 2), terms=8 + 2 * LONGEST)
-    assert attention.attention_at_build(MATMUL) is None
+    assert cpu_layers.attention_at_build(MATMUL) is None

@@ -19,10 +19,11 @@ from rlhf.models.build import (
     lora_spec,
     require_enough_positions,
 )
-from rlhf.models.lora import LoraSpec, has_adapters
+from rlhf.models.lora import has_adapters
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, train_tokenizer
+from tests.lora_settings import lora_config
 from tests.models_on_disk import FAMILIES, small_tokenizer, source_of
 
 Compose = Callable[[list[str]], DictConfig]
@@ -79,7 +80,7 @@ def test_models_are_drawn_without_the_states_of_eight_gpus(
 ) -> None:
     """torch's fork_rng would read and set each, and warn that there are so many."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    lora = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    lora = lora_config()
     assert has_adapters(build_actor(source_of("llama"), tokenizer, seed=1, lora=lora))
 
 
@@ -139,7 +140,7 @@ def test_each_role_has_its_adapters(compose: Compose) -> None:
     actor = specs[LoraRole.actor]
     assert actor is not None
     assert (actor.alpha, actor.dropout, actor.train_rest) == (2, 0.1, True)
-    assert actor.target_modules == ("q_proj",)
+    assert actor.target_modules == ["q_proj"]
     assert {role.value: adapter_lr(lora, role) for role in LoraRole} == {
         "sft": 0.5,
         "reward": 0.5,

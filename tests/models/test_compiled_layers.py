@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from rlhf.base.errors import CapabilityError
-from rlhf.models.build import build_actor
-from rlhf.models.train_settings import compile_layers
+from rlhf.models.build import build_actor, compile_layers
 from tests.models_on_disk import FAMILIES, small_tokenizer, some_ids, source_of
 
 # The same graphs as of the default backend, run by torch: inductor compiles each for seconds.

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from rlhf.base.errors import CheckpointError
 from rlhf.models.build import build_actor, build_scorer
-from rlhf.models.load_errors import RUN_FOLDER
-from rlhf.models.lora import LoraSpec, save_adapter
+from rlhf.models.lora import save_adapter
 from rlhf.models.pretrained import require_one_label_model
-from rlhf.models.sources import ModelSource
+from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
+from tests.lora_settings import lora_config
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
 
 TOKENIZER = small_tokenizer()
@@ -223,7 +223,7 @@ def test_whole_models_are_loaded_by_policies_and_scorers(family: str, tmp_path: 
 
 def save_adapters(folder: Path, base: Path) -> None:
     """Save an adapter of rank 2 on the model in ``base``."""
-    spec = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    spec = lora_config()
     model = build(base, lora=spec)
     folder.mkdir()
     save_adapter(folder, model, whole_state(model).items(), base=str(base))

@@ -13,12 +13,12 @@ from transformers.utils import logging as transformers_logging
 
 from rlhf.base.errors import CapabilityError
 from rlhf.models.build import ModelSource, build_actor, build_scorer
-from rlhf.models.lora import LoraSpec
+from tests.lora_settings import lora_config
 from tests.models_on_disk import FAMILIES, disturb, small_tokenizer, some_ids, source_of
 
 IDS = some_ids()
 ATTEND = torch.ones_like(IDS, dtype=torch.bool)
-LORA = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+LORA = lora_config()
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from rlhf.base.cpu import Isa, read_cpu
-from rlhf.models import linear_layers
+from rlhf.models import cpu_layers
 from rlhf.models.build import build_actor
-from rlhf.models.linear_layers import OnednnLinear
+from rlhf.models.cpu_layers import OnednnLinear
 from tests.models_on_disk import small_tokenizer, source_of
 
 pytestmark = pytest.mark.skipif("avx2" not in read_cpu().flags, reason="no AVX2")
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.skipif("avx2" not in read_cpu().flags, reason="no AVX2"
 
 @pytest.fixture(autouse=True, params=[Isa.avx2, Isa.avx512_bf16], ids=lambda isa: isa.name)
 def _slow_mkl(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_layers, "has_slow_mkl", lambda: True)
-    monkeypatch.setattr(linear_layers, "onednn_isa", lambda: request.param)
+    monkeypatch.setattr(cpu_layers, "has_slow_mkl", lambda: True)
+    monkeypatch.setattr(cpu_layers, "onednn_isa", lambda: request.param)
 
 
 def refuse(*_: object) -> None:
@@ -65,5 +65,5 @@ def test_a_model_uses_them_in_all_layers_but_the_last(monkeypatch: pytest.Monkey
         return [each for each in model.modules() if isinstance(each, nn.Linear)]
 
     assert [type(each) for each in layers()] == [OnednnLinear] * (len(layers()) - 1) + [nn.Linear]
-    monkeypatch.setattr(linear_layers, "has_slow_mkl", lambda: False)
+    monkeypatch.setattr(cpu_layers, "has_slow_mkl", lambda: False)
     assert {type(each) for each in layers()} == {nn.Linear}

@@ -11,9 +11,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.config.schema.lora import LoraConfig
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.lora import (
-    LoraSpec,
     add_adapters,
     disable_adapters,
     has_adapters,
@@ -24,6 +24,7 @@ from rlhf.models.lora import (
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
+from tests.lora_settings import lora_config
 from tests.models_on_disk import (
     FAMILIES,
     disturb,
@@ -45,9 +46,8 @@ def tokenizer():
     return small_tokenizer()
 
 
-def spec(**changes) -> LoraSpec:
-    fields = {"rank": 3, "alpha": 6.0, "dropout": 0.0, "target_modules": None, "train_rest": False}
-    return LoraSpec(**(fields | changes))
+def spec(**changes) -> LoraConfig:
+    return lora_config(**({"rank": 3, "alpha": 6.0} | changes))
 
 
 def adapted(family: str, tokenizer, **changes):
@@ -153,7 +153,7 @@ def test_adapters_follow_from_the_seed_and_leave_the_global_stream_alone(tokeniz
 
 
 def test_layers_are_chosen_by_the_ends_of_their_names(tokenizer) -> None:
-    model = adapted("llama", tokenizer, target_modules=("q_proj", "1.mlp.up_proj"))
+    model = adapted("llama", tokenizer, target_modules=["q_proj", "1.mlp.up_proj"])
     layers = {name.split(".lora_")[0] for name in trained_names(model)}
     prefix = "model.layers."
     ends = {"0.self_attn.q_proj", "1.self_attn.q_proj", "1.mlp.up_proj"}
@@ -164,11 +164,11 @@ def test_layers_are_chosen_by_the_ends_of_their_names(tokenizer) -> None:
 def test_a_name_of_no_layer_is_refused(name: str, tokenizer) -> None:
     message = rf"lora\.target_modules=\['q_proj', '{name}'\]: .* from down_proj, .*q_proj"
     with pytest.raises(ConfigError, match=message):
-        adapted("llama", tokenizer, target_modules=("q_proj", name))
+        adapted("llama", tokenizer, target_modules=["q_proj", name])
 
 
 def test_the_scale_is_alpha_over_rank(tokenizer) -> None:
-    model = adapted("llama", tokenizer, target_modules=("up_proj",))
+    model = adapted("llama", tokenizer, target_modules=["up_proj"])
     layer = model.model.layers[0].mlp.up_proj
     disturb(model)
     x = torch.randn(4, 16, generator=torch.Generator().manual_seed(3))

@@ -15,6 +15,7 @@ from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import CombineName
 from rlhf.models.build import build_scorer
 from rlhf.models.families import family_of, find_submodule
+from rlhf.models.language_model import Scorer
 from rlhf.models.members import (
     Combination,
     Ensemble,
@@ -23,7 +24,6 @@ from rlhf.models.members import (
     record_member_calls,
     swap_in_mean,
 )
-from rlhf.models.scorer import Scorer
 from rlhf.models.sources import ModelSource
 from tests.models.test_trunk import MODELS, deep_source
 from tests.models_on_disk import disturb, small_tokenizer, some_ids

@@ -10,11 +10,11 @@ import pytest
 from rlhf.config.choices import AdvantageEstimator, CombineName, LoraRole, ModelInit, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.build import ModelSource, build_actor, build_scorer
-from rlhf.models.lora import LoraSpec
 from rlhf.models.members import grow_members
 from rlhf.models.model_uses import UnknownModelError, models_in_phase
-from rlhf.models.trunk import build_trunk
+from rlhf.models.trunk import SharedTrunk
 from tests.conftest import Compose
+from tests.lora_settings import lora_config
 from tests.models_on_disk import small_tokenizer
 from tests.planning.planned import TINY_MODEL, changed, named, run_of
 
@@ -111,7 +111,7 @@ def test_the_same_numbers_as_a_real_model(
 ) -> None:
     tokenizer = small_tokenizer()
     fields = TINY_MODEL | {"vocab_size": len(tokenizer), "word_embed_proj_dim": 4 if narrow else 8}
-    spec = LoraSpec(2, alpha=1.0, dropout=0.0, target_modules=None, train_rest=train_rest)
+    spec = lora_config(alpha=1.0, train_rest=train_rest)
     source = ModelSource(key="model", path=None, architecture=fields)
     build = build_scorer if is_scorer else build_actor
     module = build(source, tokenizer, seed=1, lora=spec)
@@ -154,14 +154,9 @@ def test_a_shared_trunk_is_counted_as_it_is_built(
 ) -> None:
     tokenizer = small_tokenizer()
     fields = TRUNKS[family] | {"vocab_size": len(tokenizer)}
-    trunk = build_trunk(
-        ModelSource(key="model", path=None, architecture=fields),
-        tokenizer,
-        num_layers_unfrozen=unfrozen,
-        num_value_layers=value,
-        seed=1,
-    )
+    source = ModelSource(key="model", path=None, architecture=fields)
     branches = {"num_layers_unfrozen": unfrozen, "num_value_layers": value}
+    trunk = SharedTrunk(build_actor(source, tokenizer, seed=1), **branches)
     config = tiny_opt(
         compose, model={"architecture": fields}, ppo={"shared_trunk": True, **branches}
     )

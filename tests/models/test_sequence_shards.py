@@ -11,7 +11,7 @@ from rlhf.base.errors import CapabilityError
 from rlhf.base.ranks import Ranks
 from rlhf.engine.ulysses import HeadCounts, sequence_parallel_attention
 from rlhf.models.build import build_actor
-from rlhf.models.sequence_shards import SequenceShardModel
+from rlhf.models.language_model import SequenceShardModel
 from tests.models_on_disk import small_tokenizer, source_of
 from tests.runs import TORCHRUN, python
 

@@ -18,9 +18,10 @@ from torch import nn
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.models.build import ModelSource, build_actor
-from rlhf.models.lora import LoraSpec, is_adapter_name
+from rlhf.models.lora import is_adapter_name
 from rlhf.models.shapes import FAMILIES, shape_of
 from tests.conftest import CONF
+from tests.lora_settings import lora_config
 from tests.models_on_disk import small_tokenizer
 
 SMALL = {"vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -119,7 +120,7 @@ def test_adapters_are_those_of_peft(name: str) -> None:
     tokenizer = small_tokenizer()
     architecture = MADE[name] | {"vocab_size": len(tokenizer)}
     source = ModelSource(key="model", path=None, architecture=architecture)
-    spec = LoraSpec(3, alpha=1.0, dropout=0.0, target_modules=None, train_rest=False)
+    spec = lora_config(rank=3, alpha=1.0)
     module = build_actor(source, tokenizer, seed=1, lora=spec)
     adapters = {n: p.numel() for n, p in module.named_parameters() if is_adapter_name(n)}
     shape = shape_of(model(architecture))

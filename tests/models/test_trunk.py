@@ -13,7 +13,7 @@ from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
-from rlhf.models.trunk import SharedTrunk, build_critic_skeleton, build_trunk, select_critic_state
+from rlhf.models.trunk import SharedTrunk, build_critic_skeleton, select_critic_state
 from tests.models_on_disk import (
     FAMILIES,
     disturb,
@@ -56,14 +56,8 @@ def deep_source(name: str, **options) -> ModelSource:
 
 
 def trunk_of(name: str, tokenizer, *, unfrozen: int = 2, value: int = 0, **options) -> SharedTrunk:
-    trunk = build_trunk(
-        deep_source(name, **options),
-        tokenizer,
-        num_layers_unfrozen=unfrozen,
-        num_value_layers=value,
-        seed=1,
-    )
-    return trunk.eval()
+    actor = build_actor(deep_source(name, **options), tokenizer, seed=1)
+    return SharedTrunk(actor, num_layers_unfrozen=unfrozen, num_value_layers=value).eval()
 
 
 def actor_of(name: str, tokenizer):
@@ -243,4 +237,4 @@ def test_other_families_are_refused(tokenizer) -> None:
     fields = {"model_type": "bloom", "n_layer": 2, "n_head": 2, "hidden_size": 16}
     source = ModelSource(key="model", path=None, architecture=fields)
     with pytest.raises(CapabilityError, match=r"model_type=bloom.*set ppo\.shared_trunk=false"):
-        build_trunk(source, tokenizer, num_layers_unfrozen=1, num_value_layers=0, seed=1)
+        SharedTrunk(build_actor(source, tokenizer, seed=1), num_layers_unfrozen=1)

@@ -18,7 +18,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import StepReport
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
-from rlhf.data.batching import pair_steps
+from rlhf.data.collate import pair_steps
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings

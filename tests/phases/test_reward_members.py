@@ -20,10 +20,10 @@ from rlhf.base.ranks import Ranks
 from rlhf.checkpoint.phase_state import checkpoint_folders, load_checkpoint
 from rlhf.config.choices import CombineName, Dtype, Phase
 from rlhf.config.freeze import to_run_config
-from rlhf.data.batching import PairStep, pair_steps
+from rlhf.data.collate import PairStep, pair_steps
 from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings
-from rlhf.models import linear_layers
+from rlhf.models import cpu_layers
 from rlhf.models.build import build_scorer
 from rlhf.models.members import Combination, Ensemble, load_ensemble
 from rlhf.models.sources import ModelSource
@@ -333,7 +333,7 @@ def test_five_members_cost_less_than_twice_one_at_tiny(
     make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the products of a whole phase, counted, and in weights and optimizer states."""
-    monkeypatch.setattr(linear_layers, "has_slow_mkl", lambda: False)  # oneDNN's are not counted
+    monkeypatch.setattr(cpu_layers, "has_slow_mkl", lambda: False)  # oneDNN's are not counted
     context = make_context("reward.members=5", "reward.epochs=1", shape="model=tiny")
     trainer = build_trainer(context)
     single_bytes = trainer.engines["model"].training_state.bytes

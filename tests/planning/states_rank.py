@@ -23,9 +23,9 @@ from rlhf.engine.devices import current_ranks
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.models.build import ModelSource, build_actor
-from rlhf.models.lora import LoraSpec
 from rlhf.models.tokenizers import train_tokenizer
 from tests.engine.test_deepspeed_config import zero
+from tests.lora_settings import lora_config
 
 RANKS = 2
 LORA_RANK = 16
@@ -117,7 +117,7 @@ def measured(
     """
     tokenizer = train_tokenizer(["some text"], vocab_size=300)
     source = ModelSource(key="model", path=None, architecture=OPT)
-    spec = LoraSpec(LORA_RANK, alpha=32.0, dropout=0.0, target_modules=None, train_rest=False)
+    spec = lora_config(rank=LORA_RANK, alpha=32.0)
     module = build_actor(source, tokenizer, seed=1, lora=spec if lora else None)
     sizes = [(p.numel(), p.requires_grad) for p in module.parameters()]
     engine = build_engine(

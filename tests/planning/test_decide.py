@@ -91,7 +91,7 @@ def test_what_the_plan_chose_is_written_down(compose: Compose) -> None:
     plan = plan_run(config)
     decided = resolve_auto(plan)
     assert not decided.zero.auto
-    assert decided.zero == plan.zero
+    assert decided.zero == plan.config.zero
     for phase in plan.phases:
         micro = getattr(decided, phase.phase.value).micro_batch_size
         assert micro == phase.micro_batch == phase_plans(decided)[phase.phase].micro
@@ -105,7 +105,7 @@ def test_what_the_plan_chose_is_written_down(compose: Compose) -> None:
 def test_ranks_on_a_cpu_do_not_shard_weights_that_fit(compose: Compose, steps: int) -> None:
     # Measured with two ranks: stage 3 takes three times as long as stage 1.
     ranks = ("hardware.ranks_per_node=2", f"ppo.steps={steps}", "hardware.memory_gib=16")
-    zero = plan_run(run_of(compose, "experiment=smoke", *ranks)).zero
+    zero = plan_run(run_of(compose, "experiment=smoke", *ranks)).config.zero
     assert 3 not in (zero.stage, zero.critic_stage)
 
 

@@ -56,11 +56,11 @@ def test_the_simplest_setting_and_whole_micro_batches(profile: str, compose: Com
             simple = planned(compose, *words, "zero=stage1")
             is_as_fast = simple.fits and simple.seconds <= plan.seconds * 1.05
             assert plan.zero_text == "ZeRO stage 1" or not is_as_fast, model
-        stage = f"zero=stage{plan.zero.stage}"
+        stage = f"zero=stage{plan.config.zero.stage}"
         for phase in plan.phases:
             pair = 2 if phase.phase is Phase.reward else 1
             larger = f"{phase.phase}.micro_batch_size={16 // pair}"
             has_16 = phase_plans(plan.config)[phase.phase].per_rank >= 16 // pair
-            is_plain = plan.zero_text == f"ZeRO stage {plan.zero.stage}"
+            is_plain = plan.zero_text == f"ZeRO stage {plan.config.zero.stage}"
             if phase.micro_batch == 1 and has_16 and is_plain:
                 assert not planned(compose, *words, stage, larger).fits, (model, larger)

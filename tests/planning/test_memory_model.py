@@ -415,13 +415,13 @@ def test_what_autograd_keeps(
 
 
 def test_constants_are_those_of_the_code_that_planning_may_not_import() -> None:
-    from rlhf.models import attention
+    from rlhf.models import cpu_layers
     from rlhf.models import output_layer as logprobs
     from rlhf.rollout import scheduler
 
     assert memory_model.CPU_BLOCK == logprobs.CPU_BLOCK
     assert memory_model.GPU_BLOCK == logprobs.GPU_BLOCK
     assert memory_model.TORCH_TOKENS == logprobs.TORCH_TOKENS
-    assert memory_model.KEPT_TOKENS == attention.KEPT_TOKENS
-    assert memory_model.LONGEST == attention.LONGEST
+    assert memory_model.KEPT_TOKENS == cpu_layers.KEPT_TOKENS
+    assert memory_model.LONGEST == cpu_layers.LONGEST
     assert memory_model.PREFILL_TOKENS == scheduler.PREFILL_TOKENS

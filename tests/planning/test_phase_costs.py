@@ -287,6 +287,22 @@ def test_without_a_reference_dpos_learner_is_read_in_its_place(compose: Compose)
     assert found == pytest.approx(work / here.at.operations)
 
 
+@pytest.mark.parametrize(
+    ("override", "branches"),
+    [
+        ("ppo.value_targets=monte_carlo", 8 * 9),  # of 32 tokens, 9 every 4 tokens
+        ("ppo.critic_check.every=8", 32 * 8 / 8 / 128),
+    ],
+)
+def test_branches_are_sampled_from_the_middle_and_scored(
+    override: str, branches: float, compose: Compose
+) -> None:
+    assert "branch" not in phase(eight_gpus(compose), Phase.ppo).step_seconds
+    found = phase(eight_gpus(compose, override), Phase.ppo).step_seconds
+    whole = found["generate"] / 2 + found["score"]
+    assert found["branch"] == pytest.approx(branches * whole)
+
+
 def test_updates_of_a_step(compose: Compose) -> None:
     once = eight_gpus(compose, ppo={"ppo_epochs": 1, "mini_batch_size": 128})
     train = phase(once, Phase.ppo).step_seconds["train"]

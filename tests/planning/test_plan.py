@@ -173,7 +173,7 @@ def test_where_nothing_fits_the_smallest_is_told(compose: Compose) -> None:
     config = run_of(compose, "model=opt_66b", "hardware=a6000_48g")
     plan = plan_run(changed(config, hardware={"memory_gib": 16}))
     assert not plan.fits
-    assert (plan.zero.stage, plan.zero.offload_parameters) == (3, True)
+    assert (plan.config.zero.stage, plan.config.zero.offload_parameters) == (3, True)
     assert max(phase.bytes for phase in plan.phases) > plan.limit == 16 * GIB * 0.98
     by_hand = replace(plan.config.zero, offload_parameters=False)
     larger = plan_run(replace(plan.config, zero=by_hand))
@@ -241,7 +241,7 @@ def test_the_fastest_that_fits_and_the_earlier_of_two(compose: Compose) -> None:
 
 
 def test_a_cpu_has_nowhere_to_offload_to(compose: Compose) -> None:
-    zero = plan_run(run_of(compose, "ppo.ema_beta=0.99", "hardware.memory_gib=4")).zero
+    zero = plan_run(run_of(compose, "ppo.ema_beta=0.99", "hardware.memory_gib=4")).config.zero
     offloads = [name for name, value in vars(zero).items() if name.startswith("offload") and value]
     assert not offloads
 
@@ -258,7 +258,7 @@ def test_fp16_needs_masters(
 
     monkeypatch.setattr("rlhf.planning.plan.select_best_plan", first)
     plan_run(run_of(compose, "model=opt_125m", f"hardware={profile}"))
-    stages = {(plan.zero.stage, plan.zero.critic_stage) for plan in seen}
+    stages = {(plan.config.zero.stage, plan.config.zero.critic_stage) for plan in seen}
     assert any(0 in pair for pair in stages) is has_stage_0
     assert {(1, None), (2, None), (3, None), (2, 3)} <= stages
 

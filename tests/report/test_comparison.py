@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from rlhf.base.intervals import t_quantile
 from rlhf.config.freeze import to_run_config, write_frozen_config
+from rlhf.report.compare_runs import comparison_table, legend_lines, note_lines
 from rlhf.report.comparison import (
     ComparedRun,
     Setting,
@@ -23,7 +24,6 @@ from rlhf.report.comparison import (
     group_by_setting,
     read_run,
 )
-from rlhf.report.comparison_table import comparison_table, legend_lines, note_lines
 from rlhf.report.differences import compare_with_first, difference, keep_by_holm
 from rlhf.tracking.console import Console
 

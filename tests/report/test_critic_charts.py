@@ -11,7 +11,7 @@ import pytest
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import CRITIC_STATE, read_lines
-from rlhf.report.critic_charts import TITLES, true_value_section
+from rlhf.report.run_charts import TITLES, true_value_section
 from rlhf.report.run_files import RunFiles
 
 

@@ -112,10 +112,10 @@ def test_interval_that_leaves_the_possible_range_is_not_drawn() -> None:
 
 
 def test_importance_is_the_share_that_a_key_explains() -> None:
-    found = parameter_importances(runs(), ["ppo.kl_ctl", "seed"], "gold").of_parameter
+    found = parameter_importances(runs(), ["ppo.kl_ctl", "seed"], "gold")
     assert (found["ppo.kl_ctl"] or 0) > 0.95
     assert found["seed"] == pytest.approx(0, abs=0.01)
-    assert not parameter_importances(runs(), ["ppo.advantage_estimator"], "gold").of_parameter
+    assert not parameter_importances(runs(), ["ppo.advantage_estimator"], "gold")
 
 
 def test_importance_needs_runs_and_groups_numbers_that_each_trial_draws() -> None:
@@ -132,8 +132,8 @@ def test_importance_needs_runs_and_groups_numbers_that_each_trial_draws() -> Non
         ]
 
     both = ["ppo.kl_ctl", "ppo.ppo_epochs", "seed"]
-    assert parameter_importances(trials(4), both, "gold").of_parameter == dict.fromkeys(both[:2])
-    found = parameter_importances(trials(24), both, "gold").of_parameter
+    assert parameter_importances(trials(4), both, "gold") == dict.fromkeys(both[:2])
+    found = parameter_importances(trials(24), both, "gold")
     assert found.keys() == set(both[:2])
     assert (found["ppo.kl_ctl"] or 0) > 0.7
     assert (found["ppo.ppo_epochs"] or 0) < 0.3
@@ -207,7 +207,7 @@ def test_chance_explains_nothing() -> None:
     draws, shares = random.Random(3), []
     for _ in range(200):
         values = [run._replace(measures={"gold": draws.gauss(0, 1)}) for run in runs()]
-        share = parameter_importances(values, ["ppo.kl_ctl"], "gold").of_parameter["ppo.kl_ctl"]
+        share = parameter_importances(values, ["ppo.kl_ctl"], "gold")["ppo.kl_ctl"]
         assert share is not None
         shares.append(share)
     assert sum(shares) / len(shares) < 0.15, "without the correction 2 of 8 degrees: 0.25"

@@ -11,16 +11,18 @@ from torch import nn
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.choices import When
+from rlhf.config.schema.lora import LoraConfig
 from rlhf.data.collate import collate_prompts
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.lora import LoraSpec, adapter_of
+from rlhf.models.lora import adapter_of
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.rollout.fast import FastRollout, FastSettings, free_bytes
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.stopping import StopTexts
+from tests.lora_settings import lora_config
 from tests.models_on_disk import disturb
 from tests.plain_engine import PlainEngine
 from tests.rounding import assert_near, terms_of
@@ -40,7 +42,7 @@ ARCHITECTURE = {
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.5}
 
 
-def actor_of(architecture: dict[str, Any], lora: LoraSpec | None = None) -> PlainEngine:
+def actor_of(architecture: dict[str, Any], lora: LoraConfig | None = None) -> PlainEngine:
     source = ModelSource(key="model", path=None, architecture=architecture)
     return PlainEngine(LanguageModel(build_actor(source, TOKENIZER, seed=1, lora=lora)))
 
@@ -153,7 +155,7 @@ def test_it_follows_the_weights_as_they_change() -> None:
 def test_adapters_are_merged_for_the_rollout_and_left_as_they_were(
     architecture: dict[str, Any],
 ) -> None:
-    lora = LoraSpec(rank=3, alpha=6.0, dropout=0.0, target_modules=None, train_rest=False)
+    lora = lora_config(rank=3, alpha=6.0)
     actor, prompts = actor_of(architecture, lora), prompts_of([3, 8, 1, 4])
     disturb(actor.module)
     weights = {name: w.clone() for name, w in actor.module.state_dict().items()}

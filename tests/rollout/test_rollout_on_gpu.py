@@ -22,7 +22,7 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.lora import LoraSpec, adapter_of, add_adapters
+from rlhf.models.lora import adapter_of, add_adapters
 from rlhf.rollout.decoders import cache_attention
 from rlhf.rollout.decoders.cuda_graphs import NO_ROOM, Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest, Texts
@@ -34,6 +34,7 @@ from rlhf.rollout.parking import Request
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.scheduler import Scheduler
 from rlhf.rollout.stopping import StopTexts
+from tests.lora_settings import lora_config
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rollout.decoder_checks import FAMILIES, VOCABULARY, some_prompts, tiny_model
 from tests.rollout.test_fused_decoder import FAST
@@ -159,7 +160,7 @@ def test_layers_side_by_side_are_one_product(
 @pytest.mark.parametrize("name", FAST)
 def test_adapters_are_not_merged_into_copies(gpu: Gpu, name: str) -> None:
     model = tiny_model(name)
-    spec = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+    spec = lora_config()
     add_adapters(model, spec, seed=1)
     for parameter_name, parameter in model.named_parameters():
         if "lora_B" in parameter_name:

@@ -24,7 +24,7 @@ import torch
 from rlhf.base.errors import RolloutError
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch
-from rlhf.gpu_check.equal_runs import differing_files
+from rlhf.gpu_check.runs import differing_files
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.rollout.vllm_client import VllmClient
 from rlhf.rollout.vllm_server import ServerSettings, VllmServerRollout

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlhf.base.ranks import Ranks
-from rlhf.checkpoint.streaming import tensors_to_save
+from rlhf.checkpoint.model_folder import tensors_to_save
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, LoraExport
 from rlhf.config.roles import Role
@@ -21,11 +21,11 @@ from rlhf.engine.devices import current_ranks
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import ModelSource, build_actor, build_scorer
-from rlhf.models.language_model import LanguageModel
-from rlhf.models.lora import LoraSpec, merge_adapters_in_stream, save_adapter
-from rlhf.models.scorer import Scorer
+from rlhf.models.language_model import LanguageModel, Scorer
+from rlhf.models.lora import merge_adapters_in_stream, save_adapter
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.shared.exporting import build_export
+from tests.lora_settings import lora_config
 from tests.models_on_disk import (
     disturb,
     save_base,
@@ -36,7 +36,7 @@ from tests.models_on_disk import (
 )
 from tests.zero_settings import zero_config
 
-LORA = LoraSpec(rank=2, alpha=4.0, dropout=0.0, target_modules=None, train_rest=False)
+LORA = lora_config()
 Build = Callable[..., Any]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.gpu_check.equal_runs import differing_files
+from rlhf.gpu_check.runs import differing_files
 from tests.runs import EPISODES, ROOT, TINY_RUN, finished, launch, metrics, python
 from tests.soak import EVERY_STEP, progress, soak
 

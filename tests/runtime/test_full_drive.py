@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.gpu_check.equal_runs import differing_files
+from rlhf.gpu_check.runs import differing_files
 from tests.fork_server import WarmPopen
 from tests.runs import ROOT, TINY_RUN, finished, launch
 from tests.soak_drives import COMMAND, faults

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +15,12 @@ from torch import Tensor
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.engine.torch_engine import allocate_weights
-from rlhf.gpu_check.models import VOCABULARY, build_tiny_model, fused_model_names
-from rlhf.gpu_check.rows import CheckSetting, Finding, Task, passed_or_failed
+from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding
+from rlhf.models.build import build_actor
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.lora import adapter_of
+from rlhf.models.sources import ModelSource
+from rlhf.models.tokenizers import train_tokenizer
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.hybrid.agreement import TOLERANCES
@@ -34,6 +36,27 @@ TOKENS, ROWS, LIMIT = 24, 3, 12
 LENGTHS = (5, 1, 9, 3)  # prompt lengths; more prompts than ROWS, so that freed rows are reused
 SAMPLING = SamplingSettings(max_tokens=LIMIT, temperature=1.0, top_k=0, top_p=1.0)
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+VOCABULARY = 300  # tokens of the tokenizer: all bytes, and some more
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,  # far from uniform, so that a wrong token shows
+    "bos_token_id": None,
+}
+# A tiny model of every family that has a fused decoder. Variants are named FAMILY-VARIANT.
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt_neox": SMALL,
+    "llama": SMALL | {"num_key_value_heads": 2},
+    "mistral": SMALL | {"num_key_value_heads": 2},
+    "opt": SMALL | {"ffn_dim": 96},
+    "opt-350m": SMALL | {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
+    "qwen2": SMALL | {"num_key_value_heads": 2},
+    "qwen3": SMALL | {"num_key_value_heads": 2, "head_dim": 32},
+    "starcoder2": SMALL | {"num_key_value_heads": 2},
+}
 
 
 class Distance(NamedTuple):
@@ -53,14 +76,14 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
     """Yield a task per model and precision, which checks decoding with and without CUDA graphs."""
     half = resolve_dtype(Dtype.auto, Device.cuda)
     dtypes = [torch.float32, torch.bfloat16 if half is Dtype.bf16 else torch.float16]
-    for name in fused_model_names():
+    for name in MODELS:
         for dtype in dtypes:
             yield Task(f"{name}, {NAMES[dtype]}", partial(_check_decoder, name, dtype))
 
 
 @torch.no_grad()
 def _check_decoder(name: str, dtype: torch.dtype) -> Finding:
-    model = build_tiny_model(name).to("cuda")
+    model = _build_tiny_model(name).to("cuda")
     # Side by side, as an engine stores them. Not buffers: rotary frequencies stay in fp32.
     places = allocate_weights(list(model.parameters()), dtype, torch.device("cuda", 0))
     for parameter, home in places.items():
@@ -79,12 +102,19 @@ def _check_decoder(name: str, dtype: torch.dtype) -> Finding:
         for way, each in ways.items()
         for field, value in each._asdict().items()
     }
-    return Finding(
-        figure="; ".join(figures),
-        expected=f"tokens, log-probs within {TOLERANCES[dtype]} std",
-        verdict=passed_or_failed(is_right),
-        numbers=numbers,
-    )
+    expected = f"tokens, log-probs within {TOLERANCES[dtype]} std"
+    return checked_finding(is_right, "; ".join(figures), expected, **numbers)
+
+
+def _build_tiny_model(name: str) -> PreTrainedModel:
+    """Build a model in fp32 on the CPU; all weights, also biases and norms, are random."""
+    architecture = MODELS[name] | {"model_type": name.partition("-")[0]}
+    source = ModelSource(key=name, path=None, architecture=architecture)
+    model = build_actor(source, train_tokenizer(["a model"], vocab_size=VOCABULARY), seed=0).eval()
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return model
 
 
 def is_near(distance: Distance, dtype: torch.dtype) -> bool:
@@ -116,7 +146,7 @@ def _generate(
     model: PreTrainedModel, dtype: torch.dtype, draws_NT: Tensor, has_graphs: bool
 ) -> list[Request]:
     parts = find_decoder_modules(model, tokens=TOKENS)
-    assert parts is not None, "fused_model_names has models with a fused decoder only"
+    assert parts is not None, "MODELS has models with a fused decoder only"
     extent = Extent.for_rollout(ROWS, TOKENS, draws_NT)
     fused = FusedDecoder(parts, adapter_of, rows=ROWS, tokens=extent.columns, dtype=dtype)
     weights = [parameter.data_ptr() for parameter in model.parameters()]

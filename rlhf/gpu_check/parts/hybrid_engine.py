@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task
+from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, skipped_finding
 from rlhf.gpu_check.runs import TINY_RUN, USER_ERROR, start_run
 
 EXPECTED = "yes with parity, or no with the reason"
@@ -29,12 +29,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
 def _try_zero_stage(setting: CheckSetting, stage: int) -> Finding:
     ended = start_run(setting.folder / f"stage{stage}", *TINY_RUN, *LLAMA, f"zero=stage{stage}")
     if ended.code == USER_ERROR:
-        return Finding(
-            figure=f"no: {ended.last_line}", expected=EXPECTED, verdict=RowVerdict.skipped
-        )
+        return skipped_finding(f"no: {ended.last_line}", EXPECTED)
     steps = ended.result["phases"]["ppo"]["steps"]
-    return Finding(
-        figure=f"yes: tokens and log-probs agree with the model's, {steps} PPO steps",
-        expected=EXPECTED,
-        verdict=RowVerdict.passed,
-    )
+    figure = f"yes: tokens and log-probs agree with the model's, {steps} PPO steps"
+    return checked_finding(True, figure, EXPECTED)

@@ -13,7 +13,14 @@ from rlhf.config.choices import Device, Dtype
 from rlhf.config.machine_rates import GIB
 from rlhf.engine.devices import check_gpus, read_driver, resolve_dtype
 from rlhf.gpu_check.check_page import CARD
-from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task
+from rlhf.gpu_check.rows import (
+    CheckSetting,
+    Finding,
+    Task,
+    checked_finding,
+    measured_finding,
+    skipped_finding,
+)
 from rlhf.jobs.this_machine import this_machine
 from rlhf.kernels.adamw_gpu import adamw_gpu_kernels
 
@@ -26,9 +33,9 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
     """Yield tasks that describe this machine and check that torch computes on its GPU."""
     yield Task(CARD, _describe_card)
     yield Task("free memory", _check_free_memory)
-    yield Task("driver", lambda: _measured_finding(read_driver() or "unknown"))
+    yield Task("driver", lambda: measured_finding(read_driver() or "unknown"))
     yield Task(
-        "CUDA of torch", lambda: _measured_finding(f"{torch.version.cuda or torch.version.hip}")
+        "CUDA of torch", lambda: measured_finding(f"{torch.version.cuda or torch.version.hip}")
     )
     yield Task("kernels of torch", _check_torch_kernels)
     yield Task("a product", _check_matmul)
@@ -39,31 +46,22 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
         yield Task(package, lambda package=package: _describe_version(package))  # type: ignore[misc]
 
 
-def _measured_finding(figure: str, **numbers: float) -> Finding:
-    return Finding(figure=figure, verdict=RowVerdict.measured, numbers=numbers)
-
-
 def _describe_card() -> Finding:
     major, minor = torch.cuda.get_device_capability()
     total, count = torch.cuda.get_device_properties(0).total_memory, torch.cuda.device_count()
     figure = f"{torch.cuda.get_device_name()}, sm_{major}{minor}, {total / GIB:.1f} GiB"
-    return _measured_finding(f"{figure}; {count} found, one is checked", memory_gib=total / GIB)
+    return measured_finding(f"{figure}; {count} found, one is checked", memory_gib=total / GIB)
 
 
 def _check_free_memory() -> Finding:
     free, total = (each / GIB for each in torch.cuda.mem_get_info())
-    return Finding(
-        figure=f"{free:.1f} of {total:.1f} GiB",
-        expected=f"at least {LEAST_FREE} GiB",
-        verdict=RowVerdict.passed if free >= LEAST_FREE else RowVerdict.failed,
-        numbers={"free_gib": free, "total_gib": total},
-    )
+    figure, expected = f"{free:.1f} of {total:.1f} GiB", f"at least {LEAST_FREE} GiB"
+    return checked_finding(free >= LEAST_FREE, figure, expected, free_gib=free, total_gib=total)
 
 
 def _check_torch_kernels() -> Finding:
     check_gpus(1)
-    kernels = ", ".join(torch.cuda.get_arch_list())
-    return Finding(figure=kernels, expected="the card's, or older", verdict=RowVerdict.passed)
+    return checked_finding(True, ", ".join(torch.cuda.get_arch_list()), "the card's, or older")
 
 
 def _check_matmul() -> Finding:
@@ -74,37 +72,33 @@ def _check_matmul() -> Finding:
     for dtype in dtypes:
         ones = torch.ones(64, 64, dtype=dtype, device="cuda")
         if not bool((ones @ ones == 64).all()):  # noqa: PLR2004
-            return Finding(figure=f"wrong in {dtype}", expected="64", verdict=RowVerdict.failed)
+            return checked_finding(False, f"wrong in {dtype}", "64")
     names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-    return Finding(figure=f"right in {names}", expected="64", verdict=RowVerdict.passed)
+    return checked_finding(True, f"right in {names}", "64")
 
 
 def _check_triton_adamw() -> Finding:
     if adamw_gpu_kernels(torch.device("cuda", 0)) is None:
-        return Finding(
-            figure="operations of torch instead: see log.txt", verdict=RowVerdict.skipped
-        )
-    return Finding(figure="compiled and launched", verdict=RowVerdict.passed)
+        return skipped_finding("operations of torch instead: see log.txt")
+    return checked_finding(True, "compiled and launched", "")
 
 
 def _check_auto_profile() -> Finding:
     machine = this_machine()
-    verdict = RowVerdict.failed if machine.profile == CPU else RowVerdict.passed
-    return Finding(
-        figure=f"{machine.profile}: {machine.reason}", expected="a GPU's profile", verdict=verdict
-    )
+    figure = f"{machine.profile}: {machine.reason}"
+    return checked_finding(machine.profile != CPU, figure, "a GPU's profile")
 
 
 def _describe_host() -> Finding:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
-    return _measured_finding(
+    return measured_finding(
         f"{cores} cores, {memory:.0f} GiB, Python {platform.python_version()}", cores=cores
     )
 
 
 def _describe_version(package: str) -> Finding:
     try:
-        return _measured_finding(version(package))
+        return measured_finding(version(package))
     except PackageNotFoundError:
-        return _measured_finding("not installed as a package")
+        return measured_finding("not installed as a package")

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf.gpu_check.hooks import planned_gib
-from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, passed_or_failed
-from rlhf.gpu_check.runs import SHORT_RUN, Run, start_run
+from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, checked_finding
+from rlhf.gpu_check.runs import SHORT_RUN, Run, planned_gib, start_run
 
 # Torch may use less than planned. cuBLAS workspaces and fragmentation may use more.
 LEAST, MOST, SPARE = 0.7, 1.05, 0.06  # LEAST, MOST: shares of the plan; SPARE: GiB
@@ -82,9 +81,10 @@ def _compare_with_plan(runs: list[Run], run_dir: Path, shape: Shape, phase: str)
     ended = runs[0]
     measured = ended.result["phases"][phase]["measured"]["memory_gib"]
     planned = planned_gib(ended.run_dir, phase)
-    return Finding(
-        figure=f"{measured:.3f} GiB; {measured / planned:.0%} of the plan",
-        expected=f"{LEAST:.0%} to {MOST:.0%} of {planned:.3f} GiB (± {SPARE} GiB)",
-        verdict=passed_or_failed(LEAST * planned - SPARE <= measured <= MOST * planned + SPARE),
-        numbers={"measured_gib": measured, "planned_gib": planned},
+    return checked_finding(
+        LEAST * planned - SPARE <= measured <= MOST * planned + SPARE,
+        f"{measured:.3f} GiB; {measured / planned:.0%} of the plan",
+        f"{LEAST:.0%} to {MOST:.0%} of {planned:.3f} GiB (± {SPARE} GiB)",
+        measured_gib=measured,
+        planned_gib=planned,
     )

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from rlhf.config.freeze import load_frozen_config
-from rlhf.gpu_check.hooks import LESS_MEMORY
-from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, passed_or_failed
-from rlhf.gpu_check.runs import USER_ERROR, start_run
+from rlhf.config.machine_rates import GIB
+from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, checked_finding
+from rlhf.gpu_check.runs import USER_ERROR, planned_gib, start_run
+from rlhf.tracking.tracker import Tracker
 
+SHARE = 0.6  # share of the memory planned for SFT that torch may use
 RETRIED = "continuing with smaller micro-batches"
 WORDS = (
     *("experiment=smoke", "tracking=local", "reuse.phases=never", "hardware=auto", "phase=sft"),
     *("model.vocab_size=400", "sft.eval_examples=8", "zero=stage1", "checkpoint.every_steps=1"),
-    f"tracking.others=[{LESS_MEMORY}]",
+    "tracking.others=[rlhf.gpu_check.parts.oom:LessMemory]",
 )
 # Activations are much larger than the weights, so half the sequences need about half the memory.
 BATCH = {Size.tiny: 64, Size.full: 1024}
@@ -22,6 +28,17 @@ SIZES = {
     Size.tiny: ("data.size=400", "model.architecture.hidden_size=64"),
     Size.full: ("data.size=8000", "model.architecture.hidden_size=512"),
 }
+
+
+class LessMemory(Tracker):
+    """Imitates a GPU that is too small: torch may use only a share of the memory planned for SFT.
+
+    The limit stays the same when the run is retried, so smaller micro-batches may fit.
+    """
+
+    def __init__(self, _: Any, run_dir: Path) -> None:
+        total = torch.cuda.get_device_properties(0).total_memory / GIB
+        torch.cuda.set_per_process_memory_fraction(SHARE * planned_gib(run_dir, "sft") / total)
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
@@ -41,19 +58,20 @@ def _check_retry(setting: CheckSetting) -> Finding:
     _ = ended.result  # a run that failed raises here
     before, after = BATCH[setting.size], load_frozen_config(ended.run_dir).sft.micro_batch_size
     times = ended.output.count(RETRIED)
-    return Finding(
-        figure=f"retried {times} times; micro-batch {before} became {after}",
-        expected="at least one retry, and an end",
-        verdict=passed_or_failed(times > 0 and after is not None and after < before),
-        numbers={"retries": times, "micro_batch": after or 0},
+    return checked_finding(
+        times > 0 and after is not None and after < before,
+        f"retried {times} times; micro-batch {before} became {after}",
+        "at least one retry, and an end",
+        retries=times,
+        micro_batch=after or 0,
     )
 
 
 def _check_refusal(setting: CheckSetting) -> Finding:
     ended = start_run(setting.folder / "refused", *_launch_options(setting, "stop"))
     begin = f"sft: out of memory with sft.micro_batch_size={BATCH[setting.size]}"
-    return Finding(
-        figure=f"exit code {ended.code}: {ended.last_line}",
-        expected=f"exit code {USER_ERROR}: {begin} ...",
-        verdict=passed_or_failed(ended.code == USER_ERROR and ended.last_line.startswith(begin)),
+    return checked_finding(
+        ended.code == USER_ERROR and ended.last_line.startswith(begin),
+        f"exit code {ended.code}: {ended.last_line}",
+        f"exit code {USER_ERROR}: {begin} ...",
     )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
-from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task, passed_or_failed
-from rlhf.gpu_check.runs import TINY_RUN, Run, build_run_pool, start_run
+from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, measured_finding
+from rlhf.gpu_check.runs import TINY_RUN, Run, start_run
 
 REFERENCE = "CPU, fp32"
 # Largest relative difference from the CPU's last losses of SFT and of the reward model. For bf16 it
@@ -32,7 +33,8 @@ class Losses(NamedTuple):
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield the run on the CPU, and then a run for every engine, stage and precision."""
-    with build_run_pool() as runs:
+    # One run per four cores, as a run often uses one core only.
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4)) as runs:
         words = {REFERENCE: ["hardware=cpu", "hardware.dtype=fp32"], **options_by_run()}
         ended = {
             name: runs.submit(start_run, setting.folder / _folder_name(name), *TINY_RUN, *each)
@@ -69,11 +71,7 @@ def _folder_name(name: str) -> str:
 
 
 def last_losses(ended: Run) -> Losses:
-    """Return the last values of a run.
-
-    Raises:
-        CheckpointError: if the run failed.
-    """
+    """Return the last values of a run."""
     _ = ended.result  # a run that failed raises here
     last: dict[str, float] = {}
     for line in ended.metrics:
@@ -89,22 +87,18 @@ def last_losses(ended: Run) -> Losses:
 
 def _describe_reference(ended: Future[Run]) -> Finding:
     losses = last_losses(ended.result())
-    return Finding(
-        figure=_describe_losses(losses),
-        verdict=RowVerdict.measured,
-        numbers=_losses_by_name(losses),
-    )
+    return measured_finding(_describe_losses(losses), **losses._asdict())
 
 
 def _compare_losses(ended: Future[Run], reference: Future[Run], dtype: Dtype) -> Finding:
     there, here = last_losses(ended.result()), last_losses(reference.result())
     share, apart = SHARES[dtype], score_tolerance(there, here)
-    is_right = are_near(there, here, share)
-    return Finding(
-        figure=_describe_losses(there),
-        expected=f"losses ± {share:.1%}, score ± {apart:.2f}",
-        verdict=passed_or_failed(is_right),
-        numbers=_losses_by_name(there) | {"run_seconds": ended.result().seconds},
+    return checked_finding(
+        are_near(there, here, share),
+        _describe_losses(there),
+        f"losses ± {share:.1%}, score ± {apart:.2f}",
+        **there._asdict(),
+        run_seconds=ended.result().seconds,
     )
 
 
@@ -126,7 +120,3 @@ def are_near(there: Losses, here: Losses, share: float) -> bool:
 def _describe_losses(losses: Losses) -> str:
     sft, reward, score = losses.sft, losses.reward, losses.score
     return f"SFT {sft:.4f}, reward model {reward:.4f}, score {score:.3f}"
-
-
-def _losses_by_name(losses: Losses) -> dict[str, float]:
-    return {name: float(value) for name, value in losses._asdict().items()}

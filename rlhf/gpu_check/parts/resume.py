@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
-from rlhf.gpu_check.equal_runs import differing_files
-from rlhf.gpu_check.hooks import KILL_ONCE, killed_marker_file
-from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Task
-from rlhf.gpu_check.runs import TINY_RUN, resume_run, start_run
+from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, skipped_finding
+from rlhf.gpu_check.runs import TINY_RUN, differing_files, resume_run, start_run
+from rlhf.tracking.tracker import Tracker
 
+KILLED_PHASE, KILLED_STEP = "ppo", 2
 WORDS = (
     *("hardware=auto", "phase.order=[sft,ppo]", "model@reward_model=gold"),
-    *("checkpoint.every_steps=1", f"tracking.others=[{KILL_ONCE}]"),
+    *("checkpoint.every_steps=1", "tracking.others=[rlhf.gpu_check.parts.resume:KillOnce]"),
 )
 EXPECTED = "equal bit for bit: weights, metrics, samples"
+
+
+class KillOnce(Tracker):
+    """Kills its process in a PPO step, before the step's metrics are on the drive.
+
+    A file beside the run directory marks the run as killed, so that it is not killed again.
+    """
+
+    def __init__(self, _: Any, run_dir: Path) -> None:
+        self._killed = _killed_marker_file(run_dir)
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002
+        """Kill this process at step ``KILLED_STEP`` of PPO, unless the marker file exists."""
+        if (phase, step) == (KILLED_PHASE, KILLED_STEP) and not self._killed.exists():
+            self._killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _killed_marker_file(run_dir: Path) -> Path:
+    """Return the file that keeps ``KillOnce`` from killing the run in ``run_dir``."""
+    return run_dir.with_suffix(".killed")
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
@@ -33,27 +57,21 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
 def _compare_with_killed_run(folder: Path, words: tuple[str, ...]) -> Finding:
     folder.mkdir()
     killed = start_run(folder / "killed", *words)
-    if not killed.code or not killed_marker_file(killed.run_dir).exists():
-        return Finding(figure="it was not killed", expected=EXPECTED, verdict=RowVerdict.failed)
+    if not killed.code or not _killed_marker_file(killed.run_dir).exists():
+        return checked_finding(False, "it was not killed", EXPECTED)
     _ = resume_run(killed.run_dir).result  # a run that failed raises here
     whole = _run_without_kill(folder / "whole", words)
     if not (found := differing_files(killed.run_dir, whole)):
-        return Finding(figure="equal", expected=EXPECTED, verdict=RowVerdict.passed)
+        return checked_finding(True, "equal", EXPECTED)
     # If two runs without a kill differ too, nondeterministic kernels are the reason, not resuming.
     if differing_files(_run_without_kill(folder / "again", words), whole):
-        return Finding(
-            figure="two runs that nobody killed differ too: this GPU's kernels add in any order",
-            expected=EXPECTED,
-            verdict=RowVerdict.skipped,
-        )
-    return Finding(
-        figure=f"different: {', '.join(found)}", expected=EXPECTED, verdict=RowVerdict.failed
-    )
+        figure = "two runs that nobody killed differ too: this GPU's kernels add in any order"
+        return skipped_finding(figure, EXPECTED)
+    return checked_finding(False, f"different: {', '.join(found)}", EXPECTED)
 
 
 def _run_without_kill(run_dir: Path, words: tuple[str, ...]) -> Path:
     """Run without a kill; return the run directory."""
-    killed_marker_file(run_dir).touch()
-    ended = start_run(run_dir, *words)
-    _ = ended.result  # a run that failed raises here
+    _killed_marker_file(run_dir).touch()
+    _ = start_run(run_dir, *words).result  # a run that failed raises here
     return run_dir

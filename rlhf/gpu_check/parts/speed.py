@@ -17,7 +17,15 @@ import torch
 
 from rlhf.base.types import PromptBatch
 from rlhf.config.freeze import load_run
-from rlhf.gpu_check.rows import CheckSetting, Finding, RowVerdict, Size, Task
+from rlhf.gpu_check.rows import (
+    CheckSetting,
+    Finding,
+    Size,
+    Task,
+    first_line_of,
+    measured_finding,
+    skipped_finding,
+)
 from rlhf.gpu_check.runs import SHORT_RUN, start_run
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.policies import build_rollout_backend
@@ -30,12 +38,7 @@ COMMON = (
 )
 SHAPES: dict[Size, tuple[str, int, int, tuple[str, ...]]] = {
     Size.tiny: ("tiny model", 16, 16, ()),
-    Size.full: (
-        "OPT-350M",
-        64,
-        256,
-        ("model=opt_350m", "model.init=random", "model.path=null"),
-    ),
+    Size.full: ("OPT-350M", 64, 256, ("model=opt_350m", "model.init=random", "model.path=null")),
 }
 FORCED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
@@ -53,13 +56,9 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
             f"PPO step, {rollout}, {shape}", partial(_time_ppo_step, run_dir, [*words, rollout])
         )
     ways = Ways(setting.folder / "fast", prompts, tokens)
-    yield Task(
-        "rollout=fast", partial(_time_generation, ways, lambda: ways.generate_fast(has_graphs=True))
-    )
-    yield Task(
-        "without CUDA graphs",
-        partial(_time_generation, ways, lambda: ways.generate_fast(has_graphs=False)),
-    )
+    for name, has_graphs in {"rollout=fast": True, "without CUDA graphs": False}.items():
+        generate = partial(ways.generate_fast, has_graphs=has_graphs)
+        yield Task(name, partial(_time_generation, ways, generate))
     for cache in ("dynamic", "static"):
         way = partial(ways.generate_with_transformers, cache)
         yield Task(f"generate, {cache} cache", partial(_time_peer, ways, way))
@@ -74,10 +73,10 @@ def _time_ppo_step(run_dir: Path, words: list[str]) -> Finding:
     seconds = {part: last[f"time/{part}_seconds"] for part in parts}
     speed = last["speed/tokens_per_second"]
     split = ", ".join(f"{part} {seconds[part]:.2f}" for part in parts[1:])
-    return Finding(
-        figure=f"{speed:,.0f} tokens/s; {seconds['step']:.2f} s a step ({split})",
-        verdict=RowVerdict.measured,
-        numbers={"tokens_per_second": speed} | {f"{k}_seconds": v for k, v in seconds.items()},
+    return measured_finding(
+        f"{speed:,.0f} tokens/s; {seconds['step']:.2f} s a step ({split})",
+        tokens_per_second=speed,
+        **{f"{part}_seconds": value for part, value in seconds.items()},
     )
 
 
@@ -175,10 +174,11 @@ def _time_generation(ways: Ways, generate: Callable[[], int]) -> Finding:
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     speed = tokens / seconds[-1]
-    return Finding(
-        figure=f"{speed:,.0f} tokens/s; {1e3 * seconds[-1] / ways.tokens:.1f} ms a decode step",
-        verdict=RowVerdict.measured,
-        numbers={"tokens_per_second": speed, "seconds": seconds[-1], "first_seconds": seconds[0]},
+    return measured_finding(
+        f"{speed:,.0f} tokens/s; {1e3 * seconds[-1] / ways.tokens:.1f} ms a decode step",
+        tokens_per_second=speed,
+        seconds=seconds[-1],
+        first_seconds=seconds[0],
     )
 
 
@@ -187,7 +187,4 @@ def _time_peer(ways: Ways, generate: Callable[[], int]) -> Finding:
     try:
         return _time_generation(ways, generate)
     except Exception as error:
-        first = (str(error).strip() or "no message").partition("\n")[0]
-        return Finding(
-            figure=f"does not run here: {type(error).__name__}: {first}", verdict=RowVerdict.skipped
-        )
+        return skipped_finding(f"does not run here: {first_line_of(error)}")

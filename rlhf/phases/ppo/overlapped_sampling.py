@@ -20,7 +20,7 @@ from rlhf.base.errors import RolloutError
 from rlhf.base.isolated_process import IsolatedProcess
 from rlhf.base.stored_responses import join_rows, rows_of_rank, unpack_responses
 from rlhf.base.types import Engine, PromptBatch, Responses
-from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
+from rlhf.checkpoint.model_folder import SHARD_BYTES, write_shards
 from rlhf.config.batches import divide_cores
 from rlhf.config.choices import Backend, Phase
 from rlhf.config.schema.keys import YEAR_S

@@ -24,11 +24,11 @@ from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.environments.pools import build_pool
-from rlhf.models.build import build_scorer, lora_spec, require_enough_positions
+from rlhf.models.build import build_actor, build_scorer, lora_spec, require_enough_positions
+from rlhf.models.language_model import Scorer
 from rlhf.models.members import Combination, load_ensemble
-from rlhf.models.scorer import Scorer
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.models.trunk import build_trunk
+from rlhf.models.trunk import SharedTrunk
 from rlhf.models.zero3_init import Shard
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
 from rlhf.phases.ppo.optimizers import ppo_optimizer_settings
@@ -181,12 +181,11 @@ class RLHFEngine:
 
     def _build_trunk_models(self) -> TrunkModels:
         config = self.config
-        trunk = build_trunk(
-            trainable_policy_source(config, dropout=config.ppo.actor_dropout),
-            self.tokenizer,
+        source = trainable_policy_source(config, dropout=config.ppo.actor_dropout)
+        trunk = SharedTrunk(
+            build_actor(source, self.tokenizer, seed=seed_for(config.seed, "model")),
             num_layers_unfrozen=config.ppo.num_layers_unfrozen or 0,
             num_value_layers=config.ppo.num_value_layers,
-            seed=seed_for(config.seed, "model"),
         )
         self._require_enough_positions(trunk.pretrained, key="model")
         return TrunkModels(

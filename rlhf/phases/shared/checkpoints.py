@@ -12,8 +12,8 @@ import torch
 
 from rlhf.base.errors import RlhfError
 from rlhf.base.types import State
-from rlhf.checkpoint.best_step import BestStep
 from rlhf.checkpoint.phase_state import (
+    BestStep,
     Checkpoint,
     SkippedError,
     checkpoint_folder,

@@ -19,8 +19,7 @@ from rlhf.base.types import PromptBatch, RolloutBackend
 from rlhf.config.choices import Dtype, FailureName
 from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.chat import plain_observation
-from rlhf.data.encoding import Encoder
+from rlhf.data.encoding import Encoder, plain_observation
 from rlhf.environments.interface import EnvironmentPool, Observation, Reply
 from rlhf.phases.shared.policies import build_rollout_backend
 from rlhf.phases.shared.scoring import describe_step

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from rlhf.base.types import Engine
-from rlhf.checkpoint.example_code import python_example
-from rlhf.checkpoint.model_card import origin_sections
-from rlhf.checkpoint.model_folder import apply_umask, save_model
-from rlhf.checkpoint.streaming import SHARD_BYTES, save_streamed, tensors_to_save
+from rlhf.checkpoint.model_card import origin_sections, python_example
+from rlhf.checkpoint.model_folder import (
+    SHARD_BYTES,
+    apply_umask,
+    save_model,
+    save_streamed,
+    tensors_to_save,
+)
 from rlhf.config.choices import LoraExport
 from rlhf.config.schema.rollout import RolloutConfig
 from rlhf.models.lora import adapter_tensors, has_adapters, merge_adapters_in_stream, save_adapter

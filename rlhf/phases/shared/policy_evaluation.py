@@ -12,8 +12,7 @@ from rlhf.base.intervals import mean_of
 from rlhf.base.random_streams import random_stream
 from rlhf.base.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend, TokenTargets
 from rlhf.config.choices import Phase
-from rlhf.data.batching import EvalRows, eval_batches
-from rlhf.data.collate import collate_prompts
+from rlhf.data.collate import EvalRows, collate_prompts, eval_batches
 from rlhf.data.records import Record, episode_seeds
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.episode_measures import episode_results, episode_values, shown_texts

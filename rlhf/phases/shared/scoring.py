@@ -28,7 +28,7 @@ from rlhf.base.types import (
     take_rows,
 )
 from rlhf.config.schema.keys import LARGEST_SCORE
-from rlhf.data.batching import padded_width
+from rlhf.data.collate import padded_width
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.members import Ensemble
 

@@ -15,8 +15,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import Engine, Model, PreferenceBatch
 from rlhf.config.batches import num_data_parallel_ranks
 from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
-from rlhf.data.batching import assign_rows_to_ranks, eval_batches
-from rlhf.data.collate import collate_pairs
+from rlhf.data.collate import assign_rows_to_ranks, collate_pairs, eval_batches
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
 from rlhf.tracking.console import Console

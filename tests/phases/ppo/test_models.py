@@ -13,15 +13,14 @@ from rlhf.base.types import StepReport
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
 from rlhf.models.build import build_actor, build_scorer
-from rlhf.models.language_model import LanguageModel, kept_token_logprobs
-from rlhf.models.lora import LoraSpec
-from rlhf.models.scorer import Scorer
+from rlhf.models.language_model import LanguageModel, Scorer, kept_token_logprobs
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.models.trunk import build_trunk
+from rlhf.models.trunk import SharedTrunk
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels, step_optimizers_together
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.policies import AdapterOff
 from rlhf.phases.shared.scoring import ModelScores, ResponseLogprobs, WholeSequences
+from tests.lora_settings import lora_config
 from tests.models_on_disk import disturb
 from tests.phases.ppo.ppo_pieces import (
     LENGTHS,
@@ -36,7 +35,7 @@ from tests.rounding import assert_near
 
 # Of the sums in a log-probability: two layers and the head of width 8, 9 tokens, 260 entries.
 TERMS = 2 * (7 * 8 + 2 * 9) + 8 + 260
-SPEC = LoraSpec(rank=2, alpha=4.0, dropout=0.5, target_modules=None, train_rest=False)
+SPEC = lora_config(dropout=0.5)
 ROLLOUT = some_rollout()
 SEQUENCES = WholeSequences(ROLLOUT.prompts, ROLLOUT.responses)
 
@@ -52,7 +51,8 @@ def reward(tokenizer: Any) -> PlainEngine:
 
 
 def trunk_models(tokenizer: Any, reward: PlainEngine, **options: Any) -> TrunkModels:
-    trunk = build_trunk(source(), tokenizer, num_layers_unfrozen=1, num_value_layers=1, seed=1)
+    actor = build_actor(source(), tokenizer, seed=1)
+    trunk = SharedTrunk(actor, num_layers_unfrozen=1, num_value_layers=1)
     nn.init.normal_(trunk.value_head.weight, generator=torch.Generator().manual_seed(5))
     engine = TrainingEngine(trunk, accumulation=1)
     return TrunkModels(engine, ModelScores(reward), temperature=TEMPERATURE, **options)

@@ -21,7 +21,7 @@ from rlhf.base.stored_responses import (
 )
 from rlhf.base.turns import Turns, Utterance
 from rlhf.base.types import PromptBatch, Responses
-from rlhf.gpu_check.equal_runs import differing_files
+from rlhf.gpu_check.runs import differing_files
 from rlhf.rollout.ahead import AfterSampling, SamplingAhead, SamplingInTurn
 from tests.runs import EPISODES, ROOT, TINY_RUN, finished, start
 from tests.runtime.test_launcher import children, wait_for

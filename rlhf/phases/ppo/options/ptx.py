@@ -14,8 +14,7 @@ from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import SequenceBatch
 from rlhf.config.batches import BatchPlan, ptx_plan
 from rlhf.config.choices import Phase
-from rlhf.data.batching import eval_batches
-from rlhf.data.collate import collate_sequences
+from rlhf.data.collate import collate_sequences, eval_batches
 from rlhf.data.corpus import PtxBlocks, ptx_blocks, reads_corpus
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext
