@@ -12,7 +12,7 @@ from rlhf.config.freeze import load_run
 from rlhf.data.chat import plain_observation
 from rlhf.data.encoding import Encoder
 from rlhf.environments.interface import EnvironmentPool, Reply
-from rlhf.environments.pools import build_pool
+from rlhf.environments.process_pool import build_pool
 from rlhf.rollout.sampling import SamplingSettings
 
 

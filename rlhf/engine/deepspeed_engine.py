@@ -21,10 +21,9 @@ from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
 from rlhf.engine.base import BaseEngine
 from rlhf.engine.deepspeed_config import deepspeed_config
 from rlhf.engine.deepspeed_kernels import require_quantizer
-from rlhf.engine.deepspeed_state import DeepSpeedState
 from rlhf.engine.masters import MovingAverage, masters_of
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
-from rlhf.engine.training_state import TrainingState
+from rlhf.engine.training_state import DeepSpeedState, TrainingState
 from rlhf.engine.zero3_partition import skip_shm_kernel_compilation
 
 DRIVE_BLOCK = 512  # bytes per block that a drive reads or writes

@@ -11,14 +11,11 @@ from rlhf.base.user_code import import_user_object
 from rlhf.config.choices import EnvironmentKind
 from rlhf.config.rules.environment_keys import check_environment_keys
 from rlhf.config.schema.environment import EnvironmentConfig
+from rlhf.environments.adapters import GemText, GymnasiumText, ReasoningQuestion, TextArenaGame
 from rlhf.environments.blackjack import Blackjack
 from rlhf.environments.calculator import Calculator
-from rlhf.environments.gem_adapter import GemText
-from rlhf.environments.gymnasium_adapter import GymnasiumText
 from rlhf.environments.interface import Environment
 from rlhf.environments.number_guessing import NumberGuessing
-from rlhf.environments.reasoning_gym_adapter import ReasoningQuestion
-from rlhf.environments.textarena_adapter import TextArenaGame
 from rlhf.environments.third_party import SeparateRandomness, global_random
 from rlhf.environments.tools import ToolEnvironment, has_tools
 

@@ -1,4 +1,4 @@
-"""Environments in processes of their own, which can neither stall nor end the run."""
+"""The pool of a rank: in processes of their own, environments neither stall nor end the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.environments.environment_host import Host
+from rlhf.environments.factories import environment_factory
 from rlhf.environments.interface import EpisodeStart, Player, Reply
+from rlhf.environments.local_pool import LocalPool
 
 LONGEST_WAIT = 1000.0  # seconds; more milliseconds than fit into an int are refused
 
@@ -76,3 +78,14 @@ class ProcessPool:
 
     def _host(self, episode: int) -> Host:
         return self._hosts[episode % len(self._hosts)]
+
+
+def build_pool(config: EnvironmentConfig) -> LocalPool | ProcessPool:
+    """Return the pool of environments of a rank.
+
+    Raises:
+        ConfigError: if the environment cannot be made, or needs processes of its own.
+    """
+    if config.processes > 0:
+        return ProcessPool(config)
+    return LocalPool(environment_factory(config))

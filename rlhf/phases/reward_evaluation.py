@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from rlhf.algorithms.ensemble import disagreement
-from rlhf.algorithms.reward import calibration_bins, calibration_error, end_scores
+from rlhf.algorithms.reward import calibration_bins, calibration_error, disagreement, end_scores
 from rlhf.base.intervals import wilson_interval
 from rlhf.base.metrics import Mean, Metrics
 from rlhf.base.types import ValueModel

@@ -18,9 +18,8 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.turns import NO_TURN, Turns, Utterance
 from rlhf.base.types import Engine, PromptBatch, Responses, RolloutBackend
 from rlhf.rollout.fast import FastRollout
-from rlhf.rollout.padding import unpad_prompts
+from rlhf.rollout.padding import Sampled, unpad_prompts
 from rlhf.rollout.parking import Counterpart, Request
-from rlhf.rollout.vllm_client import Sampled
 
 
 @dataclass(kw_only=True)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from rlhf.base.host_copies import copy_to_device
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.rollout.parking import Request
-from rlhf.rollout.vllm_client import Sampled
+
+
+class Sampled(NamedTuple):
+    """One response: its tokens with their log-probabilities, and whether it ended by itself."""
+
+    ids: list[int]
+    logprobs: list[float]
+    has_ended: bool
 
 
 def unpad_prompts(prompts: PromptBatch) -> list[list[int]]:

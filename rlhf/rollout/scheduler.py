@@ -16,8 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rlhf.base.host_copies import copy_to_device
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, PackingDecoder, Texts
 from rlhf.rollout.parking import Counterpart, ParkedRows, Request
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens, stack_drawn
-from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens, stack_drawn
 
 PREFILL_TOKENS = 8192  # maximum of prompt tokens per prefill, to limit its memory
 JOINING_SHARE = 8  # a prefill that needs its own pass waits until 1/8 of the rows are free

@@ -23,9 +23,8 @@ from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.hybrid.agreement import TOLERANCES
 from rlhf.rollout.parking import Request
-from rlhf.rollout.sampling import SamplingSettings
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Scheduler
-from rlhf.rollout.stopping import StopTexts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -33,13 +33,14 @@ from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
 from rlhf.phases.ppo.models import Learner, step_optimizers_together
 from rlhf.phases.ppo.objective import Aggregation, MicroBatch, cut_micro_batches, policy_terms
 from rlhf.phases.ppo.options import ptx
-from rlhf.phases.ppo.options.critic_check import CriticCheck
-from rlhf.phases.ppo.options.logprob_reuse import LogprobReuse, logprob_mismatch
-from rlhf.phases.ppo.options.resampling import sample_rollout
-from rlhf.phases.ppo.options.rollout_correction import with_proximal_share
-from rlhf.phases.ppo.options.step_values import with_step_values
+from rlhf.phases.ppo.options.branches import CriticCheck, with_step_values
+from rlhf.phases.ppo.options.rollout_logprobs import (
+    LogprobReuse,
+    logprob_mismatch,
+    with_proximal_share,
+)
 from rlhf.phases.ppo.overlapped_sampling import sample_ahead
-from rlhf.phases.ppo.prompts import PromptLoader
+from rlhf.phases.ppo.prompts import PromptLoader, sample_rollout
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.step_metrics import (
     PpoStats,

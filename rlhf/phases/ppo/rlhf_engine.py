@@ -23,7 +23,7 @@ from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
-from rlhf.environments.pools import build_pool
+from rlhf.environments.process_pool import build_pool
 from rlhf.models.build import build_scorer, lora_spec, require_enough_positions
 from rlhf.models.members import Combination, load_ensemble
 from rlhf.models.scorer import Scorer

@@ -27,7 +27,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import resolve_dtype
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
-from rlhf.environments.pools import build_pool
+from rlhf.environments.process_pool import build_pool
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases.ppo.overlapped_sampling import SamplerPlace
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch

@@ -15,7 +15,7 @@ from rlhf.base.metrics import Maximum, Mean, Metrics, Minimum, Moments
 from rlhf.base.types import PromptBatch, Responses, Rollout, StepReport
 from rlhf.config.roles import Role
 from rlhf.config.schema.ppo import PpoConfig
-from rlhf.phases.ppo.options.rollout_correction import correction_metrics
+from rlhf.phases.ppo.options.rollout_logprobs import correction_metrics
 from rlhf.phases.ppo.targets import Targets
 from rlhf.phases.shared.episode_measures import episode_values
 from rlhf.phases.shared.scoring import kl_per_sequence

@@ -27,7 +27,7 @@ from rlhf.phases.shared.phase_data import phase_prompts, phase_tokens, reward_pa
 from rlhf.rollout.decoders.via_cache import decoding_unsupported_reason
 from rlhf.rollout.hybrid.hybrid_rollout import hybrid_engine_unavailable_reason
 from rlhf.rollout.hybrid.supported_models import model_unsupported_reason
-from rlhf.rollout.vllm_client import VllmClient
+from rlhf.rollout.vllm_server import VllmClient
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.ensemble import disagreement
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
+from rlhf.algorithms.reward import disagreement
 from rlhf.base.errors import RewardError
 from rlhf.base.types import (
     LogprobOptions,

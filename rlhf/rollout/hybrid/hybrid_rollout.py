@@ -25,8 +25,7 @@ from rlhf.base.errors import CapabilityError
 from rlhf.base.types import Engine, PromptBatch, Responses, take_rows
 from rlhf.rollout.hf import HfRollout, replace_generation_config
 from rlhf.rollout.hybrid.agreement import Greedy, describe_parity_failure
-from rlhf.rollout.sampling import SamplingSettings
-from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 
 COMPARED_ROWS, COMPARED_TOKENS = 4, 16
 REFUSAL = "rollout.backend=hybrid_engine"

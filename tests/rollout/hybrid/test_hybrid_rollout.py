@@ -45,8 +45,7 @@ from rlhf.rollout.hybrid.hybrid_rollout import (
     hybrid_engine_unavailable_reason,
 )
 from rlhf.rollout.hybrid.supported_models import REASONS, model_unsupported_reason
-from rlhf.rollout.sampling import SamplingSettings
-from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.tracking.metric_table import check_metric_name
 from tests.engine.test_deepspeed_config import zero
 from tests.models_on_disk import save_models
