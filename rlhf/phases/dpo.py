@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf.algorithms.dpo import DpoLoss, dpo_loss, sequence_logprobs
 from rlhf.base.intervals import wilson_interval
-from rlhf.base.metrics import Mean, Metrics
+from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import PreferenceBatch, TokenModel, TokenPositions
 from rlhf.config.batches import phase_plans, phase_steps
@@ -160,7 +160,7 @@ class DpoTrainer:
 
         def loss_of(batch: PreferenceBatch) -> tuple[Tensor, Metrics]:
             result = self._compute_loss(batch)
-            return result.loss / num_pairs, _metrics(result)
+            return result.loss / num_pairs, loss_metrics(Phase.dpo, result)
 
         batches = (self._collate(part) for part in split_table_rows(rows, micro))
         _, values = take_optimizer_step(context, Phase.dpo, self.policy, batches, loss_of)
@@ -213,13 +213,3 @@ def _pair_logprobs(model: TokenModel, batch: PreferenceBatch) -> tuple[Tensor, .
     logprobs_N, rows_N = kept_token_logprobs(model, both), TokenPositions.from_batch(both).rows_N
     logprobs_B = sequence_logprobs(logprobs_N, rows_N, num_rows=len(both.ids_BS))
     return logprobs_B.chunk(2)
-
-
-def _metrics(result: DpoLoss) -> Metrics:
-    return {
-        "dpo/loss": result.mean_loss,
-        "dpo/accuracy": result.accuracy,
-        "dpo/margin": result.margin,
-        "dpo/chosen_reward": result.chosen_reward,
-        "dpo/rejected_reward": result.rejected_reward,
-    }

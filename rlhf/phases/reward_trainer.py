@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.algorithms.reward import (
-    RewardLoss,
     build_reward_loss,
     divergence_loss,
     end_loss,
     end_scores,
     regression_loss,
 )
-from rlhf.base.metrics import Mean, Metrics
+from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.random_streams import random_stream, seed_for
 from rlhf.base.types import PreferenceBatch
 from rlhf.config.batches import phase_plans
@@ -166,7 +165,7 @@ class RewardTrainer:
                     end_scores(rejected_BS, batch.rejected.attend_BS),
                     weights_B,
                 )
-                yield result.loss / num_prompts, _metrics(result)
+                yield result.loss / num_prompts, loss_metrics(Phase.reward, result)
 
         parts = split_table_rows({**rows, "weights": weights_MB.T.tolist()}, self.plan.micro)
         metrics, values = take_optimizer_steps(
@@ -281,13 +280,3 @@ def _pair_weights(config: RewardConfig, num_pairs: int, *, seed: int) -> Tensor:
         for number, weights_N in enumerate(weights_MN, start=1):
             weights_N.exponential_(generator=random_stream(seed, "reward", "weights", number))
     return weights_MN
-
-
-def _metrics(result: RewardLoss) -> Metrics:
-    return {
-        "reward/loss": result.mean_loss,
-        "reward/accuracy": result.accuracy,
-        "reward/margin": result.margin,
-        "reward/chosen_score": result.chosen_score,
-        "reward/rejected_score": result.rejected_score,
-    }

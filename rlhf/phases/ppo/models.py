@@ -25,26 +25,15 @@ from rlhf.base.types import (
 from rlhf.config.roles import Role
 from rlhf.models.language_model import kept_token_logprobs
 from rlhf.models.trunk import TrunkOutput
-from rlhf.phases.ppo.objective import MicroBatch
+from rlhf.phases.ppo.objective import MicroBatch, Objective
 from rlhf.phases.shared.scoring import (
     ModelOutputs,
-    ResponseLogprobs,
     Rewards,
     Scores,
     WholeSequences,
     response_logprobs,
     response_values,
 )
-
-
-class MiniBatchLosses(Protocol):
-    """An interface to the losses of PPO on one mini-batch."""
-
-    def actor_loss(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-        """Return a micro-batch's share of the actor's loss, and its metrics."""
-
-    def critic_loss(self, values_BT: Tensor, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-        """Return a micro-batch's share of the critic's loss, and its metrics."""
 
 
 class _Actor(NamedTuple):
@@ -54,7 +43,7 @@ class _Actor(NamedTuple):
     options: LogprobOptions
     role: Role = Role.actor
 
-    def loss(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
+    def loss(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Metrics]:
         policy = response_logprobs(self.engine, batch.sequences, self.options)
         return objective.actor_loss(policy, batch)
 
@@ -65,7 +54,7 @@ class _Critic(NamedTuple):
     engine: ValueEngine
     role: Role = Role.critic
 
-    def loss(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
+    def loss(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Metrics]:
         return objective.critic_loss(response_values(self.engine, batch.sequences), batch)
 
 
@@ -152,7 +141,7 @@ class _Trunk(NamedTuple):
     options: LogprobOptions
     role: Role = Role.actor
 
-    def loss(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
+    def loss(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Metrics]:
         sequences = batch.sequences
         output = self.engine(sequences.ids_BS, sequences.positions, self.options)
         assert output.policy is not None

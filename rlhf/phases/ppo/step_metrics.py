@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.kl import estimate_kl
-from rlhf.algorithms.ppo import PolicyLoss, ValueLoss
 from rlhf.base.metrics import Maximum, Mean, Metrics, Minimum, Moments
 from rlhf.base.types import PromptBatch, Responses, Rollout, StepReport
 from rlhf.config.roles import Role
@@ -101,23 +100,6 @@ def _label_equal_rows(rows_BX: Tensor) -> Tensor:
     _, numbers_B = torch.unique(rows_BX, dim=0, return_inverse=True)
     assert isinstance(numbers_B, Tensor)
     return numbers_B
-
-
-def policy_metrics(loss: PolicyLoss) -> Metrics:
-    """Return the metrics of the clipped surrogate of one micro-batch."""
-    return {
-        "ppo/actor_loss": loss.actor_loss,
-        "ppo/clipfrac": loss.clipfrac,
-        "ppo/dual_clipfrac": loss.dual_clipfrac,
-        "ppo/approx_kl": loss.approx_kl,
-        "ppo/ratio_mean": loss.ratio_mean,
-        "ppo/ratio_max": loss.ratio_max,
-    }
-
-
-def critic_metrics(loss: ValueLoss) -> Metrics:
-    """Return the metrics of the value loss of one micro-batch."""
-    return {"ppo/critic_loss": loss.critic_loss, "ppo/value_clipfrac": loss.clipfrac}
 
 
 def step_values_to_log(metrics: Metrics, updates: list[dict[Role, StepReport]]) -> dict[str, float]:

@@ -18,8 +18,7 @@ from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.phases.ppo.loop import PPOTrainer
-from rlhf.phases.ppo.models import MiniBatchLosses
-from rlhf.phases.ppo.objective import MicroBatch
+from rlhf.phases.ppo.objective import MicroBatch, Objective
 from rlhf.phases.shared.scoring import ResponseLogprobs
 from tests.phases.ppo.ppo_pieces import ROLLOUT_CONFIG, UNTIMED
 
@@ -50,7 +49,7 @@ class Engine:
 class Learner(NamedTuple):
     role: Role
     engine: Engine
-    loss: Callable[[MicroBatch, MiniBatchLosses], tuple[Tensor, Metrics]]
+    loss: Callable[[MicroBatch, Objective], tuple[Tensor, Metrics]]
 
 
 class Answers:
@@ -66,11 +65,11 @@ class Answers:
         actor = Learner(Role.actor, self.actor, self._policy)
         return [[critic], [actor]] if trains_actor else [[critic]]
 
-    def _values(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
+    def _values(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Metrics]:
         self.rows.append(batch.sequences.ids_BS[:, 0].tolist())
         return objective.critic_loss(torch.full(batch.keep_BT.shape, 2.0), batch)
 
-    def _policy(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
+    def _policy(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Metrics]:
         shape = batch.keep_BT.shape
         policy = ResponseLogprobs(torch.full(shape, -1.0 + self._drift), torch.full(shape, 0.5))
         return objective.actor_loss(policy, batch)
