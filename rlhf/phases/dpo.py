@@ -6,6 +6,7 @@ Shapes: B = pairs, S = tokens of whole sequences.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -47,7 +48,7 @@ from rlhf.phases.shared.supervised import (
     measure_held_out,
     run_supervised,
     split_table_rows,
-    take_optimizer_step,
+    take_optimizer_steps,
 )
 
 
@@ -158,12 +159,12 @@ class DpoTrainer:
         mine = local_share(context, range(num_pairs), rows["length"], micro=micro)
         rows = {name: [values[row] for row in mine] for name, values in rows.items()}
 
-        def loss_of(batch: PreferenceBatch) -> tuple[Tensor, Metrics]:
+        def losses_of(batch: PreferenceBatch) -> Iterator[tuple[Tensor, Metrics]]:
             result = self._compute_loss(batch)
-            return result.loss / num_pairs, loss_metrics(Phase.dpo, result)
+            yield result.loss / num_pairs, loss_metrics(Phase.dpo, result)
 
         batches = (self._collate(part) for part in split_table_rows(rows, micro))
-        _, values = take_optimizer_step(context, Phase.dpo, self.policy, batches, loss_of)
+        _, values = take_optimizer_steps(context, Phase.dpo, [self.policy], batches, losses_of)
         return values | {"dpo/pairs_per_second": num_pairs / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> tuple[Mean, Mean]:

@@ -157,7 +157,7 @@ class RewardTrainer:
             batch = self._collate(rows)
             weights_BM = torch.tensor(rows["weights"], device=self._context.ranks.device)
             for (chosen_BS, rejected_BS), weights_B in zip(
-                self._training_values(batch), weights_BM.unbind(1), strict=True
+                self._values(batch, trains=True), weights_BM.unbind(1), strict=True
             ):
                 result = build_reward_loss(  # pairs that are repeated as padding have weight 0
                     self._loss(chosen_BS, rejected_BS, batch, rows),
@@ -182,7 +182,7 @@ class RewardTrainer:
 
         def measure(rows: Rows, keep_B: Tensor) -> Metrics:
             batch = self._collate(rows)
-            values = list(self._final_values(batch))
+            values = list(self._values(batch))
             chosen_BM, rejected_BM = (
                 torch.stack([end_scores(each[side], part.attend_BS) for each in values], dim=1)
                 for side, part in enumerate(batch)
@@ -226,27 +226,19 @@ class RewardTrainer:
         max_tokens = self._context.config.reward.max_tokens
         return collate_pair_rows(self._context, rows, max_tokens=max_tokens)
 
-    def _training_values(self, batch: PreferenceBatch) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield values (B, S) of chosen and rejected sequences, of one learner after another."""
+    def _values(
+        self, batch: PreferenceBatch, *, trains: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield values (B, S) of both sides, of each member that scores, or ``trains``, in turn."""
         ids_BS = batch.concatenate().ids_BS
         first, *further = self.engines.values()
-        if not further:
+        if not further or (self.averages and not trains):
             yield first(ids_BS).chunk(2)
             return
         with first.evaluating(), record_member_calls(self._scorer, self.members) as calls:
-            first(ids_BS)
-        for engine in further:
-            yield engine(calls).chunk(2)
-
-    def _final_values(self, batch: PreferenceBatch) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield values (B, S) of chosen and rejected sequences of each member that scores."""
-        ids_BS = batch.concatenate().ids_BS
-        first, *further = self.engines.values()
-        if self.averages or not further:
-            yield first(ids_BS).chunk(2)
-            return
-        with record_member_calls(self._scorer, self.members) as calls:
-            yield first(ids_BS).chunk(2)
+            values_of_first = first(ids_BS)
+        if not trains:
+            yield values_of_first.chunk(2)
         for engine in further:
             yield engine(calls).chunk(2)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlhf.algorithms.sft import sft_loss
-from rlhf.base.metrics import Metrics, perplexity
+from rlhf.base.metrics import Metrics, loss_metrics, perplexity
 from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import SequenceBatch, TokenModel
 from rlhf.config.batches import phase_plans, phase_steps
@@ -38,7 +39,7 @@ from rlhf.phases.shared.supervised import (
     measure_held_out,
     run_supervised,
     split_table_rows,
-    take_optimizer_step,
+    take_optimizer_steps,
 )
 
 if TYPE_CHECKING:
@@ -153,11 +154,11 @@ class SftTrainer:
             // self._sharing
         )
 
-        def loss_of(batch: SequenceBatch) -> tuple[torch.Tensor, Metrics]:
+        def losses_of(batch: SequenceBatch) -> Iterator[tuple[torch.Tensor, Metrics]]:
             result = sft_loss(kept_token_logprobs(self.engine, batch))
-            return result.loss / num_kept, {"sft/loss": result.mean_loss}
+            yield result.loss / num_kept, loss_metrics(Phase.sft, result)
 
-        _, values = take_optimizer_step(context, Phase.sft, self.engine, batches, loss_of)
+        _, values = take_optimizer_steps(context, Phase.sft, [self.engine], batches, losses_of)
         return values | {"sft/tokens_per_second": int(num_tokens) / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> dict[str, float]:

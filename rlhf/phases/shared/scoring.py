@@ -105,13 +105,8 @@ class ResponseScores(NamedTuple):
     disagreement_B: Tensor | None = None  # deviation over an ensemble's members; None: no ensemble
 
 
-class Scores(Protocol):
-    """A function that scores whole responses: a reward model, or a judge instead of it."""
-
-    def __call__(self, sequences: WholeSequences) -> ResponseScores:
-        """Return the scores."""
-
-
+# Scores whole responses: a reward model, or a judge instead of it.
+Scores = Callable[[WholeSequences], ResponseScores]
 # Maps prompts, responses and model scores (B,) to weighted sums (B,) and the parts' scores.
 Rewards = Callable[[PromptBatch, Responses, Tensor], tuple[Tensor, TermScores]]
 

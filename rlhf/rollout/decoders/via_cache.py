@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.base.errors import CapabilityError
-from rlhf.rollout.decoders.decoder import Texts
+from rlhf.rollout.decoders.decoder import KvCache, Texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 WITHOUT_POSITIONS = {"bloom", "mpt"}
 
 
-class CacheDecoder:
+class CacheDecoder(KvCache):
     """A ``Decoder`` for any causal language model, run by its own ``forward``.
 
     A row's token at position p is stored in column p of the KV cache, so a row attends to the
@@ -83,10 +83,6 @@ class CacheDecoder:
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
         self._kv_cache.copy_row(source, target, columns)
-
-    def move_row(self, source: int, target: int, *, columns: int) -> None:
-        """Move a row by a copy, since the rows in use must be the first ones."""
-        self.copy_row(source, target, columns=columns)
 
     def _last_token_logits(
         self, ids_BS: Tensor, positions_BS: Tensor, lengths: list[int]

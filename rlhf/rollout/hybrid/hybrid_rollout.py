@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from rlhf.base.errors import CapabilityError
+from rlhf.base.stored_responses import join_rows
 from rlhf.base.types import Engine, PromptBatch, Responses, take_rows
 from rlhf.rollout.hf import HfRollout, replace_generation_config
 from rlhf.rollout.hybrid.agreement import Greedy, describe_parity_failure
@@ -80,7 +81,7 @@ class HybridEngineRollout:
             )
             for first in range(0, num_rows, at_once)
         ]
-        return _concatenate(parts, pad_id=self._pad_id)
+        return join_rows(parts, pad_id=self._pad_id)
 
     def _sample(self, actor: Engine, prompts: PromptBatch) -> Responses:
         num_rows, options = len(prompts.texts), self._length_options(self._max_tokens)
@@ -245,20 +246,6 @@ def _pad_to_max(prompts: PromptBatch, settings: HybridSettings, *, pad_id: int) 
     return prompts._replace(
         ids_BP=pad(prompts.ids_BP, (more, 0), value=pad_id),
         attend_BP=pad(prompts.attend_BP, (more, 0), value=False),
-    )
-
-
-def _concatenate(parts: list[Responses], *, pad_id: int) -> Responses:
-    """Concatenate the rows of ``parts``, padded to the longest response."""
-    longest = max(part.ids_BT.shape[1] for part in parts)
-
-    def pad_columns(values_BT: Tensor, value: float) -> Tensor:
-        return pad(values_BT, (0, longest - values_BT.shape[1]), value=value)
-
-    return Responses(
-        torch.cat([pad_columns(part.ids_BT, pad_id) for part in parts]),
-        torch.cat([pad_columns(part.keep_BT, False) for part in parts]),
-        torch.cat([part.ended_B for part in parts]),
     )
 
 
