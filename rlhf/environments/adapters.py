@@ -110,11 +110,7 @@ class TextArenaGame:
     """
 
     def __init__(self, id: str, **options: Any) -> None:
-        """Make the game.
-
-        Raises:
-            ConfigError: if it cannot be made, or is not for one player.
-        """
+        """Make the game, or raise ConfigError."""
         self._arena = import_package(EnvironmentKind.textarena, "textarena")
         _check_game(id, json.dumps(options, sort_keys=True))
         self._game = _make_game(self._arena, id, options)
@@ -149,11 +145,7 @@ def _make_game(arena: Any, id: str, options: Mapping[str, Any]) -> Any:
 
 @lru_cache
 def _check_game(id: str, options: str) -> None:
-    """Check that the game can be made and begun for one player; ``options`` is JSON.
-
-    Raises:
-        ConfigError: if it cannot.
-    """
+    """Raise ConfigError if the game cannot be begun for one player; ``options`` is JSON."""
     arena = import_package(EnvironmentKind.textarena, "textarena")
     with refuse_id(id):
         game = _make_game(arena, id, json.loads(options))
@@ -171,11 +163,7 @@ class ReasoningQuestion:
     """
 
     def __init__(self, id: str, **options: Any) -> None:
-        """Prepare a generator.
-
-        Raises:
-            ConfigError: if there is no such generator, or its options are wrong.
-        """
+        """Prepare a generator, or raise ConfigError."""
         self._package = import_package(EnvironmentKind.reasoning_gym, "reasoning_gym")
         self._id, self._options = id, options
         with refuse_id(id):
@@ -216,11 +204,7 @@ class GemText:
     """An environment of GEM (gem-llm), which has gymnasium's form over text already."""
 
     def __init__(self, id: str, **options: Any) -> None:
-        """Make the environment.
-
-        Raises:
-            ConfigError: if it cannot be made.
-        """
+        """Make the environment, or raise ConfigError."""
         gem = import_package(EnvironmentKind.gem, "gem", INSTALL_GEM)
         with refuse_id(id):
             self._env = gem.make(id, **options)

@@ -27,11 +27,7 @@ class Calculator:
     def __init__(
         self, tool: bool = True, largest: int = 999, terms: int = 2, operations: str = "+-*"
     ) -> None:
-        """Set the largest number in a question, how many numbers it has, and its operations.
-
-        Raises:
-            ConfigError: if the tool could not read such a question.
-        """
+        """Set the largest number in a question, how many numbers it has, and its operations."""
         if not 1 <= largest < 10**9:
             raise ConfigError(f"environment.options.largest={largest}: must be from 1 to 999999999")
         if terms not in range(2, 9):

@@ -101,7 +101,11 @@ class EnvironmentPool(Protocol):
         """Begin the episode with this number, in place of an earlier one."""
 
     def step(self, episode: int, turn: str | Player) -> None:
-        """Give a turn of the policy to an episode, or let one of its own players take the turn."""
+        """Give a turn of the policy to an episode, or let one of its own players take the turn.
+
+        Raises:
+            KeyError: if the episode has not begun, or has ended.
+        """
 
     def replies(self, *, wait: bool) -> list[Reply]:
         """Return replies since the last call; with ``wait`` at least one, [] if none is due."""

@@ -17,11 +17,7 @@ class NumberGuessing:
     """An environment in which bisection finds the number, so that the largest return is known."""
 
     def __init__(self, low: int = 1, high: int = 10, guesses: int = 4) -> None:
-        """Set the bounds of the number, both included, and the number of guesses.
-
-        Raises:
-            ConfigError: if there is no such number, or no guess.
-        """
+        """Set the bounds of the number, both included, and the number of guesses."""
         if high < low:
             raise ConfigError(f"environment.options.high={high}: must be low={low} or more")
         if guesses < 1:

@@ -24,11 +24,7 @@ class ProcessPool:
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Start the processes.
-
-        Raises:
-            ConfigError: if they cannot make the environment; then none is left running.
-        """
+        """Start the processes, or none: ConfigError if one cannot make the environment."""
         self._hosts = [Host(config) for _ in range(config.processes)]
         self._failures: list[Reply] = []  # of calls that could not be sent
         try:
@@ -46,11 +42,7 @@ class ProcessPool:
         self._failures += self._host(episode).begin(episode, EpisodeStart(seed, row))
 
     def step(self, episode: int, turn: str | Player) -> None:
-        """Give a turn of the policy to an episode, or let a player take it.
-
-        Raises:
-            KeyError: if the episode has not begun, or has ended.
-        """
+        """Give a turn of the policy to an episode, or let a player take it."""
         self._failures += self._host(episode).give(episode, turn)
 
     def replies(self, *, wait: bool) -> list[Reply]:
@@ -81,11 +73,7 @@ class ProcessPool:
 
 
 def build_pool(config: EnvironmentConfig) -> LocalPool | ProcessPool:
-    """Return the pool of environments of a rank.
-
-    Raises:
-        ConfigError: if the environment cannot be made, or needs processes of its own.
-    """
+    """Return the pool of environments of a rank."""
     if config.processes > 0:
         return ProcessPool(config)
     return LocalPool(environment_factory(config))

@@ -32,11 +32,7 @@ class IsolatedReward:
     """
 
     def __init__(self, name: str, part: RewardTerm) -> None:
-        """Start the process.
-
-        Raises:
-            ConfigError: if the part cannot be used; the message names its key.
-        """
+        """Start the process, or raise a ConfigError that names the key of the part."""
         self.name, self.part = name, part
         self.rows = 0  # responses in the latest request
         self._seconds, self._until = 0.0, 0.0  # time limit of this request, and its deadline
@@ -135,10 +131,6 @@ def end_reward_processes(parts: Mapping[str, IsolatedReward]) -> None:
 
 
 def check_reward_parts(config: RunConfig) -> None:
-    """Check that every part of the score can be used, before a phase is trained for it.
-
-    Raises:
-        ConfigError: if a part cannot be used.
-    """
+    """Raise ConfigError if a part of the score cannot be used, before a phase is trained for it."""
     if Phase.ppo in config.phase.order:
         end_reward_processes(start_reward_processes(config.rewards))

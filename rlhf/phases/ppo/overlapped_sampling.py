@@ -112,11 +112,7 @@ class SamplingProcesses:
                     process.send({"step": step, "weights": str(weights), **prompts}, _in_a_year())
 
     def finish(self, step: int) -> Responses:
-        """Return this rank's responses of ``step``, as soon as all processes have written theirs.
-
-        Raises:
-            RolloutError: if a process has ended, or cannot sample.
-        """
+        """Return this rank's responses of ``step`` as soon as all processes have written theirs."""
         from safetensors.torch import load_file
 
         for process in self._processes:

@@ -80,11 +80,7 @@ class SamplingWorker:
     """The policy, and the backend that samples from it, of one sampling process."""
 
     def __init__(self, place: SamplerPlace) -> None:
-        """Build the policy of the run.
-
-        Raises:
-            CapabilityError: if there is no GPU left for this process.
-        """
+        """Build the policy of the run."""
         quieten_libraries()
         torch.set_num_threads(place.threads)
         run_dir, self._folder = Path(place.run_dir), Path(place.folder)

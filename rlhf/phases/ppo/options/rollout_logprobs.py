@@ -48,11 +48,7 @@ class LogprobReuse:
         self.mismatch: float | None = None  # not measured yet
 
     def can_reuse(self, responses: Responses) -> bool:
-        """Return True if the actor need not be run to score ``responses``.
-
-        Raises:
-            ConfigError: if reuse_logprobs is ``always`` and the backend measures none.
-        """
+        """Return True if the actor need not be run to score ``responses``."""
         config = self._config
         if responses.logprobs_BT is None and self._mode is When.always:
             raise ConfigError(
