@@ -69,7 +69,7 @@ class Host:
     def start(self) -> None:
         """Start a process, which answers the configuration later."""
         self.starts, self._calls, self._is_ready = self.starts + 1, 0, False
-        self.process = IsolatedProcess("rlhf.environments.environment_process:serve_environments")
+        self.process = IsolatedProcess("rlhf.environments.process_pool:serve_environments")
         self.until = time.monotonic() + SECONDS_TO_START
         with suppress(OSError):  # receiving fails too
             self.process.send(asdict(self._config), self.until)

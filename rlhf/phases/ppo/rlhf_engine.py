@@ -34,7 +34,7 @@ from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
 from rlhf.phases.ppo.optimizers import ppo_optimizer_settings
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix
-from rlhf.phases.ppo.step_speed import StepSpeed
+from rlhf.phases.ppo.step_metrics import StepSpeed
 from rlhf.phases.shared.checkpoints import StatefulWithTensors
 from rlhf.phases.shared.episode_counterpart import build_answering_backend
 from rlhf.phases.shared.policies import (
