@@ -162,9 +162,6 @@ def combine_scores(scores_M: Tensor, *, combine: str, coef: float) -> Tensor:
     - mean: the mean over the members.
     - worst: the lowest score (worst-case optimisation).
     - uncertainty: the mean minus ``coef`` times the variance (uncertainty-weighted optimisation).
-
-    Raises:
-        ValueError: if there is no such combination of scores.
     """
     match combine:
         case "mean":

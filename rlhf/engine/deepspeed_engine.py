@@ -270,13 +270,10 @@ def _has_async_io() -> bool:
 
 
 def require_aligned_nvme_gradients(optimizer: Any) -> None:
-    """Check that DeepSpeed 0.19.8 would not silently mix up gradients on NVMe.
+    """Raise CapabilityError if DeepSpeed 0.19.8 would silently mix up gradients on NVMe.
 
     It reads each gradient from the drive into a slice of a flat fp32 buffer, but drives transfer
     only whole blocks, so each slice must start at a block.
-
-    Raises:
-        CapabilityError: a gradient starts inside a block.
     """
     swaps = optimizer.optimizer_swapper.is_swappable_tensor
     for _, start, size in optimizer.grad_position.values():

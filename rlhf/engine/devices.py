@@ -143,11 +143,7 @@ def _has_kernels(kernels: list[str], capability: tuple[int, int]) -> bool:
 
 
 def current_ranks(device: Device) -> Ranks:
-    """Return this process's rank, world size and device; start a process group if there is none.
-
-    Raises:
-        CapabilityError: if this rank has no GPU of its own and ``device`` is cuda.
-    """
+    """Return this process's rank, world size and device; start a process group if there is none."""
     place = use_device(device)
     if not torch.distributed.is_initialized():
         start_process_group(device, store=_build_one_rank_store(device), rank=0, world_size=1)

@@ -12,10 +12,8 @@ from rlhf.config.choices import EnvironmentKind
 from rlhf.config.rules.environment_keys import check_environment_keys
 from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.environments.adapters import GemText, GymnasiumText, ReasoningQuestion, TextArenaGame
-from rlhf.environments.blackjack import Blackjack
-from rlhf.environments.calculator import Calculator
+from rlhf.environments.embedded import Blackjack, Calculator, NumberGuessing
 from rlhf.environments.interface import Environment
-from rlhf.environments.number_guessing import NumberGuessing
 from rlhf.environments.third_party import SeparateRandomness, global_random
 from rlhf.environments.tools import ToolEnvironment, has_tools
 

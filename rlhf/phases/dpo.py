@@ -118,6 +118,7 @@ class DpoTrainer:
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
         config, tokenizer = context.config, context.tokenizer
         self._context = context
+        self._collate = partial(collate_pair_rows, context, max_tokens=config.dpo.max_tokens)
         self._plan = phase_plans(config)[Phase.dpo]
         shared: Any = {"settings": context.settings, "plan": self._plan, "ranks": context.ranks}
         shard = build_parameter_placer(Role.actor, **shared)
@@ -187,10 +188,6 @@ class DpoTrainer:
         self.policy.close()
         if self._copy is not None:
             self._copy.close()
-
-    def _collate(self, rows: Rows) -> PreferenceBatch:
-        max_tokens = self._context.config.dpo.max_tokens
-        return collate_pair_rows(self._context, rows, max_tokens=max_tokens)
 
     def _compute_loss(self, batch: PreferenceBatch, keep_B: Tensor | None = None) -> DpoLoss:
         with self._reference.evaluating():

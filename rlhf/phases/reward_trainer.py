@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -97,6 +98,7 @@ class RewardTrainer:
         self, context: RunContext, *, num_pairs: int, first_steps: int, member_steps: int = 0
     ) -> None:
         config, self._context = context.config, context
+        self._collate = partial(collate_pair_rows, context, max_tokens=config.reward.max_tokens)
         self.plan = phase_plans(config)[Phase.reward]
         self.source = reward_model_source(config)
         self._loss = PairLoss(config.reward)
@@ -221,10 +223,6 @@ class RewardTrainer:
         scorer = self.engines["model"].module
         assert isinstance(scorer, Scorer)
         return scorer
-
-    def _collate(self, rows: Rows) -> PreferenceBatch:
-        max_tokens = self._context.config.reward.max_tokens
-        return collate_pair_rows(self._context, rows, max_tokens=max_tokens)
 
     def _values(
         self, batch: PreferenceBatch, *, trains: bool = False

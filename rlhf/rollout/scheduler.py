@@ -101,9 +101,8 @@ class Scheduler:
     def _newest_tokens(self, device: torch.device) -> tuple[Tensor, list[int]]:
         """Return the newest tokens (B,) of the active requests, and their positions."""
         newest = [request.ids[-1] for request in self._active]
-        return copy_to_device(torch.tensor(newest), device), [
-            r.newest_position for r in self._active
-        ]
+        positions = [request.newest_position for request in self._active]
+        return copy_to_device(torch.tensor(newest), device), positions
 
     def _prefill(
         self, joining: list[Request], device: torch.device

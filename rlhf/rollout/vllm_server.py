@@ -152,9 +152,6 @@ class VllmClient:
         """Check that the server answers, takes weights, and returns log-probs of what it samples.
 
         ``ties_embeddings`` is True if the model's output layer is its embedding.
-
-        Raises:
-            RolloutError: if one of these checks fails.
         """
         self.fetch_weight_version()
         config = self._request("GET", "/server_info?config_format=json")["vllm_config"]

@@ -13,7 +13,7 @@ import pytest
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import EnvironmentKind
 from rlhf.config.schema.environment import EnvironmentConfig, FailureRewards
-from rlhf.environments.calculator import Calculator
+from rlhf.environments.embedded import Calculator
 from rlhf.environments.factories import environment_factory
 from rlhf.environments.local_pool import LocalPool
 from rlhf.environments.process_pool import build_pool

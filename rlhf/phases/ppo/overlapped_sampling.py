@@ -26,7 +26,7 @@ from rlhf.base.quiet_libraries import quieten_libraries
 from rlhf.base.ranks import Ranks
 from rlhf.base.safe_text import print_traceback
 from rlhf.base.stored_responses import join_rows, pack_responses, rows_of_rank, unpack_responses
-from rlhf.base.types import Engine, PromptBatch, Responses
+from rlhf.base.types import Engine, PromptBatch, Responses, StatefulWithTensors
 from rlhf.checkpoint.streaming import SHARD_BYTES, write_shards
 from rlhf.config.batches import divide_cores
 from rlhf.config.choices import Backend, Device, Phase, When
@@ -40,7 +40,6 @@ from rlhf.engine.torch_engine import TorchEngine
 from rlhf.environments.process_pool import build_pool
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases.ppo.prompts import PromptLoader, StepPrompts, shard_prompt_batch
-from rlhf.phases.shared.checkpoints import StatefulWithTensors
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.episode_counterpart import build_answering_backend
 from rlhf.phases.shared.policies import build_policy

@@ -11,7 +11,7 @@ import torch
 from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import seed_for
 from rlhf.base.ranks import Ranks
-from rlhf.base.types import Extras, PromptBatch, RolloutBackend
+from rlhf.base.types import Extras, PromptBatch, RolloutBackend, StatefulWithTensors
 from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase, When
 from rlhf.config.roles import Role, has_reward_model
@@ -35,7 +35,6 @@ from rlhf.phases.ppo.optimizers import ppo_optimizer_settings
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.ppo.step_metrics import StepSpeed
-from rlhf.phases.shared.checkpoints import StatefulWithTensors
 from rlhf.phases.shared.episode_counterpart import build_answering_backend
 from rlhf.phases.shared.policies import (
     AdapterOff,

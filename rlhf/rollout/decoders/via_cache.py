@@ -141,14 +141,11 @@ class RowCache:
     ) -> tuple[Tensor, Tensor]:
         """Store a layer's new keys and values; return all keys and values of the call's rows."""
         if layer_idx not in self._layers:
-            self._layers[layer_idx] = (
-                self._allocate_like(keys_BNSD),
-                self._allocate_like(values_BNSD),
-            )
+            like = self._allocate_like
+            self._layers[layer_idx] = like(keys_BNSD), like(values_BNSD)
         keys_RNCD, values_RNCD = self._layers[layer_idx]
-        return self._store_tokens(keys_RNCD, keys_BNSD), self._store_tokens(
-            values_RNCD, values_BNSD
-        )
+        store = self._store_tokens
+        return store(keys_RNCD, keys_BNSD), store(values_RNCD, values_BNSD)
 
     def get_seq_length(self, *_: Any, **__: Any) -> int:
         """Return the number of columns before the tokens of the call."""

@@ -158,11 +158,7 @@ def copy_generate_to_wrapper(module: nn.Module) -> None:
 
 
 def adapt_deepspeed_layers(module: nn.Module) -> int:
-    """Adapt the layers that DeepSpeed built for ``module`` to transformers 5; return their number.
-
-    Raises:
-        CapabilityError: if DeepSpeed built no layers and would generate as rollout=hf does.
-    """
+    """Adapt the layers that DeepSpeed built to transformers 5; return their number."""
     containers = getattr(_find_hybrid_engine(module), "_inference_containers", ())
     if not containers:
         raise CapabilityError(

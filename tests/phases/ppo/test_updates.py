@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.phases.ppo.loop import PPOTrainer
+from rlhf.phases.ppo.models import Learner
 from rlhf.phases.ppo.objective import MicroBatch, Objective
 from rlhf.phases.shared.scoring import ResponseLogprobs
 from tests.phases.ppo.ppo_pieces import ROLLOUT_CONFIG, UNTIMED
@@ -44,12 +45,6 @@ class Engine:
     def step(self, *, discard: bool = False) -> StepReport:
         self.steps += 1
         return StepReport(0.5, 2.0, is_skipped=discard)
-
-
-class Learner(NamedTuple):
-    role: Role
-    engine: Engine
-    loss: Callable[[MicroBatch, Objective], tuple[Tensor, Metrics]]
 
 
 class Answers:
