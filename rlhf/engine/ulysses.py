@@ -35,9 +35,6 @@ def sequence_parallel_attention(
     Every rank must call this, after DeepSpeed has started, and then run all layers on
     ``sequences`` sequences at once. The returned function has the arguments of transformers'
     attention interface, and ignores the mask: attention is causal.
-
-    Raises:
-        CapabilityError: if the heads cannot be divided over ``size`` ranks.
     """
     if heads.queries % size or (heads.keys % size and size % heads.keys):
         raise CapabilityError(

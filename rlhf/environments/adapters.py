@@ -37,11 +37,7 @@ class GymnasiumText:
     """
 
     def __init__(self, id: str, actions: Sequence[str] = (), **options: Any) -> None:
-        """Make the environment; ``actions`` names the actions of one that is not toy text.
-
-        Raises:
-            ConfigError: if it cannot be made, or has no discrete actions and observations.
-        """
+        """Make the environment; ``actions`` names the actions of one that is not toy text."""
         gymnasium = import_package(EnvironmentKind.gymnasium, "gymnasium")
         with refuse_id(id):
             self._env = gymnasium.make(id, **options)

@@ -100,6 +100,8 @@ class RewardTrainer:
         config, self._context = context.config, context
         self._collate = partial(collate_pair_rows, context, max_tokens=config.reward.max_tokens)
         self.plan = phase_plans(config)[Phase.reward]
+        settings, ranks = context.settings, context.ranks
+        self._shared: Any = {"settings": settings, "plan": self.plan, "ranks": ranks}
         self.source = reward_model_source(config)
         self._loss = PairLoss(config.reward)
         scorer = build_scorer(
@@ -107,9 +109,7 @@ class RewardTrainer:
             context.tokenizer,
             seed=seed_for(config.seed, "reward_model"),
             lora=lora_spec(config.lora, LoraRole.reward),
-            shard=build_parameter_placer(
-                Role.reward_training, settings=context.settings, plan=self.plan, ranks=context.ranks
-            ),
+            shard=build_parameter_placer(Role.reward_training, **self._shared),
         )
         require_enough_positions(
             scorer.pretrained,
@@ -241,19 +241,11 @@ class RewardTrainer:
             yield engine(calls).chunk(2)
 
     def _build_engine(self, module: nn.Module, steps: int) -> AnyEngine:
-        context, lora = self._context, self._context.config.lora
-        return build_engine(
-            module,
-            role=Role.reward_training,
-            settings=context.settings,
-            plan=self.plan,
-            ranks=context.ranks,
-            optimizer=OptimizerSettings.from_config(
-                context.config.reward,
-                total_steps=steps,
-                adapter_lr=adapter_lr(lora, LoraRole.reward),
-            ),
+        config = self._context.config
+        optimizer = OptimizerSettings.from_config(
+            config.reward, total_steps=steps, adapter_lr=adapter_lr(config.lora, LoraRole.reward)
         )
+        return build_engine(module, role=Role.reward_training, optimizer=optimizer, **self._shared)
 
 
 def _further_members(scorer: Scorer, config: RewardConfig, *, seed: int) -> list[Member]:

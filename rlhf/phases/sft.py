@@ -103,27 +103,24 @@ class SftTrainer:
             config.model, key="model", dropout=config.model.dropout
         )
         self._sharing = config.zero.sequence_parallel_size
+        shared: Any = {"settings": context.settings, "plan": self.plan, "ranks": context.ranks}
         model = build_actor(
             self.source,
             context.tokenizer,
             seed=seed_for(config.seed, "model"),
             lora=lora_spec(config.lora, LoraRole.sft),
-            shard=build_parameter_placer(
-                Role.sft, settings=context.settings, plan=self.plan, ranks=context.ranks
-            ),
+            shard=build_parameter_placer(Role.sft, **shared),
         )
         require_enough_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
         self.engine = build_engine(
             self._module_to_train(model),
             role=Role.sft,
-            settings=context.settings,
-            plan=self.plan,
-            ranks=context.ranks,
             optimizer=OptimizerSettings.from_config(
                 config.sft,
                 total_steps=total_steps,
                 adapter_lr=adapter_lr(config.lora, LoraRole.sft),
             ),
+            **shared,
         )
         if self._sharing > 1:
             attention = sequence_parallel_attention(

@@ -117,11 +117,7 @@ class IsolatedReward:
 
 
 def start_reward_processes(parts: Mapping[str, RewardTerm]) -> dict[str, IsolatedReward]:
-    """Start the processes of the parts that require one; return them by the parts' names.
-
-    Raises:
-        ConfigError: if a part cannot be used; the started processes are then ended.
-    """
+    """Start the processes of the parts that require one, by name; ConfigError: none is left."""
     started: dict[str, IsolatedReward] = {}
     try:
         for name, part in parts.items():

@@ -28,11 +28,7 @@ CHUNK = 1 << 16  # bytes
 
 
 def function(part: RewardTerm) -> ScoreFunction:
-    """Import ``part.function`` and return it as a ``ScoreFunction``.
-
-    Raises:
-        ConfigError: if it cannot be imported, or cannot take prompts, responses and the columns.
-    """
+    """Import ``part.function`` and return it as a ``ScoreFunction``, or raise ConfigError."""
     called, file = import_user_object("function", str(part.function))
     try:
         inspect.signature(called).bind([], [], **{column: [] for column in part.columns})

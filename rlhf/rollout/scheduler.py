@@ -145,10 +145,7 @@ class Scheduler:
         return stack_drawn(drawn)
 
     def _append_tokens(self, requests: list[Request], drawn_2B: Tensor) -> None:
-        """Append a token and its log-probability to each request; this waits for the device.
-
-        ``drawn_2B`` has the tokens in its first row and their log-probabilities in its second row.
-        """
+        """Append a token and its log-probability to each request; this waits for the device."""
         for request, token, logprob in zip(requests, *drawn_2B.tolist(), strict=True):
             request.ids.append(int(token))
             request.logprobs.append(logprob)

@@ -220,9 +220,8 @@ class RLHFEngine:
         return build_scorer(source, self.tokenizer, seed=seed, lora=spec, shard=shard)
 
     def _shard(self, role: Role) -> Shard | None:
-        return build_parameter_placer(
-            role, settings=self.settings, plan=self.plan, ranks=self.ranks
-        )
+        settings, ranks = self.settings, self.ranks
+        return build_parameter_placer(role, settings=settings, plan=self.plan, ranks=ranks)
 
     def _require_enough_positions(self, model: PreTrainedModel, *, key: str) -> None:
         name, tokens = self.config.tokens_after_prompt

@@ -30,9 +30,6 @@ class CacheDecoder(KvCache):
     A row's token at position p is stored in column p of the KV cache, so a row attends to the
     columns up to its own position. The first call allocates keys and values for rows x tokens in
     every layer.
-
-    Raises:
-        CapabilityError: if ``decoding_unsupported_reason`` returns a reason.
     """
 
     rows_are_exact = False

@@ -47,7 +47,7 @@ class HybridSettings:
     cuda_graphs: bool
 
 
-class HybridEngineRollout:
+class HybridEngineRollout(HfRollout):
     """A ``RolloutBackend`` that samples with ``generate`` of DeepSpeed's Hybrid Engine.
 
     Raises:
@@ -63,10 +63,8 @@ class HybridEngineRollout:
         pad_id: int,
         stop: StopTexts,
     ) -> None:
-        self._hf = HfRollout(sampling, end_id=end_id, pad_id=pad_id, stop=stop)
-        self._max_tokens = sampling.max_tokens
+        super().__init__(sampling, end_id=end_id, pad_id=pad_id, stop=stop)
         self._settings = settings
-        self._pad_id = pad_id
         self._is_checked = False
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
@@ -84,11 +82,11 @@ class HybridEngineRollout:
         return join_rows(parts, pad_id=self._pad_id)
 
     def _sample(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        num_rows, options = len(prompts.texts), self._length_options(self._max_tokens)
+        num_rows, options = len(prompts.texts), self._length_options(self._sampling.max_tokens)
         if self._settings.cuda_graphs:
             prompts = _pad_to_max(prompts, self._settings, pad_id=self._pad_id)
         with actor.evaluating() as module, _swap_in_layers(module) as (policy, generate):
-            responses = self._hf.sample(
+            responses = self.sample(
                 policy,
                 prompts,
                 generate,
@@ -111,7 +109,7 @@ class HybridEngineRollout:
         prompts = take_rows(prompts, [row % num_rows for row in range(self._settings.max_rows)])
         if self._settings.cuda_graphs:
             prompts = _pad_to_max(prompts, self._settings, pad_id=self._pad_id)
-        tokens = min(COMPARED_TOKENS, self._max_tokens)
+        tokens = min(COMPARED_TOKENS, self._sampling.max_tokens)
         with actor.evaluating() as module:
             found = describe_parity_failure(
                 lambda: self._decode_greedily(actor, module, prompts, tokens=tokens),
