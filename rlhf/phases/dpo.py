@@ -29,9 +29,8 @@ from rlhf.models.build import require_enough_positions
 from rlhf.models.language_model import kept_token_logprobs
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.exporting import save_trained_model
-from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.policies import (
     AdapterOff,
     build_policy,

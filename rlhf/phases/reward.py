@@ -20,9 +20,8 @@ from rlhf.models.members import save_members
 from rlhf.phases.reward_evaluation import RewardEvaluation
 from rlhf.phases.reward_trainer import RewardTrainer
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.context import RunContext, reward_pairs
 from rlhf.phases.shared.exporting import save_trained_model
-from rlhf.phases.shared.phase_data import reward_pairs
 from rlhf.phases.shared.supervised import local_share, run_supervised
 
 if TYPE_CHECKING:

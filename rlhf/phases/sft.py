@@ -30,9 +30,8 @@ from rlhf.models.sequence_shards import (
 )
 from rlhf.models.sources import ModelSource
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.exporting import save_trained_model
-from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.supervised import (
     Rows,
     local_share,

@@ -46,8 +46,7 @@ from rlhf.phases.ppo.step_metrics import (
 )
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.phase_data import phase_tokens
+from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.scoring import score_responses, split_rows
 
 

@@ -15,9 +15,8 @@ from rlhf.config.choices import Phase
 from rlhf.data.batching import EvalRows, eval_batches
 from rlhf.data.collate import collate_prompts
 from rlhf.data.records import Record, episode_seeds
-from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.context import RunContext, phase_prompts, phase_records
 from rlhf.phases.shared.episode_measures import episode_results, episode_values, shown_texts
-from rlhf.phases.shared.phase_data import phase_prompts, phase_records
 from rlhf.phases.shared.scoring import (
     ScoringModels,
     kl_per_sequence,

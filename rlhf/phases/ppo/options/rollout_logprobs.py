@@ -96,11 +96,7 @@ def _mode_of_run(config: RolloutConfig, ppo: PpoConfig) -> When:
 
 
 def logprob_mismatch(one_BT: Tensor, other_BT: Tensor, keep_BT: Tensor) -> Metrics:
-    """Return metrics of the difference of two measurements of the same log-probabilities.
-
-    The metrics are the mean and the largest difference, and the share of differences above
-    ``LARGE``.
-    """
+    """Return metrics of the difference of two measurements of the same log-probabilities."""
     apart_BT = (one_BT - other_BT).abs()
     return {
         MISMATCH: Mean.of(apart_BT, keep_BT),
