@@ -7,6 +7,7 @@ N = kept response tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -111,7 +112,8 @@ Scores = Callable[[WholeSequences], ResponseScores]
 Rewards = Callable[[PromptBatch, Responses, Tensor], tuple[Tensor, TermScores]]
 
 
-class ModelScores(NamedTuple):
+@dataclass(frozen=True)
+class ModelScores:
     """Scores of a reward model, or combined scores of the members of an ensemble."""
 
     model: ValueModel
@@ -131,7 +133,8 @@ def zero_scores(sequences: WholeSequences) -> ResponseScores:
     return ResponseScores(torch.zeros(len(sequences.ids_BS), device=sequences.ids_BS.device))
 
 
-class JudgeScores(NamedTuple):
+@dataclass(frozen=True)
+class JudgeScores:
     """Gold scores of a judge, computed by a rule."""
 
     judge: GoldJudge
