@@ -13,13 +13,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from rlhf.algorithms.kl import KlController, adapt_lr_scale
+from rlhf.algorithms.ppo import value_loss
 from rlhf.base.errors import ConfigError
-from rlhf.base.metrics import Metrics, accumulate_metrics
+from rlhf.base.metrics import Metrics, accumulate_metrics, loss_metrics
 from rlhf.base.random_streams import random_stream, seed_dropout
 from rlhf.base.types import PromptBatch, Rollout, StepReport, TokenTargets
 from rlhf.config.batches import exact_div, phase_steps
@@ -29,10 +31,14 @@ from rlhf.config.schema.ppo import PpoConfig
 from rlhf.engine.devices import peak_memory_gib
 from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
 from rlhf.phases.ppo.models import Learner, step_optimizers_together
-from rlhf.phases.ppo.objective import Aggregation, Objective, cut_micro_batches
+from rlhf.phases.ppo.objective import Aggregation, MicroBatch, cut_micro_batches, policy_terms
 from rlhf.phases.ppo.options import ptx
 from rlhf.phases.ppo.options.branches import CriticCheck, with_step_values
-from rlhf.phases.ppo.options.rollout_logprobs import LogprobReuse, with_proximal_share
+from rlhf.phases.ppo.options.rollout_logprobs import (
+    LogprobReuse,
+    logprob_mismatch,
+    with_proximal_share,
+)
 from rlhf.phases.ppo.overlapped_sampling import sample_ahead
 from rlhf.phases.ppo.prompts import PromptLoader, sample_rollout
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
@@ -47,7 +53,7 @@ from rlhf.phases.ppo.step_metrics import (
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens
-from rlhf.phases.shared.scoring import score_responses, split_rows
+from rlhf.phases.shared.scoring import ResponseLogprobs, score_responses, split_rows
 
 
 def run_ppo(context: RunContext) -> dict[str, Any]:
@@ -101,6 +107,34 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
         "seconds": checkpoints.elapsed_seconds,
         "peak_memory_gib": peak_memory_gib(context.ranks),
     }
+
+
+class Objective(NamedTuple):
+    """The losses of PPO on one mini-batch."""
+
+    config: PpoConfig
+    kl_ctl: float
+    mean: Aggregation
+    measures_mismatch: bool  # log-probabilities were reused, and no weight has changed since
+
+    def actor_loss(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+        """Return the surrogate plus penalties, and their metrics."""
+        total, found = policy_terms(policy, batch, self.mean, self.config, kl_ctl=self.kl_ctl)
+        if self.measures_mismatch:
+            found |= logprob_mismatch(policy.logprobs_BT, batch.logprobs_BT, batch.keep_BT)
+        return total / self.mean.divisor, found
+
+    def critic_loss(self, values_BT: Tensor, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+        """Return ``value_coef`` times the value loss, and its metrics."""
+        value = value_loss(
+            values_BT,
+            batch.values_BT,
+            batch.returns_BT,
+            batch.keep_BT,
+            cliprange_value=self.config.cliprange_value,
+        )
+        loss = self.config.value_coef * value.loss / self.mean.num_tokens
+        return loss, loss_metrics("ppo", value)
 
 
 class PPOTrainer:

@@ -1,4 +1,4 @@
-"""PPO's objective: the micro-batches of an update, the losses of actor and critic.
+"""Pieces of PPO's objective: the micro-batches of an update, the actor's loss and its options.
 
 Shapes: B = sequences of a micro-batch, T = response tokens.
 """
@@ -14,18 +14,14 @@ from rlhf.algorithms.advantages import Advantages
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.algorithms.masking import masked_sum, sum_of_row_means
 from rlhf.algorithms.off_policy import interpolate_logprobs
-from rlhf.algorithms.ppo import PolicyLoss, cispo_loss, gspo_loss, policy_loss, value_loss
+from rlhf.algorithms.ppo import PolicyLoss, cispo_loss, gspo_loss, policy_loss
 from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Rollout, take_rows
 from rlhf.config.choices import KlPlacement
 from rlhf.config.loss_choices import LossAggregation, ProximalPolicy, SurrogateName
 from rlhf.config.schema.ppo import PpoConfig
-from rlhf.phases.ppo.options.rollout_logprobs import (
-    correction_metrics,
-    logprob_mismatch,
-    weights_of,
-)
+from rlhf.phases.ppo.options.rollout_logprobs import correction_metrics, weights_of
 from rlhf.phases.shared.scoring import (
     ResponseLogprobs,
     WholeSequences,
@@ -95,80 +91,73 @@ class Aggregation(NamedTuple):
                 return cls(masked_sum, num_tokens, num_tokens)
 
 
-class Objective(NamedTuple):
-    """The losses of PPO on one mini-batch."""
+def policy_terms(
+    policy: ResponseLogprobs,
+    batch: MicroBatch,
+    mean: Aggregation,
+    config: PpoConfig,
+    *,
+    kl_ctl: float,
+) -> tuple[Tensor, Metrics]:
+    """Return surrogate plus penalties, each a ``mean.total`` over tokens, and their metrics."""
+    surrogate, weighing = _surrogate(policy, batch, mean, config)
+    penalty, found = _penalty(policy, batch, mean, config, kl_ctl=kl_ctl)
+    return surrogate.loss + penalty, loss_metrics("ppo", surrogate) | weighing | found
 
-    config: PpoConfig
-    kl_ctl: float
-    mean: Aggregation
-    measures_mismatch: bool  # log-probabilities were reused, and no weight has changed since
 
-    def actor_loss(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-        """Return a micro-batch's share of surrogate plus penalties, and their metrics."""
-        surrogate, weighing = self._surrogate(policy, batch)
-        penalty, found = self._penalty(policy, batch)
-        found = loss_metrics("ppo", surrogate) | weighing | found
-        if self.measures_mismatch:
-            found |= logprob_mismatch(policy.logprobs_BT, batch.logprobs_BT, batch.keep_BT)
-        return (surrogate.loss + penalty) / self.mean.divisor, found
+def _surrogate(
+    policy: ResponseLogprobs, batch: MicroBatch, mean: Aggregation, config: PpoConfig
+) -> tuple[PolicyLoss, Metrics]:
+    """Return the loss that ppo.surrogate names, and metrics of weights that only this loss knows.
 
-    def critic_loss(self, values_BT: Tensor, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-        """Return a micro-batch's share of ``value_coef`` times the value loss, and its metrics."""
-        value = value_loss(
-            values_BT,
-            batch.values_BT,
-            batch.returns_BT,
-            batch.keep_BT,
-            cliprange_value=self.config.cliprange_value,
-        )
-        loss = self.config.value_coef * value.loss / self.mean.num_tokens
-        return loss, loss_metrics("ppo", value)
+    With ppo.proximal_policy=interpolated the batch's log-probabilities are those of the policy that
+    sampled. They and ``policy`` give the proximal policy, and its weights.
+    """
+    old_BT, advantages_BT, metrics = batch.logprobs_BT, batch.advantages_BT, Metrics()
+    if config.proximal_policy is ProximalPolicy.interpolated:
+        assert config.proximal_share is not None, "the step's config has a share"
+        old_BT = interpolate_logprobs(policy.logprobs_BT, old_BT, share=config.proximal_share)
+        weights = weights_of(config, old_BT, batch.logprobs_BT, batch.keep_BT)
+        advantages_BT = advantages_BT * weights.weights_BT
+        metrics = correction_metrics(weights, batch.keep_BT)
+    inputs = (policy.logprobs_BT, old_BT, advantages_BT, batch.keep_BT)
+    low, high, total = config.cliprange, config.cliprange_high, mean.total
+    match config.surrogate:
+        case SurrogateName.clip:
+            dual = config.dual_clip
+            loss = policy_loss(
+                *inputs, cliprange=low, cliprange_high=high, dual_clip=dual, total=total
+            )
+        case SurrogateName.gspo:
+            loss = gspo_loss(*inputs, cliprange=low, cliprange_high=high, total=total)
+        case SurrogateName.cispo:
+            loss = cispo_loss(*inputs, cliprange_high=high or low, total=total)
+    return loss, metrics
 
-    def _surrogate(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[PolicyLoss, Metrics]:
-        """Return the loss that ppo.surrogate names, and metrics of weights that only it knows.
 
-        With ppo.proximal_policy=interpolated the batch's log-probabilities are those of the policy
-        that sampled. They and ``policy`` give the proximal policy, and its weights.
-        """
-        config, total, metrics = self.config, self.mean.total, Metrics()
-        old_BT, advantages_BT = batch.logprobs_BT, batch.advantages_BT
-        if config.proximal_policy is ProximalPolicy.interpolated:
-            assert config.proximal_share is not None, "the step's config has a share"
-            old_BT = interpolate_logprobs(policy.logprobs_BT, old_BT, share=config.proximal_share)
-            weights = weights_of(config, old_BT, batch.logprobs_BT, batch.keep_BT)
-            advantages_BT = advantages_BT * weights.weights_BT
-            metrics = correction_metrics(weights, batch.keep_BT)
-        inputs = (policy.logprobs_BT, old_BT, advantages_BT, batch.keep_BT)
-        low, high, dual = config.cliprange, config.cliprange_high, config.dual_clip
-        match config.surrogate:
-            case SurrogateName.clip:
-                loss = policy_loss(
-                    *inputs, cliprange=low, cliprange_high=high, dual_clip=dual, total=total
-                )
-            case SurrogateName.gspo:
-                loss = gspo_loss(*inputs, cliprange=low, cliprange_high=high, total=total)
-            case SurrogateName.cispo:
-                loss = cispo_loss(*inputs, cliprange_high=high or low, total=total)
-        return loss, metrics
+def _penalty(
+    policy: ResponseLogprobs,
+    batch: MicroBatch,
+    mean: Aggregation,
+    config: PpoConfig,
+    *,
+    kl_ctl: float,
+) -> tuple[Tensor | float, Metrics]:
+    """Return KL penalty minus entropy bonus, each a ``mean.total`` over tokens, and metrics.
 
-    def _penalty(
-        self, policy: ResponseLogprobs, batch: MicroBatch
-    ) -> tuple[Tensor | float, Metrics]:
-        """Return KL penalty minus entropy bonus, each a ``mean.total`` over tokens, and metrics.
-
-        By default both terms are 0: the KL penalty is part of the reward, as in InstructGPT.
-        """
-        config, mean, keep_BT, entropy_BT = self.config, self.mean, batch.keep_BT, policy.entropy_BT
-        assert entropy_BT is not None
-        penalty: Tensor | float = 0.0
-        metrics: Metrics = {"ppo/entropy": Mean.of(entropy_BT, keep_BT)}
-        if config.kl_placement is KlPlacement.loss:
-            kl_BT = _differentiable_kl(policy, batch, estimator=config.kl_estimator.value)
-            penalty = self.kl_ctl * mean.total(kl_BT, keep_BT)
-            metrics["ppo/kl_loss"] = Mean.of(kl_BT, keep_BT)
-        if config.entropy_coef:
-            penalty = penalty - config.entropy_coef * mean.total(entropy_BT, keep_BT)
-        return penalty, metrics
+    By default both terms are 0: the KL penalty is part of the reward, as in InstructGPT.
+    """
+    keep_BT, entropy_BT = batch.keep_BT, policy.entropy_BT
+    assert entropy_BT is not None
+    penalty: Tensor | float = 0.0
+    metrics: Metrics = {"ppo/entropy": Mean.of(entropy_BT, keep_BT)}
+    if config.kl_placement is KlPlacement.loss:
+        kl_BT = _differentiable_kl(policy, batch, estimator=config.kl_estimator.value)
+        penalty = kl_ctl * mean.total(kl_BT, keep_BT)
+        metrics["ppo/kl_loss"] = Mean.of(kl_BT, keep_BT)
+    if config.entropy_coef:
+        penalty = penalty - config.entropy_coef * mean.total(entropy_BT, keep_BT)
+    return penalty, metrics
 
 
 def _differentiable_kl(
