@@ -31,11 +31,7 @@ ADAPTERS: dict[EnvironmentKind, Callable[..., Environment]] = {
 
 
 def environment_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
-    """Return a function that makes environments; the code of a user is imported only once.
-
-    Raises:
-        ConfigError: if a key that the kind needs is missing, or the code cannot be imported.
-    """
+    """Return a function that makes environments; the code of a user is imported only once."""
     kind = config.kind
     if not config.is_used:
         raise ConfigError(f"environment.kind={kind}: there is no environment to make")

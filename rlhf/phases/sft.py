@@ -18,7 +18,7 @@ from rlhf.config.roles import Role, adapter_lr
 from rlhf.data.collate import collate_sequences
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.engine.ulysses import HeadCounts, sequence_parallel_attention
+from rlhf.engine.ulysses import sequence_parallel_attention
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import build_actor, lora_spec, require_enough_positions
 from rlhf.models.language_model import LanguageModel, kept_token_logprobs
@@ -124,7 +124,7 @@ class SftTrainer:
         if self._sharing > 1:
             attention = sequence_parallel_attention(
                 attention_function_of(model),
-                HeadCounts(*head_counts(model)),
+                head_counts(model),
                 ranks=context.ranks,
                 size=self._sharing,
                 sequences=self.plan.micro,

@@ -21,7 +21,7 @@ from rlhf.models.families import find_decoder_modules
 from rlhf.models.lora import adapter_of
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder
-from rlhf.rollout.hybrid.agreement import TOLERANCES
+from rlhf.rollout.hybrid.supported_models import TOLERANCES
 from rlhf.rollout.parking import Request
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Scheduler

@@ -129,11 +129,7 @@ def phase_tokens(context: RunContext, phase: Phase) -> TokenData:
 
 
 def reward_pairs(context: RunContext) -> tuple[Dataset, Dataset]:
-    """Return the pairs to train on and the held-out pairs, with the numbers that the loss reads.
-
-    Raises:
-        DataError: if a pair lacks such a number.
-    """
+    """Return pairs to train on and held-out pairs, with the numbers that the loss reads."""
     data, records = phase_tokens(context, Phase.reward), phase_records(context, Phase.reward)
     add = partial(add_pair_numbers, config=context.config.reward)
     return add(data.train, records.train), add(data.eval, records.eval)

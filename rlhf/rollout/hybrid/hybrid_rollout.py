@@ -25,7 +25,7 @@ from rlhf.base.errors import CapabilityError
 from rlhf.base.stored_responses import join_rows
 from rlhf.base.types import Engine, PromptBatch, Responses, take_rows
 from rlhf.rollout.hf import HfRollout, replace_generation_config
-from rlhf.rollout.hybrid.agreement import Greedy, describe_parity_failure
+from rlhf.rollout.hybrid.supported_models import Greedy, describe_parity_failure
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 
 COMPARED_ROWS, COMPARED_TOKENS = 4, 16
