@@ -33,7 +33,7 @@ AHEAD = [
     *("model@reward_model=gold", "ppo.eval_every=4", "ppo.eval_prompts=4"),
 ]
 # What the command line of a victim has; the launcher is the process that was started.
-VICTIMS = {"sampler": b"sampling_process", "rank": b"rlhf.runtime.rank", "launcher": b""}
+VICTIMS = {"sampler": b"overlapped_sampling", "rank": b"rlhf.runtime.rank", "launcher": b""}
 LONGEST_START = 15.0  # seconds from the command to the first step of PPO
 LONGEST_STEP = 0.5  # seconds
 SECONDS_TO_END = 20.0  # for all that a killed run has started

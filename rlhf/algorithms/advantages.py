@@ -154,9 +154,6 @@ def rloo_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, group_size: int) -> 
 
     R_i is the sum of a response's token rewards. The advantage of all its tokens is R_i minus the
     mean R of the other responses to its prompt. The rows of one prompt must be adjacent.
-
-    Raises:
-        ValueError: ``group_size`` is below 2 or does not divide the number of rows.
     """
     totals_GK = _group_totals(rewards_BT, keep_BT, group_size)
     others_GK = (totals_GK.sum(dim=1, keepdim=True) - totals_GK) / (group_size - 1)
@@ -173,9 +170,6 @@ def grpo_advantages(
     adjacent. The paper does not define std; this is the sample deviation (divided by
     group_size - 1), as in the usual implementations, so that their learning rates carry over.
     Without ``divides`` it is R_i - mean: Dr. GRPO, https://arxiv.org/abs/2503.20783 section 3.2.
-
-    Raises:
-        ValueError: ``group_size`` is below 2 or does not divide the number of rows.
     """
     totals_GK = _group_totals(rewards_BT, keep_BT, group_size)
     advantages_GK = totals_GK - totals_GK.mean(dim=1, keepdim=True)

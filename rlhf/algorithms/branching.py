@@ -9,28 +9,20 @@ Shapes: N = states, K = branches per state, B = N * K sequences, T = response to
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from rlhf.algorithms.advantages import Advantages, reinforce_pp_advantages
 
 
-class StepPlaces(NamedTuple):
-    """Steps of responses: the response tokens before the step, and up to its end."""
-
-    starts_N: Tensor
-    ends_N: Tensor
-
-
-def choose_steps(draws_N: Tensor, lengths_N: Tensor, *, step_tokens: int) -> StepPlaces:
+def choose_steps(draws_N: Tensor, lengths_N: Tensor, *, step_tokens: int) -> tuple[Tensor, Tensor]:
     """Choose a step of each response by a uniform number: any state at which a token follows.
 
-    A step has ``step_tokens`` tokens, or fewer if the response has fewer before the state.
+    Returns the number of response tokens before each step (N,), and up to its end (N,). A step has
+    ``step_tokens`` tokens, or fewer if the response has fewer before the state.
     """
     ends_N = (draws_N * lengths_N).long().clamp(max=lengths_N - 1)
-    return StepPlaces((ends_N - step_tokens).clamp(min=0), ends_N)
+    return (ends_N - step_tokens).clamp(min=0), ends_N
 
 
 def rewards_to_go(rewards_BT: Tensor, keep_BT: Tensor, places_B: Tensor, *, gamma: float) -> Tensor:
@@ -39,17 +31,10 @@ def rewards_to_go(rewards_BT: Tensor, keep_BT: Tensor, places_B: Tensor, *, gamm
     return returns_BT.gather(1, places_B[:, None]).squeeze(1)
 
 
-class BranchValues(NamedTuple):
-    """Estimates of true values, and their standard errors."""
-
-    values_N: Tensor
-    errors_N: Tensor
-
-
-def branch_values(returns_B: Tensor, *, branches: int) -> BranchValues:
+def branch_values(returns_B: Tensor, *, branches: int) -> tuple[Tensor, Tensor]:
     """Return the means of adjacent groups of ``branches`` returns, and their standard errors."""
     returns_NK = returns_B.double().view(-1, branches)
-    return BranchValues(returns_NK.mean(dim=1), returns_NK.std(dim=1) / branches**0.5)
+    return returns_NK.mean(dim=1), returns_NK.std(dim=1) / branches**0.5
 
 
 def step_advantages(

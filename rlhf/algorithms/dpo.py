@@ -51,9 +51,6 @@ def dpo_loss(
     ``label_smoothing`` is the probability that a label is wrong (conservative DPO,
     https://ericmitchell.ai/cdpo.pdf): the loss of the swapped pair gets this weight, and the loss
     of the pair gets the rest.
-
-    Raises:
-        ValueError: ``loss`` is neither "sigmoid" nor "ipo".
     """
     chosen_reward_B = beta * (chosen_B - reference_chosen_B)
     rejected_reward_B = beta * (rejected_B - reference_rejected_B)
@@ -63,8 +60,6 @@ def dpo_loss(
             right_B, turned_B = (-functional.logsigmoid(m_B) for m_B in (margin_B, -margin_B))
         case "ipo":
             right_B, turned_B = (((m_B - 0.5) / beta).square() for m_B in (margin_B, -margin_B))
-        case _:
-            raise ValueError(f"unknown loss {loss!r}; there are sigmoid and ipo")
     losses_B = (1 - label_smoothing) * right_B + label_smoothing * turned_B
     return DpoLoss(
         loss=losses_B.sum(),

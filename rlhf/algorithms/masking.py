@@ -9,11 +9,7 @@ from rlhf.base.metrics import Moments
 
 
 def last_kept_index(keep_BT: Tensor) -> Tensor:
-    """Return the index (B,) of each row's last kept token.
-
-    Raises:
-        ValueError: a row keeps nothing.
-    """
+    """Return the index (B,) of each row's last kept token; every row must keep one."""
     if not keep_BT.any(dim=1).all():
         raise ValueError("every row must keep at least one token")
     columns_T = torch.arange(keep_BT.shape[1], device=keep_BT.device)

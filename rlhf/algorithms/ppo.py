@@ -39,7 +39,7 @@ class ValueLoss(NamedTuple):
 
     loss: Tensor  # scalar sum over kept tokens, differentiable
     critic_loss: Mean  # loss per token
-    clipfrac: Mean  # share of tokens whose clipped error is the larger
+    value_clipfrac: Mean  # share of tokens whose clipped error is the larger
 
 
 def policy_loss(
@@ -191,5 +191,5 @@ def value_loss(
     return ValueLoss(
         loss=masked_sum(loss_BT, keep_BT),
         critic_loss=Mean.of(loss_BT, keep_BT),
-        clipfrac=Mean.of((clipped_BT > plain_BT).float(), keep_BT),
+        value_clipfrac=Mean.of((clipped_BT > plain_BT).float(), keep_BT),
     )

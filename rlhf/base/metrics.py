@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -126,6 +126,16 @@ def accumulate_metrics(first: Metrics, second: Metrics) -> Metrics:
     """Return the metrics of two parts of a step; a name that only one part carries is kept."""
     both = first.keys() & second.keys()
     return first | second | {name: first[name] + second[name] for name in both}  # type: ignore[operator]
+
+
+def loss_metrics(phase: str, loss: Any) -> Metrics:
+    """Return the fields of a loss, a named tuple, as PHASE/NAME; ``mean_loss`` as PHASE/loss.
+
+    The field ``loss`` itself is left out: it has the gradient.
+    """
+    found = {f"{phase}/{name}": each for name, each in loss._asdict().items() if name != "loss"}
+    mean = found.pop(f"{phase}/mean_loss", None)
+    return found if mean is None else {f"{phase}/loss": mean} | found
 
 
 def perplexity(loss: float) -> float:

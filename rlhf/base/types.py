@@ -205,7 +205,28 @@ class State(Protocol):
         """Replace this rank's slice of each tensor by ``read_part(name, slice)``."""
 
 
-class Engine(Model, Protocol):
+class Stateful(Protocol):
+    """An object whose state is a few JSON values."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON values."""
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Restore the state from what ``state_dict`` returned."""
+
+
+class StatefulWithTensors(Stateful, Protocol):
+    """An object whose state is tensors and a few JSON values, such as an engine."""
+
+    @property
+    def training_state(self) -> State:
+        """Return the tensors: an engine's are masters, moments and the moving average."""
+
+    def weight_digests(self) -> Mapping[str, int]:
+        """Return a digest of each trained tensor of weights; all ranks must call it together."""
+
+
+class Engine(Model, StatefulWithTensors, Protocol):
     """A model that can be trained, and whose weights can be read."""
 
     module: nn.Module
@@ -220,19 +241,6 @@ class Engine(Model, Protocol):
 
     def step(self, *, discard: bool = False) -> StepReport:
         """Step the optimizer on the gradients of all micro-batches, or drop the gradients."""
-
-    @property
-    def training_state(self) -> State:
-        """Return the tensors that training changes: masters, moments and moving average."""
-
-    def weight_digests(self) -> Mapping[str, int]:
-        """Return a digest of the fp32 weights of each trained parameter; all ranks must call it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what training changes besides tensors, such as step counters, as JSON values."""
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Restore a ``state`` that ``state_dict`` returned."""
 
     def swap_in_average(self) -> AbstractContextManager[None]:
         """Swap in the moving average of the weights; every rank must enter and leave."""

@@ -11,7 +11,7 @@ from rlhf.chat.talker import WriteText
 from rlhf.config.freeze import load_run
 from rlhf.data.encoding import Encoder, plain_observation
 from rlhf.environments.interface import EnvironmentPool, Reply
-from rlhf.environments.pools import build_pool
+from rlhf.environments.process_pool import build_pool
 from rlhf.rollout.sampling import SamplingSettings
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from rlhf.base.errors import DataError
 from rlhf.data.encoding import Encoder
 from rlhf.rollout.hf import replace_generation_config
-from rlhf.rollout.sampling import SamplingSettings
-from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
+
+from omegaconf import OmegaConf
 
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Backend, Dtype
@@ -49,7 +50,7 @@ def deepspeed_config(
             config["fp16"]["loss_scale_window"] = zero.loss_scale_window
         elif not role.is_frozen:
             config["bf16"]["check_grad_overflow"] = True  # off by default before DeepSpeed 0.19.3
-    return _merge(config, zero.extra)
+    return cast("dict[str, Any]", OmegaConf.to_object(OmegaConf.merge(config, zero.extra)))
 
 
 def hybrid_engine_section(config: RunConfig) -> dict[str, Any] | None:
@@ -107,13 +108,3 @@ def _offload_section(role: Role, zero: ZeroConfig) -> dict[str, Any]:
         return {"device": "cpu", "pin_memory": True}
     # One folder per model: DeepSpeed 0.19.8 empties its folder when an engine starts.
     return {"device": "nvme", "nvme_path": f"{zero.nvme_path}/{role}", "pin_memory": True}
-
-
-def _merge(config: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    merged = deepcopy(config)
-    for key, value in extra.items():
-        if isinstance(value, dict) and isinstance(merged.get(key), dict):
-            merged[key] = _merge(merged[key], value)
-        else:
-            merged[key] = value
-    return merged

@@ -21,10 +21,9 @@ from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
 from rlhf.engine.base import BaseEngine
 from rlhf.engine.deepspeed_config import deepspeed_config
 from rlhf.engine.deepspeed_kernels import require_quantizer
-from rlhf.engine.deepspeed_state import DeepSpeedState
 from rlhf.engine.masters import MovingAverage, masters_of
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
-from rlhf.engine.training_state import TrainingState
+from rlhf.engine.training_state import DeepSpeedState, TrainingState
 from rlhf.engine.zero3_partition import skip_shm_kernel_compilation
 
 DRIVE_BLOCK = 512  # bytes per block that a drive reads or writes
@@ -271,13 +270,10 @@ def _has_async_io() -> bool:
 
 
 def require_aligned_nvme_gradients(optimizer: Any) -> None:
-    """Check that DeepSpeed 0.19.8 would not silently mix up gradients on NVMe.
+    """Raise CapabilityError if DeepSpeed 0.19.8 would silently mix up gradients on NVMe.
 
     It reads each gradient from the drive into a slice of a flat fp32 buffer, but drives transfer
     only whole blocks, so each slice must start at a block.
-
-    Raises:
-        CapabilityError: a gradient starts inside a block.
     """
     swaps = optimizer.optimizer_swapper.is_swappable_tensor
     for _, start, size in optimizer.grad_position.values():

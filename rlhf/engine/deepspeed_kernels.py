@@ -9,11 +9,7 @@ from rlhf.config.schema.zero import ZeroConfig
 
 
 def require_quantizer(zero: ZeroConfig) -> None:
-    """Check that this machine has, or can compile, the quantizer if an option of ``zero`` uses it.
-
-    Raises:
-        CapabilityError: if it cannot; the message names the options and the reason.
-    """
+    """Raise CapabilityError if ``zero`` needs the quantizer, and it cannot be compiled here."""
     keys = ("quantize_weights", "quantize_gradients", "quantize_frozen_weights")
     used = [f"zero.{key}=true" for key in keys if getattr(zero, key)]
     if used and (obstacle := op_unavailable_reason("QuantizerBuilder")) is not None:

@@ -52,22 +52,14 @@ def resolve_dtype(dtype: Dtype, device: Device) -> Dtype:
 
 
 def check_devices(hardware: HardwareConfig) -> None:
-    """Check that this machine has the devices that ``hardware`` names and supports its precision.
-
-    Raises:
-        CapabilityError: if a node has fewer GPUs than ranks, or lacks the precision.
-    """
+    """Raise CapabilityError if this machine lacks the devices or the precision of ``hardware``."""
     if hardware.device is Device.cuda:
         check_gpus(hardware.ranks_per_node)
     resolve_dtype(hardware.dtype, hardware.device)
 
 
 def check_gpus(ranks_per_node: int) -> None:
-    """Check that torch finds one GPU for each rank of this node, and has kernels for it.
-
-    Raises:
-        CapabilityError: if torch finds fewer, or cannot compute on them.
-    """
+    """Raise CapabilityError unless each rank of this node has a GPU that torch has kernels for."""
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not found:
         raise CapabilityError(
@@ -151,11 +143,7 @@ def _has_kernels(kernels: list[str], capability: tuple[int, int]) -> bool:
 
 
 def current_ranks(device: Device) -> Ranks:
-    """Return this process's rank, world size and device; start a process group if there is none.
-
-    Raises:
-        CapabilityError: if this rank has no GPU of its own and ``device`` is cuda.
-    """
+    """Return this process's rank, world size and device; start a process group if there is none."""
     place = use_device(device)
     if not torch.distributed.is_initialized():
         start_process_group(device, store=_build_one_rank_store(device), rank=0, world_size=1)

@@ -55,14 +55,6 @@ def round_to_bf16(weights: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def store_weights(shard: Tensor | Split, weights: Tensor) -> None:
-    """Store fp32 ``weights`` in ``shard``; a Split overwrites the lowest bit of ``weights``."""
-    if isinstance(shard, Split):
-        shard.split(weights)
-    elif weights is not shard:
-        shard.data.copy_(weights)
-
-
 def fp32_weights(shard: Tensor | Split) -> Tensor:
     """Return the fp32 weights of ``shard``: a view if it is fp32, otherwise a copy."""
     if isinstance(shard, Split):
@@ -172,7 +164,10 @@ class MovingAverage:
         self._finish_copies()
         for average, shard in zip(self._average, self._masters.shards, strict=True):
             weights = fp32_weights(shard).to(average.device, copy=True)
-            store_weights(shard, average)
+            if isinstance(shard, Split):
+                shard.split(average)
+            else:
+                shard.data.copy_(average)
             average.copy_(weights)
         self._masters.publish()
 

@@ -22,9 +22,6 @@ class EngineSettings:
     """Settings common to all engines of a run; ``dtype`` is resolved, never auto.
 
     ``hybrid_engine`` is the section of that name in the actor's DeepSpeed config; None: not used.
-
-    Raises:
-        CapabilityError: fp16 at stage 0, where no optimizer keeps the fp32 masters that fp16 needs.
     """
 
     zero: ZeroConfig
@@ -47,7 +44,7 @@ class EngineSettings:
         return self.hybrid_engine is not None and role is Role.actor
 
     def __post_init__(self) -> None:
-        """Raise CapabilityError for fp16 at stage 0."""
+        """Raise CapabilityError for fp16 at stage 0, which keeps none of the masters it needs."""
         if self.dtype is Dtype.fp16 and 0 in (self.zero.stage, self.zero.critic_stage):
             raise CapabilityError(
                 f"hardware.dtype=fp16 with zero.stage={self.zero.stage} and zero.critic_stage="

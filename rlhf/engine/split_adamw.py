@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,20 +18,6 @@ from rlhf.kernels.adamw_gpu import ParameterTable, adamw_gpu_kernels
 # into a cache. On a GPU each update needs about 20 kernel launches and 0.1 GiB.
 CHUNK = 2**18
 GPU_CHUNK = 2**22
-
-
-class _State(NamedTuple):
-    """A parameter with its masters and moments, flattened."""
-
-    parameter: nn.Parameter
-    low: Tensor
-    first: Tensor
-    second: Tensor
-
-    @property
-    def split_state(self) -> SplitState:
-        """Return the tensors that a step updates; ``high`` is the weight itself, not a copy."""
-        return SplitState(self.parameter.data.view(-1), self.low, self.first, self.second)
 
 
 class SplitAdamW:
@@ -60,14 +46,14 @@ class SplitAdamW:
         halves = places or {
             p: torch.empty(p.shape, dtype=torch.bfloat16, device=p.device) for p in trained
         }
-        self._states = [_new_state(p, halves[p], moments) for p in trained]
-        self._way = _select_adamw([state.parameter for state in self._states])
+        self._parameters = trained
+        self._states = [_split_parameter(p, halves[p], moments) for p in trained]
+        self._way = _select_adamw(trained)
 
     @property
     def masters(self) -> Masters:
         """Return the fp32 weights, split into bf16 weights and the lower bits."""
-        splits = (state.split_state for state in self._states)
-        return Masters([Split(each.high, each.low) for each in splits], lambda: None)
+        return Masters([Split(each.high, each.low) for each in self._states], lambda: None)
 
     @property
     def moments(self) -> list[AdamMoments]:
@@ -106,16 +92,15 @@ class SplitAdamW:
             for group in self.param_groups
             for _ in group["params"]
         ]
-        self._way.step([state.split_state for state in self._states], self._gradients(), numbers)
+        self._way.step(self._states, self._gradients(), numbers)
 
     def _gradients(self) -> list[Tensor | None]:
-        return [state.parameter.grad for state in self._states]
+        return [parameter.grad for parameter in self._parameters]
 
     def zero_grad(self) -> None:
         """Drop the gradients; the next ones take new memory, so nothing is filled with zeros."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        for parameter in self._parameters:
+            parameter.grad = None
 
 
 class TorchAdamw:
@@ -174,13 +159,13 @@ def _select_adamw(
     return TorchAdamw() if kernels is None else ParameterTable(kernels, sizes, device)
 
 
-def _new_state(parameter: nn.Parameter, half: Tensor, moments: torch.dtype) -> _State:
-    """Return a new state of ``parameter``; its upper 16 bits are stored in ``half`` from now on."""
+def _split_parameter(parameter: nn.Parameter, half: Tensor, moments: torch.dtype) -> SplitState:
+    """Return a new state of ``parameter``, which is ``half``, its upper 16 bits, from now on."""
     # A copy, since split() overwrites bits.
     weights = parameter.detach().to(half.device, torch.float32, copy=True).flatten()
     parameter.data = half
     low = torch.empty(weights.shape, dtype=torch.int16, device=weights.device)
     first, second = (torch.zeros_like(weights, dtype=moments) for _ in range(2))
-    state = _State(parameter, low, first, second)
-    Split(state.split_state.high, low).split(weights)
+    state = SplitState(half.view(-1), low, first, second)
+    Split(state.high, low).split(weights)
     return state

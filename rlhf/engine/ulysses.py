@@ -8,7 +8,7 @@ returns all heads of the rank's own part (https://arxiv.org/abs/2309.14509).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,30 +19,21 @@ from rlhf.base.ranks import Ranks
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-class HeadCounts(NamedTuple):
-    """The attention heads of a model."""
-
-    queries: int
-    keys: int
-    width: int
-
-
 def sequence_parallel_attention(
-    attention: Attention, heads: HeadCounts, *, ranks: Ranks, size: int, sequences: int
+    attention: Attention, heads: tuple[int, int, int], *, ranks: Ranks, size: int, sequences: int
 ) -> Attention:
     """Return ``attention`` for sequences that are split over ``size`` consecutive ranks.
 
+    ``heads`` are the numbers of query and of key-value heads, and the size of a head.
     Every rank must call this, after DeepSpeed has started, and then run all layers on
     ``sequences`` sequences at once. The returned function has the arguments of transformers'
     attention interface, and ignores the mask: attention is causal.
-
-    Raises:
-        CapabilityError: if the heads cannot be divided over ``size`` ranks.
     """
-    if heads.queries % size or (heads.keys % size and size % heads.keys):
+    queries, keys, width = heads
+    if queries % size or (keys % size and size % keys):
         raise CapabilityError(
-            f"zero.sequence_parallel_size={size}: the model's {heads.queries} attention heads and "
-            f"{heads.keys} key-value heads cannot be divided over {size} ranks; use a size that "
+            f"zero.sequence_parallel_size={size}: the model's {queries} attention heads and "
+            f"{keys} key-value heads cannot be divided over {size} ranks; use a size that "
             "divides both"
         )
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
@@ -52,9 +43,9 @@ def sequence_parallel_attention(
     exchanged = UlyssesSPAttentionHF(
         attn=attention,
         batch_size=sequences,
-        attn_head_count=heads.queries,
-        attn_head_size=heads.width,
-        kv_head_count=heads.keys,
+        attn_head_count=queries,
+        attn_head_size=width,
+        kv_head_count=keys,
         num_hidden_layers=1,  # only read in a debugging mode
         process_group=_create_group(ranks, size),
         seq_length_is_variable=True,

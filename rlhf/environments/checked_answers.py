@@ -38,11 +38,7 @@ def failed(episode: int, failure: FailureName, problem: str) -> Reply:
 
 
 def checked_observation(answer: Any) -> Observation:
-    """Return what ``reset`` or a step returned as an observation.
-
-    Raises:
-        InvalidAnswerError: if it is no text, or more than ``LONGEST_TEXT``.
-    """
+    """Return what ``reset`` or a step returned as an observation, or raise InvalidAnswerError."""
     found = as_observation(answer)
     if not isinstance(found.text, str):
         kind = type(found.text).__name__
@@ -63,11 +59,7 @@ def checked_observation(answer: Any) -> Observation:
 
 
 def checked_step(answer: Any) -> Step:
-    """Return what ``step`` returned; a tuple like gymnasium's counts as a ``Step``.
-
-    Raises:
-        InvalidAnswerError: if a field has another type or size than in ``Step``.
-    """
+    """Return what ``step`` returned, or raise InvalidAnswerError; gymnasium's tuple will do."""
     if not isinstance(answer, tuple) or isinstance(answer, Observation):
         raise InvalidAnswerError(f"step returned a {type(answer).__name__}: must be a Step")
     if not 1 <= len(answer) <= FIELDS:

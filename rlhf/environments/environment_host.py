@@ -69,17 +69,13 @@ class Host:
     def start(self) -> None:
         """Start a process, which answers the configuration later."""
         self.starts, self._calls, self._is_ready = self.starts + 1, 0, False
-        self.process = IsolatedProcess("rlhf.environments.environment_process:serve_environments")
+        self.process = IsolatedProcess("rlhf.environments.process_pool:serve_environments")
         self.until = time.monotonic() + SECONDS_TO_START
         with suppress(OSError):  # receiving fails too
             self.process.send(asdict(self._config), self.until)
 
     def finish_start(self) -> None:
-        """Wait until the process is ready.
-
-        Raises:
-            ConfigError: if it refuses the configuration, or does not start.
-        """
+        """Wait until the process is ready; raise ConfigError if it refuses the configuration."""
         assert self.process is not None
         try:
             line = self.process.receive(self.until)
@@ -226,11 +222,7 @@ def _content(call: _Call) -> dict[str, Any]:
 
 
 def _reply_in(line: Mapping[str, Any], episode: int) -> Reply:
-    """Return the reply in a line of the process.
-
-    Raises:
-        ValueError: if it is the reply of another episode.
-    """
+    """Return the reply in a line of the process; ValueError: it is another episode's."""
     (text, role), *others = line["step"]
     failure = None if line["failure"] is None else FailureName(line["failure"])
     if line["episode"] != episode:

@@ -11,14 +11,9 @@ from rlhf.base.user_code import import_user_object
 from rlhf.config.choices import EnvironmentKind
 from rlhf.config.rules.environment_keys import check_environment_keys
 from rlhf.config.schema.environment import EnvironmentConfig
-from rlhf.environments.blackjack import Blackjack
-from rlhf.environments.calculator import Calculator
-from rlhf.environments.gem_adapter import GemText
-from rlhf.environments.gymnasium_adapter import GymnasiumText
+from rlhf.environments.adapters import GemText, GymnasiumText, ReasoningQuestion, TextArenaGame
+from rlhf.environments.embedded import Blackjack, Calculator, NumberGuessing
 from rlhf.environments.interface import Environment
-from rlhf.environments.number_guessing import NumberGuessing
-from rlhf.environments.reasoning_gym_adapter import ReasoningQuestion
-from rlhf.environments.textarena_adapter import TextArenaGame
 from rlhf.environments.third_party import SeparateRandomness, global_random
 from rlhf.environments.tools import ToolEnvironment, has_tools
 
@@ -36,11 +31,7 @@ ADAPTERS: dict[EnvironmentKind, Callable[..., Environment]] = {
 
 
 def environment_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
-    """Return a function that makes environments; the code of a user is imported only once.
-
-    Raises:
-        ConfigError: if a key that the kind needs is missing, or the code cannot be imported.
-    """
+    """Return a function that makes environments; the code of a user is imported only once."""
     kind = config.kind
     if not config.is_used:
         raise ConfigError(f"environment.kind={kind}: there is no environment to make")

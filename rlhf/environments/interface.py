@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from random import Random
 from typing import Any, NamedTuple, Protocol
 
 from rlhf.config.choices import FailureName
@@ -47,22 +46,9 @@ class Environment(Protocol):
     def step(self, text: str) -> Step:
         """Answer a turn of the policy."""
 
-
-class Demonstrator(Environment, Protocol):
-    """An environment with an expert, whose answers SFT learns from."""
-
-    def demonstration(self) -> str:
-        """Return the expert's next turn."""
-
-
-class RandomPlayer(Environment, Protocol):
-    """An environment with random but well-formed turns: the floor of evaluations."""
-
-    def random_turn(self, rng: Random) -> str:
-        """Return a turn of a policy that knows the rules and nothing else."""
-
-
-# Environments may have an attribute ``optimum``: the largest expected return, where it is known.
+    # Where it has them: ``optimum: float``, the largest expected return; ``demonstration()``, the
+    # next turn of an expert, which SFT learns from; ``random_turn(rng)``, a turn of a policy that
+    # knows the rules and nothing else, the floor of evaluations.
 
 
 class EpisodeStart(NamedTuple):
@@ -115,7 +101,11 @@ class EnvironmentPool(Protocol):
         """Begin the episode with this number, in place of an earlier one."""
 
     def step(self, episode: int, turn: str | Player) -> None:
-        """Give a turn of the policy to an episode, or let one of its own players take the turn."""
+        """Give a turn of the policy to an episode, or let one of its own players take the turn.
+
+        Raises:
+            KeyError: if the episode has not begun, or has ended.
+        """
 
     def replies(self, *, wait: bool) -> list[Reply]:
         """Return replies since the last call; with ``wait`` at least one, [] if none is due."""

@@ -44,11 +44,7 @@ class EpisodeEnvironments:
         return self._finished(reply_of(episode, call))
 
     def step(self, episode: int, turn: str | Player) -> Reply:
-        """Give a turn to an episode, or let a player take it.
-
-        Raises:
-            KeyError: if the episode has not begun, or has ended.
-        """
+        """Give a turn to an episode, or let a player take it; KeyError if it is not open."""
         environment, rng = self._environments[episode]
         text = ""
 

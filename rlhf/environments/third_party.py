@@ -21,11 +21,7 @@ INSTALL = "pip install 'rlhf[environments]'"
 
 
 def import_package(kind: EnvironmentKind, module: str, install: str = INSTALL) -> Any:
-    """Import the package of an adapter.
-
-    Raises:
-        ConfigError: if it is not installed, or cannot be imported.
-    """
+    """Import the package of an adapter, or raise ConfigError."""
     if find_spec(module) is None:
         raise ConfigError(f"environment.kind={kind}: its package is not installed; {install}")
     with translate_errors(lambda reason: ConfigError(f"environment.kind={kind}: {reason}")):

@@ -44,11 +44,7 @@ class ToolEnvironment:
     """
 
     def __init__(self, inner: Any) -> None:
-        """Read the tools of ``inner`` from their signatures and docstrings.
-
-        Raises:
-            ConfigError: if ``inner`` has no reset or no tool, or a tool lacks a type or docstring.
-        """
+        """Read the tools of ``inner`` from signatures and docstrings, or raise ConfigError."""
         self._inner = inner
         self._methods = _tools_of(inner)
         self.tools = [_schema_of(inner, method) for method in self._methods.values()]
@@ -59,11 +55,7 @@ class ToolEnvironment:
         self._passes_seed = "seed" in inspect.signature(inner.reset).parameters
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:
-        """Begin an episode; return the tools, the row's prompt, and the text of ``reset``.
-
-        Raises:
-            ValueError: if there is no text at all.
-        """
+        """Begin an episode; return the tools, the row's prompt, and the text of ``reset``."""
         # A class of TRL knows no seeds; one that names the argument gets its own.
         columns = {"seed": seed, **row} if self._passes_seed else row
         text = str(row.get("prompt") or "") + str(self._inner.reset(**columns) or "")
@@ -91,11 +83,7 @@ class ToolEnvironment:
         return Step(Observation("\n".join(answers), role="tool"), info=info)
 
     def _read_call(self, content: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """Return the method that a call names, and the arguments.
-
-        Raises:
-            ToolCallError: if the call is no JSON, or does not follow the schema of a tool.
-        """
+        """Return the method that a call names, and the arguments, or raise ToolCallError."""
         try:
             call = json.loads(content)
         except (ValueError, RecursionError) as error:

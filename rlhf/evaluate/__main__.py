@@ -29,7 +29,7 @@ from rlhf.evaluate.benchmarks import require_lm_eval, run_benchmarks
 from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
 from rlhf.phases.reward_evaluation import held_out_margins
 from rlhf.phases.sft import held_out_loss
-from rlhf.phases.shared.phase_data import phase_tokens
+from rlhf.phases.shared.context import phase_tokens
 from rlhf.report.run_page import EVALUATION, model_rows, win_rate_rows, write_report
 from rlhf.tracking.console import build_console
 from rlhf.tracking.jsonl import JsonlWriter

@@ -23,7 +23,7 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import tokenizer_identity
 from rlhf.engine.devices import best_device
 from rlhf.engine.select import AnyEngine, build_engine
-from rlhf.environments.pools import build_pool
+from rlhf.environments.process_pool import build_pool
 from rlhf.export import context_of_run
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlhf.base.host_copies import copy_to_device
 from rlhf.kernels.adamw import AdamwScalars, SplitState
-from rlhf.kernels.triton_trial import try_kernels
+from rlhf.kernels.compiling import try_kernels
 
 PART = 2**16  # weights per program: a short table, but enough programs to keep a GPU busy
 BLOCK = 2**10  # weights that a program has in registers at a time: 8 in each of 128 threads

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.kernels.triton_trial import try_kernels
+from rlhf.kernels.compiling import try_kernels
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 LEAST = 16  # rows and columns of the smallest matrix product on tensor cores

@@ -41,12 +41,9 @@ class HeadsAt(NamedTuple):
     """The place of a token's queries, keys or values in a buffer: ``heads`` vectors."""
 
     buffer: int
-    first: int
-    """Index of the first vector within a token's row of the buffer."""
-    token: int
-    """Stride from one token to the next: the width of the buffer."""
-    head: int
-    """Stride from one vector to the next."""
+    first: int  # index of the first vector within a token's row of the buffer
+    token: int  # stride from one token to the next: the width of the buffer
+    head: int  # stride from one vector to the next
     heads: int
 
 

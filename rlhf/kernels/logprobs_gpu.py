@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from rlhf.kernels.triton_trial import try_kernels
+from rlhf.kernels.compiling import try_kernels
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 BLOCK = 2**12  # logits that a program has in registers at a time: 16 in each of 256 threads
@@ -30,9 +30,8 @@ def gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:
 class GpuLogprobKernel:
     """The kernels of logprobs_triton.py, with two of the methods of ``LogprobKernel``."""
 
-    def __init__(self, kernels: ModuleType, *, block: int = BLOCK) -> None:
+    def __init__(self, kernels: ModuleType) -> None:
         self._kernels = kernels
-        self._block = block
 
     def reduce_rows(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
@@ -61,7 +60,7 @@ class GpuLogprobKernel:
         assert ids_N.is_contiguous()
         rows, size = logits_NV.shape
         kernel = getattr(self._kernels, name)[rows,]
-        kernel(logits_NV, ids_N, *vectors, scale, size, BLOCK=self._block, num_warps=WARPS, **FUSED)
+        kernel(logits_NV, ids_N, *vectors, scale, size, BLOCK=BLOCK, num_warps=WARPS, **FUSED)
 
 
 @cache

@@ -6,6 +6,7 @@ Shapes: B = pairs, S = tokens of whole sequences.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from rlhf.algorithms.dpo import DpoLoss, dpo_loss, sequence_logprobs
 from rlhf.base.intervals import wilson_interval
-from rlhf.base.metrics import Mean, Metrics
+from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import PreferenceBatch, TokenModel, TokenPositions
 from rlhf.config.batches import phase_plans, phase_steps
@@ -28,9 +29,8 @@ from rlhf.models.build import require_enough_positions
 from rlhf.models.language_model import kept_token_logprobs
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.exporting import save_trained_model
-from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.policies import (
     AdapterOff,
     build_policy,
@@ -47,7 +47,7 @@ from rlhf.phases.shared.supervised import (
     measure_held_out,
     run_supervised,
     split_table_rows,
-    take_optimizer_step,
+    take_optimizer_steps,
 )
 
 
@@ -117,6 +117,7 @@ class DpoTrainer:
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
         config, tokenizer = context.config, context.tokenizer
         self._context = context
+        self._collate = partial(collate_pair_rows, context, max_tokens=config.dpo.max_tokens)
         self._plan = phase_plans(config)[Phase.dpo]
         shared: Any = {"settings": context.settings, "plan": self._plan, "ranks": context.ranks}
         shard = build_parameter_placer(Role.actor, **shared)
@@ -158,12 +159,12 @@ class DpoTrainer:
         mine = local_share(context, range(num_pairs), rows["length"], micro=micro)
         rows = {name: [values[row] for row in mine] for name, values in rows.items()}
 
-        def loss_of(batch: PreferenceBatch) -> tuple[Tensor, Metrics]:
+        def losses_of(batch: PreferenceBatch) -> Iterator[tuple[Tensor, Metrics]]:
             result = self._compute_loss(batch)
-            return result.loss / num_pairs, _metrics(result)
+            yield result.loss / num_pairs, loss_metrics(Phase.dpo, result)
 
         batches = (self._collate(part) for part in split_table_rows(rows, micro))
-        _, values = take_optimizer_step(context, Phase.dpo, self.policy, batches, loss_of)
+        _, values = take_optimizer_steps(context, Phase.dpo, [self.policy], batches, losses_of)
         return values | {"dpo/pairs_per_second": num_pairs / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> tuple[Mean, Mean]:
@@ -187,10 +188,6 @@ class DpoTrainer:
         if self._copy is not None:
             self._copy.close()
 
-    def _collate(self, rows: Rows) -> PreferenceBatch:
-        max_tokens = self._context.config.dpo.max_tokens
-        return collate_pair_rows(self._context, rows, max_tokens=max_tokens)
-
     def _compute_loss(self, batch: PreferenceBatch, keep_B: Tensor | None = None) -> DpoLoss:
         with self._reference.evaluating():
             reference = _pair_logprobs(self._reference, batch)
@@ -213,13 +210,3 @@ def _pair_logprobs(model: TokenModel, batch: PreferenceBatch) -> tuple[Tensor, .
     logprobs_N, rows_N = kept_token_logprobs(model, both), TokenPositions.from_batch(both).rows_N
     logprobs_B = sequence_logprobs(logprobs_N, rows_N, num_rows=len(both.ids_BS))
     return logprobs_B.chunk(2)
-
-
-def _metrics(result: DpoLoss) -> Metrics:
-    return {
-        "dpo/loss": result.mean_loss,
-        "dpo/accuracy": result.accuracy,
-        "dpo/margin": result.margin,
-        "dpo/chosen_reward": result.chosen_reward,
-        "dpo/rejected_reward": result.rejected_reward,
-    }

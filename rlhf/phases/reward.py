@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,8 @@ from rlhf.models.members import save_members
 from rlhf.phases.reward_evaluation import RewardEvaluation
 from rlhf.phases.reward_trainer import RewardTrainer
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.context import RunContext, reward_pairs
 from rlhf.phases.shared.exporting import save_trained_model
-from rlhf.phases.shared.phase_data import reward_pairs
 from rlhf.phases.shared.supervised import local_share, run_supervised
 
 if TYPE_CHECKING:
@@ -101,13 +100,30 @@ def _measure_further(
     held_out: Dataset,
     groups: Mapping[str, list[Record]],
 ) -> dict[str, Any]:
-    """Return what a judge measures, and the accuracy on each of the ``groups`` of pairs."""
+    """Return the results of a judge, if there is one, and the accuracy on ``groups`` of pairs.
+
+    ``best_possible_accuracy`` is the expected accuracy on the held-out pairs if every response is
+    scored with its gold score. ``minimal_pairs`` is, for each kind of flaw, the share of right
+    responses that score above a copy with this flaw only: held-out pairs often differ in several.
+    """
 
     def accuracies(pairs: Mapping[str, list[Record]]) -> dict[str, float]:
         encoded = {name: _encode_pairs(context, each) for name, each in pairs.items()}
         return {name: trainer.evaluate(each).accuracy.value() for name, each in encoded.items()}
 
-    found = judge_reward_model(context, held_out, accuracies)
+    found: dict[str, Any] = {}
+    if (judge := context.judge) is not None:
+        config, eval_records = context.config, context.parts[Phase.reward].eval
+        rows = held_out["row"][: config.reward.eval_examples]
+        records = [eval_records[row] for row in rows]
+        pairs: defaultdict[str, list[Record]] = defaultdict(list)
+        for record in records:
+            assert record.prompt is not None
+            made = judge.minimal_pairs(record.prompt, seed=config.seed)
+            for kind, (right, flawed) in made.items():
+                pairs[kind].append(Record(prompt=record.prompt, chosen=right, rejected=flawed))
+        found["best_possible_accuracy"] = judge.best_accuracy(records)
+        found["minimal_pairs"] = accuracies(pairs)
     return found | ({"groups": accuracies(groups)} if groups else {})
 
 
@@ -129,34 +145,6 @@ def save_reward_model(context: RunContext, trainer: RewardTrainer, after: Reward
             answers=False,
             write_more=write_more,
         )
-
-
-def judge_reward_model(
-    context: RunContext,
-    examples: Dataset,
-    accuracies: Callable[[Mapping[str, list[Record]]], dict[str, float]],
-) -> dict[str, Any]:
-    """Return the entries of result.json that require a judge; an empty dict without a judge.
-
-    ``best_possible_accuracy`` is the expected accuracy on the held-out pairs if every response is
-    scored with its gold score. ``minimal_pairs`` is, for each kind of flaw, the share of right
-    responses that score above a copy with this flaw only: held-out pairs often differ in several.
-    """
-    if context.judge is None:
-        return {}
-    config = context.config
-    held_out = context.parts[Phase.reward].eval
-    records = [held_out[row] for row in examples["row"][: config.reward.eval_examples]]
-    pairs: defaultdict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        assert record.prompt is not None
-        made = context.judge.minimal_pairs(record.prompt, seed=config.seed)
-        for kind, (right, flawed) in made.items():
-            pairs[kind].append(Record(prompt=record.prompt, chosen=right, rejected=flawed))
-    return {
-        "best_possible_accuracy": context.judge.best_accuracy(records),
-        "minimal_pairs": accuracies(pairs),
-    }
 
 
 def _encode_pairs(context: RunContext, pairs: Sequence[Record]) -> Dataset:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from rlhf.algorithms.ensemble import disagreement
-from rlhf.algorithms.reward import calibration_bins, calibration_error, end_scores
+from rlhf.algorithms.reward import calibration_bins, calibration_error, disagreement, end_scores
 from rlhf.base.intervals import wilson_interval
 from rlhf.base.metrics import Mean, Metrics
 from rlhf.base.types import ValueModel
@@ -29,25 +28,20 @@ class RewardEvaluation(NamedTuple):
         return self.means["accuracy"]
 
     @property
-    def member_accuracies(self) -> list[float]:
-        """Return the accuracy of each member; an empty list for a single model."""
-        return [mean.value() for name, mean in self.means.items() if name.startswith("member/")]
-
-    @property
     def member_means(self) -> list[float]:
         """Return each member's mean score of the held-out responses."""
         return [mean.value() for name, mean in self.means.items() if name.startswith("mean/")]
 
     def results(self) -> dict[str, Any]:
         """Return the entries of result.json."""
-        accuracy, members = self.accuracy, self.member_accuracies
+        accuracy = self.accuracy
         found: dict[str, Any] = {
             "accuracy": accuracy.value(),
             "accuracy_ci": list(wilson_interval(float(accuracy.total), float(accuracy.count))),
         } | self._calibration
-        if members:
-            names = (f"member {number}" for number in range(1, len(members) + 1))
-            found["member_accuracies"] = dict(zip(names, members, strict=True))
+        own = [mean.value() for name, mean in self.means.items() if name.startswith("member/")]
+        if own:  # of the members of an ensemble
+            found["member_accuracies"] = {f"member {n}": x for n, x in enumerate(own, start=1)}
         return found
 
     def values(self) -> dict[str, float]:

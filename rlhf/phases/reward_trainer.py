@@ -8,20 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rlhf.algorithms.reward import (
-    RewardLoss,
     build_reward_loss,
     divergence_loss,
     end_loss,
     end_scores,
     regression_loss,
 )
-from rlhf.base.metrics import Mean, Metrics
+from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.random_streams import random_stream, seed_for
 from rlhf.base.types import PreferenceBatch
 from rlhf.config.batches import phase_plans
@@ -98,7 +98,10 @@ class RewardTrainer:
         self, context: RunContext, *, num_pairs: int, first_steps: int, member_steps: int = 0
     ) -> None:
         config, self._context = context.config, context
+        self._collate = partial(collate_pair_rows, context, max_tokens=config.reward.max_tokens)
         self.plan = phase_plans(config)[Phase.reward]
+        settings, ranks = context.settings, context.ranks
+        self._shared: Any = {"settings": settings, "plan": self.plan, "ranks": ranks}
         self.source = reward_model_source(config)
         self._loss = PairLoss(config.reward)
         scorer = build_scorer(
@@ -106,9 +109,7 @@ class RewardTrainer:
             context.tokenizer,
             seed=seed_for(config.seed, "reward_model"),
             lora=lora_spec(config.lora, LoraRole.reward),
-            shard=build_parameter_placer(
-                Role.reward_training, settings=context.settings, plan=self.plan, ranks=context.ranks
-            ),
+            shard=build_parameter_placer(Role.reward_training, **self._shared),
         )
         require_enough_positions(
             scorer.pretrained,
@@ -158,7 +159,7 @@ class RewardTrainer:
             batch = self._collate(rows)
             weights_BM = torch.tensor(rows["weights"], device=self._context.ranks.device)
             for (chosen_BS, rejected_BS), weights_B in zip(
-                self._training_values(batch), weights_BM.unbind(1), strict=True
+                self._values(batch, trains=True), weights_BM.unbind(1), strict=True
             ):
                 result = build_reward_loss(  # pairs that are repeated as padding have weight 0
                     self._loss(chosen_BS, rejected_BS, batch, rows),
@@ -166,7 +167,7 @@ class RewardTrainer:
                     end_scores(rejected_BS, batch.rejected.attend_BS),
                     weights_B,
                 )
-                yield result.loss / num_prompts, _metrics(result)
+                yield result.loss / num_prompts, loss_metrics(Phase.reward, result)
 
         parts = split_table_rows({**rows, "weights": weights_MB.T.tolist()}, self.plan.micro)
         metrics, values = take_optimizer_steps(
@@ -183,7 +184,7 @@ class RewardTrainer:
 
         def measure(rows: Rows, keep_B: Tensor) -> Metrics:
             batch = self._collate(rows)
-            values = list(self._final_values(batch))
+            values = list(self._values(batch))
             chosen_BM, rejected_BM = (
                 torch.stack([end_scores(each[side], part.attend_BS) for each in values], dim=1)
                 for side, part in enumerate(batch)
@@ -223,48 +224,28 @@ class RewardTrainer:
         assert isinstance(scorer, Scorer)
         return scorer
 
-    def _collate(self, rows: Rows) -> PreferenceBatch:
-        max_tokens = self._context.config.reward.max_tokens
-        return collate_pair_rows(self._context, rows, max_tokens=max_tokens)
-
-    def _training_values(self, batch: PreferenceBatch) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield values (B, S) of chosen and rejected sequences, of one learner after another."""
+    def _values(
+        self, batch: PreferenceBatch, *, trains: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield values (B, S) of both sides, of each member that scores, or ``trains``, in turn."""
         ids_BS = batch.concatenate().ids_BS
         first, *further = self.engines.values()
-        if not further:
+        if not further or (self.averages and not trains):
             yield first(ids_BS).chunk(2)
             return
         with first.evaluating(), record_member_calls(self._scorer, self.members) as calls:
-            first(ids_BS)
-        for engine in further:
-            yield engine(calls).chunk(2)
-
-    def _final_values(self, batch: PreferenceBatch) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield values (B, S) of chosen and rejected sequences of each member that scores."""
-        ids_BS = batch.concatenate().ids_BS
-        first, *further = self.engines.values()
-        if self.averages or not further:
-            yield first(ids_BS).chunk(2)
-            return
-        with record_member_calls(self._scorer, self.members) as calls:
-            yield first(ids_BS).chunk(2)
+            values_of_first = first(ids_BS)
+        if not trains:
+            yield values_of_first.chunk(2)
         for engine in further:
             yield engine(calls).chunk(2)
 
     def _build_engine(self, module: nn.Module, steps: int) -> AnyEngine:
-        context, lora = self._context, self._context.config.lora
-        return build_engine(
-            module,
-            role=Role.reward_training,
-            settings=context.settings,
-            plan=self.plan,
-            ranks=context.ranks,
-            optimizer=OptimizerSettings.from_config(
-                context.config.reward,
-                total_steps=steps,
-                adapter_lr=adapter_lr(lora, LoraRole.reward),
-            ),
+        config = self._context.config
+        optimizer = OptimizerSettings.from_config(
+            config.reward, total_steps=steps, adapter_lr=adapter_lr(config.lora, LoraRole.reward)
         )
+        return build_engine(module, role=Role.reward_training, optimizer=optimizer, **self._shared)
 
 
 def _further_members(scorer: Scorer, config: RewardConfig, *, seed: int) -> list[Member]:
@@ -281,13 +262,3 @@ def _pair_weights(config: RewardConfig, num_pairs: int, *, seed: int) -> Tensor:
         for number, weights_N in enumerate(weights_MN, start=1):
             weights_N.exponential_(generator=random_stream(seed, "reward", "weights", number))
     return weights_MN
-
-
-def _metrics(result: RewardLoss) -> Metrics:
-    return {
-        "reward/loss": result.mean_loss,
-        "reward/accuracy": result.accuracy,
-        "reward/margin": result.margin,
-        "reward/chosen_score": result.chosen_score,
-        "reward/rejected_score": result.rejected_score,
-    }

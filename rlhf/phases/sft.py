@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlhf.algorithms.sft import sft_loss
-from rlhf.base.metrics import Metrics, perplexity
+from rlhf.base.metrics import Metrics, loss_metrics, perplexity
 from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import SequenceBatch, TokenModel
 from rlhf.config.batches import phase_plans, phase_steps
@@ -17,7 +18,7 @@ from rlhf.config.roles import Role, adapter_lr
 from rlhf.data.collate import collate_sequences
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.engine.ulysses import HeadCounts, sequence_parallel_attention
+from rlhf.engine.ulysses import sequence_parallel_attention
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import build_actor, lora_spec, require_enough_positions
 from rlhf.models.language_model import (
@@ -30,16 +31,15 @@ from rlhf.models.language_model import (
 )
 from rlhf.models.sources import ModelSource
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.exporting import save_trained_model
-from rlhf.phases.shared.phase_data import phase_tokens
 from rlhf.phases.shared.supervised import (
     Rows,
     local_share,
     measure_held_out,
     run_supervised,
     split_table_rows,
-    take_optimizer_step,
+    take_optimizer_steps,
 )
 
 if TYPE_CHECKING:
@@ -103,32 +103,29 @@ class SftTrainer:
             config.model, key="model", dropout=config.model.dropout
         )
         self._sharing = config.zero.sequence_parallel_size
+        shared: Any = {"settings": context.settings, "plan": self.plan, "ranks": context.ranks}
         model = build_actor(
             self.source,
             context.tokenizer,
             seed=seed_for(config.seed, "model"),
             lora=lora_spec(config.lora, LoraRole.sft),
-            shard=build_parameter_placer(
-                Role.sft, settings=context.settings, plan=self.plan, ranks=context.ranks
-            ),
+            shard=build_parameter_placer(Role.sft, **shared),
         )
         require_enough_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
         self.engine = build_engine(
             self._module_to_train(model),
             role=Role.sft,
-            settings=context.settings,
-            plan=self.plan,
-            ranks=context.ranks,
             optimizer=OptimizerSettings.from_config(
                 config.sft,
                 total_steps=total_steps,
                 adapter_lr=adapter_lr(config.lora, LoraRole.sft),
             ),
+            **shared,
         )
         if self._sharing > 1:
             attention = sequence_parallel_attention(
                 attention_function_of(model),
-                HeadCounts(*head_counts(model)),
+                head_counts(model),
                 ranks=context.ranks,
                 size=self._sharing,
                 sequences=self.plan.micro,
@@ -154,11 +151,11 @@ class SftTrainer:
             // self._sharing
         )
 
-        def loss_of(batch: SequenceBatch) -> tuple[torch.Tensor, Metrics]:
+        def losses_of(batch: SequenceBatch) -> Iterator[tuple[torch.Tensor, Metrics]]:
             result = sft_loss(kept_token_logprobs(self.engine, batch))
-            return result.loss / num_kept, {"sft/loss": result.mean_loss}
+            yield result.loss / num_kept, loss_metrics(Phase.sft, result)
 
-        _, values = take_optimizer_step(context, Phase.sft, self.engine, batches, loss_of)
+        _, values = take_optimizer_steps(context, Phase.sft, [self.engine], batches, losses_of)
         return values | {"sft/tokens_per_second": int(num_tokens) / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> dict[str, float]:

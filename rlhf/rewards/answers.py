@@ -11,12 +11,9 @@ class Answers(NamedTuple):
 
     prompts: Sequence[str]
     responses: Sequence[str]
-    ended: Sequence[bool]
-    """Whether the response ended by itself."""
-    tokens: Sequence[int]
-    """Numbers of response tokens, the end token included."""
-    columns: Mapping[str, Sequence[Any]]
-    """The dataset columns that the part reads, by name."""
+    ended: Sequence[bool]  # by itself
+    tokens: Sequence[int]  # numbers of response tokens, the end token included
+    columns: Mapping[str, Sequence[Any]]  # the dataset columns that the part reads, by name
 
 
 ScoreFunction = Callable[[Answers], Sequence[float]]

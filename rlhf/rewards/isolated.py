@@ -1,23 +1,32 @@
-"""Compute a part of the score in a process of its own, which cannot hang the run."""
+"""Compute a part of the score in a process of its own, which cannot hang the run.
+
+Both sides send lines of JSON through a socket: first the part's configuration and the answer
+whether it can be used, then for each batch its fields and ``{"scores": [...]}`` or
+``{"error": "..."}``. What a function prints goes to stderr.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rlhf.base.errors import ConfigError
-from rlhf.base.isolated_process import SECONDS_TO_START, IsolatedProcess
+from rlhf.base.errors import ConfigError, RewardError, RlhfError
+from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.isolated_process import SECONDS_TO_START, IsolatedProcess, serve_lines
 from rlhf.config.choices import Phase, RewardKind
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
-from rlhf.rewards.answers import Answers
+from rlhf.rewards.answers import Answers, ScoreFunction
+from rlhf.rewards.outside import function, http
+from rlhf.rewards.rules import RULES
 
-# The other kinds have a process of their own.
 HERE = (RewardKind.model, RewardKind.gold, RewardKind.environment)
+# The other kinds have a process of their own.
+KINDS = {RewardKind.function: function, RewardKind.http: http, **RULES}
 
 
 class FailureError(Exception):
@@ -32,11 +41,7 @@ class IsolatedReward:
     """
 
     def __init__(self, name: str, part: RewardTerm) -> None:
-        """Start the process.
-
-        Raises:
-            ConfigError: if the part cannot be used; the message names its key.
-        """
+        """Start the process, or raise a ConfigError that names the key of the part."""
         self.name, self.part = name, part
         self.rows = 0  # responses in the latest request
         self._seconds, self._until = 0.0, 0.0  # time limit of this request, and its deadline
@@ -44,7 +49,7 @@ class IsolatedReward:
         self._start_process()
 
     def _start_process(self) -> None:
-        self._process = IsolatedProcess("rlhf.rewards.process:serve_scores")
+        self._process = IsolatedProcess("rlhf.rewards.isolated:serve_scores")
         self._set_deadline(SECONDS_TO_START)
         try:
             self._send(asdict(self.part))
@@ -112,11 +117,7 @@ class IsolatedReward:
 
 
 def start_reward_processes(parts: Mapping[str, RewardTerm]) -> dict[str, IsolatedReward]:
-    """Start the processes of the parts that require one; return them by the parts' names.
-
-    Raises:
-        ConfigError: if a part cannot be used; the started processes are then ended.
-    """
+    """Start the processes of the parts that require one, by name; ConfigError: none is left."""
     started: dict[str, IsolatedReward] = {}
     try:
         for name, part in parts.items():
@@ -135,10 +136,33 @@ def end_reward_processes(parts: Mapping[str, IsolatedReward]) -> None:
 
 
 def check_reward_parts(config: RunConfig) -> None:
-    """Check that every part of the score can be used, before a phase is trained for it.
-
-    Raises:
-        ConfigError: if a part cannot be used.
-    """
+    """Raise ConfigError if a part of the score cannot be used, before a phase is trained for it."""
     if Phase.ppo in config.phase.order:
         end_reward_processes(start_reward_processes(config.rewards))
+
+
+def serve_scores(descriptor: int) -> None:
+    """Answer the requests on the socket until its other end is closed."""
+    serve_lines(descriptor, _answer_requests)
+
+
+def _answer_requests(messages: Iterator[Any]) -> Iterator[dict[str, object]]:
+    """Yield the answer to each request: first whether the part can be used, then its scores."""
+    given = next(messages, None)
+    if given is None:
+        return
+    try:
+        part = RewardTerm(**given | {"kind": RewardKind(given["kind"])})
+        with translate_errors(lambda reason: ConfigError(f"kind={part.kind}: {reason}")):
+            scorer: ScoreFunction = KINDS[part.kind](part)
+    except RlhfError as error:
+        yield {"error": str(error)}
+        return
+    yield {"ready": True}
+    for batch in messages:
+        try:
+            with translate_errors(RewardError):
+                answer: dict[str, object] = {"scores": list(scorer(Answers(**batch)))}
+        except RlhfError as error:
+            answer = {"error": str(error)}
+        yield answer

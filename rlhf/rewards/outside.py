@@ -28,11 +28,7 @@ CHUNK = 1 << 16  # bytes
 
 
 def function(part: RewardTerm) -> ScoreFunction:
-    """Import ``part.function`` and return it as a ``ScoreFunction``.
-
-    Raises:
-        ConfigError: if it cannot be imported, or cannot take prompts, responses and the columns.
-    """
+    """Import ``part.function`` and return it as a ``ScoreFunction``, or raise ConfigError."""
     called, file = import_user_object("function", str(part.function))
     try:
         inspect.signature(called).bind([], [], **{column: [] for column in part.columns})
@@ -56,11 +52,7 @@ def function(part: RewardTerm) -> ScoreFunction:
 
 
 def _convert_scores(result: Any, rows: int) -> list[float]:
-    """Return the scores that a function returned: a list, an array, a tensor or an iterator.
-
-    Raises:
-        RewardError: if ``result`` has another type, or a score is a text.
-    """
+    """Return the scores in what a function returned: a list, an array, a tensor, an iterator."""
     if isinstance(result, str | bytes | Mapping | Set):
         raise RewardError(f"it returned a {type(result).__name__}: must be a list of numbers")
     listed = result.tolist() if hasattr(result, "tolist") else result
@@ -159,11 +151,7 @@ def _require_listener(url: str) -> None:
 
 
 def _read_body(answer: BaseHTTPResponse) -> bytes:
-    """Return the body of an endpoint's answer.
-
-    Raises:
-        RewardError: if it is longer than ``LARGEST_ANSWER``: it may have no end.
-    """
+    """Return the body of an endpoint's answer; refuse one without an end."""
     body = bytearray()
     try:
         for piece in answer.stream(CHUNK, decode_content=False):
@@ -176,11 +164,7 @@ def _read_body(answer: BaseHTTPResponse) -> bytes:
 
 
 def _parse_scores(status: int, body: bytes) -> list[float]:
-    """Return the scores in an endpoint's answer.
-
-    Raises:
-        RewardError: if the status is not 200, or the body is not {"scores": [numbers]}.
-    """
+    """Return the scores in an endpoint's answer, which must be {"scores": [numbers]}."""
     if status != 200:  # noqa: PLR2004 - HTTP's OK
         raise RewardError(f"HTTP status {status}")
     try:

@@ -18,9 +18,8 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.turns import NO_TURN, Turns, Utterance
 from rlhf.base.types import Engine, PromptBatch, Responses, RolloutBackend
 from rlhf.rollout.fast import FastRollout
-from rlhf.rollout.padding import unpad_prompts
+from rlhf.rollout.padding import Sampled, pad_responses, unpad_prompts
 from rlhf.rollout.parking import Counterpart, Request
-from rlhf.rollout.vllm_client import Sampled
 
 
 @dataclass(kw_only=True)
@@ -157,15 +156,10 @@ def pad_episodes(
     episodes: Sequence[Request], outcomes: Sequence[Outcome], *, pad_id: int, device: torch.device
 ) -> Responses:
     """Return the episodes as right-padded responses (B, T)."""
-    shape = (len(episodes), max(len(episode.ids) for episode in episodes))
-    ids_BT, turn_BT = torch.full(shape, pad_id), torch.full(shape, NO_TURN)
-    logprobs_BT, rewards_BT = torch.zeros(shape), torch.zeros(shape)
-    attend_BT = torch.zeros(shape, dtype=torch.bool)
+    padded = pad_responses(episodes, pad_id=pad_id, device=device)
+    shape = padded.ids_BT.shape
+    turn_BT, rewards_BT = torch.full(shape, NO_TURN), torch.zeros(shape)
     for row, (episode, outcome) in enumerate(zip(episodes, outcomes, strict=True)):
-        size = len(episode.ids)
-        ids_BT[row, :size] = torch.tensor(episode.ids)
-        logprobs_BT[row, :size] = torch.tensor(episode.logprobs)
-        attend_BT[row, :size] = True
         spans = zip(episode.turn_starts, episode.turn_ends, outcome.rewards, strict=True)
         for turn, (start, end, reward) in enumerate(spans):
             turn_BT[row, start:end] = turn
@@ -175,7 +169,7 @@ def pad_episodes(
     success_B = torch.tensor([outcome.success for outcome in outcomes])
     copy = partial(copy_to_device, to=device)
     turns = Turns(
-        attend_BT=copy(attend_BT),
+        attend_BT=padded.keep_BT,
         turn_BT=copy(turn_BT),
         rewards_BT=copy(rewards_BT),
         truncated_B=copy(truncated_B),
@@ -183,4 +177,4 @@ def pad_episodes(
         messages=[outcome.messages for outcome in outcomes],
         failures=[outcome.failures for outcome in outcomes],
     )
-    return Responses(copy(ids_BT), copy(turn_BT >= 0), copy(ended_B), copy(logprobs_BT), turns)
+    return padded._replace(keep_BT=turns.turn_BT >= 0, ended_B=copy(ended_B), turns=turns)

@@ -23,9 +23,8 @@ from rlhf.rollout.decoders.layers import AdapterOf
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.padding import pad_responses, unpad_prompts
 from rlhf.rollout.parking import Counterpart, Request
-from rlhf.rollout.sampling import SamplingSettings
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Scheduler
-from rlhf.rollout.stopping import StopTexts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.types import Engine, PromptBatch, Responses
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens
-from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList

@@ -1,17 +1,25 @@
-"""Sample tokens from logits. Shapes: B = sequences, V = vocabulary, C = vocabulary chunks."""
+"""Sample tokens from logits, until a stop text.
+
+Shapes: B = sequences, V = vocabulary, C = vocabulary chunks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlhf.kernels.logprobs import LogprobKernel, cpu_logprob_kernel
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 CHUNK = 64  # tokens per vocabulary chunk; probabilities within a chunk are summed in fp32
 NUCLEUS = 256  # likeliest tokens that top-p tries first: nearly always enough, so no full sort
+MARGIN = 4  # extra tokens to decode for a stop text: the first may be parts of a character
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,3 +163,30 @@ def _select_kernel(logits_BV: Tensor, sampling: SamplingSettings) -> LogprobKern
     """Return the one-pass kernel, or None if top-k or top-p is set or it cannot run here."""
     is_plain = sampling.top_k == 0 and sampling.top_p == 1.0 and logits_BV.is_contiguous()
     return cpu_logprob_kernel(logits_BV) if is_plain else None
+
+
+class StopTexts:
+    """A detector of stop texts in a response that grows token by token.
+
+    It is falsy if there are no ``texts``.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._texts = list(texts)
+        # A token has at least one byte, so this many tokens contain any stop text that just ended.
+        self._num_tokens = max((len(text.encode()) for text in texts), default=0) + MARGIN
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def completes_stop_text(self, response_ids: list[int]) -> bool:
+        """Return True if the last token completes a stop text; call this after every token."""
+        if not self._texts:
+            return False
+        text = self._tokenizer.decode(
+            response_ids[-self._num_tokens :],
+            skip_special_tokens=False,  # a special token can be a stop text too
+            clean_up_tokenization_spaces=False,
+        )
+        return any(stop in text for stop in self._texts)

@@ -16,8 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rlhf.base.host_copies import copy_to_device
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, PackingDecoder, Texts
 from rlhf.rollout.parking import Counterpart, ParkedRows, Request
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens, stack_drawn
-from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens, stack_drawn
 
 PREFILL_TOKENS = 8192  # maximum of prompt tokens per prefill, to limit its memory
 JOINING_SHARE = 8  # a prefill that needs its own pass waits until 1/8 of the rows are free
@@ -102,9 +101,8 @@ class Scheduler:
     def _newest_tokens(self, device: torch.device) -> tuple[Tensor, list[int]]:
         """Return the newest tokens (B,) of the active requests, and their positions."""
         newest = [request.ids[-1] for request in self._active]
-        return copy_to_device(torch.tensor(newest), device), [
-            r.newest_position for r in self._active
-        ]
+        positions = [request.newest_position for request in self._active]
+        return copy_to_device(torch.tensor(newest), device), positions
 
     def _prefill(
         self, joining: list[Request], device: torch.device
@@ -147,10 +145,7 @@ class Scheduler:
         return stack_drawn(drawn)
 
     def _append_tokens(self, requests: list[Request], drawn_2B: Tensor) -> None:
-        """Append a token and its log-probability to each request; this waits for the device.
-
-        ``drawn_2B`` has the tokens in its first row and their log-probabilities in its second row.
-        """
+        """Append a token and its log-probability to each request; this waits for the device."""
         for request, token, logprob in zip(requests, *drawn_2B.tolist(), strict=True):
             request.ids.append(int(token))
             request.logprobs.append(logprob)

@@ -34,8 +34,7 @@ from rlhf.config.choices import Phase, Reuse
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import reset_peak_memory
-from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.phase_data import phase_data_hash
+from rlhf.phases.shared.context import RunContext, phase_data_hash
 from rlhf.runtime.plan_comparison import compare_phase_with_plan
 
 PrintNote = Callable[[str], None]

@@ -28,7 +28,7 @@ from rlhf.data.splits import (
 )
 from rlhf.environments.interface import EnvironmentPool, EpisodeStart, Observation, Player
 from rlhf.environments.play import PlayedEpisode, play_episodes
-from rlhf.environments.pools import build_pool
+from rlhf.environments.process_pool import build_pool
 
 MANY = 2**31  # seeds of some packages have 32 bits with a sign
 

@@ -286,7 +286,7 @@ def test_the_whole_chain(
     expected = critic_reference(rows.values_BT)
     assert_close(critic.loss.detach(), expected.total, atol=TOLERANCE)
     assert_close(critic.critic_loss.value(), expected.mean, atol=TOLERANCE)
-    assert_close(critic.clipfrac.value(), expected.clipfrac, atol=TOLERANCE)
+    assert_close(critic.value_clipfrac.value(), expected.clipfrac, atol=TOLERANCE)
     slopes = reference.gradient(lambda x: critic_reference(x).total, rows.values_BT)
     assert_rows(values_BT.grad, keep, slopes)
 
@@ -393,6 +393,6 @@ def test_the_batches_reach_every_branch() -> None:
         assert 0.1 < found.limited_BT.double().mean() < 0.9
     assert 0.1 < actor.clipfrac.value() < 0.9
     assert 0.05 < actor.dual_clipfrac.value() < 0.9
-    assert 0.1 < critic.clipfrac.value() < 0.9
+    assert 0.1 < critic.value_clipfrac.value() < 0.9
     assert 0 < batch.ended_B.sum() < 5
     assert 0 < (batch.scores_B.abs() > 5.0).sum() < 5

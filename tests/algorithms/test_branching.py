@@ -24,7 +24,7 @@ def test_steps_end_before_any_token_equally_often() -> None:
     starts_N, ends_N = choose_steps(draws_N, torch.full((60,), 6), step_tokens=2)
     assert torch.bincount(ends_N).tolist() == [10] * 6
     assert starts_N.tolist() == [max(0, end - 2) for end in ends_N.tolist()]
-    assert choose_steps(torch.tensor([1.0]), torch.tensor([3]), step_tokens=9).ends_N == 2
+    assert choose_steps(torch.tensor([1.0]), torch.tensor([3]), step_tokens=9)[1] == 2
 
 
 def test_rewards_are_discounted_from_the_place_on() -> None:

@@ -259,7 +259,7 @@ def test_value_loss_of_one_token_by_hand(
         lambda *args: value_loss(*args, cliprange_value=0.5), inputs, keep_of([1], 1)
     )
     assert_close(result.loss.detach(), loss)
-    assert result.clipfrac.value() == clipfrac
+    assert result.value_clipfrac.value() == clipfrac
     assert_close(gradient, [[slope]])
 
 
@@ -268,7 +268,7 @@ def test_value_loss_without_a_clip_range_by_hand() -> None:
     inputs = [f64([1.0]), f64([0.0]), f64([2.0])]
     result, gradient = with_gradient(plain_critic, inputs, keep_of([1], 1))
     assert_close(result.loss.detach(), 0.5)
-    assert result.clipfrac.value() == 0.0
+    assert result.value_clipfrac.value() == 0.0
     assert_close(gradient, [[-1.0]])
 
 
@@ -278,7 +278,7 @@ def test_value_metrics_by_hand() -> None:
     result = critic(new_BT, new_BT, torch.zeros(2, 3).double(), keep_of([2, 1], 3))
     assert_close(result.loss, 7.0)
     assert_close(result.critic_loss.value(), 7 / 3)
-    assert result.clipfrac.value() == 0.0
+    assert result.value_clipfrac.value() == 0.0
 
 
 def test_rounding_inside_the_range_never_counts_as_clipped() -> None:
@@ -287,7 +287,7 @@ def test_rounding_inside_the_range_never_counts_as_clipped() -> None:
     old_BT, returns_BT = old_BT.float(), returns_BT.float()
     new_BT = (old_BT + 0.19 * (9 * move_BT).tanh()).float()
     result = critic(new_BT, old_BT, returns_BT, keep_of([500] * 20, 500))
-    assert result.clipfrac.value() == 0.0
+    assert result.value_clipfrac.value() == 0.0
 
 
 @quick

@@ -178,7 +178,7 @@ class Losses:
             return seeds.critic_loss(values, self.old[1], theirs.returns, mask)
 
         assert 0.1 < self.actor.clipfrac.value() < 0.9
-        assert 0.1 < self.critic.clipfrac.value() < 0.9
+        assert 0.1 < self.critic.value_clipfrac.value() < 0.9
         assert_close(self.actor.actor_loss.value(), actor(self.inputs[0]), atol=FP64)
         assert_close(self.critic.critic_loss.value(), critic(self.inputs[1]), atol=FP64)
         assert_close(self.actor_slopes, gradient(actor, self.inputs[0]), atol=FP32)

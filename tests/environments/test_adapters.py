@@ -15,7 +15,7 @@ import pytest
 
 from rlhf.base.errors import ConfigError
 from rlhf.environments import third_party
-from rlhf.environments.blackjack import Blackjack
+from rlhf.environments.embedded import Blackjack
 from rlhf.environments.factories import environment_factory
 from rlhf.environments.interface import Step
 from tests.environments.test_blackjack import best_turn

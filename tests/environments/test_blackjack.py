@@ -16,7 +16,7 @@ from random import Random
 
 import pytest
 
-from rlhf.environments.blackjack import BUST, CARDS, DEALER_STANDS, TURNS, Blackjack, hand_value
+from rlhf.environments.embedded import BUST, CARDS, DEALER_STANDS, TURNS, Blackjack, hand_value
 from tests.environments.test_embedded import episode
 
 CHANCES = {card: Fraction(count, len(CARDS)) for card, count in Counter(CARDS).items()}

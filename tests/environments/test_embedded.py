@@ -12,10 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlhf.base.errors import ConfigError
-from rlhf.environments.blackjack import Blackjack
-from rlhf.environments.calculator import Calculator, evaluate_arithmetic
+from rlhf.environments.embedded import Blackjack, Calculator, NumberGuessing, evaluate_arithmetic
 from rlhf.environments.interface import Step
-from rlhf.environments.number_guessing import NumberGuessing
 
 EMBEDDED: list[Callable[[], Any]] = [
     NumberGuessing,

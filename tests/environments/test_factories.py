@@ -13,10 +13,10 @@ import pytest
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import EnvironmentKind
 from rlhf.config.schema.environment import EnvironmentConfig, FailureRewards
-from rlhf.environments.calculator import Calculator
+from rlhf.environments.embedded import Calculator
 from rlhf.environments.factories import environment_factory
 from rlhf.environments.local_pool import LocalPool
-from rlhf.environments.pools import build_pool
+from rlhf.environments.process_pool import build_pool
 
 MODULE = """
 import random

@@ -19,8 +19,7 @@ from rlhf.config.choices import FailureName
 from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.config.schema.keys import YEAR_S
 from rlhf.environments.interface import Observation, Reply
-from rlhf.environments.pools import build_pool
-from rlhf.environments.process_pool import ProcessPool
+from rlhf.environments.process_pool import ProcessPool, build_pool
 from tests.environments.test_factories import config_of
 
 MODULE = '''

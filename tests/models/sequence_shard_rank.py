@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf.base.types import SequenceBatch
 from rlhf.config.choices import Device
 from rlhf.engine.devices import current_ranks
-from rlhf.engine.ulysses import HeadCounts, sequence_parallel_attention
+from rlhf.engine.ulysses import sequence_parallel_attention
 from rlhf.engine.zero3_partition import skip_shm_kernel_compilation
 from rlhf.models.build import build_actor
 from rlhf.models.language_model import (
@@ -54,7 +54,7 @@ def main(folder: Path) -> None:
             build_actor(source_of(family, fields=fields), small_tokenizer(), seed=1) for _ in "ab"
         )
         part = SequenceShardModel(mine, part=ranks.rank, parts=2, tokens=TOKENS)
-        heads = HeadCounts(*head_counts(mine))
+        heads = head_counts(mine)
         set_attention_function(
             mine,
             sequence_parallel_attention(

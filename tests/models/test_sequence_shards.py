@@ -9,7 +9,7 @@ import torch
 
 from rlhf.base.errors import CapabilityError
 from rlhf.base.ranks import Ranks
-from rlhf.engine.ulysses import HeadCounts, sequence_parallel_attention
+from rlhf.engine.ulysses import sequence_parallel_attention
 from rlhf.models.build import build_actor
 from rlhf.models.language_model import SequenceShardModel
 from tests.models_on_disk import small_tokenizer, source_of
@@ -28,10 +28,8 @@ def test_parts_add_up_to_the_whole_loss_and_gradient(tmp_path: Path) -> None:
         assert result["error"] < 1e-5 * result["largest"]
 
 
-@pytest.mark.parametrize(
-    "heads", [HeadCounts(3, 3, 8), HeadCounts(4, 3, 8)], ids=["queries", "key-value heads"]
-)
-def test_heads_that_cannot_be_divided_are_refused(heads: HeadCounts) -> None:
+@pytest.mark.parametrize("heads", [(3, 3, 8), (4, 3, 8)], ids=["queries", "key-value heads"])
+def test_heads_that_cannot_be_divided_are_refused(heads: tuple[int, int, int]) -> None:
     with pytest.raises(CapabilityError, match=r"^zero\.sequence_parallel_size=2: .*attention head"):
         sequence_parallel_attention(max, heads, ranks=Ranks(0, 2), size=2, sequences=1)
 

@@ -24,8 +24,7 @@ from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases import reward, reward_trainer, sft
-from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.phase_data import phase_tokens
+from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.supervised import warn_of_few_steps
 from rlhf.tracking.console import build_console
 from rlhf.tracking.metric_table import check_metric_name, is_timing

@@ -281,7 +281,7 @@ def test_a_part_whose_run_ends_while_it_starts_is_silent(
 ) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        words = ["-P", "-m", "rlhf.base.supervisor", "rlhf.rewards.process:serve_scores"]
+        words = ["-P", "-m", "rlhf.base.supervisor", "rlhf.rewards.isolated:serve_scores"]
         words += [str(theirs.fileno()), str(os.getpid())]
         part = subprocess.Popen([sys.executable, *words], pass_fds=[theirs.fileno()])
     ours.sendall(json.dumps(asdict(RewardTerm(kind=RewardKind.stop))).encode() + b"\n")

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from rlhf.rollout.parking import Continuation, Request
-from rlhf.rollout.sampling import SamplingSettings
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Scheduler
-from rlhf.rollout.stopping import StopTexts
 from tests.rollout.test_scheduler import (
     END,
     PROMPTS,

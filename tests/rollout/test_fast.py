@@ -20,8 +20,7 @@ from rlhf.models.lora import adapter_of
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.rollout.fast import FastRollout, FastSettings, free_bytes
 from rlhf.rollout.hf import HfRollout
-from rlhf.rollout.sampling import SamplingSettings
-from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from tests.lora_settings import lora_config
 from tests.models_on_disk import disturb
 from tests.plain_engine import PlainEngine

@@ -11,8 +11,7 @@ from rlhf.base.types import PromptBatch, Responses
 from rlhf.data.collate import collate_prompts
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.rollout.hf import HfRollout
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens
-from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens
 from tests.plain_engine import PlainEngine
 from tests.rollout.decoder_checks import VOCABULARY, some_prompts, tiny_model
 

@@ -31,9 +31,8 @@ from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.padding import unpad_prompts
 from rlhf.rollout.parking import Request
-from rlhf.rollout.sampling import SamplingSettings
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Scheduler
-from rlhf.rollout.stopping import StopTexts
 from tests.lora_settings import lora_config
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rollout.decoder_checks import FAMILIES, VOCABULARY, some_prompts, tiny_model

@@ -9,9 +9,8 @@ from torch import Tensor
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.rollout.decoders.decoder import Texts
 from rlhf.rollout.parking import Request
-from rlhf.rollout.sampling import SamplingSettings
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Scheduler
-from rlhf.rollout.stopping import StopTexts
 
 VOCABULARY, END = 50, 49
 TOKENIZER = train_tokenizer(["words"], vocab_size=260)

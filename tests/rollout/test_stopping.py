@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.sampling import StopTexts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -26,8 +26,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch
 from rlhf.gpu_check.runs import differing_files
 from rlhf.rollout.sampling import SamplingSettings
-from rlhf.rollout.vllm_client import VllmClient
-from rlhf.rollout.vllm_server import ServerSettings, VllmServerRollout
+from rlhf.rollout.vllm_server import ServerSettings, VllmClient, VllmServerRollout
 from tests.runs import TINY_RUN, finished, launch
 
 END, PAD = 1, 0

@@ -23,11 +23,10 @@ from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder
-from rlhf.rollout.hybrid.agreement import TOLERANCES
+from rlhf.rollout.hybrid.supported_models import TOLERANCES
 from rlhf.rollout.parking import Request
-from rlhf.rollout.sampling import SamplingSettings
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Scheduler
-from rlhf.rollout.stopping import StopTexts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

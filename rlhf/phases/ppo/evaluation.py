@@ -14,15 +14,13 @@ from rlhf.config.choices import Phase
 from rlhf.data.corpus import PtxBlocks
 from rlhf.phases.ppo.options.ptx import corpus_perplexity
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
-from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.context import RunContext, phase_records
 from rlhf.phases.shared.episode_measures import play_at_random
 from rlhf.phases.shared.exporting import (
     build_critic_export,
-    build_export,
     save_export,
     save_trained_model,
 )
-from rlhf.phases.shared.phase_data import phase_records
 from rlhf.phases.shared.policy_evaluation import (
     HeldOutPrompts,
     HeldOutTargets,
@@ -149,9 +147,8 @@ def save_models(context: RunContext, engine: RLHFEngine) -> None:
         with actor.swap_in_average():
             save_trained_model(context, actor, folder / "actor_ema", source=source, what=what)
     what = "PPO's critic: one label, read at every position."
-    save = partial(save_export, context, folder=folder / "critic", what=what, answers=False)
+    as_critic: Any = {"folder": folder / "critic", "what": what, "answers": False}
     if ppo.shared_trunk:
-        save(build_critic_export(actor, context.tokenizer))
+        save_export(context, build_critic_export(actor, context.tokenizer), **as_critic)
     elif engine.critic is not None:
-        lora_export, source = context.config.lora.export, engine.critic_source
-        save(build_export(engine.critic, lora_export=lora_export, source=source))
+        save_trained_model(context, engine.critic, source=engine.critic_source, **as_critic)

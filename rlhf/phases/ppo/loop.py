@@ -21,7 +21,7 @@ from torch import Tensor
 from rlhf.algorithms.kl import KlController, adapt_lr_scale
 from rlhf.algorithms.ppo import value_loss
 from rlhf.base.errors import ConfigError
-from rlhf.base.metrics import Metrics, accumulate_metrics
+from rlhf.base.metrics import Metrics, accumulate_metrics, loss_metrics
 from rlhf.base.random_streams import random_stream, seed_dropout
 from rlhf.base.types import PromptBatch, Rollout, StepReport, TokenTargets
 from rlhf.config.batches import exact_div, phase_steps
@@ -33,17 +33,17 @@ from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
 from rlhf.phases.ppo.models import Learner, step_optimizers_together
 from rlhf.phases.ppo.objective import Aggregation, MicroBatch, cut_micro_batches, policy_terms
 from rlhf.phases.ppo.options import ptx
-from rlhf.phases.ppo.options.critic_check import CriticCheck
-from rlhf.phases.ppo.options.logprob_reuse import LogprobReuse, logprob_mismatch
-from rlhf.phases.ppo.options.resampling import sample_rollout
-from rlhf.phases.ppo.options.rollout_correction import with_proximal_share
-from rlhf.phases.ppo.options.step_values import with_step_values
+from rlhf.phases.ppo.options.branches import CriticCheck, with_step_values
+from rlhf.phases.ppo.options.rollout_logprobs import (
+    LogprobReuse,
+    logprob_mismatch,
+    with_proximal_share,
+)
 from rlhf.phases.ppo.overlapped_sampling import sample_ahead
-from rlhf.phases.ppo.prompts import PromptLoader
+from rlhf.phases.ppo.prompts import PromptLoader, sample_rollout
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.step_metrics import (
     PpoStats,
-    critic_metrics,
     early_end_reason,
     num_optimizer_steps,
     rollout_metrics,
@@ -52,8 +52,7 @@ from rlhf.phases.ppo.step_metrics import (
 )
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.phase_data import phase_tokens
+from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.scoring import ResponseLogprobs, score_responses, split_rows
 
 
@@ -111,7 +110,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
 
 
 class Objective(NamedTuple):
-    """The losses of PPO on one mini-batch; implements ``MiniBatchLosses``."""
+    """The losses of PPO on one mini-batch."""
 
     config: PpoConfig
     kl_ctl: float
@@ -135,7 +134,7 @@ class Objective(NamedTuple):
             cliprange_value=self.config.cliprange_value,
         )
         loss = self.config.value_coef * value.loss / self.mean.num_tokens
-        return loss, critic_metrics(value)
+        return loss, loss_metrics("ppo", value)
 
 
 class PPOTrainer:

@@ -5,8 +5,8 @@ Shapes: B = sequences, T = response tokens, S = tokens of whole sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from rlhf.models.trunk import TrunkOutput
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import (
     ModelOutputs,
-    ResponseLogprobs,
     Rewards,
     Scores,
     WholeSequences,
@@ -36,37 +35,16 @@ from rlhf.phases.shared.scoring import (
     response_values,
 )
 
-
-class MiniBatchLosses(Protocol):
-    """An interface to the losses of PPO on one mini-batch."""
-
-    def actor_loss(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-        """Return a micro-batch's share of the actor's loss, and its metrics."""
-
-    def critic_loss(self, values_BT: Tensor, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-        """Return a micro-batch's share of the critic's loss, and its metrics."""
+if TYPE_CHECKING:
+    from rlhf.phases.ppo.loop import Objective
 
 
-class _Actor(NamedTuple):
-    """The policy in training."""
+class Learner(NamedTuple):
+    """A model in training; ``loss`` runs it on a micro-batch, and returns its loss and metrics."""
 
-    engine: TokenEngine
-    options: LogprobOptions
-    role: Role = Role.actor
-
-    def loss(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
-        policy = response_logprobs(self.engine, batch.sequences, self.options)
-        return objective.actor_loss(policy, batch)
-
-
-class _Critic(NamedTuple):
-    """The critic in training."""
-
-    engine: ValueEngine
-    role: Role = Role.critic
-
-    def loss(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
-        return objective.critic_loss(response_values(self.engine, batch.sequences), batch)
+    role: Role
+    engine: Engine
+    loss: Callable[[MicroBatch, Objective], tuple[Tensor, Metrics]]
 
 
 class SeparateModels:
@@ -114,15 +92,24 @@ class SeparateModels:
         one model are held at a time, and gradients of only one group. With ``align_overflow`` both
         are one group: an fp16 overflow in either skips the optimizer steps of both.
         """
-        critics: list[Learner] = [] if self.critic is None else [_Critic(self.critic)]
-        actors: list[Learner] = [_Actor(self.actor, self._training)] if trains_actor else []
-        if self._align_overflow:
-            return [[*critics, *actors]]
-        return [[learner] for learner in (*critics, *actors)]
+        learners = []
+        if self.critic is not None:
+            learners.append(Learner(Role.critic, self.critic, self._critic_loss))
+        if trains_actor:
+            learners.append(Learner(Role.actor, self.actor, self._actor_loss))
+        return [learners] if self._align_overflow else [[learner] for learner in learners]
 
     def actor_logprobs(self, batch: SequenceBatch) -> Tensor:
         """Return the actor's log-probabilities (N,) of the kept tokens."""
         return kept_token_logprobs(self.actor, batch)
+
+    def _actor_loss(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Metrics]:
+        policy = response_logprobs(self.actor, batch.sequences, self._training)
+        return objective.actor_loss(policy, batch)
+
+    def _critic_loss(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Metrics]:
+        assert self.critic is not None
+        return objective.critic_loss(response_values(self.critic, batch.sequences), batch)
 
     def _response_logprobs(self, model: TokenModel, sequences: WholeSequences) -> Tensor:
         with model.evaluating():
@@ -143,27 +130,6 @@ class TrunkEngine(Engine, Protocol):
         with_reference: bool = False,
     ) -> TrunkOutput:
         """Run the trunk once for all its branches."""
-
-
-class _Trunk(NamedTuple):
-    """Policy and critic of a shared trunk in training."""
-
-    engine: TrunkEngine
-    options: LogprobOptions
-    role: Role = Role.actor
-
-    def loss(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
-        sequences = batch.sequences
-        output = self.engine(sequences.ids_BS, sequences.positions, self.options)
-        assert output.policy is not None
-        values_BT = sequences.select_predicting_positions(output.values_BS)
-        critic_loss, values = objective.critic_loss(values_BT, batch)
-        policy = sequences.scatter_logprobs(output.policy)
-        actor_loss, found = objective.actor_loss(policy, batch)
-        return critic_loss + actor_loss, values | found
-
-
-Learner = _Actor | _Critic | _Trunk
 
 
 class TrunkModels:
@@ -197,10 +163,9 @@ class TrunkModels:
                 with_reference=True,
             )
         assert output.reference is not None
+        policy = None if output.policy is None else sequences.scatter_logprobs(output.policy)
         return ModelOutputs(
-            None
-            if output.policy is None
-            else sequences.scatter_logprobs(output.policy).logprobs_BT,
+            None if policy is None else policy.logprobs_BT,
             sequences.scatter_logprobs(output.reference).logprobs_BT,
             sequences.select_predicting_positions(output.values_BS),
             sequences.at_end(output.values_BS),
@@ -210,7 +175,7 @@ class TrunkModels:
     def learner_groups(self, *, trains_actor: bool) -> list[list[Learner]]:
         """Return the trunk, which trains policy and critic in one pass."""
         assert trains_actor, "a shared trunk cannot train only the critic"
-        return [[_Trunk(self.actor, self._training)]]
+        return [[Learner(Role.actor, self.actor, self._loss)]]
 
     def actor_logprobs(self, batch: SequenceBatch) -> Tensor:
         """Return the policy's log-probabilities (N,) of the kept tokens."""
@@ -218,6 +183,16 @@ class TrunkModels:
         output = self.actor(batch.ids_BS, TokenPositions.from_batch(batch), options)
         assert output.policy is not None
         return output.policy.logprobs_N
+
+    def _loss(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Metrics]:
+        sequences = batch.sequences
+        output = self.actor(sequences.ids_BS, sequences.positions, self._training)
+        assert output.policy is not None
+        values_BT = sequences.select_predicting_positions(output.values_BS)
+        critic_loss, values = objective.critic_loss(values_BT, batch)
+        policy = sequences.scatter_logprobs(output.policy)
+        actor_loss, found = objective.actor_loss(policy, batch)
+        return critic_loss + actor_loss, values | found
 
 
 PpoModels = SeparateModels | TrunkModels

@@ -15,14 +15,13 @@ from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.algorithms.masking import masked_sum, sum_of_row_means
 from rlhf.algorithms.off_policy import interpolate_logprobs
 from rlhf.algorithms.ppo import PolicyLoss, cispo_loss, gspo_loss, policy_loss
-from rlhf.base.metrics import Mean, Metrics
+from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Rollout, take_rows
 from rlhf.config.choices import KlPlacement
 from rlhf.config.loss_choices import LossAggregation, ProximalPolicy, SurrogateName
 from rlhf.config.schema.ppo import PpoConfig
-from rlhf.phases.ppo.options.rollout_correction import correction_metrics, weights_of
-from rlhf.phases.ppo.step_metrics import policy_metrics
+from rlhf.phases.ppo.options.rollout_logprobs import correction_metrics, weights_of
 from rlhf.phases.shared.scoring import (
     ResponseLogprobs,
     WholeSequences,
@@ -102,8 +101,8 @@ def policy_terms(
 ) -> tuple[Tensor, Metrics]:
     """Return surrogate plus penalties, each a ``mean.total`` over tokens, and their metrics."""
     surrogate, weighing = _surrogate(policy, batch, mean, config)
-    penalty, found = policy_penalty(policy, batch, mean, config, kl_ctl=kl_ctl)
-    return surrogate.loss + penalty, policy_metrics(surrogate) | weighing | found
+    penalty, found = _penalty(policy, batch, mean, config, kl_ctl=kl_ctl)
+    return surrogate.loss + penalty, loss_metrics("ppo", surrogate) | weighing | found
 
 
 def _surrogate(
@@ -136,7 +135,7 @@ def _surrogate(
     return loss, metrics
 
 
-def policy_penalty(
+def _penalty(
     policy: ResponseLogprobs,
     batch: MicroBatch,
     mean: Aggregation,
@@ -153,7 +152,7 @@ def policy_penalty(
     penalty: Tensor | float = 0.0
     metrics: Metrics = {"ppo/entropy": Mean.of(entropy_BT, keep_BT)}
     if config.kl_placement is KlPlacement.loss:
-        kl_BT = differentiable_kl(policy, batch, estimator=config.kl_estimator.value)
+        kl_BT = _differentiable_kl(policy, batch, estimator=config.kl_estimator.value)
         penalty = kl_ctl * mean.total(kl_BT, keep_BT)
         metrics["ppo/kl_loss"] = Mean.of(kl_BT, keep_BT)
     if config.entropy_coef:
@@ -161,7 +160,7 @@ def policy_penalty(
     return penalty, metrics
 
 
-def differentiable_kl(
+def _differentiable_kl(
     policy: ResponseLogprobs, batch: MicroBatch, *, estimator: KlEstimatorName
 ) -> Tensor:
     """Return KL(policy || reference) of each response token (B, T), with gradients.

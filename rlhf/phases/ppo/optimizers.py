@@ -15,11 +15,7 @@ from rlhf.engine.settings import OptimizerSettings
 
 
 def ppo_optimizer_settings(config: RunConfig, role: Role) -> OptimizerSettings:
-    """Return AdamW settings of actor or critic, with a schedule over all its optimizer steps.
-
-    Raises:
-        ConfigError: if the number of steps is unknown.
-    """
+    """Return AdamW settings of actor or critic, with a schedule over all its optimizer steps."""
     ppo, is_actor = config.ppo, role is Role.actor
     if ppo.steps is None:
         raise ConfigError(

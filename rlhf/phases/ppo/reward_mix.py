@@ -128,11 +128,7 @@ class RewardMix:
 def _build_reward_inputs(
     prompts: PromptBatch, responses: Responses, texts: list[str], columns: Sequence[str]
 ) -> Answers:
-    """Return the input of a part: the ``texts`` of the responses, and the values of ``columns``.
-
-    Raises:
-        RewardError: if a prompt has no value for one of ``columns``.
-    """
+    """Return the input of a part: the ``texts`` of the responses, and the values of ``columns``."""
     rows = prompts.columns or [{}] * len(prompts.texts)
     missing = next((name for name in columns for row in rows if name not in row), None)
     if missing is not None:

@@ -11,7 +11,7 @@ import torch
 from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import seed_for
 from rlhf.base.ranks import Ranks
-from rlhf.base.types import Extras, PromptBatch, RolloutBackend
+from rlhf.base.types import Extras, PromptBatch, RolloutBackend, StatefulWithTensors
 from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase, When
 from rlhf.config.roles import Role, has_reward_model
@@ -23,7 +23,7 @@ from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
-from rlhf.environments.pools import build_pool
+from rlhf.environments.process_pool import build_pool
 from rlhf.models.build import build_actor, build_scorer, lora_spec, require_enough_positions
 from rlhf.models.language_model import Scorer
 from rlhf.models.members import Combination, load_ensemble
@@ -34,8 +34,7 @@ from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
 from rlhf.phases.ppo.optimizers import ppo_optimizer_settings
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix
-from rlhf.phases.ppo.step_speed import StepSpeed
-from rlhf.phases.shared.checkpoints import StatefulWithTensors
+from rlhf.phases.ppo.step_metrics import StepSpeed
 from rlhf.phases.shared.episode_counterpart import build_answering_backend
 from rlhf.phases.shared.policies import (
     AdapterOff,
@@ -220,9 +219,8 @@ class RLHFEngine:
         return build_scorer(source, self.tokenizer, seed=seed, lora=spec, shard=shard)
 
     def _shard(self, role: Role) -> Shard | None:
-        return build_parameter_placer(
-            role, settings=self.settings, plan=self.plan, ranks=self.ranks
-        )
+        settings, ranks = self.settings, self.ranks
+        return build_parameter_placer(role, settings=settings, plan=self.plan, ranks=ranks)
 
     def _require_enough_positions(self, model: PreTrainedModel, *, key: str) -> None:
         name, tokens = self.config.tokens_after_prompt

@@ -35,7 +35,7 @@ from rlhf.base.types import Rollout, TokenTargets
 from rlhf.config.choices import AdvantageEstimator, GaeUnit, KlPlacement, RewardKind, ScaleReward
 from rlhf.config.schema.ppo import COMPARING, PpoConfig
 from rlhf.config.schema.rewards import RewardTerm
-from rlhf.phases.ppo.options.rollout_correction import step_weights
+from rlhf.phases.ppo.options.rollout_logprobs import step_weights
 from rlhf.phases.ppo.reward_mix import sum_weighted_scores
 
 

@@ -6,12 +6,12 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from rlhf.base.errors import RlhfError
-from rlhf.base.types import State
+from rlhf.base.types import Stateful, StatefulWithTensors
 from rlhf.checkpoint.phase_state import (
     BestStep,
     Checkpoint,
@@ -23,35 +23,13 @@ from rlhf.checkpoint.phase_state import (
     write_checkpoint,
 )
 from rlhf.config.choices import Phase
-from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.step_signals import StoppedError
+from rlhf.phases.shared.context import RunContext, StoppedError
 from rlhf.tracking.jsonl import LOGS
 
 NO_CHECKPOINTS = (
     "{}: no checkpoints inside the phase, since zero.nvme_path keeps the optimizer on a drive; "
     "a stopped run repeats the phase"
 )
-
-
-class Stateful(Protocol):
-    """An object whose state is a few JSON values."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON values."""
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Restore the state from what ``state_dict`` returned."""
-
-
-class StatefulWithTensors(Stateful, Protocol):
-    """An object whose state is tensors and a few JSON values, such as an engine."""
-
-    @property
-    def training_state(self) -> State:
-        """Return the tensors."""
-
-    def weight_digests(self) -> Mapping[str, int]:
-        """Return a digest of each trained tensor of weights; all ranks must call it together."""
 
 
 class Checkpoints:

@@ -41,8 +41,7 @@ from rlhf.phases.shared.exporting import write_weights
 from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.hybrid.hybrid_rollout import HybridEngineRollout, HybridSettings
-from rlhf.rollout.sampling import SamplingSettings
-from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.vllm_server import ServerSettings, VllmServerRollout
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from rlhf.base.types import Engine, PromptBatch, Responses, Rollout, RolloutBack
 from rlhf.config.choices import Phase
 from rlhf.data.collate import EvalRows, collate_prompts, eval_batches
 from rlhf.data.records import Record, episode_seeds
-from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.context import RunContext, phase_prompts, phase_records
 from rlhf.phases.shared.episode_measures import episode_results, episode_values, shown_texts
-from rlhf.phases.shared.phase_data import phase_prompts, phase_records
 from rlhf.phases.shared.scoring import (
     ScoringModels,
     kl_per_sequence,
@@ -55,54 +54,45 @@ class HeldOutPrompts(NamedTuple):
         return cls(phase_prompts(context, phase).eval, phase_records(context, phase).eval)
 
 
-class PolicyEvaluation(NamedTuple):
-    """Means over held-out prompts, and the values of each prompt."""
+TITLES = {"score": "score", "kl": "kl", "ended": "ended_share", "tokens": "response_tokens"}
 
-    score: float  # from the reward model, or the judge if there is none; 0 in DPO
-    kl_to_reference: float  # nats per sequence, k1
-    ended_share: float
-    response_tokens: float
-    gold_parts: dict[str, float]  # "gold", "exact" and parts of the gold score; empty: no judge
-    exact_greedy: float | None  # share of exactly right greedy answers; None: no judge
-    score_parts: dict[str, float]  # scores of the parts of ``rewards``; empty: no parts
-    episode_parts: dict[str, float]  # return, success, turns, ...; empty: no environment
-    by_prompt: dict[str, list[float]]  # score, kl, tokens and gold parts of each prompt's answer
+
+class PolicyEvaluation(NamedTuple):
+    """Means over held-out prompts, and the values of each prompt, by the names of measures.
+
+    ``score`` is the reward model's, or the judge's if there is none; 0 in DPO. ``greedy`` is the
+    share of exactly right greedy answers, if there is a judge.
+    """
+
+    means: dict[str, float]
+    by_prompt: dict[str, list[float]]
+
+    def means_of(self, group: str) -> dict[str, float]:
+        """Return the means of gold, parts or episode, without this prefix; {} without them."""
+        prefix = f"{group}/"
+        found = {name: mean for name, mean in self.means.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): mean for name, mean in found.items()}
 
     def result(self, when: str) -> dict[str, Any]:
         """Return the entries of result.json; their names end in ``when``."""
-        values: dict[str, Any] = {
-            f"score_{when}": self.score,
-            f"kl_{when}": self.kl_to_reference,
-            f"ended_share_{when}": self.ended_share,
-            f"response_tokens_{when}": self.response_tokens,
-        }
+        values: dict[str, Any] = {f"{t}_{when}": self.means[name] for name, t in TITLES.items()}
         values |= episode_results(self.by_prompt, when)
-        if self.score_parts:
-            values[f"score_parts_{when}"] = self.score_parts
-        if not self.gold_parts:
-            return values
-        parts = dict(self.gold_parts)
-        return values | {
-            f"gold_{when}": parts.pop("gold"),
-            f"exact_{when}": parts.pop("exact"),
-            f"exact_greedy_{when}": self.exact_greedy,
-            f"gold_parts_{when}": parts,
-        }
+        if parts := self.means_of("parts"):
+            values[f"score_parts_{when}"] = parts
+        if gold := self.means_of("gold"):
+            values |= {f"{name}_{when}": gold.pop(name) for name in ("gold", "exact")}
+            values |= {f"exact_greedy_{when}": self.means["greedy"], f"gold_parts_{when}": gold}
+        return values
 
     def metrics(self) -> dict[str, float]:
         """Return the means as metrics of a PPO step, named ppo/eval_*."""
-        values = {
-            "eval_score": self.score,
-            "eval_kl": self.kl_to_reference,
-            "eval_ended_share": self.ended_share,
-            "eval_response_tokens": self.response_tokens,
-        }
-        values |= {f"eval_{name}": value for name, value in self.gold_parts.items()}
-        if self.exact_greedy is not None:
-            values["eval_exact_greedy"] = self.exact_greedy
-        values |= {f"eval_parts/{name}": value for name, value in self.score_parts.items()}
-        values |= {f"eval_episode/{name}": value for name, value in self.episode_parts.items()}
-        return {f"ppo/{name}": value for name, value in values.items()}
+        values = {title: self.means[name] for name, title in TITLES.items()}
+        values |= self.means_of("gold")
+        if "greedy" in self.means:
+            values["exact_greedy"] = self.means["greedy"]
+        for group in ("parts", "episode"):
+            values |= {f"{group}/{name}": mean for name, mean in self.means_of(group).items()}
+        return {f"ppo/eval_{name}": value for name, value in values.items()}
 
 
 def evaluate_policy(
@@ -124,18 +114,7 @@ def evaluate_policy(
             _write_rows({"greedy": exact_B}, batch, into=values_by_name, total=total)
     by_prompt_VN = context.ranks.sum(torch.stack(list(values_by_name.values())))
     by_prompt = dict(zip(values_by_name, by_prompt_VN.tolist(), strict=True))
-    means = {name: mean_of(each) for name, each in by_prompt.items()}
-    return PolicyEvaluation(
-        score=means["score"],
-        kl_to_reference=means["kl"],
-        ended_share=means["ended"],
-        response_tokens=means["tokens"],
-        gold_parts=_strip_prefix("gold/", means),
-        exact_greedy=means.get("greedy"),
-        score_parts=_strip_prefix("parts/", means),
-        episode_parts=_strip_prefix("episode/", means),
-        by_prompt=by_prompt,
-    )
+    return PolicyEvaluation({n: mean_of(each) for n, each in by_prompt.items()}, by_prompt)
 
 
 def measure_answers(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
@@ -153,10 +132,6 @@ def measure_answers(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
         names = context.config.rewards
         values |= {f"parts/{n}": each for n, each in zip(names, scores_KB, strict=True)}
     return values
-
-
-def _strip_prefix(prefix: str, means: Mapping[str, float]) -> dict[str, float]:
-    return {n.removeprefix(prefix): mean for n, mean in means.items() if n.startswith(prefix)}
 
 
 def _write_rows(
@@ -276,20 +251,14 @@ def _batches(
     )
     for batch in eval_batches(total, batch_size=policy.micro, ranks=context.ranks):
         context.heartbeat.beat()
-        yield _prompts(context, held_out, batch, draws_NT), batch
-
-
-def _prompts(
-    context: RunContext, held_out: HeldOutPrompts, batch: EvalRows, draws_NT: Tensor
-) -> PromptBatch:
-    chosen = held_out.examples[batch.rows]
-    records = [held_out.records[row] for row in chosen["row"]]
-    prompts = collate_prompts(
-        chosen["ids"],
-        [each.prompt or "" for each in records],
-        draws_NT[batch.rows],
-        pad_id=context.tokenizer.pad_token_id,
-        device=context.ranks.device,
-        columns=[each.columns or {} for each in records],
-    )
-    return prompts._replace(seeds=episode_seeds(records))
+        chosen = held_out.examples[batch.rows]
+        records = [held_out.records[row] for row in chosen["row"]]
+        prompts = collate_prompts(
+            chosen["ids"],
+            [each.prompt or "" for each in records],
+            draws_NT[batch.rows],
+            pad_id=context.tokenizer.pad_token_id,
+            device=context.ranks.device,
+            columns=[each.columns or {} for each in records],
+        )
+        yield prompts._replace(seeds=episode_seeds(records)), batch

@@ -22,12 +22,11 @@ from rlhf.models.build import architecture_config
 from rlhf.models.families import FAMILIES, UNKNOWN
 from rlhf.models.pretrained import load_config
 from rlhf.models.sources import ModelSource
-from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.phase_data import phase_prompts, phase_tokens, reward_pairs
+from rlhf.phases.shared.context import RunContext, phase_prompts, phase_tokens, reward_pairs
 from rlhf.rollout.decoders.via_cache import decoding_unsupported_reason
 from rlhf.rollout.hybrid.hybrid_rollout import hybrid_engine_unavailable_reason
 from rlhf.rollout.hybrid.supported_models import model_unsupported_reason
-from rlhf.rollout.vllm_client import VllmClient
+from rlhf.rollout.vllm_server import VllmClient
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -7,13 +7,14 @@ N = kept response tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.ensemble import disagreement
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
+from rlhf.algorithms.reward import disagreement
 from rlhf.base.errors import RewardError
 from rlhf.base.types import (
     LogprobOptions,
@@ -105,18 +106,14 @@ class ResponseScores(NamedTuple):
     disagreement_B: Tensor | None = None  # deviation over an ensemble's members; None: no ensemble
 
 
-class Scores(Protocol):
-    """A function that scores whole responses: a reward model, or a judge instead of it."""
-
-    def __call__(self, sequences: WholeSequences) -> ResponseScores:
-        """Return the scores."""
-
-
+# Scores whole responses: a reward model, or a judge instead of it.
+Scores = Callable[[WholeSequences], ResponseScores]
 # Maps prompts, responses and model scores (B,) to weighted sums (B,) and the parts' scores.
 Rewards = Callable[[PromptBatch, Responses, Tensor], tuple[Tensor, TermScores]]
 
 
-class ModelScores(NamedTuple):
+@dataclass(frozen=True)
+class ModelScores:
     """Scores of a reward model, or combined scores of the members of an ensemble."""
 
     model: ValueModel
@@ -136,7 +133,8 @@ def zero_scores(sequences: WholeSequences) -> ResponseScores:
     return ResponseScores(torch.zeros(len(sequences.ids_BS), device=sequences.ids_BS.device))
 
 
-class JudgeScores(NamedTuple):
+@dataclass(frozen=True)
+class JudgeScores:
     """Gold scores of a judge, computed by a rule."""
 
     judge: GoldJudge

@@ -108,21 +108,6 @@ def collate_pair_rows(context: RunContext, rows: Rows, *, max_tokens: int) -> Pr
     )
 
 
-def take_optimizer_step(
-    context: RunContext,
-    phase: str,
-    engine: Engine,
-    batches: Iterable[B],
-    loss_of: Callable[[B], tuple[Tensor, Metrics]],
-) -> tuple[Metrics, dict[str, float]]:
-    """Take one optimizer step on micro-batches; return metrics over all ranks, and values to log.
-
-    ``loss_of`` returns a micro-batch's share of the loss, and its metrics. The values include
-    the learning rate, the gradient norm and whether the step was skipped.
-    """
-    return take_optimizer_steps(context, phase, [engine], batches, lambda each: [loss_of(each)])
-
-
 def take_optimizer_steps(
     context: RunContext,
     phase: str,
@@ -130,10 +115,11 @@ def take_optimizer_steps(
     batches: Iterable[B],
     losses_of: Callable[[B], Iterable[tuple[Tensor, Metrics]]],
 ) -> tuple[Metrics, dict[str, float]]:
-    """Take one optimizer step with each of ``engines``, as ``take_optimizer_step`` with one.
+    """Take one optimizer step with each engine; return metrics over all ranks, and values to log.
 
-    ``losses_of`` yields loss and metrics for each engine, in order; the graph of a loss is freed
-    before the next loss is computed. Values to log are means over the engines.
+    ``losses_of`` yields, for each engine in order, a micro-batch's share of its loss and metrics;
+    the graph of a loss is freed before the next loss is computed. The values are means over the
+    engines, and include the learning rate, the gradient norm and whether the step was skipped.
     """
     metrics: Metrics = {}
     for batch in batches:

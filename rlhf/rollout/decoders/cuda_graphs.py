@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.allocation_errors import is_out_of_memory
-from rlhf.rollout.decoders.decoder import Newest, Texts
+from rlhf.rollout.decoders.decoder import KvCache, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens, stack_drawn
 
@@ -56,7 +56,7 @@ class _Graph(NamedTuple):
     drawn_2R: Tensor
 
 
-class GraphedDecoder:
+class GraphedDecoder(KvCache):
     """A ``DrawingDecoder`` that captures the step of each shape once and then replays it.
 
     A step decodes, draws the next tokens and advances to them, all on the GPU: while no row joins
@@ -136,10 +136,6 @@ class GraphedDecoder:
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
         self._decoder.copy_row(source, target, columns=columns)
-
-    def move_row(self, source: int, target: int, *, columns: int) -> None:
-        """Move a row by a copy, since the rows in use must be the first ones."""
-        self.copy_row(source, target, columns=columns)
 
     def _decode_step(self, rows: int, columns: int) -> Tensor:
         """Decode the newest tokens of the first ``rows`` rows and replace them with drawn tokens.

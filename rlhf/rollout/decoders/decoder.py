@@ -45,10 +45,11 @@ class KvCache(Protocol):
         """
 
     def move_row(self, source: int, target: int, *, columns: int) -> None:
-        """Move row ``source``, which holds ``columns`` tokens, to row ``target``.
+        """Move row ``source``, which holds ``columns`` tokens, to row ``target``: copy it.
 
         What row ``source`` holds afterwards is undefined.
         """
+        self.copy_row(source, target, columns=columns)
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of row ``source``, which holds ``columns`` tokens, to row ``target``.

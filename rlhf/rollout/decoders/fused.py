@@ -14,7 +14,7 @@ from torch import Tensor
 from rlhf.base.decoder_modules import BlockOrder, DecoderModules
 from rlhf.base.host_copies import copy_to_device
 from rlhf.rollout.decoders.cache_attention import Attend, CacheAttention, Heads, attend_both
-from rlhf.rollout.decoders.decoder import Texts
+from rlhf.rollout.decoders.decoder import KvCache, Texts
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryEmbedding
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
@@ -24,7 +24,7 @@ def can_fuse(parts: DecoderModules) -> bool:
     return parts.activation in ACTIVATIONS
 
 
-class FusedDecoder:
+class FusedDecoder(KvCache):
     """A ``PackingDecoder`` for models of the known families.
 
     Only attention depends on the row of a token; other layers treat a pass's tokens as one list.
@@ -104,10 +104,6 @@ class FusedDecoder:
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
         self._kv_cache[:, :, target, :, :columns] = self._kv_cache[:, :, source, :, :columns]
-
-    def move_row(self, source: int, target: int, *, columns: int) -> None:
-        """Move a row by a copy, since the rows in use must be the first ones."""
-        self.copy_row(source, target, columns=columns)
 
     def _text_positions(self, texts: Texts) -> Tensor:
         """Return the positions (N * P) of the texts' tokens; padding stays within the KV cache."""

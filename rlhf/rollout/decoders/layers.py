@@ -100,20 +100,16 @@ class LayerBuilder:
         if block.gate is None:
             return self.build_projection(block.up, activation=self._activation)
         if not self._packs and self._single_matmul_order((block.gate, block.up)) == (0, 1):
-            both, activate = (
-                self.build_projection(block.gate, block.up),
-                ACTIVATIONS[self._activation],
-            )
+            both = self.build_projection(block.gate, block.up)
+            activate = ACTIVATIONS[self._activation]
 
             def widen(x: Tensor) -> Tensor:
                 gate, up = both(x).chunk(2, dim=-1)
                 return activate.function(gate).mul_(up)
 
             return widen
-        gate, up = (
-            self.build_projection(block.gate, activation=self._activation),
-            self.build_projection(block.up),
-        )
+        gate = self.build_projection(block.gate, activation=self._activation)
+        up = self.build_projection(block.up)
         return lambda x: up.project_and_multiply(x, gate(x))
 
     def _single_matmul_order(self, modules: Sequence[Any]) -> tuple[int, ...]:
@@ -212,11 +208,8 @@ class LayerBuilder:
 
     def build_norm_or_projection(self, module: Any) -> TensorFunction:
         """Build the function of a norm or linear layer that precedes the output layer."""
-        return (
-            self.build_projection(module)
-            if hasattr(module, "in_features")
-            else self.build_norm(module)
-        )
+        is_projection = hasattr(module, "in_features")
+        return self.build_projection(module) if is_projection else self.build_norm(module)
 
     def build_rotary_embedding(self, tokens: int) -> RotaryEmbedding | None:
         """Build the rotary embedding's tables for positions below ``tokens``, if there is one."""

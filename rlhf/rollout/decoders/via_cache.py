@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.base.errors import CapabilityError
-from rlhf.rollout.decoders.decoder import Texts
+from rlhf.rollout.decoders.decoder import KvCache, Texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -24,15 +24,12 @@ if TYPE_CHECKING:
 WITHOUT_POSITIONS = {"bloom", "mpt"}
 
 
-class CacheDecoder:
+class CacheDecoder(KvCache):
     """A ``Decoder`` for any causal language model, run by its own ``forward``.
 
     A row's token at position p is stored in column p of the KV cache, so a row attends to the
     columns up to its own position. The first call allocates keys and values for rows x tokens in
     every layer.
-
-    Raises:
-        CapabilityError: if ``decoding_unsupported_reason`` returns a reason.
     """
 
     rows_are_exact = False
@@ -83,10 +80,6 @@ class CacheDecoder:
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
         self._kv_cache.copy_row(source, target, columns)
-
-    def move_row(self, source: int, target: int, *, columns: int) -> None:
-        """Move a row by a copy, since the rows in use must be the first ones."""
-        self.copy_row(source, target, columns=columns)
 
     def _last_token_logits(
         self, ids_BS: Tensor, positions_BS: Tensor, lengths: list[int]
@@ -145,14 +138,11 @@ class RowCache:
     ) -> tuple[Tensor, Tensor]:
         """Store a layer's new keys and values; return all keys and values of the call's rows."""
         if layer_idx not in self._layers:
-            self._layers[layer_idx] = (
-                self._allocate_like(keys_BNSD),
-                self._allocate_like(values_BNSD),
-            )
+            like = self._allocate_like
+            self._layers[layer_idx] = like(keys_BNSD), like(values_BNSD)
         keys_RNCD, values_RNCD = self._layers[layer_idx]
-        return self._store_tokens(keys_RNCD, keys_BNSD), self._store_tokens(
-            values_RNCD, values_BNSD
-        )
+        store = self._store_tokens
+        return store(keys_RNCD, keys_BNSD), store(values_RNCD, values_BNSD)
 
     def get_seq_length(self, *_: Any, **__: Any) -> int:
         """Return the number of columns before the tokens of the call."""

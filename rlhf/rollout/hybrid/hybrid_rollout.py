@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from rlhf.base.errors import CapabilityError
+from rlhf.base.stored_responses import join_rows
 from rlhf.base.types import Engine, PromptBatch, Responses, take_rows
 from rlhf.rollout.hf import HfRollout, replace_generation_config
-from rlhf.rollout.hybrid.agreement import Greedy, describe_parity_failure
-from rlhf.rollout.sampling import SamplingSettings
-from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.hybrid.supported_models import Greedy, describe_parity_failure
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 
 COMPARED_ROWS, COMPARED_TOKENS = 4, 16
 REFUSAL = "rollout.backend=hybrid_engine"
@@ -47,7 +47,7 @@ class HybridSettings:
     cuda_graphs: bool
 
 
-class HybridEngineRollout:
+class HybridEngineRollout(HfRollout):
     """A ``RolloutBackend`` that samples with ``generate`` of DeepSpeed's Hybrid Engine.
 
     Raises:
@@ -63,10 +63,8 @@ class HybridEngineRollout:
         pad_id: int,
         stop: StopTexts,
     ) -> None:
-        self._hf = HfRollout(sampling, end_id=end_id, pad_id=pad_id, stop=stop)
-        self._max_tokens = sampling.max_tokens
+        super().__init__(sampling, end_id=end_id, pad_id=pad_id, stop=stop)
         self._settings = settings
-        self._pad_id = pad_id
         self._is_checked = False
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
@@ -81,14 +79,14 @@ class HybridEngineRollout:
             )
             for first in range(0, num_rows, at_once)
         ]
-        return _concatenate(parts, pad_id=self._pad_id)
+        return join_rows(parts, pad_id=self._pad_id)
 
     def _sample(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        num_rows, options = len(prompts.texts), self._length_options(self._max_tokens)
+        num_rows, options = len(prompts.texts), self._length_options(self._sampling.max_tokens)
         if self._settings.cuda_graphs:
             prompts = _pad_to_max(prompts, self._settings, pad_id=self._pad_id)
         with actor.evaluating() as module, _swap_in_layers(module) as (policy, generate):
-            responses = self._hf.sample(
+            responses = self.sample(
                 policy,
                 prompts,
                 generate,
@@ -111,7 +109,7 @@ class HybridEngineRollout:
         prompts = take_rows(prompts, [row % num_rows for row in range(self._settings.max_rows)])
         if self._settings.cuda_graphs:
             prompts = _pad_to_max(prompts, self._settings, pad_id=self._pad_id)
-        tokens = min(COMPARED_TOKENS, self._max_tokens)
+        tokens = min(COMPARED_TOKENS, self._sampling.max_tokens)
         with actor.evaluating() as module:
             found = describe_parity_failure(
                 lambda: self._decode_greedily(actor, module, prompts, tokens=tokens),
@@ -158,11 +156,7 @@ def copy_generate_to_wrapper(module: nn.Module) -> None:
 
 
 def adapt_deepspeed_layers(module: nn.Module) -> int:
-    """Adapt the layers that DeepSpeed built for ``module`` to transformers 5; return their number.
-
-    Raises:
-        CapabilityError: if DeepSpeed built no layers and would generate as rollout=hf does.
-    """
+    """Adapt the layers that DeepSpeed built to transformers 5; return their number."""
     containers = getattr(_find_hybrid_engine(module), "_inference_containers", ())
     if not containers:
         raise CapabilityError(
@@ -246,20 +240,6 @@ def _pad_to_max(prompts: PromptBatch, settings: HybridSettings, *, pad_id: int) 
     return prompts._replace(
         ids_BP=pad(prompts.ids_BP, (more, 0), value=pad_id),
         attend_BP=pad(prompts.attend_BP, (more, 0), value=False),
-    )
-
-
-def _concatenate(parts: list[Responses], *, pad_id: int) -> Responses:
-    """Concatenate the rows of ``parts``, padded to the longest response."""
-    longest = max(part.ids_BT.shape[1] for part in parts)
-
-    def pad_columns(values_BT: Tensor, value: float) -> Tensor:
-        return pad(values_BT, (0, longest - values_BT.shape[1]), value=value)
-
-    return Responses(
-        torch.cat([pad_columns(part.ids_BT, pad_id) for part in parts]),
-        torch.cat([pad_columns(part.keep_BT, False) for part in parts]),
-        torch.cat([part.ended_B for part in parts]),
     )
 
 

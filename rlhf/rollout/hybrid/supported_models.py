@@ -1,11 +1,16 @@
-"""Models that DeepSpeed's Hybrid Engine can generate with, decided from their configs only.
+"""Models that DeepSpeed's Hybrid Engine can generate with: by their configs, and by comparison.
 
-docs/results.md describes how each reason was found.
+docs/results.md describes how the reason of each config was found. Shapes: N = rows that are
+compared, T = response tokens, V = vocabulary.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -19,6 +24,9 @@ REASONS = {
     "gptj": UNFIT,
     "opt": "is skipped by DeepSpeed 0.19.8, whose OPT layers do not fit transformers 5's KV caches",
 }
+# Largest allowed difference between two computations of a log-probability, in standard deviations
+# of the log-probabilities over the vocabulary at that position; a wrong result is about 1 away.
+TOLERANCES = {torch.float32: 0.02, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 
 def model_unsupported_reason(config: PreTrainedConfig) -> str | None:
@@ -42,3 +50,46 @@ def model_unsupported_reason(config: PreTrainedConfig) -> str | None:
         if value != only:
             return f"has {field}={value}, and DeepSpeed's Llama layers support only {field}={only}"
     return None
+
+
+class Greedy(NamedTuple):
+    """Greedily decoded tokens (N, T) and their log-probabilities (N, T)."""
+
+    ids_NT: Tensor
+    logprobs_NT: Tensor
+
+
+def describe_parity_failure(
+    fast: Callable[[], Greedy], plain: Callable[[Tensor], Tensor], *, dtype: torch.dtype
+) -> str | None:
+    """Return a description of the first difference between ``fast`` and ``plain``, or None.
+
+    ``plain`` returns the model's own log-probabilities (N, T, V) along the tokens that ``fast``
+    chose, so that a near tie that the model would decide differently does not change later tokens.
+    """
+    try:
+        greedy = fast()
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        return f"DeepSpeed's layers fail ({type(error).__name__}: {error})"
+    plain_NTV = plain(greedy.ids_NT)
+    allowed_NT = TOLERANCES[dtype] * plain_NTV.std(dim=-1)
+    likeliest_NT = plain_NTV.max(dim=-1)
+    of_token_NT = plain_NTV.gather(-1, greedy.ids_NT[..., None]).squeeze(-1)
+    # Test for agreement and negate it below, so that NaN counts as a difference.
+    same_token_NT = likeliest_NT.values - of_token_NT <= allowed_NT
+    same_logprob_NT = (greedy.logprobs_NT - of_token_NT).abs() <= allowed_NT
+    wrong = (~(same_token_NT & same_logprob_NT)).T.nonzero()
+    if not len(wrong):
+        return None
+    token, row = wrong[0].tolist()
+    place = f"at token {token} of response {row}"
+    if not same_token_NT[row, token]:
+        return (
+            f"{place} greedy decoding takes {greedy.ids_NT[row, token]}, but the model's own "
+            f"layers take {likeliest_NT.indices[row, token]}"
+        )
+    return (
+        f"{place} the log-probability of {greedy.ids_NT[row, token]} is "
+        f"{greedy.logprobs_NT[row, token]:.4f}, but {of_token_NT[row, token]:.4f} by the model's "
+        f"own layers; the largest allowed difference is {allowed_NT[row, token]:.4f}"
+    )

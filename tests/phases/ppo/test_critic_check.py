@@ -28,13 +28,11 @@ from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import adapter_of
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.models import SeparateModels
-from rlhf.phases.ppo.options.branches import Brancher, BranchPoint
-from rlhf.phases.ppo.options.step_values import with_step_values
+from rlhf.phases.ppo.options.branches import Brancher, BranchPoint, with_step_values
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.scoring import ModelScores
 from rlhf.rollout.fast import FastRollout, FastSettings
-from rlhf.rollout.sampling import SamplingSettings
-from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.tracking.metric_table import is_timing
 from tests.phases.ppo.ppo_pieces import source
 from tests.phases.ppo.test_phase import SHORT

@@ -18,7 +18,7 @@ from rlhf.config.choices import Backend, When
 from rlhf.config.freeze import to_run_config
 from rlhf.config.loss_choices import ProximalPolicy, RolloutCorrection
 from rlhf.phases.ppo.loop import PPOTrainer
-from rlhf.phases.ppo.options.logprob_reuse import MISMATCH, LogprobReuse
+from rlhf.phases.ppo.options.rollout_logprobs import MISMATCH, LogprobReuse
 from rlhf.phases.shared.scoring import score_responses
 from tests.phases.ppo.ppo_pieces import (
     MICRO,

@@ -19,8 +19,7 @@ from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.options.ptx import load_corpus_blocks
 from rlhf.phases.ppo.prompts import PromptLoader
-from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.phase_data import phase_tokens
+from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.preflight import require_data
 from tests.phases.run_pieces import Compose, Judge, Notes, run_context
 from tests.rounding import assert_near, terms_of

@@ -13,8 +13,7 @@ from omegaconf import DictConfig
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses, Rollout, TermScores
 from rlhf.config.freeze import to_run_config
-from rlhf.phases.ppo.options.resampling import sample_rollout
-from rlhf.phases.ppo.prompts import PromptLoader
+from rlhf.phases.ppo.prompts import PromptLoader, sample_rollout
 from rlhf.phases.ppo.step_metrics import equal_group_mask
 from rlhf.phases.ppo.targets import TargetMaker
 

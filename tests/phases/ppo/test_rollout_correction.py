@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from rlhf.base.ranks import Ranks
 from rlhf.phases.ppo.loop import PPOTrainer
-from rlhf.phases.ppo.options.rollout_correction import (
+from rlhf.phases.ppo.options.rollout_logprobs import (
     correction_metrics,
     step_weights,
     with_proximal_share,

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses, Rollout
 from rlhf.config.freeze import to_run_config
-from rlhf.phases.ppo.step_speed import PerStage, StepSpeed
+from rlhf.phases.ppo.step_metrics import PerStage, StepSpeed
 
 HIDDEN, LAYERS, VOCABULARY = 96, 4, 1024
 PEAK = 2e12  # operations per second

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +17,8 @@ from rlhf.base.types import PromptBatch, Responses, Rollout, StepReport
 from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
-from rlhf.phases.ppo.loop import PPOTrainer
-from rlhf.phases.ppo.models import MiniBatchLosses
+from rlhf.phases.ppo.loop import Objective, PPOTrainer
+from rlhf.phases.ppo.models import Learner
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import ResponseLogprobs
 from tests.phases.ppo.ppo_pieces import ROLLOUT_CONFIG, UNTIMED
@@ -47,12 +47,6 @@ class Engine:
         return StepReport(0.5, 2.0, is_skipped=discard)
 
 
-class Learner(NamedTuple):
-    role: Role
-    engine: Engine
-    loss: Callable[[MicroBatch, MiniBatchLosses], tuple[Tensor, Metrics]]
-
-
 class Answers:
     """Models that always answer the same, and write down what they are asked to learn."""
 
@@ -66,11 +60,11 @@ class Answers:
         actor = Learner(Role.actor, self.actor, self._policy)
         return [[critic], [actor]] if trains_actor else [[critic]]
 
-    def _values(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
+    def _values(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Metrics]:
         self.rows.append(batch.sequences.ids_BS[:, 0].tolist())
         return objective.critic_loss(torch.full(batch.keep_BT.shape, 2.0), batch)
 
-    def _policy(self, batch: MicroBatch, objective: MiniBatchLosses) -> tuple[Tensor, Metrics]:
+    def _policy(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Metrics]:
         shape = batch.keep_BT.shape
         policy = ResponseLogprobs(torch.full(shape, -1.0 + self._drift), torch.full(shape, 0.5))
         return objective.actor_loss(policy, batch)

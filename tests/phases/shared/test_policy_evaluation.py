@@ -97,15 +97,15 @@ def test_each_prompt_counts_once(
     assert len(ids) == min(num_prompts, len(held_out.examples))
     lengths = [1 if len(row) % 2 == 0 else 3 for row in ids]
     count = len(ids)
-    assert result.score == pytest.approx(
+    assert result.means["score"] == pytest.approx(
         sum(len(row) + n for row, n in zip(ids, lengths, strict=True)) / count
     )
-    assert result.kl_to_reference == pytest.approx(0.5 * sum(lengths) / count)
-    assert result.ended_share == pytest.approx(sum(n == 1 for n in lengths) / count)
-    assert result.response_tokens == pytest.approx(sum(lengths) / count)
+    assert result.means["kl"] == pytest.approx(0.5 * sum(lengths) / count)
+    assert result.means["ended"] == pytest.approx(sum(n == 1 for n in lengths) / count)
+    assert result.means["tokens"] == pytest.approx(sum(lengths) / count)
     assert result.by_prompt["tokens"] == lengths
     assert result.by_prompt["score"] == [len(row) + n for row, n in zip(ids, lengths, strict=True)]
-    assert (result.gold_parts, result.exact_greedy) == ({}, None)
+    assert (result.means_of("gold"), result.means.get("greedy")) == ({}, None)
     assert list(result.result("after")) == [
         f"{name}_after" for name in ("score", "kl", "ended_share", "response_tokens")
     ]
@@ -129,17 +129,17 @@ def test_gold_scores_are_those_of_the_texts(
         + 1000 * len(p)
         for ids, p in zip(held_out.examples["ids"], prompts, strict=True)
     ]
-    assert result.gold_parts["gold"] == pytest.approx(sum(golds) / len(golds))
+    assert result.means["gold/gold"] == pytest.approx(sum(golds) / len(golds))
     ended = [len(ids) % 2 == 0 for ids in held_out.examples["ids"]]
-    assert result.gold_parts["exact"] == pytest.approx(sum(ended) / len(ended))
-    assert result.exact_greedy == 0, "the greedy answers are others"
+    assert result.means["gold/exact"] == pytest.approx(sum(ended) / len(ended))
+    assert result.means["greedy"] == 0, "the greedy answers are others"
     entries = result.result("before")
-    assert entries["gold_before"] == result.gold_parts["gold"]
-    assert entries["exact_before"] == result.gold_parts["exact"]
+    assert entries["gold_before"] == result.means["gold/gold"]
+    assert entries["exact_before"] == result.means["gold/exact"]
     assert entries["exact_greedy_before"] == 0
     assert entries["gold_parts_before"] == {"correct": 0.5}
     values = result.metrics()
-    assert values["ppo/eval_gold"] == result.gold_parts["gold"]
+    assert values["ppo/eval_gold"] == result.means["gold/gold"]
     assert values["ppo/eval_exact_greedy"] == 0
     assert values["ppo/eval_correct"] == 0.5
 

@@ -28,8 +28,7 @@ from rlhf.phases.shared.scoring import (
     score_responses,
 )
 from rlhf.rollout.hf import HfRollout
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens
-from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens
 from tests.plain_engine import PlainEngine
 from tests.rounding import assert_near, terms_of
 

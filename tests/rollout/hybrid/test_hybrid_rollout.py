@@ -36,7 +36,6 @@ from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared import preflight as rollout_checks
 from rlhf.rollout.hf import HfRollout
-from rlhf.rollout.hybrid.agreement import Greedy, describe_parity_failure
 from rlhf.rollout.hybrid.hybrid_rollout import (
     HybridEngineRollout,
     HybridSettings,
@@ -44,9 +43,13 @@ from rlhf.rollout.hybrid.hybrid_rollout import (
     copy_generate_to_wrapper,
     hybrid_engine_unavailable_reason,
 )
-from rlhf.rollout.hybrid.supported_models import REASONS, model_unsupported_reason
-from rlhf.rollout.sampling import SamplingSettings
-from rlhf.rollout.stopping import StopTexts
+from rlhf.rollout.hybrid.supported_models import (
+    REASONS,
+    Greedy,
+    describe_parity_failure,
+    model_unsupported_reason,
+)
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.tracking.metric_table import check_metric_name
 from tests.engine.test_deepspeed_config import zero
 from tests.models_on_disk import save_models

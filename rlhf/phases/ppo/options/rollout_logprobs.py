@@ -1,19 +1,27 @@
-"""Reuse of the log-probabilities that the rollout backend measured while it sampled.
+"""The log-probabilities of a rollout: reused or recomputed, and weights between two policies.
 
+A rollout has two kinds of log-probabilities: ``rollout.responses.logprobs_BT`` of the policy that
+sampled, and ``rollout.logprobs_BT`` of the proximal policy, which the updates start from. Both are
+the same if log-probabilities are reused; ppo.rollout_correction weighs tokens by their ratio.
 Shapes: B = sequences of this rank, T = response tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import cast
 
+import torch
 from torch import Tensor
 
+from rlhf.algorithms.off_policy import CorrectionLevel, RolloutWeights, rollout_weights
 from rlhf.base.errors import ConfigError
-from rlhf.base.metrics import Maximum, Mean, Metrics
+from rlhf.base.metrics import Maximum, Mean, Metrics, Minimum, Moments
+from rlhf.base.random_streams import random_stream
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.choices import When
-from rlhf.config.loss_choices import ProximalPolicy, RolloutCorrection
+from rlhf.config.loss_choices import CorrectionMode, ProximalPolicy, RolloutCorrection
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rollout import RolloutConfig
 
@@ -40,11 +48,7 @@ class LogprobReuse:
         self.mismatch: float | None = None  # not measured yet
 
     def can_reuse(self, responses: Responses) -> bool:
-        """Return True if the actor need not be run to score ``responses``.
-
-        Raises:
-            ConfigError: if reuse_logprobs is ``always`` and the backend measures none.
-        """
+        """Return True if the actor need not be run to score ``responses``."""
         config = self._config
         if responses.logprobs_BT is None and self._mode is When.always:
             raise ConfigError(
@@ -92,14 +96,68 @@ def _mode_of_run(config: RolloutConfig, ppo: PpoConfig) -> When:
 
 
 def logprob_mismatch(one_BT: Tensor, other_BT: Tensor, keep_BT: Tensor) -> Metrics:
-    """Return metrics of the difference of two measurements of the same log-probabilities.
-
-    The metrics are the mean and the largest difference, and the share of differences above
-    ``LARGE``.
-    """
+    """Return metrics of the difference of two measurements of the same log-probabilities."""
     apart_BT = (one_BT - other_BT).abs()
     return {
         MISMATCH: Mean.of(apart_BT, keep_BT),
         f"{MISMATCH}_share": Mean.of((apart_BT > LARGE).float(), keep_BT),
         f"{MISMATCH}_max": Maximum.of(apart_BT, keep_BT),
+    }
+
+
+def step_weights(
+    config: PpoConfig, rollout: Rollout, *, seed: int, rank: int
+) -> RolloutWeights | None:
+    """Return the weights that all updates of a step share; None without such weights.
+
+    The random numbers of ppo.rollout_correction_control are keyed by step and rank.
+    """
+    sampled_BT = rollout.responses.logprobs_BT
+    is_shared = config.proximal_policy is ProximalPolicy.step_start
+    if config.rollout_correction is RolloutCorrection.none or sampled_BT is None or not is_shared:
+        return None
+    shuffle = None
+    if config.rollout_correction_control:
+        shuffle = random_stream(seed, "correction_control", str(rollout.prompts.step), rank)
+    return weights_of(config, rollout.logprobs_BT, sampled_BT, rollout.responses.keep_BT, shuffle)
+
+
+def weights_of(
+    config: PpoConfig,
+    logprobs_BT: Tensor,
+    sampled_BT: Tensor,
+    keep_BT: Tensor,
+    shuffle: torch.Generator | None = None,
+) -> RolloutWeights:
+    """Return the weights between the proximal policy and the policy that sampled."""
+    return rollout_weights(
+        logprobs_BT,
+        sampled_BT,
+        keep_BT,
+        level=cast(CorrectionLevel, config.rollout_correction.value),
+        cap=config.rollout_correction_cap,
+        masks=config.rollout_correction_mode is CorrectionMode.mask,
+        floor=config.rollout_correction_floor,
+        shuffle=shuffle,
+    )
+
+
+def with_proximal_share(config: PpoConfig, *, lag: int, steps_done: int) -> PpoConfig:
+    """Return ``config`` with A-3PO's share of the sampler, if it is null, for the coming step.
+
+    It is 1 / d, and 1 if d is 0, where d is the number of steps since the weights that sampled:
+    https://arxiv.org/abs/2512.06547.
+    """
+    if config.proximal_share is not None:
+        return config
+    return replace(config, proximal_share=1.0 / max(1, min(lag, steps_done)))
+
+
+def correction_metrics(weights: RolloutWeights, keep_BT: Tensor) -> Metrics:
+    """Return metrics of the weights of response tokens."""
+    return {
+        "ppo/rollout_weight": Mean.of(weights.weights_BT, keep_BT),
+        "ppo/rollout_weight_min": Minimum.of(weights.weights_BT, keep_BT),
+        "ppo/rollout_limited_share": Mean.of(weights.limited_BT, keep_BT),
+        "rollout_weights": Moments.of(weights.weights_BT, keep_BT),  # for the sample size
     }
