@@ -10,13 +10,14 @@ import torch
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.user_paths import expand_user_path
-from rlhf.chat.policy_loading import (
+from rlhf.chat.talker import (
+    SampledAnswer,
+    Talker,
     holds_model,
     load_talker,
     move_to_best_device,
     require_language_model,
 )
-from rlhf.chat.talker import SampledAnswer, Talker
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.choices import CombineName, Dtype
 from rlhf.config.freeze import frozen_keys

@@ -11,10 +11,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, SCMode
-from omegaconf.errors import (
-    MissingMandatoryValue,
-    OmegaConfBaseException,
-)
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from rlhf.base.atomic import replace_atomically
@@ -28,8 +25,13 @@ from rlhf.config.hydra_errors import describe_type, schema_types
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.keys import AtResume
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.stored_yaml import matches_schema_type, parse_plain_yaml
-from rlhf.config.typed import format_value, merge_into_schema, schema_error
+from rlhf.config.typed import (
+    format_value,
+    matches_schema_type,
+    merge_into_schema,
+    parse_plain_yaml,
+    schema_error,
+)
 
 FROZEN = "config.yaml"
 COMMAND = "command.txt"

@@ -17,7 +17,6 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import PLAN, finished_phases, reused_phases, write_json
 from rlhf.config.choices import PlanMode, Reuse, Template
-from rlhf.config.cpu_rates import lacks_rates
 from rlhf.config.effects import values_that_affect
 from rlhf.config.freeze import (
     apply_resume_overrides,
@@ -27,8 +26,9 @@ from rlhf.config.freeze import (
     write_command,
     write_frozen_config,
 )
-from rlhf.config.phase_shares import drop_shares_of_absent_phases
+from rlhf.config.machine_rates import lacks_rates
 from rlhf.config.roles import tokenizer_base
+from rlhf.config.rules.data import drop_shares_of_absent_phases
 from rlhf.config.rules.secrets import refuse_secret_values
 from rlhf.config.rules.unread_keys import refuse_unread_keys
 from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir

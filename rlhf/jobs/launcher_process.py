@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
+from rlhf.base.command import survive_output_errors
 from rlhf.base.cpu import cap_onednn_isa, require_linux
-from rlhf.base.lasting_output import survive_output_errors
 from rlhf.base.safe_text import print_traceback
 from rlhf.jobs.sweep_jobs import end_with_parent
 from rlhf.runtime.rendezvous import drop_pod_variables

@@ -27,8 +27,7 @@ from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.checkpoint.results import read_json_object
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.jobs.search_command import Dimension, Sampler, Search, example_config
-from rlhf.jobs.search_solutions import write_solutions
+from rlhf.jobs.search_command import Dimension, Sampler, Search, example_config, write_solutions
 from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, resources_of_share
 from rlhf.tracking.console import build_console
 from rlhf.tracking.step_alarms import read_alarms

@@ -1,7 +1,8 @@
-"""Read the command of a search: ``python launch.py -m sweep=NAME`` if NAME.yaml has a ``study``.
+"""Read the command of a search, and write its solutions.
 
-A study chooses the values of each trial from the results of earlier trials. The search space is
-written in Hydra's own grammar: https://hydra.cc/docs/advanced/override_grammar.
+``python launch.py -m sweep=NAME`` starts a search if NAME.yaml has a ``study``, which chooses the
+values of each trial from the results of earlier trials. The search space is written in Hydra's own
+grammar: https://hydra.cc/docs/advanced/override_grammar.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
@@ -21,17 +23,20 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import ConfigError
-from rlhf.config.alarm_names import AlarmName
 from rlhf.config.freeze import to_run_config
 from rlhf.config.run_dir import SWEEPS
-from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.run import AlarmName, RunConfig
 from rlhf.jobs.sweep_command import (
     MULTIRUN,
     format_sweep_value,
     read_sweep_definition,
     refuse_parent_folders,
 )
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
 STUDY = "study"
 
@@ -203,3 +208,30 @@ def _to_dimension(override: Override) -> Dimension:
             return Dimension(key, choices=tuple(words))
         case _:
             raise ConfigError(f"{override.input_line}: give an interval, a range or a choice")
+
+
+def write_solutions(search: Search, best: Sequence[FrozenTrial]) -> None:
+    """Write optimization_results.yaml, under the name that Hydra's Optuna sweeper uses.
+
+    ``best`` are the trials on the Pareto front, or all that share the best value.
+    """
+    content = {
+        "name": "optuna",
+        "maximize": search.study.maximize,
+        "minimize": search.study.minimize,
+        "solutions": [_solution(search, trial) for trial in best],
+    }
+    with replace_atomically(search.folder / "optimization_results.yaml") as building:
+        building.write_text(yaml.safe_dump(content))
+
+
+def _solution(search: Search, trial: FrozenTrial) -> dict[str, Any]:
+    """Return a trial's values; choices are texts in Optuna, and become what the texts stand for."""
+    return {
+        "trial": trial.number,
+        "best_evaluated_params": {
+            key: yaml.safe_load(value) if isinstance(value, str) else value
+            for key, value in trial.params.items()
+        },
+        "best_evaluated_value": dict(zip(search.objectives, trial.values or (), strict=True)),
+    }

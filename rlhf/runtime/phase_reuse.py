@@ -23,12 +23,7 @@ from rlhf.checkpoint.finished_phase import (
     iterate_metrics,
     verify_phase,
 )
-from rlhf.checkpoint.phase_store import (
-    PhaseStore,
-    code_version,
-    link_phase,
-    phase_key,
-)
+from rlhf.checkpoint.phase_store import PhaseStore, code_version, link_phase, phase_key
 from rlhf.checkpoint.results import read_phase_result, reused_phases
 from rlhf.config.choices import Phase, Reuse
 from rlhf.config.run_dir import refuse_links
@@ -36,7 +31,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import reset_peak_memory
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.phase_data import phase_data_hash
-from rlhf.runtime.plan_comparison import compare_phase_with_plan
+from rlhf.runtime.run_result import compare_phase_with_plan
 
 PrintNote = Callable[[str], None]
 REUSED = (Phase.sft, Phase.reward)  # sweeps and searches vary only later phases

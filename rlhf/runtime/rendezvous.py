@@ -17,7 +17,7 @@ from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.config.batches import num_ranks
 from rlhf.config.choices import Device
-from rlhf.config.precision import cpu_dtype
+from rlhf.config.machine_rates import cpu_dtype
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.config.alarm_names import AlarmName
-from rlhf.config.schema.run import AlarmsConfig
+from rlhf.config.schema.run import AlarmName, AlarmsConfig
 from rlhf.tracking.step_alarms import READ, RULES, Alarm, AlarmRules, read_alarms
 from rlhf.tracking.tracker import Tracker
 from rlhf.tracking.trackers import AlarmLines, FileTracker, StoppedByAlarmError, Trackers

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import AdvantageEstimator, Backend
-from rlhf.config.loss_choices import ValueTargets
 from rlhf.config.schema.environment import EnvironmentConfig
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.ppo import PpoConfig, ValueTargets
 from rlhf.config.schema.rollout import RolloutConfig
 
 

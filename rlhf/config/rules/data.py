@@ -1,8 +1,9 @@
-"""Rules for the config group ``data``."""
+"""Rules for the config group ``data``, and the shares of phases that do not run."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from rlhf.base.errors import ConfigError
@@ -79,3 +80,19 @@ def _check_paths(key: str, value: Any) -> None:
             f"{key}={'null' if value is None else value}: must be a file, a folder or a hub id, "
             "or a list of them"
         )
+
+
+def drop_shares_of_absent_phases(config: RunConfig) -> RunConfig:
+    """Return ``config`` with a share of 0 in data.split for every phase that does not run.
+
+    A run of one phase keeps the shares of the others: the other phases may have runs of their own,
+    and with the same data and seed no prompt is in two of these runs. A run with from_run keeps the
+    division of the finished run.
+    """
+    order = config.phase.order
+    if len(order) == 1 or config.from_run is not None:
+        return config
+    own = {phase.data_share for phase in order}
+    shares = zip(SPLIT_PHASES, config.data.split, strict=True)
+    split = [share if phase in own else 0.0 for phase, share in shares]
+    return replace(config, data=replace(config.data, split=split))

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import (
-    AdvantageEstimator,
-    GaeUnit,
-    KlEstimator,
-    KlPlacement,
-)
-from rlhf.config.loss_choices import SurrogateName
-from rlhf.config.schema.ppo import COMPARING, PpoConfig
+from rlhf.config.choices import AdvantageEstimator, GaeUnit, KlEstimator, KlPlacement
+from rlhf.config.schema.ppo import COMPARING, PpoConfig, SurrogateName
 
 
 def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import (
-    Backend,
-    Device,
-    MomentsDtype,
-    TrainingEngine,
-    When,
-)
-from rlhf.config.loss_choices import ProximalPolicy, RolloutCorrection
+from rlhf.config.choices import Backend, Device, MomentsDtype, TrainingEngine, When
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.ppo import PpoConfig, ProximalPolicy, RolloutCorrection
 from rlhf.config.schema.rollout import RolloutConfig
 from rlhf.config.schema.run import RunConfig
 

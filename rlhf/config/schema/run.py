@@ -7,8 +7,8 @@ explains what null means. Batch sizes are global: they count the sequences of al
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from rlhf.config.alarm_names import AlarmName
 from rlhf.config.choices import Phase, PlanMode, Reuse
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.environment import EnvironmentConfig
@@ -85,6 +85,29 @@ class CheckpointConfig:
     """Steps in a row with gradients that are not finite after which the run ends; null: never."""
     grace_seconds: int = key(SECONDS)
     """Seconds after SIGTERM in which a step may end and a checkpoint be written."""
+
+
+class AlarmName(StrEnum):
+    """Alarms during training (docs/alarms.md)."""
+
+    not_finite = "not_finite"
+    reference_mismatch = "reference_mismatch"
+    rollout_mismatch = "rollout_mismatch"
+    no_change = "no_change"
+    kl_runaway = "kl_runaway"
+    clipping = "clipping"
+    entropy_collapse = "entropy_collapse"
+    length = "length"
+    few_end = "few_end"
+    duplicates = "duplicates"
+    critic_useless = "critic_useless"
+    critic_explodes = "critic_explodes"
+    score_against_gold = "score_against_gold"
+    disagreement = "disagreement"
+    fallbacks = "fallbacks"
+    equal_scores = "equal_scores"
+    equal_groups = "equal_groups"
+    blind_updates = "blind_updates"
 
 
 @dataclass(kw_only=True)

@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf.config.choices import (
-    CombineName,
-    DpoLossName,
-    LossOn,
-    LrSchedule,
-    Phase,
-    RewardLossName,
-)
+from rlhf.config.choices import CombineName, DpoLossName, LossOn, LrSchedule, Phase, RewardLossName
 from rlhf.config.schema.keys import (
     ABOVE_0,
     AT_LEAST_0,
@@ -27,11 +20,9 @@ from rlhf.config.schema.keys import (
 
 
 @dataclass(kw_only=True)
-class OptimizerConfig:
-    """AdamW and its learning-rate schedule."""
+class AdamWConfig:
+    """AdamW and its learning-rate schedule, without a peak."""
 
-    lr: float = key(ABOVE_0)
-    """Peak learning rate."""
     lr_schedule: LrSchedule
     """Learning rate after the warm-up: constant, linear, cosine or inverse_sqrt."""
     min_lr_ratio: float = key(FROM_0_TO_1)
@@ -48,6 +39,14 @@ class OptimizerConfig:
     """AdamW's epsilon, added to the root of the running mean of squared gradients."""
     max_grad_norm: float = key(AT_LEAST_0)
     """Gradients with a larger norm are scaled down to this norm; 0: never."""
+
+
+@dataclass(kw_only=True)
+class OptimizerConfig(AdamWConfig):
+    """AdamW and its learning-rate schedule."""
+
+    lr: float = key(ABOVE_0)
+    """Peak learning rate."""
 
 
 @dataclass(kw_only=True)

@@ -19,8 +19,7 @@ from rlhf.base.metrics import Mean, Metrics
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Rollout, take_rows
 from rlhf.config.choices import KlPlacement
-from rlhf.config.loss_choices import LossAggregation, ProximalPolicy, SurrogateName
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.ppo import LossAggregation, PpoConfig, ProximalPolicy, SurrogateName
 from rlhf.phases.ppo.options.rollout_correction import correction_metrics, weights_of
 from rlhf.phases.ppo.step_metrics import policy_metrics
 from rlhf.phases.shared.scoring import (

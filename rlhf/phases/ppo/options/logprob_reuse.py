@@ -13,8 +13,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Maximum, Mean, Metrics
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.choices import When
-from rlhf.config.loss_choices import ProximalPolicy, RolloutCorrection
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.ppo import PpoConfig, ProximalPolicy, RolloutCorrection
 from rlhf.config.schema.rollout import RolloutConfig
 
 MISMATCH = "ppo/logprob_mismatch"  # mean |rollout - training| per token, with the same weights

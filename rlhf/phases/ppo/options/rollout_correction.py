@@ -17,8 +17,7 @@ from rlhf.algorithms.off_policy import CorrectionLevel, RolloutWeights, rollout_
 from rlhf.base.metrics import Mean, Metrics, Minimum, Moments
 from rlhf.base.random_streams import random_stream
 from rlhf.base.types import Rollout
-from rlhf.config.loss_choices import CorrectionMode, ProximalPolicy, RolloutCorrection
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.ppo import CorrectionMode, PpoConfig, ProximalPolicy, RolloutCorrection
 
 
 def step_weights(

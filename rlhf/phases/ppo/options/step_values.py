@@ -12,8 +12,7 @@ import torch
 
 from rlhf.base.random_streams import random_stream
 from rlhf.base.types import Rollout
-from rlhf.config.loss_choices import ValueTargets
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.ppo import PpoConfig, ValueTargets
 from rlhf.phases.ppo.options.branches import Brancher, BranchPoint
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.targets import TargetMaker
