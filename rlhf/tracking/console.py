@@ -167,13 +167,15 @@ class _BarProgress:
 
     def __init__(self, bars: progress.Progress, phase: str, total: int) -> None:
         self._bars = bars
-        self._board = _Board(phase)
+        self._phase = phase
+        self._values: dict[str, float] = {}  # kept until they are measured again
         self._task = bars.add_task(phase, total=total, metrics="")
 
     def advance(self, step: int, values: Mapping[str, float]) -> None:
         """Move the bar to ``step``."""
-        self._board.update(values)
-        self._bars.update(self._task, completed=step, metrics=self._board.text(separator=" "))
+        self._values.update(values)
+        metrics = _key_metrics_text(self._phase, self._values, separator=" ")
+        self._bars.update(self._task, completed=step, metrics=metrics)
 
 
 class _LineProgress:
@@ -181,7 +183,7 @@ class _LineProgress:
 
     def __init__(self, console: Console, phase: str, total: int, *, log_every: int) -> None:
         self._console = console
-        self._board = _Board(phase)
+        self._values: dict[str, float] = {}  # kept until they are measured again
         self._phase = phase
         self._total = total
         self._log_every = log_every
@@ -190,7 +192,7 @@ class _LineProgress:
 
     def advance(self, step: int, values: Mapping[str, float]) -> None:
         """Print a line every ``log_every`` steps."""
-        self._board.update(values)
+        self._values.update(values)
         self._step = step
         self._is_printed = False
         if step % self._log_every == 0:
@@ -203,26 +205,17 @@ class _LineProgress:
 
     def _print_line(self) -> None:
         self._is_printed = True
-        metrics = self._board.text(separator="  ")
+        metrics = _key_metrics_text(self._phase, self._values, separator="  ")
         self._console.say(f"{self._phase} {self._step}/{self._total}  {metrics}".rstrip())
 
 
-class _Board:
-    """The latest values of a phase's key metrics, kept until they are measured again."""
-
-    def __init__(self, phase: str) -> None:
-        self._metrics = KEY_METRICS[phase]
-        self._values: dict[str, float] = {}
-
-    def update(self, values: Mapping[str, float]) -> None:
-        self._values.update(values)
-
-    def text(self, *, separator: str) -> str:
-        return separator.join(
-            f"{metric.label} {self._values[metric.name]:{metric.format}}"
-            for metric in self._metrics
-            if metric.name in self._values
-        )
+def _key_metrics_text(phase: str, values: Mapping[str, float], *, separator: str) -> str:
+    """Return the key metrics of a phase that are in ``values``, each after its label."""
+    return separator.join(
+        f"{metric.label} {values[metric.name]:{metric.format}}"
+        for metric in KEY_METRICS[phase]
+        if metric.name in values
+    )
 
 
 def _build_rich_progress(console: RichConsole) -> progress.Progress:
