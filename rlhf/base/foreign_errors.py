@@ -87,11 +87,7 @@ def as_drive_error(error: BaseException, advice: str = ADVICE) -> DriveError | N
 
 @contextmanager
 def convert_drive_errors(advice: str = ADVICE) -> Iterator[None]:
-    """Convert errors of a drive in the block to a DriveError that ends in ``advice``.
-
-    Raises:
-        DriveError: with the file and the reason. Every other error is unchanged.
-    """
+    """Convert errors of a drive in the block, and no others, to a DriveError with ``advice``."""
     try:
         yield
     except Exception as error:

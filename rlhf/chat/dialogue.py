@@ -180,11 +180,7 @@ class Dialogue:
 
 
 def parse_temperature(text: str, *, option: str) -> float:
-    """Return the temperature in ``text``; an error names ``option``, where the user typed it.
-
-    Raises:
-        ConfigError: if it is not a number of at least 0.
-    """
+    """Return the temperature, 0 or more, in ``text``; an error names ``option``."""
     try:
         temperature = float(text)
     except ValueError:

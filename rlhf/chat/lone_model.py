@@ -70,11 +70,7 @@ class LoneModel:
         )
 
     def iterate_compared_models(self) -> Iterator[tuple[str, Talker]]:
-        """Refuse to compare: there is one model.
-
-        Raises:
-            CheckpointError: always.
-        """
+        """Refuse to compare: there is one model."""
         raise CheckpointError(
             f"/compare needs the directory of a run with two policies; {self.folder} is one model"
         )

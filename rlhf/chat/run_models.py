@@ -82,11 +82,7 @@ class RunModels:
         return self._load_talker(self.folder)
 
     def iterate_compared_models(self) -> Iterator[tuple[str, Talker]]:
-        """Yield the SFT model, then the chosen policy, or the newest if SFT itself is chosen.
-
-        Raises:
-            CheckpointError: if the run does not have both.
-        """
+        """Yield the SFT model, then the chosen policy, or the newest if SFT itself is chosen."""
         sft = self.run_dir / "sft/model"
         later = self._find_policy_folder(None) if self.folder == sft else self.folder
         if later == sft or not sft.is_dir():
@@ -139,11 +135,7 @@ class RunModels:
         return self._talkers[folder]
 
     def _model_source(self, folder: Path, group: str) -> ModelSource:
-        """Return the source of a model; the run may trust the code of its own models.
-
-        Raises:
-            CheckpointError: if the model is damaged.
-        """
+        """Return the source of an intact model; the run may trust the code of its own models."""
         verify_model(folder)
         trusts = bool(self._keys.get(f"{group}.trust_remote_code"))
         return ModelSource(

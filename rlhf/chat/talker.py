@@ -195,11 +195,7 @@ def move_to_best_device(model: M, dtype: Dtype) -> M:
 
 
 def require_language_model(folder: Path, *, key: str) -> Path:
-    """Return ``folder``, which holds a model or an adapter, after checking that it gives answers.
-
-    Raises:
-        CheckpointError: if the model gives scores; the message names ``key``.
-    """
+    """Return ``folder``, of a model or adapter, after checking that it gives no scores."""
     names = []
     if (folder / MODEL_FILES[0]).is_file():
         names = load_config(ModelSource(key=key, path=str(folder))).architectures

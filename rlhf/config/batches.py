@@ -47,11 +47,7 @@ def num_data_parallel_ranks(config: RunConfig) -> int:
 
 
 def exact_div(total: int, part: int, *, total_key: str, part_key: str) -> int:
-    """Return ``total / part``, which must be a whole number.
-
-    Raises:
-        ConfigError: if ``part`` does not divide ``total``; the message gives the nearest values.
-    """
+    """Return ``total / part``; refuse a remainder with the nearest values that work."""
     if total % part == 0:
         return total // part
     lower = total - total % part

@@ -56,11 +56,7 @@ def _effects_in(
 
 
 def effect_of(key: str) -> Effect:
-    """Return the effect of a dotted key, also of an entry of a mapping, such as rewards.NAME.x.
-
-    Raises:
-        KeyError: if there is no such key.
-    """
+    """Return the effect of a dotted key, also of an entry of a mapping, such as rewards.NAME.x."""
     name = key
     while name and name not in effects():
         name = name.rpartition(".")[0]

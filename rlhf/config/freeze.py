@@ -39,11 +39,7 @@ MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in Phase)
 
 
 def to_run_config(cfg: DictConfig) -> RunConfig:
-    """Return a composed configuration as plain dataclasses, after checking it.
-
-    Raises:
-        ConfigError: if a value is missing or has the wrong type, or a rule is broken.
-    """
+    """Return a composed configuration as plain dataclasses, after checking its types and rules."""
     merged = merge_into_schema(cfg)
     try:
         config = OmegaConf.to_object(merged)
@@ -88,9 +84,6 @@ def frozen_keys(run_dir: Path) -> dict[str, Any]:
     """Return the value of every dotted key that a run was started with.
 
     Runs of other versions of this program can be read too: nothing is checked.
-
-    Raises:
-        CheckpointError: if ``run_dir`` has no configuration, or an unreadable one.
     """
     return FrozenKeys(run_dir / FROZEN, _plain_values(_read_frozen(run_dir)))
 

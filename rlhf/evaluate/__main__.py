@@ -92,11 +92,7 @@ def evaluate(
 
 
 def require_lm_eval() -> Any:
-    """Return the imported package lm_eval.
-
-    Raises:
-        CapabilityError: if lm_eval is not installed.
-    """
+    """Return the imported package lm_eval."""
     try:
         import lm_eval
     except ModuleNotFoundError as error:

@@ -74,11 +74,7 @@ class Searcher:
         self._running: list[Running] = []
 
     def run(self) -> None:
-        """Resume unfinished trials, then run new trials up to ``study.trials``; write the best.
-
-        Raises:
-            CapabilityError: if the machine has too few devices for the slots.
-        """
+        """Resume unfinished trials, then run new trials up to ``study.trials``; write the best."""
         from optuna.trial import Trial, TrialState
 
         try:
@@ -186,12 +182,7 @@ class Searcher:
 
 
 def run_search(search: Search, conf: Path, script: str) -> None:
-    """Compose and check one point of the search space from the folder ``conf``; run all trials.
-
-    Raises:
-        CapabilityError: if Optuna is not installed, or the machine has too few devices.
-        ConfigError: if that point is no valid configuration, or another process runs this search.
-    """
+    """Compose and check one point of the search space from the folder ``conf``; run all trials."""
     config = example_config(search, conf)
     console = build_console(is_main=True, log_every=1)
     console.say(f"search in {search.folder}: {search.study.trials} trials")

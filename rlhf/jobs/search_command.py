@@ -115,11 +115,7 @@ class Search(NamedTuple):
 
 
 def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
-    """Return the search that the command ``words`` starts, or None if it starts no search.
-
-    Raises:
-        ConfigError: if the study or the space is wrong.
-    """
+    """Return the search that the command ``words`` starts, or None if it starts no search."""
     names = [word.removeprefix("sweep=") for word in words if word.startswith("sweep=")]
     if len(names) != 1 or MULTIRUN.isdisjoint(words):
         return None
@@ -154,11 +150,7 @@ def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
 
 
 def example_config(search: Search, conf: Path) -> RunConfig:
-    """Compose, check and return the configuration at one point of the search space.
-
-    Raises:
-        ConfigError: if the configuration is invalid.
-    """
+    """Compose, check and return the configuration at one point of the search space."""
     words = [f"{each.key}={each.example_value}" for each in search.space]
     with initialize_config_dir(str(conf), version_base="1.3"):
         return to_run_config(compose("config", [*search.fixed, *words]))

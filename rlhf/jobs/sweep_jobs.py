@@ -64,9 +64,6 @@ def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) 
 
     The job prints to ``output.log`` in its folder; the terminal gets two lines. ``jobs`` is how
     many jobs run at a time. If it is above 1, each gets an equal share of the cores and devices.
-
-    Raises:
-        JobError: if the job failed.
     """
     say, log = build_console(is_main=True, log_every=1).say, run_dir / OUTPUT
     with FileLock(run_dir / "job.lock"):  # a job whose sweep was killed may still run
@@ -126,9 +123,6 @@ def reserve_share_of_machine(
     """Reserve one of ``jobs`` equal shares of cores and devices; yield the environment for a job.
 
     A share is reserved by a lock on a file in ``sweep_dir``, so it holds across processes.
-
-    Raises:
-        CapabilityError: if this machine has too few devices for the jobs.
     """
     number, lock = _acquire_share(sweep_dir / ".shares", jobs)
     all_cores = os.sched_getaffinity(0)

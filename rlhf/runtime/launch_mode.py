@@ -147,11 +147,7 @@ def slurm_task(environment: Mapping[str, str]) -> SlurmTask | None:
 
 
 def read_whole_number(environment: Mapping[str, str], name: str, least: int = 0) -> int:
-    """Return the value of an environment variable that a launcher sets.
-
-    Raises:
-        ConfigError: if it is not a whole number, or below ``least``.
-    """
+    """Return the whole number in an environment variable that a launcher sets."""
     value = environment[name]
     if not value.isdecimal() or int(value) < least:
         raise ConfigError(
@@ -162,11 +158,7 @@ def read_whole_number(environment: Mapping[str, str], name: str, least: int = 0)
 
 
 def first_host(nodes: str) -> str:
-    """Return the first name in a SLURM node list: ``a[01-02,7],b`` begins with a01.
-
-    Raises:
-        ConfigError: if the list does not follow this form.
-    """
+    """Return the first name in a SLURM node list: ``a[01-02,7],b`` begins with a01."""
     if not re.fullmatch(r"([^,\[\]]|\[\d+(-\d+)?(,\d+(-\d+)?)*\]|,(?!,))+", nodes):
         raise ConfigError(f"the list of nodes of SLURM {nodes}: must be like a[01-02,7],b")
     name = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", nodes)[0]

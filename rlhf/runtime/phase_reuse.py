@@ -77,11 +77,7 @@ def store_phase(context: RunContext, store: PhaseStore, key: str, phase: Phase) 
 def verify_finished_phases(
     run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: PrintNote
 ) -> None:
-    """Verify the phases that a resumed run has finished, and remove what a killed attempt left.
-
-    Raises:
-        CheckpointError: if a file is missing or damaged; the message has the file and the fix.
-    """
+    """Verify the phases that a resumed run has finished, and remove what a killed attempt left."""
     refuse_links(run_dir, [f"{phase}{under}" for phase in finished for under in ("", f"/{STATE}")])
     for phase in finished:
         if (notice := verify_phase(run_dir, phase)) is not None:

@@ -79,11 +79,7 @@ def find_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> tu
 
 
 def require_finite_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> None:
-    """Check that the objective of a run that has ended is a finite number.
-
-    Raises:
-        RlhfError: if it is not; the message names the measures that are not finite, and a fix.
-    """
+    """Check that the objective of a run that has ended is finite; an error names what is not."""
     name, value = find_objective(phases, run_dir)
     if math.isfinite(value):
         return

@@ -209,11 +209,7 @@ def _require_login(mode: WandbMode) -> None:
 def _start_run(
     config: TrackingConfig, run_dir: Path, run_config: dict[str, Any], names: dict[str, str]
 ) -> wandb.Run:
-    """Start the W&B run; retry if the connection fails.
-
-    Raises:
-        CommError: if the last attempt failed too.
-    """
+    """Start the W&B run; retry if the connection fails."""
     import wandb
     from wandb.errors import CommError
 

@@ -69,11 +69,7 @@ def check_environment(config: RunConfig) -> None:
 
 
 def check_environment_keys(environment: EnvironmentConfig) -> None:
-    """Check the keys that a kind of environment needs, and those that it does not read.
-
-    Raises:
-        ConfigError: if a key is missing, has the wrong form, or is not read.
-    """
+    """Check the keys that a kind of environment needs, and those that it does not read."""
     kind = environment.kind
     needed = {"id": kind in OF_PACKAGES, "target": kind in OF_CODE}
     for name, is_needed in needed.items():

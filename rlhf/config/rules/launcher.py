@@ -21,12 +21,7 @@ def check_launcher(launcher: LauncherConfig) -> None:
 
 
 def check_hostfile(config: RunConfig) -> None:
-    """Check that the hostfile names hardware.nodes nodes, each with ranks_per_node slots.
-
-    Raises:
-        ConfigError: if the hostfile cannot be read, has a malformed line, or has another number of
-            nodes or slots.
-    """
+    """Check that the hostfile names hardware.nodes nodes, each with ranks_per_node slots."""
     name, hardware = config.launcher.hostfile, config.hardware
     assert name is not None
 

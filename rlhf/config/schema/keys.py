@@ -111,11 +111,7 @@ def key(
 
 
 def check_bounds(config: Any, prefix: str = "") -> None:
-    """Check that every number in ``config``, a schema dataclass, is within its field's bound.
-
-    Raises:
-        ConfigError: if a number breaks its bound or is not finite; the message names its key.
-    """
+    """Check that every number in ``config``, a schema dataclass, is finite and within its bound."""
     for name, bound, value in _iterate_bounds(config, prefix):
         if value is not None and not (math.isfinite(value) and bound.holds(value)):
             raise ConfigError(f"{name}={value}: must be {bound.rule}")
