@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.config.choices import SPLIT_PHASES, Source
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
@@ -17,20 +17,21 @@ GENERATED = (Source.synthetic, Source.environment)
 def check_data(config: RunConfig) -> None:
     """Check that the source can supply examples to every phase that runs."""
     data = config.data
-    if data.source is Source.environment and not config.environment.is_used:
-        raise ConfigError(
-            "data.source=environment with environment.kind=none: choose an environment, such as "
-            "environment=number_guessing, or other data"
-        )
-    if data.source in GENERATED and data.path is not None:
-        raise ConfigError(
-            f"data.path={data.path}: generated data has no path; add data=local, or data=hub"
-        )
-    if data.source in GENERATED and not data.size:
-        raise ConfigError(
-            f"data.size=0: must be positive for data={data.source}; use e.g. data.size=4000"
-        )
-    if data.source not in GENERATED and not (data.path is None and data.sets):
+    is_generated = data.source in GENERATED
+    broken = {
+        "data.source=environment with environment.kind=none: choose an environment, such as "
+        "environment=number_guessing, or other data": (
+            data.source is Source.environment and not config.environment.is_used
+        ),
+        f"data.path={data.path}: generated data has no path; add data=local, or data=hub": (
+            is_generated and data.path is not None
+        ),
+        f"data.size=0: must be positive for data={data.source}; use e.g. data.size=4000": (
+            is_generated and not data.size
+        ),
+    }
+    refuse_first(broken)
+    if not is_generated and not (data.path is None and data.sets):
         _check_paths("data.path", data.path)
     _check_blended_datasets(data)
     if data.eval_path is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.config.choices import (
     AdvantageEstimator,
     Backend,
@@ -64,8 +64,7 @@ def check_environment(config: RunConfig) -> None:
         f"turn, rollout.max_response_tokens={rollout.max_response_tokens}; raise the first, or "
         "lower the second": config.environment.max_tokens < rollout.max_response_tokens,
     }
-    if reason := next((each for each, is_broken in broken.items() if is_broken), None):
-        raise ConfigError(f"environment.kind={config.environment.kind} with {reason}")
+    refuse_first(broken, f"environment.kind={config.environment.kind} with ")
 
 
 def check_environment_keys(environment: EnvironmentConfig) -> None:
