@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -32,6 +33,15 @@ def run_to_exit_code(work: Callable[[], None]) -> int:
         sys.stderr.write(f"error: {for_terminal(str(error))}\n")
         return USER_ERROR
     return 0
+
+
+def wait_for_exit(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit code of ``process``, which gets Ctrl-C too: then wait for it, and raise."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # it may have to end ranks on other nodes
+        raise
 
 
 class _LastingFile(io.FileIO):

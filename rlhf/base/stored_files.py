@@ -28,8 +28,6 @@ NAMES |= {type(None): "null"}
 MAYBE_FLOAT = (float, type(None))  # null replaces a number that is not finite
 COST = {"hours": MAYBE_FLOAT, "memory_gib": MAYBE_FLOAT}
 MEASURED = {"hours": float, "memory_gib?": float}  # only of phases that this run trained itself
-
-
 MAPPINGS = ("minimal_pairs", "groups", "member_accuracies")  # numbers by name
 
 

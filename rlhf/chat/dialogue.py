@@ -86,9 +86,13 @@ class Dialogue:
             case "/system":
                 self._set_system(text)
             case "/temperature":
-                self._set_temperature(text)
+                temperature = parse_temperature(text, option="/temperature")
+                self._sampling = replace(self._sampling, temperature=temperature)
+                self._say(f"The temperature is {temperature:g}.")
             case "/regenerate":
-                self._regenerate()
+                if not self._messages:
+                    raise ConfigError("/regenerate: there is no answer yet")
+                self._answer(self._messages[:-1])
             case "/compare":
                 self._compare_policies(text)
             case _:
@@ -147,16 +151,6 @@ class Dialogue:
             return
         self._system = [_message("system", text)] if text else []
         self._say("The system message is set." if text else "There is no system message.")
-
-    def _set_temperature(self, text: str) -> None:
-        temperature = parse_temperature(text, option="/temperature")
-        self._sampling = replace(self._sampling, temperature=temperature)
-        self._say(f"The temperature is {temperature:g}.")
-
-    def _regenerate(self) -> None:
-        if not self._messages:
-            raise ConfigError("/regenerate: there is no answer yet")
-        self._answer(self._messages[:-1])
 
     def _compare_policies(self, text: str) -> None:
         """Answer ``text`` or the last message with two policies; do not change the conversation."""

@@ -127,10 +127,7 @@ def rollout_plan(config: RunConfig) -> RolloutPlan:
             part_key="ppo.responses_per_prompt",
         ),
         mini_batches=exact_div(
-            size,
-            config.ppo.mini_batch_size,
-            total_key=key,
-            part_key="ppo.mini_batch_size",
+            size, config.ppo.mini_batch_size, total_key=key, part_key="ppo.mini_batch_size"
         ),
     )
 

@@ -45,7 +45,7 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
         config = OmegaConf.to_object(merged)
     except MissingMandatoryValue as error:
         plain = OmegaConf.to_container(merged, structured_config_mode=SCMode.DICT)
-        key = min(name for name, value in _flatten(plain, "").items() if value == "???")
+        key = min(name for name, value in flatten_keys(plain).items() if value == "???")
         raise ConfigError(f"{key} is missing: add {key}=VALUE to the command") from error
     except OmegaConfBaseException as error:
         raise schema_error(error) from error
@@ -201,12 +201,12 @@ def _plain_values(cfg: DictConfig) -> dict[str, Any]:
         )
     except OmegaConfBaseException as error:
         raise schema_error(error) from error
-    return _flatten(plain, "")
+    return flatten_keys(plain)
 
 
-def _flatten(node: Any, key: str) -> dict[str, Any]:
+def flatten_keys(node: Any, key: str = "") -> dict[str, Any]:
     """Return one entry per value in ``node``, with dotted keys that start with ``key``."""
     if not isinstance(node, dict) or not node:
         return {key: node}
     prefix = f"{key}." if key else ""
-    return {k: v for name in node for k, v in _flatten(node[name], f"{prefix}{name}").items()}
+    return {k: v for name in node for k, v in flatten_keys(node[name], f"{prefix}{name}").items()}

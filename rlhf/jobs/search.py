@@ -163,14 +163,14 @@ class Searcher:
         number = each.trial.number
         if outcome == "complete":
             phases = read_json_object(each.run_dir / "result.json")["phases"]
-            values = [_read_result(phases, name) for name in self._search.objectives]
+            values = [_read_result(phases, name) for name in self._search.study.objectives]
             limited = {name: _read_result(phases, name) for name in self._search.study.at_most}
             outcome = "complete" if all(map(isfinite, [*values, *limited.values()])) else "failed"
         if outcome == "complete":
             for name, limit in self._search.study.at_most.items():
                 each.trial.set_constraint(name, limited[name] - limit)
             self._study.tell(each.trial, values)
-            pairs = zip(self._search.objectives, values, strict=True)
+            pairs = zip(self._search.study.objectives, values, strict=True)
             self._say(f"trial {number}: " + ", ".join(f"{n} {v:.4g}" for n, v in pairs))
             return
         state = TrialState.PRUNED if outcome == "pruned" else TrialState.FAIL

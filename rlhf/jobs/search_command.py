@@ -83,6 +83,11 @@ class StudyConfig:
     seed: int = 1
     """Seed of the sampler."""
 
+    @property
+    def objectives(self) -> list[str]:
+        """Return the names of the objectives: those to maximise, then those to minimise."""
+        return [*self.maximize, *self.minimize]
+
 
 class Dimension(NamedTuple):
     """A key of the search space, with an interval or with the values to choose from."""
@@ -107,11 +112,6 @@ class Search(NamedTuple):
     space: list[Dimension]
     fixed: list[str]
     folder: Path
-
-    @property
-    def objectives(self) -> list[str]:
-        """Return the names of the objectives: those to maximise, then those to minimise."""
-        return [*self.study.maximize, *self.study.minimize]
 
 
 def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
@@ -164,18 +164,17 @@ def _build_study_config(name: str, definition: Any, overrides: Sequence[str]) ->
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"sweep={name}, study: {reason}") from error
     assert isinstance(study, StudyConfig)
-    objectives = [*study.maximize, *study.minimize]
-    if not objectives:
+    if not study.objectives:
         raise ConfigError(f"sweep={name}, study: give maximize or minimize, such as ppo.gold_after")
-    wrong = [each for each in [*objectives, *study.at_most] if each.count(".") != 1]
+    wrong = [each for each in [*study.objectives, *study.at_most] if each.count(".") != 1]
     if wrong:
         raise ConfigError(
             f"sweep={name}, study: {wrong[0]} must be PHASE.NAME of a result: ppo.gold_after"
         )
-    if study.prune is not None and len(objectives) > 1:
+    if study.prune is not None and len(study.objectives) > 1:
         raise ConfigError(
-            f"sweep={name}, study.prune: a study with {len(objectives)} objectives cannot compare "
-            "unfinished trials; keep one objective, or use study.stop_on"
+            f"sweep={name}, study.prune: a study with {len(study.objectives)} objectives cannot "
+            "compare unfinished trials; keep one objective, or use study.stop_on"
         )
     if min(study.trials, study.slots) < 1:
         raise ConfigError(f"sweep={name}, study: trials and slots must be above 0")
@@ -225,5 +224,5 @@ def _solution(search: Search, trial: FrozenTrial) -> dict[str, Any]:
             key: yaml.safe_load(value) if isinstance(value, str) else value
             for key, value in trial.params.items()
         },
-        "best_evaluated_value": dict(zip(search.objectives, trial.values or (), strict=True)),
+        "best_evaluated_value": dict(zip(search.study.objectives, trial.values or (), strict=True)),
     }

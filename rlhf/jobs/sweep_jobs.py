@@ -16,6 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from rlhf.base.command import wait_for_exit
 from rlhf.base.errors import CapabilityError, RlhfError
 from rlhf.checkpoint.results import read_objective, read_plan
 from rlhf.config.choices import Device
@@ -104,16 +105,7 @@ def _run_process(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: 
         share = reserve_share_of_machine(hardware, run_dir.parent, jobs)
     with share as environment, (run_dir / OUTPUT).open("a") as out:
         own = {**environment, PARENT: str(os.getpid())}
-        return _wait_for_exit(subprocess.Popen(command, env=own, stdout=out, stderr=out))
-
-
-def _wait_for_exit(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of ``process``; at Ctrl-C wait until it has ended, then raise."""
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.wait()
-        raise
+        return wait_for_exit(subprocess.Popen(command, env=own, stdout=out, stderr=out))
 
 
 @contextmanager

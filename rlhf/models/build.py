@@ -12,7 +12,7 @@ import torch
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import LoraRole
-from rlhf.config.schema.lora import LoraConfig
+from rlhf.config.schema.model import LoraConfig
 from rlhf.models.attention import MATMUL, attention_at_build, use_matmul_attention
 from rlhf.models.linear_layers import use_onednn_products
 from rlhf.models.lora import LoraSpec, add_adapters

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Device, LoraRole, Phase
 from rlhf.config.machine_rates import GIB
-from rlhf.config.rules.lora import check_lora
+from rlhf.config.rules.model import check_lora
 from rlhf.config.schema.run import RunConfig
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from rlhf.base.safe_text import for_terminal
 
@@ -56,13 +56,6 @@ KEY_METRICS: Mapping[str, Sequence[KeyMetric]] = {
         KeyMetric("dpo/pairs_per_second", "pairs/s", ",.1f"),
     ),
 }
-
-
-class Progress(Protocol):
-    """Interface of a progress display for one phase."""
-
-    def advance(self, step: int, values: Mapping[str, float]) -> None:
-        """Show that ``step`` steps are done, and the metrics ``values`` of the last step."""
 
 
 class Console:
@@ -127,7 +120,7 @@ class Console:
             yield partial(live.update, refresh=True)
 
     @contextmanager
-    def progress(self, phase: str, total: int) -> Generator[Progress]:
+    def progress(self, phase: str, total: int) -> Generator[_BarProgress | _LineProgress]:
         """Show the progress of a phase of ``total`` steps within the context."""
         if self._rich.is_terminal and not self._rich.quiet:
             with _build_rich_progress(self._rich) as bars:
@@ -238,13 +231,9 @@ def _build_rich_progress(console: RichConsole) -> progress.Progress:
 
 
 def _format_cell(value: object) -> str:
-    match value:
-        case None:
-            return ""
-        case float():
-            return f"{value:.4g}"
-        case _:
-            return str(value)
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _literal_text(text: str) -> Text:

@@ -17,8 +17,7 @@ from rlhf.base.errors import RlhfError
 from rlhf.config.freeze import FROZEN
 from rlhf.report.local_server import LocalRequest, LocalServer
 from rlhf.report.page import CHART_SCRIPTS, read_asset, render_template
-from rlhf.watch.live_run import LiveRun
-from rlhf.watch.live_sweep import LiveSweep
+from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.views import (
     PARTS,
     DrawnCharts,

@@ -11,8 +11,7 @@ from rlhf.base.safe_text import for_terminal
 from rlhf.config.freeze import FROZEN
 from rlhf.report.charts import Point
 from rlhf.tracking.console import build_console
-from rlhf.watch.live_run import LiveRun
-from rlhf.watch.live_sweep import LiveSweep
+from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.progress import PhaseProgress, short_text, time_text
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import pytest
 from rlhf.base.critic_states import CriticState
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import WandbMode
-from rlhf.config.schema.run import AlarmsConfig, RunConfig
-from rlhf.config.schema.tracking import TrackingConfig
+from rlhf.config.schema.run import AlarmsConfig, RunConfig, TrackingConfig
 from rlhf.tracking.tracker import Sample, Token, Tracker
 from rlhf.tracking.trackers import FileTracker, Trackers, build_tracker
 

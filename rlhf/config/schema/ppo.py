@@ -105,9 +105,7 @@ NO_LAMBDA = Unread(
     "add {group}.value_targets=gae",
 )
 NO_CHECK = Unread(
-    lambda check: check.every == 0,
-    "{group}.every=0 checks nothing",
-    "add {group}.every=8",
+    lambda check: check.every == 0, "{group}.every=0 checks nothing", "add {group}.every=8"
 )
 
 
