@@ -8,8 +8,8 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from rlhf.base.drive_errors import as_drive_error
 from rlhf.base.errors import RlhfError
+from rlhf.base.foreign_errors import as_drive_error
 from rlhf.base.safe_text import for_terminal
 from rlhf.config.hydra_errors import explain_hydra_error
 from rlhf.jobs.job import begin_run, config_of_job, show_commands, show_plan

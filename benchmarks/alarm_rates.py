@@ -25,7 +25,7 @@ from typing import NamedTuple
 from common import run_on_cores, table
 
 from rlhf.base.stored_files import METRICS, read_lines
-from rlhf.config.alarm_names import AlarmName
+from rlhf.config.schema.run import AlarmName
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
 
 COMMON = (

@@ -23,7 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError
 
-from rlhf.config.cpu_rates import cpu_rates, store_rates
+from rlhf.config.machine_rates import cpu_rates, store_rates
 from tests.pretend_cuda.gpu import Gpu, load
 from tests.quick_hydra import compose_quickly
 

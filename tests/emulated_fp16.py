@@ -8,14 +8,14 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-import rlhf.config.precision
+import rlhf.config.machine_rates
 
 
 def emulate_fp16() -> None:
     """Let this program and DeepSpeed take this CPU for one with fp16 arithmetic."""
     from deepspeed.accelerator import get_accelerator
 
-    rlhf.config.precision.multiplies_fp16 = lambda: True
+    rlhf.config.machine_rates.multiplies_fp16 = lambda: True
     get_accelerator().is_fp16_supported = lambda: True
 
 

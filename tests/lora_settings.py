@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlhf.config.choices import LoraExport, LoraRole
-from rlhf.config.schema.lora import LoraConfig
+from rlhf.config.schema.model import LoraConfig
 
 
 def lora_config(**changes: Any) -> LoraConfig:

@@ -37,7 +37,7 @@ from papers.parity_sides import (
 from papers.peer_wheels import Wheels
 from rlhf.algorithms.advantages import gae, grpo_advantages
 from rlhf.algorithms.ppo import cispo_loss, gspo_loss
-from rlhf.config.loss_choices import LossAggregation
+from rlhf.config.schema.ppo import LossAggregation
 
 UTILS = "agilerl/utils/llm_utils.py"
 PPO = "agilerl/algorithms/ppo_llm.py"

@@ -32,7 +32,7 @@ from papers.parity_sides import (
 from papers.peer_wheels import Wheels
 from rlhf.algorithms.ppo import gspo_loss
 from rlhf.algorithms.sft import sft_loss
-from rlhf.config.loss_choices import LossAggregation
+from rlhf.config.schema.ppo import LossAggregation
 
 LOSS = "openrlhf/models/loss.py"
 UTILS = "openrlhf/models/utils.py"

@@ -19,7 +19,7 @@ from rlhf.algorithms.ppo import PolicyLoss, policy_loss, value_loss
 from rlhf.algorithms.reward import end_loss
 from rlhf.base.metrics import Moments
 from rlhf.base.ranks import Ranks
-from rlhf.config.loss_choices import LossAggregation
+from rlhf.config.schema.ppo import LossAggregation
 from rlhf.phases.ppo.objective import Aggregation
 
 GROUP = 4

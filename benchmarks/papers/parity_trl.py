@@ -36,7 +36,7 @@ from papers.parity_sides import (
 from papers.peer_wheels import Wheels
 from rlhf.algorithms.dpo import dpo_loss
 from rlhf.algorithms.ppo import cispo_loss, gspo_loss, policy_loss
-from rlhf.config.loss_choices import LossAggregation
+from rlhf.config.schema.ppo import LossAggregation
 
 GRPO = "trl/trainer/grpo_trainer.py"
 RLOO = "trl/trainer/rloo_trainer.py"

@@ -40,7 +40,7 @@ from rlhf.algorithms.advantages import (
     rloo_advantages,
 )
 from rlhf.algorithms.ppo import cispo_loss, gspo_loss
-from rlhf.config.loss_choices import LossAggregation
+from rlhf.config.schema.ppo import LossAggregation
 
 CORE = "verl/trainer/ppo/core_algos.py"
 

@@ -1,14 +1,16 @@
-"""Parsers and exit codes of the commands ``python -m rlhf.NAME``."""
+"""Parsers, exit codes and lasting output of the commands ``python -m rlhf.NAME``."""
 
 from __future__ import annotations
 
 import argparse
+import io
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 
-from rlhf.base.drive_errors import convert_drive_errors
 from rlhf.base.errors import USER_ERROR, RlhfError
-from rlhf.base.lasting_output import survive_output_errors
+from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.safe_text import for_terminal
 
 
@@ -21,12 +23,60 @@ def command_parser(module: str, description: str | None) -> argparse.ArgumentPar
     )
 
 
-def run_to_exit_code(work: Callable[[], int | None]) -> int:
-    """Return the exit code of ``work``; 2 after printing an error that a user can fix."""
+def run_to_exit_code(work: Callable[[], None]) -> int:
+    """Run ``work``; return 0, or 2 after printing the message of an error that a user can fix."""
     survive_output_errors()
     try:
         with convert_drive_errors():
-            return work() or 0
+            work()
     except RlhfError as error:
         sys.stderr.write(f"error: {for_terminal(str(error))}\n")
         return USER_ERROR
+    return 0
+
+
+def wait_for_exit(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit code of ``process``, which gets Ctrl-C too: then wait for it, and raise."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # it may have to end ranks on other nodes
+        raise
+
+
+class _LastingFile(io.FileIO):
+    """A file descriptor that becomes /dev/null when a write to it fails."""
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> int | None:  # type: ignore[override]
+        """Write ``data``; after the first failure drop all output, with one warning on stderr."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())  # also for libraries and processes that share it
+            os.close(null)
+            if self.fileno() != sys.__stderr__.fileno():  # type: ignore[union-attr]
+                sys.stderr.write(
+                    f"warning: the output cannot be written ({error.strerror}); "
+                    "this process continues without it\n"
+                )
+            return len(data)
+
+
+def survive_output_errors() -> None:
+    """Keep this process running if stdout or stderr fails: `| head`, full drive, lost terminal."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        # Do not replace a stream that a test or a notebook has installed.
+        if not isinstance(stream, io.TextIOWrapper) or stream is not getattr(sys, f"__{name}__"):
+            continue
+        stream.flush()
+        lasting = io.TextIOWrapper(
+            io.BufferedWriter(_LastingFile(stream.fileno(), "w", closefd=False)),  # type: ignore[type-var]
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, lasting)
+        setattr(sys, f"__{name}__", lasting)

@@ -103,11 +103,7 @@ def usable_isa(cpu: Cpu | None = None) -> Isa:
 
 
 def require_linux() -> None:
-    """Check that this system is Linux.
-
-    Raises:
-        CapabilityError: if it is not.
-    """
+    """Check that this system is Linux."""
     if sys.platform != "linux":
         raise CapabilityError(
             f"this program runs on Linux only, and this system is {sys.platform}; "
@@ -116,11 +112,7 @@ def require_linux() -> None:
 
 
 def cap_onednn_isa() -> None:
-    """Cap oneDNN, which multiplies torch's matrices, at RLHF_MAX_CPU_ISA; call before torch loads.
-
-    Raises:
-        ConfigError: if the variable is set to anything but the name of a level.
-    """
+    """Cap oneDNN, which multiplies torch's matrices, at RLHF_MAX_CPU_ISA, before torch loads."""
     if os.environ.get(MAX_ISA) and usable_isa() in ONEDNN_NAMES:
         os.environ.setdefault(ONEDNN_MAX_ISA, ONEDNN_NAMES[usable_isa()])
 

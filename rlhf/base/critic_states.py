@@ -72,10 +72,7 @@ def ranked_pairs(states: Sequence[CriticState]) -> list[float]:
 
 
 def _is_ranked(one: CriticState, other: CriticState) -> float | None:
-    """Return 1 if the better state has the higher value, 0.5 if both values are equal, else 0.
-
-    Return None if the true values are too close to tell which state is better.
-    """
+    """Return 1, 0.5 or 0 as ``ranked_pairs`` does; None if the true values are too close."""
     apart = one.true_value - other.true_value
     if abs(apart) <= DISTINCT * (one.error**2 + other.error**2) ** 0.5:
         return None

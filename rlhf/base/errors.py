@@ -3,6 +3,10 @@
 Each message names the key (or the file and row), the value, the rule, and the fix.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
 USER_ERROR = 2  # the exit code for these errors
 
 
@@ -32,3 +36,9 @@ class RolloutError(RlhfError):
 
 class CheckpointError(RlhfError):
     """A folder that should contain a model or a run but does not."""
+
+
+def refuse_first(broken: Mapping[str, bool], prefix: str = "") -> None:
+    """Raise ConfigError with the first message in ``broken`` whose rule is broken, if any is."""
+    if reason := next((reason for reason, is_broken in broken.items() if is_broken), None):
+        raise ConfigError(prefix + reason)

@@ -28,8 +28,6 @@ NAMES |= {type(None): "null"}
 MAYBE_FLOAT = (float, type(None))  # null replaces a number that is not finite
 COST = {"hours": MAYBE_FLOAT, "memory_gib": MAYBE_FLOAT}
 MEASURED = {"hours": float, "memory_gib?": float}  # only of phases that this run trained itself
-
-
 MAPPINGS = ("minimal_pairs", "groups", "member_accuracies")  # numbers by name
 
 
@@ -151,21 +149,13 @@ def read_stored_text(path: Path) -> str | None:
 
 
 def read_json(path: Path, form: Form) -> Any:
-    """Return the value in a JSON file, checked against ``form``; None if there is no file.
-
-    Raises:
-        DamagedFileError: if the value has another form; the message names the place.
-    """
+    """Return the value in a JSON file, checked against ``form``; None if there is no file."""
     content = read_bytes(path)
     return None if content is None else parse_json(path, content, form, "")
 
 
 def read_lines(path: Path, form: Form) -> Iterator[Any]:
-    """Yield the value of each line of a JSONL file; skip a torn last line. No file: no values.
-
-    Raises:
-        DamagedFileError: if a line has another form; the message names the line and the place.
-    """
+    """Yield each line's value in a JSONL file, checked against ``form``; skip a torn last line."""
     return (value for _, value in read_raw_lines(path, form))
 
 
@@ -184,11 +174,7 @@ def read_raw_lines(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
 
 
 def parse_json(path: Path, content: bytes, form: Form, place: str) -> Any:
-    """Return the JSON value ``content``, which is at ``place`` in the file at ``path``.
-
-    Raises:
-        DamagedFileError: if it is not JSON, or has another form.
-    """
+    """Return the JSON value ``content``, at ``place`` in the file, checked against ``form``."""
     try:
         text = content.decode("utf-8")
         value = json.loads(text, parse_constant=lambda _: None)  # NaN, Infinity: null

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf.base.ranks import Ranks
-from rlhf.base.turns import NO_TURN, Turns, Utterance
-from rlhf.base.types import Batch, Responses, take_rows
+from rlhf.base.types import NO_TURN, Batch, Responses, Turns, Utterance, take_rows
 
 FACTS = "facts"  # the name of the tensor that holds, as JSON, everything that is no tensor
 

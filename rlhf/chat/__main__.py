@@ -60,11 +60,7 @@ def greeting(models: RunModels | LoneModel, sampling: SamplingSettings) -> list[
 
 
 def chosen_sampling(own: SamplingSettings, options: argparse.Namespace) -> SamplingSettings:
-    """Return the sampling of the run or model with the changes of the command.
-
-    Raises:
-        ConfigError: if the temperature is no number of at least 0.
-    """
+    """Return the sampling of the run or model with the changes of the command."""
     from rlhf.chat.dialogue import parse_temperature
 
     given = own.temperature if options.temperature is None else options.temperature
@@ -74,11 +70,7 @@ def chosen_sampling(own: SamplingSettings, options: argparse.Namespace) -> Sampl
 
 
 def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
-    """Load the chosen model and chat with it.
-
-    Raises:
-        RlhfError: if there is no such model.
-    """
+    """Load the chosen model and chat with it."""
     import torch
     import transformers
 

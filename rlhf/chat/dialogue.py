@@ -86,9 +86,13 @@ class Dialogue:
             case "/system":
                 self._set_system(text)
             case "/temperature":
-                self._set_temperature(text)
+                temperature = parse_temperature(text, option="/temperature")
+                self._sampling = replace(self._sampling, temperature=temperature)
+                self._say(f"The temperature is {temperature:g}.")
             case "/regenerate":
-                self._regenerate()
+                if not self._messages:
+                    raise ConfigError("/regenerate: there is no answer yet")
+                self._answer(self._messages[:-1])
             case "/compare":
                 self._compare_policies(text)
             case _:
@@ -148,16 +152,6 @@ class Dialogue:
         self._system = [_message("system", text)] if text else []
         self._say("The system message is set." if text else "There is no system message.")
 
-    def _set_temperature(self, text: str) -> None:
-        temperature = parse_temperature(text, option="/temperature")
-        self._sampling = replace(self._sampling, temperature=temperature)
-        self._say(f"The temperature is {temperature:g}.")
-
-    def _regenerate(self) -> None:
-        if not self._messages:
-            raise ConfigError("/regenerate: there is no answer yet")
-        self._answer(self._messages[:-1])
-
     def _compare_policies(self, text: str) -> None:
         """Answer ``text`` or the last message with two policies; do not change the conversation."""
         asked = [*self._messages, _message("user", text)] if text else self._messages[:-1]
@@ -180,11 +174,7 @@ class Dialogue:
 
 
 def parse_temperature(text: str, *, option: str) -> float:
-    """Return the temperature in ``text``; an error names ``option``, where the user typed it.
-
-    Raises:
-        ConfigError: if it is not a number of at least 0.
-    """
+    """Return the temperature, 0 or more, in ``text``; an error names ``option``."""
     try:
         temperature = float(text)
     except ValueError:

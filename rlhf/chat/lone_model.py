@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.user_paths import expand_user_path
-from rlhf.chat.policy_loading import holds_model, load_talker, require_language_model
-from rlhf.chat.talker import Talker
+from rlhf.chat.talker import Talker, holds_model, load_talker, require_language_model
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import FROZEN
 from rlhf.models.sources import ModelSource, load_failure
@@ -70,11 +69,7 @@ class LoneModel:
         )
 
     def iterate_compared_models(self) -> Iterator[tuple[str, Talker]]:
-        """Refuse to compare: there is one model.
-
-        Raises:
-            CheckpointError: always.
-        """
+        """Refuse to compare: there is one model."""
         raise CheckpointError(
             f"/compare needs the directory of a run with two policies; {self.folder} is one model"
         )

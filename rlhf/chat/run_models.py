@@ -10,13 +10,14 @@ import torch
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.user_paths import expand_user_path
-from rlhf.chat.policy_loading import (
+from rlhf.chat.talker import (
+    SampledAnswer,
+    Talker,
     holds_model,
     load_talker,
     move_to_best_device,
     require_language_model,
 )
-from rlhf.chat.talker import SampledAnswer, Talker
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.choices import CombineName, Dtype
 from rlhf.config.freeze import frozen_keys
@@ -80,11 +81,7 @@ class RunModels:
         return self._load_talker(self.folder)
 
     def iterate_compared_models(self) -> Iterator[tuple[str, Talker]]:
-        """Yield the SFT model, then the chosen policy, or the newest if SFT itself is chosen.
-
-        Raises:
-            CheckpointError: if the run does not have both.
-        """
+        """Yield the SFT model, then the chosen policy, or the newest if SFT itself is chosen."""
         sft = self.run_dir / "sft/model"
         later = self._find_policy_folder(None) if self.folder == sft else self.folder
         if later == sft or not sft.is_dir():
@@ -137,11 +134,7 @@ class RunModels:
         return self._talkers[folder]
 
     def _model_source(self, folder: Path, group: str) -> ModelSource:
-        """Return the source of a model; the run may trust the code of its own models.
-
-        Raises:
-            CheckpointError: if the model is damaged.
-        """
+        """Return the source of an intact model; the run may trust the code of its own models."""
         verify_model(folder)
         trusts = bool(self._keys.get(f"{group}.trust_remote_code"))
         return ModelSource(

@@ -37,23 +37,18 @@ class Comparison:
         self._pairs = [pair for pair in pairs if pair.key not in done]
         self._models = models
         self._file = file
-        self._num_done = 0
+        self.num_done = 0  # pairs that have been judged or skipped
         self._lock = Lock()
-
-    @property
-    def num_done(self) -> int:
-        """Return the number of pairs that have been judged or skipped."""
-        return self._num_done
 
     @property
     def pair(self) -> AnswerPair | None:
         """Return the pair to judge; None after the last pair."""
-        return self._pairs[self._num_done] if self._num_done < len(self._pairs) else None
+        return self._pairs[self.num_done] if self.num_done < len(self._pairs) else None
 
     @property
     def progress(self) -> str:
         """Return the number of the shown pair as text, such as "3 of 20"."""
-        return f"{self._num_done + 1} of {len(self._pairs)}"
+        return f"{self.num_done + 1} of {len(self._pairs)}"
 
     @property
     def result(self) -> WinRate:
@@ -67,10 +62,10 @@ class Comparison:
             RlhfError: if the choice cannot be written.
         """
         with self._lock:
-            if place == self._num_done and self.pair is not None:
+            if place == self.num_done and self.pair is not None:
                 if verdict is not None:
                     self._file.add(self.pair, verdict)
-                self._num_done += 1
+                self.num_done += 1
 
 
 def render_comparison(comparison: Comparison) -> str:

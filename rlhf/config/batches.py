@@ -47,11 +47,7 @@ def num_data_parallel_ranks(config: RunConfig) -> int:
 
 
 def exact_div(total: int, part: int, *, total_key: str, part_key: str) -> int:
-    """Return ``total / part``, which must be a whole number.
-
-    Raises:
-        ConfigError: if ``part`` does not divide ``total``; the message gives the nearest values.
-    """
+    """Return ``total / part``; refuse a remainder with the nearest values that work."""
     if total % part == 0:
         return total // part
     lower = total - total % part
@@ -131,10 +127,7 @@ def rollout_plan(config: RunConfig) -> RolloutPlan:
             part_key="ppo.responses_per_prompt",
         ),
         mini_batches=exact_div(
-            size,
-            config.ppo.mini_batch_size,
-            total_key=key,
-            part_key="ppo.mini_batch_size",
+            size, config.ppo.mini_batch_size, total_key=key, part_key="ppo.mini_batch_size"
         ),
     )
 

@@ -6,12 +6,17 @@ on the command line are refused because nothing reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, is_dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import attrgetter, getitem
 from typing import Any, NamedTuple, get_type_hints
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
+from rlhf.config.hydra_errors import REWARD_MODEL_GROUP
 from rlhf.config.schema.keys import Affects, AtResume, Unread
 from rlhf.config.schema.run import RunConfig
 
@@ -56,11 +61,7 @@ def _effects_in(
 
 
 def effect_of(key: str) -> Effect:
-    """Return the effect of a dotted key, also of an entry of a mapping, such as rewards.NAME.x.
-
-    Raises:
-        KeyError: if there is no such key.
-    """
+    """Return the effect of a dotted key, also of an entry of a mapping, such as rewards.NAME.x."""
     name = key
     while name and name not in effects():
         name = name.rpartition(".")[0]
@@ -69,17 +70,36 @@ def effect_of(key: str) -> Effect:
 
 def values_that_affect(config: RunConfig, phases: frozenset[Phase]) -> dict[str, Any]:
     """Return, by dotted key, the plain values of all keys that affect one of ``phases``."""
+    values = asdict(config)
     return {
-        key: value
-        for key, value in _leaves(asdict(config), "")
-        if effects()[key].affects(config) & phases
+        key: reduce(getitem, key.split("."), values)
+        for key, effect in effects().items()
+        if effect.affects(config) & phases
     }
 
 
-def _leaves(group: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in group.items():
-        key = prefix + name
-        if key in effects():
-            yield key, value
-        else:
-            yield from _leaves(value, f"{key}.")
+def refuse_unread_keys(config: RunConfig, overrides: Sequence[str]) -> None:
+    """Raise an error if an override sets a key that ``config`` does not read.
+
+    Only keys on the command line are checked: presets may set keys that other options read.
+    """
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key, value = override.key_or_group, override.value()
+        if value is None:  # null has no effect anyway
+            continue
+        for name, effect in effects().items():
+            if not f"{key}.".startswith(f"{name}."):
+                continue
+            group = name.rpartition(".")[0]
+            option = REWARD_MODEL_GROUP if group == "reward_model" else group
+            for rule in effect.unread:
+                if not rule.holds(attrgetter(group)(config)):
+                    continue
+                named = value if key.endswith(".path") else "FOLDER_OR_ID"
+                reason, way_out = (
+                    text.format(group=group, option=option, value=named)
+                    for text in (rule.reason, rule.way_out)
+                )
+                raise ConfigError(
+                    f"{override.input_line}: {reason} and does not read {key}; {way_out}"
+                )

@@ -11,10 +11,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, SCMode
-from omegaconf.errors import (
-    MissingMandatoryValue,
-    OmegaConfBaseException,
-)
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from rlhf.base.atomic import replace_atomically
@@ -28,8 +25,13 @@ from rlhf.config.hydra_errors import describe_type, schema_types
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.keys import AtResume
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.stored_yaml import matches_schema_type, parse_plain_yaml
-from rlhf.config.typed import format_value, merge_into_schema, schema_error
+from rlhf.config.typed import (
+    format_value,
+    matches_schema_type,
+    merge_into_schema,
+    parse_plain_yaml,
+    schema_error,
+)
 
 FROZEN = "config.yaml"
 COMMAND = "command.txt"
@@ -37,17 +39,13 @@ MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in Phase)
 
 
 def to_run_config(cfg: DictConfig) -> RunConfig:
-    """Return a composed configuration as plain dataclasses, after checking it.
-
-    Raises:
-        ConfigError: if a value is missing or has the wrong type, or a rule is broken.
-    """
+    """Return a composed configuration as plain dataclasses, after checking its types and rules."""
     merged = merge_into_schema(cfg)
     try:
         config = OmegaConf.to_object(merged)
     except MissingMandatoryValue as error:
         plain = OmegaConf.to_container(merged, structured_config_mode=SCMode.DICT)
-        key = min(name for name, value in _flatten(plain, "").items() if value == "???")
+        key = min(name for name, value in flatten_keys(plain).items() if value == "???")
         raise ConfigError(f"{key} is missing: add {key}=VALUE to the command") from error
     except OmegaConfBaseException as error:
         raise schema_error(error) from error
@@ -86,9 +84,6 @@ def frozen_keys(run_dir: Path) -> dict[str, Any]:
     """Return the value of every dotted key that a run was started with.
 
     Runs of other versions of this program can be read too: nothing is checked.
-
-    Raises:
-        CheckpointError: if ``run_dir`` has no configuration, or an unreadable one.
     """
     return FrozenKeys(run_dir / FROZEN, _plain_values(_read_frozen(run_dir)))
 
@@ -206,12 +201,12 @@ def _plain_values(cfg: DictConfig) -> dict[str, Any]:
         )
     except OmegaConfBaseException as error:
         raise schema_error(error) from error
-    return _flatten(plain, "")
+    return flatten_keys(plain)
 
 
-def _flatten(node: Any, key: str) -> dict[str, Any]:
+def flatten_keys(node: Any, key: str = "") -> dict[str, Any]:
     """Return one entry per value in ``node``, with dotted keys that start with ``key``."""
     if not isinstance(node, dict) or not node:
         return {key: node}
     prefix = f"{key}." if key else ""
-    return {k: v for name in node for k, v in _flatten(node[name], f"{prefix}{name}").items()}
+    return {k: v for name in node for k, v in flatten_keys(node[name], f"{prefix}{name}").items()}

@@ -114,11 +114,7 @@ def unknown_key_error(key: str, siblings: Iterable[str] = ()) -> ConfigError:
 
 
 def refuse_unknown_flags(words: Sequence[str]) -> None:
-    """Check that Hydra has every option with dashes in ``words``: keys are written key=value.
-
-    Raises:
-        ConfigError: for the first unknown option; the message proposes the key to write instead.
-    """
+    """Check that Hydra has every option with dashes in ``words``; an error proposes key=value."""
     _, unknown = get_args_parser().parse_known_args(list(words))
     typed = next((w for w in words if w in unknown and re.match(r"--?[A-Za-z]", w)), None)
     if typed is None:

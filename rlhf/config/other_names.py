@@ -193,22 +193,16 @@ NAMES = {
     "tracking.tags": "wandb_group",
     "seed": "data_seed",
 }
-
-
-def _alternatives_by_name(names: dict[str, str]) -> dict[str, list[str]]:
-    """Return our alternatives for each name of another program."""
-    return {
-        name: [
-            word.replace("*", phase)
-            for word in ours.split(" or ")
-            for phase in (Phase if "*" in word else ("",))
-        ]
-        for ours, others in names.items()
-        for name in others.split()
-    }
-
-
-OTHER_NAMES = _alternatives_by_name(NAMES)
+# Our alternatives for each name of another program.
+OTHER_NAMES = {
+    name: [
+        word.replace("*", phase)
+        for word in ours.split(" or ")
+        for phase in (Phase if "*" in word else ("",))
+    ]
+    for ours, others in NAMES.items()
+    for name in others.split()
+}
 
 
 def suggested_keys(name: str, keys: Iterable[str]) -> list[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from rlhf.config.choices import Dtype, LoraRole, ModelInit, Phase, RewardKind, TrainingEngine
-from rlhf.config.schema.lora import LoraConfig
-from rlhf.config.schema.model import ModelConfig
+from rlhf.config.schema.model import LoraConfig, ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
 

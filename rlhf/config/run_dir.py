@@ -95,11 +95,7 @@ def create_run_folder(path: Path) -> Path:
 
 
 def refuse_links(run_dir: Path, names: Iterable[str]) -> None:
-    """Check that none of ``names`` in ``run_dir`` is a link, since a run writes these files.
-
-    Raises:
-        CheckpointError: naming the link.
-    """
+    """Check that none of ``names`` in ``run_dir`` is a link, since a run writes these files."""
     for path in (run_dir / name for name in names):
         if path.is_symlink():
             raise CheckpointError(

@@ -17,7 +17,7 @@ from torch.distributed import FileStore, HashStore, Store  # type: ignore[attr-d
 from rlhf.base.errors import CapabilityError
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Device, Dtype
-from rlhf.config.precision import cpu_dtype
+from rlhf.config.machine_rates import cpu_dtype
 from rlhf.config.schema.hardware import HardwareConfig
 
 DRIVER = Path("/proc/driver/nvidia/version")

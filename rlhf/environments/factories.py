@@ -9,7 +9,7 @@ from typing import Any
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_code import import_user_object
 from rlhf.config.choices import EnvironmentKind
-from rlhf.config.rules.environment_keys import check_environment_keys
+from rlhf.config.rules.environment import check_environment_keys
 from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.environments.adapters import GemText, GymnasiumText, ReasoningQuestion, TextArenaGame
 from rlhf.environments.embedded import Blackjack, Calculator, NumberGuessing

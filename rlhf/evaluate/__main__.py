@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.command import command_parser, run_to_exit_code
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.metrics import perplexity
 from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_lines
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Phase
 from rlhf.evaluate.answer_rows import AnswerRow, Decoding, Evaluator, policy_folders
-from rlhf.evaluate.benchmarks import require_lm_eval, run_benchmarks
 from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
 from rlhf.phases.reward_evaluation import held_out_margins
 from rlhf.phases.sft import held_out_loss
@@ -88,6 +87,44 @@ def evaluate(
     if tasks:
         found["lm_eval"] = run_benchmarks(folders, tasks)
     write_json(run_dir / EVALUATION, found)
+    return found
+
+
+def require_lm_eval() -> Any:
+    """Return the imported package lm_eval."""
+    try:
+        import lm_eval
+    except ModuleNotFoundError as error:
+        raise CapabilityError(
+            "--lm-eval: the package lm-eval is not installed; pip install lm-eval"
+        ) from error
+    return lm_eval
+
+
+def run_benchmarks(folders: Mapping[str, Path], tasks: Sequence[str]) -> dict[str, Any]:
+    """Return a dict: name in ``folders`` -> task -> metric -> value.
+
+    Raises:
+        ConfigError: if lm-eval does not know a task, or cannot download it.
+    """
+    lm_eval = require_lm_eval()
+    found: dict[str, Any] = {}
+    for name, folder in folders.items():
+        has_template = (folder / "chat_template.jinja").exists()
+        try:
+            results = lm_eval.simple_evaluate(
+                model="hf",
+                model_args={"pretrained": str(folder)},
+                tasks=list(tasks),
+                apply_chat_template=has_template,
+            )["results"]
+        except (KeyError, ValueError, OSError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(f"--lm-eval {' '.join(tasks)}: {reason}") from error
+        found[name] = {
+            task: {k.partition(",")[0]: v for k, v in values.items() if isinstance(v, float)}
+            for task, values in results.items()
+        }
     return found
 
 

@@ -86,9 +86,7 @@ class Evaluator:
         self.config: RunConfig = context.config
         judge = GoldJudge() if config.data.source is Source.synthetic else None
         self.context: RunContext = replace(
-            context,
-            parts=load_phase_data(self.config, context.console.say),
-            judge=judge,
+            context, parts=load_phase_data(self.config, context.console.say), judge=judge
         )
         self.plan = phase_plans(self.config).get(Phase.ppo, WITHOUT_PPO)
         for folder in ("sft/model", "reward/model"):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -12,8 +11,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effects, values_that_affect
-from rlhf.config.freeze import COMMAND, load_frozen_config
+from rlhf.config.freeze import load_frozen_config, read_command
 from rlhf.config.schema.keys import AtResume
+from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import format_value
 
 
@@ -53,7 +53,7 @@ def copy_keys_of_source_run(
             "name another run"
         )
     composed = OmegaConf.structured(frozen)
-    typed = _keys_of_command(source)
+    typed = {word.partition("=")[0] for word in read_command(source)}
     with open_dict(cfg):
         for key in inherited:
             # Drop micro-batches that the finished run's plan chose: the new plan chooses its own.
@@ -65,25 +65,19 @@ def copy_keys_of_source_run(
         cfg.phase.order = [phase.value for phase in order]
 
 
-def describe_changes(source: Path, last: Phase, ours: Mapping[str, Any]) -> list[str]:
-    """Return a line about keys of the last phase that the run in ``source`` had other values of.
+def describe_changes(config: RunConfig) -> list[str]:
+    """Return a line about keys of the last phase that differ in the run config.from_run.
 
-    ``ours`` are the values of this command. Without a difference there is no line.
+    Without a difference there is no line.
     """
-    finished = load_frozen_config(source)
+    source, last = config.from_run, config.phase.order[-1]
+    finished = load_frozen_config(Path(str(source)))
     if last not in finished.phase.order:
         return []
-    theirs = values_that_affect(finished, frozenset({last}))
+    ours, theirs = (values_that_affect(each, frozenset({last})) for each in (config, finished))
     changes = [
         f"{key}={format_value(value)} instead of {format_value(theirs[key])}"
         for key, value in ours.items()
         if value != theirs.get(key, value) and effects()[key].at_resume is AtResume.fixed
     ]
     return [f"{last}, unlike in {source}: {', '.join(changes)}"] if changes else []
-
-
-def _keys_of_command(run_dir: Path) -> set[str]:
-    """Return the keys that the command of the run in ``run_dir`` set."""
-    path = run_dir / COMMAND
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return {word.partition("=")[0] for word in text.split()}

@@ -17,8 +17,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import PLAN, finished_phases, reused_phases, write_json
 from rlhf.config.choices import PlanMode, Reuse, Template
-from rlhf.config.cpu_rates import lacks_rates
-from rlhf.config.effects import values_that_affect
+from rlhf.config.effects import refuse_unread_keys
 from rlhf.config.freeze import (
     apply_resume_overrides,
     batch_division_changes,
@@ -27,10 +26,10 @@ from rlhf.config.freeze import (
     write_command,
     write_frozen_config,
 )
-from rlhf.config.phase_shares import drop_shares_of_absent_phases
+from rlhf.config.machine_rates import lacks_rates
 from rlhf.config.roles import tokenizer_base
+from rlhf.config.rules.data import drop_shares_of_absent_phases
 from rlhf.config.rules.secrets import refuse_secret_values
-from rlhf.config.rules.unread_keys import refuse_unread_keys
 from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.conversation_form import choose_template, describe_template
@@ -84,9 +83,7 @@ def _new_config(job: Job) -> RunConfig:
     downloads = not (job.is_plan or config.launcher.dry_run)
     template = choose_template(asked, key, model, downloads=downloads)
     if config.from_run is not None and job.folder is None:
-        last = config.phase.order[-1]
-        values = values_that_affect(config, frozenset({last}))
-        for line in describe_changes(Path(config.from_run), last, values):
+        for line in describe_changes(config):
             build_console(is_main=True, log_every=1).say(line)
     if asked is Template.auto and not config.launcher.dry_run:
         for line in describe_template(template, key, model):

@@ -1,21 +1,23 @@
-"""Read the command line of launch.py, and the jobs that Hydra composes from it."""
+"""Read or complete the command line of launch.py; read the jobs that Hydra composes from it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from types import NoneType
+from typing import Any, NamedTuple, get_args
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rlhf.config.choices import PlanMode
-from rlhf.config.hydra_errors import refuse_unknown_flags, to_hydra_override
+from rlhf.config.hydra_errors import refuse_unknown_flags, to_hydra_override, type_of_key
 from rlhf.config.rules.secrets import refuse_secrets_in_command
-from rlhf.jobs.completion import complete_value
 from rlhf.jobs.search_command import Search, parse_search
 from rlhf.jobs.sweep_command import (
     add_sweep_folders,
@@ -98,3 +100,46 @@ def read_job(cfg: DictConfig) -> Job:
         folder=Path(job.runtime.output_dir) if job.mode is RunMode.MULTIRUN else None,
         at_a_time=jobs_at_a_time(),
     )
+
+
+def complete_value(words: Sequence[str], environment: Mapping[str, str], sweeps: Path) -> None:
+    """Print the possible values of the last word of the shell's line and exit, if there are any.
+
+    ``words`` are the arguments of this command. Otherwise return, so that Hydra completes the line:
+    Hydra completes keys and the options of groups, but not values. It allows one completion plugin
+    per shell and has its own, so this function runs before Hydra.
+    """
+    if not any(word.startswith("query=") for word in words) or "COMP_LINE" not in environment:
+        return
+    if choices := value_choices(environment["COMP_LINE"], sweeps):
+        sys.stdout.write("\n".join(choices) + "\n")
+        sys.exit(0)
+
+
+def value_choices(line: str, sweeps: Path) -> list[str]:
+    """Return the completions of the last word, KEY=START, of ``line``; [] if it is free text."""
+    key, equals, start = line.rpartition(" ")[2].partition("=")
+    name = key.lstrip("+")
+    if not equals:
+        return []
+    if name == "sweep":
+        values = sorted(file.stem for file in sweeps.glob("*.yaml"))
+    else:
+        try:
+            values = _values_of_type(type_of_key(name))
+        except KeyError:
+            return []
+    return [f"{key}={value}" for value in values if value.startswith(start)]
+
+
+def _values_of_type(kind: Any) -> list[str]:
+    """Return all values of a type made of enumerations, bool and None; [] for other types."""
+    kinds = get_args(kind) or (kind,)
+    if not all(each in (bool, NoneType) or _is_enum(each) for each in kinds):
+        return []
+    words = {bool: ["true", "false"], NoneType: ["null"]}
+    return [word for each in kinds for word in (words.get(each) or list(each.__members__))]
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)

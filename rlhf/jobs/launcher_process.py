@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
+from rlhf.base.command import survive_output_errors
 from rlhf.base.cpu import cap_onednn_isa, require_linux
-from rlhf.base.lasting_output import survive_output_errors
 from rlhf.base.safe_text import print_traceback
 from rlhf.jobs.sweep_jobs import end_with_parent
 from rlhf.runtime.rendezvous import drop_pod_variables
@@ -18,12 +18,7 @@ SHARED_PERCENT = 50.0
 
 
 def set_up_process() -> None:
-    """Set this process's environment, traceback printing, and end together with its parent.
-
-    Raises:
-        CapabilityError: if the system is not Linux.
-        ConfigError: if an environment variable that caps the instruction set names an unknown one.
-    """
+    """Set this process's environment, traceback printing, and end together with its parent."""
     survive_output_errors()
     sys.excepthook = print_traceback
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, so launch.py explains them

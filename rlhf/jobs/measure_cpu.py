@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from rlhf.base.cpu import multiplies_bf16, num_usable_cores
-from rlhf.config.cpu_rates import CpuRates, store_rates
+from rlhf.config.machine_rates import CpuRates, store_rates
 
 SIZE = 2048  # rows and columns of the multiplied matrices
 BUFFER = 2**26  # fp32 elements of the buffer that is read; more than caches hold

@@ -1,25 +1,49 @@
 """Read and divide a run's data before it starts, as its ranks will, and count it for the plan.
 
 What a phase would refuse is refused here, before a run directory is made. Data that is not on this
-machine, or too large to be read quickly, is read only by the ranks.
+machine, or too large to be read quickly, is read only by the ranks. Only a chat template needs
+torch here. Many examples are counted from a sample.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.choices import Phase, PlanMode, Source
+from rlhf.config.batches import examples_per_step, phase_steps
+from rlhf.config.choices import ModelInit, Phase, PlanMode, Source, Template
+from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.data import DataConfig
+from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.phase_needs import require_corpus, require_examples
+from rlhf.data.encoding import Encoder
+from rlhf.data.phase_needs import (
+    PhaseExamples,
+    describe_phase_examples,
+    require_corpus,
+    require_examples,
+)
+from rlhf.data.records import Record
+from rlhf.data.splits import PhaseData, describe_division, phase_answered_by_dpo
 from rlhf.data.tables import SAMPLE
-from rlhf.jobs.counted_data import SAMPLED, CountedData
-from rlhf.planning.steps import Loads
+from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, limit_of
+from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
+from rlhf.planning.steps import Load, Loads
+from rlhf.runtime.run_data import load_phase_data
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SAMPLED = 1000  # examples per phase that are encoded for an estimate
+PLENTY = 2  # steps; a phase with examples for fewer needs an exact count
+LETTERS_PER_TOKEN = 4  # assumed for a tokenizer that is not on this machine
 LARGEST = 2**26  # bytes; larger data files, all together, are not read
 ASSUMED = "The plan takes every example to be as long as allowed."
 
@@ -96,3 +120,139 @@ def _bytes_at(places: Iterable[Path]) -> int:
     # Two levels: save_to_disk writes a folder per split.
     found = [each for place in places for each in (place, *place.glob("*"), *place.glob("*/*"))]
     return sum(each.stat().st_size for each in found if each.is_file())
+
+
+class CountedData:
+    """The examples of each phase, at most ``most`` of them encoded."""
+
+    def __init__(self, config: RunConfig, *, most: int) -> None:
+        data = config.data
+        self._config, self._most = config, most
+        is_made = data.source in (Source.synthetic, Source.environment)
+        made = min(data.size, 2 * most if most == SAMPLED else most) if is_made else 0
+        self._scale = data.size / made if made else 1.0
+        self.lines: list[str] = []
+        self._parts = load_phase_data(
+            replace(config, data=replace(data, size=made or data.size)), self.lines.append
+        )
+        order = config.phase.order
+        if self._scale > 1:
+            self.lines = [describe_division(self._parts, order, scale=self._scale)]
+        sizes = [len(side) for part in self._parts.values() for side in (part.train, part.eval)]
+        self.is_sample = self._scale > 1 or max(sizes) > most
+        texts = _texts_of(self._parts.values(), most)
+        key, model = tokenizer_base(config)
+        if config.from_run is not None:
+            model = replace(model, tokenizer=str(Path(config.from_run) / "tokenizer"))
+        self._encoder, self._knows_lengths = _build_encoder(key, model, data.template, texts)
+        self._records = round(self._scale * sum(sizes))
+        self.examples: dict[Phase, PhaseExamples] = {}
+        self.loads: dict[Phase, Load] = {}
+        for phase in order:
+            self._count(phase)
+
+    def has_plenty(self, phase: Phase) -> bool:
+        """Return True if the phase has something held out and examples for several steps."""
+        found = self.examples[phase]
+        return found.train >= PLENTY * examples_per_step(self._config, phase) and found.eval > 0
+
+    def _count(self, phase: Phase) -> None:
+        config, part = self._config, self._parts[phase.data_share]
+        columns, train, left_out = self._encode(phase, part.train)
+        _, held_out, more = self._encode(phase, part.eval)
+        sides = ("chosen_ids", "rejected_ids") if phase.learns_from_pairs else ("ids",)
+        lengths = sorted(len(ids) for side in sides for ids in columns[side])
+        answered = 0
+        if phase is Phase.dpo:
+            prompts = self._parts[phase_answered_by_dpo(self._parts)].eval
+            _, answered, _ = self._encode(Phase.ppo, prompts)
+        found = PhaseExamples(train, held_out, left_out + more, answered)
+        if any(found.left_out.values()):
+            self.lines.append(describe_phase_examples(phase, found))
+        answer = None
+        if phase is Phase.ppo and Phase.sft in config.phase.order:
+            answer = self._answer_tokens(self._parts[Phase.sft])
+        self.examples[phase] = found
+        self.loads[phase] = Load(
+            answer=answer,
+            steps=phase_steps(config, phase, examples=train),
+            lengths=tuple(lengths) or (0,),
+            held_out=held_out,
+            records=self._records,
+        )
+
+    def _encode(self, phase: Phase, records: Sequence[Record]) -> tuple[Columns, int, Counter[str]]:
+        """Return the columns of a sample, and the numbers of examples used and skipped in all."""
+        rows = list(islice(enumerate(records), self._most))
+        limit = limit_of(phase, self._config)
+        columns, left_out = COLUMNS_OF[phase](rows, self._encoder, limit)
+        scale = self._scale * len(records) / max(1, len(rows))
+        used = len(columns["row"])
+        if not self._knows_lengths:
+            used += left_out.pop(f"longer than {limit.key}={limit.tokens}", 0)
+        return (
+            columns,
+            round(scale * used),
+            Counter({reason: round(scale * count) for reason, count in left_out.items()}),
+        )
+
+    def _answer_tokens(self, part: PhaseData) -> float | None:
+        """Return the mean length in tokens of SFT's answers as PPO cuts them; None: no answers."""
+        most, encoder = self._config.tokens_after_prompt[1], self._encoder
+        records = [record for record in part.train[: self._most] if record.chosen]
+        texts = [record.chosen or "" for record in records]
+        lengths = [min(most, len(ids)) for ids in encoder.texts_with_end(texts)]
+        if any(record.episode for record in records):
+            rows = list(enumerate(records))
+            found, _ = COLUMNS_OF[Phase.sft](rows, encoder, Limit("", sys.maxsize))
+            pairs = zip(found["length"], found["prompt_tokens"], strict=True)
+            lengths = [min(most, length - prompt) for length, prompt in pairs]
+        return sum(lengths) / len(lengths) if lengths else None
+
+
+def _build_encoder(
+    key: str, model: ModelConfig, template: Template, texts: Iterable[str]
+) -> tuple[Encoder, bool]:
+    """Return the run's encoder, and False if its tokenizer is not here and lengths are guessed.
+
+    A tokenizer that the run would train is trained on ``texts``.
+    """
+    place = model.tokenizer or (model.path if model.init is ModelInit.pretrained else None)
+    folder = None if place is None else expand_user_path(place, key=f"{key}.tokenizer")
+    if template is Template.chat and (folder is None or folder.is_dir()):
+        whole = load_or_train_tokenizer(model, key=key, texts=texts)
+        return Encoder(whole, Template.chat), True
+    if folder is None:
+        return Encoder(_Lengths(train_byte_level_bpe(texts, vocab_size=model.vocab_size))), True
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return Encoder(_Lengths(None)), False
+    from tokenizers import Tokenizer
+
+    return Encoder(_Lengths(Tokenizer.from_file(str(file)))), True
+
+
+class _Lengths:
+    """A tokenizer for ``Encoder`` that counts tokens, without transformers."""
+
+    eos_token_id = -1
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, texts: list[str], *, add_special_tokens: bool = True) -> SimpleNamespace:
+        if self._tokenizer is None:
+            step = LETTERS_PER_TOKEN  # equal texts have equal ids, and others do not
+            ids = [
+                [hash(text[start : start + step]) for start in range(0, len(text), step)]
+                for text in texts
+            ]
+        else:
+            found = self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+            ids = [each.ids for each in found]
+        return SimpleNamespace(input_ids=ids)
+
+
+def _texts_of(parts: Iterable[PhaseData], most: int) -> Iterable[str]:
+    records: Iterable[Record] = (r for part in parts for r in islice(part.train, most))
+    return (text for record in records for text in record.spoken if text)

@@ -27,8 +27,7 @@ from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.checkpoint.results import read_json_object
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.jobs.search_command import Dimension, Sampler, Search, example_config
-from rlhf.jobs.search_solutions import write_solutions
+from rlhf.jobs.search_command import Dimension, Sampler, Search, example_config, write_solutions
 from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, resources_of_share
 from rlhf.tracking.console import build_console
 from rlhf.tracking.step_alarms import read_alarms
@@ -75,11 +74,7 @@ class Searcher:
         self._running: list[Running] = []
 
     def run(self) -> None:
-        """Resume unfinished trials, then run new trials up to ``study.trials``; write the best.
-
-        Raises:
-            CapabilityError: if the machine has too few devices for the slots.
-        """
+        """Resume unfinished trials, then run new trials up to ``study.trials``; write the best."""
         from optuna.trial import Trial, TrialState
 
         try:
@@ -168,14 +163,14 @@ class Searcher:
         number = each.trial.number
         if outcome == "complete":
             phases = read_json_object(each.run_dir / "result.json")["phases"]
-            values = [_read_result(phases, name) for name in self._search.objectives]
+            values = [_read_result(phases, name) for name in self._search.study.objectives]
             limited = {name: _read_result(phases, name) for name in self._search.study.at_most}
             outcome = "complete" if all(map(isfinite, [*values, *limited.values()])) else "failed"
         if outcome == "complete":
             for name, limit in self._search.study.at_most.items():
                 each.trial.set_constraint(name, limited[name] - limit)
             self._study.tell(each.trial, values)
-            pairs = zip(self._search.objectives, values, strict=True)
+            pairs = zip(self._search.study.objectives, values, strict=True)
             self._say(f"trial {number}: " + ", ".join(f"{n} {v:.4g}" for n, v in pairs))
             return
         state = TrialState.PRUNED if outcome == "pruned" else TrialState.FAIL
@@ -187,12 +182,7 @@ class Searcher:
 
 
 def run_search(search: Search, conf: Path, script: str) -> None:
-    """Compose and check one point of the search space from the folder ``conf``; run all trials.
-
-    Raises:
-        CapabilityError: if Optuna is not installed, or the machine has too few devices.
-        ConfigError: if that point is no valid configuration, or another process runs this search.
-    """
+    """Compose and check one point of the search space from the folder ``conf``; run all trials."""
     config = example_config(search, conf)
     console = build_console(is_main=True, log_every=1)
     console.say(f"search in {search.folder}: {search.study.trials} trials")

@@ -1,7 +1,8 @@
-"""Read the command of a search: ``python launch.py -m sweep=NAME`` if NAME.yaml has a ``study``.
+"""Read the command of a search, and write its solutions.
 
-A study chooses the values of each trial from the results of earlier trials. The search space is
-written in Hydra's own grammar: https://hydra.cc/docs/advanced/override_grammar.
+``python launch.py -m sweep=NAME`` starts a search if NAME.yaml has a ``study``, which chooses the
+values of each trial from the results of earlier trials. The search space is written in Hydra's own
+grammar: https://hydra.cc/docs/advanced/override_grammar.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
@@ -21,17 +23,20 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import ConfigError
-from rlhf.config.alarm_names import AlarmName
 from rlhf.config.freeze import to_run_config
 from rlhf.config.run_dir import SWEEPS
-from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.run import AlarmName, RunConfig
 from rlhf.jobs.sweep_command import (
     MULTIRUN,
     format_sweep_value,
     read_sweep_definition,
     refuse_parent_folders,
 )
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
 STUDY = "study"
 
@@ -78,6 +83,11 @@ class StudyConfig:
     seed: int = 1
     """Seed of the sampler."""
 
+    @property
+    def objectives(self) -> list[str]:
+        """Return the names of the objectives: those to maximise, then those to minimise."""
+        return [*self.maximize, *self.minimize]
+
 
 class Dimension(NamedTuple):
     """A key of the search space, with an interval or with the values to choose from."""
@@ -103,18 +113,9 @@ class Search(NamedTuple):
     fixed: list[str]
     folder: Path
 
-    @property
-    def objectives(self) -> list[str]:
-        """Return the names of the objectives: those to maximise, then those to minimise."""
-        return [*self.study.maximize, *self.study.minimize]
-
 
 def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
-    """Return the search that the command ``words`` starts, or None if it starts no search.
-
-    Raises:
-        ConfigError: if the study or the space is wrong.
-    """
+    """Return the search that the command ``words`` starts, or None if it starts no search."""
     names = [word.removeprefix("sweep=") for word in words if word.startswith("sweep=")]
     if len(names) != 1 or MULTIRUN.isdisjoint(words):
         return None
@@ -149,11 +150,7 @@ def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
 
 
 def example_config(search: Search, conf: Path) -> RunConfig:
-    """Compose, check and return the configuration at one point of the search space.
-
-    Raises:
-        ConfigError: if the configuration is invalid.
-    """
+    """Compose, check and return the configuration at one point of the search space."""
     words = [f"{each.key}={each.example_value}" for each in search.space]
     with initialize_config_dir(str(conf), version_base="1.3"):
         return to_run_config(compose("config", [*search.fixed, *words]))
@@ -167,18 +164,17 @@ def _build_study_config(name: str, definition: Any, overrides: Sequence[str]) ->
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"sweep={name}, study: {reason}") from error
     assert isinstance(study, StudyConfig)
-    objectives = [*study.maximize, *study.minimize]
-    if not objectives:
+    if not study.objectives:
         raise ConfigError(f"sweep={name}, study: give maximize or minimize, such as ppo.gold_after")
-    wrong = [each for each in [*objectives, *study.at_most] if each.count(".") != 1]
+    wrong = [each for each in [*study.objectives, *study.at_most] if each.count(".") != 1]
     if wrong:
         raise ConfigError(
             f"sweep={name}, study: {wrong[0]} must be PHASE.NAME of a result: ppo.gold_after"
         )
-    if study.prune is not None and len(objectives) > 1:
+    if study.prune is not None and len(study.objectives) > 1:
         raise ConfigError(
-            f"sweep={name}, study.prune: a study with {len(objectives)} objectives cannot compare "
-            "unfinished trials; keep one objective, or use study.stop_on"
+            f"sweep={name}, study.prune: a study with {len(study.objectives)} objectives cannot "
+            "compare unfinished trials; keep one objective, or use study.stop_on"
         )
     if min(study.trials, study.slots) < 1:
         raise ConfigError(f"sweep={name}, study: trials and slots must be above 0")
@@ -203,3 +199,30 @@ def _to_dimension(override: Override) -> Dimension:
             return Dimension(key, choices=tuple(words))
         case _:
             raise ConfigError(f"{override.input_line}: give an interval, a range or a choice")
+
+
+def write_solutions(search: Search, best: Sequence[FrozenTrial]) -> None:
+    """Write optimization_results.yaml, under the name that Hydra's Optuna sweeper uses.
+
+    ``best`` are the trials on the Pareto front, or all that share the best value.
+    """
+    content = {
+        "name": "optuna",
+        "maximize": search.study.maximize,
+        "minimize": search.study.minimize,
+        "solutions": [_solution(search, trial) for trial in best],
+    }
+    with replace_atomically(search.folder / "optimization_results.yaml") as building:
+        building.write_text(yaml.safe_dump(content))
+
+
+def _solution(search: Search, trial: FrozenTrial) -> dict[str, Any]:
+    """Return a trial's values; choices are texts in Optuna, and become what the texts stand for."""
+    return {
+        "trial": trial.number,
+        "best_evaluated_params": {
+            key: yaml.safe_load(value) if isinstance(value, str) else value
+            for key, value in trial.params.items()
+        },
+        "best_evaluated_value": dict(zip(search.study.objectives, trial.values or (), strict=True)),
+    }

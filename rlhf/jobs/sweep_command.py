@@ -96,11 +96,7 @@ def add_sweep_folders(words: Sequence[str], typed_words: Sequence[str]) -> list[
 
 
 def refuse_parent_folders(overrides: Sequence[Override]) -> None:
-    """Check that no value to try has a path part ``..``, because the values name jobs' folders.
-
-    Raises:
-        ConfigError: if a value has the path part ``..``.
-    """
+    """Check that no value to try has a path part ``..``, because the values name jobs' folders."""
     for each in overrides:
         if isinstance(each.value(), ChoiceSweep):
             for value in map(str, each.sweep_string_iterator()):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from rlhf.base.command import wait_for_exit
 from rlhf.base.errors import CapabilityError, RlhfError
 from rlhf.checkpoint.results import read_objective, read_plan
 from rlhf.config.choices import Device
@@ -64,9 +65,6 @@ def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) 
 
     The job prints to ``output.log`` in its folder; the terminal gets two lines. ``jobs`` is how
     many jobs run at a time. If it is above 1, each gets an equal share of the cores and devices.
-
-    Raises:
-        JobError: if the job failed.
     """
     say, log = build_console(is_main=True, log_every=1).say, run_dir / OUTPUT
     with FileLock(run_dir / "job.lock"):  # a job whose sweep was killed may still run
@@ -107,16 +105,7 @@ def _run_process(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: 
         share = reserve_share_of_machine(hardware, run_dir.parent, jobs)
     with share as environment, (run_dir / OUTPUT).open("a") as out:
         own = {**environment, PARENT: str(os.getpid())}
-        return _wait_for_exit(subprocess.Popen(command, env=own, stdout=out, stderr=out))
-
-
-def _wait_for_exit(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of ``process``; at Ctrl-C wait until it has ended, then raise."""
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.wait()
-        raise
+        return wait_for_exit(subprocess.Popen(command, env=own, stdout=out, stderr=out))
 
 
 @contextmanager
@@ -126,9 +115,6 @@ def reserve_share_of_machine(
     """Reserve one of ``jobs`` equal shares of cores and devices; yield the environment for a job.
 
     A share is reserved by a lock on a file in ``sweep_dir``, so it holds across processes.
-
-    Raises:
-        CapabilityError: if this machine has too few devices for the jobs.
     """
     number, lock = _acquire_share(sweep_dir / ".shares", jobs)
     all_cores = os.sched_getaffinity(0)

@@ -13,7 +13,7 @@ import torch
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import LoraRole
-from rlhf.config.schema.lora import LoraConfig
+from rlhf.config.schema.model import LoraConfig
 from rlhf.models.cpu_layers import (
     MATMUL,
     attention_at_build,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlhf.base.decoder_modules import LowRank
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.config.schema.lora import LoraConfig
+from rlhf.config.schema.model import LoraConfig
 from rlhf.models.sources import ModelSource
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from rlhf.config.batches import num_ranks
 from rlhf.config.choices import Device, Dtype, LoraRole, Phase
 from rlhf.config.machine_rates import GIB, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.config.rules.lora import check_lora
+from rlhf.config.rules.model import check_lora
 from rlhf.config.rules.rollout import check_rollout
 from rlhf.config.rules.zero import check_training_engine, check_zero
 from rlhf.config.schema.keys import ANSWERING_PHASES

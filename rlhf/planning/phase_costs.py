@@ -9,9 +9,8 @@ from dataclasses import replace
 from rlhf.base.cpu import num_usable_cores
 from rlhf.config.batches import BatchPlan, RolloutPlan, divide_cores, phase_plans, rollout_plan
 from rlhf.config.choices import Backend, Phase, When
-from rlhf.config.loss_choices import ValueTargets
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.ppo import PpoConfig, ValueTargets
 from rlhf.planning import memory_model, time_model
 from rlhf.planning.outside_steps import (
     build_sampling,

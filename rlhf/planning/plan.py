@@ -8,8 +8,7 @@ from functools import cached_property, partial
 
 from rlhf.base.cpu import Isa, usable_isa
 from rlhf.config.choices import Device, Dtype, Phase
-from rlhf.config.cpu_rates import typical_rates
-from rlhf.config.machine_rates import GIB, Machine, machine_of
+from rlhf.config.machine_rates import GIB, Machine, machine_of, typical_rates
 from rlhf.config.roles import Role, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse, models_in_phase

@@ -15,8 +15,15 @@ import torch
 from rlhf.base.host_copies import copy_to_device
 from rlhf.base.padded_rows import pad_rows
 from rlhf.base.ranks import Ranks
-from rlhf.base.turns import NO_TURN, Turns, Utterance
-from rlhf.base.types import Engine, PromptBatch, Responses, RolloutBackend
+from rlhf.base.types import (
+    NO_TURN,
+    Engine,
+    PromptBatch,
+    Responses,
+    RolloutBackend,
+    Turns,
+    Utterance,
+)
 from rlhf.rollout.fast import FastRollout
 from rlhf.rollout.padding import Sampled, pad_responses, unpad_prompts
 from rlhf.rollout.parking import Counterpart, Request

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.base.errors import CapabilityError, ConfigError
-from rlhf.base.user_paths import expand_user_path
+from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.user_paths import expand_user_path, read_user_text
 from rlhf.config.batches import num_ranks
-from rlhf.config.rules.launcher import check_hostfile
-from rlhf.config.schema.launcher import LauncherConfig
-from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.run import LauncherConfig, RunConfig
 
 LAUNCHER = Path(__file__).parents[2] / "launch.py"
 
@@ -147,11 +146,7 @@ def slurm_task(environment: Mapping[str, str]) -> SlurmTask | None:
 
 
 def read_whole_number(environment: Mapping[str, str], name: str, least: int = 0) -> int:
-    """Return the value of an environment variable that a launcher sets.
-
-    Raises:
-        ConfigError: if it is not a whole number, or below ``least``.
-    """
+    """Return the whole number in an environment variable that a launcher sets."""
     value = environment[name]
     if not value.isdecimal() or int(value) < least:
         raise ConfigError(
@@ -162,11 +157,7 @@ def read_whole_number(environment: Mapping[str, str], name: str, least: int = 0)
 
 
 def first_host(nodes: str) -> str:
-    """Return the first name in a SLURM node list: ``a[01-02,7],b`` begins with a01.
-
-    Raises:
-        ConfigError: if the list does not follow this form.
-    """
+    """Return the first name in a SLURM node list: ``a[01-02,7],b`` begins with a01."""
     if not re.fullmatch(r"([^,\[\]]|\[\d+(-\d+)?(,\d+(-\d+)?)*\]|,(?!,))+", nodes):
         raise ConfigError(f"the list of nodes of SLURM {nodes}: must be like a[01-02,7],b")
     name = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", nodes)[0]
@@ -189,3 +180,46 @@ def script_name(path: Path) -> str:
     """Return ``path`` as a user types it: relative to the current folder if it is inside."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def check_hostfile(config: RunConfig) -> None:
+    """Check that the hostfile names hardware.nodes nodes, each with ranks_per_node slots."""
+    name, hardware = config.launcher.hostfile, config.hardware
+    assert name is not None
+
+    def explain(reason: str) -> ConfigError:
+        return ConfigError(
+            f"launcher.hostfile={name} cannot be read ({reason.removesuffix(f': {name}')}): "
+            "give a file with one `name slots=N` per line"
+        )
+
+    with translate_errors(explain):
+        lines = read_user_text(expand_user_path(name, key="launcher.hostfile")).splitlines()
+    hosts: set[str] = set()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        host, slots = _parse_line(line, place=f"{name}:{number}")
+        if host in hosts:
+            raise ConfigError(f"{name}:{number}: {host} is listed twice; keep one line per host")
+        if slots != hardware.ranks_per_node:
+            raise ConfigError(
+                f"{name}:{number}: {host} has slots={slots}, and "
+                f"hardware.ranks_per_node={hardware.ranks_per_node}; make them equal"
+            )
+        hosts.add(host)
+    if len(hosts) != hardware.nodes:
+        raise ConfigError(
+            f"launcher.hostfile={name} names {len(hosts)} nodes, and hardware.nodes="
+            f"{hardware.nodes}; make them equal"
+        )
+
+
+def _parse_line(line: str, *, place: str) -> tuple[str, int]:
+    """Return the host name and the number of slots from one line of the host file."""
+    found = re.fullmatch(r"\s*(\S+)\s+slots=(\d+)\s*(?:#.*)?", line)
+    if found is None:
+        raise ConfigError(
+            f"{place}: {line.strip()}: must be `name slots=N`, with N ranks on the node"
+        )
+    return found[1], int(found[2])

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
+from rlhf.base.command import wait_for_exit
 from rlhf.base.errors import RlhfError
 from rlhf.base.safe_text import for_terminal
 from rlhf.checkpoint.results import read_objective
 from rlhf.config.freeze import write_frozen_config
-from rlhf.config.schema.launcher import LauncherConfig
-from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.run import LauncherConfig, RunConfig
 from rlhf.runtime import worker
 from rlhf.runtime.launch_mode import (
     LaunchMode,
@@ -143,13 +143,7 @@ def build_stderr_reporter() -> Callable[[Failure], None]:
 
 def _run_command(command: list[str]) -> None:
     """Run ``command`` until it ends; if it fails, raise SystemExit with its exit code."""
-    process = subprocess.Popen(command)
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        process.wait()  # Ctrl-C reached it too, and it ends its ranks on other nodes
-        raise
-    if code:
+    if code := wait_for_exit(subprocess.Popen(command)):
         raise SystemExit(code)
 
 
@@ -165,7 +159,7 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> No
     os.environ["OMP_NUM_THREADS"] = str(num_cores_per_rank(config.hardware))
     # The agent would print a page about a failed rank; the rank's own message is enough.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    options = _slurm_options(config.launcher) if way is LaunchMode.slurm else _single_node_options()
+    options = _rendezvous_options(config.launcher, way)
     if ignores_job_signals():
         # submitit requeues the job at a signal after SIGTERM; the ranks ignore SIGTERM as well.
         options["signals_to_handle"] = "SIGINT"
@@ -212,13 +206,10 @@ def shutdown_seconds(grace_seconds: float) -> float:
     return 5 if ignores_job_signals() else grace_seconds + 5
 
 
-def _single_node_options() -> dict[str, Any]:
-    """Return the rendezvous options of a single node: any free port."""
-    return {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
-
-
-def _slurm_options(launcher: LauncherConfig) -> dict[str, Any]:
-    """Return the rendezvous options of a SLURM job's tasks: the address of its first node."""
+def _rendezvous_options(launcher: LauncherConfig, way: LaunchMode) -> dict[str, Any]:
+    """Return where ranks meet: at the first node of a SLURM job, or any free port of this node."""
+    if way is not LaunchMode.slurm:
+        return {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
     task = slurm_task(os.environ)
     assert task is not None
     address, port = rendezvous_address(launcher, os.environ)

@@ -23,11 +23,7 @@ class OutOfMemoryError(RlhfError):
 
 @contextmanager
 def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Iterator[None]:
-    """Replace an error of a failed allocation in the ``with`` block with advice on what helps.
-
-    Raises:
-        OutOfMemoryError: if the block ran out of memory.
-    """
+    """Replace an error of a failed allocation in the block by an OutOfMemoryError with advice."""
     try:
         yield
     except Exception as error:

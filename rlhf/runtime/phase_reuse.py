@@ -23,19 +23,14 @@ from rlhf.checkpoint.finished_phase import (
     iterate_metrics,
     verify_phase,
 )
-from rlhf.checkpoint.phase_store import (
-    PhaseStore,
-    code_version,
-    link_phase,
-    phase_key,
-)
+from rlhf.checkpoint.phase_store import PhaseStore, code_version, link_phase, phase_key
 from rlhf.checkpoint.results import read_phase_result, reused_phases
 from rlhf.config.choices import Phase, Reuse
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import reset_peak_memory
 from rlhf.phases.shared.context import RunContext, phase_data_hash
-from rlhf.runtime.plan_comparison import compare_phase_with_plan
+from rlhf.runtime.run_result import compare_phase_with_plan
 
 PrintNote = Callable[[str], None]
 REUSED = (Phase.sft, Phase.reward)  # sweeps and searches vary only later phases
@@ -81,11 +76,7 @@ def store_phase(context: RunContext, store: PhaseStore, key: str, phase: Phase) 
 def verify_finished_phases(
     run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: PrintNote
 ) -> None:
-    """Verify the phases that a resumed run has finished, and remove what a killed attempt left.
-
-    Raises:
-        CheckpointError: if a file is missing or damaged; the message has the file and the fix.
-    """
+    """Verify the phases that a resumed run has finished, and remove what a killed attempt left."""
     refuse_links(run_dir, [f"{phase}{under}" for phase in finished for under in ("", f"/{STATE}")])
     for phase in finished:
         if (notice := verify_phase(run_dir, phase)) is not None:

@@ -16,8 +16,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from rlhf.base.command import survive_output_errors
 from rlhf.base.errors import USER_ERROR, RlhfError
-from rlhf.base.lasting_output import survive_output_errors
 from rlhf.base.safe_text import print_traceback
 from rlhf.phases.shared.context import StoppedError
 from rlhf.runtime import worker

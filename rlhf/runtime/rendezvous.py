@@ -17,7 +17,7 @@ from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.config.batches import num_ranks
 from rlhf.config.choices import Device
-from rlhf.config.precision import cpu_dtype
+from rlhf.config.machine_rates import cpu_dtype
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
@@ -88,11 +88,7 @@ def ignores_job_signals() -> bool:
 
 
 def check_ranks_started(config: RunConfig) -> None:
-    """Check that the ranks were started, or can be started from here.
-
-    Raises:
-        ConfigError: if the user must start them, or no option names the nodes.
-    """
+    """Check that the ranks were started, or can be started from here."""
     if rank_from_environment() is None and launch_mode(config, os.environ) is LaunchMode.by_hand:
         raise ConfigError(
             f"hardware.nodes={config.hardware.nodes} with launcher.master_addr="
@@ -102,12 +98,7 @@ def check_ranks_started(config: RunConfig) -> None:
 
 
 def check_ranks_can_start(config: RunConfig) -> None:
-    """Check that the ranks that start on this machine can compute here, and score responses.
-
-    Raises:
-        CapabilityError: if a GPU is missing, or the precision cannot be computed.
-        ConfigError: if a part of the score cannot be used.
-    """
+    """Check that the ranks that start on this machine can compute here, and score responses."""
     hardware = config.hardware
     if hardware.device is Device.cpu:
         cpu_dtype(hardware.dtype)  # without torch

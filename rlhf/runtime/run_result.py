@@ -1,20 +1,22 @@
-"""The result of a whole run, the content of result.json, and its objective."""
+"""The result of a whole run (result.json): its objective, and what was planned and measured."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import math
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import CheckpointError, RlhfError
+from rlhf.base.ranks import Ranks
 from rlhf.base.stored_files import PHASES, read_json
-from rlhf.checkpoint.results import phase_result_path, read_phase_result, reused_phases
+from rlhf.checkpoint.results import phase_result_path, read_phase_result, read_plan, reused_phases
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.runtime.plan_comparison import compare_run_with_plan
+from rlhf.engine.devices import peak_memory_gib
 
 # The objective is a measure of the last phase: the first of these that the phase has.
 MEASURES: Mapping[Phase, tuple[str, ...]] = {
@@ -77,11 +79,7 @@ def find_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> tu
 
 
 def require_finite_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> None:
-    """Check that the objective of a run that has ended is a finite number.
-
-    Raises:
-        RlhfError: if it is not; the message names the measures that are not finite, and a fix.
-    """
+    """Check that the objective of a run that has ended is finite; an error names what is not."""
     name, value = find_objective(phases, run_dir)
     if math.isfinite(value):
         return
@@ -98,3 +96,50 @@ def require_finite_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: P
         f"or its training diverged: {run_dir}/report.html shows the step. Start a new run with a "
         f"lower learning rate of {phase}, with hardware.dtype=fp32, or from other weights"
     )
+
+
+def compare_phase_with_plan(
+    run_dir: Path, phase: Phase, seconds: float, ranks: Ranks
+) -> dict[str, dict[str, float]]:
+    """Return the phase's hours and peak memory in GiB, measured and planned, for its result.
+
+    On a CPU peak memory is counted from the start of the process, so it includes earlier phases.
+    """
+    measured = {"hours": seconds / 3600, "memory_gib": peak_memory_gib(ranks)}
+    phases = (read_plan(run_dir) or {"phases": {}})["phases"]
+    if phase not in phases:  # plan=off, or a model with an unknown shape
+        return {"measured": measured}
+    first = list(phases).index(phase) if ranks.device.type == "cuda" else 0
+    counted = list(phases)[first : list(phases).index(phase) + 1]
+    planned = {
+        "hours": phases[phase]["hours"],
+        "memory_gib": max(phases[name]["memory_gib_per_rank"] for name in counted),
+    }
+    return {"planned": planned, "measured": measured}
+
+
+def compare_run_with_plan(
+    run_dir: Path, phases: Mapping[str, Any], unfinished: Sequence[Phase]
+) -> dict[str, dict[str, float]]:
+    """Return the hours and peak memory in GiB of the whole run, measured and planned.
+
+    The time counts from the start of the process, so it includes loading libraries. The time of
+    phases that an earlier attempt finished is added. A run that took all its phases from others has
+    no peak memory of its own.
+    """
+    own = {name: each for name, each in phases.items() if "reused_from" not in each}
+    earlier = sum(each["seconds"] for name, each in own.items() if name not in unfinished)
+    measured = {"hours": (seconds_since_process_start() + earlier) / 3600}
+    if own:
+        measured["memory_gib"] = max(each["measured"]["memory_gib"] for each in own.values())
+    if not (plan := read_plan(run_dir)) or not plan["phases"]:
+        return {"measured": measured}
+    memory = max(each["memory_gib_per_rank"] for each in plan["phases"].values())
+    return {"planned": {"hours": plan["hours"], "memory_gib": memory}, "measured": measured}
+
+
+def seconds_since_process_start() -> float:
+    """Return the seconds since this process started, as Linux counts them."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), starttime
+    return float(Path("/proc/uptime").read_text().split()[0]) - started

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock
 
-from rlhf.base.drive_errors import convert_drive_errors
 from rlhf.base.errors import USER_ERROR
+from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.quiet_libraries import quieten_libraries
 from rlhf.base.ranks import Ranks
 from rlhf.base.user_paths import expand_user_path

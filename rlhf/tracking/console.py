@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from rlhf.base.safe_text import for_terminal
 
@@ -56,13 +56,6 @@ KEY_METRICS: Mapping[str, Sequence[KeyMetric]] = {
         KeyMetric("dpo/pairs_per_second", "pairs/s", ",.1f"),
     ),
 }
-
-
-class Progress(Protocol):
-    """Interface of a progress display for one phase."""
-
-    def advance(self, step: int, values: Mapping[str, float]) -> None:
-        """Show that ``step`` steps are done, and the metrics ``values`` of the last step."""
 
 
 class Console:
@@ -127,7 +120,7 @@ class Console:
             yield partial(live.update, refresh=True)
 
     @contextmanager
-    def progress(self, phase: str, total: int) -> Generator[Progress]:
+    def progress(self, phase: str, total: int) -> Generator[_BarProgress | _LineProgress]:
         """Show the progress of a phase of ``total`` steps within the context."""
         if self._rich.is_terminal and not self._rich.quiet:
             with _build_rich_progress(self._rich) as bars:
@@ -167,13 +160,15 @@ class _BarProgress:
 
     def __init__(self, bars: progress.Progress, phase: str, total: int) -> None:
         self._bars = bars
-        self._board = _Board(phase)
+        self._phase = phase
+        self._values: dict[str, float] = {}  # kept until they are measured again
         self._task = bars.add_task(phase, total=total, metrics="")
 
     def advance(self, step: int, values: Mapping[str, float]) -> None:
         """Move the bar to ``step``."""
-        self._board.update(values)
-        self._bars.update(self._task, completed=step, metrics=self._board.text(separator=" "))
+        self._values.update(values)
+        metrics = _key_metrics_text(self._phase, self._values, separator=" ")
+        self._bars.update(self._task, completed=step, metrics=metrics)
 
 
 class _LineProgress:
@@ -181,7 +176,7 @@ class _LineProgress:
 
     def __init__(self, console: Console, phase: str, total: int, *, log_every: int) -> None:
         self._console = console
-        self._board = _Board(phase)
+        self._values: dict[str, float] = {}  # kept until they are measured again
         self._phase = phase
         self._total = total
         self._log_every = log_every
@@ -190,7 +185,7 @@ class _LineProgress:
 
     def advance(self, step: int, values: Mapping[str, float]) -> None:
         """Print a line every ``log_every`` steps."""
-        self._board.update(values)
+        self._values.update(values)
         self._step = step
         self._is_printed = False
         if step % self._log_every == 0:
@@ -203,26 +198,17 @@ class _LineProgress:
 
     def _print_line(self) -> None:
         self._is_printed = True
-        metrics = self._board.text(separator="  ")
+        metrics = _key_metrics_text(self._phase, self._values, separator="  ")
         self._console.say(f"{self._phase} {self._step}/{self._total}  {metrics}".rstrip())
 
 
-class _Board:
-    """The latest values of a phase's key metrics, kept until they are measured again."""
-
-    def __init__(self, phase: str) -> None:
-        self._metrics = KEY_METRICS[phase]
-        self._values: dict[str, float] = {}
-
-    def update(self, values: Mapping[str, float]) -> None:
-        self._values.update(values)
-
-    def text(self, *, separator: str) -> str:
-        return separator.join(
-            f"{metric.label} {self._values[metric.name]:{metric.format}}"
-            for metric in self._metrics
-            if metric.name in self._values
-        )
+def _key_metrics_text(phase: str, values: Mapping[str, float], *, separator: str) -> str:
+    """Return the key metrics of a phase that are in ``values``, each after its label."""
+    return separator.join(
+        f"{metric.label} {values[metric.name]:{metric.format}}"
+        for metric in KEY_METRICS[phase]
+        if metric.name in values
+    )
 
 
 def _build_rich_progress(console: RichConsole) -> progress.Progress:
@@ -245,13 +231,9 @@ def _build_rich_progress(console: RichConsole) -> progress.Progress:
 
 
 def _format_cell(value: object) -> str:
-    match value:
-        case None:
-            return ""
-        case float():
-            return f"{value:.4g}"
-        case _:
-            return str(value)
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _literal_text(text: str) -> Text:

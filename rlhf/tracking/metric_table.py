@@ -48,11 +48,7 @@ def documented_name(name: str) -> str:
 
 
 def check_metric_name(name: str) -> None:
-    """Check that the metric ``name`` is documented.
-
-    Raises:
-        KeyError: if the table does not contain ``name``; the message gives the nearest name.
-    """
+    """Check that a metric is documented; otherwise raise KeyError with the nearest name."""
     if documented_name(name) in METRICS:
         return
     nearest = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.0)[0]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.intervals import mean_of
 from rlhf.base.stored_files import ALARM, read_lines
-from rlhf.config.alarm_names import AlarmName
+from rlhf.config.schema.run import AlarmName
 
 BASE_STEPS = 5  # steps at the start that later steps are compared with
 MOST_KL_PER_TOKEN = 0.6  # nats; twice the end of the healthy range

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import CapabilityError
+from rlhf.config.freeze import flatten_keys
 from rlhf.tracking.tracker import Sample, Tracker
 
 
@@ -54,7 +55,8 @@ class TensorBoardTracker(Tracker):
         """Write the hyper-parameters with the objective."""
         parameters = {
             key: value if isinstance(value, bool | int | float) else str(value)
-            for key, value in _flatten_config(self._config, "").items()
+            for key, value in flatten_keys(self._config).items()
+            if value != {}
         }
         self._writer.add_hparams(parameters, {"objective": result["objective"]}, run_name=".")
 
@@ -67,9 +69,7 @@ def _last_step_by_tag(folder: Path) -> dict[str, int]:
     """Return the last step of every tag in the event files of a folder."""
     if not folder.is_dir():
         return {}
-    from tensorboard.backend.event_processing import (  # type: ignore[import-untyped]
-        event_accumulator,
-    )
+    from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
     sizes = {"scalars": 1, "tensors": 1}  # the last event is always kept
     events = event_accumulator.EventAccumulator(str(folder), sizes).Reload()
@@ -81,12 +81,3 @@ def _last_step_by_tag(folder: Path) -> dict[str, int]:
 def _verbatim(text: str) -> str:
     """Return ``text`` as Markdown that shows it unchanged: text of a model is not markup."""
     return "\n".join(f"    {line}" for line in text.splitlines())
-
-
-def _flatten_config(node: object, key: str) -> dict[str, object]:
-    if not isinstance(node, Mapping):
-        return {key: node}
-    prefix = f"{key}." if key else ""
-    return {
-        k: v for name in node for k, v in _flatten_config(node[name], f"{prefix}{name}").items()
-    }

@@ -25,12 +25,41 @@ class StoppedByAlarmError(RlhfError):
     """An alarm in alarms.stop ended the run."""
 
 
-class Forwarder(Tracker):
-    """A tracker that calls the same method of other trackers."""
+class Trackers(Tracker):
+    """A tracker that forwards to other trackers, and raises and prints alarms on what it forwards.
+
+    A tracker in ``others`` gets nothing more once it has failed: training must not stop.
+    """
+
+    def __init__(
+        self,
+        trackers: Sequence[Tracker],
+        alarms: AlarmsConfig,
+        say: Callable[[str], None],
+        others: Mapping[str, Tracker],
+    ) -> None:
+        self._trackers = trackers
+        self._others = dict(others)
+        self._rules = AlarmRules(alarms.mute)
+        self._stop = alarms.stop
+        self._say = say
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Forward metrics of one step."""
+        """Record metrics of one step, and the alarms that it raises.
+
+        Raises:
+            KeyError: if a metric is not documented.
+            StoppedByAlarmError: if alarms.stop has one of the alarms.
+        """
+        for name in values:
+            check_metric_name(name)
         self._call_each(lambda tracker: tracker.log(phase, step, values))
+        for alarm in self._rules.check(phase, step, values):
+            self.alert(alarm)
+            if alarm.name in self._stop:
+                raise StoppedByAlarmError(
+                    f"{alarm.line} The run ends because alarms.stop has {alarm.name}"
+                )
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
         """Forward responses."""
@@ -41,7 +70,8 @@ class Forwarder(Tracker):
         self._call_each(lambda tracker: tracker.critic_states(phase, step, states))
 
     def alert(self, alarm: Alarm) -> None:
-        """Forward an alarm."""
+        """Print an alarm as one line, and forward it."""
+        self._say(alarm.line)
         self._call_each(lambda tracker: tracker.alert(alarm))
 
     def digests(self, phase: str, step: int, weights: Mapping[str, str]) -> None:
@@ -56,35 +86,6 @@ class Forwarder(Tracker):
         """Close the other trackers."""
         self._call_each(lambda tracker: tracker.finish())
 
-    def _call_each(self, call: Callable[[Tracker], None]) -> None:
-        raise NotImplementedError
-
-
-class Trackers(Forwarder):
-    """A tracker that forwards to several trackers, and raises alarms on what it forwards."""
-
-    def __init__(self, trackers: Sequence[Tracker], alarms: AlarmsConfig) -> None:
-        self._trackers = trackers
-        self._rules = AlarmRules(alarms.mute)
-        self._stop = alarms.stop
-
-    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Record metrics of one step, and the alarms that it raises.
-
-        Raises:
-            KeyError: if a metric is not documented.
-            StoppedByAlarmError: if alarms.stop has one of the alarms.
-        """
-        for name in values:
-            check_metric_name(name)
-        super().log(phase, step, values)
-        for alarm in self._rules.check(phase, step, values):
-            self.alert(alarm)
-            if alarm.name in self._stop:
-                raise StoppedByAlarmError(
-                    f"{alarm.line} The run ends because alarms.stop has {alarm.name}"
-                )
-
     def restore_alarm_series(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Give the alarm rules the metrics that an earlier attempt of the run has recorded."""
         for line in lines:
@@ -92,6 +93,16 @@ class Trackers(Forwarder):
             self._rules.check(line["phase"], line["step"], values)
 
     def _call_each(self, call: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._others.items()):
+            try:
+                call(tracker)
+            except Exception as error:
+                del self._others[name]
+                self._say(
+                    f"warning: {name} failed ({type(error).__name__}: {error}). The run "
+                    "continues without it; metrics.jsonl and samples.jsonl have everything"
+                )
+        # Files come last: metrics.jsonl has no step that another tracker lacks.
         for tracker in self._trackers:
             call(tracker)
 
@@ -157,39 +168,6 @@ class FileTracker(Tracker):
             )
 
 
-class AlarmLines(Tracker):
-    """A tracker that prints alarms."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-
-    def alert(self, alarm: Alarm) -> None:
-        """Print the alarm as one line."""
-        self._say(alarm.line)
-
-
-class BestEffort(Forwarder):
-    """A tracker that forwards to another tracker until that fails: training must not stop."""
-
-    def __init__(self, tracker: Tracker, name: str, say: Callable[[str], None]) -> None:
-        self._tracker = tracker
-        self._name = name
-        self._say = say
-        self._has_failed = False
-
-    def _call_each(self, call: Callable[[Tracker], None]) -> None:
-        if self._has_failed:
-            return
-        try:
-            call(self._tracker)
-        except Exception as error:
-            self._has_failed = True
-            self._say(
-                f"warning: {self._name} failed ({type(error).__name__}: {error}). The run "
-                "continues without it; metrics.jsonl and samples.jsonl have everything"
-            )
-
-
 def build_tracker(
     config: RunConfig, run_dir: Path, *, is_main: bool, say: Callable[[str], None]
 ) -> Tracker:
@@ -223,19 +201,13 @@ def build_tracker(
         others["TensorBoard"] = TensorBoardTracker(run_dir / "tensorboard", asdict(config))
     for path in config.tracking.others:
         others[path] = _import_name(path)(config, run_dir)
-    guarded = [BestEffort(tracker, name, say) for name, tracker in others.items()]
-    # Files come last: metrics.jsonl has no step that another tracker lacks.
-    trackers = Trackers([AlarmLines(say), *guarded, FileTracker(run_dir, say)], config.alarms)
+    trackers = Trackers([FileTracker(run_dir, say)], config.alarms, say, others)
     trackers.restore_alarm_series(read_lines(run_dir / "metrics.jsonl", METRICS))
     return trackers
 
 
 def _import_name(path: str) -> Callable[[RunConfig, Path], Tracker]:
-    """Return the class or function that ``package.module:NAME`` names.
-
-    Raises:
-        ConfigError: if it cannot be imported.
-    """
+    """Return the class or function that ``package.module:NAME`` names."""
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import CapabilityError
 from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_lines, read_stored_text
 from rlhf.config.choices import Phase, WandbMode
-from rlhf.config.schema.tracking import TrackingConfig
+from rlhf.config.schema.run import TrackingConfig
 from rlhf.tracking.step_alarms import Alarm
 from rlhf.tracking.tracker import Sample, Tracker
-from rlhf.tracking.wandb_file import read_history
 
 if TYPE_CHECKING:
     import wandb
 
+
 INIT_TIMEOUT_SECONDS = 30.0
 INIT_ATTEMPTS = 3
 MOST_INCREMENTS = 99  # a run's page shows the latest 100 increments of a table
+# Files of an offline run have the format of LevelDB's log after a header of seven bytes; records
+# are protocol buffers (https://github.com/google/leveldb/blob/main/doc/log_format.md).
+BLOCK, FILE_HEADER, HEADER = 32768, 7, 7
+FULL, LAST = 1, 4  # kinds of chunks that complete a record
 
 # Prefixes of the metrics of each phase; only PPO logs metrics with other prefixes than its own.
 PREFIXES: Mapping[Phase, tuple[str, ...]] = {
@@ -33,18 +39,13 @@ PREFIXES: Mapping[Phase, tuple[str, ...]] = {
 }
 
 # Metrics by which a table of runs is sorted, and the summary values that W&B keeps of them.
-SUMMARIES: Mapping[str, str] = {
-    "sft/eval_loss": "min,last",
-    "reward/eval_accuracy": "max,last",
-    "dpo/eval_accuracy": "max,last",
-    "ppo/eval_score": "max,last",
-    "ppo/eval_gold": "max,last",
-    "ppo/eval_exact": "max,last",
-    "ppo/eval_kl": "max,last",
-    "ppo/kl_to_reference": "max,last",
-    "ppo/clipfrac": "max,last",
-    "ppo/score_mean": "max,last",
-}
+SUMMARIES: Mapping[str, str] = {"sft/eval_loss": "min,last"} | dict.fromkeys(
+    (
+        *("reward/eval_accuracy", "dpo/eval_accuracy", "ppo/eval_score", "ppo/eval_gold"),
+        *("ppo/eval_exact", "ppo/eval_kl", "ppo/kl_to_reference", "ppo/clipfrac", "ppo/score_mean"),
+    ),
+    "max,last",
+)
 
 
 class WandbTracker(Tracker):
@@ -207,13 +208,9 @@ def _require_login(mode: WandbMode) -> None:
 
 
 def _start_run(
-    config: TrackingConfig, run_dir: Path, run_config: dict[str, Any], names: dict[str, str]
+    config: TrackingConfig, run_dir: Path, run_config: dict[str, Any], names: dict[str, Any]
 ) -> wandb.Run:
-    """Start the W&B run; retry if the connection fails.
-
-    Raises:
-        CommError: if the last attempt failed too.
-    """
+    """Start the W&B run; retry if the connection fails."""
     import wandb
     from wandb.errors import CommError
 
@@ -230,9 +227,7 @@ def _start_run(
             return wandb.init(
                 project=config.project,
                 entity=config.entity,
-                name=names["name"],
-                group=names["group"],
-                job_type=names["job_type"],
+                **names,
                 tags=config.tags,
                 config=run_config,
                 mode=config.wandb.value,
@@ -258,3 +253,38 @@ def _read_or_create_run_id(path: Path) -> str:
     run_id = prescribed or secrets.token_hex(8)
     path.write_text(run_id + "\n", encoding="utf-8")
     return run_id
+
+
+def read_records(path: Path) -> Iterator[Any]:
+    """Yield the records of a .wandb file up to a torn last one; wandb 0.31 has no reader."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, position, parts = path.read_bytes(), FILE_HEADER, b""
+    while position + HEADER <= len(data):
+        left = BLOCK - position % BLOCK
+        if left < HEADER:
+            position += left  # the rest of a block is padding
+            continue
+        _crc, length, kind = struct.unpack_from("<IHB", data, position)
+        position += HEADER
+        if position + length > len(data):
+            return
+        parts += data[position : position + length]
+        position += length
+        if kind in {FULL, LAST}:
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            parts = b""
+            yield record
+
+
+def read_history(run_dir: Path) -> list[dict[str, Any]]:
+    """Return what all attempts of a run have logged, in order: one dict per call of ``log``."""
+    found = []
+    for path in sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb")):
+        for record in read_records(path):
+            if record.HasField("history"):
+                items = record.history.item
+                named = {item.key or "/".join(item.nested_key): item.value_json for item in items}
+                found.append({name: json.loads(value) for name, value in named.items()})
+    return found

@@ -13,7 +13,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.user_paths import expand_user_path
@@ -39,18 +38,8 @@ def _watch(options: argparse.Namespace) -> None:
     folder = expand_user_path(options.folder, key="RUN_DIR").resolve()  # runs/latest may move on
     if options.terminal:
         show_in_terminal(folder)
-    else:
-        serve(folder, options.port)
-
-
-def serve(folder: Path, port: int | None) -> None:
-    """Serve the page of the run or sweep in ``folder`` until Ctrl-C.
-
-    Raises:
-        CheckpointError: if ``folder`` holds no run.
-        ConfigError: if the port is taken or may not be used.
-    """
-    with WatchServer(folder, port) as server:
+        return
+    with WatchServer(folder, options.port) as server:
         build_console(is_main=True, log_every=1).say(
             f"open {server.address} in a browser; Ctrl-C ends. Without a browser: add --terminal"
         )

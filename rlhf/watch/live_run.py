@@ -1,15 +1,17 @@
-"""The files of a run that is still running, read as they grow."""
+"""A run or a sweep that is still running: its files, read as they grow."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import ALARM, METRICS, SAMPLE
-from rlhf.config.freeze import frozen_keys
-from rlhf.report.charts import Point
+from rlhf.config.freeze import FROZEN, frozen_keys
+from rlhf.report.charts import MOST_POINTS, Point
 from rlhf.report.page import Headline
 from rlhf.report.run_files import PointsByMetric, RunFiles
 from rlhf.tracking.console import KEY_METRICS, KeyMetric
@@ -17,14 +19,56 @@ from rlhf.tracking.metric_table import METRICS as KNOWN
 from rlhf.tracking.metric_table import documented_name
 from rlhf.tracking.step_alarms import Alarm, alarm_of_line
 from rlhf.watch.growing_file import GrowingFile
-from rlhf.watch.progress import METRICS_FILE, RunProgress, time_text
-from rlhf.watch.thin_line import ThinLine
+from rlhf.watch.progress import METRICS_FILE, RunProgress, RunState, time_text
 
 # Metrics that are drawn over KL: their points are matched by step, so all of them are kept.
 OVER_KL = {
     *("ppo/kl_to_reference", "ppo/score_mean", "ppo/score_std"),
     *("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold"),
 }
+MOST_BUCKETS = MOST_POINTS // 2 - 2  # of two points each; the rest is for the open bucket
+# What a running job has reached: the first of these metrics that it has.
+REACHED = (
+    *("ppo/eval_gold", "ppo/eval_score", "ppo/score_mean", "dpo/eval_accuracy", "dpo/accuracy"),
+    *("reward/eval_accuracy", "reward/accuracy", "sft/eval_loss", "sft/loss"),
+)
+
+
+class ThinLine:
+    """A line of at most ``MOST_POINTS`` points: the lowest and the highest of each bucket.
+
+    Full buckets do not change until there are too many. Then every two neighbours become one, so a
+    page that follows the line seldom receives it as a whole.
+    """
+
+    def __init__(self) -> None:
+        self._full: list[tuple[Point, Point]] = []  # the lowest and the highest point of each
+        self._size = 1  # points that fill a bucket
+        self._open: list[Point] = []  # the points of the last bucket, which is not full
+        self._last: list[Point] = []  # the point that was added last
+
+    def add(self, point: Point) -> None:
+        """Append ``point``, whose x is the largest so far."""
+        self._last = [point]
+        self._open.append(point)
+        if len(self._open) == self._size:
+            self._full.append(_extremes(self._open))
+            self._open = []
+        if len(self._full) == MOST_BUCKETS:
+            pairs = zip(self._full[::2], self._full[1::2], strict=True)
+            self._full = [_extremes([*left, *right]) for left, right in pairs]
+            self._size *= 2
+
+    def points(self) -> list[Point]:
+        """Return the points that are kept, and always the last point that was added."""
+        buckets = [*self._full, _extremes(self._open)] if self._open else self._full
+        kept = [point for bucket in buckets for point in sorted({*bucket})]
+        return kept if kept[-1:] == self._last else kept + self._last
+
+
+def _extremes(points: list[Point]) -> tuple[Point, Point]:
+    """Return the lowest and the highest of ``points``."""
+    return min(points, key=itemgetter(1)), max(points, key=itemgetter(1))
 
 
 class LiveRun:
@@ -119,3 +163,67 @@ class LiveRun:
             alarms=self.alarms,
             result=None,
         )
+
+
+class JobRow(NamedTuple):
+    """A job: its folder's name, and how far it is."""
+
+    name: str
+    state: RunState
+    step: str
+    reached: str
+
+
+class LiveSweep:
+    """The jobs whose folders are in the folder of a sweep.
+
+    Raises:
+        CheckpointError: if there is no job.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._jobs: dict[str, tuple[RunProgress, GrowingFile]] = {}
+        self.rows: list[JobRow] = []
+        self.poll()
+        if not self._jobs:
+            raise CheckpointError(
+                f"{folder} holds no run: neither it nor a folder in it has {FROZEN}. Name the "
+                "directory of a run, such as runs/latest, or of a sweep in runs/sweeps"
+            )
+
+    def poll(self) -> None:
+        """Read what the jobs have written since the last call."""
+        for path in sorted(self.folder.glob(f"*/{FROZEN}")):
+            name, file = path.parent.name, path.parent / METRICS_FILE
+            if name not in self._jobs:
+                self._jobs[name] = (RunProgress(path.parent), GrowingFile(file, METRICS))
+        self.rows = [_row(name, *job) for name, job in self._jobs.items()]
+
+    @property
+    def headline(self) -> str:
+        """Return the name of the sweep, and how many of its jobs have finished."""
+        finished = sum(row.state.word == "finished" for row in self.rows)
+        return f"sweep {self.folder.name}: {finished} of {len(self.rows)} jobs finished"
+
+    def job_folder(self, name: str) -> Path | None:
+        """Return the folder of the job called ``name``; None if there is no such job."""
+        return self._jobs[name][0].folder if name in self._jobs else None
+
+
+def _row(name: str, progress: RunProgress, metrics: GrowingFile) -> JobRow:
+    new = metrics.read()
+    if new.is_restarted:
+        progress.restart()
+    progress.add(new.values)
+    state = progress.state()
+    step = progress.step_text
+    try:
+        result = progress.result()
+    except CheckpointError as error:
+        return JobRow(name, RunState("ended", str(error)), step, "")
+    if result is not None and result["objective"] is not None:
+        return JobRow(name, state, step, f"objective {result['objective']:.3f}")
+    latest = progress.latest
+    found = next((each for each in REACHED if latest.get(each) is not None), None)
+    return JobRow(name, state, step, f"{found} {latest[found]:.3f}" if found else "")

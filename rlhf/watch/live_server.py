@@ -16,8 +16,7 @@ from urllib.parse import parse_qs
 from rlhf.base.errors import RlhfError
 from rlhf.config.freeze import FROZEN
 from rlhf.report.page import CHART_SCRIPTS, LocalRequest, LocalServer, read_asset, render_template
-from rlhf.watch.live_run import LiveRun
-from rlhf.watch.live_sweep import LiveSweep
+from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.views import (
     PARTS,
     DrawnCharts,

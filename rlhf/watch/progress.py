@@ -10,13 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.base.stored_files import (
-    MEASURED,
-    RESULT,
-    DamagedFileError,
-    read_json,
-    read_stored_text,
-)
+from rlhf.base.stored_files import MEASURED, RESULT, DamagedFileError, read_json, read_stored_text
 from rlhf.checkpoint.results import finished_phases, phase_result_path, read_plan
 from rlhf.config.choices import Phase
 from rlhf.config.run_dir import LOCK

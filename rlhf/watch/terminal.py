@@ -11,8 +11,7 @@ from rlhf.base.safe_text import for_terminal
 from rlhf.config.freeze import FROZEN
 from rlhf.report.charts import Point
 from rlhf.tracking.console import build_console
-from rlhf.watch.live_run import LiveRun
-from rlhf.watch.live_sweep import LiveSweep
+from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.progress import PhaseProgress, short_text, time_text
 
 if TYPE_CHECKING:
@@ -30,11 +29,7 @@ ALARM_LINES = (3, 1)  # of the last alarm, whose advice is shown whole, and of t
 
 
 def show_in_terminal(folder: Path) -> None:
-    """Show the run or sweep in ``folder`` until Ctrl-C; print it once if this is no terminal.
-
-    Raises:
-        CheckpointError: if ``folder`` holds no run.
-    """
+    """Show the run or sweep in ``folder`` until Ctrl-C; print it once if this is no terminal."""
     draw = drawing_of(folder)
     console = build_console(is_main=True, log_every=1)
     with console.screen() as show:
@@ -45,11 +40,7 @@ def show_in_terminal(folder: Path) -> None:
 
 
 def drawing_of(folder: Path) -> Callable[[], RenderableType]:
-    """Return a function that reads what is new in ``folder``, and returns what to show.
-
-    Raises:
-        CheckpointError: if ``folder`` holds no run.
-    """
+    """Return a function that reads what is new in ``folder``, and returns what to show."""
     if (folder / FROZEN).is_file():
         run = LiveRun(folder)
         return lambda: _draw_run(run)

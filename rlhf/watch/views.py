@@ -18,8 +18,7 @@ from rlhf.report.run_charts import (
     over_optimisation_section,
     panel_sections,
 )
-from rlhf.watch.live_run import LiveRun
-from rlhf.watch.live_sweep import LiveSweep
+from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.progress import short_text, time_text
 
 OTHERS = "All other metrics"
@@ -48,11 +47,7 @@ def view_run(run: LiveRun, drawn: DrawnCharts, *, back: bool) -> View:
     progress = run.progress
     parts = {
         "status": _render(
-            "status",
-            run=run,
-            headline=run.headline(),
-            phases=progress.phases(),
-            back=back,
+            "status", run=run, headline=run.headline(), phases=progress.phases(), back=back
         ),
         "alarms": _render("alarms", alarms=run.alarms, alarm_element_id=alarm_element_id),
         "answers": _render("answers", first=run.first, newest=run.newest),

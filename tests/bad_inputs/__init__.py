@@ -14,16 +14,10 @@ from typing import NamedTuple
 from omegaconf import DictConfig
 
 from rlhf.base.errors import RlhfError
+from rlhf.config.effects import refuse_unread_keys
 from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import explain_hydra_error, to_hydra_override
-from rlhf.config.rules.unread_keys import refuse_unread_keys
-from tests.bad_inputs.doors import (
-    Input,
-    data_inputs,
-    environment_inputs,
-    model_inputs,
-    run_inputs,
-)
+from tests.bad_inputs.doors import Input, data_inputs, environment_inputs, model_inputs, run_inputs
 
 COMMANDS = Path(__file__).with_name("commands.txt")
 Compose = Callable[[list[str]], DictConfig]

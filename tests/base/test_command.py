@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from rlhf.base.command import run_to_exit_code
-from rlhf.base.drive_errors import convert_drive_errors
 from rlhf.base.errors import CheckpointError
+from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.report import __main__ as report
 from rlhf.report import dashboards
 

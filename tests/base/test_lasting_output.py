@@ -9,7 +9,7 @@ from pathlib import Path
 
 SCRIPT = """
 import os, sys
-from rlhf.base.lasting_output import survive_output_errors
+from rlhf.base.command import survive_output_errors
 survive_output_errors()
 for number in range(2000):
     print(number, flush=number % 100 == 0)

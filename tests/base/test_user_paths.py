@@ -22,7 +22,6 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path, read_user_text
 from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.config.freeze import load_run, to_run_config
-from rlhf.config.rules.launcher import check_hostfile
 from rlhf.config.run_dir import make_run_dir
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
@@ -34,6 +33,7 @@ from rlhf.models.shapes import shape_of
 from rlhf.models.tokenizers import load_or_train_tokenizer
 from rlhf.planning.steps import total_examples
 from rlhf.rewards.rules import valid_json_rule
+from rlhf.runtime.launch_mode import check_hostfile
 
 NOBODY = "~nobody_here/x"
 LONG = "x" * 300

@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError
-from rlhf.chat import policy_loading
+from rlhf.chat import talker as talking
 from rlhf.chat.dialogue import Dialogue
 from rlhf.chat.run_models import RunModels
 from rlhf.chat.talker import Talker
@@ -62,7 +62,7 @@ def test_rotary_frequencies_keep_their_precision(
     compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In bf16 the angle at position 1024 would be off by more than a radian."""
-    monkeypatch.setattr(policy_loading, "resolve_dtype", lambda *_: Dtype.bf16)
+    monkeypatch.setattr(talking, "resolve_dtype", lambda *_: Dtype.bf16)
     models = RunModels(save_run(tmp_path / "run", compose), None)
     talker = models.talker
     assert models.score(talker, [5], talker.answer([5], SAMPLING, str)) is not None
@@ -163,7 +163,7 @@ def test_code_of_a_folder_outside_the_run_is_not_trusted(
         trusted.append(source.trust_remote_code)
         raise CheckpointError("enough")
 
-    monkeypatch.setattr("rlhf.chat.policy_loading.build_actor", build)
+    monkeypatch.setattr("rlhf.chat.talker.build_actor", build)
     outside = models.run_dir.with_name("outside")
     for folder, trust in ((models.folder, True), (outside, False)):
         models.folder = folder

@@ -10,9 +10,9 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.base.errors import RlhfError
+from rlhf.config.effects import refuse_unread_keys
 from rlhf.config.freeze import frozen_keys, to_run_config, write_frozen_config
 from rlhf.config.hydra_errors import explain_hydra_error
-from rlhf.config.rules.unread_keys import refuse_unread_keys
 
 VALUES = ["nan", "inf", "-inf", "-1", "0", "1e400", "[1,2]", "{a: 1}", "text", "''", "null"]
 VALUES += ["99999999999999999999", "true", "🙂", "../../etc", "${oops}", "???"]

@@ -10,15 +10,15 @@ import pytest
 from rlhf.base.cpu import FLAGS, MAX_ISA, ONEDNN_MAX_ISA, Cpu, Isa, num_usable_cores, usable_isa
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Dtype
-from rlhf.config.cpu_rates import (
+from rlhf.config.machine_rates import (
     ESTIMATES,
     CpuRates,
     cpu_rates,
     lacks_rates,
+    machine_of,
     rates_file,
     store_rates,
 )
-from rlhf.config.machine_rates import machine_of
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.planning.decide import resolve_auto
 from rlhf.planning.plan import plan_run

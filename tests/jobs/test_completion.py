@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.jobs.completion import complete_value, value_choices
+from rlhf.jobs.launch_command import complete_value, value_choices
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.config.cpu_rates import cpu_rates
+from rlhf.config.machine_rates import cpu_rates
 from rlhf.jobs import measure_cpu as measuring
 
 

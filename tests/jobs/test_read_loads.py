@@ -14,8 +14,7 @@ from rlhf.data.reading import load_datasets
 from rlhf.data.splits import blend_datasets, divide_over_phases
 from rlhf.data.tokens import limit_of, tokenise
 from rlhf.jobs import read_loads as reading
-from rlhf.jobs.counted_data import CountedData
-from rlhf.jobs.read_loads import read_loads
+from rlhf.jobs.read_loads import CountedData, read_loads
 from rlhf.models.tokenizers import load_or_train_tokenizer
 from tests.planning.planned import Compose, changed, run_of
 

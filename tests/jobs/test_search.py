@@ -17,8 +17,7 @@ from optuna.trial import TrialState, create_trial
 
 from rlhf.base.errors import ConfigError
 from rlhf.jobs.search import JOURNAL, Running, Searcher, _read_result
-from rlhf.jobs.search_command import PruneConfig, Search, StudyConfig
-from rlhf.jobs.search_solutions import write_solutions
+from rlhf.jobs.search_command import PruneConfig, Search, StudyConfig, write_solutions
 from tests.runs import ROOT, TINY_RUN, launch, new_cache, start
 
 SFT = [word for word in TINY_RUN if not word.startswith(("ppo", "reward", "rollout", "sft.batch"))]

@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.config.schema.lora import LoraConfig
+from rlhf.config.schema.model import LoraConfig
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.lora import (
     add_adapters,

@@ -16,8 +16,8 @@ from omegaconf import DictConfig
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import METRICS as METRICS_LINE
 from rlhf.base.stored_files import read_lines
-from rlhf.config.alarm_names import AlarmName
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
+from rlhf.config.schema.run import AlarmName
 from rlhf.report import __main__ as report
 from rlhf.report.panels import PANELS
 from rlhf.report.run_page import write_report

@@ -11,7 +11,7 @@ from torch import nn
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.choices import When
-from rlhf.config.schema.lora import LoraConfig
+from rlhf.config.schema.model import LoraConfig
 from rlhf.data.collate import collate_prompts
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.families import find_decoder_modules

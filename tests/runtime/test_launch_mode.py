@@ -175,7 +175,7 @@ def test_a_wrong_hostfile_is_refused(text: str | None, message: str, compose: Co
 
 
 def test_a_port_beyond_the_last_is_refused(compose: Compose) -> None:
-    with pytest.raises(ConfigError, match=r"launcher\.master_port=70000: the last port is 65535"):
+    with pytest.raises(ConfigError, match=r"launcher\.master_port=70000: must be from 1 to 65535"):
         to_run_config(compose(["launcher.master_port=70000"]))
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.config.alarm_names import AlarmName
 from rlhf.config.hydra_errors import schema_types
+from rlhf.config.schema.run import AlarmName
 from rlhf.tracking.metric_table import GROUPS
 from rlhf.tracking.step_alarms import RULES
 from tools.docs.parity_page import TABLE_MARK

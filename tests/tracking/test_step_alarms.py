@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.config.alarm_names import AlarmName
-from rlhf.config.schema.run import AlarmsConfig
+from rlhf.config.schema.run import AlarmName, AlarmsConfig
 from rlhf.tracking.step_alarms import READ, RULES, Alarm, AlarmRules, read_alarms
 from rlhf.tracking.tracker import Tracker
-from rlhf.tracking.trackers import AlarmLines, FileTracker, StoppedByAlarmError, Trackers
+from rlhf.tracking.trackers import FileTracker, StoppedByAlarmError, Trackers
 
 HEALTHY = {
     "ppo/kl_per_token": [0.0, 0.01, *[0.05 * n for n in range(1, 6)] * 4],
@@ -115,7 +114,8 @@ class Listener(Tracker):
 def trackers(folder: Path, *stop: AlarmName) -> tuple[Trackers, list[Alarm]]:
     listener = Listener()
     config = AlarmsConfig(stop=list(stop), mute=[])
-    return Trackers([listener, FileTracker(folder, [].append)], config), listener.heard
+    files = FileTracker(folder, [].append)
+    return Trackers([listener, files], config, [].append, {}), listener.heard
 
 
 def test_alarm_is_written_and_heard_once(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_alarm_is_written_and_heard_once(tmp_path: Path) -> None:
 def test_alarm_is_printed() -> None:
     said: list[str] = []
     alarm = Alarm("ppo", 3, AlarmName.clipping, "ppo/clipfrac", 0.5, "Lower it.")
-    AlarmLines(said.append).alert(alarm)
+    Trackers([], AlarmsConfig(stop=[], mute=[]), said.append, {}).alert(alarm)
     assert said == ["alarm clipping: ppo/clipfrac=0.5 at ppo step 3. Lower it."]
 
 

@@ -15,10 +15,9 @@ import pytest
 from rlhf.base.critic_states import CriticState
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import WandbMode
-from rlhf.config.schema.run import AlarmsConfig, RunConfig
-from rlhf.config.schema.tracking import TrackingConfig
+from rlhf.config.schema.run import AlarmsConfig, RunConfig, TrackingConfig
 from rlhf.tracking.tracker import Sample, Token, Tracker
-from rlhf.tracking.trackers import BestEffort, FileTracker, Trackers, build_tracker
+from rlhf.tracking.trackers import FileTracker, Trackers, build_tracker
 
 NO_ALARMS = AlarmsConfig(stop=[], mute=[])
 TOKENS = [Token(" r", 0.25, -1.23456, 0.5004, 0.75)]
@@ -61,7 +60,7 @@ def run_config(
 
 def test_all_trackers_are_told_the_same_in_order() -> None:
     first, second = Notes(), Notes()
-    trackers = Trackers([first, second], NO_ALARMS)
+    trackers = Trackers([first, second], NO_ALARMS, [].append, {})
     trackers.log("sft", 3, {"sft/loss": 1.5})
     trackers.finish()
     assert first.taken == second.taken == [("sft", 3, {"sft/loss": 1.5}), "finished"]
@@ -70,7 +69,9 @@ def test_all_trackers_are_told_the_same_in_order() -> None:
 def test_an_undocumented_metric_reaches_nobody() -> None:
     notes = Notes()
     with pytest.raises(KeyError, match="the nearest is 'sft/loss'"):
-        Trackers([notes], NO_ALARMS).log("sft", 1, {"sft/grad_norm": 1.0, "sft/los": 1.0})
+        Trackers([notes], NO_ALARMS, [].append, {}).log(
+            "sft", 1, {"sft/grad_norm": 1.0, "sft/los": 1.0}
+        )
     assert notes.taken == []
 
 
@@ -97,9 +98,8 @@ def test_a_sample_line_holds_gold_only_if_it_is_known(tmp_path: Path) -> None:
 
 def test_each_state_of_a_check_of_the_critic_is_a_line(tmp_path: Path) -> None:
     states = [CriticState(4, 0.5, 1.0, 2.0, 0.1), CriticState(5, 0.25, 3.0, 4.0, 0.2)]
-    Trackers([tracker := FileTracker(tmp_path, [].append)], NO_ALARMS).critic_states(
-        "ppo", 8, states
-    )
+    tracker = FileTracker(tmp_path, [].append)
+    Trackers([tracker], NO_ALARMS, [].append, {}).critic_states("ppo", 8, states)
     tracker.finish()
     lines = [json.loads(line) for line in (tmp_path / "critic.jsonl").read_text().splitlines()]
     assert lines == [{"phase": "ppo", "step": 8, **state._asdict()} for state in states]
@@ -107,7 +107,7 @@ def test_each_state_of_a_check_of_the_critic_is_a_line(tmp_path: Path) -> None:
 
 def test_a_tracker_that_fails_once_is_left_alone() -> None:
     notes, said = Notes(), []
-    tracker = BestEffort(notes, "Notes", said.append)
+    tracker = Trackers([], NO_ALARMS, said.append, {"Notes": notes})
     tracker.log("sft", 1, {})
     for step in (1, 2):
         tracker.samples("sft", step, [SAMPLE], steps=2)

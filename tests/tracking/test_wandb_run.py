@@ -17,11 +17,10 @@ import wandb
 from wandb.errors import CommError
 
 from rlhf.config.choices import WandbMode
-from rlhf.config.schema.tracking import TrackingConfig
+from rlhf.config.schema.run import TrackingConfig
 from rlhf.tracking.tracker import Sample, Token
 from rlhf.tracking.trackers import FileTracker
-from rlhf.tracking.wandb_file import read_history, read_records
-from rlhf.tracking.wandb_run import MOST_INCREMENTS, WandbTracker
+from rlhf.tracking.wandb_run import MOST_INCREMENTS, WandbTracker, read_history, read_records
 from tests.runs import ROOT, TINY_RUN, launch, start
 
 CODE = """

@@ -6,7 +6,7 @@ import math
 from itertools import takewhile
 
 from rlhf.report.charts import MOST_POINTS
-from rlhf.watch.thin_line import ThinLine
+from rlhf.watch.live_run import ThinLine
 
 
 def value(step: int) -> float:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import refuse_first
 from rlhf.config.choices import AdvantageEstimator, Backend
-from rlhf.config.loss_choices import ValueTargets
 from rlhf.config.schema.environment import EnvironmentConfig
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.ppo import PpoConfig, ValueTargets
 from rlhf.config.schema.rollout import RolloutConfig
 
 
@@ -33,7 +32,7 @@ def check_branches(
     if ppo.value_targets is ValueTargets.monte_carlo:
         branches = ppo.value_branches
         own = {_too_many("ppo.value_branches", branches, rows): branches > rows}
-        _refuse_first("ppo.value_targets=monte_carlo", broken | own)
+        refuse_first(broken | own, "ppo.value_targets=monte_carlo with ")
     if check.every:
         own = {
             f"ppo.critic_check.states={check.states}: each rank takes pairs of states, at most one "
@@ -42,7 +41,7 @@ def check_branches(
             ),
             _too_many("ppo.critic_check.branches", check.branches, rows): check.branches > rows,
         }
-        _refuse_first(f"ppo.critic_check.every={check.every}", broken | own)
+        refuse_first(broken | own, f"ppo.critic_check.every={check.every} with ")
 
 
 def _too_many(key: str, branches: int, rows: int) -> str:
@@ -50,8 +49,3 @@ def _too_many(key: str, branches: int, rows: int) -> str:
         f"{key}={branches}: a rank samples the branches of a state together, and at most as many "
         f"as responses of a rollout; use at most {rows}"
     )
-
-
-def _refuse_first(option: str, broken: dict[str, bool]) -> None:
-    if reason := next((each for each, is_broken in broken.items() if is_broken), None):
-        raise ConfigError(f"{option} with {reason}")

@@ -1,11 +1,12 @@
-"""Rules for the config group ``data``."""
+"""Rules for the config group ``data``, and the shares of phases that do not run."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.config.choices import SPLIT_PHASES, Source
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
@@ -16,20 +17,21 @@ GENERATED = (Source.synthetic, Source.environment)
 def check_data(config: RunConfig) -> None:
     """Check that the source can supply examples to every phase that runs."""
     data = config.data
-    if data.source is Source.environment and not config.environment.is_used:
-        raise ConfigError(
-            "data.source=environment with environment.kind=none: choose an environment, such as "
-            "environment=number_guessing, or other data"
-        )
-    if data.source in GENERATED and data.path is not None:
-        raise ConfigError(
-            f"data.path={data.path}: generated data has no path; add data=local, or data=hub"
-        )
-    if data.source in GENERATED and not data.size:
-        raise ConfigError(
-            f"data.size=0: must be positive for data={data.source}; use e.g. data.size=4000"
-        )
-    if data.source not in GENERATED and not (data.path is None and data.sets):
+    is_generated = data.source in GENERATED
+    broken = {
+        "data.source=environment with environment.kind=none: choose an environment, such as "
+        "environment=number_guessing, or other data": (
+            data.source is Source.environment and not config.environment.is_used
+        ),
+        f"data.path={data.path}: generated data has no path; add data=local, or data=hub": (
+            is_generated and data.path is not None
+        ),
+        f"data.size=0: must be positive for data={data.source}; use e.g. data.size=4000": (
+            is_generated and not data.size
+        ),
+    }
+    refuse_first(broken)
+    if not is_generated and not (data.path is None and data.sets):
         _check_paths("data.path", data.path)
     _check_blended_datasets(data)
     if data.eval_path is not None:
@@ -79,3 +81,19 @@ def _check_paths(key: str, value: Any) -> None:
             f"{key}={'null' if value is None else value}: must be a file, a folder or a hub id, "
             "or a list of them"
         )
+
+
+def drop_shares_of_absent_phases(config: RunConfig) -> RunConfig:
+    """Return ``config`` with a share of 0 in data.split for every phase that does not run.
+
+    A run of one phase keeps the shares of the others: the other phases may have runs of their own,
+    and with the same data and seed no prompt is in two of these runs. A run with from_run keeps the
+    division of the finished run.
+    """
+    order = config.phase.order
+    if len(order) == 1 or config.from_run is not None:
+        return config
+    own = {phase.data_share for phase in order}
+    shares = zip(SPLIT_PHASES, config.data.split, strict=True)
+    split = [share if phase in own else 0.0 for phase, share in shares]
+    return replace(config, data=replace(config.data, split=split))

@@ -1,11 +1,11 @@
-"""Rules for the config groups ``model`` and ``reward_model``."""
+"""Rules for the config groups ``model``, ``reward_model`` and ``lora``."""
 
 from __future__ import annotations
 
 import math
 
-from rlhf.base.errors import ConfigError
-from rlhf.config.choices import Backend, ModelInit, Phase, Source
+from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.config.choices import Backend, LoraExport, LoraRole, ModelInit, Phase, Source
 from rlhf.config.roles import SHARDED_WEIGHTS, has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
@@ -65,17 +65,15 @@ def check_compile(config: RunConfig, key: str) -> None:
 
 def check_gold_judge(config: RunConfig) -> None:
     """Check that the synthetic task's judge (init=gold) can replace the reward model here."""
-    if config.data.source is not Source.synthetic:
-        raise ConfigError(
-            f"reward_model.init=gold with data.source={config.data.source}: the judge scores "
-            "the prompts of the generated task only; use data=synthetic, or train a reward "
-            "model with model@reward_model=sft_model"
-        )
-    if Phase.reward in config.phase.order:
-        raise ConfigError(
-            "reward_model.init=gold with the reward phase: a judge is not trained; use "
-            "phase=pipeline_rule (SFT, then PPO), or phase=ppo with model.path=FOLDER"
-        )
+    broken = {
+        f"data.source={config.data.source}: the judge scores the prompts of the generated task "
+        "only; use data=synthetic, or train a reward model with model@reward_model=sft_model": (
+            config.data.source is not Source.synthetic
+        ),
+        "the reward phase: a judge is not trained; use phase=pipeline_rule (SFT, then PPO), or "
+        "phase=ppo with model.path=FOLDER": Phase.reward in config.phase.order,
+    }
+    refuse_first(broken, "reward_model.init=gold with ")
 
 
 def check_model(key: str, model: ModelConfig) -> None:
@@ -145,3 +143,25 @@ def _starting_models(config: RunConfig, phase: Phase) -> list[tuple[str, ModelCo
         Phase.reward: [reward_model],
         Phase.ppo: [model, reward_model],
     }[phase]
+
+
+def check_lora(config: RunConfig) -> None:
+    """Check that adapters are on trained models, and that the export saves all trained weights."""
+    lora = config.lora
+    if not lora.rank:
+        return
+    broken = {
+        f"lora.roles=[] with lora.rank={lora.rank}: name the models that get adapters, some of "
+        f"{', '.join(LoraRole)}": not lora.roles,
+        "lora.export=adapter with lora.train_rest=true: the other trained weights would be lost; "
+        "use lora.export=merged": lora.train_rest and lora.export is LoraExport.adapter,
+    }
+    refuse_first(broken)
+    first = {"sft": ("model", config.model), "reward": ("reward_model", config.reward_model)}
+    for phase, (key, model) in first.items():
+        starts_random = phase in config.phase.order and model.init is ModelInit.random
+        if starts_random and phase in lora.roles:
+            raise ConfigError(
+                f"lora.roles has {phase}, and {key}.init=random: adapters on random weights learn "
+                "nothing; use lora.roles=[actor,critic], or a pretrained model"
+            )

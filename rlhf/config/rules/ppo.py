@@ -2,76 +2,64 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import ConfigError
-from rlhf.config.choices import (
-    AdvantageEstimator,
-    GaeUnit,
-    KlEstimator,
-    KlPlacement,
-)
-from rlhf.config.loss_choices import SurrogateName
-from rlhf.config.schema.ppo import COMPARING, PpoConfig
+from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.config.choices import AdvantageEstimator, GaeUnit, KlEstimator, KlPlacement
+from rlhf.config.schema.ppo import COMPARING, PpoConfig, SurrogateName
 
 
 def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:
     """Check options of PPO that require or exclude one another."""
-    if ppo.steps is None and ppo.epochs is None:
-        raise ConfigError("ppo.steps and ppo.epochs are both null: set one, or both, as caps")
-    estimator = ppo.advantage_estimator
-    if estimator in COMPARING and ppo.responses_per_prompt == 1:
-        raise ConfigError(
-            f"ppo.advantage_estimator={estimator} compares the responses of one prompt, and "
-            "ppo.responses_per_prompt=1; use 2 or more"
-        )
-    if ppo.resampling_rounds and estimator not in COMPARING:
-        raise ConfigError(
-            f"ppo.resampling_rounds={ppo.resampling_rounds}: {estimator} also learns from "
-            "responses with equal scores; set ppo.resampling_rounds=0, or use "
-            f"ppo.advantage_estimator={', '.join(COMPARING[:-1])} or {COMPARING[-1]}"
-        )
-    if estimator in COMPARING and ppo.whiten_rewards:
-        raise ConfigError(
-            f"ppo.whiten_rewards=true: {estimator} compares whole responses, not tokens; "
-            "set ppo.whiten_rewards=false"
-        )
-    if ppo.kl_placement is KlPlacement.loss and ppo.kl_estimator is KlEstimator.k1:
-        raise ConfigError(
-            "ppo.kl_estimator=k1 with ppo.kl_placement=loss: the gradient of k1 is 0 on average; "
-            "use ppo.kl_estimator=k3, or k2"
-        )
-    if ppo.kl_target is not None and ppo.rollout_batch_size >= 5 * ppo.kl_horizon:
-        raise ConfigError(
-            f"ppo.kl_horizon={ppo.kl_horizon}: with ppo.kl_target, must be above a fifth of "
-            f"ppo.rollout_batch_size={ppo.rollout_batch_size}, otherwise ppo.kl_ctl could "
-            f"fall below 0; use {ppo.rollout_batch_size // 5 + 1} or more"
-        )
+    estimator, compares = ppo.advantage_estimator, ppo.advantage_estimator in COMPARING
+    broken = {
+        "ppo.steps and ppo.epochs are both null: set one, or both, as caps": (
+            ppo.steps is None and ppo.epochs is None
+        ),
+        f"ppo.advantage_estimator={estimator} compares the responses of one prompt, and "
+        "ppo.responses_per_prompt=1; use 2 or more": compares and ppo.responses_per_prompt == 1,
+        f"ppo.resampling_rounds={ppo.resampling_rounds}: {estimator} also learns from responses "
+        "with equal scores; set ppo.resampling_rounds=0, or use "
+        f"ppo.advantage_estimator={', '.join(COMPARING[:-1])} or {COMPARING[-1]}": (
+            ppo.resampling_rounds > 0 and not compares
+        ),
+        f"ppo.whiten_rewards=true: {estimator} compares whole responses, not tokens; set "
+        "ppo.whiten_rewards=false": compares and ppo.whiten_rewards,
+        "ppo.kl_estimator=k1 with ppo.kl_placement=loss: the gradient of k1 is 0 on average; use "
+        "ppo.kl_estimator=k3, or k2": (
+            ppo.kl_placement is KlPlacement.loss and ppo.kl_estimator is KlEstimator.k1
+        ),
+        f"ppo.kl_horizon={ppo.kl_horizon}: with ppo.kl_target, must be above a fifth of "
+        f"ppo.rollout_batch_size={ppo.rollout_batch_size}, otherwise ppo.kl_ctl could fall below "
+        f"0; use {ppo.rollout_batch_size // 5 + 1} or more": (
+            ppo.kl_target is not None and ppo.rollout_batch_size >= 5 * ppo.kl_horizon
+        ),
+    }
+    refuse_first(broken)
     if estimator is not AdvantageEstimator.gae:
         _refuse_critic_keys(ppo)
-    if ppo.steps is not None and ppo.actor_freeze_steps >= ppo.steps:
-        raise ConfigError(
-            f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: the actor must learn in some of "
-            f"ppo.steps={ppo.steps}; use a number below {ppo.steps}"
-        )
-    if ppo.teacher_path is not None and ppo.shared_trunk:
-        raise ConfigError(
-            f"ppo.teacher_path={ppo.teacher_path}: the reference of a shared trunk is a part of "
-            "it; set ppo.shared_trunk=false, or remove ppo.teacher_path"
-        )
-    _check_losses(ppo)
+    _check_actor(ppo)
     _check_trunk(ppo, lora_rank=lora_rank)
 
 
-def _check_losses(ppo: PpoConfig) -> None:
-    if ppo.dual_clip is not None and ppo.surrogate is not SurrogateName.clip:
-        raise ConfigError(
-            f"ppo.dual_clip={ppo.dual_clip}: only ppo.surrogate=clip has a second clip; remove "
-            "ppo.dual_clip, or use ppo.surrogate=clip"
-        )
-    if ppo.lam_length_alpha is not None and ppo.gae_unit is GaeUnit.turn:
-        raise ConfigError(
-            f"ppo.lam_length_alpha={ppo.lam_length_alpha} counts tokens, and the time steps of "
-            "ppo.gae_unit=turn are turns; remove ppo.lam_length_alpha, or use ppo.gae_unit=token"
-        )
+def _check_actor(ppo: PpoConfig) -> None:
+    broken = {
+        f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: the actor must learn in some of "
+        f"ppo.steps={ppo.steps}; use a number below {ppo.steps}": (
+            ppo.steps is not None and ppo.actor_freeze_steps >= ppo.steps
+        ),
+        f"ppo.teacher_path={ppo.teacher_path}: the reference of a shared trunk is a part of it; "
+        "set ppo.shared_trunk=false, or remove ppo.teacher_path": (
+            ppo.teacher_path is not None and ppo.shared_trunk
+        ),
+        f"ppo.dual_clip={ppo.dual_clip}: only ppo.surrogate=clip has a second clip; remove "
+        "ppo.dual_clip, or use ppo.surrogate=clip": (
+            ppo.dual_clip is not None and ppo.surrogate is not SurrogateName.clip
+        ),
+        f"ppo.lam_length_alpha={ppo.lam_length_alpha} counts tokens, and the time steps of "
+        "ppo.gae_unit=turn are turns; remove ppo.lam_length_alpha, or use ppo.gae_unit=token": (
+            ppo.lam_length_alpha is not None and ppo.gae_unit is GaeUnit.turn
+        ),
+    }
+    refuse_first(broken)
 
 
 def _refuse_critic_keys(ppo: PpoConfig) -> None:
@@ -101,19 +89,15 @@ def _check_trunk(ppo: PpoConfig, *, lora_rank: int) -> None:
                     f"add ppo.shared_trunk=true, or remove ppo.{key}"
                 )
         return
-    if ppo.num_layers_unfrozen is None:
-        raise ConfigError(
-            "ppo.num_layers_unfrozen=null: ppo.shared_trunk=true requires the number of top "
-            "layers to train; use e.g. ppo.num_layers_unfrozen=2, as in trlx"
-        )
-    if lora_rank:
-        raise ConfigError(
-            "ppo.shared_trunk=true with adapters: the reference is a copy of frozen top layers, "
-            "and adapters below would change the reference; use lora=none, or "
-            "ppo.shared_trunk=false (with LoRA the reference is the actor itself)"
-        )
-    if ppo.actor_freeze_steps:
-        raise ConfigError(
-            f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: actor and critic of a shared trunk "
-            "take one step together; set ppo.actor_freeze_steps=0, or ppo.shared_trunk=false"
-        )
+    broken = {
+        "ppo.num_layers_unfrozen=null: ppo.shared_trunk=true requires the number of top layers to "
+        "train; use e.g. ppo.num_layers_unfrozen=2, as in trlx": ppo.num_layers_unfrozen is None,
+        "ppo.shared_trunk=true with adapters: the reference is a copy of frozen top layers, and "
+        "adapters below would change the reference; use lora=none, or ppo.shared_trunk=false (with "
+        "LoRA the reference is the actor itself)": lora_rank > 0,
+        f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: actor and critic of a shared trunk take "
+        "one step together; set ppo.actor_freeze_steps=0, or ppo.shared_trunk=false": (
+            ppo.actor_freeze_steps > 0
+        ),
+    }
+    refuse_first(broken)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.config.choices import LoraRole, Phase, RewardLossName, Source
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_reward_model, stage_of
 from rlhf.config.schema.run import RunConfig
@@ -18,55 +18,45 @@ def check_reward(config: RunConfig) -> None:
         _check_loss(config.reward, config.data.source)
     if config.reward.members == 1:
         return
-    key = f"reward.members={config.reward.members}"
-    if not has_reward_model(config):
-        raise ConfigError(
-            f"{key}: this run has no reward model, only rules or a judge; set reward.members=1, or "
-            "add rewards.model={kind: model}"
-        )
-    if (config.checkpoint.best or "").startswith("reward/"):
-        raise ConfigError(
-            f"{key} with checkpoint.best={config.checkpoint.best}: the further members learn after "
-            "the first, and no earlier step has all of them; set checkpoint.best=null"
-        )
-    if config.lora.rank and LoraRole.reward in config.lora.roles:
-        raise ConfigError(
-            f"{key} with adapters on the reward model: each member trains its own top layers, and "
-            "the layers below are frozen; remove reward from lora.roles, or set reward.members=1"
-        )
+    best, sequence_ranks = config.checkpoint.best, config.zero.sequence_parallel_size
     stages = {stage_of(role, config.zero) for role in (Role.reward_training, Role.reward)}
-    if SHARDED_WEIGHTS in stages:
-        raise ConfigError(
-            f"{key} with sharded weights (ZeRO stage 3): members start from hidden states of "
-            "the first member's layers; use zero=stage2, or set reward.members=1"
-        )
-    if config.zero.sequence_parallel_size > 1:
-        raise ConfigError(
-            f"{key} with zero.sequence_parallel_size={config.zero.sequence_parallel_size}: "
-            "members are not divided over sequences; set reward.members=1"
-        )
+    broken = {
+        ": this run has no reward model, only rules or a judge; set reward.members=1, or add "
+        "rewards.model={kind: model}": not has_reward_model(config),
+        f" with checkpoint.best={best}: the further members learn after the first, and no earlier "
+        "step has all of them; set checkpoint.best=null": (best or "").startswith("reward/"),
+        " with adapters on the reward model: each member trains its own top layers, and the layers "
+        "below are frozen; remove reward from lora.roles, or set reward.members=1": (
+            config.lora.rank > 0 and LoraRole.reward in config.lora.roles
+        ),
+        " with sharded weights (ZeRO stage 3): members start from hidden states of the first "
+        "member's layers; use zero=stage2, or set reward.members=1": SHARDED_WEIGHTS in stages,
+        f" with zero.sequence_parallel_size={sequence_ranks}: members are not divided over "
+        "sequences; set reward.members=1": sequence_ranks > 1,
+    }
+    refuse_first(broken, f"reward.members={config.reward.members}")
 
 
 def _check_loss(reward: RewardConfig, source: Source) -> None:
     """Check that the loss has the columns that it reads, and no option that it does not read."""
     columns = reward.score_columns
     is_regression = reward.loss is RewardLossName.regression
-    if is_regression and (columns is None or len(columns) != 2):  # noqa: PLR2004
-        raise ConfigError(
-            f"reward.loss=regression with reward.score_columns={columns}: it needs two columns "
-            "with numbers, such as reward.score_columns=[score_chosen,score_rejected]"
-        )
-    if columns is not None and not is_regression:
-        raise ConfigError(
-            f"reward.score_columns={columns}: only reward.loss=regression reads them; add "
-            "reward.loss=regression, or use reward.margin_column"
-        )
-    if is_regression and (reward.margin_column is not None or reward.label_smoothing):
-        key = "label_smoothing" if reward.margin_column is None else "margin_column"
-        raise ConfigError(
-            f"reward.{key}={getattr(reward, key)}: a squared error has none; remove it, or use "
-            "reward.loss=end"
-        )
+    key = "label_smoothing" if reward.margin_column is None else "margin_column"
+    broken = {
+        f"reward.loss=regression with reward.score_columns={columns}: it needs two columns with "
+        "numbers, such as reward.score_columns=[score_chosen,score_rejected]": (
+            is_regression and len(columns or ()) != 2  # noqa: PLR2004
+        ),
+        f"reward.score_columns={columns}: only reward.loss=regression reads them; add "
+        "reward.loss=regression, or use reward.margin_column": (
+            columns is not None and not is_regression
+        ),
+        f"reward.{key}={getattr(reward, key)}: a squared error has none; remove it, or use "
+        "reward.loss=end": (
+            is_regression and (reward.margin_column is not None or reward.label_smoothing > 0)
+        ),
+    }
+    refuse_first(broken)
     wanted = [*(columns or ()), *filter(None, [reward.margin_column])]
     if wanted and source in (Source.synthetic, Source.environment):
         key = "margin_column" if columns is None else "score_columns"

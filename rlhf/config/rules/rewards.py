@@ -6,7 +6,7 @@ import re
 from dataclasses import MISSING, fields
 from urllib.parse import urlsplit
 
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.roles import has_reward_model
 from rlhf.config.schema.rewards import RewardTerm
@@ -42,32 +42,31 @@ def check_rewards(config: RunConfig) -> None:
                 f"rewards.{name}.columns=[{','.join(part.columns)}]: data=synthetic has no column "
                 f"{others[0]}; it has answer"
             )
-    if config.rewards and all(part.weight == 0 for part in config.rewards.values()):
-        raise ConfigError(
-            f"rewards.{next(iter(config.rewards))}.weight=0: every part is a judge, which PPO does "
-            "not learn from; give one part another weight"
-        )
     kinds = {part.kind for part in config.rewards.values()}
-    if RewardKind.environment in kinds and not config.environment.is_used:
-        raise ConfigError(
-            "rewards with kind=environment and environment.kind=none: there is no environment; "
-            "choose one, such as environment=number_guessing"
-        )
-    if RewardKind.gold in kinds and config.data.source is not Source.synthetic:
-        raise ConfigError(
-            f"rewards with kind=gold and data.source={config.data.source}: the judge scores the "
-            "prompts of the generated task only; use data=synthetic, or another kind"
-        )
-    if RewardKind.model in kinds and config.reward_model.init is ModelInit.gold:
-        raise ConfigError(
-            "rewards with kind=model and reward_model.init=gold: there is no reward model; use "
-            "phase=pipeline, or model@reward_model=pretrained reward_model.path=FOLDER"
-        )
-    if kinds and Phase.reward in config.phase.order and not has_reward_model(config):
-        raise ConfigError(
-            "rewards without kind=model in a run with the reward phase: nothing would read the "
-            "reward model; use phase=pipeline_rule, or add rewards.model={kind: model}"
-        )
+    source = config.data.source
+    broken = {
+        f"rewards.{next(iter(config.rewards), '')}.weight=0: every part is a judge, which PPO does "
+        "not learn from; give one part another weight": (
+            bool(kinds) and all(part.weight == 0 for part in config.rewards.values())
+        ),
+        "rewards with kind=environment and environment.kind=none: there is no environment; choose "
+        "one, such as environment=number_guessing": (
+            RewardKind.environment in kinds and not config.environment.is_used
+        ),
+        f"rewards with kind=gold and data.source={source}: the judge scores the prompts of the "
+        "generated task only; use data=synthetic, or another kind": (
+            RewardKind.gold in kinds and source is not Source.synthetic
+        ),
+        "rewards with kind=model and reward_model.init=gold: there is no reward model; use "
+        "phase=pipeline, or model@reward_model=pretrained reward_model.path=FOLDER": (
+            RewardKind.model in kinds and config.reward_model.init is ModelInit.gold
+        ),
+        "rewards without kind=model in a run with the reward phase: nothing would read the reward "
+        "model; use phase=pipeline_rule, or add rewards.model={kind: model}": (
+            bool(kinds) and Phase.reward in config.phase.order and not has_reward_model(config)
+        ),
+    }
+    refuse_first(broken)
 
 
 def check_reward_term(key: str, part: RewardTerm) -> None:

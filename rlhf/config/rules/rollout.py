@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import ConfigError
-from rlhf.config.choices import (
-    Backend,
-    Device,
-    MomentsDtype,
-    TrainingEngine,
-    When,
-)
-from rlhf.config.loss_choices import ProximalPolicy, RolloutCorrection
+from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.config.choices import Backend, Device, MomentsDtype, TrainingEngine, When
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.ppo import PpoConfig, ProximalPolicy, RolloutCorrection
 from rlhf.config.schema.rollout import RolloutConfig
 from rlhf.config.schema.run import RunConfig
 
@@ -21,22 +14,18 @@ OPTIMIZER_STAGE = 2
 
 
 def check_rollout(config: RunConfig) -> None:
-    """Check that the backend supports the settings, and that no stop text is empty.
-
-    An empty stop text would end every response at its first token.
-    """
+    """Check that the backend supports the settings, and that no stop text is empty."""
     rollout = config.rollout
-    if "" in rollout.stop:
-        raise ConfigError(
-            f"rollout.stop={rollout.stop}: an empty text would end every response at its first "
-            "token; remove the empty text from the list"
-        )
-    if rollout.reuse_logprobs is When.always and rollout.backend is not Backend.fast:
-        raise ConfigError(
-            f"rollout.reuse_logprobs=always with rollout.backend={rollout.backend}: only "
-            "rollout.backend=fast measures log-probabilities; use rollout.backend=fast, or "
-            "rollout.reuse_logprobs=auto"
-        )
+    broken = {
+        f"rollout.stop={rollout.stop}: an empty text would end every response at its first token; "
+        "remove the empty text from the list": "" in rollout.stop,
+        f"rollout.reuse_logprobs=always with rollout.backend={rollout.backend}: only "
+        "rollout.backend=fast measures log-probabilities; use rollout.backend=fast, or "
+        "rollout.reuse_logprobs=auto": (
+            rollout.reuse_logprobs is When.always and rollout.backend is not Backend.fast
+        ),
+    }
+    refuse_first(broken)
     _check_lag(rollout, config.ppo)
     _check_correction(config)
     check_hybrid_engine(config)
@@ -44,24 +33,21 @@ def check_rollout(config: RunConfig) -> None:
 
 def _check_lag(rollout: RolloutConfig, ppo: PpoConfig) -> None:
     """Check that rollouts of older weights, and sampling beside training, can be had."""
-    rows = ppo.rollout_batch_size
-    if rollout.lag and rollout.backend not in (Backend.fast, Backend.vllm_server):
-        raise ConfigError(
-            f"rollout.lag={rollout.lag} with rollout.backend={rollout.backend}: the log-probs of "
-            "the weights that sampled are needed later, and this backend measures none; use "
-            "rollout=fast, or rollout.lag=0"
-        )
-    if rollout.lag and ppo.resampling_rounds:
-        raise ConfigError(
-            f"ppo.resampling_rounds={ppo.resampling_rounds} with rollout.lag={rollout.lag}: prompts"
-            " are replaced when their responses are scored, and a lag samples these steps before; "
-            "use rollout.lag=0, or ppo.resampling_rounds=0"
-        )
+    rows, lag = ppo.rollout_batch_size, rollout.lag
+    broken = {
+        f"rollout.lag={lag} with rollout.backend={rollout.backend}: the log-probs of the weights "
+        "that sampled are needed later, and this backend measures none; use rollout=fast, or "
+        "rollout.lag=0": lag > 0 and rollout.backend not in (Backend.fast, Backend.vllm_server),
+        f"ppo.resampling_rounds={ppo.resampling_rounds} with rollout.lag={lag}: prompts are "
+        "replaced when their responses are scored, and a lag samples these steps before; use "
+        "rollout.lag=0, or ppo.resampling_rounds=0": lag > 0 and ppo.resampling_rounds > 0,
+    }
+    refuse_first(broken)
     if not rollout.overlap:
         return
     reasons = {
         "rollout.lag=0: each step then waits for the weights of the last; use rollout.lag=1": (
-            rollout.lag == 0
+            lag == 0
         ),
         f"rollout.samplers={rollout.samplers} and rollout.backend=vllm_server: the server has the "
         "weights of one rollout at a time, so one process sends them; use rollout.samplers=1": (
@@ -73,9 +59,7 @@ def _check_lag(rollout: RolloutConfig, ppo: PpoConfig) -> None:
         f"rollout.samplers={rollout.samplers} does not divide ppo.rollout_batch_size={rows}: each "
         "process samples an equal share; use a divisor": rows % rollout.samplers != 0,
     }
-    for reason, applies in reasons.items():
-        if applies:
-            raise ConfigError(f"rollout.overlap=true with {reason}")
+    refuse_first(reasons, "rollout.overlap=true with ")
 
 
 def _check_correction(config: RunConfig) -> None:
@@ -104,9 +88,7 @@ def _check_correction(config: RunConfig) -> None:
             rollout.top_k > 0
         ),
     }
-    for reason, applies in reasons.items():
-        if applies:
-            raise ConfigError(f"ppo.rollout_correction={correction}: {reason}")
+    refuse_first(reasons, f"ppo.rollout_correction={correction}: ")
 
 
 def _check_interpolation(ppo: PpoConfig, rollout: RolloutConfig) -> None:
@@ -126,8 +108,7 @@ def _check_interpolation(ppo: PpoConfig, rollout: RolloutConfig) -> None:
         f"ppo.lr_guard_kl={ppo.lr_guard_kl}: the proximal policy moves with the policy; remove "
         "ppo.lr_guard_kl": ppo.lr_guard_kl is not None,
     }
-    if reason := next((each for each, applies in reasons.items() if applies), None):
-        raise ConfigError(f"ppo.proximal_policy=interpolated with {reason}")
+    refuse_first(reasons, "ppo.proximal_policy=interpolated with ")
 
 
 def check_hybrid_engine(config: RunConfig) -> None:
@@ -149,54 +130,42 @@ def check_hybrid_engine(config: RunConfig) -> None:
 
 
 def _check_hybrid_prerequisites(config: RunConfig) -> None:
-    zero = config.zero
-    if config.hardware.device is not Device.cuda:
-        raise ConfigError(
-            f"{BACKEND} with hardware.device={config.hardware.device}: DeepSpeed's kernels "
-            "run on GPUs only; use rollout=fast, or a GPU profile of hardware"
-        )
-    if zero.engine is TrainingEngine.torch:
-        raise ConfigError(
-            f"{BACKEND} with zero.engine=torch: the Hybrid Engine is part of DeepSpeed; "
-            "use zero.engine=auto, which then runs the actor on DeepSpeed, or rollout=fast"
-        )
-    if zero.moments is MomentsDtype.bf16:
-        raise ConfigError(
-            f"{BACKEND} with zero.moments=bf16: only zero.engine=torch supports bf16 moments, "
-            "and the actor's engine is DeepSpeed; use zero.moments=fp32, or rollout=fast"
-        )
+    zero, device = config.zero, config.hardware.device
     critic_stage = zero.stage if zero.critic_stage is None else zero.critic_stage
-    if zero.offload_optimizer and zero.stage == critic_stage == OPTIMIZER_STAGE:
-        raise ConfigError(
-            f"{BACKEND} with zero.offload_optimizer=true and stage 2 of both actor and critic: "
-            "DeepSpeed-Chat found this training unstable and refuses it; use zero.stage=3, "
-            "zero.critic_stage=3 or zero.offload_optimizer=false"
-        )
-    if config.ppo.shared_trunk:
-        raise ConfigError(
-            f"{BACKEND} with ppo.shared_trunk=true: the Hybrid Engine replaces the actor's layers, "
-            "and the critic and the reference use the layers of the shared trunk too; "
-            "use rollout=fast, or ppo.shared_trunk=false"
-        )
+    broken = {
+        f"hardware.device={device}: DeepSpeed's kernels run on GPUs only; use rollout=fast, or a "
+        "GPU profile of hardware": device is not Device.cuda,
+        "zero.engine=torch: the Hybrid Engine is part of DeepSpeed; use zero.engine=auto, which "
+        "then runs the actor on DeepSpeed, or rollout=fast": zero.engine is TrainingEngine.torch,
+        "zero.moments=bf16: only zero.engine=torch supports bf16 moments, and the actor's engine "
+        "is DeepSpeed; use zero.moments=fp32, or rollout=fast": zero.moments is MomentsDtype.bf16,
+        "zero.offload_optimizer=true and stage 2 of both actor and critic: DeepSpeed-Chat found "
+        "this training unstable and refuses it; use zero.stage=3, zero.critic_stage=3 or "
+        "zero.offload_optimizer=false": (
+            zero.offload_optimizer and zero.stage == critic_stage == OPTIMIZER_STAGE
+        ),
+        "ppo.shared_trunk=true: the Hybrid Engine replaces the actor's layers, and the critic and "
+        "the reference use the layers of the shared trunk too; use rollout=fast, or "
+        "ppo.shared_trunk=false": config.ppo.shared_trunk,
+    }
+    refuse_first(broken, f"{BACKEND} with ")
 
 
 def _check_tensor_parallelism(config: RunConfig) -> None:
     size = config.rollout.hybrid_engine.inference_tp_size
     if size == 1:
         return
-    # With zero.auto the planner checks this for every stage that it considers.
-    if config.zero.stage != SHARDED_WEIGHTS and not config.zero.auto:
-        raise ConfigError(
-            f"rollout.hybrid_engine.inference_tp_size={size} with zero.stage={config.zero.stage}: "
-            "ranks share the weights of generation at zero.stage=3 only; use zero.stage=3, or "
-            "rollout.hybrid_engine.inference_tp_size=1"
-        )
-    if config.hardware.ranks_per_node % size:
-        raise ConfigError(
-            f"rollout.hybrid_engine.inference_tp_size={size} does not divide "
-            f"hardware.ranks_per_node={config.hardware.ranks_per_node}: the ranks that share "
-            "weights must be on one node; use a divisor of the ranks per node, e.g. 1"
-        )
+    zero, per_node = config.zero, config.hardware.ranks_per_node
+    broken = {
+        # With zero.auto the planner checks this for every stage that it considers.
+        f"with zero.stage={zero.stage}: ranks share the weights of generation at zero.stage=3 "
+        "only; use zero.stage=3, or rollout.hybrid_engine.inference_tp_size=1": (
+            zero.stage != SHARDED_WEIGHTS and not zero.auto
+        ),
+        f"does not divide hardware.ranks_per_node={per_node}: the ranks that share weights must be "
+        "on one node; use a divisor of the ranks per node, e.g. 1": per_node % size > 0,
+    }
+    refuse_first(broken, f"rollout.hybrid_engine.inference_tp_size={size} ")
 
 
 def _check_cuda_graphs(config: RunConfig) -> None:

@@ -42,22 +42,14 @@ def check_secrets(texts: Iterable[tuple[str, str]]) -> None:
 
 
 def refuse_secret_values(config: RunConfig, environment: Mapping[str, str]) -> None:
-    """Check that no value is a secret, also if an interpolation read it from ``environment``.
-
-    Raises:
-        ConfigError: naming the key without the secret.
-    """
+    """Check that no value is a secret, also if an interpolation read it from ``environment``."""
     refuse_secrets_in_command(
         (f"{k}={text}" for k, text in iterate_texts(asdict(config), "")), environment
     )
 
 
 def refuse_secrets_in_command(words: Iterable[str], environment: Mapping[str, str]) -> None:
-    """Check that no word of a command contains or reads a secret, because Hydra stores the words.
-
-    Raises:
-        ConfigError: naming the key without the secret.
-    """
+    """Check that no word of a command has or reads a secret, because Hydra stores the words."""
     for word in words:
         read = re.sub(READ_VARIABLE, lambda found: environment.get(found[1], ""), word)
         if any(redact(text, environment) != text for text in (word, read)):

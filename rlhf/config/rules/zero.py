@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf.base.errors import ConfigError
-from rlhf.config.choices import (
-    Device,
-    Dtype,
-    MomentsDtype,
-    Phase,
-    TrainingEngine,
-)
+from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.config.choices import Device, Dtype, MomentsDtype, Phase, TrainingEngine
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, setting_unsupported_by_torch, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
@@ -119,16 +113,15 @@ def check_quantization(config: RunConfig) -> None:
             )
     if not zero.quantize_frozen_weights:
         return
-    if not config.lora.rank or hardware.device is not Device.cuda:
-        raise ConfigError(
-            "zero.quantize_frozen_weights=true: requires LoRA, whose frozen weights it quantizes, "
-            "and GPUs; add lora=default and a GPU profile of hardware"
-        )
-    if hardware.dtype is not Dtype.fp16:
-        raise ConfigError(
-            f"zero.quantize_frozen_weights=true with hardware.dtype={hardware.dtype}: DeepSpeed "
-            "quantizes fp16 weights only; use hardware.dtype=fp16"
-        )
+    broken = {
+        "zero.quantize_frozen_weights=true: requires LoRA, whose frozen weights it quantizes, and "
+        "GPUs; add lora=default and a GPU profile of hardware": (
+            not config.lora.rank or hardware.device is not Device.cuda
+        ),
+        f"zero.quantize_frozen_weights=true with hardware.dtype={hardware.dtype}: DeepSpeed "
+        "quantizes fp16 weights only; use hardware.dtype=fp16": hardware.dtype is not Dtype.fp16,
+    }
+    refuse_first(broken)
 
 
 ATTENTIONS = (None, "matmul", "sdpa")  # causal without a mask: no rank has the mask of all tokens
@@ -208,22 +201,17 @@ def check_sequence_parallel(config: RunConfig) -> None:
     size, per_node = config.zero.sequence_parallel_size, config.hardware.ranks_per_node
     if size == 1:
         return
-    key = f"zero.sequence_parallel_size={size}"
-    order = config.phase.order
-    if order != [Phase.sft]:
-        raise ConfigError(
-            f"{key} with phase.order=[{','.join(order)}]: only SFT shares sequences between ranks, "
-            "because the other phases compare whole sequences or sample them on one rank; use "
-            "phase=sft, then start the other phases with from_run and without this key; there, "
-            "smaller micro-batches, model.gradient_checkpointing=true and zero=stage3 save memory"
-        )
-    if per_node % size:
-        raise ConfigError(
-            f"{key} does not divide hardware.ranks_per_node={per_node}: the ranks that share a "
-            "sequence must be on one node"
-        )
-    if config.model.attention not in ATTENTIONS:
-        raise ConfigError(
-            f"{key} with model.attention={config.model.attention}: sequences are shared only with "
-            "model.attention=matmul or sdpa; use one of them, or remove zero.sequence_parallel_size"
-        )
+    order, attention = config.phase.order, config.model.attention
+    broken = {
+        f" with phase.order=[{','.join(order)}]: only SFT shares sequences between ranks, because "
+        "the other phases compare whole sequences or sample them on one rank; use phase=sft, then "
+        "start the other phases with from_run and without this key; there, smaller micro-batches, "
+        "model.gradient_checkpointing=true and zero=stage3 save memory": order != [Phase.sft],
+        f" does not divide hardware.ranks_per_node={per_node}: the ranks that share a sequence "
+        "must be on one node": per_node % size > 0,
+        f" with model.attention={attention}: sequences are shared only with model.attention=matmul "
+        "or sdpa; use one of them, or remove zero.sequence_parallel_size": (
+            attention not in ATTENTIONS
+        ),
+    }
+    refuse_first(broken, f"zero.sequence_parallel_size={size}")

@@ -6,14 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.choices import Phase, Source, Template
-from rlhf.config.schema.keys import (
-    AT_LEAST_0,
-    BETWEEN_0_AND_1,
-    NO_PHASE,
-    Unread,
-    key,
-    results_of,
-)
+from rlhf.config.schema.keys import AT_LEAST_0, BETWEEN_0_AND_1, NO_PHASE, Unread, key, results_of
 
 
 @dataclass(kw_only=True)

@@ -6,14 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.choices import EnvironmentKind
-from rlhf.config.schema.keys import (
-    ABOVE_0,
-    AT_LEAST_0,
-    NO_PHASE,
-    SCORE,
-    SECONDS,
-    key,
-)
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, NO_PHASE, SCORE, SECONDS, key
 
 
 @dataclass(kw_only=True)

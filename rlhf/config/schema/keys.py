@@ -33,16 +33,15 @@ FROM_0_BELOW_1 = Bound("at least 0 and below 1", lambda x: 0 <= x < 1)
 FROM_0_BELOW_HALF = Bound("at least 0 and below 0.5", lambda x: 0 <= x < 0.5)  # noqa: PLR2004
 ABOVE_0_TO_1 = Bound("above 0 and at most 1", lambda x: 0 < x <= 1)
 BETWEEN_0_AND_1 = Bound("above 0 and below 1", lambda x: 0 < x < 1)
+LAST_PORT = 65535
 YEAR_S = 365 * 24 * 60 * 60
 # Timers of sockets, signals and torch.distributed overflow at some hundred years.
 SECONDS = Bound(f"above 0 and at most {YEAR_S} (a year)", lambda x: 0 < x <= YEAR_S)
 MINUTES = Bound(f"above 0 and at most {YEAR_S // 60} (a year)", lambda x: 0 < x <= YEAR_S / 60)
+PORT = Bound("from 1 to 65535", lambda x: 0 < x <= LAST_PORT)
 ZERO_STAGE = Bound("0, 1, 2 or 3", lambda x: x in range(4))
 FROZEN_STAGE = Bound("0 or 3", lambda x: x in {0, 3})
-
-
 LARGEST = 2**63 - 1  # largest integer of torch
-
 
 # Phases whose own work reads a key, as a function of the whole configuration.
 Affects = Callable[[Any], frozenset[Phase]]
@@ -111,11 +110,7 @@ def key(
 
 
 def check_bounds(config: Any, prefix: str = "") -> None:
-    """Check that every number in ``config``, a schema dataclass, is within its field's bound.
-
-    Raises:
-        ConfigError: if a number breaks its bound or is not finite; the message names its key.
-    """
+    """Check that every number in ``config``, a schema dataclass, is finite and within its bound."""
     for name, bound, value in _iterate_bounds(config, prefix):
         if value is not None and not (math.isfinite(value) and bound.holds(value)):
             raise ConfigError(f"{name}={value}: must be {bound.rule}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from rlhf.config.choices import (
     AdvantageEstimator,
@@ -11,14 +12,6 @@ from rlhf.config.choices import (
     KlPlacement,
     LrSchedule,
     ScaleReward,
-)
-from rlhf.config.loss_choices import (
-    CorrectionMode,
-    LossAggregation,
-    ProximalPolicy,
-    RolloutCorrection,
-    SurrogateName,
-    ValueTargets,
 )
 from rlhf.config.schema.keys import (
     ABOVE_0,
@@ -33,6 +26,54 @@ from rlhf.config.schema.keys import (
     Unread,
     key,
 )
+from rlhf.config.schema.supervised import AdamWConfig
+
+
+class LossAggregation(StrEnum):
+    """Averages of the actor's token losses in a mini-batch; the critic always uses token_mean."""
+
+    token_mean = "token_mean"
+    sequence_mean = "sequence_mean"
+    fixed_length = "fixed_length"
+
+
+class ValueTargets(StrEnum):
+    """Sources of advantages and of the critic's targets."""
+
+    gae = "gae"
+    monte_carlo = "monte_carlo"
+
+
+class SurrogateName(StrEnum):
+    """Losses of the actor (docs/algorithms.md)."""
+
+    clip = "clip"
+    gspo = "gspo"
+    cispo = "cispo"
+
+
+class RolloutCorrection(StrEnum):
+    """Levels of importance weights for responses that another policy sampled."""
+
+    none = "none"
+    token = "token"
+    sequence = "sequence"
+    geometric = "geometric"
+
+
+class CorrectionMode(StrEnum):
+    """What happens to an importance weight beyond its limits: it is cut off, or becomes 0."""
+
+    truncate = "truncate"
+    mask = "mask"
+
+
+class ProximalPolicy(StrEnum):
+    """Policies around which the ratio is clipped."""
+
+    step_start = "step_start"
+    interpolated = "interpolated"
+
 
 # Estimators that compare the responses to one prompt.
 COMPARING = (AdvantageEstimator.rloo, AdvantageEstimator.grpo, AdvantageEstimator.dr_grpo)
@@ -64,9 +105,7 @@ NO_LAMBDA = Unread(
     "add {group}.value_targets=gae",
 )
 NO_CHECK = Unread(
-    lambda check: check.every == 0,
-    "{group}.every=0 checks nothing",
-    "add {group}.every=8",
+    lambda check: check.every == 0, "{group}.every=0 checks nothing", "add {group}.every=8"
 )
 
 
@@ -86,7 +125,7 @@ class CriticCheckConfig:
 
 
 @dataclass(kw_only=True)
-class PpoConfig:
+class PpoConfig(AdamWConfig):
     """Proximal policy optimisation against the reward model."""
 
     steps: int | None = key(ABOVE_0)
@@ -220,22 +259,6 @@ class PpoConfig:
     """Peak learning rate of the actor."""
     critic_lr: float = key(ABOVE_0)
     """Peak learning rate of the critic."""
-    lr_schedule: LrSchedule
-    """Learning rates after the warm-up: constant, linear, cosine or inverse_sqrt."""
-    min_lr_ratio: float = key(FROM_0_TO_1)
-    """Final learning rate (inverse_sqrt: lowest) as a share of the peak; unused by constant."""
-    warmup_steps: int = key(AT_LEAST_0)
-    """Optimizer steps over which the learning rates rise to their peaks; 0: no warm-up."""
-    weight_decay: float = key(AT_LEAST_0)
-    """AdamW's decoupled weight decay, of matrices only; 0: none."""
-    beta1: float = key(FROM_0_BELOW_1)
-    """AdamW's decay rate of the running mean of gradients."""
-    beta2: float = key(FROM_0_BELOW_1)
-    """AdamW's decay rate of the running mean of squared gradients."""
-    adam_eps: float = key(ABOVE_0)
-    """AdamW's epsilon, added to the root of the running mean of squared gradients."""
-    max_grad_norm: float = key(AT_LEAST_0)
-    """Gradients with a larger norm are scaled down to this norm; 0: never."""
     critic_lr_schedule: LrSchedule | None
     """Learning-rate schedule of the critic; null: lr_schedule."""
     critic_min_lr_ratio: float | None = key(FROM_0_TO_1)

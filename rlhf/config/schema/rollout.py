@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.choices import (
-    Backend,
-    When,
-)
+from rlhf.config.choices import Backend, When
 from rlhf.config.schema.keys import (
     ABOVE_0,
     ABOVE_0_TO_1,

@@ -7,9 +7,9 @@ explains what null means. Batch sizes are global: they count the sequences of al
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from rlhf.config.alarm_names import AlarmName
-from rlhf.config.choices import Phase, PlanMode, Reuse
+from rlhf.config.choices import Phase, PlanMode, Reuse, WandbMode
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.config.schema.hardware import HardwareConfig
@@ -18,20 +18,19 @@ from rlhf.config.schema.keys import (
     ANSWERING_PHASES,
     AT_LEAST_0,
     EVERY_PHASE,
+    MINUTES,
     NO_PHASE,
+    PORT,
     SECONDS,
     AtResume,
     key,
     results_of,
 )
-from rlhf.config.schema.launcher import LauncherConfig
-from rlhf.config.schema.lora import LoraConfig
-from rlhf.config.schema.model import ModelConfig
+from rlhf.config.schema.model import LoraConfig, ModelConfig
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.rollout import RolloutConfig
 from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
-from rlhf.config.schema.tracking import TrackingConfig
 from rlhf.config.schema.zero import ZeroConfig
 
 
@@ -87,6 +86,29 @@ class CheckpointConfig:
     """Seconds after SIGTERM in which a step may end and a checkpoint be written."""
 
 
+class AlarmName(StrEnum):
+    """Alarms during training (docs/alarms.md)."""
+
+    not_finite = "not_finite"
+    reference_mismatch = "reference_mismatch"
+    rollout_mismatch = "rollout_mismatch"
+    no_change = "no_change"
+    kl_runaway = "kl_runaway"
+    clipping = "clipping"
+    entropy_collapse = "entropy_collapse"
+    length = "length"
+    few_end = "few_end"
+    duplicates = "duplicates"
+    critic_useless = "critic_useless"
+    critic_explodes = "critic_explodes"
+    score_against_gold = "score_against_gold"
+    disagreement = "disagreement"
+    fallbacks = "fallbacks"
+    equal_scores = "equal_scores"
+    equal_groups = "equal_groups"
+    blind_updates = "blind_updates"
+
+
 @dataclass(kw_only=True)
 class AlarmsConfig:
     """Alarms during training: what they do besides a line on the terminal and in alarms.jsonl."""
@@ -95,6 +117,46 @@ class AlarmsConfig:
     """Alarms that end the run."""
     mute: list[AlarmName]
     """Alarms that are not raised."""
+
+
+@dataclass(kw_only=True)
+class LauncherConfig:
+    """Settings for starting the ranks (docs/launching.md)."""
+
+    dry_run: bool
+    """Print the command that would start the ranks, then stop."""
+    hostfile: str | None
+    """File of nodes and slots for DeepSpeed; null: this node, or the SLURM job's nodes."""
+    master_addr: str | None
+    """Address of the first node; null: found automatically."""
+    master_port: int = key(PORT)
+    """Port on the first node where the ranks of several nodes meet."""
+    watchdog_minutes: float | None = key(MINUTES)
+    """Minutes without the end of a step after which a run is ended as stuck; null: never."""
+    timeout_minutes: float = key(MINUTES)
+    """Minutes that ranks wait for one another, including data preparation."""
+
+
+@dataclass(kw_only=True)
+class TrackingConfig:
+    """Destinations of the metrics, besides metrics.jsonl and the terminal."""
+
+    wandb: WandbMode
+    """Weights & Biases: disabled, online or offline."""
+    project: str
+    """Weights & Biases project."""
+    entity: str | None
+    """Weights & Biases team; null: your default."""
+    tags: list[str]
+    """Tags of the Weights & Biases run."""
+    tensorboard: bool
+    """Also write TensorBoard event files to RUN_DIR/tensorboard."""
+    others: list[str]
+    """Trackers of your own, each as package.module:NAME (docs/tracking.md)."""
+    show_config: bool
+    """Print the configuration as a tree before the run starts."""
+    log_every: int = key(ABOVE_0)
+    """Steps between two progress lines if the output is not a terminal."""
 
 
 @dataclass(kw_only=True)

@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf.config.choices import (
-    CombineName,
-    DpoLossName,
-    LossOn,
-    LrSchedule,
-    Phase,
-    RewardLossName,
-)
+from rlhf.config.choices import CombineName, DpoLossName, LossOn, LrSchedule, Phase, RewardLossName
 from rlhf.config.schema.keys import (
     ABOVE_0,
     AT_LEAST_0,
@@ -27,11 +20,9 @@ from rlhf.config.schema.keys import (
 
 
 @dataclass(kw_only=True)
-class OptimizerConfig:
-    """AdamW and its learning-rate schedule."""
+class AdamWConfig:
+    """AdamW and its learning-rate schedule, without a peak."""
 
-    lr: float = key(ABOVE_0)
-    """Peak learning rate."""
     lr_schedule: LrSchedule
     """Learning rate after the warm-up: constant, linear, cosine or inverse_sqrt."""
     min_lr_ratio: float = key(FROM_0_TO_1)
@@ -51,41 +42,37 @@ class OptimizerConfig:
 
 
 @dataclass(kw_only=True)
-class SftConfig(OptimizerConfig):
-    """Supervised fine-tuning."""
+class OptimizerConfig(AdamWConfig):
+    """AdamW and its learning-rate schedule."""
+
+    lr: float = key(ABOVE_0)
+    """Peak learning rate."""
+
+
+@dataclass(kw_only=True)
+class ExamplesConfig(OptimizerConfig):
+    """Training on fixed examples: single sequences in sft, pairs of them in reward and dpo."""
 
     epochs: float = key(ABOVE_0)
     """Passes over the examples of the phase."""
     batch_size: int = key(ABOVE_0)
-    """Sequences per optimizer step, over all ranks."""
+    """Sequences, or in reward and dpo pairs, per optimizer step, over all ranks."""
     micro_batch_size: int | None = key(ABOVE_0, at_resume=AtResume.rounding)
-    """Sequences that one rank runs at once; null: as many as the hardware allows."""
+    """Sequences, or pairs, that a rank runs at once; null: as many sequences as hardware allows."""
     max_tokens: int = key(ABOVE_0)
-    """Maximum length in tokens; longer examples are skipped and counted."""
-    loss_on: LossOn
-    """Tokens that the loss covers: response (only the responses) or all."""
+    """Maximum length in tokens; examples with a longer sequence are skipped and counted."""
     eval_examples: int = key(ABOVE_0)
-    """Maximum number of held-out examples to measure perplexity on."""
+    """Maximum number of held-out examples to measure perplexity (sft) or accuracy (pairs) on."""
     eval_every: int = key(AT_LEAST_0)
-    """Optimizer steps between evaluations; 0: only before and after training."""
+    """Optimizer steps between evaluations; 0: only after training, with sft also before."""
 
 
 @dataclass(kw_only=True)
-class PairsConfig(OptimizerConfig):
-    """Training on pairs of a better and a worse response."""
+class SftConfig(ExamplesConfig):
+    """Supervised fine-tuning."""
 
-    epochs: float = key(ABOVE_0)
-    """Passes over the pairs of the phase."""
-    batch_size: int = key(ABOVE_0)
-    """Pairs per optimizer step, over all ranks."""
-    micro_batch_size: int | None = key(ABOVE_0, at_resume=AtResume.rounding)
-    """Pairs that one rank runs at once; null: half as many as the hardware allows."""
-    max_tokens: int = key(ABOVE_0)
-    """Maximum length in tokens; pairs with a longer sequence are skipped and counted."""
-    eval_examples: int = key(ABOVE_0)
-    """Maximum number of held-out pairs to measure accuracy on."""
-    eval_every: int = key(AT_LEAST_0)
-    """Optimizer steps between evaluations; 0: only after training."""
+    loss_on: LossOn
+    """Tokens that the loss covers: response (only the responses) or all."""
 
 
 def phases_that_combine(config: Any) -> frozenset[Phase]:
@@ -112,7 +99,7 @@ UNWEIGHTED = (
 
 
 @dataclass(kw_only=True)
-class RewardConfig(PairsConfig):
+class RewardConfig(ExamplesConfig):
     """Reward model training."""
 
     loss: RewardLossName
@@ -157,7 +144,7 @@ class RewardConfig(PairsConfig):
 
 
 @dataclass(kw_only=True)
-class DpoConfig(PairsConfig):
+class DpoConfig(ExamplesConfig):
     """Direct preference optimisation, instead of reward model training and PPO."""
 
     loss: DpoLossName

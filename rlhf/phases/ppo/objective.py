@@ -19,8 +19,7 @@ from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Rollout, take_rows
 from rlhf.config.choices import KlPlacement
-from rlhf.config.loss_choices import LossAggregation, ProximalPolicy, SurrogateName
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.ppo import LossAggregation, PpoConfig, ProximalPolicy, SurrogateName
 from rlhf.phases.ppo.options.rollout_logprobs import correction_metrics, weights_of
 from rlhf.phases.shared.scoring import (
     ResponseLogprobs,

@@ -30,8 +30,7 @@ from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.off_policy import RolloutWeights
 from rlhf.base.metrics import Moments
 from rlhf.base.ranks import Ranks
-from rlhf.base.turns import Turns
-from rlhf.base.types import Rollout, TokenTargets
+from rlhf.base.types import Rollout, TokenTargets, Turns
 from rlhf.config.choices import AdvantageEstimator, GaeUnit, KlPlacement, RewardKind, ScaleReward
 from rlhf.config.schema.ppo import COMPARING, PpoConfig
 from rlhf.config.schema.rewards import RewardTerm

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import RolloutError
 from rlhf.base.ranks import Ranks
-from rlhf.base.turns import Utterance
-from rlhf.base.types import PromptBatch, RolloutBackend
+from rlhf.base.types import PromptBatch, RolloutBackend, Utterance
 from rlhf.config.choices import Dtype, FailureName
 from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.config.schema.run import RunConfig

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.base.turns import Utterance
-from rlhf.base.types import Responses, Rollout
+from rlhf.base.types import Responses, Rollout, Utterance
 from rlhf.config.choices import FailureName
 from rlhf.data.records import Record
 from rlhf.environments.interface import EnvironmentPool, EpisodeStart, Player

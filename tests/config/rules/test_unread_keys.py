@@ -8,8 +8,8 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
+from rlhf.config.effects import refuse_unread_keys
 from rlhf.config.freeze import to_run_config
-from rlhf.config.rules.unread_keys import refuse_unread_keys
 
 pytestmark = pytest.mark.slow
 

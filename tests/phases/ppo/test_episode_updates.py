@@ -11,8 +11,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from rlhf.base.turns import Turns, Utterance
-from rlhf.base.types import LogprobOptions, Rollout, TermScores
+from rlhf.base.types import LogprobOptions, Rollout, TermScores, Turns, Utterance
 from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.ppo import PpoConfig

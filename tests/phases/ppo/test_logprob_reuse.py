@@ -16,7 +16,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.choices import Backend, When
 from rlhf.config.freeze import to_run_config
-from rlhf.config.loss_choices import ProximalPolicy, RolloutCorrection
+from rlhf.config.schema.ppo import ProximalPolicy, RolloutCorrection
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.options.rollout_logprobs import MISMATCH, LogprobReuse
 from rlhf.phases.shared.scoring import score_responses

@@ -13,14 +13,8 @@ import torch
 
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.ranks import Ranks
-from rlhf.base.stored_responses import (
-    join_rows,
-    pack_responses,
-    rows_of_rank,
-    unpack_responses,
-)
-from rlhf.base.turns import Turns, Utterance
-from rlhf.base.types import PromptBatch, Responses
+from rlhf.base.stored_responses import join_rows, pack_responses, rows_of_rank, unpack_responses
+from rlhf.base.types import PromptBatch, Responses, Turns, Utterance
 from rlhf.gpu_check.runs import differing_files
 from rlhf.rollout.ahead import AfterSampling, SamplingAhead, SamplingInTurn
 from tests.runs import EPISODES, ROOT, TINY_RUN, finished, start

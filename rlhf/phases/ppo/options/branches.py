@@ -22,8 +22,7 @@ from rlhf.base.critic_states import CriticState, measure_critic
 from rlhf.base.host_copies import copy_to_device
 from rlhf.base.random_streams import random_stream
 from rlhf.base.types import Responses, Rollout, take_rows
-from rlhf.config.loss_choices import ValueTargets
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.ppo import PpoConfig, ValueTargets
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.context import RunContext

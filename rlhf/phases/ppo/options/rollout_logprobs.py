@@ -21,8 +21,7 @@ from rlhf.base.metrics import Maximum, Mean, Metrics, Minimum, Moments
 from rlhf.base.random_streams import random_stream
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.choices import When
-from rlhf.config.loss_choices import CorrectionMode, ProximalPolicy, RolloutCorrection
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.ppo import CorrectionMode, PpoConfig, ProximalPolicy, RolloutCorrection
 from rlhf.config.schema.rollout import RolloutConfig
 
 MISMATCH = "ppo/logprob_mismatch"  # mean |rollout - training| per token, with the same weights
