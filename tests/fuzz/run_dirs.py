@@ -25,9 +25,8 @@ from rlhf.config.freeze import load_run
 from rlhf.evaluate.__main__ import compute_figures
 from rlhf.evaluate.answer_rows import policy_folders
 from rlhf.export import export_final
-from rlhf.report.__main__ import report
 from rlhf.report.compare_runs import compare
-from rlhf.report.run_page import EVALUATION
+from rlhf.report.run_page import EVALUATION, write_report
 from rlhf.report.summary import print_summary
 from rlhf.runtime.run_result import build_run_result, unfinished_phases
 from rlhf.tracking.console import Console
@@ -103,7 +102,7 @@ def resume(run_dir: Path, _: Path) -> None:
 
 def page(run_dir: Path, _: Path) -> None:
     """Write the report, which must not show the environment."""
-    report(run_dir)
+    write_report(run_dir)
     assert SECRET not in (run_dir / "report.html").read_text(encoding="utf-8")
 
 
