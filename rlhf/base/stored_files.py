@@ -85,7 +85,8 @@ ANSWER: Form = {
 }
 PAIR: Form = {"margin": float}
 HELD_OUT: Form = {OTHERS: {OTHERS: [MAYBE_FLOAT]}}
-FIGURES: Form = {OTHERS: MAYBE_FLOAT, "pass_at?": {OTHERS: MAYBE_FLOAT}}
+FIGURES: Form = {OTHERS: MAYBE_FLOAT}
+FIGURES |= {f"{name}?": {OTHERS: MAYBE_FLOAT} for name in ("pass_at", "best_of")}
 FIGURES |= {f"{name}_ci?": [MAYBE_FLOAT, MAYBE_FLOAT] for name in ("score", "right")}
 EVALUATED: Form = {
     "models": {OTHERS: {"decoders": {OTHERS: FIGURES}, "perplexity?": MAYBE_FLOAT}},

@@ -50,6 +50,8 @@ def model_figures(rows: Sequence[StoredRow]) -> dict[str, Any]:
             if k <= samples
         }
         figures["right_ci"] = bootstrap_interval([float(np.mean(each)) for each in right])
+    if "gold/gold" in named and min(map(len, by_prompt.values())) > 1:
+        figures |= best_of_n_figures(list(by_prompt.values()))
     return figures
 
 
@@ -114,6 +116,33 @@ def estimate_pass_at_k(right: Sequence[bool], k: int) -> float:
     """Estimate pass@k from the samples of a prompt (https://arxiv.org/abs/2107.03374)."""
     wrong = len(right) - sum(right)
     return 1 - math.comb(wrong, k) / math.comb(len(right), k)
+
+
+def best_of_n_figures(by_prompt: Sequence[Sequence[StoredRow]]) -> dict[str, Any]:
+    """Return what the score is worth for choosing among the answers to a prompt.
+
+    ``best_of`` is the mean gold score of the best of n answers by score, over all choices of n
+    (https://arxiv.org/abs/2210.10760, appendix); equal scores are ordered as they stand.
+    ``agreement`` is the share of prompts whose answer of highest score has the highest gold score.
+    """
+    ranked = [
+        [row["gold/gold"] for row in sorted(rows, key=lambda row: row["score"])]
+        for rows in by_prompt
+    ]
+    return {
+        "best_of": {
+            str(n): float(np.mean([_mean_best(golds, n) for golds in ranked]))
+            for n in (1, 2, 4, 8, 16, 32)
+            if n <= min(map(len, ranked))
+        },
+        "agreement": float(np.mean([golds[-1] == max(golds) for golds in ranked])),
+    }
+
+
+def _mean_best(ranked: Sequence[float], n: int) -> float:
+    """Return the mean of the last of n values, over all choices of n in their order."""
+    chosen = (math.comb(below, n - 1) * value for below, value in enumerate(ranked))
+    return sum(chosen) / math.comb(len(ranked), n)
 
 
 def distinct_ngram_ratio(rows: Iterable[StoredRow], n: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,26 @@ def test_pass_at_k() -> None:
     assert estimate_pass_at_k([True, True, False], 2) == 1.0
     rows = [row("p", 0.0, sample=n, right=n == 0) for n in range(4)]
     assert model_figures(rows)["pass_at"] == {"1": 0.25, "2": pytest.approx(0.5), "4": 1.0}
+
+
+def test_best_of_n_is_the_mean_over_all_choices_by_score() -> None:
+    scores = {"p": [0.3, 2.0, -1.0, 0.5], "q": [4.0, 1.0, 2.0, 3.0]}
+    golds = {"p": [1.0, 0.2, 0.4, 0.9], "q": [0.7, 0.1, 0.6, 0.3]}
+    rows = [
+        row(prompt, score, sample=n, **{"gold/gold": golds[prompt][n]})
+        for prompt, of_prompt in scores.items()
+        for n, score in enumerate(of_prompt)
+    ]
+    found = model_figures(rows)
+    for n in (1, 2, 4):
+        best = [
+            golds[prompt][max(chosen, key=scores[prompt].__getitem__)]
+            for prompt in scores
+            for chosen in combinations(range(4), n)
+        ]
+        assert found["best_of"][str(n)] == pytest.approx(sum(best) / len(best))
+    assert found["agreement"] == 0.5, "only q's answer of highest score is the best by gold"
+    assert "best_of" not in model_figures(rows[::4]), "one sample of each prompt"
 
 
 def test_win_rates_compare_answers_to_the_same_prompt() -> None:
