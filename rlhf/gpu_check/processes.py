@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 import torch
 
 from rlhf.gpu_check.rows import (
+    CheckModule,
     CheckRow,
     CheckSetting,
     RowVerdict,
@@ -115,16 +115,6 @@ def main(name: str, folder: Path, size: Size) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), Size(sys.argv[3]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckModule:
-    """A part: the name of its module in ``parts``, its title, time limit and description."""
-
-    name: str
-    title: str
-    minutes: float
-    about: str
 
 
 PARTS = (

@@ -12,20 +12,18 @@ from rlhf.config.choices import Backend, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.planning import memory_model, time_model
 from rlhf.planning.outside_steps import (
+    BUILDING,
     build_sampling,
+    copied_weight_bytes,
+    gathers_weights,
+    graph_bytes,
+    memory_outside_steps,
     seconds_outside_ppo_steps,
     seconds_outside_training_steps,
     tensor_parallel_size,
 )
 from rlhf.planning.phase_memory import PhaseMemory
 from rlhf.planning.phase_plan import PhasePlan, best_plan
-from rlhf.planning.rollout_memory import (
-    BUILDING,
-    copied_weight_bytes,
-    gathers_weights,
-    graph_bytes,
-    memory_outside_steps,
-)
 
 KEEPS_BELOW = 0.9  # keep CUDA graphs only below this share of the memory: plans may be 10 % off
 

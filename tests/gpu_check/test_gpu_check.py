@@ -13,9 +13,16 @@ from typing import Any
 import pytest
 
 from rlhf.gpu_check import __main__ as command
-from rlhf.gpu_check.check_page import Check, PartResult, write_results
 from rlhf.gpu_check.processes import PARTS, run_part
-from rlhf.gpu_check.rows import CheckRow, RowVerdict, Size, read_check_rows
+from rlhf.gpu_check.rows import (
+    Check,
+    CheckRow,
+    PartResult,
+    RowVerdict,
+    Size,
+    read_check_rows,
+    write_results,
+)
 from rlhf.gpu_check.runs import Run
 from rlhf.runtime.launch_mode import LAUNCHER
 from tests.pretend_cuda.gpu import Gpu
