@@ -62,20 +62,15 @@ def seconds_outside_training_steps(scene: PhaseMemory, micro: int) -> dict[str, 
     config, phase = scene.config, scene.phase
     settings = getattr(config, phase.value)
     pair = 1 if phase is Phase.sft else 2
-    evaluated = (
-        pair * min(scene.load.held_out, settings.eval_examples) / num_data_parallel_ranks(config)
-    )
+    held_out = min(scene.load.held_out, settings.eval_examples)
+    evaluated = pair * held_out / num_data_parallel_ranks(config)
     times = 2 if phase is Phase.sft else 1
     if settings.eval_every and scene.load.steps:
         times += (scene.load.steps - 1) // settings.eval_every
-    reading = sum(
-        time_model.no_grad_pass_seconds(
-            scene.at,
-            model,
-            scene.forward_work(model, sequences=evaluated, micro=micro),
-        )
-        for model in scene.models
-    )
+    reading = 0.0
+    for model in scene.models:
+        work = scene.forward_work(model, sequences=evaluated, micro=micro)
+        reading += time_model.no_grad_pass_seconds(scene.at, model, work)
     return {"evaluate": times * reading, "prepare": scene.preparation_seconds}
 
 

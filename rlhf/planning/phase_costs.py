@@ -225,9 +225,8 @@ def _plan_training(
         "scoring": scene.scoring_peak(scene.models, sequences=micro, tokens=longest),
     }
     score, train = 0.0, 0.0
-    reuses = config.rollout.backend is Backend.fast and (
-        config.rollout.reuse_logprobs is not When.never
-    )
+    is_fast = config.rollout.backend is Backend.fast
+    reuses = is_fast and config.rollout.reuse_logprobs is not When.never
     updates = config.ppo.ppo_epochs * rollout.mini_batches
     for model in scene.models:
         work = scene.forward_work(
