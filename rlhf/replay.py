@@ -121,11 +121,8 @@ def take_steps(target: Path, replay: Replay) -> None:
     """Continue the run in ``target`` up to the step ``replay.end``."""
     stop = f"checkpoint.stop_after={replay.phase}/{replay.end}"
     free = (
-        "reuse.phases=never",
-        "plan=off",
-        "tracking.wandb=disabled",
-        "tracking.tensorboard=false",
-        "tracking.others=[]",
+        *("reuse.phases=never", "plan=off", "tracking.wandb=disabled"),
+        *("tracking.tensorboard=false", "tracking.others=[]"),
     )
     command = [sys.executable, str(LAUNCHER), f"resume={target}", stop, *free]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)

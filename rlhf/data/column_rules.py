@@ -57,11 +57,9 @@ class TextFunctions(Functions):
     @signature(NULLABLE)
     def _func_human(self, text: str | None) -> str | None:
         """Return a prompt with the text as its only turn."""
-        return (
-            render_checked_prompt([Message("user", text.strip())])
-            if text and text.strip()
-            else None
-        )
+        if not text or not text.strip():
+            return None
+        return render_checked_prompt([Message("user", text.strip())])
 
     @signature(NULLABLE, TEXT, TEXT)
     def _func_conversation(self, text: str | None, human: str, assistant: str) -> str | None:

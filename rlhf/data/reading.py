@@ -99,10 +99,9 @@ def describe_data(dataset: RawDataset) -> str:
     pairs = {(each.prompt, each.chosen, each.rejected) for each in records if each.rejected}
     reversed_ones = sum((prompt, worse, better) in pairs for prompt, better, worse in pairs)
     without += f", {reversed_ones:,} with their reverse" if reversed_ones else ""
-    used = (
-        f"{len(records):,} examples{own_eval}{without}, {_describe_dropped_rows(dataset.left_out)}"
-    )
-    return f"{dataset.name}: {dataset.layout}, {used}"
+    examples = f"{len(records):,} examples{own_eval}{without}"
+    skipped = _describe_dropped_rows(dataset.left_out)
+    return f"{dataset.name}: {dataset.layout}, {examples}, {skipped}"
 
 
 def _describe_dropped_rows(left_out: Counter[str]) -> str:

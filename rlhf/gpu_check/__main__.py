@@ -21,16 +21,18 @@ from pathlib import Path
 from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.user_paths import expand_user_path
-from rlhf.gpu_check.check_page import (
+from rlhf.gpu_check.processes import BY_NAME, PARTS, run_part
+from rlhf.gpu_check.rows import (
     PAGE,
     Check,
+    CheckModule,
+    CheckRow,
     PartResult,
+    Size,
     expected_suffix,
     summary_sentence,
     write_results,
 )
-from rlhf.gpu_check.processes import BY_NAME, PARTS, CheckModule, run_part
-from rlhf.gpu_check.rows import CheckRow, Size
 from rlhf.runtime.launch_mode import require_launcher
 from rlhf.tracking.console import build_console
 

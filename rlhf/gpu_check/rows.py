@@ -1,18 +1,24 @@
-"""The input of a part of a check, and the rows that it measures, stored as lines of JSON."""
+"""The rows that the parts of a check measure, as lines of JSON, as a JSON file and as a page."""
 
 from __future__ import annotations
 
 import json
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import RlhfError
 from rlhf.base.finite_numbers import replace_non_finite
+from rlhf.checkpoint.results import write_json
+
+CARD = "card"  # the row of the part "machine" that names the GPU
+JSON, PAGE = "gpu_check.json", "gpu_check.md"
 
 
 class Size(StrEnum):
@@ -20,6 +26,16 @@ class Size(StrEnum):
 
     full = "full"
     tiny = "tiny"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckModule:
+    """A part: the name of its module in ``parts``, its title, time limit and description."""
+
+    name: str
+    title: str
+    minutes: float
+    about: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +55,14 @@ class RowVerdict(StrEnum):
     """A figure without an expectation."""
     skipped = "skipped"
     """This machine or version cannot do it; the figure says why. No failure."""
+
+
+MARKS = {
+    RowVerdict.passed: "✓ passed",
+    RowVerdict.failed: "**✗ failed**",
+    RowVerdict.measured: "measured",
+    RowVerdict.skipped: "skipped",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,3 +140,137 @@ def read_check_rows(path: Path) -> list[CheckRow]:
     lines = [line for line in path.read_text(encoding="utf-8").splitlines(True) if line[-1] == "\n"]
     rows = map(json.loads, lines)
     return [CheckRow(**row | {"verdict": RowVerdict(row["verdict"])}) for row in rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartResult:
+    """The rows of one part, in the order in which they were measured."""
+
+    part: CheckModule
+    rows: Sequence[CheckRow]
+    seconds: float
+
+    @property
+    def verdict(self) -> RowVerdict:
+        """Return ``failed`` if a row failed, else the first in passed, measured, skipped."""
+        verdicts = {row.verdict for row in self.rows}
+        if RowVerdict.failed in verdicts:
+            return RowVerdict.failed
+        kinds = (RowVerdict.passed, RowVerdict.measured, RowVerdict.skipped)
+        return next(kind for kind in kinds if kind in verdicts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The content of a page: start time and command of a check, and the results of its parts."""
+
+    started: str
+    command: str
+    parts: Sequence[PartResult]
+    waiting: Sequence[str]
+    """Names of the parts that have not run yet."""
+
+    @property
+    def failed(self) -> list[PartResult]:
+        """Return the parts that failed."""
+        return [part for part in self.parts if part.verdict is RowVerdict.failed]
+
+
+def write_results(folder: Path, check: Check) -> None:
+    """Write gpu_check.json and gpu_check.md to ``folder``; replace each older file atomically."""
+    write_json(folder / JSON, _check_as_json(check))
+    lines = [*_page_head(check), *(line for part in check.parts for line in _part_section(part))]
+    with replace_atomically(folder / PAGE) as building:
+        building.write_text("\n".join(lines), encoding="utf-8")
+
+
+def _check_as_json(check: Check) -> dict[str, Any]:
+    parts = [
+        {"name": each.part.name, "verdict": each.verdict, "seconds": each.seconds}
+        | {"rows": [asdict(row) for row in each.rows]}
+        for each in check.parts
+    ]
+    return {
+        "started": check.started,
+        "command": check.command,
+        "failed": [each.part.name for each in check.failed],
+        "waiting": list(check.waiting),
+        "parts": parts,
+    }
+
+
+def _page_head(check: Check) -> Iterator[str]:
+    """Yield what failed, and a line for each part."""
+    yield "# GPU check\n"
+    yield f"{summary_sentence(check)}\n"
+    cards = [row.figure for part in check.parts for row in part.rows if row.what == CARD]
+    yield from (f"Card: **{card}**.\n" for card in cards)
+    yield f"Started {check.started} with `{check.command}`. "
+    yield "docs/gpu_check.md explains the page; `gpu_check.json` has all figures for programs.\n"
+    if check.failed:
+        yield "## What failed\n"
+        for each in check.failed:
+            for row in each.rows:
+                if row.verdict is RowVerdict.failed:
+                    what = f"{each.part.title}, {row.what}"
+                    yield f"- **{what}**: {row.figure}{expected_suffix(row)}"
+        yield ""
+    yield "## Parts\n"
+    yield from _markdown_lines(
+        ("part", "rows", "verdict", "seconds"),
+        [
+            (_link_to_heading(each.part.title), _count_verdicts(each), *_verdict_and_seconds(each))
+            for each in check.parts
+        ],
+    )
+    yield ""
+
+
+def summary_sentence(check: Check) -> str:
+    """Return how many parts passed, in how many minutes, and which have not run yet."""
+    ended, seconds = len(check.parts), sum(part.seconds for part in check.parts)
+    passed = ended - len(check.failed)
+    waiting = f"; not run yet: {', '.join(check.waiting)}" if check.waiting else ""
+    return (
+        f"{passed} of {ended} parts have no failed row "
+        f"({int(seconds) // 60}:{int(seconds) % 60:02d} minutes){waiting}."
+    )
+
+
+def _part_section(found: PartResult) -> Iterator[str]:
+    yield f"## {found.part.title}\n"
+    yield f"{found.part.about}\n"
+    yield from _markdown_lines(
+        ("", "figure", "expected", "verdict", "seconds"),
+        [(row.what, row.figure, row.expected, *_verdict_and_seconds(row)) for row in found.rows],
+    )
+    yield ""
+
+
+def _verdict_and_seconds(each: CheckRow | PartResult) -> tuple[str, str]:
+    """Return the last two cells of a table row: verdict and seconds."""
+    return MARKS[each.verdict], f"{each.seconds:.1f}"
+
+
+def _count_verdicts(part: PartResult) -> str:
+    counted = Counter(row.verdict for row in part.rows)
+    return ", ".join(f"{counted[each]} {each}" for each in RowVerdict if counted[each])
+
+
+def expected_suffix(row: CheckRow) -> str:
+    """Return " (expected: ...)", to print after the row's figure; "" if nothing was expected."""
+    return f" (expected: {row.expected})" if row.expected else ""
+
+
+def _markdown_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table whose last column, seconds, is right-aligned."""
+    rules = ["---"] * (len(header) - 1) + ["---:"]
+    for line in (header, rules, *rows):
+        cells = (cell.replace("|", "\\|").replace("\n", " ") for cell in line)
+        yield f"| {' | '.join(cells)} |"
+
+
+def _link_to_heading(title: str) -> str:
+    """Return a link to the target that GitHub and MkDocs generate for a heading."""
+    words = "".join(char for char in title.lower() if char.isalnum() or char in " -")
+    return f"[{title}](#{words.replace(' ', '-')})"

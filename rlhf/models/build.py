@@ -33,16 +33,9 @@ if TYPE_CHECKING:
 MOST_SHAPES = 1000  # most batch shapes (micro-batch size, padded width) to compile a layer for
 # The config fields in which model families store their dropout probabilities.
 DROPOUT_FIELDS = (
-    "dropout",
-    "attention_dropout",
-    "hidden_dropout",
-    "activation_dropout",
-    "resid_pdrop",
-    "embd_pdrop",
-    "attn_pdrop",
-    "classifier_dropout",
-    "layerdrop",
-)
+    "dropout attention_dropout hidden_dropout activation_dropout resid_pdrop embd_pdrop attn_pdrop "
+    "classifier_dropout layerdrop"
+).split()
 
 
 def lora_spec(lora: LoraConfig, role: LoraRole) -> LoraConfig | None:

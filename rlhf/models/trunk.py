@@ -151,10 +151,8 @@ class SharedTrunk(nn.Module):
 
 def select_critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Select the critic's weights from the trunk's ``state``, under the critic's own names."""
-    prefix, (blocks, tail) = (
-        trunk.pretrained.base_model_prefix,
-        find_block_and_tail_paths(trunk.pretrained),
-    )
+    prefix = trunk.pretrained.base_model_prefix
+    blocks, tail = find_block_and_tail_paths(trunk.pretrained)
     renamed = {f"pretrained.{prefix}.": f"{prefix}.", "value_head.": "score."}
     first = len(trunk.pretrained.base_model.get_submodule(blocks)) - trunk.num_value_layers
     for index in range(trunk.num_value_layers):

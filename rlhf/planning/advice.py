@@ -188,11 +188,7 @@ def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
         return [config]
     found: list[RunConfig] = []
     refusals: list[ConfigError] = []
-    has_ppo = Phase.ppo in config.phase.order
-    has_ema = has_ppo and bool(config.ppo.ema_beta)
-    # On a CPU nothing can be offloaded, because the ranks' memory is the host's memory.
-    can_offload = config.hardware.device is Device.cuda
-    for changes in _zero_settings(has_ppo=has_ppo, has_ema=has_ema, can_offload=can_offload):
+    for changes in _zero_settings(config):
         candidate = replace(config, zero=replace(config.zero, auto=False, **changes))
         zero = candidate.zero
         if machine.dtype is Dtype.fp16 and 0 in (zero.stage, zero.critic_stage):
@@ -211,10 +207,11 @@ def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
     return found
 
 
-def _zero_settings(*, has_ppo: bool, has_ema: bool, can_offload: bool) -> Iterator[dict[str, Any]]:
+def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
     """Yield combinations of ZeRO stages and offloading options, the simplest first."""
-    no = (False,)
-    either = (False, True) if can_offload else no
+    has_ppo, no = Phase.ppo in config.phase.order, (False,)
+    # On a CPU nothing can be offloaded, because the ranks' memory is the host's memory.
+    either = (False, True) if config.hardware.device is Device.cuda else no
     for stage, critic_stage in product((1, 2, 3, 0), (None, 1, 2, 3, 0) if has_ppo else (None,)):
         if stage == critic_stage:
             continue
@@ -235,6 +232,6 @@ def _zero_settings(*, has_ppo: bool, has_ema: bool, can_offload: bool) -> Iterat
                 either if shards else no,
                 either if shards else no,
                 either if has_ppo and own == SHARDED_WEIGHTS else no,
-                either if has_ema else no,
+                either if has_ppo and config.ppo.ema_beta else no,
             )
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rlhf.config.choices import Dtype, MomentsDtype
+from rlhf.config.machine_rates import Machine
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, runs_on_torch, stage_of
 from rlhf.config.schema.zero import ZeroConfig
 from rlhf.models.model_uses import ModelUse
@@ -46,14 +47,14 @@ def weight_bytes(role: Role, zero: ZeroConfig, dtype: Dtype) -> int:
 
 
 def model_states(
-    model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int, is_hybrid: bool = False
+    model: ModelUse, zero: ZeroConfig, machine: Machine, *, is_hybrid: bool = False
 ) -> States:
     """Return one rank's bytes of a model's weights, gradients, master weights, moments and EMA.
 
     ``is_hybrid`` is True for a model that DeepSpeed's Hybrid Engine generates with.
     """
-    role, stage = model.role, stage_of(model.role, zero)
-    size = weight_bytes(role, zero, dtype)
+    role, stage, ranks = model.role, stage_of(model.role, zero), machine.ranks
+    size = weight_bytes(role, zero, machine.dtype)
     device, host = Counter[str](), Counter[str]()
     shards = ranks if stage == SHARDED_WEIGHTS else 1
     weights = model.weights * size // shards
@@ -70,7 +71,7 @@ def model_states(
     if not trained:
         return States(device=device, host=host)
     half = size == HALF
-    if runs_on_torch(zero, ranks=ranks, dtype=dtype, is_hybrid=is_hybrid):
+    if runs_on_torch(zero, ranks=ranks, dtype=machine.dtype, is_hybrid=is_hybrid):
         device["gradients"] = trained * size
         moment = HALF if zero.moments is MomentsDtype.bf16 else SINGLE
         device["optimizer"] = trained * (HALF * half + 2 * moment)
@@ -212,7 +213,7 @@ def no_grad_pass_bytes(
 
 
 def gradient_bucket_bytes(
-    model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int, is_hybrid: bool = False
+    model: ModelUse, zero: ZeroConfig, machine: Machine, *, is_hybrid: bool = False
 ) -> int:
     """Return the bytes of DeepSpeed's gradient buckets; their size is fixed by the configuration.
 
@@ -220,6 +221,7 @@ def gradient_bucket_bytes(
     overlap_comm they allocate a second bucket, to fill it while the first is reduced.
     """
     stage = stage_of(model.role, zero)
+    ranks, dtype = machine.ranks, machine.dtype
     is_torch = runs_on_torch(zero, ranks=ranks, dtype=dtype, is_hybrid=is_hybrid)
     if not model.trained or stage == 0 or is_torch:
         return 0
@@ -228,14 +230,14 @@ def gradient_bucket_bytes(
     return pair * bucket * weight_bytes(model.role, zero, dtype)
 
 
-def gathered_weight_bytes(model: ModelUse, *, zero: ZeroConfig, dtype: Dtype, ranks: int) -> int:
+def gathered_weight_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -> int:
     """Return the bytes of gathered weights, in use or prefetched, in a pass of a sharded model."""
-    is_whole = ranks == 1 and not offloads_weights(model.role, zero)
+    is_whole = machine.ranks == 1 and not offloads_weights(model.role, zero)
     if stage_of(model.role, zero) != SHARDED_WEIGHTS or is_whole:
         return 0
     live = min(zero.max_live_parameters or LIVE, model.weights)
     ahead = min(zero.prefetch_bucket_size or PREFETCH, model.weights)
-    return (live + ahead) * weight_bytes(model.role, zero, dtype)
+    return (live + ahead) * weight_bytes(model.role, zero, machine.dtype)
 
 
 def kv_cache_bytes(shape: ModelShape, *, rows: int, tokens: int, size: int) -> int:

@@ -13,20 +13,18 @@ from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema.ppo import PpoConfig, ValueTargets
 from rlhf.planning import memory_model, time_model
 from rlhf.planning.outside_steps import (
+    BUILDING,
     build_sampling,
+    copied_weight_bytes,
+    gathers_weights,
+    graph_bytes,
+    memory_outside_steps,
     seconds_outside_ppo_steps,
     seconds_outside_training_steps,
     tensor_parallel_size,
 )
 from rlhf.planning.phase_memory import PhaseMemory
 from rlhf.planning.phase_plan import PhasePlan, best_plan
-from rlhf.planning.rollout_memory import (
-    BUILDING,
-    copied_weight_bytes,
-    gathers_weights,
-    graph_bytes,
-    memory_outside_steps,
-)
 
 KEEPS_BELOW = 0.9  # keep CUDA graphs only below this share of the memory: plans may be 10 % off
 
@@ -243,9 +241,8 @@ def _plan_training(
         "scoring": scene.scoring_peak(scene.models, sequences=micro, tokens=longest),
     }
     score, train = 0.0, 0.0
-    reuses = config.rollout.backend is Backend.fast and (
-        config.rollout.reuse_logprobs is not When.never
-    )
+    is_fast = config.rollout.backend is Backend.fast
+    reuses = is_fast and config.rollout.reuse_logprobs is not When.never
     updates = config.ppo.ppo_epochs * rollout.mini_batches
     for model in scene.models:
         work = scene.forward_work(

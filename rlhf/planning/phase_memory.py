@@ -46,14 +46,10 @@ class PhaseMemory:
     @cached_property
     def states(self) -> dict[Role, States]:
         """Return the bytes of each model's states: weights, gradients, optimizer and EMA."""
-        machine = self.at.machine
+        zero, machine = self.at.zero, self.at.machine
         return {
             model.role: memory_model.model_states(
-                model,
-                zero=self.at.zero,
-                dtype=machine.dtype,
-                ranks=machine.ranks,
-                is_hybrid=_is_hybrid(self.config, self.phase, model),
+                model, zero, machine, is_hybrid=self._is_hybrid(model)
             )
             for model in self.models
         }
@@ -191,15 +187,11 @@ class PhaseMemory:
 
     def gathered_bytes(self, model: ModelUse) -> int:
         """Return the bytes of gathered weights in a pass of a sharded model."""
-        zero, machine = self.at.zero, self.at.machine
-        return memory_model.gathered_weight_bytes(
-            model, zero=zero, ranks=machine.ranks, dtype=machine.dtype
-        )
+        return memory_model.gathered_weight_bytes(model, self.at.zero, self.at.machine)
 
     def runs_on_torch(self, model: ModelUse) -> bool:
         """Return True if the torch engine runs ``model``, False if DeepSpeed does."""
-        machine = self.at.machine
-        is_hybrid = _is_hybrid(self.config, self.phase, model)
+        machine, is_hybrid = self.at.machine, self._is_hybrid(model)
         return runs_on_torch(
             self.at.zero, ranks=machine.ranks, dtype=machine.dtype, is_hybrid=is_hybrid
         )
@@ -209,13 +201,13 @@ class PhaseMemory:
         zero, machine = self.at.zero, self.at.machine
         if kept is not (stage_of(model.role, zero) == SHARDED_WEIGHTS):
             return 0
-        return memory_model.gradient_bucket_bytes(
-            model,
-            zero=zero,
-            dtype=machine.dtype,
-            ranks=machine.ranks,
-            is_hybrid=_is_hybrid(self.config, self.phase, model),
-        )
+        is_hybrid = self._is_hybrid(model)
+        return memory_model.gradient_bucket_bytes(model, zero, machine, is_hybrid=is_hybrid)
+
+    def _is_hybrid(self, model: ModelUse) -> bool:
+        """Return True if DeepSpeed's Hybrid Engine generates with ``model``."""
+        is_asked = self.config.rollout.backend is Backend.hybrid_engine
+        return is_asked and self.phase is Phase.ppo and model.role is Role.actor
 
     def _score_bytes(self, model: ModelUse, sequences: int, tokens: int, matrices: int) -> int:
         """Return the bytes of ``matrices`` score matrices per head; 0 if attention is fused."""
@@ -237,12 +229,6 @@ def _keeps_gradients(scene: PhaseMemory, model: ModelUse, learner: Role | None) 
         return False
     is_fp16 = scene.at.machine.dtype is Dtype.fp16 and scene.config.ppo.align_overflow
     return not scene.at.machine.is_gpu or (is_fp16 and learner is Role.actor)
-
-
-def _is_hybrid(config: RunConfig, phase: Phase, model: ModelUse) -> bool:
-    """Return True if DeepSpeed's Hybrid Engine generates with ``model``."""
-    is_asked = config.rollout.backend is Backend.hybrid_engine
-    return is_asked and phase is Phase.ppo and model.role is Role.actor
 
 
 def uses_matmul_attention(tokens: float, *, is_gpu: bool) -> bool:

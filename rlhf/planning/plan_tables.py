@@ -14,19 +14,12 @@ from rlhf.planning.steps import describe_examples
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+# The purposes of memory; "samplers" are processes that sample beside training, of all of a CPU's
+# ranks together.
 PARTS = (
-    "weights",
-    "gradients",
-    "optimizer",
-    "ema",
-    "activations",
-    "logits",
-    "kv_cache",
-    "gathered_weights",
-    "buffers",
-    "process",
-    "samplers",  # processes that sample beside training, of all of a CPU's ranks together
-)
+    "weights gradients optimizer ema activations logits kv_cache gathered_weights buffers process "
+    "samplers"
+).split()
 
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:
@@ -99,11 +92,9 @@ def _offloaded_bytes(plan: Plan) -> int:
 
 def plan_summary(plan: Plan) -> str:
     """Return one line: setting, memory, time, price and steps, or why the run does not fit."""
-    return (
-        f"{_cost_text(plan)} for {describe_counts(plan)}"
-        if plan.fits
-        else f"does not fit: {plan.reason}"
-    )
+    if not plan.fits:
+        return f"does not fit: {plan.reason}"
+    return f"{_cost_text(plan)} for {describe_counts(plan)}"
 
 
 def describe_counts(plan: Plan) -> str:

@@ -170,10 +170,8 @@ def _all_gather_seconds(costs: CostModel, moved: float, *, within_node: bool = F
 def no_grad_pass_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
     """Return the seconds of forward passes; computing overlaps with gathering weights."""
     gathering = work.passes * gather_weights_seconds(costs, model)
-    computing = computing_seconds(costs, model, work) + sequence_parallel_seconds(
-        costs, model, work
-    )
-    return max(computing, gathering)
+    exchanging = sequence_parallel_seconds(costs, model, work)
+    return max(computing_seconds(costs, model, work) + exchanging, gathering)
 
 
 def sequence_parallel_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
@@ -196,9 +194,8 @@ def training_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
     if not model.trained:
         return 0.0
     compute = computing_seconds(costs, model, work) * (1 + backward_to_forward_ratio(model))
-    compute += sequence_parallel_seconds(costs, model, work) * (
-        2 + model.checkpointed / model.shape.layers
-    )
+    exchanging = sequence_parallel_seconds(costs, model, work)
+    compute += exchanging * (2 + model.checkpointed / model.shape.layers)
     stage = stage_of(model.role, zero)
     forward = gather_weights_seconds(costs, model)
     backward = gather_weights_seconds(costs, model, within_node=zero.hpz_partition_size > 1)

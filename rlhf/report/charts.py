@@ -91,11 +91,7 @@ def line_chart(
     )
     longest = max(len(line.points) for line in shown)
     highest = max(y for line in shown for _, y in line.points)
-    note = (
-        f"Of {longest:,} points the lowest and the highest of each bucket are drawn."
-        if longest > MOST_POINTS
-        else ""
-    )
+    thinned = f"Of {longest:,} points the lowest and the highest of each bucket are drawn."
     return Chart(
         title,
         f"{title}: {said}",
@@ -103,7 +99,7 @@ def line_chart(
         "" if healthy is None else "healthy: {:g} to {:g}".format(*healthy),
         [_key(line, number) for number, line in enumerate(shown)],
         flags,
-        note,
+        thinned if longest > MOST_POINTS else "",
         {
             "xLabel": x_label,
             "ticks": x_ticks,

@@ -13,9 +13,16 @@ from typing import Any
 import pytest
 
 from rlhf.gpu_check import __main__ as command
-from rlhf.gpu_check.check_page import Check, PartResult, write_results
 from rlhf.gpu_check.processes import PARTS, run_part
-from rlhf.gpu_check.rows import CheckRow, RowVerdict, Size, read_check_rows
+from rlhf.gpu_check.rows import (
+    Check,
+    CheckRow,
+    PartResult,
+    RowVerdict,
+    Size,
+    read_check_rows,
+    write_results,
+)
 from rlhf.gpu_check.runs import Run
 from rlhf.runtime.launch_mode import LAUNCHER
 from tests.pretend_cuda.gpu import Gpu
@@ -64,7 +71,7 @@ def test_the_end_of_a_part_is_a_row(name: str, figures: list[str], tmp_path: Pat
 
 
 def test_a_part_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
-    rows, _ = planted("hangs", tmp_path, seconds=1.5)
+    rows, _ = planted("hangs", tmp_path, seconds=2.5)
     assert [row.verdict for row in rows] == [RowVerdict.passed, RowVerdict.failed]
     assert rows[1].figure.startswith("no end in 0.0 minutes, so it was killed; see ")
     child = int((tmp_path / "hangs" / "child").read_text())

@@ -15,7 +15,7 @@ from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.shapes import FAMILIES
 from rlhf.planning import memory_model
 from tests.models_on_disk import small_tokenizer
-from tests.planning.planned import shape, use
+from tests.planning.planned import machine, shape, use
 from tests.zero_settings import zero_config
 
 RANKS = 4
@@ -34,7 +34,7 @@ def states(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """States of a tiny model on its device and on the host."""
     found = memory_model.model_states(
-        use(role, **(model or {})), zero=zero_config(**zero), dtype=dtype, ranks=ranks
+        use(role, **(model or {})), zero_config(**zero), machine(dtype=dtype, ranks=ranks)
     )
     return dict(found.device), dict(found.host)
 
@@ -295,12 +295,11 @@ def test_reading_keeps_one_layer() -> None:
     ],
 )
 def test_what_gradients_are_reduced_in(keys: dict[str, Any], found: int) -> None:
-    zero, rest = zero_config(**{"reduce_bucket_size": 1000} | keys), {"dtype": Dtype.bf16}
-    assert memory_model.gradient_bucket_bytes(use(), zero=zero, ranks=4, **rest) == found
-    assert memory_model.gradient_bucket_bytes(use(Role.reference), zero=zero, ranks=4, **rest) == 0
-    assert (
-        memory_model.gradient_bucket_bytes(use(), zero=zero, ranks=1, **rest) == 0
-    )  # torch has none
+    zero = zero_config(**{"reduce_bucket_size": 1000} | keys)
+    assert memory_model.gradient_bucket_bytes(use(), zero, machine()) == found
+    assert memory_model.gradient_bucket_bytes(use(Role.reference), zero, machine()) == 0
+    alone = memory_model.gradient_bucket_bytes(use(), zero, machine(ranks=1))
+    assert alone == 0  # torch has none
 
 
 @pytest.mark.parametrize(
@@ -312,18 +311,17 @@ def test_what_gradients_are_reduced_in(keys: dict[str, Any], found: int) -> None
     ],
 )
 def test_weights_that_are_gathered_for_a_pass(keys: dict[str, Any], found: int) -> None:
-    rest = {"zero": zero_config(**keys), "dtype": Dtype.bf16}
-    assert memory_model.gathered_weight_bytes(use(), ranks=4, **rest) == found
-    assert memory_model.gathered_weight_bytes(use(), ranks=1, **rest) == 0
+    zero = zero_config(**keys)
+    assert memory_model.gathered_weight_bytes(use(), zero, machine()) == found
+    assert memory_model.gathered_weight_bytes(use(), zero, machine(ranks=1)) == 0
 
 
 def test_offloaded_weights_come_to_one_rank_too() -> None:
     zero = zero_config(stage=3, offload_parameters=True)
-    rest = {"zero": zero, "ranks": 1, "dtype": Dtype.bf16}
-    assert memory_model.gathered_weight_bytes(use(), **rest) == 2 * N * 2
-    assert (
-        memory_model.gathered_weight_bytes(use(Role.reference), **rest) == 0
-    )  # it is not offloaded
+    alone = machine(ranks=1)
+    assert memory_model.gathered_weight_bytes(use(), zero, alone) == 2 * N * 2
+    reference = memory_model.gathered_weight_bytes(use(Role.reference), zero, alone)
+    assert reference == 0  # it is not offloaded
 
 
 def test_autocast_copies_matrices() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from rlhf.config.choices import Dtype, Phase
+from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.models.model_uses import models_in_phase
 from rlhf.planning.memory_model import model_states
+from tests.planning.planned import machine
 from tests.planning.states_rank import CASES, LORA_RANK, OPT, RANKS, group_by_setting
 from tests.runs import TORCHRUN, python
 
@@ -52,7 +53,7 @@ def test_the_plan_is_what_is_measured(
     )
     actor = models_in_phase(config, Phase.ppo)[0]
     zero = group_by_setting(stage, threshold)
-    states = model_states(actor, zero=zero, dtype=Dtype.bf16, ranks=RANKS)
+    states = model_states(actor, zero, machine(ranks=RANKS))
     assert not states.host
     planned = sum(states.device.values())
     for of_rank in cases:

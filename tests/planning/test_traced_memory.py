@@ -31,6 +31,6 @@ def test_the_stored_figures_are_those_of_this_code(name: str) -> None:
 
 def test_the_plan_knows_how_many_weights_are_rounded_at_once() -> None:
     from rlhf.engine.masters import CHUNK
-    from rlhf.planning.rollout_memory import ROUNDED_AT_ONCE
+    from rlhf.planning.outside_steps import ROUNDED_AT_ONCE
 
     assert ROUNDED_AT_ONCE == CHUNK

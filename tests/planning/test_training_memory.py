@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from rlhf.config.choices import Phase
-from rlhf.planning.rollout_memory import memory_outside_steps
+from rlhf.planning.outside_steps import memory_outside_steps
 from tests.planning.planned import Compose, run_of
 from tests.planning.test_phase_costs import eight_gpus, scene
 

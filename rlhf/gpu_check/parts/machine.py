@@ -12,8 +12,8 @@ import torch
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.machine_rates import GIB
 from rlhf.engine.devices import check_gpus, read_driver, resolve_dtype
-from rlhf.gpu_check.check_page import CARD
 from rlhf.gpu_check.rows import (
+    CARD,
     CheckSetting,
     Finding,
     Task,
