@@ -166,7 +166,7 @@ def test_auto_fits_where_anything_fits_and_nothing_admissible_is_faster(
 
 def test_without_auto_the_setting_is_kept(compose: Compose) -> None:
     config = run_of(compose, "model=opt_125m", "hardware=a100_80g", "zero=stage2_offload")
-    assert plan_run(config).zero == config.zero
+    assert plan_run(config).config.zero == config.zero
 
 
 def test_where_nothing_fits_the_smallest_is_told(compose: Compose) -> None:
