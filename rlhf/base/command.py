@@ -23,16 +23,15 @@ def command_parser(module: str, description: str | None) -> argparse.ArgumentPar
     )
 
 
-def run_to_exit_code(work: Callable[[], None]) -> int:
-    """Run ``work``; return 0, or 2 after printing the message of an error that a user can fix."""
+def run_to_exit_code(work: Callable[[], int | None]) -> int:
+    """Return the exit code of ``work``; 2 after printing an error that a user can fix."""
     survive_output_errors()
     try:
         with convert_drive_errors():
-            work()
+            return work() or 0
     except RlhfError as error:
         sys.stderr.write(f"error: {for_terminal(str(error))}\n")
         return USER_ERROR
-    return 0
 
 
 def wait_for_exit(process: subprocess.Popen[bytes]) -> int:

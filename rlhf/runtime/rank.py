@@ -19,7 +19,7 @@ from typing import NamedTuple
 from rlhf.base.command import survive_output_errors
 from rlhf.base.errors import USER_ERROR, RlhfError
 from rlhf.base.safe_text import print_traceback
-from rlhf.phases.shared.context import StoppedError
+from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.runtime import worker
 from rlhf.runtime.out_of_memory import OutOfMemoryError
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals

@@ -30,7 +30,8 @@ from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.reward import run_reward
 from rlhf.phases.reward_trainer import RewardTrainer
-from rlhf.phases.shared.context import RunContext, StoppedError, StopRequests, phase_tokens
+from rlhf.phases.shared.context import RunContext, phase_tokens
+from rlhf.phases.shared.step_signals import StoppedError, StopRequests
 from rlhf.tracking.console import build_console
 from tests.phases.run_pieces import Notes
 from tests.phases.test_fixed_examples import EVAL, TRAIN

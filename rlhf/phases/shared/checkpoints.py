@@ -23,7 +23,8 @@ from rlhf.checkpoint.phase_state import (
     write_checkpoint,
 )
 from rlhf.config.choices import Phase
-from rlhf.phases.shared.context import RunContext, StoppedError
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.tracking.jsonl import LOGS
 
 NO_CHECKPOINTS = (

@@ -25,7 +25,7 @@ from rlhf.checkpoint.phase_state import SkippedError, checkpoint_folders
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import Heartbeat, StopRequests
+from rlhf.phases.shared.step_signals import Heartbeat, StopRequests
 
 
 @dataclass

@@ -1,0 +1,76 @@
+"""Signals between the steps of a phase and the process: heartbeats, and requests to stop.
+
+SIGTERM and SIGUSR1 request a checkpoint; SIGTERM also ends the run. The handlers only store the
+request; the phase answers it after the current step. No torch here: the launcher watches too.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+
+
+class Heartbeat:
+    """The time of the last heartbeat, which the watchdog reads; none is expected between phases."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+
+    def start(self) -> None:
+        """Record a heartbeat, and expect more from now on: a step begins."""
+        self._last = time.monotonic()
+
+    def beat(self) -> None:
+        """Record a heartbeat if more are expected: a batch of an evaluation begins."""
+        if self._last is not None:
+            self._last = time.monotonic()
+
+    def stop(self) -> None:
+        """Expect no more heartbeats: the last step has ended."""
+        self._last = None
+
+    @property
+    def seconds_since_beat(self) -> float:
+        """Return the seconds since the last heartbeat; 0 while none is expected."""
+        last = self._last
+        return 0.0 if last is None else time.monotonic() - last
+
+
+class StoppedError(KeyboardInterrupt):
+    """The run was asked to stop; its checkpoints are on the drive."""
+
+
+class StopRequests:
+    """Requests that signals have made: a checkpoint, or a checkpoint and the end of the run."""
+
+    def __init__(self) -> None:
+        self.wants_checkpoint = False
+        self.wants_stop = False
+
+    def listen(self, *, grace_seconds: int, stops: bool) -> None:
+        """Install the signal handlers in this process's main thread.
+
+        SIGUSR1 requests a checkpoint. With ``stops``, SIGTERM requests a checkpoint and a stop:
+        StoppedError is raised if the step has not ended after ``grace_seconds``, and a second
+        SIGTERM ends the process at once. Without ``stops``, SIGTERM and SIGUSR2 also request only a
+        checkpoint, because SLURM ends the process.
+        """
+
+        def save(_: int, __: FrameType | None) -> None:
+            self.wants_checkpoint = True
+
+        def stop(_: int, __: FrameType | None) -> None:
+            self.wants_checkpoint = self.wants_stop = True
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+            signal.alarm(grace_seconds)
+
+        def give_up(_: int, __: FrameType | None) -> None:
+            raise StoppedError("the step did not end in time")
+
+        signal.signal(signal.SIGUSR1, save)
+        signal.signal(signal.SIGTERM, stop if stops else save)
+        if stops:
+            signal.signal(signal.SIGALRM, give_up)
+        else:
+            signal.signal(signal.SIGUSR2, save)
