@@ -73,9 +73,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep tokenised data away from the user's own cache; no run needs to measure the CPU."""
+    """Keep tokenised data away from the user's own cache; no run needs to measure the CPU.
+
+    The workers share a cache, as runs of a user do: each would compile the kernels for itself.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    cache = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache"
+    cache.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RLHF_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("RLHF_CACHE", str(cache))
         store_rates(replace(cpu_rates(), is_measured=True))
         yield
 

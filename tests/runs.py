@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,8 @@ def new_cache(folder: Path) -> Path:
     folder.mkdir()
     for path in cache_folder().iterdir():
         if path.is_file():
-            shutil.copy(path, folder)
+            with suppress(FileNotFoundError):  # another worker has just given it its name
+                shutil.copy(path, folder)
     return folder
 
 

@@ -94,13 +94,13 @@ def test_episodes_do_not_depend_on_the_number_of_ranks(run_dir: Path, tmp_path: 
         assert len(found[0]) == len(found[1]) == 2
 
 
-def test_five_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     overrides = [*EPISODES, "sft.epochs=1", "ppo.steps=6"]
     whole, killed = finished(tmp_path / "whole", *overrides), tmp_path / "killed"
     said: list[str] = []
     words = [*TINY_RUN, *overrides, *EVERY_STEP, f"run_dir={killed}"]
-    soak(killed, words, kills=5, lines=progress(whole), seed=2, say=said.append)
-    assert len(said) == 5, said
+    soak(killed, words, kills=3, lines=progress(whole), seed=2, say=said.append)
+    assert len(said) == 3, said
     assert differing_files(killed, whole) == [], said
 
 

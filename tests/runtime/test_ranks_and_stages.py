@@ -55,8 +55,6 @@ MICRO = [f"{phase}.micro_batch_size=4" for phase in ("sft", "reward", "ppo")]
 WAYS = {
     "micro-batches": ["zero=stage0", *MICRO],
     "stage1": ["zero=stage1"],
-    "stage0, deepspeed": ["zero=stage0", DEEPSPEED],
-    "stage1, deepspeed": ["zero=stage1", DEEPSPEED],
     "stage2, deepspeed": ["zero=stage2", DEEPSPEED],
     "stage3, deepspeed": ["zero=stage3", DEEPSPEED, *SHARD_ALL],
     "stage0, 2 ranks": ["zero=stage0", "hardware.ranks_per_node=2"],

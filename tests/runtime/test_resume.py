@@ -42,7 +42,6 @@ CASES = {
         "ppo.actor_freeze_steps=3",
     ],
     "trunk": ["ppo.shared_trunk=true", "ppo.num_layers_unfrozen=1", "ppo.ema_beta=0.9"],
-    "DeepSpeed, stage 0": ["zero=stage0", *TWO_RANKS],
     "DeepSpeed, stage 2, bf16": [
         *("zero=stage2", "zero.engine=deepspeed", "hardware.dtype=bf16"),
         *TWO_RANKS[1:],
@@ -170,13 +169,13 @@ def test_the_same_command_with_resume_auto_continues(tmp_path: Path) -> None:
     assert len(list(runs.glob("smoke/*/config.yaml"))) == 3, "the first one has finished"
 
 
-def test_five_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     overrides = ["sft.epochs=2", "reward.epochs=2", "ppo.steps=9"]  # make soak kills a hundred
     whole, killed = finished(tmp_path / "whole", *overrides), tmp_path / "killed"
     said: list[str] = []
     words = [*TINY_RUN, *overrides, *EVERY_STEP, f"run_dir={killed}"]
-    soak(killed, words, kills=5, lines=progress(whole), seed=1, say=said.append)
-    assert len(said) == 5, said
+    soak(killed, words, kills=3, lines=progress(whole), seed=1, say=said.append)
+    assert len(said) == 3, said
     assert differing_files(killed, whole) == [], said
 
 
