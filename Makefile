@@ -20,7 +20,7 @@ test: style
 	$(MAKE) -j2 types every-test
 
 check: lint
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not soak"
 
 lint: style types
 
@@ -32,13 +32,14 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 every-test: $(STAMP)
-	$(PYTEST)
+	$(PYTEST) -m "not soak"
 
 # A hundred SIGKILLs at random moments, every kind of run stopped in every phase, a drive that fails
 # at every file, sixty SIGKILLs of a run that samples beside training, and the hashes of its weights
 # at each step, hundreds of hostile inputs, and on a pretended GPU every pair of settings, all parts
-# of gpu_check, and the memory of every model of docs/planner.md.
+# of gpu_check, and the memory of every model of docs/planner.md; and the slowest benchmarks run.
 soak: $(STAMP)
+	$(PYTEST) -m soak
 	$(BIN)/python -m tests.pretend_cuda.memory --check
 	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m tests.soak_drives

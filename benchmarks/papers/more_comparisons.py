@@ -56,7 +56,7 @@ RESULT = PaperResult(
     "gold rises with each share, and the interval of 100 % minus 1 % lies above 0. Failed: mean "
     "gold falls with a share, or that interval lies below 0.",
     seeds=(1, 2, 3),
-    minutes=5,
+    minutes=10,
     measure=measure,
     judge=judge,
 )

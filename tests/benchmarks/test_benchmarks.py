@@ -44,7 +44,7 @@ def run(script: str, *arguments: str, figures: Path, **how: Any) -> dict[str, An
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_episodes(tmp_path: Path) -> None:
     words = ("--repeats", "1", "--ms", "10")  # 100 ms start 64 processes
     found = run("episodes.py", *words, figures=tmp_path / "episodes.json")
@@ -55,7 +55,7 @@ def test_episodes(tmp_path: Path) -> None:
     assert episodes["generate"] > 0.03, "three pauses of 10 ms"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_overlap(tmp_path: Path) -> None:
     found = run("overlap.py", "--repeats", "2", figures=tmp_path / "overlap.json")
     lags = [row["way"].rpartition(" ")[2] for row in found["rows"]]
@@ -107,7 +107,7 @@ def test_hybrid_engine_says_why_it_does_not_run(tmp_path: Path) -> None:
     assert "rollout.backend=hybrid_engine with hardware.device=cpu" in found["rows"][-1]["error"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_long_run(tmp_path: Path) -> None:
     words = [*TINY_RUN, "checkpoint.every_steps=1"]
     figures = tmp_path / "long_run.json"
@@ -172,7 +172,7 @@ def test_cost_follows_tokens(tmp_path: Path) -> None:
     assert [row["tokens"] for row in found["rows"]] == [64 * 4, 64 * 4, 64 * 16]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_loading(tmp_path: Path) -> None:
     arguments = ["--sharded_shape", "micro_llama", "--sharded_dtypes", "bf16"]
     found = run("loading.py", *arguments, figures=tmp_path / "loading.json")

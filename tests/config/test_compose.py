@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from rlhf.config.batches import num_ranks, phase_plans, rollout_plan
+from rlhf.config.choices import Phase
 from rlhf.config.freeze import load_frozen_config, to_run_config, write_frozen_config
 from rlhf.config.hydra_errors import REWARD_MODEL_GROUP, schema_types
 from rlhf.config.schema.run import RunConfig
@@ -63,11 +65,17 @@ def test_every_option_composes_with_the_defaults(
 
 
 def check_experiment(name: str, config: RunConfig) -> None:
-    """It names itself, and its command is its own."""
+    """It names itself, its batches divide over its ranks, and its command is its own."""
     path = CONF / "experiment" / f"{name}.yaml"
     assert config.experiment == name
     assert config.name == name.removeprefix("tables/").replace("/", "_")
     assert path.read_text().startswith("# @package _global_\n")
+    for phase, plan in phase_plans(config).items():
+        settings = getattr(config, phase)
+        size = settings.mini_batch_size if phase is Phase.ppo else settings.batch_size
+        assert plan.micro * plan.accumulation * num_ranks(config) == size
+    if Phase.ppo in config.phase.order:
+        assert rollout_plan(config).per_rank * num_ranks(config) == config.ppo.rollout_batch_size
     own = rf"python launch.py (-m )?(plan=only )?experiment={re.escape(name)}( .*)?"
     assert re.fullmatch(own, read_header(path).command)
 

@@ -148,20 +148,6 @@ DPO_SCRIPTS = {  # GPUs, pairs per device, accumulation, learning rate, ZeRO sta
 }
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_batches_of_an_experiment_divide(name: str, compose: Compose) -> None:
-    data = ["data.path=pairs.jsonl"] if name in {"smollm2_hh", "arithmetic"} else []
-    config = to_run_config(compose([f"experiment={name}", *data]))
-    ranks = num_ranks(config)
-    for phase, plan in phase_plans(config).items():
-        settings = getattr(config, phase)
-        size = settings.mini_batch_size if phase is Phase.ppo else settings.batch_size
-        assert plan.micro * plan.accumulation * ranks == size
-    if Phase.ppo in config.phase.order:
-        rollout = rollout_plan(config)
-        assert rollout.per_rank * ranks == config.ppo.rollout_batch_size
-
-
 def test_every_script_has_its_experiment() -> None:
     named = {name for name in EXPERIMENTS if name.startswith("dsc/")}
     assert named == {*SCRIPTS, *DPO_SCRIPTS, "dsc/chinese", "dsc/japanese"}
