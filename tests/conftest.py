@@ -46,9 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run modules with slow tests first: then no worker waits at the end for a long test."""
+    """Run modules with slow tests first, whole runs before all: no worker waits long at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path not in slow, item.path.parent.name != "runtime"))
 
 
 def pytest_collection_finish() -> None:
