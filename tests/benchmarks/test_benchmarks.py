@@ -65,7 +65,7 @@ def test_overlap(tmp_path: Path) -> None:
         assert 0 < row["generate"] + row["score"] + row["train"] <= 1.5 * row["step"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_rollout(tmp_path: Path) -> None:
     ways = ["generate fp32, dynamic cache", "rollout=hf bf16", "rollout=fast bf16"]
     arguments = ["--repeats", "3", "--tokens", "128", "--ways", *ways]  # a step must show
@@ -152,7 +152,7 @@ def test_peer_trl(tmp_path: Path) -> None:
         assert row["iteration"] > row["generate"] + row["score"] + row["train"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_scaling(tmp_path: Path) -> None:
     arguments = ["--repeats", "1", "--tokens", "4", "--points", "2"]
     arguments += ["--rollout", "hf", "--sweeps", "response", "padding"]
@@ -164,7 +164,7 @@ def test_scaling(tmp_path: Path) -> None:
         assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["generate"])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_cost_follows_tokens(tmp_path: Path) -> None:
     arguments = ["--repeats", "1", "--tokens", "4", "--sweeps", "tokens", "--prompts", "64"]
     found = run("scaling.py", *arguments, figures=tmp_path / "scaling.json")
@@ -190,7 +190,7 @@ def test_loading(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_shared_trunk(tmp_path: Path) -> None:
     arguments = ["--repeats", "1", "--rollout", "hf"]
     found = run("shared_trunk.py", *arguments, figures=tmp_path / "shared_trunk.json")

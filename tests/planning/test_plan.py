@@ -143,7 +143,7 @@ def test_on_a_cpu_a_run_starts_later_with_more_data(compose: Compose) -> None:
     assert start("model=opt_125m", "hardware=a100_80g") == pytest.approx(0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_auto_fits_where_anything_fits_and_nothing_admissible_is_faster(
     data: st.DataObject,
