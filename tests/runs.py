@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from rlhf.base.cpu import cache_folder
 from rlhf.gpu_check.runs import metrics_without_times
@@ -97,6 +100,11 @@ def finished(run_dir: Path, *overrides: str, **how: Any) -> Path:
     run = launch(*TINY_RUN, *overrides, f"run_dir={run_dir}", cwd=run_dir.parent, **how)
     assert run.returncode == 0, run.stderr
     return run_dir
+
+
+def soaked(cases: Iterable[str], *names: str) -> list[Any]:
+    """Return the cases as parameters of a test; those of ``names`` are left to ``make soak``."""
+    return [pytest.param(c, marks=pytest.mark.soak) if c in names else c for c in cases]
 
 
 def new_cache(folder: Path) -> Path:

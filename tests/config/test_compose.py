@@ -58,10 +58,20 @@ def test_every_option_composes_with_the_defaults(
     overrides: list[str], compose: Compose, tmp_path: Path
 ) -> None:
     config = to_run_config(compose(overrides))
-    if overrides[0].startswith("experiment="):  # every kind of value is in one of them
+    if overrides[0].startswith("experiment="):
         check_experiment(overrides[0].removeprefix("experiment="), config)
         write_frozen_config(config, tmp_path)
         assert load_frozen_config(tmp_path) == config
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("overrides", list(choices()), ids=lambda overrides: overrides[0])
+def test_every_option_is_loaded_as_it_was_frozen(
+    overrides: list[str], compose: Compose, tmp_path: Path
+) -> None:
+    config = to_run_config(compose(overrides))
+    write_frozen_config(config, tmp_path)
+    assert load_frozen_config(tmp_path) == config
 
 
 def check_experiment(name: str, config: RunConfig) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rlhf.base.critic_states import CriticState
 from rlhf.base.stored_files import CRITIC_STATE, read_lines
 from rlhf.tracking.jsonl import CRITIC
-from tests.runs import ROOT, TINY_RUN, finished, metrics, python
+from tests.runs import ROOT, TINY_RUN, finished, metrics, python, soaked
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +55,8 @@ MICRO = [f"{phase}.micro_batch_size=4" for phase in ("sft", "reward", "ppo")]
 WAYS = {
     "micro-batches": ["zero=stage0", *MICRO],
     "stage1": ["zero=stage1"],
+    "stage0, deepspeed": ["zero=stage0", DEEPSPEED],
+    "stage1, deepspeed": ["zero=stage1", DEEPSPEED],
     "stage2, deepspeed": ["zero=stage2", DEEPSPEED],
     "stage3, deepspeed": ["zero=stage3", DEEPSPEED, *SHARD_ALL],
     "stage0, 2 ranks": ["zero=stage0", "hardware.ranks_per_node=2"],
@@ -64,7 +66,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", soaked(WAYS, "stage0, deepspeed", "stage1, deepspeed"))
 def test_first_losses_are_equal(way: str, plain: Path, tmp_path: Path) -> None:
     run = finished(tmp_path / "run", *WAYS[way], *WHOLE_ROLLOUT)
     assert_first_losses(run, plain)

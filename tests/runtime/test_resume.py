@@ -15,7 +15,7 @@ import pytest
 from rlhf.checkpoint.phase_state import checkpoint_folders, find_latest_intact_checkpoint
 from rlhf.gpu_check.runs import differing_files
 from tests.killer import PATH
-from tests.runs import EPISODES, ROOT, TINY_RUN, finished, launch, metrics, python, start
+from tests.runs import EPISODES, ROOT, TINY_RUN, finished, launch, metrics, python, soaked, start
 from tests.runtime.test_launcher import children
 from tests.soak import EVERY_STEP, progress, soak
 
@@ -42,6 +42,7 @@ CASES = {
         "ppo.actor_freeze_steps=3",
     ],
     "trunk": ["ppo.shared_trunk=true", "ppo.num_layers_unfrozen=1", "ppo.ema_beta=0.9"],
+    "DeepSpeed, stage 0": ["zero=stage0", *TWO_RANKS],
     "DeepSpeed, stage 2, bf16": [
         *("zero=stage2", "zero.engine=deepspeed", "hardware.dtype=bf16"),
         *TWO_RANKS[1:],
@@ -55,7 +56,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", soaked(CASES, "DeepSpeed, stage 0"))
 def test_killed_run_equals_the_run_that_never_was(case: str, tmp_path: Path) -> None:
     overrides = [*STEPS, *CASES[case]]
     whole = finished(tmp_path / "whole", *overrides, PYTHONPATH=ROOT)

@@ -171,10 +171,16 @@ def same(found: Responses, expected: Responses) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("stage", "fields"),
+    [
+        *((stage, {}) for stage in (0, 1, 2, 3)),
+        pytest.param(3, {"pin_parameters": False}, marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.usefixtures("torch_kernels")
-def test_responses_are_those_of_generate(stage: int) -> None:
-    actor = actor_of(llama(), stage=stage)
+def test_responses_are_those_of_generate(stage: int, fields: dict[str, Any]) -> None:
+    actor = actor_of(llama(), stage=stage, **fields)
     layer = actor.module.generate.__self__._inference_containers[0].module
     layer.attention._qkv_buffers[1].fill_(torch.nan)  # as memory that nobody has written may be
     assert adapt_deepspeed_layers(actor.module) == 2
