@@ -40,7 +40,7 @@ class Meter(Tracker):
         from rlhf.engine.split_adamw import SplitAdamW
         from rlhf.engine.torch_engine import WholeAdamW
         from rlhf.phases.shared.checkpoints import Checkpoints
-        from rlhf.phases.shared.context import Heartbeat
+        from rlhf.phases.shared.step_signals import Heartbeat
 
         self._seconds: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()

@@ -6,6 +6,7 @@ Shapes: P = prompts, N = answers to each.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from run_prompts import RunPrompts
 from torch import Tensor
 
 from papers.claims import Place
+from rlhf.evaluate.figures import mean_of_best
 
 Score = Callable[[Sequence[list[int]]], Sequence[float]]
 """From rows of token ids, prompt and answer, to scores."""
@@ -48,19 +50,9 @@ def scored(drawn: Drawn, score: Score) -> Tensor:
 
 
 def gold_of_best(score_PN: Tensor, gold_PN: Tensor, n: int) -> float:
-    """Return the mean gold score of the best of ``n`` by score, over all choices of n of the N.
-
-    An answer with i answers below it is the best of C(i, n - 1) of the C(N, n) choices; this is
-    the unbiased estimator of Gao et al. (https://arxiv.org/abs/2210.10760, appendix; equal scores
-    are ordered at random by where they stand).
-    """
-    total = score_PN.shape[1]
-    order_PN = score_PN.argsort(dim=1)
-    weights_N = torch.tensor(
-        [math.comb(below, n - 1) / math.comb(total, n) for below in range(total)],
-        dtype=torch.float64,
-    )
-    return float((gold_PN.gather(1, order_PN) * weights_N).sum(dim=1).mean())
+    """Return the mean gold score of the best of ``n`` by score, over all choices of n of the N."""
+    ranked_PN = gold_PN.gather(1, score_PN.argsort(dim=1))
+    return statistics.fmean(mean_of_best(golds, n) for golds in ranked_PN.tolist())
 
 
 def distance_of_best(n: int) -> float:

@@ -18,22 +18,19 @@ from pathlib import Path
 from common import BENCHMARKS, ROOT
 from run_prompts import RunPrompts
 
-from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
-from papers.paired import difference, told
-from papers.started_runs import QUICK, run_of
+from papers.claims import Figures, PaperResult, Place, Verdict
+from papers.paired import difference, told, within
+from papers.started_runs import run_of
+from rlhf import load_run
 from rlhf.base.intervals import mean_with_interval
 
 PYTHON = "RLHF_TRL_PYTHON"
-STEPS = 28
 COUNTED = 14  # last steps, whose gold scores are compared
 MARGIN = 0.04  # of the gold score; GRPO gains about 0.15
 OTHER_SEED = 1000  # added to the seed for TRL's second run
-GRPO = {"steps": STEPS, "responses": 128, "group": 4, "mini_batch": 64, "epochs": 2}
-GRPO |= {"tokens": 32, "rate": 6e-4, "penalty": 0.02}
 RECIPE = (
     "experiment=gold_grpo",
-    f"ppo.steps={STEPS}",
-    f"ppo.actor_lr={GRPO['rate']}",
+    "ppo.steps=28",
     "ppo.lr_schedule=constant",
     "ppo.warmup_steps=0",
     "ppo.eval_every=0",
@@ -57,11 +54,7 @@ def measure(seed: int, place: Place) -> Figures:
     """Return the gold score of the responses of each step: ours, TRL's, and TRL's once more."""
     python = peer_python()
     ours = run_of(place, *RECIPE, seed=seed)
-    task = GRPO | {
-        "steps": QUICK["ppo.steps"] if place.is_quick else STEPS,
-        "model": str(ours / "sft" / "model"),
-        "prompts": RunPrompts.of(ours).train,
-    }
+    task = peer_task(ours)
     curves = {
         "ours": scores(ours),
         "TRL": peer_scores(python, task | {"seed": seed}, place.folder / "trl"),
@@ -72,6 +65,24 @@ def measure(seed: int, place: Place) -> Figures:
     found: Figures = {f"gold, {name}": curve for name, curve in curves.items()}
     ends = {name: statistics.fmean(curve[-COUNTED:]) for name, curve in curves.items()}
     return found | {f"gold of the last steps, {name}": end for name, end in ends.items()}
+
+
+def peer_task(run_dir: Path) -> dict[str, object]:
+    """Return what TRL needs to know of the run: its SFT model, prompts and settings."""
+    config = load_run(run_dir)
+    ppo = config.ppo
+    return {
+        "model": str(run_dir / "sft" / "model"),
+        "prompts": RunPrompts.of(run_dir).train,
+        "steps": ppo.steps,
+        "responses": ppo.rollout_batch_size,
+        "group": ppo.responses_per_prompt,
+        "mini_batch": ppo.mini_batch_size,
+        "epochs": ppo.ppo_epochs,
+        "tokens": config.rollout.max_response_tokens,
+        "rate": ppo.actor_lr,
+        "penalty": ppo.kl_ctl,
+    }
 
 
 def peer_scores(python: str, task: Mapping[str, object], folder: Path) -> list[float]:
@@ -118,11 +129,7 @@ def judge(found: Mapping[int, Figures]) -> Verdict:
         f"{told(same)}; by its last steps alone a pair of runs would differ in "
         f"{apart(found, 'ours')} and {apart(found, 'TRL again')} of {len(found)}"
     )
-    if ours.low > -MARGIN and ours.high < MARGIN:
-        return Verdict(Outcome.PASSED, words)
-    if ours.low > MARGIN or ours.high < -MARGIN:
-        return Verdict(Outcome.FAILED, words)
-    return Verdict(Outcome.OPEN, words)
+    return within(ours, MARGIN, words)
 
 
 RESULT = PaperResult(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from papers.claims import Figures
+from papers.claims import Figures, Outcome, Verdict
 from rlhf.base.intervals import Estimate, mean_with_interval
 
 
@@ -33,3 +33,11 @@ def difference(found: Mapping[int, Figures], name: str, reference: str) -> Estim
 def told(estimate: Estimate) -> str:
     """Return the mean and its interval as words."""
     return f"{estimate.mean:+.3f} ({estimate.low:+.3f} to {estimate.high:+.3f})"
+
+
+def within(estimate: Estimate, margin: float, words: str) -> Verdict:
+    """Pass if the interval lies within ``margin`` of 0, fail if it lies outside."""
+    if estimate.low > -margin and estimate.high < margin:
+        return Verdict(Outcome.PASSED, words)
+    is_outside = estimate.low > margin or estimate.high < -margin
+    return Verdict(Outcome.FAILED if is_outside else Outcome.OPEN, words)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from evaluated import Evaluated, evaluations
 
-from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
-from papers.paired import mean_over, told
+from papers.claims import Figures, PaperResult, Place, Verdict
+from papers.paired import mean_over, told, within
 from papers.started_runs import run_of
 
 MARGIN = 0.03  # of the gold score
@@ -45,12 +45,9 @@ def measure(seed: int, place: Place) -> Figures:
 def judge(found: Mapping[int, Figures]) -> Verdict:
     """Look whether the mean difference over the seeds lies within the margin."""
     estimate = mean_over(found, "difference")
-    words = f"gold at equal KL, with a penalty to without: {told(estimate)}"
-    if estimate.low > -MARGIN and estimate.high < MARGIN:
-        return Verdict(Outcome.PASSED, words)
-    if estimate.low > MARGIN or estimate.high < -MARGIN:
-        return Verdict(Outcome.FAILED, words)
-    return Verdict(Outcome.OPEN, words)
+    return within(
+        estimate, MARGIN, f"gold at equal KL, with a penalty to without: {told(estimate)}"
+    )
 
 
 RESULT = PaperResult(

@@ -121,8 +121,7 @@ def estimate_pass_at_k(right: Sequence[bool], k: int) -> float:
 def best_of_n_figures(by_prompt: Sequence[Sequence[StoredRow]]) -> dict[str, Any]:
     """Return what the score is worth for choosing among the answers to a prompt.
 
-    ``best_of`` is the mean gold score of the best of n answers by score, over all choices of n
-    (https://arxiv.org/abs/2210.10760, appendix); equal scores are ordered as they stand.
+    ``best_of`` is the mean gold score of the best of n answers by score, over all choices of n.
     ``agreement`` is the share of prompts whose answer of highest score has the highest gold score.
     """
     ranked = [
@@ -131,7 +130,7 @@ def best_of_n_figures(by_prompt: Sequence[Sequence[StoredRow]]) -> dict[str, Any
     ]
     return {
         "best_of": {
-            str(n): float(np.mean([_mean_best(golds, n) for golds in ranked]))
+            str(n): float(np.mean([mean_of_best(golds, n) for golds in ranked]))
             for n in (1, 2, 4, 8, 16, 32)
             if n <= min(map(len, ranked))
         },
@@ -139,8 +138,12 @@ def best_of_n_figures(by_prompt: Sequence[Sequence[StoredRow]]) -> dict[str, Any
     }
 
 
-def _mean_best(ranked: Sequence[float], n: int) -> float:
-    """Return the mean of the last of n values, over all choices of n in their order."""
+def mean_of_best(ranked: Sequence[float], n: int) -> float:
+    """Return the mean value of the best of ``n``, over all choices of n; the best stands last.
+
+    A value with i values before it is the best of C(i, n - 1) of the C(N, n) choices: the unbiased
+    estimator of Gao et al. (https://arxiv.org/abs/2210.10760, appendix).
+    """
     chosen = (math.comb(below, n - 1) * value for below, value in enumerate(ranked))
     return sum(chosen) / math.comb(len(ranked), n)
 
