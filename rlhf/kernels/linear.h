@@ -82,36 +82,50 @@ static const uint8_t *next_weights(const Linear *l, Chunks own, int64_t chunk) {
     return (const uint8_t *)l->next->packed + next.begin * next.bytes;
 }
 
-/* Compute y = combine(activation(x W^T + bias), other).
+/* Multiply rows (rows, inputs) by a chunk of weights; write sums (rows, outputs).
  *
- * A thread multiplies all rows, in groups of equal size, by one chunk of weights and meanwhile
- * prefetches the next chunk, in equal shares, one per group. If there is only one group, and at
- * the thread's first chunk, it prefetches a little ahead of the weights that it reads.
+ * All rows, in groups of equal size, are multiplied by one slab after the other. Each group
+ * prefetches its share of the next slab; `after` follows the last one.
  */
-static void linear(const Linear *l, const Pass *pass) {
-    const Shape shape = shape_for(l->inputs);
-    const Chunks own = own_chunks(l);
-    const int64_t groups = (pass->tokens + shape.rows - 1) / shape.rows, lines = shape.bytes / 64;
-    const int64_t together = (pass->tokens + groups - 1) / groups;
-    float sums[shape.rows * shape.outputs] __attribute__((aligned(64)));
-    for (int64_t chunk = own.begin; chunk < own.end; chunk++) {
-        const uint8_t *weights = (const uint8_t *)l->packed + chunk * own.bytes;
-        const uint8_t *next = next_weights(l, own, chunk);
-        for (int64_t group = 0; group < groups; group++) {
-            const int64_t row = group * together, left = pass->tokens - row;
-            const int64_t rows = left < together ? left : together;
-            const number *x = pass->buffers[l->x] + row * l->inputs;
-            Window ahead = {next, lines * group / groups * 64, lines * (group + 1) / groups * 64,
-                            groups == 1 || (group == 0 && chunk == own.begin)};
-            if (groups == 1 || !next) ahead.to = 0;
+static void multiply(Shape shape, const number *x, int64_t rows, int64_t inputs,
+                     const uint8_t *slab, const uint8_t *after, float *sums) {
+    const int64_t groups = (rows + shape.rows - 1) / shape.rows;
+    const int64_t together = (rows + groups - 1) / groups;
+    for (int64_t from = 0, to; from < inputs; from = to) {
+        to = inputs - from < shape.slab ? inputs : from + shape.slab;
+        const int64_t words = (to - from) / shape.inputs;
+        const uint8_t *next = to < inputs ? slab + words * shape.bytes : after;
+        const int64_t step = next ? (shape.bytes + groups - 1) / groups : 0;
+        for (int64_t row = 0; row < rows; row += together) {
+            const int64_t count = rows - row < together ? rows - row : together;
+            const Ahead ahead = {next, next, step};
+            float *to_sums = sums + row * shape.outputs;
 #if HALF && ISA >= AMX
-            if (l->inputs % DEPTH == 0) {
-                if (group == 0 || group == groups - 1) set_tiles(rows);
-                multiply_tiles(x, l->inputs, weights, ahead, sums);
+            if (inputs % DEPTH == 0) {
+                if (row == 0 || count < together) set_tiles(count);
+                multiply_tiles(x + row * inputs, inputs, slab, ahead, to_sums);
             } else
 #endif
-                multiply_vectors(x, rows, l->inputs, weights, ahead, sums);
+                multiply_vectors(x + row * inputs, count, inputs, from, to, slab, ahead, to_sums);
+            if (next) next += words * step;
+        }
+        slab += words * shape.bytes;
+    }
+}
+
+/* Compute y = combine(activation(x W^T + bias), other). Each thread reads its own chunks. */
+static void linear(const Linear *l, const Pass *pass) {
+    enum { BLOCK = 64 }; /* rows whose sums stay in the first cache */
+    const Shape shape = shape_for(l->inputs);
+    const Chunks own = own_chunks(l);
+    float sums[BLOCK * shape.outputs] __attribute__((aligned(64)));
+    for (int64_t chunk = own.begin; chunk < own.end; chunk++)
+        for (int64_t row = 0; row < pass->tokens; row += BLOCK) {
+            const int64_t left = pass->tokens - row, rows = left < BLOCK ? left : BLOCK;
+            const uint8_t *weights = (const uint8_t *)l->packed + chunk * own.bytes;
+            const uint8_t *after = left > BLOCK ? weights : next_weights(l, own, chunk);
+            multiply(shape, pass->buffers[l->x] + row * l->inputs, rows, l->inputs, weights, after,
+                     sums);
             finish(l, pass, sums, shape.outputs, row, rows, chunk * shape.outputs);
         }
-    }
 }

@@ -1,30 +1,24 @@
 /* Products of a few rows with packed weights: on AMX tiles, on pairs of bf16 numbers, and in fp32.
  *
- * Weights are packed in the order in which they are read: chunks of outputs, then inputs. Every
- * product is limited by how fast its weights can be read, and prefetches those of the next chunk.
+ * Weights are packed in the order in which they are read: chunks of outputs, then inputs. A slab, a
+ * part of a chunk's inputs, stays in the first cache while all rows are multiplied by it, and the
+ * slab after it is prefetched meanwhile.
  */
 
-enum { AHEAD = 8192 };  /* prefetch distance within a chunk, in bytes */
-
-/* The next chunk goes through the first cache: on Zen 5 a step then takes 15 % less than with the
- * second cache only. CPUs with AMX have not been measured with it. */
-enum { NEXT_CHUNK = ISA >= AMX ? _MM_HINT_T1 : _MM_HINT_T0 };
-
 /* A product's weights: it multiplies up to `rows` rows by chunks of `outputs` outputs, and reads
- * `bytes` bytes of weights for every `inputs` inputs. */
-typedef struct { int64_t rows, outputs, inputs, bytes; } Shape;
+ * `bytes` bytes of weights for every `inputs` inputs; a slab has `slab` inputs. */
+typedef struct { int64_t rows, outputs, inputs, bytes, slab; } Shape;
 
-/* What to prefetch with every `Shape.bytes` bytes of weights: of the next chunk, which begins at
- * `next`, the bytes from `from` to `to`, and, if `is_soon`, the weights that are AHEAD bytes later. */
-typedef struct { const uint8_t *next; int64_t from, to; int is_soon; } Window;
+/* What to prefetch: `step` more bytes with every Shape.bytes bytes of weights that are read. */
+typedef struct { const uint8_t *fetched, *until; int64_t step; } Ahead;
 
-static inline void fetch_ahead(const uint8_t *weights, int64_t bytes, Window *ahead) {
-    if (ahead->is_soon)
-        for (int64_t line = 0; line < bytes; line += 64)
-            _mm_prefetch((const char *)weights + AHEAD + line, _MM_HINT_T0);
-    for (int64_t line = ahead->from; line < ahead->to; line += 64)
-        _mm_prefetch((const char *)ahead->next + line, NEXT_CHUNK);
-    ahead->next += bytes;
+/* CPUs with AMX have not been measured with the first cache. */
+enum { INTO = ISA >= AMX ? _MM_HINT_T1 : _MM_HINT_T0 };
+
+static inline void fetch_ahead(Ahead *ahead) {
+    ahead->until += ahead->step;
+    for (; ahead->fetched < ahead->until; ahead->fetched += 64)
+        _mm_prefetch((const char *)ahead->fetched, INTO);
 }
 
 #if HALF && ISA >= AVX512_BF16 /* A pair: two inputs, whose products are added at once. */
@@ -66,46 +60,48 @@ static inline vec plus_product(vec sum, pairs x, pairs weight) { return x * weig
 
 /* Sums of so many rows and vectors fit into the registers, beside the numbers to multiply: with
  * AVX2 a bf16 number takes two registers. */
-enum { VECS = 2, ROWS = ISA >= AVX512_BF16 ? 8 : HALF ? 4 : 6 };
-static const Shape VECTORS = {ROWS, VECS * LANES, PAIR, VECS * LANES * PAIR * sizeof(number)};
+enum { VECS = HALF && ISA < AVX512_BF16 ? 2 : 3, ROWS = ISA >= AVX512_BF16 ? 8 : 4 };
+enum { WORD = VECS * LANES * PAIR * sizeof(number) };
+/* Half of a first cache: of 48 KiB with AVX-512, of less than 32 KiB without. */
+enum { SLAB_BYTES = ISA >= AVX512_BF16 ? 24576 : 12288 };
+static const Shape VECTORS = {ROWS, VECS * LANES, PAIR, WORD, SLAB_BYTES / WORD * PAIR};
 
-/* Multiply `rows` rows, a constant, by a chunk of weights: every number of rows has its own code. */
-ALWAYS_INLINE void multiply_rows(const number *x, const int64_t rows, int64_t inputs,
-                                 const uint8_t *weights, Window ahead, float *sums) {
+/* Multiply inputs `from` to `to` of `rows` rows by a slab, and add them to the sums of the inputs
+ * before. `rows` is a constant: every number of rows has its own code. */
+ALWAYS_INLINE void multiply_rows(const number *x, const int64_t rows, int64_t inputs, int64_t from,
+                                 int64_t to, const uint8_t *slab, Ahead ahead, float *sums) {
     vec sum[ROWS][VECS];
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
-#pragma GCC unroll 2
-        for (int j = 0; j < VECS; j++) sum[i][j] = all(0);
-    for (int64_t at = 0; at < inputs; at += PAIR, weights += VECTORS.bytes) {
-        fetch_ahead(weights, VECTORS.bytes, &ahead);
+#pragma GCC unroll 3
+        for (int j = 0; j < VECS; j++)
+            sum[i][j] = from ? load(sums + (i * VECS + j) * LANES) : all(0);
+    for (int64_t at = from; at < to; at += PAIR, slab += WORD) {
+        fetch_ahead(&ahead);
         pairs weight[VECS];
-#pragma GCC unroll 2
-        for (int j = 0; j < VECS; j++) weight[j] = load_pairs(weights + j * sizeof(vec));
+#pragma GCC unroll 3
+        for (int j = 0; j < VECS; j++) weight[j] = load_pairs(slab + j * sizeof(vec));
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
             const pairs numbers = all_pairs(x + i * inputs + at);
-#pragma GCC unroll 2
+#pragma GCC unroll 3
             for (int j = 0; j < VECS; j++) sum[i][j] = plus_product(sum[i][j], numbers, weight[j]);
         }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
-#pragma GCC unroll 2
+#pragma GCC unroll 3
         for (int j = 0; j < VECS; j++) store(sums + (i * VECS + j) * LANES, sum[i][j]);
 }
 
-/* Multiply up to ROWS rows (rows, inputs) by a chunk of weights; write sums (rows, outputs). */
-static void multiply_vectors(const number *x, int64_t rows, int64_t inputs, const uint8_t *weights,
-                             Window ahead, float *sums) {
+/* Multiply up to ROWS rows (rows, inputs) by a slab; update sums (rows, outputs). */
+static void multiply_vectors(const number *x, int64_t rows, int64_t inputs, int64_t from,
+                             int64_t to, const uint8_t *slab, Ahead ahead, float *sums) {
     switch (rows) {
-#define CASE(n) case n: multiply_rows(x, n, inputs, weights, ahead, sums); break
+#define CASE(n) case n: multiply_rows(x, n, inputs, from, to, slab, ahead, sums); break
     CASE(1); CASE(2); CASE(3); CASE(4);
-#if ISA >= AVX512_BF16 || !HALF
-    CASE(5); CASE(6);
-#endif
 #if ISA >= AVX512_BF16
-    CASE(7); CASE(8);
+    CASE(5); CASE(6); CASE(7); CASE(8);
 #endif
 #undef CASE
     }
@@ -135,7 +131,7 @@ static void pack_vectors(const number *weight, int64_t outputs, int64_t inputs, 
 #include <unistd.h>
 
 enum { TILE = 16, DEPTH = 32, BLOCKS = 4, TILE_BYTES = 1024 };  /* rows and inputs of a tile */
-static const Shape TILES = {TILE, BLOCKS * TILE, DEPTH, BLOCKS * TILE_BYTES};
+static const Shape TILES = {TILE, BLOCKS * TILE, DEPTH, BLOCKS * TILE_BYTES, INT64_MAX};
 
 typedef struct {
     uint8_t palette, start_row, reserved[14];
@@ -152,12 +148,12 @@ static void set_tiles(int64_t rows) {
 }
 
 /* Multiply the rows of set_tiles by a chunk of weights. Tiles: 0-3 sums, 4 rows, 5-6 weights. */
-static void multiply_tiles(const number *x, int64_t inputs, const uint8_t *weights, Window ahead,
+static void multiply_tiles(const number *x, int64_t inputs, const uint8_t *weights, Ahead ahead,
                            float *sums) {
     const int64_t stride = inputs * sizeof(number), sums_stride = TILES.outputs * sizeof(float);
     _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     for (int64_t at = 0; at < inputs; at += DEPTH, weights += TILES.bytes) {
-        fetch_ahead(weights, TILES.bytes, &ahead);
+        fetch_ahead(&ahead);
         _tile_loadd(4, x + at, stride);
         _tile_loadd(5, weights, 64);
         _tile_dpbf16ps(0, 4, 5);
