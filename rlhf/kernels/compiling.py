@@ -27,7 +27,7 @@ from rlhf.base.trust import is_trusted
 logger = logging.getLogger(__name__)
 KERNELS = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)  # lowest ISA level
 X86_ONLY = {"logprobs", "softmax", "decode"}
-HALF_ONLY = {"adamw", "softmax"}  # used with bf16 weights only
+HALF_ONLY = {"adamw"}  # used with bf16 weights only
 FLAGS = ["-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
 
 

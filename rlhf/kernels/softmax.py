@@ -1,4 +1,4 @@
-"""Softmax of attention scores in bf16 on a CPU: torch is slow on short rows of bf16.
+"""Softmax of attention scores on a CPU, bf16 or fp32: torch is slow on short rows.
 
 Shapes: ... = any leading dimensions, S = scores of a row.
 """
@@ -39,7 +39,11 @@ def softmax_gradient_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor
 
 def _library_for(x: Tensor) -> Any | None:
     assert x.is_contiguous()
-    return compile_kernel("softmax") if x.is_cpu and x.dtype is torch.bfloat16 else None
+    if not x.is_cpu or x.dtype not in (torch.bfloat16, torch.float32):
+        return None
+    if torch.compiler.is_compiling():
+        return None
+    return compile_kernel("softmax", half=x.dtype is torch.bfloat16)
 
 
 def _sizes(x: Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64]:

@@ -141,7 +141,7 @@ def test_a_cap_of_none_says_that_torch_computes(monkeypatch: pytest.MonkeyPatch)
         f"kernels: none in C (none); torch instead of adamw, logprobs, softmax, decode: {missing}"
     )
     assert describe_kernels(half=False) == (
-        f"kernels: none in C (none); torch instead of logprobs, decode: {missing}"
+        f"kernels: none in C (none); torch instead of logprobs, softmax, decode: {missing}"
     )
 
 
