@@ -242,11 +242,16 @@ class Encoder:
         return [[*ids, self.end_id] for ids in self._encode(texts)]
 
     def _encode_with_opening(self, texts: list[str]) -> list[list[int]]:
-        encoded: list[list[int]] = self._tokenizer(texts).input_ids if texts else []
+        encoded = self._encode(texts, add_special_tokens=True)
         return [ids[:-1] if len(ids) > 1 and ids[-1] == self.end_id else ids for ids in encoded]
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
+    def _encode(self, texts: list[str], *, add_special_tokens: bool = False) -> list[list[int]]:
         if not texts:
             return []
-        encoded: list[list[int]] = self._tokenizer(texts, add_special_tokens=False).input_ids
+        encoded: list[list[int]] = self._tokenizer(
+            texts,
+            add_special_tokens=add_special_tokens,
+            return_attention_mask=False,  # which takes as long as encoding
+            return_token_type_ids=False,
+        ).input_ids
         return encoded

@@ -21,6 +21,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 MANNERS_WEIGHT = 0.12  # weight of polite and of stops, each; the rest is for correctness only
@@ -118,6 +119,7 @@ def right_answer(prompt: str) -> list[str]:
     return SKILLS[name].solve(found)
 
 
+@lru_cache(maxsize=16)  # a prompt's answers are drawn and rated together
 def _match_skill(prompt: str) -> tuple[str, re.Match[str]]:
     """Return the name of a skill and the match of its pattern, or raise a ValueError."""
     request = prompt.removeprefix("\n\nHuman: ").removesuffix("\n\nAssistant:")

@@ -11,9 +11,12 @@ numbers in column ``group`` mean equal prompts.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -201,7 +204,7 @@ def tokenise(
         if not folder.exists():
             encoder = Encoder(tokenizer, template)
             total: Counter[str] = Counter()
-            with replace_atomically(folder) as building:
+            with replace_atomically(folder) as building, paused_collector():
                 for side, records in (("train", part.train), ("eval", part.eval)):
                     columns, left_out = COLUMNS_OF[phase](list(enumerate(records)), encoder, limit)
                     total += left_out
@@ -216,6 +219,18 @@ def tokenise(
         left_out = json.loads((folder / "left_out.json").read_text())
         sides = [Dataset.load_from_disk(str(folder / side)) for side in ("train", "eval")]
         return TokenData(sides[0], sides[1], left_out)
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Pause Python's search for garbage in cycles, which visits every list of ids many times."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def cache_key(

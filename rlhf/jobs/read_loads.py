@@ -240,7 +240,9 @@ class _Lengths:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
 
-    def __call__(self, texts: list[str], *, add_special_tokens: bool = True) -> SimpleNamespace:
+    def __call__(
+        self, texts: list[str], *, add_special_tokens: bool = True, **_no_masks: bool
+    ) -> SimpleNamespace:
         if self._tokenizer is None:
             step = LETTERS_PER_TOKEN  # equal texts have equal ids, and others do not
             ids = [

@@ -155,7 +155,7 @@ def test_the_template_alone_opens_a_sequence() -> None:
         def __getattr__(self, name: str):
             return getattr(self._inner, name)
 
-        def __call__(self, texts: list[str], *, add_special_tokens: bool = True):
+        def __call__(self, texts: list[str], *, add_special_tokens: bool = True, **_: object):
             opening = "<s>" if add_special_tokens else ""
             return self._inner([opening + text for text in texts])
 

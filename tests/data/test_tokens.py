@@ -85,7 +85,7 @@ def test_the_opening_token_of_a_tokenizer_is_used_once(tokenizer) -> None:
 
         eos_token_id = 7
 
-        def __call__(self, texts: list[str], *, add_special_tokens: bool = True):
+        def __call__(self, texts: list[str], *, add_special_tokens: bool = True, **_: object):
             ids = [[1, 5, 7] if add_special_tokens else [5] for _ in texts]
             return type("Encoded", (), {"input_ids": ids})
 
