@@ -44,7 +44,7 @@ def test_auto_is_fp32_under_a_cap(level: str, tmp_path: Path) -> None:
     run = launch(*auto, "phase=sft", "run_dir=run", cwd=tmp_path, RLHF_MAX_CPU_ISA=level)
     assert run.returncode == 0, run.stderr
     assert "1 x cpu, fp32" in run.stdout
-    names = "logprobs, decode" if level == "avx2" else "none"
+    names = "logprobs, softmax, decode" if level == "avx2" else "none"
     assert f"kernels: {names} in C ({level})" in run.stdout
 
 
