@@ -8,7 +8,7 @@ from evaluated import evaluations
 
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.paired import difference, told
-from papers.started_runs import run_of
+from papers.started_runs import gold_figures, run_of
 
 STEPS = 28  # in which the actor learns
 FIRST = 21  # in which only the critic learns
@@ -29,13 +29,8 @@ def measure(seed: int, place: Place) -> Figures:
     found: Figures = {}
     for name, words in zip(ARMS, ((f"ppo.steps={STEPS}",), later), strict=True):
         curve = evaluations(run_of(place, *RECIPE, *words, seed=seed))
-        found |= {
-            f"gold, {name}": [each.gold for each in curve],
-            f"gold before, {name}": curve[0].gold,
-            f"lowest gold, {name}": min(each.gold for each in curve),
-            f"gold after, {name}": curve[-1].gold,
-            f"KL after, {name}": curve[-1].kl,
-        }
+        found |= gold_figures(name, curve)
+        found[f"lowest gold, {name}"] = min(each.gold for each in curve)
     return found
 
 

@@ -8,7 +8,7 @@ from evaluated import evaluations
 
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.paired import difference, told
-from papers.started_runs import run_of
+from papers.started_runs import gold_figures, run_of
 
 MEMBERS = ("reward.members=5", "reward.member_epochs=0.03")  # as many pairs as the first member
 ARMS = {
@@ -24,12 +24,8 @@ def measure(seed: int, place: Place) -> Figures:
     found: Figures = {}
     for arm, overrides in ARMS.items():
         curve = evaluations(run_of(place, "experiment=overoptimised", *overrides, seed=seed))
-        found |= {
-            f"gold before, {arm}": curve[0].gold,
-            f"best gold, {arm}": max(each.gold for each in curve),
-            f"gold after, {arm}": curve[-1].gold,
-            f"KL after, {arm}": curve[-1].kl,
-        }
+        found |= gold_figures(arm, curve)
+        found[f"best gold, {arm}"] = max(each.gold for each in curve)
     return found
 
 

@@ -8,7 +8,7 @@ from evaluated import evaluations
 
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.paired import difference, told
-from papers.started_runs import run_of
+from papers.started_runs import gold_figures, run_of
 
 REWARDS = ("accurate", "accurate_flat", "noisy")
 RECIPE = (
@@ -25,12 +25,7 @@ def measure(seed: int, place: Place) -> Figures:
     for name in REWARDS:
         function = f'function: "papers.constructed_rewards:{name}", run_code: true'
         reward = f"rewards.part={{kind: function, {function}}}"
-        curve = evaluations(run_of(place, *RECIPE, reward, seed=seed))
-        found |= {
-            f"gold, {name}": [each.gold for each in curve],
-            f"gold after, {name}": curve[-1].gold,
-            f"KL after, {name}": curve[-1].kl,
-        }
+        found |= gold_figures(name, evaluations(run_of(place, *RECIPE, reward, seed=seed)))
     return found
 
 

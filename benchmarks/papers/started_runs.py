@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from common import run_on_cores
+from evaluated import Evaluated
 
-from papers.claims import Place
+from papers.claims import Figures, Place
 from rlhf.checkpoint.results import read_phase_result
 
 QUICK = {
@@ -53,3 +55,13 @@ def ppo_result(run_dir: Path) -> dict[str, Any]:
     if found is None:
         raise RuntimeError(f"{run_dir}: has no result of PPO")
     return found
+
+
+def gold_figures(name: str, curve: Sequence[Evaluated]) -> Figures:
+    """Return the gold score along PPO of the run ``name``, before and after, and the KL after."""
+    return {
+        f"gold, {name}": [each.gold for each in curve],
+        f"gold before, {name}": curve[0].gold,
+        f"gold after, {name}": curve[-1].gold,
+        f"KL after, {name}": curve[-1].kl,
+    }
