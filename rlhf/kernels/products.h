@@ -12,7 +12,8 @@ typedef struct { int64_t rows, outputs, inputs, bytes, slab; } Shape;
 /* What to prefetch: `step` more bytes with every Shape.bytes bytes of weights that are read. */
 typedef struct { const uint8_t *fetched, *until; int64_t step; } Ahead;
 
-/* CPUs with AMX have not been measured with the first cache. */
+/* The cache into which weights are prefetched: the first, or with AMX, which has not been measured
+ * with the first, the second. */
 enum { INTO = ISA >= AMX ? _MM_HINT_T1 : _MM_HINT_T0 };
 
 static inline void fetch_ahead(Ahead *ahead) {

@@ -41,7 +41,7 @@ def _library_for(x: Tensor) -> Any | None:
     assert x.is_contiguous()
     if not x.is_cpu or x.dtype not in (torch.bfloat16, torch.float32):
         return None
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # torch.compile fuses torch's own softmax
         return None
     return compile_kernel("softmax", half=x.dtype is torch.bfloat16)
 
