@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
-from rlhf.base.user_paths import expand_user_path
-from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
+from rlhf.models.config_fields import config_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,42 +96,6 @@ def shape_of(model: ModelConfig, *, key: str = "model") -> ModelShape | None:
     except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a field is missing or wrong
         return None
     return shape if all(type(size) is int and 0 < size < 2**60 for size in sizes) else None
-
-
-def config_fields(model: ModelConfig, *, key: str = "model") -> dict[str, Any]:
-    """Return the known fields of a model's HF config; empty if none are known.
-
-    Random weights use ``architecture``. Pretrained weights use config.json in their folder or, for
-    a hub id, the published fields in ``architecture`` or config.json in the hub cache.
-    """
-    if model.init is ModelInit.random:
-        return dict(model.architecture)
-    file = expand_user_path(str(model.path), key=f"{key}.path") / "config.json"
-    if file.is_file():
-        return _read_json(file)
-    if "model_type" in model.architecture:
-        return dict(model.architecture)
-    return _read_cached_config(model)
-
-
-def _read_cached_config(model: ModelConfig) -> dict[str, Any]:
-    """Read config.json of a hub id from the hub cache; return {} if it is not there."""
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        found = try_to_load_from_cache(str(model.path), "config.json", revision=model.revision)
-    except ValueError:  # the path is not a hub id
-        return {}
-    return _read_json(Path(found)) if isinstance(found, str) else {}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Return the mapping in a JSON file, or {} if the file holds no mapping."""
-    try:
-        fields = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
 
 
 def _opt_shape(c: Mapping[str, Any]) -> ModelShape:
