@@ -55,6 +55,10 @@ def _check_loss(reward: RewardConfig, source: Source) -> None:
         "reward.loss=end": (
             is_regression and (reward.margin_column is not None or reward.label_smoothing > 0)
         ),
+        f"reward.label_noise={reward.label_noise}: reward.loss=regression reads scores, not which "
+        "answer was preferred; remove it, or use reward.loss=end": (
+            is_regression and reward.label_noise > 0
+        ),
     }
     refuse_first(broken)
     wanted = [*(columns or ()), *filter(None, [reward.margin_column])]

@@ -75,6 +75,16 @@ class SftConfig(ExamplesConfig):
     """Tokens that the loss covers: response (only the responses) or all."""
 
 
+@dataclass(kw_only=True)
+class PairsConfig(ExamplesConfig):
+    """Training on pairs of a chosen and a rejected response."""
+
+    label_smoothing: float = key(FROM_0_BELOW_HALF)
+    """Share of pairs whose label is assumed to be wrong; 0: none."""
+    label_noise: float = key(FROM_0_TO_1)
+    """Share of training pairs whose answers are exchanged, to study wrong labels; 0: none."""
+
+
 def phases_that_combine(config: Any) -> frozenset[Phase]:
     """Return the phases that read reward.combine: training only distinguishes warm."""
     trains = {Phase.reward} if config.reward.combine is CombineName.warm else set()
@@ -99,7 +109,7 @@ UNWEIGHTED = (
 
 
 @dataclass(kw_only=True)
-class RewardConfig(ExamplesConfig):
+class RewardConfig(PairsConfig):
     """Reward model training."""
 
     loss: RewardLossName
@@ -109,8 +119,6 @@ class RewardConfig(ExamplesConfig):
     """Column with the margin by which the chosen score should be higher (Llama 2); null: none."""
     score_columns: list[str] | None
     """Columns with the scores of the chosen and of the rejected response, for loss=regression."""
-    label_smoothing: float = key(FROM_0_BELOW_HALF)
-    """Share of pairs whose label is assumed to be wrong; 0: none."""
     group_pairs: bool
     """Keep all pairs of one prompt in one batch, each prompt with weight 1 (InstructGPT)."""
     members: int = key(ABOVE_0, affects=results_of(Phase.reward, Phase.ppo), is_inherited=True)
@@ -144,14 +152,12 @@ class RewardConfig(ExamplesConfig):
 
 
 @dataclass(kw_only=True)
-class DpoConfig(ExamplesConfig):
+class DpoConfig(PairsConfig):
     """Direct preference optimisation, instead of reward model training and PPO."""
 
     loss: DpoLossName
     """sigmoid: DPO's logistic loss; ipo: a squared loss, which bounds the pull of a single pair."""
     beta: float = key(ABOVE_0)
     """Strength of the pull to the reference; the implicit reward is beta * log(pi / pi_ref)."""
-    label_smoothing: float = key(FROM_0_BELOW_HALF)
-    """Share of pairs whose label is assumed to be wrong (conservative DPO); 0: none."""
     eval_prompts: int = key(ABOVE_0)
     """Maximum number of held-out prompts to answer before and after training."""

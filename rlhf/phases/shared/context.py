@@ -15,6 +15,8 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.phase_state import Checkpoint
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.supervised import PairsConfig
+from rlhf.data.label_noise import exchange_answers
 from rlhf.data.pair_numbers import add_pair_numbers, read_pair_groups
 from rlhf.data.splits import PhaseData
 from rlhf.data.synthetic_pairs import GoldJudge
@@ -50,7 +52,11 @@ class RunContext:
 
 def phase_records(context: RunContext, phase: Phase) -> PhaseData:
     """Return the records that a phase trains on; DPO uses the reward phase's pairs."""
-    return context.parts[phase.data_share]
+    part, config = context.parts[phase.data_share], context.config
+    learners: dict[Phase, PairsConfig] = {Phase.reward: config.reward, Phase.dpo: config.dpo}
+    if phase not in learners or not learners[phase].label_noise:
+        return part
+    return exchange_answers(part, share=learners[phase].label_noise, seed=config.seed)
 
 
 def phase_tokens(context: RunContext, phase: Phase) -> TokenData:

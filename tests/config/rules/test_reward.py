@@ -28,6 +28,11 @@ SCORES = "reward.score_columns=[score_chosen,score_rejected]"
             ["reward.loss=regression", SCORES, "reward.label_smoothing=0.1", *LOCAL],
             ["reward.label_smoothing=0.1", "a squared error has none"],
         ),
+        (
+            ["reward.loss=regression", SCORES, "reward.label_noise=0.1", *LOCAL],
+            ["reward.label_noise=0.1", "reads scores"],
+        ),
+        (["reward.label_noise=1.5"], ["reward.label_noise=1.5", "from 0 to 1"]),
         (["reward.margin_column=margin"], ["reward.margin_column", "no column margin"]),
         (["reward.label_smoothing=0.5"], ["reward.label_smoothing=0.5", "below 0.5"]),
         (["reward.members=0"], ["reward.members=0", "above 0"]),
