@@ -120,7 +120,7 @@ def on_own_cores(
 def run_on_cores(runs: Mapping[Path, Sequence[str]], *, at_a_time: int) -> None:
     """Start launch.py with the overrides of each run directory, each run on a core of its own.
 
-    Runs that have a report are finished, and are left out.
+    Finished runs are left out.
     """
 
     def run(run_dir: Path, on_core: list[str]) -> None:
@@ -135,8 +135,13 @@ def run_on_cores(runs: Mapping[Path, Sequence[str]], *, at_a_time: int) -> None:
         )
         sys.stderr.write(f"{run_dir}: exit code {done.returncode}\n{done.stderr[-500:]}")
 
-    left = [run_dir for run_dir in runs if not (run_dir / "report.html").exists()]
+    left = [run_dir for run_dir in runs if not is_finished(run_dir)]
     on_own_cores(left, run, at_a_time=at_a_time)
+
+
+def is_finished(run_dir: Path) -> bool:
+    """Return True if the run ended well; a run that broke has a report, but no result."""
+    return (run_dir / "result.json").exists()
 
 
 def whole_and_first(

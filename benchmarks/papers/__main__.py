@@ -145,6 +145,9 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--seed"]:
         name, number, out, *rest = sys.argv[2:]
-        measure(Seed(name=name, number=int(number), out=Path(out), is_quick=rest == ["quick"]))
+        try:
+            measure(Seed(name=name, number=int(number), out=Path(out), is_quick=rest == ["quick"]))
+        except (RuntimeError, subprocess.CalledProcessError) as missing:
+            sys.exit(str(missing))  # after what the run or script itself said
     else:
         main()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import run_on_cores
+from common import is_finished, run_on_cores
 from evaluated import Evaluated
 
 from papers.claims import Figures, Place
@@ -44,7 +44,7 @@ def run_of(place: Place, *overrides: str, seed: int) -> Path:
     name = hashlib.sha256(shlex.join(words).encode()).hexdigest()[:16]
     run_dir = place.shared / "runs" / name
     run_on_cores({run_dir: words}, at_a_time=1)
-    if not (run_dir / "report.html").exists():
+    if not is_finished(run_dir):
         raise RuntimeError(f"python launch.py {shlex.join(words)}: did not finish in {run_dir}")
     return run_dir
 
