@@ -55,7 +55,10 @@ def pairs(wheels: Wheels) -> list[Pair]:
         " k3_kl_penalty_reference",
     )
     given = vars(utils)
-    names = "_ppo_policy_loss _compute_vf_loss_token _compute_gae_returns_token _resolve_is_level"
+    names = (
+        "_ppo_policy_loss _compute_vf_loss_token _compute_gae_returns_token _compute_token_rewards"
+        " _resolve_is_level"
+    )
     ppo = wheels.load("AgileRL", PPO, " ".join(f"PPO.{name}" for name in names.split()), given)
     names = (
         "_compute_policy_loss _log_importance_weights _clipped_units _reduce_masked_loss"
@@ -136,8 +139,24 @@ def _gae(ppo: SimpleNamespace) -> list[Pair]:
             advantages_BT, returns_BT = advantages_BT + made[0], returns_BT + made[1]
         return kept(x.holes_BT, advantages=advantages_BT, returns=returns_BT)
 
+    def rewards(x: Inputs, *, at_end: bool) -> Tensors:
+        """The score as the reward of one turn; ``at_end``: each token is a turn, the last pays."""
+        turns_BT = torch.where(x.keep_BT, x.keep_BT.cumsum(1) - 1 if at_end else 0, -1)
+        paid = x.end_rewards_BT if at_end else x.scores_B[:, None]
+        return kept(x.keep_BT, rewards=agent._compute_token_rewards(x.keep_BT, paid, turns_BT))
+
     where = f"{PPO}: _compute_gae_returns_token"
+    agent = _bound(ppo)
     return [
+        Pair(
+            "token rewards",
+            f"{PPO}: _compute_token_rewards",
+            "token_rewards",
+            lambda x: Sides(rewards(x, at_end=False), kept(x.keep_BT, rewards=x.end_rewards_BT)),
+            "the reward of a turn is that of each of its tokens, so that a long response earns it"
+            " more often (here: the last token's)",
+            lambda x: Sides(rewards(x, at_end=True), kept(x.keep_BT, rewards=x.end_rewards_BT)),
+        ),
         Pair(
             "GAE and returns",
             where,

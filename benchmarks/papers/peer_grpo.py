@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf.data.synthetic import rate_response
+from papers.gold_judge import GoldJudge
 
 VERSION = "1.16.0"
 SETTINGS = {
@@ -35,33 +34,6 @@ SETTINGS = {
 }
 
 
-class Judge:
-    """The task's gold score as a reward function, which keeps what it gave in each step."""
-
-    __name__ = "gold"
-
-    def __init__(self, end_id: int) -> None:
-        self._end_id = end_id
-        self.given: list[list[float]] = []
-
-    def __call__(
-        self,
-        prompts: Sequence[str],
-        completions: Sequence[str],
-        completion_ids: Sequence[Sequence[int]],
-        **_: object,
-    ) -> list[float]:
-        """Rate the answers of one step."""
-        rows = zip(prompts, completions, completion_ids, strict=True)
-        self.given.append(
-            [
-                rate_response(prompt, answer, ended=ids[-1] == self._end_id).gold
-                for prompt, answer, ids in rows
-            ]
-        )
-        return self.given[-1]
-
-
 def train(task: dict[str, Any]) -> list[list[float]]:
     """Train the model of the task, and return the gold scores of each step."""
     import trl
@@ -71,7 +43,7 @@ def train(task: dict[str, Any]) -> list[list[float]]:
     if trl.__version__ != VERSION:
         raise SystemExit(f"trl {trl.__version__}: the comparison is with {VERSION}")
     tokenizer = AutoTokenizer.from_pretrained(task["model"])
-    judge = Judge(tokenizer.eos_token_id)
+    judge = GoldJudge(tokenizer.eos_token_id)
     groups = task["responses"] // task["group"]
     updates = task["epochs"] * (task["responses"] // task["mini_batch"])
     trainer = trl.GRPOTrainer(

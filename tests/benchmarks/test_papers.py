@@ -88,11 +88,26 @@ def test_verdicts_follow_the_criteria(load: Any) -> None:
     assert outcomes(staleness, *(lags(0.0, 0.0, n) for n in few)) == "failed", "lag 8 costs nothing"
     assert outcomes(staleness, *(lags(0.0, -0.2, 20 * n) for n in few)) == "cannot be told"
 
-    curves = load("learning_curves")
+    ensembles = load("pessimistic_ensembles")
+    golds = {"single": 0.3, "worst": 0.5, "uncertainty": 0.5, "mean": 0.4}
+    seed = {f"gold after, {arm}": gold for arm, gold in golds.items()}
+    assert outcomes(ensembles, seed, seed) == "passed"
+    assert (
+        outcomes(ensembles, seed | {"gold after, worst": 0.1}, seed | {"gold after, worst": 0.1})
+        == "failed"
+    )
+    assert outcomes(ensembles, seed, seed | {"gold after, worst": 0.1}) == "cannot be told"
+
+
+@pytest.mark.parametrize(
+    ("module", "peer"), [("learning_curves", "TRL"), ("ppo_curves", "AgileRL")]
+)
+def test_curves_beside_a_peer_pass_within_the_margin(load: Any, module: str, peer: str) -> None:
+    curves = load(module)
 
     def pair(ours: float, again: float) -> dict[str, object]:
         found: dict[str, object] = {}
-        for name, gold in {"ours": ours, "TRL": 0.8, "TRL again": again}.items():
+        for name, gold in {"ours": ours, peer: 0.8, f"{peer} again": again}.items():
             curve = [gold + 0.001 * (step % 3) for step in range(28)]
             found |= {f"gold, {name}": curve, f"gold of the last steps, {name}": gold}
         return found
@@ -103,17 +118,15 @@ def test_verdicts_follow_the_criteria(load: Any) -> None:
     assert outcomes(curves, pair(0.7, 0.8), pair(0.71, 0.8)) == "cannot be told"
     assert outcomes(curves, *[pair(0.7, 0.8)] * 3) == "failed"
     found = dict(enumerate((pair(0.7, 0.8), pair(0.8, 0.9), pair(0.7, 0.8))))
-    assert (curves.apart(found, "ours"), curves.apart(found, "TRL again")) == (2, 1)
+    assert [curves.PEER.apart(found, name) for name in ("ours", f"{peer} again")] == [2, 1]
 
-    ensembles = load("pessimistic_ensembles")
-    golds = {"single": 0.3, "worst": 0.5, "uncertainty": 0.5, "mean": 0.4}
-    seed = {f"gold after, {arm}": gold for arm, gold in golds.items()}
-    assert outcomes(ensembles, seed, seed) == "passed"
-    assert (
-        outcomes(ensembles, seed | {"gold after, worst": 0.1}, seed | {"gold after, worst": 0.1})
-        == "failed"
-    )
-    assert outcomes(ensembles, seed, seed | {"gold after, worst": 0.1}) == "cannot be told"
+
+def test_agilerl_rewards_the_last_token_of_a_response_alone(load: Any) -> None:
+    ids = [torch.tensor([[5, 6, 7, 8, 9]]), torch.tensor([[5, 6, 7]])]  # prompts of 2 and 1 tokens
+    keep = [torch.tensor([[False, True, True, True]]), torch.tensor([[True, True]])]
+    experiences, turns_BT = load("peer_ppo").as_turns(ids, keep, [0.5, 0.25])
+    assert turns_BT.tolist() == [[-1, 0, 1, 2], [0, 1, -1, -1]]
+    assert experiences[2].tolist() == [[0, 0, 0.5], [0, 0.25, 0]]
 
 
 def test_a_flat_reward_orders_as_the_judge_does(load: Any) -> None:
