@@ -14,7 +14,7 @@ STEPS = 28  # in which the actor learns
 FIRST = 21  # in which only the critic learns
 SMALL = 0.03  # of the gold score: a smaller gain would not be noticed
 ARMS = ("PPO", "VC-PPO")
-RECIPE = (
+BYTES = (
     "experiment=gold_ppo",
     "model.vocab_size=265",  # bytes: a response has about 25 tokens, and lambda 0.85 reaches 7
     "rollout.max_response_tokens=64",
@@ -28,7 +28,7 @@ def measure(seed: int, place: Place) -> Figures:
     later = (f"ppo.steps={first + STEPS}", f"ppo.actor_freeze_steps={first}", "ppo.lam_critic=1")
     found: Figures = {}
     for name, words in zip(ARMS, ((f"ppo.steps={STEPS}",), later), strict=True):
-        curve = evaluations(run_of(place, *RECIPE, *words, seed=seed))
+        curve = evaluations(run_of(place, *BYTES, *words, seed=seed))
         found |= gold_figures(name, curve)
         found[f"lowest gold, {name}"] = min(each.gold for each in curve)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from evaluated import evaluations
 
@@ -21,9 +21,17 @@ ARMS = {
 
 def measure(seed: int, place: Place) -> Figures:
     """Return the gold score before, at its best and after 80 steps without a penalty."""
+    return gold_of_arms(seed, place)
+
+
+def gold_of_arms(
+    seed: int, place: Place, *overrides: str, of_ensembles: Sequence[str] = ()
+) -> Figures:
+    """Return the gold score of each arm along PPO, with these overrides in addition."""
     found: Figures = {}
-    for arm, overrides in ARMS.items():
-        curve = evaluations(run_of(place, "experiment=overoptimised", *overrides, seed=seed))
+    for arm, own in ARMS.items():
+        words = [*own, *overrides, *(of_ensembles if own else ())]
+        curve = evaluations(run_of(place, "experiment=overoptimised", *words, seed=seed))
         found |= gold_figures(arm, curve)
         found[f"best gold, {arm}"] = max(each.gold for each in curve)
     return found
