@@ -21,10 +21,10 @@ RESULT = PaperResult(
     claim="With a quarter of the labels wrong, the worst case of five reward models, and their "
     "mean minus their variance, reduce over-optimisation by PPO and reach more gold than a single "
     "model.",
-    criterion="As for pessimistic ensembles, but with 10 % of the pairs, the answers of a quarter of "
-    "these exchanged, and for each of the five members three of four layers of its own. Gold after "
-    "80 steps, paired by seed. Passed: the intervals of worst and of uncertainty, minus single, "
-    "lie above 0. Failed: one of them lies below 0.",
+    criterion="As for pessimistic ensembles, but with 10 % of the pairs, the answers of a quarter "
+    "of these exchanged, and for each of the five members three of four layers of its own. Gold "
+    "after 80 steps, paired by seed. Passed: the intervals of worst and of uncertainty, minus "
+    "single, lie above 0. Failed: one of them lies below 0.",
     seeds=(1, 2, 3, 4, 5),
     minutes=14,
     measure=measure,
