@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,6 +42,20 @@ def test_every_result_states_what_could_fail(load: Any) -> None:
         assert "passed:" in result.criterion.lower(), name
         assert "failed:" in result.criterion.lower(), name
         assert "https://" in result.source or "docs/" in result.source, name
+
+
+def test_a_run_that_broke_is_refused_though_it_has_a_report(
+    load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def break_off(runs: Mapping[Path, object], **_: object) -> None:
+        for run_dir in runs:
+            run_dir.mkdir(parents=True)
+            (run_dir / "report.html").touch()
+
+    started = load("started_runs")
+    monkeypatch.setattr(started, "run_on_cores", break_off)
+    with pytest.raises(RuntimeError, match=r"launch.py ppo.steps=1 seed=3 .*: did not finish"):
+        started.run_of(started.Place(tmp_path, tmp_path, is_quick=False), "ppo.steps=1", seed=3)
 
 
 def test_best_of_n_is_the_mean_over_all_choices(load: Any) -> None:
