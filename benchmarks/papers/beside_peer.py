@@ -30,13 +30,20 @@ class Peer:
     """Another project: a script of this folder trains its model in an environment of its own."""
 
     name: str
-    package: str
-    """As it is installed."""
+    packages: str
+    """What pip installs in the peer's environment."""
     variable: str
-    """Of the environment: names the interpreter that has the package."""
+    """Of our environment: names the peer's interpreter."""
     script: str
     recipe: tuple[str, ...]
     """Overrides of our run; the script gets the settings that follow from them."""
+
+    @property
+    def needs(self) -> str:
+        """Return what a reader sets up before."""
+        return (
+            f"`{self.variable}`: the python of an environment made by `pip install {self.packages}`"
+        )
 
     def measure(self, seed: int, place: Place) -> Figures:
         """Return the gold score of each step's responses: ours, the peer's, the peer's again.
@@ -46,10 +53,7 @@ class Peer:
         """
         python = os.environ.get(self.variable, "")
         if not Path(python).is_file():
-            raise RuntimeError(
-                f"{self.variable}={python}: must name the python of an environment with"
-                f" {self.package}"
-            )
+            raise RuntimeError(f"{self.variable}={python} is not there. The row needs {self.needs}")
         ours = run_of(place, *self.recipe, seed=seed)
         task = task_of(ours)
         again = f"{self.name} again"

@@ -56,6 +56,8 @@ class PaperResult:
     seeds: tuple[int, ...] = (1, 2, 3)
     minutes: float
     """CPU time of one seed, about."""
+    needs: str = ""
+    """What a reader sets up before, beside this program; empty: nothing."""
     measure: Callable[[int, Place], Figures]
     judge: Callable[[Mapping[int, Figures]], Verdict]
     """From the figures of each seed to the verdict."""

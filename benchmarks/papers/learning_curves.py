@@ -1,10 +1,4 @@
-"""Whether TRL's GRPO and the one here learn alike from the same model, prompts and rewards.
-
-RLHF_TRL_PYTHON names the interpreter of an environment with trl 1.16.0:
-
-    python3 -m venv trl && trl/bin/pip install torch==2.13.0 trl==1.16.0 transformers==5.23.0 \
-        accelerate==1.15.0 datasets
-"""
+"""Whether TRL's GRPO and the one here learn alike from the same model, prompts and rewards."""
 
 from __future__ import annotations
 
@@ -13,7 +7,7 @@ from papers.claims import PaperResult
 
 PEER = Peer(
     name="TRL",
-    package="trl 1.16.0",
+    packages="torch==2.13.0 trl==1.16.0 transformers==5.23.0 accelerate==1.15.0 datasets",
     variable="RLHF_TRL_PYTHON",
     script="peer_grpo.py",
     recipe=(
@@ -37,6 +31,7 @@ RESULT = PaperResult(
     "within ±0.04. Failed: it lies outside.",
     seeds=(1, 2, 3, 4, 5),
     minutes=3,
+    needs=PEER.needs,
     measure=PEER.measure,
     judge=PEER.judge,
 )

@@ -82,6 +82,7 @@ RESULT = PaperResult(
         " otherwise."
     ),
     minutes=0.2,
+    needs="the network once, for four wheels",
     measure=measure,
     judge=judge,
 )

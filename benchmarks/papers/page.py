@@ -46,6 +46,7 @@ def _section(name: str, result: PaperResult, found: dict[str, object] | None) ->
         f"## {result.title}\n",
         f"- **Claim** ({result.source}): {result.claim}",
         f"- **Criterion**: {result.criterion}",
+        *([f"- **Needs** {result.needs}"] if result.needs else []),
     ]
     if found is None:
         lines.append(f"- **Not measured**: `make papers ONLY={name}`")

@@ -1,9 +1,5 @@
 """Whether AgileRL's PPO and the one here learn alike from the same model, prompts and rewards.
 
-RLHF_AGILERL_PYTHON names the interpreter of an environment with agilerl 2.58.0:
-
-    python3 -m venv agilerl && agilerl/bin/pip install torch==2.13.0 'agilerl[cpu-llm]==2.58.0'
-
 AgileRL trains adapters of actor and critic on one frozen model, with its own fixed AdamW, a clip of
 values as wide as the one of ratios, and k3 in the loss: our run takes these settings from it.
 """
@@ -15,7 +11,7 @@ from papers.claims import PaperResult
 
 PEER = Peer(
     name="AgileRL",
-    package="agilerl 2.58.0",
+    packages="torch==2.13.0 'agilerl[cpu-llm]==2.58.0'",
     variable="RLHF_AGILERL_PYTHON",
     script="peer_ppo.py",
     recipe=(
@@ -49,6 +45,7 @@ RESULT = PaperResult(
     "Passed: its interval lies within ±0.04. Failed: it lies outside.",
     seeds=(1, 2, 3, 4, 5),
     minutes=8,
+    needs=PEER.needs,
     measure=PEER.measure,
     judge=PEER.judge,
 )

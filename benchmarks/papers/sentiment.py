@@ -1,8 +1,4 @@
-"""A pretrained model learns positive sentiment from one lexicon; another lexicon judges it.
-
-RLHF_SMOLLM2 names the folder of SmolLM2-135M-Instruct, as in tests/runtime/test_smollm2.py. The
-lexicons need ``pip install -e '.[sentiment]'``.
-"""
+"""A pretrained model learns positive sentiment from one lexicon; another lexicon judges it."""
 
 from __future__ import annotations
 
@@ -22,7 +18,8 @@ from papers.started_runs import ppo_result, run_of
 from rlhf.evaluate.__main__ import evaluate
 from rlhf.evaluate.figures import model_figures
 
-MODEL = "RLHF_SMOLLM2"
+MODEL = "RLHF_SMOLLM2"  # as in tests/runtime/test_smollm2.py
+NEEDS = f"`{MODEL}`: a folder with SmolLM2-135M-Instruct; and `pip install -e '.[sentiment]'`"
 PRINTED = 20  # held-out prompts whose answers are kept with the figures
 MODELS = {"before": "start", "after": "ppo"}  # names in evaluation/answers.jsonl
 VARIETY = 0.8  # of the distinct pairs of words before, what must be left
@@ -35,10 +32,10 @@ def model_folder() -> Path:
     Raises:
         RuntimeError: if the variable names no folder with a model; then nothing can be measured.
     """
-    folder = Path(os.environ.get(MODEL, ""))
-    if not (folder / "config.json").is_file():
-        raise RuntimeError(f"{MODEL}={folder}: must name a folder with SmolLM2-135M-Instruct")
-    return folder.resolve()
+    given = os.environ.get(MODEL, "")
+    if not Path(given, "config.json").is_file():
+        raise RuntimeError(f"{MODEL}={given} holds no model. The row needs {NEEDS}")
+    return Path(given).resolve()
 
 
 def measure(seed: int, place: Place) -> Figures:
@@ -131,6 +128,7 @@ RESULT = PaperResult(
     "above 0, or less is left.",
     seeds=(1, 2, 3),
     minutes=10,
+    needs=NEEDS,
     measure=measure,
     judge=judge,
 )

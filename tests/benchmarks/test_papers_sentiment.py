@@ -59,5 +59,7 @@ def test_without_a_model_nothing_is_measured(
     sentiment: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RLHF_SMOLLM2", str(tmp_path))
-    with pytest.raises(RuntimeError, match="must name a folder with SmolLM2-135M-Instruct"):
+    with pytest.raises(
+        RuntimeError, match=r"holds no model\. The row needs .*SmolLM2-135M-Instruct"
+    ):
         sentiment.model_folder()
