@@ -51,8 +51,13 @@ class RunContext:
 
 
 def phase_records(context: RunContext, phase: Phase) -> PhaseData:
-    """Return the records that a phase trains on; DPO uses the reward phase's pairs."""
-    part, config = context.parts[phase.data_share], context.config
+    """Return the records of a phase; DPO uses the reward phase's pairs."""
+    return context.parts[phase.data_share]
+
+
+def labelled_records(context: RunContext, phase: Phase) -> PhaseData:
+    """Return the records of a phase with the labels that it learns from, some wrong on purpose."""
+    part, config = phase_records(context, phase), context.config
     learners: dict[Phase, PairsConfig] = {Phase.reward: config.reward, Phase.dpo: config.dpo}
     if phase not in learners or not learners[phase].label_noise:
         return part
@@ -61,12 +66,12 @@ def phase_records(context: RunContext, phase: Phase) -> PhaseData:
 
 def phase_tokens(context: RunContext, phase: Phase) -> TokenData:
     """Return the phase's token ids."""
-    return _tokenise(context, phase_records(context, phase), phase)
+    return _tokenise(context, labelled_records(context, phase), phase)
 
 
 def reward_pairs(context: RunContext) -> tuple[Dataset, Dataset]:
     """Return pairs to train on and held-out pairs, with the numbers that the loss reads."""
-    data, records = phase_tokens(context, Phase.reward), phase_records(context, Phase.reward)
+    data, records = phase_tokens(context, Phase.reward), labelled_records(context, Phase.reward)
     add = partial(add_pair_numbers, config=context.config.reward)
     return add(data.train, records.train), add(data.eval, records.eval)
 
@@ -85,7 +90,7 @@ def phase_data_hash(context: RunContext, phase: Phase) -> str:
     groups = read_pair_groups(config.reward.groups_path) if phase is Phase.reward else {}
     measured = hashlib.sha256(repr(sorted(groups.items())).encode()).hexdigest() if groups else ""
     return measured + cache_key(
-        phase_records(context, phase),
+        labelled_records(context, phase),
         phase,
         context.tokenizer,
         limit=limit_of(phase, config).tokens,
