@@ -11,7 +11,7 @@ def exchange_answers(part: PhaseData, *, share: float, seed: int) -> PhaseData:
     """Return ``part`` with chosen and rejected exchanged in a random ``share`` of training pairs.
 
     The pairs follow from ``seed``. Held-out pairs keep their labels.
-    Source: https://arxiv.org/abs/2310.02743, section 4.2, with a share of 0.25.
+    Source: https://arxiv.org/abs/2310.02743, with a share of 0.25.
     """
     pairs = [place for place, record in enumerate(part.train) if record.rejected is not None]
     train = list(part.train)

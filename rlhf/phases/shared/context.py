@@ -71,7 +71,8 @@ def phase_tokens(context: RunContext, phase: Phase) -> TokenData:
 
 def reward_pairs(context: RunContext) -> tuple[Dataset, Dataset]:
     """Return pairs to train on and held-out pairs, with the numbers that the loss reads."""
-    data, records = phase_tokens(context, Phase.reward), labelled_records(context, Phase.reward)
+    records = labelled_records(context, Phase.reward)
+    data = _tokenise(context, records, Phase.reward)
     add = partial(add_pair_numbers, config=context.config.reward)
     return add(data.train, records.train), add(data.eval, records.eval)
 
