@@ -23,7 +23,7 @@ from pathlib import Path
 
 from common import BENCHMARKS, ROOT, machine, on_own_cores
 
-from papers.claims import Figures, PaperResult, Place
+from papers.claims import Figures, NotMeasurableError, PaperResult, Place
 from papers.page import write_page
 
 RESULTS = BENCHMARKS / "results" / "papers"
@@ -147,7 +147,7 @@ if __name__ == "__main__":
         name, number, out, *rest = sys.argv[2:]
         try:
             measure(Seed(name=name, number=int(number), out=Path(out), is_quick=rest == ["quick"]))
-        except (RuntimeError, subprocess.CalledProcessError) as missing:
+        except (NotMeasurableError, subprocess.CalledProcessError) as missing:
             sys.exit(str(missing))  # after what the run or script itself said
     else:
         main()

@@ -13,7 +13,7 @@ from pathlib import Path
 from common import BENCHMARKS, ROOT
 from run_prompts import RunPrompts
 
-from papers.claims import Figures, Place, Verdict
+from papers.claims import Figures, NotMeasurableError, Place, Verdict
 from papers.paired import difference, told, within
 from papers.started_runs import run_of
 from rlhf import load_run
@@ -49,11 +49,13 @@ class Peer:
         """Return the gold score of each step's responses: ours, the peer's, the peer's again.
 
         Raises:
-            RuntimeError: if the variable names no interpreter; then nothing can be measured.
+            NotMeasurableError: if the variable names no interpreter.
         """
         python = os.environ.get(self.variable, "")
         if not Path(python).is_file():
-            raise RuntimeError(f"{self.variable}={python} is not there. The row needs {self.needs}")
+            raise NotMeasurableError(
+                f"{self.variable}={python} is not there. The row needs {self.needs}"
+            )
         ours = run_of(place, *self.recipe, seed=seed)
         task = task_of(ours)
         again = f"{self.name} again"

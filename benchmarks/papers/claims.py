@@ -16,6 +16,10 @@ Figures = dict[str, float | list[float] | str]
 """What one seed measured, as JSON keeps it."""
 
 
+class NotMeasurableError(RuntimeError):
+    """A row cannot be measured here; the message says what is missing."""
+
+
 class Outcome(StrEnum):
     """Whether the criterion holds."""
 

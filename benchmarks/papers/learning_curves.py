@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from papers.beside_peer import Peer
 from papers.claims import PaperResult
+from papers.peer_wheels import VERSIONS
 
 PEER = Peer(
     name="TRL",
-    packages="torch==2.13.0 trl==1.16.0 transformers==5.23.0 accelerate==1.15.0 datasets",
+    packages=f"torch==2.13.0 trl=={VERSIONS['TRL']} transformers==5.23.0 accelerate==1.15.0 "
+    "datasets",
     variable="RLHF_TRL_PYTHON",
     script="peer_grpo.py",
     recipe=(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from evaluated import evaluations
 
-from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
-from papers.paired import difference, told
+from papers.claims import Figures, PaperResult, Place, Verdict
+from papers.paired import difference, gains, told
 from papers.started_runs import gold_figures, run_of
 
 STEPS = 28  # in which the actor learns
@@ -40,9 +40,7 @@ def judge(found: Mapping[int, Figures]) -> Verdict:
     falls = (difference(found, f"lowest gold, {name}", f"gold before, {name}") for name in ARMS)
     words = f"gold after as many steps of the actor, VC-PPO to PPO {told(gain)}; lowest gold on "
     words += "the way to gold before, PPO {}, VC-PPO {}".format(*map(told, falls))
-    if gain.low > 0:
-        return Verdict(Outcome.PASSED, words)
-    return Verdict(Outcome.FAILED if gain.high < SMALL else Outcome.OPEN, words)
+    return gains(gain, words, small=SMALL)
 
 
 RESULT = PaperResult(

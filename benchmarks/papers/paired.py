@@ -41,3 +41,10 @@ def within(estimate: Estimate, margin: float, words: str) -> Verdict:
         return Verdict(Outcome.PASSED, words)
     is_outside = estimate.low > margin or estimate.high < -margin
     return Verdict(Outcome.FAILED if is_outside else Outcome.OPEN, words)
+
+
+def gains(estimate: Estimate, words: str, *, small: float = 0.0) -> Verdict:
+    """Pass if the interval lies above 0, fail if it lies below ``small``."""
+    if estimate.low > 0:
+        return Verdict(Outcome.PASSED, words)
+    return Verdict(Outcome.FAILED if estimate.high < small else Outcome.OPEN, words)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from papers.gold_judge import GoldJudge
+from papers.peer_wheels import VERSIONS
 
-VERSION = "1.16.0"
+VERSION = VERSIONS["TRL"]
 SETTINGS = {
     "loss_type": "grpo",
     "importance_sampling_level": "token",

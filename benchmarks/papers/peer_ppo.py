@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from papers.gold_judge import GoldJudge
+from papers.peer_wheels import VERSIONS
 
-VERSION = "2.58.0"
+VERSION = VERSIONS["AgileRL"]
 SETTINGS = {
     "gamma": 1.0,
     "vf_coef": 1.0,

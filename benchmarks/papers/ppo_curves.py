@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from papers.beside_peer import Peer
 from papers.claims import PaperResult
+from papers.peer_wheels import VERSIONS
 
 PEER = Peer(
     name="AgileRL",
-    packages="torch==2.13.0 'agilerl[cpu-llm]==2.58.0'",
+    packages=f"torch==2.13.0 'agilerl[cpu-llm]=={VERSIONS['AgileRL']}'",
     variable="RLHF_AGILERL_PYTHON",
     script="peer_ppo.py",
     recipe=(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from evaluated import evaluations
 
-from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
-from papers.paired import difference, told
+from papers.claims import Figures, PaperResult, Place, Verdict
+from papers.paired import difference, gains, told
 from papers.started_runs import gold_figures, run_of
 
 REWARDS = ("accurate", "accurate_flat", "noisy")
@@ -37,9 +37,7 @@ def judge(found: Mapping[int, Figures]) -> Verdict:
         f"gold after 28 steps, noisy to accurate and flat {told(gain)}; "
         f"accurate to noisy, both with spread, {told(control)}"
     )
-    if gain.low > 0:
-        return Verdict(Outcome.PASSED, words)
-    return Verdict(Outcome.FAILED if gain.high < 0 else Outcome.OPEN, words)
+    return gains(gain, words)
 
 
 RESULT = PaperResult(

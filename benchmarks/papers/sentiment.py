@@ -12,7 +12,7 @@ from typing import Any
 
 from common import ROOT, table
 
-from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
+from papers.claims import Figures, NotMeasurableError, Outcome, PaperResult, Place, Verdict
 from papers.paired import number
 from papers.started_runs import ppo_result, run_of
 from rlhf.evaluate.__main__ import evaluate
@@ -30,11 +30,11 @@ def model_folder() -> Path:
     """Return the folder of the model.
 
     Raises:
-        RuntimeError: if the variable names no folder with a model; then nothing can be measured.
+        NotMeasurableError: if the variable names no folder with a model.
     """
     given = os.environ.get(MODEL, "")
     if not Path(given, "config.json").is_file():
-        raise RuntimeError(f"{MODEL}={given} holds no model. The row needs {NEEDS}")
+        raise NotMeasurableError(f"{MODEL}={given} holds no model. The row needs {NEEDS}")
     return Path(given).resolve()
 
 

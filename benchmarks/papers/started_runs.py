@@ -14,7 +14,7 @@ from typing import Any
 from common import is_finished, run_on_cores
 from evaluated import Evaluated
 
-from papers.claims import Figures, Place
+from papers.claims import Figures, NotMeasurableError, Place
 from rlhf.checkpoint.results import read_phase_result
 
 QUICK = {
@@ -35,7 +35,7 @@ def run_of(place: Place, *overrides: str, seed: int) -> Path:
     """Run the launcher with the overrides, unless it has finished that run, and return its folder.
 
     Raises:
-        RuntimeError: if the run does not end well.
+        NotMeasurableError: if the run does not end well.
     """
     words = [*overrides, f"seed={seed}", "reuse.phases=always"]
     if place.is_quick:
@@ -45,7 +45,9 @@ def run_of(place: Place, *overrides: str, seed: int) -> Path:
     run_dir = place.shared / "runs" / name
     run_on_cores({run_dir: words}, at_a_time=1)
     if not is_finished(run_dir):
-        raise RuntimeError(f"python launch.py {shlex.join(words)}: did not finish in {run_dir}")
+        raise NotMeasurableError(
+            f"python launch.py {shlex.join(words)}: did not finish in {run_dir}"
+        )
     return run_dir
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from evaluated import evaluations
 
-from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
+from papers.claims import Figures, PaperResult, Place, Verdict
 from papers.long_responses import BYTES, SMALL
-from papers.paired import difference, told
+from papers.paired import difference, gains, told
 from papers.started_runs import gold_figures, run_of
 
 STEPS = 28
@@ -31,14 +31,12 @@ def judge(found: Mapping[int, Figures]) -> Verdict:
     """Compare the gold score after both runs, seed by seed."""
     gain = difference(found, "gold after, sampled", "gold after, critic")
     words = f"gold after {STEPS} steps, sampled values to the critic's {told(gain)}"
-    if gain.low > 0:
-        return Verdict(Outcome.PASSED, words)
-    return Verdict(Outcome.FAILED if gain.high < SMALL else Outcome.OPEN, words)
+    return gains(gain, words, small=SMALL)
 
 
 RESULT = PaperResult(
     title="Sampled values instead of a critic's",
-    source="Kazemnejad et al., VinePPO, https://arxiv.org/abs/2410.01679, section 6.1",
+    source="Kazemnejad et al., VinePPO, https://arxiv.org/abs/2410.01679",
     claim="PPO whose values are means of sampled continuations, 9 from each step, learns more "
     "than PPO with a critic in as many steps.",
     criterion=f"experiment=gold_ppo on bytes, about 25 tokens per response in steps of 4, {STEPS} "
