@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 FILES = [*sorted(ROOT.glob("rlhf/**/*.py")), ROOT / "launch.py"]
 
 # A cap is a question, not a rule: what is read together stands together.
-FILE_LINES = 300
+FILE_LINES = 340
 CLASS_LINES = 200
 FUNCTION_LINES = 50
 PHASE_FUNCTION_LINES = 80  # a phase's loop reads like the paper, in one piece
@@ -103,7 +103,7 @@ def arguments_of(count: int) -> str:
 @pytest.mark.parametrize(
     ("check", "path", "make", "cap"),
     [
-        (check_file, "rlhf/a.py", lambda lines: "x = 1\n" * lines, 300),
+        (check_file, "rlhf/a.py", lambda lines: "x = 1\n" * lines, FILE_LINES),
         (check_classes, "rlhf/a.py", class_of, 200),
         (check_functions, "rlhf/a.py", function_of, 50),
         (check_functions, "rlhf/phases/ppo/loop.py", function_of, 80),
