@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -254,6 +254,16 @@ def finish(options: argparse.Namespace, text: str, found: dict[str, Any]) -> Non
     }
     place.write_text(json.dumps(document, indent=1, default=lambda path: path.name) + "\n")
     sys.stdout.write(f"{text}\n\nFigures: {place}\n")
+
+
+def capped_ways(ways: Mapping[str, Way], levels: Sequence[str], *, prefix: str) -> dict[str, Way]:
+    """Return the ways whose names begin with ``prefix`` under each cap of the instruction set."""
+    return {
+        f"{name}, {level}": replace(way, environment={"RLHF_MAX_CPU_ISA": level})
+        for level in levels
+        for name, way in ways.items()
+        if name.startswith(prefix)
+    }
 
 
 def start(

@@ -41,8 +41,11 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from rlhf import PPOTrainer, RLHFEngine
+    from rlhf.base.cpu import num_usable_cores
+    from rlhf.engine.devices import use_threads
     from rlhf.runtime.malloc import keep_freed_memory
 
+    use_threads(num_usable_cores())
     work = Work(**task["work"])
     config = run_config(Path(task["folder"]), work, task["overrides"])
     if config.hardware.keep_freed_memory:

@@ -9,6 +9,7 @@ a new process, whose first two iterations are not counted.
 The peers' times are those that docs/performance.md has for this kind of CPU, from another machine
 and day; they are not scaled. ``generate`` of transformers in fp32 runs in the same turns: its time
 here and its time there say how alike the machines were.
+``--isa none`` runs this project's ways without its kernels too: they are nowhere faster.
 ``--peer trl`` runs TRL's PPO too, with the interpreter of an environment of its own:
 
     python3 -m venv trl && trl/bin/pip install torch==2.13.0 trl==1.12.0 transformers==5.23.0 \
@@ -32,6 +33,7 @@ from common import (
     KEPT_MEMORY,
     Samples,
     Way,
+    capped_ways,
     cpu_kind,
     finish,
     medians,
@@ -41,6 +43,8 @@ from common import (
 )
 from floors import BYTES, FLOORS, Rates, floors_way, iteration_flops
 from shapes import SHAPES, Shape, Work, make_models
+
+from rlhf.base.cpu import Isa
 
 GENERATE = "generate fp32"
 PARTS = ("generate", "score", "train")
@@ -201,6 +205,7 @@ def read_options() -> argparse.Namespace:
     options = parser(__doc__, shape="tiny")
     options.add_argument("--dtype", nargs="+", choices=BYTES, default=["bf16"])
     options.add_argument("--rollout", choices=("fast", "hf"), default="fast")
+    options.add_argument("--isa", nargs="+", choices=Isa.__members__, default=[])
     options.add_argument("--overrides", nargs="*", default=[], help="further config overrides")
     options.add_argument("--peer", choices=("trl",))
     options.add_argument("--peer-python", type=Path, help="interpreter of the peer's environment")
@@ -225,6 +230,7 @@ def main() -> None:
         shared = {"folder": folder, "device": options.device, "repeats": options.repeats}
         shared |= {"vocab": shape.policy.vocab, "work": asdict(work)}
         ways = {f"rlhf {dtype}": own_way(options, shared, dtype) for dtype in options.dtype}
+        ways |= capped_ways(ways, options.isa, prefix="rlhf")
         if options.device == "cpu":
             task = shared | {"kind": "generate", "dtype": "fp32", "cache": "dynamic"}
             ways[GENERATE] = Way(script=BENCHMARKS / "rollout_ways.py", task=task)
@@ -237,7 +243,7 @@ def main() -> None:
     generate_seconds = None if generated is None else medians(generated)["seconds"]
     rows = []
     for name, samples in found.items():
-        dtype = name.removeprefix("rlhf ") if name.startswith("rlhf") else "fp32"
+        dtype = name.removeprefix("rlhf ").partition(",")[0] if name.startswith("rlhf") else "fp32"
         reuses = samples.get("reused", [1.0])[-1] == 1.0  # TRL always does
         flops = iteration_flops(shape, work, reuses_logprobs=reuses)
         floors = part_floors(shape, work, dtype, rates, flops)

@@ -34,6 +34,7 @@ from common import (
     BENCHMARKS,
     Samples,
     Way,
+    capped_ways,
     finish,
     medians,
     parser,
@@ -43,7 +44,7 @@ from common import (
 from floors import BYTES, FLOORS, Rates, floors_way, step_bytes
 from shapes import SHAPES, TINY_MODEL, Shape, Work, make_models
 
-from rlhf.base.cpu import MAX_ISA, Isa
+from rlhf.base.cpu import Isa
 
 GENERATE = {
     f"generate {dtype}, {cache} cache": {"kind": "generate", "dtype": dtype, "cache": cache}
@@ -143,7 +144,7 @@ def compare(options: Any, shape: str, names: list[str], work: Work) -> tuple[lis
             name: Way(script=script, task=KINDS[name] | shared, may_fail=name in HYBRID)
             for name in names
         }
-        ways |= capped_ways(ways, options.isa) | peer_ways(options, shared)
+        ways |= capped_ways(ways, options.isa, prefix="rollout=fast") | peer_ways(options, shared)
         dtypes = {KINDS[name]["dtype"] for name in names}
         ways[FLOORS] = floors_way(options.device, decoder, work, sorted(dtypes))
         found = take_turns(ways, options.rounds)
@@ -151,16 +152,6 @@ def compare(options: Any, shape: str, names: list[str], work: Work) -> tuple[lis
     context = (decoder, work, rates)
     rows = [row(name, samples, found, context) for name, samples in found.items()]
     return [each | {"shape": shape} for each in rows], rates
-
-
-def capped_ways(ways: dict[str, Way], levels: list[str]) -> dict[str, Way]:
-    """The ways of ``rollout=fast`` again, under each cap of the instruction set."""
-    return {
-        f"{name}, {level}": replace(way, environment={MAX_ISA: level})
-        for level in levels
-        for name, way in ways.items()
-        if name.startswith("rollout=fast")
-    }
 
 
 def peer_ways(options: Any, shared: dict[str, Any]) -> dict[str, Way]:

@@ -49,9 +49,12 @@ def by_generate(task: dict[str, Any], work: Work) -> tuple[Generate, Any]:
 def by_rollout(task: dict[str, Any], work: Work) -> tuple[Generate, Any]:
     """The backend that the config names, on the actor that PPO trains."""
     from rlhf import RLHFEngine
+    from rlhf.base.cpu import num_usable_cores
+    from rlhf.engine.devices import use_threads
     from rlhf.phases.shared.policies import build_rollout_backend
     from rlhf.runtime.malloc import keep_freed_memory
 
+    use_threads(num_usable_cores())
     folder, device, dtype = Path(task["folder"]), task["device"], task["dtype"]
     precision = [f"hardware.device={device}", f"hardware.dtype={dtype}"]
     config = run_config(folder, work, [f"rollout={task['backend']}", *precision])

@@ -1,6 +1,7 @@
 """Trackers that disturb a run: ``Killer`` kills it at KILL_AT, ``Sleeper`` makes a step hang.
 
-``Greedy`` needs more memory than there is, unless micro-batches are small.
+``Greedy`` needs more memory than there is, unless micro-batches are small. ``DenormalFinder`` ends
+a run whose threads compute with denormal numbers.
 
 KILL_AT is PHASE:STEP, before the metrics of the step are on the drive; PHASE:STEP:update, inside
 the updates of a rollout; or PHASE:STEP:save, when half of the checkpoint of the step is written.
@@ -62,6 +63,18 @@ class Killer(Tracker):
             original(phase_dir, step, streams, *args, **how)
 
         return write_checkpoint
+
+
+class DenormalFinder(Tracker):
+    """Ends the process if one of its threads computes with denormal numbers."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        products = torch.full((2**22,), 2e-38) * 0.25
+        if products.view(torch.int32).any():
+            os._exit(7)
 
 
 class Disturber(Tracker):

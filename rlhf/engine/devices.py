@@ -170,6 +170,17 @@ def use_device(device: Device) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def use_threads(count: int) -> None:
+    """Compute with ``count`` threads, which replace denormal numbers with 0.
+
+    Intel's CPUs take up to 100 times as long for a product with a denormal number, such as the
+    second moment of a weight whose gradient is tiny. A thread inherits the setting from the thread
+    that starts it, so call this before the first operation of torch that uses several threads.
+    """
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(count)
+
+
 def start_process_group(device: Device, **how: Any) -> None:
     """Start the process group of all ranks, with gloo or, on GPUs, with NCCL.
 

@@ -27,7 +27,7 @@ void logprobs_read(const number *logits, const int64_t *ids, int64_t rows, int64
     for (int64_t row = 0; row < rows; row++) {
         const number *own = logits + row * size;
         const float largest = fmaxf(largest_of(own, size) * scale, -FLT_MAX);
-        const vec factor = all(scale), shift = all(largest), least = all(-100.0f);
+        const vec factor = all(scale), shift = all(largest), least = all(LEAST_EXPONENT);
         vec total = all(0), weighted = all(0);
         for (int64_t i = 0; i < size; i += LANES) {
             const vec x = larger(least, load_numbers(own + i, size - i) * factor - shift);
@@ -97,7 +97,7 @@ void logprobs_draw(number *logits, const double *draws, const uint8_t *barred, i
         const int64_t last = size < (block + 1) * BLOCK ? size : (block + 1) * BLOCK;
         for (int64_t i = block * BLOCK; i < last; i++) {
             const float x = number_at(own + i) * scale - largest;
-            const float p = x < -87.33f ? 0 : expf(x);
+            const float p = x < LEAST_EXPONENT ? 0 : expf(x);
             if (p > 0) token = i; /* rounding may leave the target slightly past the end */
             if ((passed += p) > target && p > 0) break;
         }

@@ -34,7 +34,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder, all_ask_for_assistant, plain_template
 from rlhf.data.splits import PhaseData
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.engine.devices import current_ranks, resolve_dtype
+from rlhf.engine.devices import current_ranks, resolve_dtype, use_threads
 from rlhf.engine.settings import EngineSettings
 from rlhf.kernels.compiling import describe_kernels
 from rlhf.models.sources import RUN_FOLDER
@@ -87,7 +87,7 @@ def run_worker(
     """
     config = load_run(run_dir)
     quieten_libraries()
-    torch.set_num_threads(num_cores_per_rank(config.hardware))
+    use_threads(num_cores_per_rank(config.hardware))
     keeps_memory = config.hardware.keep_freed_memory and keep_freed_memory()
     if meeting is not None:
         meeting.start_process_group(config)

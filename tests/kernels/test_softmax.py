@@ -30,12 +30,14 @@ def test_softmax_and_its_gradient(shape: tuple[int, ...], dtype: torch.dtype) ->
     close = {"atol": 4e-3, "rtol": 8e-3} if half else {"atol": 2e-6, "rtol": 1e-5}
     shares = softmax_(scores.clone())
     torch.testing.assert_close(shares.double(), expected, **close)
-    assert (shares[..., shape[-1] // 2 + 1 :] < 1e-30).all()
+    hidden = shares[..., shape[-1] // 2 + 1 :]
+    assert (hidden == 0).all()  # not 1e-39: Intel's CPUs multiply denormal numbers slowly
 
     expected.backward(slopes.double())
     assert exact.grad is not None
     kept = expected.detach().to(dtype)
     found = softmax_gradient_(slopes.clone(), kept, scale=0.25)
+    assert (found[..., shape[-1] // 2 + 1 :] == 0).all()
     wide = {"atol": 4e-2, "rtol": 2e-2} if half else {"atol": 1e-5, "rtol": 1e-4}
     torch.testing.assert_close(found.double(), 0.25 * exact.grad, **wide)
 

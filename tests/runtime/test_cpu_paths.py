@@ -10,7 +10,7 @@ import pytest
 
 from rlhf.base.cpu import Isa, multiplies_fp16, read_cpu
 from rlhf.kernels.compiling import KERNELS
-from tests.runs import TINY_RUN, launch
+from tests.runs import ROOT, TINY_RUN, launch
 
 pytestmark = pytest.mark.slow
 
@@ -39,9 +39,10 @@ def test_every_level_of_this_cpu(level: Isa, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", ["avx2", "none"])
-def test_auto_is_fp32_under_a_cap(level: str, tmp_path: Path) -> None:
+def test_auto_is_fp32_without_denormal_numbers_under_a_cap(level: str, tmp_path: Path) -> None:
     auto = [word for word in TINY_RUN if not word.startswith("hardware.dtype")]
-    run = launch(*auto, "phase=sft", "run_dir=run", cwd=tmp_path, RLHF_MAX_CPU_ISA=level)
+    auto += ["phase=sft", "run_dir=run", "tracking.others=[tests.killer:DenormalFinder]"]
+    run = launch(*auto, cwd=tmp_path, PYTHONPATH=ROOT, RLHF_MAX_CPU_ISA=level)
     assert run.returncode == 0, run.stderr
     assert "1 x cpu, fp32" in run.stdout
     names = "logprobs, softmax, decode" if level == "avx2" else "none"

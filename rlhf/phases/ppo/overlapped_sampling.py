@@ -34,7 +34,7 @@ from rlhf.config.freeze import load_run
 from rlhf.config.roles import Role
 from rlhf.config.schema.keys import YEAR_S
 from rlhf.config.schema.run import RunConfig
-from rlhf.engine.devices import resolve_dtype
+from rlhf.engine.devices import resolve_dtype, use_threads
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.environments.process_pool import build_pool
@@ -103,7 +103,7 @@ class SamplingProcesses:
         if self._ranks.is_main:
             shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
         count, (own, threads) = config.rollout.samplers, divide_cores(config, num_usable_cores())
-        torch.set_num_threads(own)
+        use_threads(own)
         started = range(count if self._ranks.is_main else 0)
         self._processes = [IsolatedProcess(SERVES) for _ in started]
         for index, process in enumerate(self._processes):
@@ -222,7 +222,7 @@ class SamplingWorker:
     def __init__(self, place: SamplerPlace) -> None:
         """Build the policy of the run."""
         quieten_libraries()
-        torch.set_num_threads(place.threads)
+        use_threads(place.threads)
         run_dir, self._folder = Path(place.run_dir), Path(place.folder)
         self._config = config = load_run(run_dir)
         device = _device_of(config, place.rank)
