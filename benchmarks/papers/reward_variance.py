@@ -8,7 +8,7 @@ from evaluated import evaluations
 
 from papers.claims import Figures, PaperResult, Place, Verdict
 from papers.paired import difference, gains, told
-from papers.started_runs import gold_figures, run_of
+from papers.started_runs import gold_figures, reward_by, run_of
 
 REWARDS = ("accurate", "accurate_flat", "noisy")
 RECIPE = (
@@ -23,9 +23,8 @@ def measure(seed: int, place: Place) -> Figures:
     """Return the gold score along RLOO, with each of the constructed rewards."""
     found: Figures = {}
     for name in REWARDS:
-        function = f'function: "papers.constructed_rewards:{name}", run_code: true'
-        reward = f"rewards.part={{kind: function, {function}}}"
-        found |= gold_figures(name, evaluations(run_of(place, *RECIPE, reward, seed=seed)))
+        run_dir = run_of(place, *RECIPE, reward_by(name), seed=seed)
+        found |= gold_figures(name, evaluations(run_dir))
     return found
 
 

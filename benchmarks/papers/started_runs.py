@@ -51,6 +51,12 @@ def run_of(place: Place, *overrides: str, seed: int) -> Path:
     return run_dir
 
 
+def reward_by(name: str) -> str:
+    """Return the override that rewards with a function of ``constructed_rewards``."""
+    function = f'function: "papers.constructed_rewards:{name}", run_code: true'
+    return f"rewards.part={{kind: function, {function}}}"
+
+
 def ppo_result(run_dir: Path) -> dict[str, Any]:
     """Return the result of the run's PPO phase."""
     found = read_phase_result(run_dir, "ppo")

@@ -114,6 +114,18 @@ def test_verdicts_follow_the_criteria(load: Any) -> None:
     assert outcomes(ensembles, seed, seed | {"gold after, worst": 0.1}) == "cannot be told"
 
 
+def test_speed_is_compared_after_the_first_steps(load: Any) -> None:
+    speed = load("reward_speed")
+
+    def seed(early: float, after: float) -> dict[str, float]:
+        flat = {"gold early, accurate_flat": 0.7, "gold after, accurate_flat": 0.8}
+        return {"gold early, noisy": 0.7 + early, "gold after, noisy": 0.8 + after, **flat}
+
+    assert outcomes(speed, *[seed(0.05, -0.05)] * 3) == "passed"
+    assert outcomes(speed, *[seed(-0.01, 0.05)] * 3) == "failed"
+    assert outcomes(speed, seed(0.2, 0.0), seed(-0.1, 0.0)) == "cannot be told"
+
+
 @pytest.mark.parametrize(
     ("module", "peer"), [("learning_curves", "TRL"), ("ppo_curves", "AgileRL")]
 )
