@@ -119,26 +119,27 @@ def turn_gae(
     lam: float,
     last_values_B: Tensor | None = None,
 ) -> Advantages:
-    """Compute advantages with one time step per turn, https://arxiv.org/abs/2512.17008 section 4.
+    """Compute advantages with one time step per turn, https://arxiv.org/abs/2512.17008.
 
-    A turn's reward is the sum of its tokens' rewards, its value the one at its last token, and all
-    its tokens get its advantage and return (AReaL's ``gae_timestep_unit: turn``). The KL penalty
-    ``costs_BT`` stays with its token: it is subtracted from that token's advantage alone, so gamma
-    and lam carry none of it to other tokens. ``turn_BT`` is -1 at tokens that are not kept.
+    A turn's reward is the sum of its tokens' rewards. Its value is the value before its first
+    token, which has not seen the turn, and all its tokens get its advantage and return: AReaL's
+    ``gae_timestep_unit: turn`` (areal/trainer/ppo/gae.py). The KL penalty ``costs_BT`` stays with
+    its token: it is subtracted from that token's advantage alone, so gamma and lam carry none of it
+    to other tokens. ``turn_BT`` is -1 at tokens that are not kept.
     """
     keep_BT = turn_BT >= 0
-    num_turns = int(turn_BT.max()) + 1
+    num_turns, end = int(turn_BT.max()) + 1, turn_BT.shape[1]
     place_BT = turn_BT.clamp(min=0)
-    columns_T = torch.arange(turn_BT.shape[1], device=turn_BT.device)
-    columns_BT = columns_T.expand_as(turn_BT).masked_fill(~keep_BT, -1)
-    last_BK = columns_BT.new_full((len(turn_BT), num_turns), -1)
-    last_BK = last_BK.scatter_reduce(1, place_BT, columns_BT, "amax")
-    rewards_BK = rewards_BT.new_zeros(last_BK.shape)
+    columns_T = torch.arange(end, device=turn_BT.device)
+    columns_BT = columns_T.expand_as(turn_BT).masked_fill(~keep_BT, end)
+    first_BK = columns_BT.new_full((len(turn_BT), num_turns), end)
+    first_BK = first_BK.scatter_reduce(1, place_BT, columns_BT, "amin")
+    rewards_BK = rewards_BT.new_zeros(first_BK.shape)
     rewards_BK = rewards_BK.scatter_add(1, place_BT, rewards_BT.masked_fill(~keep_BT, 0.0))
     of_turns = gae(
         rewards_BK,
-        values_BT.gather(1, last_BK.clamp(min=0)),
-        last_BK >= 0,
+        values_BT.gather(1, first_BK.clamp(max=end - 1)),
+        first_BK < end,
         gamma=gamma,
         lam=lam,
         last_values_B=last_values_B,

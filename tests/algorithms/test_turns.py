@@ -96,7 +96,7 @@ def test_turns_equal_a_loop_over_turns(seed: int, gamma: float, lam: float, is_c
     for row, turn_T in enumerate(turn_BT):
         turns = range(int(turn_T.max()) + 1)
         rewards = [float(rewards_BT[row][turn_T == turn].sum()) for turn in turns]
-        values = [float(values_BT[row][turn_T == turn][-1]) for turn in turns]
+        values = [float(values_BT[row][turn_T == turn][0]) for turn in turns]
         last = 0.0 if last_B is None else float(last_B[row])
         advantages, returns = loop(rewards, values, last, gamma=gamma, lam=lam)
         for turn in turns:
@@ -123,6 +123,15 @@ def test_what_stands_in_observations_changes_nothing(
 
     for expected, found in zip(advantages(*given_BT), advantages(*spoiled_BT), strict=True):
         assert torch.equal(expected, found)
+
+
+def test_a_turns_value_has_not_seen_the_turn() -> None:
+    """Two answers, right and wrong, then an end token; the critic's values are exact."""
+    rewards_BT, values_BT = f64(0, 1, 0, 0).view(2, 2), f64(0.5, 1, 0.5, 0).view(2, 2)
+    turn_BT, free_BT = torch.zeros(2, 2, dtype=torch.long), torch.zeros_like(rewards_BT)
+    found = turn_gae(rewards_BT, free_BT, values_BT, turn_BT, gamma=1.0, lam=1.0)
+    assert found.advantages_BT.tolist() == [[0.5, 0.5], [-0.5, -0.5]]
+    assert found.returns_BT.tolist() == [[1, 1], [0, 0]]
 
 
 def test_a_turn_of_one_token_is_a_token() -> None:

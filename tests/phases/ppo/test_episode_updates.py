@@ -11,12 +11,14 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from rlhf.base.ranks import Ranks
 from rlhf.base.types import LogprobOptions, Rollout, TermScores, Turns, Utterance
 from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.phases.ppo.loop import PPOTrainer
+from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.scoring import (
     WholeSequences,
     response_logprobs,
@@ -122,6 +124,26 @@ def test_a_step_agrees_with_loops(engine: Any, rollout: Rollout, compose: Compos
     }
     found = {name: stats.metrics[name] for name in expected}
     assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_turns_charge_each_token_its_own_kl_once(rollout: Rollout, compose: Compose) -> None:
+    config = config_of(compose, "ppo.gae_unit=turn", "ppo.gamma=0.9", "ppo.lam=0.8")
+    terms = {"game": RewardTerm(kind=RewardKind.environment, weight=WEIGHT)}
+    made = TargetMaker(config, Ranks(), terms).make(rollout, kl_ctl=0.3)
+    old, other = written(rollout.logprobs_BT), written(rollout.reference_logprobs_BT)
+    kl = reference.kl_per_token(old, other, "k1")
+    last = (rollout.last_values_B * CUT).tolist()
+    for row, turn_T in enumerate(TURNS):
+        own = [turn_T == turn for turn in range(int(turn_T.max()) + 1)]
+        rewards = [WEIGHT * float(REWARDS[row][own_T].sum()) for own_T in own]
+        rewards[-1] += 0.9 * last[row]
+        values = [float(rollout.values_BT[row][own_T][0]) for own_T in own]
+        (advantages,), (returns,) = reference.gae([rewards], [values], gamma=0.9, lam=0.8)
+        turns = [turn for turn in turn_T.tolist() if turn >= 0]
+        expected = [advantages[turn] - 0.3 * k for turn, k in zip(turns, kl[row], strict=True)]
+        assert written(made.raw.advantages_BT)[row] == pytest.approx(expected, abs=1e-5)
+        expected = [returns[turn] for turn in turns]
+        assert written(made.raw.returns_BT)[row] == pytest.approx(expected, abs=1e-5)
 
 
 def test_an_episode_alone_is_scored_as_one_sequence(engine: Any, rollout: Rollout) -> None:
