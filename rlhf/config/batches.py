@@ -52,13 +52,19 @@ def exact_div(total: int, part: int, *, total_key: str, part_key: str) -> int:
         return total // part
     lower = total - total % part
     totals = [lower, lower + part] if lower else [part]
-    divisors = [d for d in range(1, total + 1) if total % d == 0]
-    parts = [*[d for d in divisors if d < part][-1:], *[d for d in divisors if d > part][:1]]
+    found = divisors(total)
+    parts = [*[d for d in found if d < part][-1:], *[d for d in found if d > part][:1]]
     raise ConfigError(
         f"{total_key}={total} is not a multiple of {part_key}={part}: "
         f"use {total_key}={' or '.join(map(str, totals))}, "
         f"or {part_key}={' or '.join(map(str, parts))}"
     )
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors of ``number``, in order."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
 
 
 def batch_plan(
@@ -77,7 +83,7 @@ def batch_plan(
     """
     per_rank = exact_div(batch_size, ranks, total_key=key, part_key=ranks_key)
     if micro_batch_size is None:
-        micro = max(size for size in range(1, min(cap, per_rank) + 1) if per_rank % size == 0)
+        micro = max(size for size in divisors(per_rank) if size <= cap)
         return BatchPlan(per_rank=per_rank, micro=micro, accumulation=per_rank // micro)
     accumulation = exact_div(
         per_rank,
@@ -171,7 +177,8 @@ def largest_batch_sizes(config: RunConfig, phase: Phase, *, examples: int) -> st
         size = examples - examples % ranks
         return f"{phase}.batch_size={size}" if size else None
     responses = examples * ppo.responses_per_prompt
-    for mini_batches in range(ppo.rollout_batch_size // ppo.mini_batch_size, 0, -1):
+    most = min(ppo.rollout_batch_size // ppo.mini_batch_size, responses // ranks)
+    for mini_batches in range(most, 0, -1):
         unit = ranks * math.lcm(ppo.responses_per_prompt, mini_batches)
         if size := responses - responses % unit:
             return f"ppo.rollout_batch_size={size} ppo.mini_batch_size={size // mini_batches}"

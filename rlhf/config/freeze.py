@@ -159,10 +159,12 @@ def apply_resume_overrides(
             if kept.get(leaf) != asked.get(leaf) and not effect_of(leaf).may_change
         ]
         if changed and _key_of(override) != "resume":
+            again = f"from_run={cfg.get('resume')} {override.input_line}"
+            way = "without resume" if effect_of(changed[0]).is_inherited else f"with {again}"
             raise ConfigError(
                 f"{override.input_line}: the run was started with "
                 f"{changed[0]}={format_value(kept.get(changed[0]))}, which resume cannot "
-                "change; remove this override, or start a new run without resume"
+                f"change; remove this override, or start a new run {way}"
             )
         named += [leaf for leaf in _keys_set_by(override, asked) if effect_of(leaf).may_change]
     if any(key.startswith(("hardware.", "zero.")) for key in named):

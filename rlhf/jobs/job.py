@@ -48,6 +48,7 @@ from rlhf.runtime.rendezvous import (
     rank_from_environment,
     with_started_ranks,
 )
+from rlhf.runtime.start_checks import check_start
 from rlhf.tracking.console import Console, build_console, config_tree
 
 
@@ -135,6 +136,7 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     """
     config, loads = with_started_ranks(config), None
     finished = reused_phases(config)
+    check_start(config, finished=finished)
     if config.plan is PlanMode.check:
         if lacks_rates(config.hardware):
             from rlhf.jobs.measure_cpu import measure_cpu  # imports torch
@@ -173,6 +175,7 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
             "plan=only: the ranks have been started; start launch.py without torchrun"
         )
     finished = reused_phases(config)
+    check_start(config, finished=finished)
     loads, lines = read_loads(config, finished=finished)
     plan = plan_and_configure(config, loads, finished=finished).plan
     assert plan is not None, "plan=only has a plan, or was refused"

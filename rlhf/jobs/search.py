@@ -29,6 +29,7 @@ from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.jobs.search_command import Dimension, Sampler, Search, example_config, write_solutions
 from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, resources_of_share
+from rlhf.runtime.start_checks import logged_metrics, require_known_name, result_names
 from rlhf.tracking.console import build_console
 from rlhf.tracking.step_alarms import read_alarms
 
@@ -183,7 +184,11 @@ class Searcher:
 
 def run_search(search: Search, conf: Path, script: str) -> None:
     """Compose and check one point of the search space from the folder ``conf``; run all trials."""
-    config = example_config(search, conf)
+    config, study = example_config(search, conf), search.study
+    for name in [*study.objectives, *study.at_most]:
+        require_known_name("study", name, result_names(config))
+    if study.prune is not None:
+        require_known_name("study.prune.metric", study.prune.metric, logged_metrics(config))
     console = build_console(is_main=True, log_every=1)
     console.say(f"search in {search.folder}: {search.study.trials} trials")
     Searcher(search, config.hardware, script, console.say).run()

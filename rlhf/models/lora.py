@@ -223,6 +223,7 @@ def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> Pr
             f"adapter_config.json has r={config.r!r}, its weights have rank {largest}"
         )
     with translate_errors(mismatch_error):
+        frozen = {name for name, p in base.named_parameters() if not p.requires_grad}
         lora = LoraModel(base, config, ADAPTER)
         try:
             result = set_peft_model_state_dict(base, weights)
@@ -232,7 +233,10 @@ def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> Pr
         if absent or result.unexpected_keys:
             wrong = [*absent, *result.unexpected_keys][:3]
             raise mismatch_error(f"missing or unexpected: {', '.join(wrong)}")
-        return lora.merge_and_unload()
+        merged: PreTrainedModel = lora.merge_and_unload()
+        for name, parameter in merged.named_parameters():  # peft has frozen them all
+            parameter.requires_grad_(name not in frozen)
+        return merged
 
 
 def _is_saved_with_adapter(model: PreTrainedModel, name: str) -> bool:

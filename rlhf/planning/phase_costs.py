@@ -7,7 +7,14 @@ from collections import Counter
 from dataclasses import replace
 
 from rlhf.base.cpu import num_usable_cores
-from rlhf.config.batches import BatchPlan, RolloutPlan, divide_cores, phase_plans, rollout_plan
+from rlhf.config.batches import (
+    BatchPlan,
+    RolloutPlan,
+    divide_cores,
+    divisors,
+    phase_plans,
+    rollout_plan,
+)
 from rlhf.config.choices import Backend, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema.ppo import PpoConfig, ValueTargets
@@ -27,11 +34,6 @@ from rlhf.planning.phase_memory import PhaseMemory
 from rlhf.planning.phase_plan import PhasePlan, best_plan
 
 KEEPS_BELOW = 0.9  # keep CUDA graphs only below this share of the memory: plans may be 10 % off
-
-
-def divisors(number: int, cap: int) -> list[int]:
-    """Return the divisors of ``number`` up to ``cap``."""
-    return [size for size in range(1, min(cap, number) + 1) if number % size == 0]
 
 
 def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
@@ -56,7 +58,8 @@ def _candidate_micro_batches(scene: PhaseMemory, plan: BatchPlan) -> list[int]:
     if chosen is not None:
         return [plan.micro]
     pair = 2 if phase.learns_from_pairs else 1
-    return divisors(plan.per_rank, max(1, config.hardware.max_micro_batch_size // pair))
+    cap = max(1, config.hardware.max_micro_batch_size // pair)
+    return [size for size in divisors(plan.per_rank) if size <= cap]
 
 
 def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePlan:
@@ -190,7 +193,8 @@ def _candidate_rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:
         return [share]
     if settings.max_rows is not None:
         return [min(settings.max_rows, share)]
-    return sorted({math.ceil(share / waves) for waves in range(1, share + 1)})
+    few = range(1, math.isqrt(share - 1) + 2)  # more waves need fewer rows than these
+    return sorted({*few, *(math.ceil(share / waves) for waves in few)})
 
 
 def _plan_rollout(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhasePlan:

@@ -52,6 +52,7 @@ from rlhf.runtime.phase_reuse import run_phase, verify_finished_phases
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals, num_cores_per_rank
 from rlhf.runtime.run_data import load_phase_data
 from rlhf.runtime.run_result import build_run_result, require_finite_objective, unfinished_phases
+from rlhf.runtime.start_checks import check_start
 from rlhf.runtime.watchdog import Process, start_watchdog
 from rlhf.tracking.console import Console, build_console
 from rlhf.tracking.jsonl import LOGS, drop_lines_of_phases, truncate_file
@@ -169,6 +170,7 @@ def build_context(
     steps are dropped, because these steps are taken again.
     """
     require_support(config)
+    check_start(config, finished=[phase for phase in config.phase.order if phase not in unfinished])
     if config.hardware.nodes > 1:  # on one node the launcher has checked them
         check_reward_parts(config)
     read_command(run_dir)  # raises now if the file is damaged: model cards need it after training

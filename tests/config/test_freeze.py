@@ -201,6 +201,20 @@ def test_resume_refuses_a_change_by_name(change: str, kept: str, compose: Compos
         apply_resume_overrides(frozen, compose(overrides), overrides)
 
 
+@pytest.mark.parametrize(
+    ("change", "way"),
+    [
+        ("rollout=hf", "start a new run with from_run=runs/latest rollout=hf"),
+        ("sft.lr=1", "start a new run without resume"),
+    ],
+)
+def test_resume_names_the_way_that_works(change: str, way: str, compose: Compose) -> None:
+    frozen = to_run_config(compose(["experiment=smoke"]))
+    overrides = ["resume=runs/latest", change]
+    with pytest.raises(ConfigError, match=way):
+        apply_resume_overrides(frozen, compose(overrides), overrides)
+
+
 def test_a_config_of_others_cannot_read_the_environment(compose: Compose, tmp_path: Path) -> None:
     write_frozen_config(to_run_config(compose([])), tmp_path)
     path = tmp_path / "config.yaml"

@@ -313,6 +313,7 @@ def test_an_adapter_over_an_adapter_is_merged_twice(tokenizer, tmp_path: Path) -
         place = tmp_path / name
     loaded = build_actor(ModelSource(key="m", path=str(place)), tokenizer, seed=7).eval()
     torch.testing.assert_close(logits_of(loaded), logits_of(model), **CLOSE)
+    assert all(p.requires_grad for p in loaded.parameters()), "trained like those of a whole folder"
 
 
 def test_new_tokens_have_the_same_embeddings_when_an_adapter_comes_back(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.config.choices import Backend, LoraExport, LoraRole, ModelInit, Phase, Source
@@ -102,10 +104,13 @@ def check_model(key: str, model: ModelConfig) -> None:
         )
 
 
-def check_sequence_lengths(config: RunConfig) -> None:
-    """Check that no sequence is longer than the models that this run builds allow.
+def check_sequence_lengths(
+    config: RunConfig, fields_of: Callable[[str, ModelConfig], Mapping[str, Any]] | None = None
+) -> None:
+    """Check that no sequence is longer than the models allow that the phases start from.
 
-    The lengths that pretrained models allow are not known here.
+    ``fields_of`` returns the fields of a model's config, given its key and value; without it only
+    the models are checked that this run builds.
     """
     key_after, after = config.tokens_after_prompt
     tokens = {
@@ -120,15 +125,18 @@ def check_sequence_lengths(config: RunConfig) -> None:
     for phase in config.phase.order:
         name, wanted = tokens[phase]
         for key, model in _starting_models(config, phase):
-            limit = model.architecture.get("max_position_embeddings", math.inf)
+            is_random = model.init is ModelInit.random
+            fields = fields_of(key, model) if fields_of else model.architecture if is_random else {}
+            limit = fields.get("max_position_embeddings", fields.get("n_positions", math.inf))
             if not isinstance(limit, int | float):
                 raise ConfigError(
                     f"{key}.architecture.max_position_embeddings={limit}: must be a whole number"
                 )
-            if model.init is ModelInit.random and wanted > limit:
+            if wanted > limit:
+                place = f"{key}.architecture." if is_random else f"{key}.path={model.path}, "
                 raise ConfigError(
                     f"{name}={wanted}: the model has {limit} positions "
-                    f"({key}.architecture.max_position_embeddings); use {limit} or less, "
+                    f"({place}max_position_embeddings); use {limit} or less, "
                     "or a model with more positions"
                 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf.config.choices import Device, Dtype, OnOom
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, NO_PHASE, AtResume, key
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, NO_PHASE, ROWS, AtResume, key
 
 
 @dataclass(kw_only=True)
@@ -22,9 +22,9 @@ class HardwareConfig:
     """CPU cores that a rank computes on; null: an equal share, also of sampling processes."""
     dtype: Dtype
     """auto: bf16 on CPUs with bf16 instructions, else fp32; bf16 on GPUs, before Ampere fp16."""
-    batch_size: int = key(ABOVE_0, affects=NO_PHASE, at_resume=AtResume.fixed)
+    batch_size: int = key(ROWS, affects=NO_PHASE, at_resume=AtResume.fixed)
     """Default batch_size of sft (sequences) and of reward and dpo (pairs), over all ranks."""
-    max_micro_batch_size: int = key(ABOVE_0, at_resume=AtResume.rounding)
+    max_micro_batch_size: int = key(ROWS, at_resume=AtResume.rounding)
     """Largest micro-batch, in sequences, of a phase whose micro_batch_size is null."""
     keep_freed_memory: bool = key(affects=NO_PHASE)
     """Keep freed memory in the process: faster on a CPU if memory is not short."""

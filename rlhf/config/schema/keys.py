@@ -24,6 +24,8 @@ class Bound(NamedTuple):
 
 
 ABOVE_0 = Bound("above 0", lambda x: x > 0)
+MOST_ROWS = 1_000_000  # of a batch; much larger numbers would take hours to divide
+ROWS = Bound(f"from 1 to {MOST_ROWS}", lambda x: 1 <= x <= MOST_ROWS)
 ABOVE_1 = Bound("above 1", lambda x: x > 1)
 AT_LEAST_0 = Bound("0 or more", lambda x: x >= 0)
 LARGEST_SCORE = 1e15  # the squares of larger scores overflow in the statistics, which are fp32

@@ -21,6 +21,7 @@ from rlhf.config.schema.keys import (
     FROM_0_BELOW_1,
     FROM_0_TO_1,
     NO_PHASE,
+    ROWS,
     SCORE,
     AtResume,
     Unread,
@@ -132,16 +133,16 @@ class PpoConfig(AdamWConfig):
     """Maximum number of PPO steps; each samples one rollout and learns from it. null: no limit."""
     epochs: float | None = key(ABOVE_0)
     """Maximum number of passes over the prompts; null: no limit."""
-    rollout_batch_size: int = key(ABOVE_0)
+    rollout_batch_size: int = key(ROWS)
     """Responses sampled per PPO step, over all ranks."""
-    responses_per_prompt: int = key(ABOVE_0)
+    responses_per_prompt: int = key(ROWS)
     """Responses sampled per prompt; the advantage estimators rloo and grpo compare them."""
     resampling_rounds: int = key(AT_LEAST_0)
     """DAPO's dynamic sampling: how often a prompt whose responses all have the same score is
     replaced by another one; 0: never."""
-    mini_batch_size: int = key(ABOVE_0)
+    mini_batch_size: int = key(ROWS)
     """Sequences per optimizer step, over all ranks."""
-    micro_batch_size: int | None = key(ABOVE_0, at_resume=AtResume.rounding)
+    micro_batch_size: int | None = key(ROWS, at_resume=AtResume.rounding)
     """Sequences that one rank runs at once; null: as many as the hardware allows."""
     ppo_epochs: int = key(ABOVE_0)
     """Passes over each rollout."""
@@ -214,7 +215,7 @@ class PpoConfig(AdamWConfig):
     """Weight of the critic's loss."""
     ptx_coef: float = key(AT_LEAST_0)
     """Weight of the language-model loss on data.ptx_path (InstructGPT's gamma); 0: none."""
-    ptx_batch_size: int | None = key(ABOVE_0)
+    ptx_batch_size: int | None = key(ROWS)
     """Blocks of the corpus per optimizer step, over all ranks; null: mini_batch_size."""
     ptx_eval_blocks: int = key(AT_LEAST_0)
     """Maximum held-out blocks of data.ptx_path to measure perplexity on; 0: do not measure it."""

@@ -12,6 +12,7 @@ from rlhf.config.schema.keys import (
     FROM_0_BELOW_1,
     FROM_0_BELOW_HALF,
     FROM_0_TO_1,
+    ROWS,
     AtResume,
     Unread,
     key,
@@ -55,9 +56,9 @@ class ExamplesConfig(OptimizerConfig):
 
     epochs: float = key(ABOVE_0)
     """Passes over the examples of the phase."""
-    batch_size: int = key(ABOVE_0)
+    batch_size: int = key(ROWS)
     """Sequences, or in reward and dpo pairs, per optimizer step, over all ranks."""
-    micro_batch_size: int | None = key(ABOVE_0, at_resume=AtResume.rounding)
+    micro_batch_size: int | None = key(ROWS, at_resume=AtResume.rounding)
     """Sequences, or pairs, that a rank runs at once; null: as many sequences as hardware allows."""
     max_tokens: int = key(ABOVE_0)
     """Maximum length in tokens; examples with a longer sequence are skipped and counted."""

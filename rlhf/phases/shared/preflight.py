@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
-from rlhf.config.choices import Backend, LoraRole, ModelInit, Phase
-from rlhf.config.schema.model import ModelConfig
+from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.config.choices import Backend, LoraRole, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.pair_numbers import read_pair_groups
 from rlhf.data.phase_needs import (
@@ -18,12 +17,8 @@ from rlhf.data.phase_needs import (
 )
 from rlhf.data.splits import phase_answered_by_dpo
 from rlhf.engine.deepspeed_kernels import op_unavailable_reason, require_quantizer
-from rlhf.models.build import architecture_config
-from rlhf.models.families import FAMILIES, UNKNOWN
-from rlhf.models.pretrained import load_config
-from rlhf.models.sources import ModelSource
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_tokens, reward_pairs
-from rlhf.rollout.decoders.via_cache import decoding_unsupported_reason
+from rlhf.phases.shared.model_checks import config_of, require_decoder
 from rlhf.rollout.hybrid.hybrid_rollout import hybrid_engine_unavailable_reason
 from rlhf.rollout.hybrid.supported_models import model_unsupported_reason
 from rlhf.rollout.vllm_server import VllmClient
@@ -43,7 +38,8 @@ def require_support(config: RunConfig) -> None:
     require_quantizer(config.zero)
     if not {Phase.ppo, Phase.dpo} & set(config.phase.order):
         return
-    model = _config_of(config.model)
+    hybrid = config.rollout.backend in {Backend.hybrid_engine, Backend.vllm_server}
+    model = config_of("model", config.model) if hybrid else None
     if config.rollout.backend is Backend.hybrid_engine:
         if Phase.dpo in config.phase.order:
             raise ConfigError(
@@ -69,10 +65,7 @@ def require_support(config: RunConfig) -> None:
         server = config.rollout.server
         ties = model is not None and model.tie_word_embeddings
         VllmClient(server.url, timeout=server.timeout_seconds).check(ties_embeddings=ties)
-    if config.rollout.backend is Backend.fast and model is not None:
-        obstacle = _add_model_type(model, _decoding_obstacle(model))
-        if obstacle is not None:
-            raise CapabilityError(f"rollout.backend=fast: {obstacle}; use rollout=hf")
+    require_decoder(config, config.phase.order)
 
 
 def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
@@ -105,28 +98,3 @@ def _add_model_type(config: PreTrainedConfig, obstacle: str | None) -> str | Non
     if obstacle is None:
         return None
     return f"a model of model_type={config.model_type} {obstacle}"
-
-
-def _decoding_obstacle(config: PreTrainedConfig) -> str | None:
-    """Return why no decoder supports the model, or None.
-
-    Also returns None if the answer requires the built model (a decoder beside an encoder) or the
-    length of the sequences (attention windows).
-    """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    is_fused = FAMILIES.get(config.model_type, UNKNOWN).block is not None
-    if model is None or is_fused or config.is_encoder_decoder:
-        return None
-    return decoding_unsupported_reason(model, config, tokens=0)
-
-
-def _config_of(model: ModelConfig) -> PreTrainedConfig | None:
-    """Return the policy's config; None if it cannot be loaded: the build raises the error."""
-    try:
-        if model.init is ModelInit.random:
-            return architecture_config("model.architecture", model.architecture)
-        return load_config(ModelSource.from_config(model, key="model"))
-    except (CheckpointError, ConfigError):
-        return None

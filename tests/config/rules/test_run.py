@@ -17,6 +17,7 @@ from rlhf.config.batches import (
     BatchPlan,
     RolloutPlan,
     batch_plan,
+    divisors,
     exact_div,
     num_ranks,
     phase_plans,
@@ -179,6 +180,11 @@ def test_reward_model_of_its_own_has_its_own_length(compose: Compose) -> None:
     own = ["model=opt_125m", "model@reward_model=tiny", "reward.max_tokens=1025"]
     with pytest.raises(ConfigError, match=r"\(reward_model\.architecture\.max_position_embed"):
         to_run_config(compose(own))
+
+
+def test_divisors_are_found_in_pairs() -> None:
+    for number in range(1, 200):
+        assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
 
 
 def test_exact_div_names_the_nearest_values() -> None:

@@ -119,12 +119,18 @@ def test_fast_needs_a_model_that_it_can_decode(
 @pytest.mark.parametrize("family", [*DECODED, *FAMILIES])
 def test_what_fast_decodes_passes(family: str, compose: Compose) -> None:
     fields = DECODED.get(family, {})
+    fields = fields | ({"sliding_window": 288} if "sliding_window" in fields else {})
     require_support(config_of(compose, model_type=family.partition("-")[0], **fields))
 
 
 def test_what_only_the_built_model_can_say_is_left_to_it(compose: Compose) -> None:
     require_support(config_of(compose, model_type="bart"))  # its decoder may be taken alone
-    require_support(config_of(compose, model_type="gemma3_text", sliding_window=8))
+
+
+def test_a_window_must_hold_the_longest_prompt_and_response(compose: Compose) -> None:
+    require_support(config_of(compose, model_type="gemma3_text", sliding_window=288))
+    with pytest.raises(CapabilityError, match="to 8 tokens at most, fewer than the 288 of rollou"):
+        require_support(config_of(compose, model_type="gemma3_text", sliding_window=8))
 
 
 @pytest.fixture

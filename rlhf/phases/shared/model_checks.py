@@ -1,0 +1,143 @@
+"""Check the configs of a run's models for what otherwise only a later phase finds out.
+
+Nothing is downloaded. transformers is imported only if a model's classes must be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.config.choices import AdvantageEstimator, Backend, LoraRole, ModelInit, Phase
+from rlhf.config.roles import has_reward_model, reward_model_base
+from rlhf.config.rules.model import check_sequence_lengths
+from rlhf.config.schema.model import ModelConfig
+from rlhf.config.schema.run import RunConfig
+from rlhf.models.config_fields import config_fields
+from rlhf.models.families import FAMILIES
+from rlhf.models.sources import ModelSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+LIMIT = "max_position_embeddings"
+LIMITS = {LIMIT, "n_positions"}
+WINDOW = 4096  # families of the table attend to this many tokens if config.json has no window
+
+
+def require_decoder(config: RunConfig, phases: Container[Phase]) -> None:
+    """Raise CapabilityError if rollout=fast cannot decode the longest prompt and response."""
+    tokens, fields = config.rollout.max_prompt_tokens, config_fields(config.model)
+    tokens += config.tokens_after_prompt[1]
+    is_known = fields.get("model_type") in FAMILIES or not fields
+    samples = Phase.ppo in phases or Phase.dpo in phases
+    if config.rollout.backend is not Backend.fast or not samples:
+        return
+    if is_known and (fields.get("sliding_window") or WINDOW) >= tokens:
+        return
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    from rlhf.rollout.decoders.via_cache import decoding_unsupported_reason
+
+    found = config_of("model", config.model)
+    model = None if found is None else MODEL_FOR_CAUSAL_LM_MAPPING.get(type(found), None)
+    # Only the built model shows if a decoder beside an encoder can be taken alone.
+    if found is None or model is None or found.is_encoder_decoder:
+        return
+    if (obstacle := decoding_unsupported_reason(model, found, tokens=tokens)) is not None:
+        raise CapabilityError(
+            f"rollout.backend=fast: a model of model_type={found.model_type} {obstacle}; "
+            "use rollout=hf"
+        )
+
+
+def require_positions(config: RunConfig, _: Container[Phase]) -> None:
+    """Raise ConfigError if a sequence is longer than a model's config allows."""
+
+    def fields_of(key: str, model: ModelConfig) -> Mapping[str, Any]:
+        fields = config_fields(model, key=key)
+        if not fields or LIMITS & set(fields) or (found := config_of(key, model)) is None:
+            return fields
+        limit = getattr(found, LIMIT, None)  # the family's default
+        return {} if limit is None else {LIMIT: limit}
+
+    check_sequence_lengths(config, fields_of)
+
+
+def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
+    """Raise an error if the reward model or critic cannot be built, or is not a trained one."""
+    ppo, (key, model) = config.ppo, reward_model_base(config)
+    has_critic = ppo.advantage_estimator is AdvantageEstimator.gae and not ppo.shared_trunk
+    scores = Phase.ppo in phases and (has_critic or has_reward_model(config))
+    if scores and Phase.reward not in config.phase.order and key == "reward_model":
+        source = ModelSource.from_config(model, key=key)
+        if model.init is ModelInit.pretrained and Path(str(source.path)).is_dir():
+            from rlhf.models.pretrained import require_one_label_model
+
+            require_one_label_model(source)
+    kind = config_fields(model, key=key).get("model_type")
+    is_known = kind is None or kind in FAMILIES or model.trust_remote_code
+    if is_known or not (scores or Phase.reward in phases):
+        return
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+    found = config_of(key, model)
+    if found is not None and type(found) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        critic = " with ppo.advantage_estimator=reinforce_pp, which has no critic"
+        raise CapabilityError(
+            f"{key}: transformers has no reward model for model_type={kind}: use "
+            "model@reward_model=... (another family, with the same tokenizer), or "
+            f"phase=pipeline_rule{critic if has_critic else ''} (docs/rewards.md)"
+        )
+
+
+def require_parts(config: RunConfig, phases: Container[Phase]) -> None:
+    """Raise an error if the run names or counts layers that a model, built empty, does not have."""
+    lora, ppo, (key, base) = config.lora, config.ppo, reward_model_base(config)
+    adapted = {*lora.roles} if lora.rank and lora.target_modules else set[LoraRole]()
+    is_trunk = ppo.shared_trunk and Phase.ppo in phases
+    grows = config.reward.members > 1 and Phase.reward in phases
+    if (is_trunk or adapted & {LoraRole.sft, LoraRole.actor}) and (
+        policy := _build_empty("AutoModelForCausalLM", "model", config.model)
+    ):
+        from rlhf.models.lora import add_adapters
+        from rlhf.models.trunk import SharedTrunk
+
+        counts = (ppo.num_layers_unfrozen or 0, ppo.num_value_layers)
+        if is_trunk:
+            SharedTrunk(policy, num_layers_unfrozen=counts[0], num_value_layers=counts[1])
+        else:
+            add_adapters(policy, lora, seed=0)
+    if grows and (scorer := _build_empty("AutoModelForSequenceClassification", key, base)):
+        from rlhf.models.language_model import Scorer
+        from rlhf.models.members import grow_members
+
+        grow_members(Scorer(scorer), config.reward, seeds=())
+
+
+def _build_empty(auto_class: str, key: str, model: ModelConfig) -> PreTrainedModel | None:
+    """Return the model without weights; None if its config is not known here."""
+    import torch
+    import transformers
+
+    if (config := config_of(key, model)) is None:
+        return None
+    with torch.device("meta"):
+        built: PreTrainedModel = getattr(transformers, auto_class).from_config(config)
+        return built
+
+
+def config_of(key: str, model: ModelConfig) -> PreTrainedConfig | None:
+    """Return the model's config; None if it is not known here: the build raises the error."""
+    from rlhf.models.build import architecture_config
+
+    try:
+        return architecture_config(key, config_fields(model, key=key) | {"num_labels": 1})
+    except ConfigError:
+        return None
+
+
+# Run by plan=only, and by the start of a run before its first phase.
+MODEL_CHECKS = (require_positions, require_scorer, require_decoder, require_parts)

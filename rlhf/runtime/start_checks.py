@@ -1,0 +1,81 @@
+"""Check before the first phase what otherwise a later phase, or the end of the run, finds out.
+
+``plan=only`` and the start of a run call ``check_start``, and ``require_examples``
+(rlhf/data/phase_needs.py) when they have read the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+from rlhf.base.errors import ConfigError
+from rlhf.config.choices import FailureName, Phase, RewardLossName, Source
+from rlhf.config.hydra_errors import did_you_mean
+from rlhf.config.schema.run import RunConfig
+from rlhf.phases.shared.model_checks import MODEL_CHECKS
+from rlhf.tracking.metric_table import METRICS
+
+
+def check_start(config: RunConfig, *, finished: Container[Phase] = ()) -> None:
+    """Raise an error if a phase that is not ``finished`` would end for a reason known now."""
+    if (best := config.checkpoint.best) is not None:
+        known = held_out_metrics(config, Phase(best.partition("/")[0]))
+        require_known_name("checkpoint.best", best, known)
+    for check in MODEL_CHECKS:
+        check(config, [phase for phase in config.phase.order if phase not in finished])
+
+
+def require_known_name(key: str, name: str, known: Sequence[str]) -> None:
+    """Raise ConfigError if ``name``, a value of ``key``, is none of the ``known`` names."""
+    if name not in known:
+        raise ConfigError(
+            f"{key}={name}: this run does not measure it; it measures {', '.join(known)}"
+            f"{did_you_mean(name, known)}"
+        )
+
+
+def held_out_metrics(config: RunConfig, phase: Phase) -> list[str]:
+    """Return the names of the metrics that the evaluations within ``phase`` log."""
+    absent = ["one_item_wrong", "one_item_too_many", "one_item_missing"]  # logged at the end
+    if config.data.source is not Source.synthetic:
+        absent += ["gold", "exact", "exact_greedy", "correct", "polite", "stops"]
+    if config.reward.loss is RewardLossName.regression:
+        absent.append("calibration_error")
+    if config.reward.members == 1:
+        absent.append("disagreement")
+    names = {"parts": [*config.rewards], "episode/failures": [*FailureName]}
+    found = []
+    for metric in METRICS:
+        head, _, own = metric.partition("/eval_")
+        if head != phase or not own or own in absent:
+            continue
+        if own.startswith("episode/") and not config.environment.is_used:
+            continue
+        group = own.removesuffix("/NAME")
+        found += [metric] if group == own else [f"{head}/eval_{group}/{n}" for n in names[group]]
+    return found
+
+
+def logged_metrics(config: RunConfig) -> list[str]:
+    """Return the names of the metrics that the phases of a run may log."""
+    found = [m for m in METRICS if "/eval_" not in m and m.partition("/")[0] in config.phase.order]
+    return found + [m for phase in config.phase.order for m in held_out_metrics(config, phase)]
+
+
+def result_names(config: RunConfig) -> list[str]:
+    """Return the names PHASE.NAME of the numbers in result.json that a study may optimise."""
+    answers = ["score", "kl", "ended_share", "response_tokens", "corpus_perplexity"]
+    if config.data.source is Source.synthetic:
+        answers += ["gold", "exact", "exact_greedy"]
+    if config.environment.is_used:
+        answers += ["return", "success", "turns", "truncated"]
+    whens = ["before", "after", *(["after_ema"] if config.ppo.ema_beta else [])]
+    answered = [f"{name}_{when}" for name in answers for when in whens]
+    own = {
+        Phase.sft: ["perplexity_before", "perplexity_after"],
+        Phase.reward: ["accuracy", "calibration_error", "best_possible_accuracy"],
+        Phase.dpo: ["accuracy", "kl_to_reference", *answered],
+        Phase.ppo: ["kl_to_reference", "optimum", "random_return", *answered],
+    }
+    every = ["steps", "seconds", "peak_memory_gib"]
+    return [f"{phase}.{name}" for phase in config.phase.order for name in own[phase] + every]
