@@ -29,6 +29,7 @@ from rlhf.checkpoint.model_card import results_section
 from rlhf.checkpoint.model_folder import replace_folder_atomically
 from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
 from rlhf.config.choices import Device, LoraExport, Phase, RewardKind
+from rlhf.config.consent import OF_MODELS, refuse_code_of_run
 from rlhf.config.freeze import load_run
 from rlhf.config.one_rank import config_for_one_rank
 from rlhf.config.schema.model import ModelConfig
@@ -56,7 +57,12 @@ FOLDERS = {Phase.ppo: "actor", Phase.dpo: "actor", Phase.sft: "model", Phase.rew
 
 
 def export_final(
-    run_dir: Path, folder: Path, *, phase: Phase | None = None, average: bool = False
+    run_dir: Path,
+    folder: Path,
+    *,
+    phase: Phase | None = None,
+    average: bool = False,
+    trusts_code: bool = False,
 ) -> None:
     """Write the final model of ``phase`` to ``folder``; None: the policy of the last phase.
 
@@ -88,12 +94,15 @@ def export_final(
         if not (source / "adapter_config.json").exists():
             shutil.copytree(source, building, dirs_exist_ok=True)
         else:
+            refuse_code_of_run(run_dir, trusts_code=trusts_code, keys=OF_MODELS)
             _write_merged(source, building, base=config.model)
         text = card.rstrip() + results_section(run_dir) + "\n"
         (building / "README.md").write_text(text, encoding="utf-8")
 
 
-def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) -> None:
+def export_checkpoint(
+    checkpoint: Path, folder: Path, *, average: bool = False, trusts_code: bool = False
+) -> None:
     """Write the model of a checkpoint, or with ``average`` PPO's weight average, to ``folder``.
 
     Raises:
@@ -103,6 +112,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, average: bool = False) 
     _refuse_existing(folder)
     found = load_checkpoint(checkpoint.resolve())
     phase, run_dir = Phase(found.folder.parents[1].name), found.folder.parents[2]
+    refuse_code_of_run(run_dir, trusts_code=trusts_code, keys=OF_MODELS)
     context = context_of_run(run_dir)
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
@@ -215,7 +225,7 @@ def _build_engine(context: RunContext, phase: Phase) -> tuple[Engine, ModelSourc
 
 def main(arguments: Sequence[str]) -> int:
     """Export the model that the command names; return the exit code."""
-    parser = command_parser("rlhf.export", __doc__)
+    parser = command_parser("rlhf.export", __doc__, runs_code=True)
     parser.add_argument("run_dir", type=Path, help="directory of a run")
     parser.add_argument("--phase", type=Phase, choices=ENGINES, help="default: the last policy")
     parser.add_argument("--checkpoint", type=int, metavar="N", help="the kept checkpoint of step N")
@@ -255,11 +265,12 @@ def _write_path_into_card(folder: Path) -> None:
 
 
 def _write_chosen_model(options: argparse.Namespace, folder: Path) -> None:
+    how = {"average": options.average, "trusts_code": options.trust_code}
     if options.checkpoint is None:
-        export_final(options.run_dir, folder, phase=options.phase, average=options.average)
+        export_final(options.run_dir, folder, phase=options.phase, **how)
     else:
         checkpoint = find_kept_checkpoint(options.run_dir, options.checkpoint, options.phase)
-        export_checkpoint(checkpoint, folder, average=options.average)
+        export_checkpoint(checkpoint, folder, **how)
 
 
 if __name__ == "__main__":

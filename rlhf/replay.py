@@ -31,6 +31,7 @@ from rlhf.checkpoint.phase_state import checkpoint_folder, checkpoint_folders, l
 from rlhf.checkpoint.phase_store import link_or_copy, link_phase
 from rlhf.checkpoint.results import read_json_object, read_phase_result
 from rlhf.config.choices import Phase
+from rlhf.config.consent import refuse_code_of_run
 from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config
 from rlhf.config.run_dir import lock_run_dir
 from rlhf.runtime.launch_mode import LAUNCHER, require_launcher
@@ -205,7 +206,7 @@ def replay_steps(run_dir: Path, replay: Replay, target: Path) -> bool:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    parser = command_parser("rlhf.replay", __doc__)
+    parser = command_parser("rlhf.replay", __doc__, runs_code=True)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--phase", type=Phase, choices=list(Phase), help="default: the last one")
     parser.add_argument("--step", type=int, help="default: the last one")
@@ -217,6 +218,7 @@ def main(arguments: Sequence[str]) -> int:
 def _replay(options: argparse.Namespace) -> int:
     require_launcher("rlhf.replay")
     run_dir = expand_user_path(str(options.run_dir), key="RUN_DIR").resolve()
+    refuse_code_of_run(run_dir, trusts_code=options.trust_code)
     replay = plan_replay(run_dir, options.phase, options.step)
     with new_folder(options.folder, beside=run_dir) as target:
         return 0 if replay_steps(run_dir, replay, target) else DIFFERS

@@ -14,13 +14,22 @@ from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.safe_text import for_terminal
 
 
-def command_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of ``python -m MODULE``, which keeps the line breaks of ``description``."""
-    return argparse.ArgumentParser(
+def command_parser(
+    module: str, description: str | None, *, runs_code: bool = False
+) -> argparse.ArgumentParser:
+    """Return a parser of ``python -m MODULE``, which keeps the line breaks of ``description``.
+
+    With ``runs_code`` the command has the option --trust-code (``rlhf/config/consent.py``).
+    """
+    parser = argparse.ArgumentParser(
         prog=f"python -m {module}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    if runs_code:
+        text = "run the code that the run's config.yaml names: a model's, environment's or reward's"
+        parser.add_argument("--trust-code", action="store_true", help=text)
+    return parser
 
 
 def run_to_exit_code(work: Callable[[], int | None]) -> int:

@@ -95,11 +95,13 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     if lone is not None and (options.model or options.environment):
         raise ConfigError(f"--model and --environment need the directory of a run: {options.place}")
     run_dir = expand_user_path(options.place, key="RUN_DIR")
-    models = lone or RunModels(run_dir, options.model)
+    models = lone or RunModels(run_dir, options.model, trusts_code=options.trust_code)
     sampling = chosen_sampling(models.sampling, options)
     if isinstance(models, RunModels) and options.environment:
         from rlhf.chat.environment_player import play_episode
+        from rlhf.config.consent import refuse_code_of_run
 
+        refuse_code_of_run(run_dir, trusts_code=options.trust_code)
         play_episode(models, run_dir, sampling, seed=options.seed or 0, write=write)
         return
     dialogue = Dialogue(models, sampling, write=write, say=say)
@@ -116,7 +118,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Chat as the command says; return the exit code."""
-    parser = command_parser("rlhf.chat", __doc__)
+    parser = command_parser("rlhf.chat", __doc__, runs_code=True)
     parser.add_argument("place", type=Path, metavar="RUN_DIR|MODEL")
     parser.add_argument("--model", help="sft, actor, actor_ema or FOLDER; default: the newest")
     parser.add_argument("--temperature", metavar="X", help="default: that of the run or model")

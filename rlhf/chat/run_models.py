@@ -20,6 +20,7 @@ from rlhf.chat.talker import (
 )
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.choices import CombineName, Dtype
+from rlhf.config.consent import OF_MODELS, refuse_code_of_run
 from rlhf.config.freeze import frozen_keys
 from rlhf.models.build import build_scorer
 from rlhf.models.language_model import Scorer
@@ -42,12 +43,14 @@ class RunModels:
     ``choice`` is a name in ``NAMES``, the folder of a model, or None for the newest policy.
     """
 
-    def __init__(self, run_dir: Path, choice: str | None) -> None:
+    def __init__(self, run_dir: Path, choice: str | None, *, trusts_code: bool = False) -> None:
         """Find the folder of the chosen policy.
 
         Raises:
             CheckpointError: if there is no run in ``run_dir``, or no such policy.
+            ConfigError: if its models have code to run, and the command does not trust the code.
         """
+        refuse_code_of_run(run_dir, trusts_code=trusts_code, keys=OF_MODELS)
         # Not load_run: models of other versions of this program can answer too.
         self._keys = frozen_keys(run_dir)
         self.run_dir = run_dir
@@ -134,7 +137,7 @@ class RunModels:
         return self._talkers[folder]
 
     def _model_source(self, folder: Path, group: str) -> ModelSource:
-        """Return the source of an intact model; the run may trust the code of its own models."""
+        """Return the source of an intact model; the command may trust code of the run's models."""
         verify_model(folder)
         trusts = bool(self._keys.get(f"{group}.trust_remote_code"))
         return ModelSource(

@@ -16,6 +16,7 @@ from rlhf.base.quiet_libraries import quieten_libraries
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.batches import BatchPlan, phase_plans
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
+from rlhf.config.consent import refuse_code_of_run
 from rlhf.config.freeze import load_run
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
@@ -72,14 +73,16 @@ class Evaluator:
     The rank has a GPU if torch finds one.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, trusts_code: bool = False) -> None:
         """Load the run's configuration, tokenizer, reference model, reward model and rules.
 
         Raises:
             CheckpointError: if the run has not finished, or its models are gone or damaged.
+            ConfigError: if the run has code to run, and the command does not trust the code.
         """
         quieten_libraries()
         config = load_run(run_dir)
+        refuse_code_of_run(run_dir, trusts_code=trusts_code)
         if not (run_dir / "result.json").is_file():
             raise CheckpointError(f"{run_dir} has no result.json: finish the run first (resume=)")
         context = context_of_run(run_dir, best_device())

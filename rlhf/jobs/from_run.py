@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
+from rlhf.config.consent import keys_that_run_code
 from rlhf.config.effects import effects, values_that_affect
 from rlhf.config.freeze import load_frozen_config, read_command
 from rlhf.config.schema.keys import AtResume
@@ -33,7 +34,18 @@ def copy_keys_of_source_run(
     """
     frozen = load_frozen_config(source)
     inherited = {key: effect for key, effect in effects().items() if effect.is_inherited}
-    fixed = [key for key in inherited if inherited[key].at_resume is not AtResume.rounding]
+    consent = keys_that_run_code(source)
+    if missing := [k for k in consent if k in inherited and not OmegaConf.select(cfg, k)]:
+        words = " ".join(f"{key}=true" for key in missing)
+        raise ConfigError(
+            f"from_run={source}: its configuration names code to run, which runs only if the "
+            f"command says so: read that code, then add {words}"
+        )
+    fixed = [
+        key
+        for key in inherited
+        if inherited[key].at_resume is not AtResume.rounding and key not in consent
+    ]
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         node = f"{override.package or override.key_or_group}."
         if any(node.startswith(f"{key}.") or f"{key}.".startswith(node) for key in fixed):

@@ -11,6 +11,7 @@ from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.checkpoint.model_card import python_example
 from rlhf.checkpoint.results import read_phase_result
 from rlhf.config.choices import Source
+from rlhf.config.consent import keys_that_run_code
 from rlhf.config.freeze import frozen_keys, read_command
 
 POLICIES = ("ppo/actor", "dpo/actor", "sft/model")
@@ -28,6 +29,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
     folders = [run_dir / path for path in POLICIES if (run_dir / path).exists()]
     source = frozen_keys(run_dir).get("data.source")
     plays = ["--environment"] if source == Source.environment else []
+    place = [str(relative_to_cwd(run_dir)), *["--trust-code"] * bool(keys_that_run_code(run_dir))]
     lines = ["What to type next"]
     if folders:
         samples = read_lines(run_dir / "samples.jsonl", SAMPLE)
@@ -39,8 +41,8 @@ def suggest_commands(run_dir: Path) -> list[str]:
                 str(relative_to_cwd(folders[0])), prompts, has_chat_template=has_template
             ),
             f"  # {'let it play' if plays else 'talk to it'}, and measure it",
-            shlex.join(["python", "-m", "rlhf.chat", str(relative_to_cwd(run_dir)), *plays]),
-            shlex.join(["python", "-m", "rlhf.evaluate", str(relative_to_cwd(run_dir))]),
+            shlex.join(["python", "-m", "rlhf.chat", *place, *plays]),
+            shlex.join(["python", "-m", "rlhf.evaluate", *place]),
         ]
     if any(run_dir.glob("wandb/offline-run-*")):
         sync = f"wandb sync {shlex.quote(str(relative_to_cwd(run_dir)))}/wandb/offline-run-*"
