@@ -15,12 +15,17 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.safe_text import FORMS
+from rlhf.base.stored_files import DamagedFileError
+from rlhf.checkpoint.finished_phase import copy_phase_lines
+from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config, write_command
 from rlhf.config.rules.secrets import refuse_secret_values, refuse_secrets_in_command
-from rlhf.config.run_dir import refuse_links
+from rlhf.jobs.sweep_jobs import open_log
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.report.summary import answers_side_by_side
+from rlhf.runtime.worker import refuse_written_links
+from rlhf.tracking.jsonl import JsonlWriter
 
 ROOT = Path(__file__).parents[1]
 NAMED = sorted(set(re.findall(r"`tests/(\S+?)::(test_\w+)`", (ROOT / "SECURITY.md").read_text())))
@@ -157,14 +162,40 @@ def test_a_value_that_is_a_secret_of_the_environment_is_refused(
     refuse_secret_values(config, {"MY_PASSWORD": "another one", "USER": "correcthorsebattery"})
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "ppo", "ppo/state"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tokenizer", "ppo", "ppo/state", "ppo/sampling"])
 def test_nothing_is_written_through_a_link(name: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     (run_dir / name).parent.mkdir(parents=True)
-    refuse_links(run_dir, [name])
+    refuse_written_links(run_dir, [Phase.ppo])
     (run_dir / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match=f"{name} is a link to {tmp_path}/elsewhere: a run"):
-        refuse_links(run_dir, [name])
+        refuse_written_links(run_dir, [Phase.ppo])
+
+
+APPENDED: dict[str, Callable[[Path], object]] = {
+    "output.log": lambda path: open_log(path.parent).close(),
+    "metrics.jsonl": lambda path: JsonlWriter(path).close(),
+    "samples.jsonl": lambda path: copy_phase_lines(path.parent, Phase.ppo, path.parent, path.name),
+}
+
+
+@pytest.mark.parametrize("kind", ["link to a file", "link to nothing", "pipe"])
+@pytest.mark.parametrize("name", APPENDED)
+def test_nothing_is_appended_to_a_link_or_a_pipe(name: str, kind: str, tmp_path: Path) -> None:
+    run_dir, victim = tmp_path / "run", tmp_path / "victim"
+    run_dir.mkdir()
+    if kind == "pipe":
+        os.mkfifo(run_dir / name)
+        reader = os.open(run_dir / name, os.O_RDONLY | os.O_NONBLOCK)  # a writer would not wait
+    else:
+        (run_dir / name).symlink_to(victim)
+    if kind == "link to a file":
+        victim.write_text("kept")
+    with pytest.raises(DamagedFileError, match=f"{name} is damaged.*a (link|regular file)"):
+        APPENDED[name](run_dir / name)
+    if kind == "pipe":
+        os.close(reader)
+    assert not victim.exists() or victim.read_text() == "kept"
 
 
 def test_a_link_in_a_new_run_directory_is_replaced(tmp_path: Path) -> None:

@@ -114,6 +114,24 @@ class DamagedFileError(CheckpointError):
         )
 
 
+def open_regular(name: str, flags: int) -> int:
+    """Open a regular file, never a link, pipe or device: the ``opener`` of ``open`` for such files.
+
+    Raises:
+        DamagedFileError: if the file is anything else, which a run neither reads nor writes.
+    """
+    try:
+        descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise DamagedFileError(Path(name), "it is a link") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamagedFileError(Path(name), "it is not a regular file")
+    return descriptor
+
+
 def read_bytes(path: Path, *, start: int = 0) -> bytes | None:
     """Return the content of a file from byte ``start`` on; None if there is no file.
 
@@ -121,18 +139,14 @@ def read_bytes(path: Path, *, start: int = 0) -> bytes | None:
         DamagedFileError: if it is a link, which could bring any file into a report, or is not a
             regular file.
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise DamagedFileError(path, "it is not a regular file")
+        with open(path, "rb", opener=open_regular) as file:
             file.seek(start)
             return file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        is_link = error.errno == errno.ELOOP
-        raise DamagedFileError(path, "it is a link" if is_link else str(error.strerror)) from error
+        raise DamagedFileError(path, str(error.strerror)) from error
 
 
 def read_stored_text(path: Path) -> str | None:

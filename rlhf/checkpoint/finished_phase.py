@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import CheckpointError
+from rlhf.base.stored_files import open_regular
 from rlhf.checkpoint.results import as_json_text, read_json_object, write_json
 from rlhf.config.choices import Phase
 
@@ -195,5 +196,5 @@ def iterate_metrics(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str,
 
 def copy_phase_lines(source: Path, phase: Phase, target: Path, name: str) -> None:
     """Append a phase's lines in the log ``name`` of ``source`` to that log of ``target``."""
-    with (target / name).open("ab") as file:
+    with open(target / name, "ab", opener=open_regular) as file:
         file.writelines(phase_lines(source / name, phase))

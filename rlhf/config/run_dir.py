@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -40,11 +41,9 @@ def make_run_dir(
     """
     if config.run_dir is not None:
         path = expand_user_path(config.run_dir, key="run_dir")
-        run_dir = (
-            path if continues and _has_run_with_config(path, config) else create_run_folder(path)
-        )
+        run_dir = create_run_folder(path, config if continues else None)
     elif job_dir is not None:
-        run_dir = job_dir if _has_run_with_config(job_dir, config) else create_run_folder(job_dir)
+        run_dir = create_run_folder(job_dir, config)
     else:
         stopped = _find_stopped_run(RUNS / config.name, config) if continues else None
         run_dir = stopped or _create_unique_folder(RUNS / config.name / f"{now:%Y-%m-%d_%H-%M-%S}")
@@ -67,22 +66,35 @@ def _find_stopped_run(folder: Path, config: RunConfig) -> Path | None:
     return None
 
 
-def _has_run_with_config(path: Path, config: RunConfig) -> bool:
-    """Return True if ``path`` holds a run with exactly this configuration."""
-    return (path / FROZEN).exists() and load_frozen_config(path) == config
+def refuse_existing_run(path: Path, same: RunConfig | None = None) -> None:
+    """Check that ``path`` holds no run; a run with exactly the configuration ``same`` is accepted.
 
-
-def create_run_folder(path: Path) -> Path:
-    """Create ``path`` if it does not exist, and return it.
-
-    Raises:
-        ConfigError: if ``path`` holds a run, cannot be created, or is not writable.
+    What is checked holds for longer only while this process has the lock of ``path``.
     """
-    if (path / FROZEN).exists():
+    if (path / FROZEN).exists() and (same is None or load_frozen_config(path) != same):
         raise ConfigError(
             f"run_dir={path} already holds a run: continue the run with resume={path}, "
             "or choose another run_dir"
         )
+
+
+def refuse_other_config(run_dir: Path, begun: RunConfig) -> None:
+    """Check that no other command has changed the configuration since this command wrote it."""
+    if replace(load_frozen_config(run_dir), run_dir=None) != replace(begun, run_dir=None):
+        raise ConfigError(
+            f"{run_dir}: another command began or resumed a run in this folder at the same time, "
+            "with another configuration; wait for its end, or choose another run_dir"
+        )
+
+
+def create_run_folder(path: Path, same: RunConfig | None = None) -> Path:
+    """Create ``path`` if it does not exist, and return it.
+
+    Raises:
+        ConfigError: if ``path`` holds a run without the configuration ``same``, cannot be created,
+            or is not writable.
+    """
+    refuse_existing_run(path, same)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -24,6 +24,7 @@ from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_lines
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Phase
+from rlhf.config.run_dir import refuse_links
 from rlhf.evaluate.answer_rows import AnswerRow, Decoding, Evaluator, policy_folders
 from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
 from rlhf.phases.reward_evaluation import held_out_margins
@@ -46,6 +47,7 @@ def evaluate(
     samples: int = 1,
     temperatures: Sequence[float] = (),
     tasks: Sequence[str] = (),
+    trusts_code: bool = False,
 ) -> dict[str, Any]:
     """Evaluate a run's policies and reward model; write and return evaluation.json.
 
@@ -56,7 +58,7 @@ def evaluate(
     """
     if tasks:
         require_lm_eval()
-    evaluator = Evaluator(run_dir)
+    evaluator = Evaluator(run_dir, trusts_code=trusts_code)
     context, config = evaluator.context, evaluator.config
     folders = policy_folders(run_dir)
     for other in against:
@@ -65,6 +67,7 @@ def evaluate(
     decoders = [*evaluator.decoders, *(Decoding(f"temperature {t:g}", t) for t in temperatures)]
     count = num_prompts or config.ppo.eval_prompts
     folder = (run_dir / EVALUATION).parent
+    refuse_links(run_dir, [folder.name])
     perplexities: dict[str, float] = {}
     answers = _open_empty(folder / "answers.jsonl")
     starts = () if Phase.sft in config.phase.order else (START,)
@@ -170,7 +173,7 @@ def _open_empty(path: Path) -> JsonlWriter:
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate the run that the command names; return the exit code."""
-    parser = command_parser("rlhf.evaluate", __doc__)
+    parser = command_parser("rlhf.evaluate", __doc__, runs_code=True)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--against", type=Path, nargs="+", default=[], help="finished runs")
     parser.add_argument("--prompts", type=int, help="default: ppo.eval_prompts of the run")
@@ -197,6 +200,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         samples=options.samples,
         temperatures=options.temperature,
         tasks=options.lm_eval,
+        trusts_code=options.trust_code,
     )
     console = build_console(is_main=True, log_every=1)
     console.table("models", model_rows(found, SHOWN))

@@ -30,13 +30,13 @@ from rlhf.config.machine_rates import lacks_rates
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.rules.data import drop_shares_of_absent_phases
 from rlhf.config.rules.secrets import refuse_secret_values
-from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir
+from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir, refuse_existing_run
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.conversation_form import choose_template, describe_template
 from rlhf.jobs.from_run import copy_keys_of_source_run, describe_changes
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
-from rlhf.jobs.sweep_jobs import OUTPUT
+from rlhf.jobs.sweep_jobs import open_log
 from rlhf.jobs.this_machine import apply_auto_hardware, is_hardware_auto, this_machine
 from rlhf.planning.decide import plan_and_configure
 from rlhf.planning.plan_tables import plan_as_json, plan_summary, tables
@@ -147,13 +147,17 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     check_ranks_can_start(config)
     now, continues = datetime.now(), job.continues
     run_dir = make_run_dir(config, job_dir=job.folder, now=now, continues=continues)
-    write_frozen_config(config, run_dir)
-    write_command(job.overrides, run_dir)
+    may_be_same = continues or (job.folder is not None and config.run_dir is None)
+    with lock_run_dir(run_dir):  # another command may begin a run in the same folder
+        refuse_existing_run(run_dir, config if may_be_same else None)
+        write_frozen_config(config, run_dir)
+        write_command(job.overrides, run_dir)
+        if plan is not None:
+            write_json(run_dir / PLAN, plan_as_json(plan))
     if plan is not None:
-        write_json(run_dir / PLAN, plan_as_json(plan))
         notes = (*notes, f"plan: {plan_summary(plan)}")
     # The screen of a job of a sweep is a file.
-    screen = (run_dir / OUTPUT).open("a") if job.at_a_time is not None else nullcontext()
+    screen = open_log(run_dir) if job.at_a_time is not None else nullcontext()
     with screen as file:
         console = Console(log_every=config.tracking.log_every, file=file)
         if config.tracking.show_config:

@@ -28,7 +28,7 @@ from rlhf.checkpoint.results import read_json_object
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.jobs.search_command import Dimension, Sampler, Search, example_config, write_solutions
-from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, resources_of_share
+from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, open_log, resources_of_share
 from rlhf.runtime.start_checks import logged_metrics, require_known_name, result_names
 from rlhf.tracking.console import build_console
 from rlhf.tracking.step_alarms import read_alarms
@@ -124,7 +124,7 @@ class Searcher:
         all_cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, cores)  # the trial inherits it
         command = [sys.executable, self._script, *words]
-        with (run_dir / OUTPUT).open("a") as output:
+        with open_log(run_dir) as output:
             process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         os.sched_setaffinity(0, all_cores)
         self._say(f"trial {trial.number}: {' '.join(values)}")

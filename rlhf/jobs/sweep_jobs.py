@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
+from typing import TextIO
 
 from filelock import FileLock, Timeout
 
 from rlhf.base.command import wait_for_exit
 from rlhf.base.errors import CapabilityError, RlhfError
+from rlhf.base.stored_files import open_regular
 from rlhf.checkpoint.results import read_objective, read_plan
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
@@ -89,6 +91,11 @@ def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) 
     return objective
 
 
+def open_log(run_dir: Path) -> TextIO:
+    """Open the file of a job's screen, which must be no link, to append text."""
+    return open(run_dir / OUTPUT, "a", encoding="utf-8", errors="replace", opener=open_regular)
+
+
 def _duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
@@ -103,7 +110,7 @@ def _run_process(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: 
     share: AbstractContextManager[Mapping[str, str]] = nullcontext(os.environ)
     if jobs > 1:
         share = reserve_share_of_machine(hardware, run_dir.parent, jobs)
-    with share as environment, (run_dir / OUTPUT).open("a") as out:
+    with share as environment, open_log(run_dir) as out:
         own = {**environment, PARENT: str(os.getpid())}
         return wait_for_exit(subprocess.Popen(command, env=own, stdout=out, stderr=out))
 

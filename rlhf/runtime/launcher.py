@@ -102,7 +102,7 @@ def _start_by_mode(
 ) -> float | None:
     if way is LaunchMode.process:
         assert run_dir is not None
-        return worker.run_worker(run_dir)
+        return worker.run_worker(run_dir, begun=config)
     if way is None:
         run_rank(run_dir, build_stderr_reporter())
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -29,7 +30,7 @@ from rlhf.checkpoint.results import read_plan, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import tokenizer_base
-from rlhf.config.run_dir import lock_run_dir, refuse_links
+from rlhf.config.run_dir import lock_run_dir, refuse_links, refuse_other_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder, all_ask_for_assistant, plain_template
 from rlhf.data.splits import PhaseData
@@ -41,6 +42,7 @@ from rlhf.models.sources import RUN_FOLDER
 from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, load_tokenizer
 from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo.loop import run_ppo
+from rlhf.phases.ppo.overlapped_sampling import SAMPLING
 from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
@@ -80,11 +82,13 @@ def run_worker(
     run_dir: Path,
     meeting: Rendezvous | None = None,
     on_stuck: Callable[[str], None] = end_stuck_process,
+    begun: RunConfig | None = None,
 ) -> float:
     """Run the phases of ``run_dir`` that have no result yet; return the run's objective.
 
     ``meeting`` connects this process to the other ranks; without it there is one rank. The watchdog
-    calls ``on_stuck``, which ends the process, with the reason.
+    calls ``on_stuck``, which ends the process, with the reason. ``begun`` is the configuration with
+    which the launcher began the run, if it did so in this process.
     """
     config = load_run(run_dir)
     quieten_libraries()
@@ -107,6 +111,7 @@ def run_worker(
         convert_drive_errors(f"make room, or the folder writable; {command} continues the run"),
         lock_run_dir(run_dir, console.say) if ranks.is_main else nullcontext(),
     ):
+        refuse_other_config(run_dir, config if begun is None else begun)
         result = run_phases(config, run_dir, ranks, console, watch_steps)
     ranks.barrier()
     require_finite_objective(result["phases"], run_dir)
@@ -136,6 +141,8 @@ def run_phases(
             context.tracker.conclude(build_run_result(config, run_dir, unfinished))
         finally:
             context.tracker.finish()
+            if ranks.is_main:  # the policy's weights, which a failed run would keep
+                shutil.rmtree(run_dir / Phase.ppo / SAMPLING, ignore_errors=True)
     result = build_run_result(config, run_dir, unfinished)
     if ranks.is_main:
         write_json(run_dir / "result.json", result)
@@ -184,9 +191,8 @@ def build_context(
     if dtype in {Dtype.bf16, Dtype.fp32} and config.hardware.device is Device.cpu:
         console.say(describe_kernels(half=dtype is Dtype.bf16))
     parts = load_phase_data(config, console.say)
+    refuse_written_links(run_dir, unfinished)
     tokenizer = create_or_load_tokenizer(config, run_dir, parts)
-    written = [f"{phase}{under}" for phase in unfinished for under in ("", f"/{STATE}")]
-    refuse_links(run_dir, [*LOGS, "wandb", "wandb_id", "tensorboard", *written])
     resumes = find_checkpoints(run_dir, unfinished, ranks, console)
     if ranks.is_main:
         drop_repeated_lines(run_dir, unfinished, resumes, console.say)
@@ -202,6 +208,14 @@ def build_context(
         tracker=build_tracker(config, run_dir, is_main=ranks.is_main, say=console.say),
         resumes=resumes,
     )
+
+
+def refuse_written_links(run_dir: Path, unfinished: Sequence[Phase]) -> None:
+    """Check that nothing which the phases ``unfinished`` write is a link."""
+    under = ("", f"/{STATE}", f"/{SAMPLING}")
+    phases = [f"{phase}{each}" for phase in unfinished for each in under]
+    names = ("tokenizer", "wandb", "wandb_id", "tensorboard")
+    refuse_links(run_dir, [*LOGS, *names, *phases])
 
 
 def drop_repeated_lines(

@@ -12,7 +12,7 @@ from pathlib import Path
 from rlhf.base.atomic import is_transient, replace_atomically, retry_transient_errors
 from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import replace_non_finite
-from rlhf.base.stored_files import read_raw_lines
+from rlhf.base.stored_files import open_regular, read_raw_lines
 
 CRITIC = "critic.jsonl"
 DIGESTS = "digests.jsonl"
@@ -56,7 +56,7 @@ class JsonlWriter:
                 ) from error
 
     def _open(self) -> FileIO:
-        return self._path.open("ab", buffering=0)
+        return open(self._path, "ab", buffering=0, opener=open_regular)
 
     def _append_held(self) -> None:
         """Write the held bytes; if the last attempt failed, first remove what it wrote."""

@@ -48,6 +48,7 @@ from rlhf.rollout.ahead import AfterSampling, SamplingAhead, SamplingInTurn, Ste
 if TYPE_CHECKING:
     from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 
+SAMPLING = "sampling"  # folder of weights and responses in RUN_DIR/ppo
 SERVES = "rlhf.phases.ppo.overlapped_sampling:serve_samples"
 
 
@@ -99,7 +100,7 @@ class SamplingProcesses:
         self._pad_id = context.tokenizer.pad_token_id
         self._weights_of: dict[int, Path] = {}  # by step whose responses are not taken yet
         self._written = 0  # snapshots of the weights
-        self._folder = context.run_dir / Phase.ppo / "sampling"
+        self._folder = context.run_dir / Phase.ppo / SAMPLING
         if self._ranks.is_main:
             shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
         count, (own, threads) = config.rollout.samplers, divide_cores(config, num_usable_cores())
