@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache, reduce
 from operator import attrgetter, getitem
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, cast, get_type_hints
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -78,6 +78,12 @@ def values_that_affect(config: RunConfig, phases: frozenset[Phase]) -> dict[str,
     }
 
 
+def _affects_of_group(group: str) -> Affects:
+    """Return the phases that read the keys of a top-level group."""
+    (affects,) = (f.metadata["affects"] for f in fields(RunConfig) if f.name == group)
+    return cast("Affects", affects)
+
+
 def refuse_unread_keys(config: RunConfig, overrides: Sequence[str]) -> None:
     """Raise an error if an override sets a key that ``config`` does not read.
 
@@ -90,6 +96,14 @@ def refuse_unread_keys(config: RunConfig, overrides: Sequence[str]) -> None:
         for name, effect in effects().items():
             if not f"{key}.".startswith(f"{name}."):
                 continue
+            # A key that changes no result, such as ppo.critic_check.every, is read as its group is.
+            readers = effect.affects(config) or _affects_of_group(key.partition(".")[0])(config)
+            if readers and not readers & set(config.phase.order):
+                raise ConfigError(
+                    f"{override.input_line}: only {' and '.join(p for p in Phase if p in readers)} "
+                    f"can read {name}, and phase.order=[{','.join(config.phase.order)}] runs "
+                    f"neither; remove {key}, or choose another phase"
+                )
             group = name.rpartition(".")[0]
             option = REWARD_MODEL_GROUP if group == "reward_model" else group
             for rule in effect.unread:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.config.choices import Phase, Source
 from rlhf.config.machine_rates import GB, GIB
+from rlhf.config.schema.keys import ANSWERING_PHASES
 from rlhf.planning.advice import idle_options
 from rlhf.planning.phase_plan import PhasePlan
 from rlhf.planning.plan import Plan
@@ -181,10 +182,12 @@ def _doubts(plan: Plan) -> list[str]:
     """Return notes on why time and price may not be those of the user's own task."""
     notes = []
     if _is_toy(plan):
+        phases = [phase.phase for phase in plan.phases]
+        sizes = ["rollout.max_response_tokens"] if ANSWERING_PHASES(plan.config) & {*phases} else []
+        sizes += ["ppo.steps" if phase is Phase.ppo else f"{phase}.epochs" for phase in phases]
         notes.append(
             "data=synthetic is a toy task with short texts: set data, data.path, "
-            "rollout.max_response_tokens and ppo.steps as in your run before you believe time and "
-            "price"
+            f"{', '.join(sizes)} as in your run before you believe time and price"
         )
     if plan.loads is None:
         notes.append("the data was not read: every text is assumed to be as long as its limit")

@@ -21,6 +21,9 @@ FEW_ENDED = 0.5  # warn if a smaller share of responses ended by themselves
 MOST_FALLBACKS = 0.05  # share of all responses in training
 MOST_WITHOUT_SIGNAL = 0.5  # mean share of equal scores, or of groups of equal scores
 ROUNDING = 1e-6  # a smaller deviation of scores is rounding; relative to scores above 1
+HELD = {"ppo": "ppo.kl_ctl", "dpo": "dpo.beta"}  # the key that holds a policy to its reference
+RATE = {"ppo": "ppo.actor_lr", "dpo": "dpo.lr"}
+FEWER = {"ppo": "ppo.steps", "dpo": "dpo.epochs"}
 NO_INTERVAL = (0.0, 0.0)  # replaces a missing interval; it excludes nothing
 
 
@@ -61,14 +64,14 @@ def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
     if ended is not None and ended < FEW_ENDED:
         yield (
             f"{phase}: {ended:.0%} of the responses ended by themselves; raise "
-            "rollout.max_response_tokens or ppo.missing_end_penalty"
+            f"rollout.max_response_tokens{' or ppo.missing_end_penalty' * (phase == 'ppo')}"
         )
     kl = measures.get("kl_to_reference")
     has_mastered = "return_after" in measures and _lowest_gain(measures) > 0  # an environment
     if kl is not None and after and kl / after > MOST_KL and not has_mastered:
         yield (
             f"{phase}: KL to the reference is {kl / after:.2f} nats per response token, above "
-            f"{MOST_KL}; raise ppo.kl_ctl or lower ppo.actor_lr"
+            f"{MOST_KL}; raise {HELD[phase]} or lower {RATE[phase]}"
         )
     scorer, cure = "reward model", "train a better reward model"
     if "score_parts_after" in measures:
@@ -79,8 +82,8 @@ def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
         if _lowest_gain(measures) > 0 > highest_gain:
             yield (
                 f"{phase}: the score rose while the {judge} fell (both 95 % intervals exclude 0): "
-                f"the policy exploits the {scorer}. Raise ppo.kl_ctl, take fewer ppo.steps or "
-                f"{cure}"
+                f"the policy exploits the {scorer}. Raise {HELD[phase]}, take fewer "
+                f"{FEWER[phase]} or {cure}"
             )
 
 

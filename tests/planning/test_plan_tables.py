@@ -232,6 +232,9 @@ def test_the_table_ends_with_the_verdict(compose: Compose) -> None:
     setting, _, counts = plan_summary(fitting(compose)).partition(" for ")
     assert f"fits: {setting}; models on disk: 10.5 GB, checkpoints up to 63.2 GB" in text
     assert f"the time is for {counts} data=synthetic is a toy task" in text
+    dpo = run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "phase=pipeline_dpo")
+    toy = "rollout.max_response_tokens, sft.epochs, dpo.epochs as in your run"
+    assert toy in " ".join(printed(plan_run(dpo)).split())
     assert text.endswith("every text is assumed to be as long as its limit")
     no = refused(compose)
     text = " ".join(printed(no).split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -120,3 +121,11 @@ def test_dpo_is_doubted_as_reward_model_and_policy() -> None:
     measures = {"accuracy_ci": [0.4, 0.6], "response_tokens_before": 9.0}
     measures |= {"response_tokens_after": 1.0, "kl_to_reference": 0.1}
     assert [line.split(":")[0] for line in find_doubts({"dpo": measures}, {})] == ["dpo", "dpo"]
+
+
+def test_advice_for_dpo_names_keys_that_dpo_reads() -> None:
+    measures = {"accuracy_ci": [0.6, 0.7], "response_tokens_before": 9.0, "gold_gain_ci": [-3, -1]}
+    measures |= {"response_tokens_after": 9.0, "kl_to_reference": 9.0, "ended_share_after": 0.1}
+    text = " ".join(find_doubts({"dpo": measures | {"score_gain_ci": [1.0, 2.0]}}, {}))
+    assert "ppo." not in text
+    assert {"dpo.beta", "dpo.lr", "dpo.epochs"} <= set(re.findall(r"dpo\.\w+", text))
