@@ -171,7 +171,8 @@ def run_all(out: Path, names: Sequence[str], *, jobs: int) -> None:
     """Run every seed of the scenarios ``names`` that has no report yet, one per core."""
     runs = {
         out / name.replace(" ", "_") / str(seed): [
-            *COMMON,
+            # A rule has no reward phase, and launch.py refuses keys that no phase reads.
+            *COMMON["phase=pipeline_rule" in SCENARIOS[name].overrides :],
             *SCENARIOS[name].overrides,
             f"seed={seed}",
         ]

@@ -46,21 +46,23 @@ EPISODES = [
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
-GROUPS = {  # the keys of TINY_RUN that no phase of the command reads, which launch.py refuses
-    "phase=sft": ("reward.", "ppo.", "rollout."),
-    "phase=reward": ("sft.", "ppo.", "rollout."),
-    "phase=ppo": ("sft.", "reward."),
+# Words that tests share, which no phase of a command may read: launch.py would refuse them.
+UNREAD = {
+    "phase=sft": ("reward.", "ppo.", "rollout.", "dpo."),
+    "phase=reward": ("sft.", "ppo.", "rollout.", "dpo."),
+    "phase=ppo": ("sft.", "reward.batch_size", "reward.epochs"),
     "phase=dpo": ("sft.", "reward.", "ppo."),
+    "phase=pipeline": ("dpo.",),
     "phase=pipeline_dpo": ("reward.", "ppo."),
-    "phase=pipeline_rule": ("reward.",),
+    "phase=pipeline_rule": ("reward.batch_size", "reward.epochs", "dpo."),
 }
 
 
-def words_that_are_read(words: Iterable[object]) -> list[object]:
-    """Return the command without the words of TINY_RUN that its phases do not read."""
-    words = list(words)
-    unread = tuple(group for word in words for group in GROUPS.get(str(word), ()))
-    return [word for word in words if not (word in TINY_RUN and str(word).startswith(unread))]
+def words_that_are_read(words: Iterable[object]) -> list[str]:
+    """Return the words of a command without shared words that its phases do not read."""
+    texts = [str(word) for word in words]
+    unread = tuple(key for text in texts for key in UNREAD.get(text, ()))
+    return [text for text in texts if not text.startswith(unread)]
 
 
 def start(
@@ -76,7 +78,7 @@ def start(
     it is a new interpreter, as the user's is, and so is all that it starts.
     """
     return popen(
-        [sys.executable, *map(str, words_that_are_read(words))],
+        [sys.executable, *words_that_are_read(words)],
         cwd=cwd,
         env=os.environ | {name: str(value) for name, value in environment.items()},
         stdin=stdin,

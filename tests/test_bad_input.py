@@ -16,7 +16,7 @@ from rlhf.config.freeze import to_run_config, write_frozen_config
 from tests.conftest import Compose
 from tests.fork_server import WarmPopen
 from tests.models_on_disk import save_models
-from tests.runs import ROOT, TINY_RUN
+from tests.runs import ROOT, TINY_RUN, words_that_are_read
 
 pytestmark = pytest.mark.slow
 
@@ -61,13 +61,15 @@ def write_pairs(path: Path, count: int) -> Path:
     return path
 
 
-PPO_ON_FOLDERS = [
-    *(override for override in TINY_RUN if not override.startswith("model.")),
-    "phase=ppo",
-    "model=pretrained",
-    "model.path=policy",
-    "model@reward_model=pretrained",
-]
+PPO_ON_FOLDERS = words_that_are_read(
+    [
+        *(override for override in TINY_RUN if not override.startswith("model.")),
+        "phase=ppo",
+        "model=pretrained",
+        "model.path=policy",
+        "model@reward_model=pretrained",
+    ]
+)
 
 
 def test_unknown_key(answer) -> None:

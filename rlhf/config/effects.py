@@ -101,8 +101,8 @@ def refuse_unread_keys(config: RunConfig, overrides: Sequence[str]) -> None:
             if readers and not readers & set(config.phase.order):
                 raise ConfigError(
                     f"{override.input_line}: only {' and '.join(p for p in Phase if p in readers)} "
-                    f"can read {name}, and phase.order=[{','.join(config.phase.order)}] runs "
-                    f"neither; remove {key}, or choose another phase"
+                    f"can read {name}, and is not in phase.order=[{','.join(config.phase.order)}]; "
+                    f"remove {key}, or choose another phase"
                 )
             group = name.rpartition(".")[0]
             option = REWARD_MODEL_GROUP if group == "reward_model" else group

@@ -64,7 +64,10 @@ SFT = "reward_model.init=sft and gold start from the SFT model of the same run"
             "add lora=default",
         ),
         *(
-            ([phase, word], f"{word}: only {readers} can read {word.partition('=')[0]}, and phase")
+            (
+                [phase, word],
+                f"{word}: only {readers} can read {word.partition('=')[0]}, and is not in phase.order=[",
+            )
             for phase, word, readers in (
                 ("phase=sft", "ppo.steps=3", "ppo"),
                 ("phase=sft", "ppo.critic_check.every=8", "ppo"),
