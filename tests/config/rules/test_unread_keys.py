@@ -66,7 +66,7 @@ SFT = "reward_model.init=sft and gold start from the SFT model of the same run"
         *(
             (
                 [phase, word],
-                f"{word}: only {readers} can read {word.partition('=')[0]}, and is not in phase.order=[",
+                f"{word}: only {readers} can read {word.partition('=')[0]}, and is not in phase",
             )
             for phase, word, readers in (
                 ("phase=sft", "ppo.steps=3", "ppo"),
