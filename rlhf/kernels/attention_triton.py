@@ -33,7 +33,7 @@ def attend(newest, kv_cache, positions, out, strides, SIZES: tl.constexpr, BLOCK
     scale = SIZES[1] ** -0.5
     largest = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
     total = tl.full([SIZES[2]], 1.0, tl.float32)
-    mixed = tl.zeros([SIZES[2], SIZES[3]], tl.float32) + v.to(tl.float32)[None, :]
+    mixed = tl.full([SIZES[2], SIZES[3]], 0.0, tl.float32) + v.to(tl.float32)[None, :]
     for first in range(0, position, BLOCK):
         column = first + tl.arange(0, BLOCK)
         is_earlier, place = column < position, column * SIZES[1]

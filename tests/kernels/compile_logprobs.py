@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 
-import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 
 from rlhf.kernels import logprobs_triton
 from rlhf.kernels.logprobs_gpu import BLOCK, FUSED, WARPS
+from tests.kernels.compiling_for_gpus import compile_for
 
 VECTORS = {"log_sums": "*fp32", "entropies": "*fp32", "picked": "*fp32", "slopes": "*fp32"}
 
 
 def main() -> None:
-    """Compile each kernel for an H100; check widths of reads and writes, and the work per logit."""
+    """Compile each kernel; check widths of reads and writes, and the work per logit."""
     for name in ("reduce_row_kernel", "gradient_kernel"):
         for dtype in ("bf16", "fp16", "fp32"):
-            kernel = compiled(name, dtype)
+            kernel = compiled(name, dtype)[0]
             ptx = str(kernel.asm["ptx"])
             assert "ld.global.v4.b32" in ptx, f"{name}: reads are narrower than 16 bytes"
             assert name == "reduce_row_kernel" or "st.global.v4.b32" in ptx, (
@@ -30,8 +29,8 @@ def main() -> None:
             assert products == ["i64"], f"{name}: row * size needs 64 bits, not {products}"
 
 
-def compiled(name: str, dtype: str) -> CompiledKernel:
-    """The kernel for rows whose length is a multiple of 16, which ptxas has accepted."""
+def compiled(name: str, dtype: str) -> list[CompiledKernel]:
+    """The kernel of each GPU, for rows whose length is a multiple of 16."""
     function = getattr(logprobs_triton, name)
     known = {"logits": f"*{dtype}", "ids": "*i64", "scale": "fp32", "size": "i32"} | VECTORS
     signature = {key: known.get(key, "constexpr") for key in function.arg_names}
@@ -39,9 +38,7 @@ def compiled(name: str, dtype: str) -> CompiledKernel:
     divisible = {(function.arg_names.index(key),): [["tt.divisibility", 16]] for key in multiples}
     source = ASTSource(function, signature, constexprs={"BLOCK": BLOCK}, attrs=divisible)
     options = {"num_warps": WARPS, **FUSED}
-    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert kernel.asm["cubin"]
-    return kernel
+    return [compile_for(source, f"{name}, {dtype}", each, options) for each in (80, 90)]
 
 
 if __name__ == "__main__":

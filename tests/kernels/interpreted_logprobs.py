@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf.base.types import LogprobOptions
-from rlhf.kernels import logprobs_triton
+from rlhf.kernels import logprobs_gpu, logprobs_triton
 from rlhf.kernels.logprobs_gpu import GpuLogprobKernel, logprobs_gpu_kernels
 from rlhf.models import output_layer
 from rlhf.models.output_layer import Block, fused_logprobs
@@ -35,8 +35,13 @@ class Kernel(GpuLogprobKernel):
     """The kernel for logits of one type, as LogprobKernel is."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__(logprobs_triton, block=SIZE)
+        super().__init__(logprobs_triton)
         self.dtype = dtype
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprobs_gpu, "BLOCK", SIZE)
 
 
 @pytest.fixture(params=DTYPES, ids=["bf16", "fp16", "fp32"])
