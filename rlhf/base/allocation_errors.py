@@ -9,6 +9,8 @@ import torch
 MESSAGES = (
     *("can't allocate memory", "not enough memory", "out of memory"),
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # cublasCreate found no memory left
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # torch's allocator, as it reports a full card
 )
 
 

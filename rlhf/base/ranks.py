@@ -55,7 +55,8 @@ class Ranks:
     def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
         if self.size == 1:
             return tensor
-        reduced = tensor.detach().clone()
+        # NCCL reduces tensors of GPUs only; with an offloaded optimizer some are on the host.
+        reduced = tensor.detach().to(self.device, copy=True)
         torch.distributed.all_reduce(reduced, op=op)
         return reduced
 

@@ -31,6 +31,7 @@ from tests.algorithms.padded_batches import (
     shuffled,
     with_garbage,
 )
+from tests.pretend_cuda.gpu import Gpu
 
 NAN = float("nan")
 
@@ -163,6 +164,16 @@ def test_a_sum_over_ranks_leaves_its_input_alone(monkeypatch: pytest.MonkeyPatch
     mine = f64(1, 2)
     assert Ranks(rank=1, size=2).sum(mine).tolist() == [2, 4]
     assert mine.tolist() == [1, 2]
+
+
+def test_collectives_are_on_the_device_of_the_rank(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices: list[torch.device] = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, op: devices.append(x.device))
+    here = torch.device("cuda", 0)
+    assert Ranks(0, 2, here).sum(f64(1, 2)).device == Ranks(0, 2, here).max(f64(3)).device == here
+    assert devices == [here, here]
 
 
 def test_only_rank_0_is_main() -> None:

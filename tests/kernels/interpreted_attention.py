@@ -92,17 +92,16 @@ def test_a_later_block_may_have_the_largest_score() -> None:
     torch.testing.assert_close(found, expected[:, :, 0])
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt_neox"])
-def test_decoders_compute_what_their_models_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoders_compute_what_their_models_do(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     class Counted(GpuAttention):
         def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
-            calls.append(name)
+            calls.append(tensors)
             return super().__call__(*tensors)
 
     kernel = Counted(attention_triton, block_bytes=SMALL_BLOCK)
     monkeypatch.setattr(cache_attention, "gpu_attention", lambda *_, **__: kernel)
     for check in CHECKS:
-        check(tiny_model(name), family)
+        check(tiny_model("qwen3"), family)
     assert calls

@@ -30,6 +30,7 @@ PART = Card("NVIDIA A100-SXM4-40GB MIG 3g.20gb", int(19.62 * GIB))
 UNKNOWN_CARD = Card("NVIDIA RTX PRO 6000 Blackwell", int(94.97 * GIB), (12, 0))
 MACHINES = {
     "a100": Machine(),
+    "2xa100": Machine(devices=2),
     "8xa100": Machine(devices=8),
     "none": Machine(devices=0, driver=None),
     "hidden": Machine(devices=0),  # as with CUDA_VISIBLE_DEVICES=

@@ -15,6 +15,11 @@ from tests.pretend_cuda.gpu import Event, Gpu
 
 ARCHITECTURES = [f"sm_{number}" for number in (75, 80, 86, 90, 100, 120)]  # of torch 2.13
 
+COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single"),
+    *("broadcast", "gather", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter"),
+    *("send", "recv", "isend", "irecv"),
+)
 
 Set = Callable[[Any, str, Any], None]  # setattr, or that of pytest's monkeypatch
 
@@ -28,6 +33,8 @@ def replace(gpu: Gpu, set_: Set) -> None:
         set_(torch.cuda.nvtx, name, lambda *_: None)
     for name in ("init_process_group", "new_group"):
         set_(torch.distributed, name, _with_gloo(getattr(torch.distributed, name)))
+    for name in COLLECTIVES:
+        set_(torch.distributed, name, _of_gpus(getattr(torch.distributed, name)))
     set_(torch.distributed, "is_nccl_available", lambda: True)
     set_(torch.version, "cuda", "13.0")
     set_(torch.backends.cuda, "is_built", lambda: True)
@@ -196,3 +203,16 @@ def _with_gloo(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*words, **how)
 
     return started
+
+
+def _of_gpus(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse tensors of the host, as NCCL does."""
+
+    def refusing(*args: Any, **how: Any) -> Any:
+        for each in (*args, *how.values()):
+            for tensor in each if isinstance(each, list) else [each]:
+                if isinstance(tensor, torch.Tensor) and not tensor.is_cuda:
+                    raise RuntimeError("No backend type associated with device type cpu")
+        return function(*args, **how)
+
+    return refusing

@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
@@ -23,6 +25,7 @@ from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import adapter_of, add_adapters
+from rlhf.phases.ppo.overlapped_sampling import SnapshotPolicy
 from rlhf.rollout.decoders import cache_attention
 from rlhf.rollout.decoders.cuda_graphs import NO_ROOM, Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest, Texts
@@ -352,6 +355,33 @@ def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:
     for parameter in engine.module.parameters():
         parameter.data = parameter.data * 0.5
     assert captures() > 0
+
+
+def test_graphs_and_joint_projections_outlast_snapshots(gpu: Gpu, tmp_path: Path) -> None:
+    """Sampling beside training loads the weights of each step from files."""
+    settings = FastSettings(
+        dtype=torch.bfloat16,
+        max_rows=ROWS,
+        gather_weights=When.auto,
+        cuda_graphs=True,
+        keeps_graphs=True,
+    )
+    model, ranks = LanguageModel(tiny_model("llama")), Ranks(0, 1, GPU)
+    engine_settings = EngineSettings(zero=zero_config(stage=1), dtype=Dtype.bf16)
+    policy = SnapshotPolicy(model, role=Role.actor, settings=engine_settings, ranks=ranks)
+    rollout, captures, responses = rollout_of(settings, ranks), [], set()
+    for step in range(3):
+        weights = {n: p.cpu() * (1 + 0.5 * step) for n, p in model.named_parameters()}
+        (tmp_path / str(step)).mkdir()
+        save_file(weights, tmp_path / str(step) / "model.safetensors")
+        with gpu.counting() as counts:
+            policy.load(tmp_path / str(step))
+            responses.add(str(rollout.generate(policy, prompts()).logprobs_BT.tolist()))
+        captures.append(counts.events[Event.capture])
+    assert (captures[0] > 0, captures[1:]) == (True, [0, 0])
+    assert len(responses) == 3  # each step samples from its own weights
+    layers = fused(model.pretrained)._layers
+    assert [len(layer.query_key_value) for layer in layers] == [1] * len(layers)
 
 
 def prompts() -> PromptBatch:

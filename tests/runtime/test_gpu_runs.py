@@ -14,7 +14,16 @@ import torch
 from safetensors.torch import load_file
 
 from tests.killer import PATH
-from tests.runs import EPISODES, ON_GPU, TINY_RUN, finished, launch_on_gpu, metrics, python
+from tests.runs import (
+    EPISODES,
+    ON_GPU,
+    TINY_RUN,
+    finished,
+    launch_on_gpu,
+    metrics,
+    python,
+    soaked,
+)
 from tests.soak import differing_files
 
 pytestmark = [
@@ -124,6 +133,19 @@ def test_other_runs_on_a_gpu_in_bf16(trained: Path, tmp_path: Path, words: list[
     losses = [v for line in metrics(tmp_path / "run") for name, v in line.items() if "loss" in name]
     assert losses
     assert all(map(math.isfinite, losses))
+
+
+@pytest.mark.parametrize("zero", soaked(["stage2_offload", "stage3_offload"], "stage3_offload"))
+def test_two_gpus_whose_optimizer_is_on_the_host(zero: str, tmp_path: Path) -> None:
+    """Two GPUs reduce tensors of GPUs only, and the digested weights are on the host."""
+    words = ["hardware.ranks_per_node=2", f"zero={zero}", "hardware.dtype=bf16", "ppo.steps=10"]
+    words += ["checkpoint.digest_every=5", "checkpoint.every_steps=5", "ppo.ema_beta=0.9"]
+    run = on_gpu(tmp_path / "run", *words, machine="2xa100")
+    assert run.returncode == 0, run.stderr
+    digests = [json.loads(line) for line in (tmp_path / "run" / "digests.jsonl").open()]
+    steps = {(line["phase"], line["step"]) for line in digests}
+    assert {("ppo", 5), ("ppo", 10)} < steps
+    assert {phase for phase, _ in steps} == {"sft", "reward", "ppo"}
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ class SnapshotPolicy(TorchEngine):
     _loaded: Path | None = None
 
     def load(self, weights: Path) -> None:
-        """Load the weights of a snapshot, in the precision in which they are trained."""
+        """Load the weights of a snapshot in place: CUDA graphs and joint projections keep them."""
         from safetensors.torch import load_file
 
         if weights == self._loaded:
@@ -213,7 +213,7 @@ class SnapshotPolicy(TorchEngine):
         parameters = dict(self.module.named_parameters())
         for file in weights.glob("*.safetensors"):
             for name, tensor in load_file(file).items():
-                parameters[name].data = tensor.to(self._device)
+                parameters[name].data.copy_(tensor)
         self._loaded = weights
 
 
