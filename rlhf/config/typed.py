@@ -90,9 +90,15 @@ def schema_error(error: OmegaConfBaseException) -> ConfigError:
 
 
 def format_value(value: Any) -> str:
-    """Return ``value`` as it is typed on the command line."""
+    """Return ``value`` as it is typed on the command line, without unset keys of a mapping."""
     if value is None:
         return "null"
+    if isinstance(value, dict):
+        unset: tuple[object, ...] = (None, False, [])
+        items = (f"{key}: {format_value(each)}" for key, each in value.items() if each not in unset)
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(format_value, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

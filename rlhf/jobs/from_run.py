@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import Phase
+from rlhf.config.choices import Phase, RewardKind
 from rlhf.config.consent import keys_that_run_code
 from rlhf.config.effects import effects, values_that_affect
 from rlhf.config.freeze import load_frozen_config, read_command
@@ -24,7 +24,8 @@ def copy_keys_of_source_run(
     """Copy to ``cfg`` the keys that the run in ``source`` determines; add the phases to reuse.
 
     Phases to reuse are the ``finished`` phases before the last requested phase, so ``phase=ppo``
-    and the whole pipeline mean the same. Micro-batch sizes, which change no result, come from
+    and the whole pipeline mean the same; the reward model is left out if the command's rewards do
+    not read it. Micro-batch sizes, which change no result, come from
     this command, or from the command of the finished run.
 
     Raises:
@@ -56,6 +57,9 @@ def copy_keys_of_source_run(
             )
     asked = [Phase(name) for name in cfg.phase.order]
     usable = [Phase.sft] if asked[-1] is Phase.dpo else [Phase.sft, Phase.reward]
+    parts = OmegaConf.select(cfg, "rewards", default={}).values()
+    if Phase.reward not in asked and parts and all(p.kind != RewardKind.model for p in parts):
+        usable = [Phase.sft]  # rewards of the command replace the reward model
     before = usable[: usable.index(asked[-1])] if asked[-1] in usable else usable
     taken = [phase for phase in before if phase in finished]
     if not taken:

@@ -80,3 +80,26 @@ def test_the_corpus_of_ppo_and_the_cache_are_the_new_runs_own(
 ) -> None:
     config = taken(compose, source, "data.ptx_path=corpus", "data.cache_dir=elsewhere")
     assert (config.data.ptx_path, config.data.cache_dir) == ("corpus", "elsewhere")
+
+
+BRIEF = "+rewards.brief={kind: length, most: 12}"
+JUDGE = "+rewards.judge={kind: model, weight: 0}"
+
+
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [
+        (["phase=pipeline_rule", BRIEF], ["sft", "ppo"]),
+        (["phase=ppo", BRIEF], ["sft", "ppo"]),
+        (["phase=ppo", BRIEF, JUDGE], ["sft", "reward", "ppo"]),
+        (["phase=ppo"], ["sft", "reward", "ppo"]),
+    ],
+)
+def test_rewards_of_the_command_replace_the_reward_model(
+    words: list[str], order: list[str], compose: Compose, source: Path
+) -> None:
+    config = taken(compose, source, *words)
+    assert config.phase.order == order
+    line = "".join(describe_changes(config))
+    assert "<" not in line, "no Python"
+    assert ("rewards={brief: {kind: length, weight: 1.0," in line) == (BRIEF in words)
