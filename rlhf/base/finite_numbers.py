@@ -27,11 +27,26 @@ def replace_non_finite(value: object) -> object:
 
 
 def restore_nan(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a phase's ``result``, as read from JSON, with NaN in place of null."""
-    return {name: math.nan if value is None else value for name, value in result.items()}
+    """Return a phase's ``result``, as read from JSON, with NaN in place of null, at any depth.
+
+    Only in a plan null stays: there it stands for an unknown number.
+    """
+    return {k: each if k == "planned" else _nan_for_null(each) for k, each in result.items()}
 
 
-def restore_nan_of_run(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's ``result``, as read from result.json, with NaN in place of null."""
-    phases = {phase: restore_nan(each) for phase, each in result["phases"].items()}
-    return restore_nan(result) | {"phases": phases}
+def _nan_for_null(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return restore_nan(value)
+    if isinstance(value, list):
+        return [_nan_for_null(each) for each in value]
+    return math.nan if value is None else value
+
+
+def find_non_finite(phases: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return PHASE.MEASURE for each measure after training that is not a finite number."""
+    return [
+        f"{phase}.{name}"
+        for phase, measures in phases.items()
+        for name, value in measures.items()
+        if isinstance(value, float) and not math.isfinite(value) and not name.endswith("_before")
+    ]

@@ -102,6 +102,15 @@ class Talker:
             has_ended[0] = stop.completes_stop_text(ids_1S[0, len(prompt_ids) :].tolist())
             return torch.tensor(has_ended, device=ids_1S.device)
 
+        def refuse_nan(_: Tensor, logits_1V: Tensor) -> Tensor:
+            if logits_1V.isnan().any():
+                raise CheckpointError(
+                    f"{self._model.name_or_path or 'the model'}: its logits are NaN, so its "
+                    "weights are damaged or its training diverged; choose another model, such as "
+                    "--model sft of a run"
+                )
+            return logits_1V
+
         ids_1P = torch.tensor([prompt_ids], device=self._model.device)
         settings = self._generation_config(sampling)
         try:
@@ -112,6 +121,7 @@ class Talker:
                     generation_config=settings,
                     streamer=streamer,
                     stopping_criteria=[ends] if stop else None,
+                    logits_processor=[refuse_nan],
                 )
             ended = has_ended[0] or any(last in self._end_ids for last in streamer.ids[-1:])
             why = "ended" if ended else "cut"

@@ -10,7 +10,7 @@ from typing import Any
 from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import replace_non_finite, restore_nan
-from rlhf.base.stored_files import MAYBE_FLOAT, OTHERS, DamagedFileError, read_json
+from rlhf.base.stored_files import MAYBE_FLOAT, OTHERS, RESULT, DamagedFileError, read_json
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
@@ -56,6 +56,12 @@ def read_phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
     """
     path = phase_result_path(run_dir, phase)
     return restore_nan(read_json_object(path)) if path.exists() else None
+
+
+def read_run_result(run_dir: Path) -> dict[str, Any] | None:
+    """Return result.json of a run, with NaN in place of null; None if the run has not finished."""
+    result = read_json(run_dir / "result.json", RESULT)
+    return None if result is None else restore_nan(result)
 
 
 def read_objective(run_dir: Path) -> float | None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.metrics import perplexity
 from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_lines
 from rlhf.base.user_paths import expand_user_path
@@ -145,7 +146,8 @@ def _write_margins(evaluator: Evaluator, path: Path) -> None:
 def compute_figures(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, Any]:
     """Compute all figures from the stored answers, pairs and metrics; add ``perplexities``."""
     folder = (run_dir / EVALUATION).parent
-    rows: list[AnswerRow] = list(read_lines(folder / "answers.jsonl", ANSWER))
+    lines = read_lines(folder / "answers.jsonl", ANSWER)
+    rows: list[AnswerRow] = [restore_nan(line) | {"right": line["right"]} for line in lines]
     models: dict[str, Any] = {}
     for (name, decoder), each in groupby(rows, key=lambda row: (row["model"], row["decoder"])):
         of_model = models.setdefault(name, {"decoders": {}})

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rlhf.base.finite_numbers import find_non_finite
 from rlhf.base.intervals import mean_of
 from rlhf.report.run_files import PointsByMetric
 
@@ -29,7 +30,7 @@ NO_INTERVAL = (0.0, 0.0)  # replaces a missing interval; it excludes nothing
 
 def find_doubts(phases: Mapping[str, Mapping[str, Any]], series: PointsByMetric) -> list[str]:
     """Return one line, with a suggestion, for each reason to doubt the results of ``phases``."""
-    lines: list[str] = []
+    lines = [f"{name} is not a finite number" for name in find_non_finite(phases)]
     for name in ("reward", "dpo"):
         if name in phases:
             lines += _doubts_of_pairs(name, phases[name])

@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf.base.foreign_errors import reason_of
-from rlhf.base.stored_files import RESULT, read_json
-from rlhf.tracking.console import build_console
+from rlhf.checkpoint.results import finished_phases, read_phase_result, read_run_result
+from rlhf.tracking.console import Console, build_console
+from rlhf.tracking.step_alarms import describe_divergence, read_alarms
 
 
 @contextmanager
 def report_on_exit(run_dir: Path) -> Iterator[None]:
-    """When the context ends, write the report of the run and print the summary of its result.
+    """When the context ends, print the summary of the run's result, then write its report.
 
-    If that fails, only a warning is printed: neither the result nor the context's error is lost.
+    If either fails, only a warning is printed: neither the other, nor the result, nor the
+    context's error is lost.
     """
     try:
         yield
     finally:
         console = build_console(is_main=True, log_every=1)
-        try:
-            from rlhf.report.run_page import write_report
-            from rlhf.report.summary import print_summary
+        for part, make in (("summary", _print_summary), ("report", _write_report)):
+            try:
+                make(run_dir, console)
+            except Exception as error:
+                console.say(
+                    f"warning: the {part} of {run_dir} is incomplete: {reason_of(error)}. The "
+                    f"results are not affected; python -m rlhf.report {run_dir} writes the report "
+                    "again"
+                )
 
-            write_report(run_dir)
-            if (result := read_json(run_dir / "result.json", RESULT)) is not None:
-                print_summary(console, result, run_dir)
-        except Exception as error:
-            console.say(
-                f"warning: the report of {run_dir} is incomplete: {reason_of(error)}. The results "
-                f"are not affected; python -m rlhf.report {run_dir} writes the report again"
-            )
+
+def _print_summary(run_dir: Path, console: Console) -> None:
+    from rlhf.report.summary import print_summary
+
+    result = read_run_result(run_dir)
+    if result is None and describe_divergence(read_alarms(run_dir)) is not None:
+        done = {phase: read_phase_result(run_dir, phase) for phase in finished_phases(run_dir)}
+        result = {"objective": math.nan, "phases": done, "versions": {}}
+    if result is not None:
+        print_summary(console, result, run_dir)
+
+
+def _write_report(run_dir: Path, console: Console) -> None:
+    from rlhf.report.next_commands import relative_to_cwd
+    from rlhf.report.run_page import write_report
+
+    path = write_report(run_dir)
+    console.say(f"report: {relative_to_cwd(path)}")
 
 
 def compare_jobs(folder: Path) -> None:

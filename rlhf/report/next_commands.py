@@ -10,9 +10,11 @@ from pathlib import Path
 from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.checkpoint.model_card import python_example
 from rlhf.checkpoint.results import read_phase_result
-from rlhf.config.choices import Source
+from rlhf.config.choices import Phase, Source
 from rlhf.config.consent import keys_that_run_code
 from rlhf.config.freeze import frozen_keys, read_command
+from rlhf.report.alarms import CHANCE
+from rlhf.tracking.step_alarms import first_divergence, read_alarms
 
 POLICIES = ("ppo/actor", "dpo/actor", "sft/model")
 PLACES = ("run_dir", "resume")
@@ -49,8 +51,8 @@ def suggest_commands(run_dir: Path) -> list[str]:
         lines += ["  # upload the metrics", sync]
     # The overrides of the command that started the run, without the keys of its directory.
     typed = [word for word in read_command(run_dir) if _key_of(word) not in PLACES]
-    if (run_dir / "ppo/actor").exists():
-        change, override = _change_of_ppo(run_dir)
+    if (found := _change_of_run(run_dir)) is not None:
+        change, override = found
         lines += [f"  # the same run, {change}", _launch_command(typed, override)]
     has_own_data = any(re.fullmatch(OWN_DATA, _key_of(word)) for word in typed)
     if source not in (Source.local, Source.environment) and not has_own_data:
@@ -61,14 +63,27 @@ def suggest_commands(run_dir: Path) -> list[str]:
     return [lines[0], *(f"  {line.strip()}" for line in lines[1:])]
 
 
-def _change_of_ppo(run_dir: Path) -> tuple[str, dict[str, str]]:
-    """Return what to try next with PPO, and its override: a run that gained nothing goes on."""
+def _change_of_run(run_dir: Path) -> tuple[str, dict[str, str]] | None:
+    """Return what to try next, and its override: the remedy of the first fault of the run.
+
+    Without a fault it is a change of PPO; a run that gained nothing goes on.
+    """
+    keys = frozen_keys(run_dir)
+    if (broken := first_divergence(read_alarms(run_dir))) is not None:
+        rate = "ppo.actor_lr" if broken.phase == Phase.ppo else f"{broken.phase}.lr"
+        return "with a tenth of the learning rate", {rate: f"{keys[rate] / 10:g}"}
+    if not (run_dir / "ppo/actor").exists():
+        return None
+    if (read_phase_result(run_dir, "reward") or {}).get("accuracy_ci", [1.0])[0] <= CHANCE:
+        return (
+            "with twice as many passes over the pairs",
+            {"reward.epochs": f"{2 * keys['reward.epochs']:g}"},
+        )
     result = read_phase_result(run_dir, "ppo") or {}
     low, high = result.get("gold_gain_ci") or result.get("score_gain_ci") or (1.0, 1.0)
     if low <= 0 <= high and "steps" in result:
         return "for twice as many steps", {"ppo.steps": str(2 * result["steps"])}
-    kl_ctl = frozen_keys(run_dir)["ppo.kl_ctl"]
-    return "held closer to the reference", {"ppo.kl_ctl": f"{2 * kl_ctl or 0.1:g}"}
+    return "held closer to the reference", {"ppo.kl_ctl": f"{2 * keys['ppo.kl_ctl'] or 0.1:g}"}
 
 
 def relative_to_cwd(path: Path) -> Path:

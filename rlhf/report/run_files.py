@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.base.finite_numbers import restore_nan_of_run
-from rlhf.base.stored_files import CRITIC_STATE, RESULT, SAMPLE, read_json, read_lines
+from rlhf.base.stored_files import CRITIC_STATE, SAMPLE, read_lines
 from rlhf.base.stored_files import METRICS as METRICS_LINE
+from rlhf.checkpoint.results import read_run_result
 from rlhf.config.freeze import frozen_keys
 from rlhf.report.charts import Point
 from rlhf.tracking.jsonl import CRITIC
@@ -35,14 +35,13 @@ class RunFiles(NamedTuple):
 
 def read_run_files(run_dir: Path) -> RunFiles:
     """Read the files that a run has written so far; skip an incomplete last line."""
-    result = read_json(run_dir / "result.json", RESULT)
     return RunFiles(
         folder=run_dir,
         config=frozen_keys(run_dir),
         series=read_series(run_dir),
         samples=list(read_lines(run_dir / "samples.jsonl", SAMPLE))[-MOST_SAMPLES:],
         alarms=read_alarms(run_dir),
-        result=None if result is None else restore_nan_of_run(result),
+        result=read_run_result(run_dir),
         critic=list(read_lines(run_dir / CRITIC, CRITIC_STATE)),
     )
 

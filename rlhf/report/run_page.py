@@ -29,7 +29,7 @@ from rlhf.report.run_charts import (
 )
 from rlhf.report.run_files import RunFiles, read_run_files
 from rlhf.report.summary import summary_blocks
-from rlhf.tracking.step_alarms import Alarm
+from rlhf.tracking.step_alarms import Alarm, describe_divergence
 
 REPORT = "report.html"
 EVALUATION = Path("evaluation") / "evaluation.json"
@@ -86,14 +86,15 @@ def run_page(run: RunFiles) -> str:
 
 def _headline(run: RunFiles) -> Headline:
     """Return the headline: the run's objective, and the number of reasons to doubt it."""
+    diverged = describe_divergence(run.alarms)
     if run.result is None:
         phases = [name for name in Phase if (run.folder / name / "result.json").exists()]
         done = f"finished phases: {', '.join(phases)}" if phases else "no phase finished"
-        return Headline(f"This run has not finished; {done}.", is_doubtful=True)
+        return Headline(f"{diverged or 'This run has not finished'}; {done}.", is_doubtful=True)
     doubts = len(run.alarms) + len(find_doubts(run.result["phases"], run.series))
     ppo = run.result["phases"].get("ppo", {})
-    reached = f"objective {run.result['objective']:.3f}"
-    if "exact_after" in ppo:
+    reached = diverged or f"objective {run.result['objective']:.3f}"
+    if "exact_after" in ppo and diverged is None:
         reached = f"exactly right {ppo['exact_before']:.1%} → {ppo['exact_after']:.1%}, {reached}"
     told = f"{doubts} reason{'s' if doubts > 1 else ''} to doubt it" if doubts else "no alarms"
     return Headline(f"{reached}; {told}", is_doubtful=bool(doubts))
@@ -188,7 +189,8 @@ def _side_by_side(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, object
         prompt = each["prompt"].strip()
         if each["sample"] == 0 and (prompt in rows or len(rows) < MOST_PROMPTS):
             row = rows.setdefault(prompt, {"prompt": prompt})
-            shown = f"{each['response'].strip()} ({each['score']:.2f})"
+            score = "not finite" if each["score"] is None else f"{each['score']:.2f}"
+            shown = f"{each['response'].strip()} ({score})"
             row[f"{each['model']}, {each['decoder']}"] = shown
     return list(rows.values())
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +13,7 @@ from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.report.alarms import find_doubts
 from rlhf.report.next_commands import relative_to_cwd, suggest_commands
 from rlhf.report.run_files import read_series
-from rlhf.tracking.step_alarms import read_alarms
+from rlhf.tracking.step_alarms import Alarm, describe_divergence, read_alarms
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,7 +30,6 @@ ARTIFACTS: Mapping[str, str] = {
     "policy of DPO": "dpo/actor",
     "metrics": "metrics.jsonl",
     "samples": "samples.jsonl",
-    "report": "report.html",
 }
 
 
@@ -51,9 +51,10 @@ class SummaryBlock(NamedTuple):
 
 def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) -> None:
     """Print the summary of a run from ``result``, the content of result.json."""
+    alarms = read_alarms(run_dir)
     console.say("")
-    console.show(summary_table(result))
-    doubts = [alarm.line for alarm in read_alarms(run_dir)]
+    console.show(summary_table(result, summary_title(result, alarms)))
+    doubts = [alarm.line for alarm in alarms]
     doubts += find_doubts(result["phases"], read_series(run_dir))
     sections = (
         ["Reasons to doubt this run", *(f"  {line}" for line in doubts)] if doubts else [],
@@ -66,13 +67,20 @@ def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) ->
             console.say(line)
 
 
-def summary_table(result: Mapping[str, Any]) -> Table:
+def summary_title(result: Mapping[str, Any], alarms: Sequence[Alarm]) -> str:
+    """Return the run's objective; or since when the run has diverged, which its end may not say."""
+    if (diverged := describe_divergence(alarms)) is not None:
+        return diverged
+    return f"objective {_number_text(result['objective'])}: {objective_name(result['phases'])}"
+
+
+def summary_table(result: Mapping[str, Any], title: str) -> Table:
     """Return a table with the measures of each phase, before and after the phase."""
     from rich import box
     from rich.table import Table
 
     table = Table(
-        title=f"objective {_number_text(result['objective'])}: {objective_name(result['phases'])}",
+        title=title,
         title_justify="left",
         title_style="bold",
         caption=", ".join(f"{name} {version}" for name, version in result["versions"].items()),
@@ -183,7 +191,7 @@ def _reward_rows(reward: Mapping[str, Any]) -> Iterator[SummaryRow]:
 def _accuracy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
     low, high = measures["accuracy_ci"]
     yield SummaryRow("held-out accuracy", after=_number_text(measures["accuracy"]))
-    yield SummaryRow("  95 % interval", after=f"{low:.3f}-{high:.3f}")
+    yield SummaryRow("  95 % interval", after=_interval_text(low, high, "{:.3f}-{:.3f}"))
 
 
 def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
@@ -242,7 +250,7 @@ def _part_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:
 def _gain_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:
     if f"{key}_gain_ci" in measures:
         low, high = measures[f"{key}_gain_ci"]
-        yield SummaryRow("  gain, 95 % interval", after=f"{low:+.3f} to {high:+.3f}")
+        yield SummaryRow("  gain, 95 % interval", after=_interval_text(low, high))
 
 
 PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[SummaryRow]]] = {
@@ -260,4 +268,8 @@ def duration_text(hours: float) -> str:
 
 
 def _number_text(value: float) -> str:
-    return f"{value:,.3f}"
+    return f"{value:,.3f}" if math.isfinite(value) else "not finite"
+
+
+def _interval_text(low: float, high: float, form: str = "{:+.3f} to {:+.3f}") -> str:
+    return form.format(low, high) if math.isfinite(high - low) else "not finite"

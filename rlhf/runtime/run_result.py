@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import CheckpointError, RlhfError
+from rlhf.base.finite_numbers import find_non_finite
 from rlhf.base.ranks import Ranks
 from rlhf.base.stored_files import PHASES, read_json
 from rlhf.checkpoint.results import phase_result_path, read_phase_result, read_plan, reused_phases
@@ -79,19 +80,14 @@ def find_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> tu
 
 
 def require_finite_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> None:
-    """Check that the objective of a run that has ended is finite; an error names what is not."""
+    """Check that all measures after training are finite, since a NaN policy may score 0."""
     name, value = find_objective(phases, run_dir)
-    if math.isfinite(value):
+    if not (bad := find_non_finite(phases)):
         return
-    bad = [
-        f"{phase}.{measure}"
-        for phase, measures in phases.items()
-        for measure, number in measures.items()
-        if isinstance(number, float) and not math.isfinite(number)
-    ]
+    name = name if not math.isfinite(value) else bad[0]
     phase = bad[0].partition(".")[0]
     raise RlhfError(
-        f"{run_dir}: the run has ended without an objective, since {name} is not a finite number "
+        f"{run_dir}: the run has ended without a usable model, since {name} is not a finite number "
         f"(not finite: {', '.join(bad)}). Either the weights that {phase} started from are damaged "
         f"or its training diverged: {run_dir}/report.html shows the step. Start a new run with a "
         f"lower learning rate of {phase}, with hardware.dtype=fp32, or from other weights"

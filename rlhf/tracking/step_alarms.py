@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +69,18 @@ def alarm_of_line(line: Mapping[str, Any]) -> Alarm:
     """Return the alarm in a line of alarms.jsonl."""
     alarm = Alarm(**{name: line[name] for name in Alarm._fields})
     return alarm._replace(value=math.nan) if line["value"] is None else alarm  # JSON has no NaN
+
+
+def first_divergence(alarms: Iterable[Alarm]) -> Alarm | None:
+    """Return the alarm not_finite of a run, or None."""
+    return next((alarm for alarm in alarms if alarm.name == AlarmName.not_finite), None)
+
+
+def describe_divergence(alarms: Iterable[Alarm]) -> str | None:
+    """Return "NaN since ..." for a run that has raised not_finite, otherwise None."""
+    if (first := first_divergence(alarms)) is None:
+        return None
+    return f"NaN since {first.phase.upper()} step {first.step} ({first.metric})"
 
 
 class Rule(NamedTuple):
@@ -258,6 +270,7 @@ RULES: Mapping[AlarmName, Rule] = {
 }
 READ = {rule.metric for rule in RULES.values()}
 READ |= {"ppo/eval_score", "ppo/score_mean", "ppo/clipped_score_mean"}
+MOST_SKIPPED = 20  # steps in a row; a loss scale of fp16 needs fewer to find its value
 NOT_FINITE_ADVICE = "A metric is not a number: lower the learning rate, or use hardware.dtype=fp32."
 
 
@@ -270,14 +283,18 @@ class AlarmRules:
         self._series = {name: array("d") for name in READ}
         self._held: dict[AlarmName, int] = {}
         self._raised: set[AlarmName] = set()
+        self._skipped = 0  # steps in a row with a skipped update
 
     def check(self, phase: str, step: int, values: Mapping[str, float]) -> list[Alarm]:
         """Add the metrics of a step; return the alarms that it raises."""
         found = []
+        self._skipped = self._skipped + 1 if values.get(f"{phase}/skipped_steps") else 0
         for name, value in values.items():
             if name in self._series:
                 self._series[name].append(value)
-            if not math.isfinite(value) and name.startswith(phase):
+            # A skipped update, as after an overflow in fp16, has changed no weight.
+            is_harmless = name.endswith("grad_norm") and 0 < self._skipped <= MOST_SKIPPED
+            if not math.isfinite(value) and name.startswith(phase) and not is_harmless:
                 alarm = Alarm(phase, step, AlarmName.not_finite, name, value, NOT_FINITE_ADVICE)
                 found += self._raise_once(alarm)
         for name, rule in RULES.items():

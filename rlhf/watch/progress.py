@@ -10,8 +10,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.base.stored_files import MEASURED, RESULT, DamagedFileError, read_json, read_stored_text
-from rlhf.checkpoint.results import finished_phases, phase_result_path, read_plan
+from rlhf.base.stored_files import MEASURED, DamagedFileError, read_json, read_stored_text
+from rlhf.checkpoint.results import (
+    finished_phases,
+    phase_result_path,
+    read_plan,
+    read_run_result,
+)
 from rlhf.config.choices import Phase
 from rlhf.config.run_dir import LOCK
 from rlhf.report.summary import duration_text
@@ -148,8 +153,7 @@ class RunProgress:
 
     def result(self) -> Mapping[str, Any] | None:
         """Return the content of result.json; None if the run has not finished."""
-        found: Mapping[str, Any] | None = read_json(self.folder / "result.json", RESULT)
-        return found
+        return read_run_result(self.folder)
 
     def state(self) -> RunState:
         """Return whether the run is alive, from its result, its lock and its last write."""

@@ -85,6 +85,14 @@ def test_stop_texts_and_limits_end_an_answer(models: RunModels) -> None:
     assert talker.answer(talker.prompt_ids(HELLO), short, lambda _: None).why == "cut"
 
 
+def test_a_policy_that_has_diverged_is_named(models: RunModels) -> None:
+    talker = models.talker
+    next(talker._model.parameters()).data.fill_(torch.nan)
+    for sampling in (SAMPLING, GREEDY):
+        with pytest.raises(CheckpointError, match="its logits are NaN"):
+            talker.answer(talker.prompt_ids(HELLO), sampling, str)
+
+
 def test_sampling_is_that_of_the_settings(models: RunModels) -> None:
     talker = models.talker
 

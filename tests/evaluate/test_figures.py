@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rlhf.evaluate.__main__ import compute_figures
 from rlhf.evaluate.figures import (
     bootstrap_interval,
     distinct_ngram_ratio,
@@ -120,3 +124,14 @@ def test_calibration_of_a_reward_model() -> None:
     assert found["accuracy"] == 0.9
     assert only == {"certainty": pytest.approx(0.731, abs=1e-3), "right": 0.9, "pairs": 10}
     assert found["calibration_error"] == pytest.approx(0.169, abs=1e-3)
+
+
+def test_values_of_a_diverged_policy_are_counted_as_nan(tmp_path: Path) -> None:
+    row = {"model": "ppo", "decoder": "sampled", "prompt": "a", "response": "b", "sample": 0}
+    row |= {"score": 0.5, "kl": None, "tokens": 2, "ended": True, "right": None}
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation/answers.jsonl").write_text(json.dumps(row) + "\n")
+    figures = compute_figures(tmp_path, {})["models"]["ppo"]["decoders"]["sampled"]
+    assert math.isnan(figures["kl"])
+    assert figures["score"] == 0.5
+    assert "pass_at" not in figures, "no answer is known to be right or wrong"

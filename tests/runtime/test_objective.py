@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import CheckpointError, RlhfError
-from rlhf.base.finite_numbers import replace_non_finite, restore_nan_of_run
+from rlhf.base.finite_numbers import replace_non_finite, restore_nan
 from rlhf.checkpoint.results import read_objective, write_json
 from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import read_run
@@ -35,6 +35,13 @@ def test_the_error_names_the_measures_and_what_to_do(tmp_path: Path) -> None:
     assert "hardware.dtype=fp32" in text
 
 
+def test_a_nan_policy_with_a_finite_score_has_failed(tmp_path: Path) -> None:
+    ppo = {"score_after": 0.0, "perplexity_before": math.inf, "kl_to_reference": 0.1}
+    require_finite_objective({"ppo": ppo}, tmp_path)
+    with pytest.raises(RlhfError, match=r"ppo\.kl_to_reference is not a finite number"):
+        require_finite_objective({"ppo": ppo | {"kl_to_reference": math.nan}}, tmp_path)
+
+
 def test_a_result_without_the_measure_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"sft/result\.json has no perplexity_after"):
         find_objective({"sft": {"steps": 2}}, tmp_path)
@@ -54,6 +61,6 @@ def test_readers_of_a_failed_run_accept_null(tmp_path: Path) -> None:
     (tmp_path / FROZEN).write_text("seed: 1\n")
     assert read_objective(tmp_path) is None
     assert read_run(tmp_path).measures == {}
-    read = restore_nan_of_run(json.loads((tmp_path / "result.json").read_text()))
+    read = restore_nan(json.loads((tmp_path / "result.json").read_text()))
     assert math.isnan(read["objective"])
-    summary_table(read)
+    summary_table(read, "")

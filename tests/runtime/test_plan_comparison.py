@@ -20,7 +20,7 @@ def test_a_run_that_took_all_its_phases_has_no_memory_of_its_own(tmp_path: Path)
         found = compare_run_with_plan(tmp_path, {"sft": SFT}, ran)
         assert found["planned"] == {"hours": 0.1, "memory_gib": 2.0}
         assert list(found["measured"]) == ["hours"]
-        summary_table({"objective": -2.0, "phases": {"sft": SFT}, "versions": {}, **found})
+        summary_table({"objective": -2.0, "phases": {"sft": SFT}, "versions": {}, **found}, "")
 
 
 def test_memory_is_that_of_the_phases_that_the_run_trained(tmp_path: Path) -> None:

@@ -147,6 +147,15 @@ def test_alarm_can_end_the_run(tmp_path: Path) -> None:
     made.finish()
 
 
+def test_the_norm_of_a_skipped_update_is_a_fault_only_if_it_lasts() -> None:
+    rules = AlarmRules()
+    overflow = {"ppo/actor_grad_norm": math.inf, "ppo/skipped_steps": 1.0}
+    assert not any(rules.check("ppo", step, overflow) for step in range(20))
+    assert rules.check("ppo", 20, overflow)
+    (alarm,) = AlarmRules().check("ppo", 1, overflow | {"ppo/skipped_steps": 0.0})
+    assert alarm.name == AlarmName.not_finite
+
+
 def test_infinite_values_of_both_signs_do_not_end_a_run() -> None:
     rules = AlarmRules()
     for step, value in enumerate([math.inf, -math.inf, *[0.5] * 20]):
