@@ -79,6 +79,7 @@ def run(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Run:
     write_json(phase_result_path(folder, "ppo"), {"score_after": 1.25, "seconds": 3.0})
     tokenizer = small_tokenizer()
     save_base(base, "llama", tokenizer)
+    (base / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
     source = ModelSource(key="m", path=str(base))
     live = build_actor(source, tokenizer, seed=4, lora=SPEC).eval()
     disturb(live)
@@ -99,6 +100,7 @@ def test_a_final_policy_is_merged_and_its_card_has_everything(run: Run, tmp_path
     with torch.no_grad():
         theirs, ours = (each(ids).logits for each in (model, run.live))
     assert_near(theirs, ours, terms=terms_of(model, ids.shape[1]))
+    assert model.generation_config.eos_token_id == [1, 5]
     card = (out / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "# models/mine\n" in card

@@ -39,12 +39,10 @@ class LoneModel:
     @cached_property
     def talker(self) -> Talker:
         """Return the model."""
-        ends = self._own.eos_token_id
         return load_talker(
             ModelSource(key=KEY, path=str(self.folder)),
             load_tokenizer(self.folder, key=KEY),
             Dtype.auto,
-            end_ids=ends if isinstance(ends, list) else [] if ends is None else [ends],
         )
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from rlhf.base.end_tokens import end_ids_of
 from rlhf.base.errors import CheckpointError, DataError
 from rlhf.config.choices import Dtype
 from rlhf.data.encoding import Encoder
@@ -48,13 +49,12 @@ class Talker:
         tokenizer: PreTrainedTokenizerBase,
         *,
         stop: Sequence[str],
-        end_ids: Iterable[int] = (),
     ) -> None:
-        """Store the model; an answer ends with the end token, one of ``end_ids`` or of ``stop``."""
+        """Store the model; an answer ends with an end token of the model or a text in ``stop``."""
         self.tokenizer = tokenizer
         self._model: Any = model
         self._stop = stop
-        self._end_ids = sorted({tokenizer.eos_token_id, *end_ids})
+        self._end_ids = list(end_ids_of(model))
 
     @property
     def expects_turns(self) -> bool:
@@ -181,14 +181,13 @@ def load_talker(
     dtype: Dtype,
     *,
     stop: Sequence[str] = (),
-    end_ids: Iterable[int] = (),
 ) -> Talker:
     """Return the language model of ``source``, ready to answer; ``dtype`` is fp32 or auto.
 
-    Its answers end with the tokenizer's end token, one of ``end_ids``, or a text in ``stop``.
+    Its answers end with an end token of the model, or a text in ``stop``.
     """
     model = move_to_best_device(build_actor(source, tokenizer, seed=0), dtype)
-    return Talker(model, tokenizer, stop=stop, end_ids=end_ids)
+    return Talker(model, tokenizer, stop=stop)
 
 
 def move_to_best_device(model: M, dtype: Dtype) -> M:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlhf.base.end_tokens import end_ids_of
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import LoraRole
@@ -140,8 +141,22 @@ def _build_model(
         compile_layers(model, key=source.key)
     if model.can_generate():
         model.generation_config.pad_token_id = tokenizer.pad_token_id
-        model.generation_config.eos_token_id = tokenizer.eos_token_id
+        model.generation_config.eos_token_id = _end_ids(model, tokenizer, source)
     return model
+
+
+def _end_ids(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: ModelSource
+) -> int | list[int]:
+    """Return the ids that end a response: the tokenizer's, then those of generation_config.json."""
+    own, rows = end_ids_of(model), model.get_input_embeddings().num_embeddings
+    if not all(isinstance(end, int) and 0 <= end < rows for end in own):
+        raise CheckpointError(
+            f"{source.key}={source.path}: generation_config.json has eos_token_id={list(own)}; "
+            f"must be token ids from 0 to {rows - 1}; correct the file"
+        )
+    ends = list(dict.fromkeys([tokenizer.eos_token_id, *own]))
+    return ends if len(ends) > 1 else ends[0]
 
 
 def _build_random(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from rlhf.base.decoder_modules import DecoderModules
+from rlhf.base.end_tokens import end_ids_of
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.config.choices import When
@@ -56,7 +57,6 @@ class FastRollout:
         sampling: SamplingSettings,
         settings: FastSettings,
         *,
-        end_id: int,
         pad_id: int,
         stop: StopTexts,
         adapter_of: AdapterOf,
@@ -65,7 +65,6 @@ class FastRollout:
     ) -> None:
         self._sampling = sampling
         self._settings = settings
-        self._end_id = end_id
         self._pad_id = pad_id
         self._stop = stop
         self._adapter_of = adapter_of
@@ -125,7 +124,7 @@ class FastRollout:
                 scheduler = Scheduler(
                     decoder,
                     self._sampling,
-                    end_id=self._end_id,
+                    end_ids=end_ids_of(model),
                     stop=self._stop,
                     max_rows=rows,
                     any_rank_works=self._ranks.any if is_layerwise else bool,
@@ -185,7 +184,11 @@ class FastRollout:
             dtype=self._settings.dtype,
         )
         graphed = GraphedDecoder(
-            fused, self._sampling, end_id=self._end_id, extent=extent, weights=weights
+            fused,
+            self._sampling,
+            end_ids=end_ids_of(model),
+            extent=extent,
+            weights=weights,
         )
         if self._settings.keeps_graphs:
             self._kept = graphed

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rlhf.base.end_tokens import end_ids_of
 from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens
 
@@ -19,11 +20,8 @@ if TYPE_CHECKING:
 class HfRollout:
     """A ``RolloutBackend`` that samples with ``generate`` from the weights being trained."""
 
-    def __init__(
-        self, sampling: SamplingSettings, *, end_id: int, pad_id: int, stop: StopTexts
-    ) -> None:
+    def __init__(self, sampling: SamplingSettings, *, pad_id: int, stop: StopTexts) -> None:
         self._sampling = sampling
-        self._end_id = end_id
         self._pad_id = pad_id
         self._stop = stop
 
@@ -49,10 +47,11 @@ class HfRollout:
         """
         from transformers import GenerationConfig
 
+        end_ids = end_ids_of(policy)
         settings = GenerationConfig(
             max_new_tokens=self._sampling.max_tokens,
             do_sample=False,  # the logits processor draws the token
-            eos_token_id=self._end_id if ends_early else None,
+            eos_token_id=list(end_ids) if ends_early else None,
             pad_token_id=self._pad_id,
         )
         num_rows, prompt_tokens = prompts.ids_BP.shape
@@ -62,13 +61,15 @@ class HfRollout:
                 input_ids=prompts.ids_BP,
                 attention_mask=prompts.attend_BP.long(),
                 generation_config=settings,
-                logits_processor=self._build_logits_processors(prompts),
+                logits_processor=self._build_logits_processors(prompts, end_ids),
                 stopping_criteria=self._build_stopping_criteria(prompt_tokens, stopped_at),
                 **options,
             )
-        return self._cut_at_ends(sequences_BS[:, prompt_tokens:], stopped_at)
+        return self._cut_at_ends(sequences_BS[:, prompt_tokens:], end_ids, stopped_at)
 
-    def _build_logits_processors(self, prompts: PromptBatch) -> LogitsProcessorList:
+    def _build_logits_processors(
+        self, prompts: PromptBatch, end_ids: tuple[int, ...]
+    ) -> LogitsProcessorList:
         from transformers import LogitsProcessorList
 
         num_rows, prompt_tokens = prompts.ids_BP.shape
@@ -82,7 +83,7 @@ class HfRollout:
                 prompts.draws_BT[:, min(step, prompts.draws_BT.shape[1] - 1)],
                 self._sampling,
                 barred_B=everyone_B if step < self._sampling.min_tokens else None,
-                end_id=self._end_id,
+                end_ids=end_ids,
             )
             only_BV = torch.full_like(logits_BV, -torch.inf)
             return only_BV.scatter_(1, drawn.tokens_B[:, None], 0.0)
@@ -104,8 +105,10 @@ class HfRollout:
 
         return StoppingCriteriaList([has_stopped]) if self._stop else None
 
-    def _cut_at_ends(self, ids_BT: Tensor, stopped_at: list[int | None]) -> Responses:
-        is_end_BT = ids_BT == self._end_id
+    def _cut_at_ends(
+        self, ids_BT: Tensor, end_ids: tuple[int, ...], stopped_at: list[int | None]
+    ) -> Responses:
+        is_end_BT = torch.isin(ids_BT, ids_BT.new_tensor(end_ids))
         for row, place in enumerate(stopped_at):
             if place is not None:
                 is_end_BT[row, place] = True

@@ -30,7 +30,7 @@ class SamplingSettings:
     temperature: float
     top_k: int
     top_p: float
-    min_tokens: int = 0  # the end token cannot be drawn before this many tokens
+    min_tokens: int = 0  # no end token can be drawn before this many tokens
 
 
 class Drawn(NamedTuple):
@@ -46,19 +46,20 @@ def draw_tokens(
     sampling: SamplingSettings,
     *,
     barred_B: Tensor | None = None,
-    end_id: int | None = None,
+    end_ids: Sequence[int] = (),
     likeliest: int = NUCLEUS,
 ) -> Drawn:
     """Draw one token per row by inverse CDF and return it with its log-probability.
 
     ``draws_B`` holds one uniform number in [0, 1) per row, so the same draw gives the same token
-    whatever else is in the batch. Rows where ``barred_B`` is True cannot draw ``end_id``. The
+    whatever else is in the batch. Rows where ``barred_B`` is True cannot draw ``end_ids``. The
     log-probs equal those of ``token_logprobs``: they ignore top-k, top-p and the bar. For top-p
     the ``likeliest`` tokens are sorted first; if these are all tokens, the host never waits.
     """
+    bars = barred_B is not None or sampling.min_tokens > 0
     kernel = _select_kernel(logits_BV, sampling)
-    if kernel is not None:
-        scale, end = 1 / sampling.temperature, -1 if end_id is None else end_id
+    if kernel is not None and (len(end_ids) == 1 or not bars):  # it bars one token
+        scale, end = 1 / sampling.temperature, end_ids[0] if end_ids else -1
         drawn = kernel.draw(logits_BV, draws_B, scale=scale, barred_N=barred_B, end_id=end)
         return Drawn(*drawn)
     logits_BV = logits_BV.float()
@@ -66,9 +67,11 @@ def draw_tokens(
         logits_BV = logits_BV / sampling.temperature
     end_B1 = None
     if barred_B is not None:
-        end_B1 = logits_BV[:, end_id, None].masked_fill(~barred_B[:, None], -torch.inf)
+        ends_BE = torch.stack([logits_BV[:, end] for end in end_ids], dim=1)
+        end_B1 = ends_BE.logsumexp(1, keepdim=True).masked_fill(~barred_B[:, None], -torch.inf)
         logits_BV = logits_BV.clone()
-        logits_BV[:, end_id].masked_fill_(barred_B, -torch.inf)
+        for end in end_ids:
+            logits_BV[:, end].masked_fill_(barred_B, -torch.inf)
     probabilities_BV = logits_BV.softmax(dim=-1)
     if sampling.top_k == 1:
         tokens_B1 = logits_BV.argmax(dim=-1, keepdim=True)
@@ -78,7 +81,7 @@ def draw_tokens(
             draws_B.double()[:, None],
         )
     logprobs_B1 = probabilities_BV.gather(1, tokens_B1).log()
-    if end_B1 is not None:  # include the end token in the normalising sum again
+    if end_B1 is not None:  # include the end tokens in the normalising sum again
         drawn_B1 = logits_BV.gather(1, tokens_B1)
         logprobs_B1 = drawn_B1 - torch.logaddexp(drawn_B1 - logprobs_B1, end_B1)
     return Drawn(tokens_B1.squeeze(1), logprobs_B1.squeeze(1))

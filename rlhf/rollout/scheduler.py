@@ -37,7 +37,7 @@ class Scheduler:
         decoder: Decoder | DrawingDecoder,
         sampling: SamplingSettings,
         *,
-        end_id: int,
+        end_ids: Sequence[int],
         stop: StopTexts,
         max_rows: int,
         any_rank_works: Callable[[bool], bool],
@@ -45,7 +45,7 @@ class Scheduler:
     ) -> None:
         self._decoder = decoder
         self._sampling = sampling
-        self._end_id = end_id
+        self._end_ids = end_ids
         self._stop = stop
         self._max_rows = max_rows
         self._any_rank_works = any_rank_works
@@ -140,7 +140,7 @@ class Scheduler:
             draws_NT[indices, first + steps],
             self._sampling,
             barred_B=barred_B,
-            end_id=self._end_id,
+            end_ids=self._end_ids,
         )
         return stack_drawn(drawn)
 
@@ -149,7 +149,7 @@ class Scheduler:
         for request, token, logprob in zip(requests, *drawn_2B.tolist(), strict=True):
             request.ids.append(int(token))
             request.logprobs.append(logprob)
-            request.has_ended = token == self._end_id or (
+            request.has_ended = int(token) in self._end_ids or (
                 bool(self._stop)
                 and self._stop.completes_stop_text(request.ids[request.turn_starts[-1] :])
             )

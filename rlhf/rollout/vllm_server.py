@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import torch
 
+from rlhf.base.end_tokens import end_ids_of
 from rlhf.base.errors import RolloutError
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Engine, PromptBatch, Responses
@@ -59,14 +60,12 @@ class VllmServerRollout:
         settings: ServerSettings,
         *,
         write: WriteWeights,
-        end_id: int,
         pad_id: int,
         ranks: Ranks,
     ) -> None:
         self._sampling = sampling
         self._settings = settings
         self._write = write
-        self._end_id = end_id
         self._pad_id = pad_id
         self._ranks = ranks
         self._client = VllmClient(settings.url, timeout=settings.timeout)
@@ -80,7 +79,7 @@ class VllmServerRollout:
         version = self._send_weights(actor)
         self._require_version(version)
         seeds = (prompts.draws_BT[:, 0].double() * 2**31).long().tolist()
-        sampled = self._client.sample(unpad_prompts(prompts), seeds, self._vllm_settings())
+        sampled = self._client.sample(unpad_prompts(prompts), seeds, self._vllm_settings(actor))
         self._require_version(version)
         return pad_responses(sampled, pad_id=self._pad_id, device=prompts.ids_BP.device)
 
@@ -113,7 +112,7 @@ class VllmServerRollout:
                 "again; give every run a server of its own"
             )
 
-    def _vllm_settings(self) -> dict[str, object]:
+    def _vllm_settings(self, actor: Engine) -> dict[str, object]:
         """Return the sampling settings under vLLM's names; no default of the server is used."""
         sampling = self._sampling
         return {
@@ -126,8 +125,8 @@ class VllmServerRollout:
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            "ignore_eos": True,  # use the tokenizer's end token, not the model config's
-            "stop_token_ids": [self._end_id],
+            "ignore_eos": True,  # the server's end tokens are those of its own folder
+            "stop_token_ids": list(end_ids_of(actor.module.pretrained)),
             "stop": self._settings.stop,
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, train_tokenizer
 from tests.lora_settings import lora_config
-from tests.models_on_disk import FAMILIES, small_tokenizer, source_of
+from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -52,6 +53,22 @@ def test_padding_behind_a_sequence_changes_no_value(family: str, tokenizer) -> N
     scorer = build_scorer(source_of(family), tokenizer, seed=1).eval()
     with torch.no_grad():
         torch.testing.assert_close(scorer(padded)[:, :6], scorer(ids))
+
+
+def test_a_model_keeps_all_its_end_tokens(tmp_path: Path, tokenizer) -> None:
+    save_base(tmp_path, "llama", tokenizer)
+    source, end = ModelSource(key="model", path=str(tmp_path)), tokenizer.eos_token_id
+    rows = {1: end, 5: [end, 5], "null": end, "[5, 1]": [end, 5], "[7, 5]": [end, 7, 5]}
+    for stored, expected in rows.items():
+        (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {stored}}}')
+        model = build_actor(source, tokenizer, seed=1)
+        assert model.generation_config.eos_token_id == expected
+        model.save_pretrained(tmp_path / "again")
+        saved = json.loads((tmp_path / "again" / "generation_config.json").read_text())
+        assert saved["eos_token_id"] == expected
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 999]}')
+    with pytest.raises(CheckpointError, match=r"has eos_token_id=\[1, 999\]; must be token ids"):
+        build_actor(source, tokenizer, seed=1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -38,7 +38,7 @@ def test_a_new_end_token_is_one_token_and_comes_back(model: ModelConfig, tmp_pat
     build_actor(source, old, seed=1).save_pretrained(tmp_path / "first")
     grown = build_actor(ModelSource(key="model", path=str(tmp_path / "first")), tokenizer, seed=1)
     assert grown.get_input_embeddings().num_embeddings == len(tokenizer)
-    assert grown.generation_config.eos_token_id == len(old)
+    assert grown.generation_config.eos_token_id == [len(old), old.eos_token_id]
 
 
 def test_a_known_token_becomes_the_end_token(model: ModelConfig, tmp_path: Path) -> None:

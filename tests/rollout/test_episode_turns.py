@@ -79,7 +79,7 @@ def run(table: type[TableDecoder], counterpart: Table, *, max_rows: int) -> list
     Scheduler(
         table(2 * max_rows),
         sampling,
-        end_id=END,
+        end_ids=[END],
         stop=StopTexts(TOKENIZER, []),
         max_rows=max_rows,
         any_rank_works=bool,

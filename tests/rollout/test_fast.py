@@ -41,9 +41,13 @@ ARCHITECTURE = {
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.5}
 
 
-def actor_of(architecture: dict[str, Any], lora: LoraConfig | None = None) -> PlainEngine:
+def actor_of(
+    architecture: dict[str, Any], lora: LoraConfig | None = None, ends: int | list[int] = END
+) -> PlainEngine:
     source = ModelSource(key="model", path=None, architecture=architecture)
-    return PlainEngine(LanguageModel(build_actor(source, TOKENIZER, seed=1, lora=lora)))
+    model = build_actor(source, TOKENIZER, seed=1, lora=lora)
+    model.generation_config.eos_token_id = ends
+    return PlainEngine(LanguageModel(model))
 
 
 def prompts_of(lengths: list[int], *, seed: int = 0) -> PromptBatch:
@@ -74,7 +78,6 @@ def fast(
             cuda_graphs=True,
             keeps_graphs=False,
         ),
-        end_id=END,
         pad_id=0,
         stop=StopTexts(TOKENIZER, stop or []),
         find_modules=find_decoder_modules,
@@ -90,7 +93,7 @@ def by_generate(
     stop: list[str] | None = None,
 ) -> Responses:
     texts = StopTexts(TOKENIZER, stop or [])
-    return HfRollout(sampling, end_id=END, pad_id=0, stop=texts).generate(actor, prompts)
+    return HfRollout(sampling, pad_id=0, stop=texts).generate(actor, prompts)
 
 
 def assert_same(first: Responses, second: Responses) -> None:
@@ -121,6 +124,20 @@ def test_some_responses_end_and_some_do_not() -> None:
     actor, prompts = actor_of(ARCHITECTURE), prompts_of([4] * 200)
     ended_B = fast(settings()).generate(actor, prompts).ended_B
     assert 0 < int(ended_B.sum()) < 200
+
+
+@pytest.mark.parametrize("architecture", [ARCHITECTURE, GPT2], ids=["qwen3", "gpt2"])
+@pytest.mark.parametrize("changes", [{}, {"min_tokens": 3}], ids=["plain", "min-tokens"])
+def test_every_end_token_ends_a_response(
+    architecture: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    ends = [END, *range(30, 60)]
+    actor, prompts = actor_of(architecture, ends=ends), prompts_of([3, 8, 1] * 8)
+    responses = fast(settings(**changes)).generate(actor, prompts)
+    assert_same(responses, by_generate(settings(**changes), actor, prompts))
+    last = responses.ids_BT[range(24), responses.keep_BT.sum(dim=1) - 1]
+    assert torch.equal(responses.ended_B, torch.isin(last, torch.tensor(ends)))
+    assert len(set(last[responses.ended_B].tolist())) > 2
 
 
 def test_logprobs_are_those_of_a_forward_pass() -> None:

@@ -37,12 +37,13 @@ def generate(
     actor: PlainEngine,
     prompts: PromptBatch,
     *,
-    end_id: int = NEVER,
+    end_ids: tuple[int, ...] = (NEVER,),
     min_tokens: int = 0,
     stop: tuple[str, ...] = (),
 ) -> Responses:
     sampling = replace(SAMPLING, min_tokens=min_tokens)
-    backend = HfRollout(sampling, end_id=end_id, pad_id=0, stop=StopTexts(TOKENIZER, stop))
+    actor.module.generation_config.eos_token_id = list(end_ids)
+    backend = HfRollout(sampling, pad_id=0, stop=StopTexts(TOKENIZER, stop))
     return backend.generate(actor, prompts)
 
 
@@ -63,9 +64,9 @@ def kept(responses: Responses) -> list[list[int]]:
 def test_the_end_token_waits_for_min_tokens(
     actor: PlainEngine, prompts: PromptBatch, free: list[list[int]]
 ) -> None:
-    end_id = free[0][1]  # row 0 would end with its second token
-    assert len(kept(generate(actor, prompts, end_id=end_id))[0]) <= 2
-    responses = generate(actor, prompts, end_id=end_id, min_tokens=4)
+    end_ids = free[0][1], free[1][2]  # row 0 would end with its second token, row 1 with its third
+    assert [len(ids) for ids in kept(generate(actor, prompts, end_ids=end_ids))[:2]] == [2, 3]
+    responses = generate(actor, prompts, end_ids=end_ids, min_tokens=4)
     attended = zip(prompts.ids_BP, prompts.attend_BP, strict=True)
     prompt_ids = [ids_P[attend_P].tolist() for ids_P, attend_P in attended]
     for row, response in enumerate(kept(responses)):
@@ -73,7 +74,7 @@ def test_the_end_token_waits_for_min_tokens(
         for step, token in enumerate(response):
             logits = actor.module(torch.tensor([prompt_ids[row] + response[:step]])).logits[:, -1]
             if step < 4:
-                logits[:, end_id] = -torch.inf
+                logits[:, end_ids] = -torch.inf
             draw = prompts.draws_BT[row, step][None]
             assert draw_tokens(logits, draw, SAMPLING).tokens_B.item() == token
     assert responses.ended_B.any()
@@ -84,7 +85,7 @@ def test_stop_texts_end_responses_right_behind_them(
 ) -> None:
     stops = (TOKENIZER.decode(free[1][2:4]), TOKENIZER.decode(free[2][:1]))
     end_id = free[3][5]
-    responses = generate(actor, prompts, end_id=end_id, stop=stops)
+    responses = generate(actor, prompts, end_ids=(end_id,), stop=stops)
     expected, ended = [], []
     for ids in free:
         ends = [

@@ -38,7 +38,7 @@ from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Scheduler
 from tests.lora_settings import lora_config
 from tests.pretend_cuda.gpu import Event, Gpu
-from tests.rollout.decoder_checks import FAMILIES, VOCABULARY, some_prompts, tiny_model
+from tests.rollout.decoder_checks import FAMILIES, some_prompts, tiny_model
 from tests.rollout.test_fused_decoder import FAST
 from tests.zero_settings import zero_config
 
@@ -64,7 +64,7 @@ def graphed(
 ) -> GraphedDecoder:
     extent = Extent.for_rollout(ROWS, TOKENS, some_draws())
     decoder = fused(model, tokens=extent.columns)
-    return GraphedDecoder(decoder, sampling, end_id=end_id, extent=extent, weights=[])
+    return GraphedDecoder(decoder, sampling, end_ids=[end_id], extent=extent, weights=[])
 
 
 def cached(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> CacheDecoder:
@@ -86,7 +86,7 @@ def generated(
     scheduler = Scheduler(
         decoder,
         sampling,
-        end_id=end_id,
+        end_ids=[end_id],
         stop=StopTexts(None, ()),
         max_rows=ROWS,
         any_rank_works=bool,
@@ -275,7 +275,7 @@ def test_with_attention_by_lengths_one_graph_serves_all(
     draws = some_draws().to(GPU)
     extent = Extent.for_rollout(ROWS, 200, draws)
     decoder = GraphedDecoder(
-        fused(model, tokens=extent.columns), SAMPLING, end_id=-1, extent=extent, weights=[]
+        fused(model, tokens=extent.columns), SAMPLING, end_ids=(), extent=extent, weights=[]
     )
     with torch.no_grad(), gpu.counting() as counts:
         for position in (100, 127, 128, 150):
@@ -318,7 +318,6 @@ def rollout_of(settings: FastSettings, ranks: Ranks) -> FastRollout:
     return FastRollout(
         SAMPLING,
         settings,
-        end_id=VOCABULARY - 1,
         pad_id=0,
         stop=StopTexts(None, ()),
         find_modules=find_decoder_modules,

@@ -132,7 +132,7 @@ def test_logprobs_are_those_of_training(choice: SamplingSettings, dtype: torch.d
     logits, draws = random_logits(40, 200).to(dtype), torch.arange(40) / 40
     barred = torch.arange(40) % 2 == 0
     for bar in (None, barred):
-        drawn = draw_tokens(logits, draws, choice, barred_B=bar, end_id=3)
+        drawn = draw_tokens(logits, draws, choice, barred_B=bar, end_ids=[3])
         log_softmax = (logits.float() / choice.temperature).log_softmax(-1)
         expected = log_softmax[torch.arange(40), drawn.tokens_B]
         torch.testing.assert_close(drawn.logprobs_B, expected)
@@ -148,7 +148,9 @@ def test_the_first_of_top_k_is_the_argmax(temperature: float) -> None:
     for draw in (0.0, 0.4, 0.999):
         assert torch.equal(draw_tokens(logits, torch.full((64,), draw), greedy).tokens_B, expected)
     barred = torch.ones(64, dtype=torch.bool)
-    others = draw_tokens(logits, torch.zeros(64), greedy, barred_B=barred, end_id=int(expected[0]))
+    others = draw_tokens(
+        logits, torch.zeros(64), greedy, barred_B=barred, end_ids=[int(expected[0])]
+    )
     logits[:, expected[0]] = -torch.inf
     assert torch.equal(others.tokens_B, logits.argmax(dim=-1))
 
@@ -181,7 +183,7 @@ def test_a_barred_end_leaves_the_others_their_proportions(choice: SamplingSettin
     draws = torch.rand(50_000, generator=torch.Generator().manual_seed(1))
     barred = torch.arange(50_000) % 2 == 0
     many = logits.expand(50_000, -1)
-    tokens = draw_tokens(many, draws, choice, barred_B=barred, end_id=end_id).tokens_B
+    tokens = draw_tokens(many, draws, choice, barred_B=barred, end_ids=[end_id]).tokens_B
     open_tokens = draw_tokens(many, draws, choice).tokens_B
     assert torch.equal(tokens[~barred], open_tokens[~barred])
     assert (open_tokens[barred] == end_id).any()
@@ -194,7 +196,7 @@ def test_what_is_left_beside_a_certain_end_can_still_be_drawn() -> None:
     logits = torch.tensor([[0.0, 200.0, 0.0]]).expand(2, -1)
     barred = torch.ones(2, dtype=torch.bool)
     draws = torch.tensor([0.2, 0.7])
-    drawn = draw_tokens(logits, draws, sampling(), barred_B=barred, end_id=1)
+    drawn = draw_tokens(logits, draws, sampling(), barred_B=barred, end_ids=[1])
     assert drawn.tokens_B.tolist() == [0, 2]
     assert drawn.logprobs_B.tolist() == [-200.0, -200.0]
 

@@ -101,7 +101,7 @@ def run(
     Scheduler(
         decoder,
         sampling,
-        end_id=END,
+        end_ids=[END],
         stop=StopTexts(TOKENIZER, []),
         max_rows=max_rows,
         any_rank_works=bool,
@@ -196,7 +196,7 @@ def test_a_rank_that_has_finished_goes_on_while_others_work() -> None:
     Scheduler(
         decoder,
         sampling,
-        end_id=END,
+        end_ids=[END],
         stop=StopTexts(TOKENIZER, []),
         max_rows=1,
         any_rank_works=any_rank_works,

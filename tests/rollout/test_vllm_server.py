@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,9 +138,16 @@ def rollout(server: StandIn, tmp_path: Path, **changes: Any) -> VllmServerRollou
         write=lambda _, folder: (
             (folder / "model.safetensors").write_text("w") and None if folder else None
         ),
-        end_id=END,
         pad_id=PAD,
         ranks=Ranks(),
+    )
+
+
+def actor() -> Any:
+    """A policy with two end tokens."""
+    own = SimpleNamespace(eos_token_id=[END, 5])
+    return SimpleNamespace(
+        module=SimpleNamespace(pretrained=SimpleNamespace(generation_config=own))
     )
 
 
@@ -151,7 +159,7 @@ def prompts() -> PromptBatch:
 
 def test_the_server_gets_weights_then_prompts_and_settings(server: StandIn, tmp_path: Path) -> None:
     backend = rollout(server, tmp_path)
-    responses = backend.generate(None, prompts())  # type: ignore[arg-type]
+    responses = backend.generate(actor(), prompts())
     assert server.loaded == [["model.safetensors"]]
     assert list(tmp_path.iterdir()) == [], "the weights are gone when the server has them"
     by_prompt = sorted((each["prompt"], each["seed"]) for each in server.asked)
@@ -159,28 +167,29 @@ def test_the_server_gets_weights_then_prompts_and_settings(server: StandIn, tmp_
     assert len({seed for _, seed in by_prompt}) == 3, "equal prompts get different seeds"
     for each in server.asked:
         assert (each["temperature"], each["top_k"], each["top_p"]) == (0.7, -1, 1.0)
-        assert (each["stop_token_ids"], each["ignore_eos"], each["stop"]) == ([END], True, ["x"])
+        assert (each["stop_token_ids"], each["ignore_eos"]) == ([END, 5], True)
+        assert each["stop"] == ["x"]
         assert each["repetition_penalty"] == 1.0, "nothing of the model's own generation config"
     assert responses.keep_BT.sum(dim=1).tolist() == [4, 2, 2]
     assert responses.ended_B.tolist() == [False, True, True]
     assert responses.logprobs_BT is not None
     assert responses.logprobs_BT[~responses.keep_BT].eq(0).all()
     assert responses.ids_BT[~responses.keep_BT].eq(PAD).all()
-    backend.generate(None, prompts())  # type: ignore[arg-type]
+    backend.generate(actor(), prompts())
     assert len(server.loaded) == 2, "new weights for every rollout"
 
 
 def test_stale_weights_are_refused(server: StandIn, tmp_path: Path) -> None:
     server.failures["/update_weight_version"] = (200, "{}")  # it says yes and does nothing
     with pytest.raises(RolloutError, match="it samples with the weights default, and this step"):
-        rollout(server, tmp_path).generate(None, prompts())  # type: ignore[arg-type]
+        rollout(server, tmp_path).generate(actor(), prompts())
     assert server.asked == []
 
 
 def test_weights_that_change_while_it_samples_are_refused(server: StandIn, tmp_path: Path) -> None:
     server.version_after_sampling = "of another run"
     with pytest.raises(RolloutError, match="another run gives it weights, or it was started again"):
-        rollout(server, tmp_path).generate(None, prompts())  # type: ignore[arg-type]
+        rollout(server, tmp_path).generate(actor(), prompts())
 
 
 @pytest.mark.parametrize(
@@ -200,7 +209,7 @@ def test_failures_name_the_server_and_the_way_out(
 ) -> None:
     server.failures[route] = failure
     with pytest.raises(RolloutError, match=reason) as error:
-        rollout(server, tmp_path).generate(None, prompts())  # type: ignore[arg-type]
+        rollout(server, tmp_path).generate(actor(), prompts())
     assert str(error.value).startswith(f"rollout.server.url={server.url}: ")
     assert list(tmp_path.iterdir()) == []
     assert not server.paused

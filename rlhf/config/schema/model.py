@@ -67,7 +67,8 @@ class ModelConfig:
     tokenizer: str | None = key(unread=[SFT_MODEL])
     """Tokenizer folder or hub id; null: as in path, or trained on the run's text if init=random."""
     end_token: str | None = key(unread=[SFT_MODEL])
-    """Token that ends responses, added if it is new; null: the tokenizer's own end token."""
+    """Token that training teaches as the end, added if it is new; null: the tokenizer's own. Tokens
+    of generation_config.json end responses too."""
     vocab_size: int = key(AT_LEAST_0, unread=[SFT_MODEL])
     """Maximum vocabulary size of a tokenizer trained on the run's text; 0: none is trained."""
     architecture: dict[str, Any] = key(unread=[PRETRAINED, SFT_MODEL])

@@ -150,7 +150,7 @@ def _generate(
     fused = FusedDecoder(parts, adapter_of, rows=ROWS, tokens=extent.columns, dtype=dtype)
     weights = [parameter.data_ptr() for parameter in model.parameters()]
     decoder = (
-        GraphedDecoder(fused, SAMPLING, end_id=-1, extent=extent, weights=weights)
+        GraphedDecoder(fused, SAMPLING, end_ids=(), extent=extent, weights=weights)
         if has_graphs
         else fused
     )
@@ -163,7 +163,7 @@ def _generate(
         for index, prompt in enumerate(prompts)
     ]
     stop = StopTexts(None, ())
-    Scheduler(decoder, SAMPLING, end_id=-1, stop=stop, max_rows=ROWS, any_rank_works=bool).run(
+    Scheduler(decoder, SAMPLING, end_ids=(), stop=stop, max_rows=ROWS, any_rank_works=bool).run(
         requests, draws_NT.to(model.device)
     )
     return requests

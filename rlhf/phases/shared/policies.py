@@ -170,11 +170,11 @@ def build_rollout_backend(
         top_p=rollout.top_p,
         min_tokens=rollout.min_response_tokens,
     )
-    end_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    pad_id = tokenizer.pad_token_id
     stop = StopTexts(tokenizer, rollout.stop)
     match rollout.backend:
         case Backend.hf:
-            return HfRollout(sampling, end_id=end_id, pad_id=pad_id, stop=stop)
+            return HfRollout(sampling, pad_id=pad_id, stop=stop)
         case Backend.hybrid_engine:
             hybrid = HybridSettings(
                 dtype=TORCH_DTYPES[dtype],
@@ -182,7 +182,7 @@ def build_rollout_backend(
                 max_prompt_tokens=rollout.max_prompt_tokens,
                 cuda_graphs=rollout.hybrid_engine.enable_cuda_graph,
             )
-            return HybridEngineRollout(sampling, hybrid, end_id=end_id, pad_id=pad_id, stop=stop)
+            return HybridEngineRollout(sampling, hybrid, pad_id=pad_id, stop=stop)
         case Backend.vllm_server:
             server = ServerSettings(
                 url=rollout.server.url,
@@ -194,7 +194,7 @@ def build_rollout_backend(
                 stop=list(rollout.stop),
             )
             return VllmServerRollout(
-                sampling, server, write=write_weights, end_id=end_id, pad_id=pad_id, ranks=ranks
+                sampling, server, write=write_weights, pad_id=pad_id, ranks=ranks
             )
         case Backend.fast:
             settings = FastSettings(
@@ -207,7 +207,6 @@ def build_rollout_backend(
             return FastRollout(
                 sampling,
                 settings,
-                end_id=end_id,
                 pad_id=pad_id,
                 stop=stop,
                 adapter_of=adapter_of,

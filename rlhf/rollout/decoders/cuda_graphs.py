@@ -6,6 +6,7 @@ Shapes: B = rows in use, R = rows of a graph or of the KV cache, N = requests, T
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -73,13 +74,13 @@ class GraphedDecoder(KvCache):
         decoder: FusedDecoder,
         sampling: SamplingSettings,
         *,
-        end_id: int,
+        end_ids: Sequence[int],
         extent: Extent,
         weights: list[int],
     ) -> None:
         self._decoder = decoder
         self._sampling = sampling
-        self._end_id = end_id
+        self._end_ids = end_ids
         self._extent = extent
         self._weights = weights  # addresses of the model's weights, which graphs read
         device = torch.device("cuda", torch.cuda.current_device())
@@ -150,7 +151,7 @@ class GraphedDecoder(KvCache):
             self._draws_NT[requests_R, steps_R],
             self._sampling,
             barred_B=steps_R < fewest if fewest else None,
-            end_id=self._end_id,
+            end_ids=self._end_ids,
             likeliest=logits_RV.shape[1],
         )
         ids_R.copy_(drawn.tokens_B)

@@ -59,11 +59,10 @@ class HybridEngineRollout(HfRollout):
         sampling: SamplingSettings,
         settings: HybridSettings,
         *,
-        end_id: int,
         pad_id: int,
         stop: StopTexts,
     ) -> None:
-        super().__init__(sampling, end_id=end_id, pad_id=pad_id, stop=stop)
+        super().__init__(sampling, pad_id=pad_id, stop=stop)
         self._settings = settings
         self._is_checked = False
 

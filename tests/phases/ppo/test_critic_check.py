@@ -67,7 +67,6 @@ def tiny_engine(compose: Compose) -> Any:
             cuda_graphs=False,
             keeps_graphs=False,
         ),
-        end_id=END,
         pad_id=PAD,
         stop=StopTexts(tokenizer, []),
         adapter_of=adapter_of,

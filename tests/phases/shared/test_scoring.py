@@ -69,7 +69,8 @@ def prompts() -> PromptBatch:
 def rollout_of(
     models: SeparateModels, prompts: PromptBatch, *, end_id: int, micro: int = 4
 ) -> Rollout:
-    backend = HfRollout(SAMPLING, end_id=end_id, pad_id=0, stop=StopTexts(TOKENIZER, []))
+    models.actor.module.pretrained.generation_config.eos_token_id = end_id
+    backend = HfRollout(SAMPLING, pad_id=0, stop=StopTexts(TOKENIZER, []))
     responses = backend.generate(models.actor, prompts)
     return score_responses(models, prompts, responses, micro_batch_size=micro)
 

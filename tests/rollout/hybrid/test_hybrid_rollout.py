@@ -62,7 +62,7 @@ SETTINGS = HybridSettings(
 )
 SECTION = {"enabled": True, "max_out_tokens": PROMPT_TOKENS + MAX_TOKENS}
 END = 37
-WORDS = {"end_id": END, "pad_id": 0, "stop": StopTexts(train_tokenizer(["a"], vocab_size=260), ())}
+WORDS: dict[str, Any] = {"pad_id": 0, "stop": StopTexts(train_tokenizer(["a"], vocab_size=260), ())}
 ADAMW = OptimizerSettings(
     lr=0.05,
     betas=(0.9, 0.95),
@@ -146,7 +146,9 @@ def actor_of(model: Any, *, stage: int = 0, device: Device = Device.cpu, **field
 
 
 def llama(**fields: Any) -> Any:
-    return tiny_model("llama", num_key_value_heads=4, **fields)
+    model = tiny_model("llama", num_key_value_heads=4, **fields)
+    model.generation_config.eos_token_id = END
+    return model
 
 
 def learn(actor: Any, prompts: PromptBatch) -> None:
