@@ -146,12 +146,10 @@ SCENARIOS: Mapping[str, Scenario] = {
         "reward.epochs=0.03",
         "reward.member_epochs=0.03",
         "ppo.steps=40",
-        right=[AlarmName.disagreement],
+        right=[AlarmName.score_against_gold],
         seeds=4,
     ),
-    "five reward models without penalty": _broken(
-        *MEMBERS, "ppo.kl_ctl=0", right=[AlarmName.disagreement], seeds=4
-    ),
+    "five reward models without penalty": _broken(*MEMBERS, "ppo.kl_ctl=0", right=LEFT, seeds=4),
     **SMALL_SCENARIOS,
 }
 

@@ -174,7 +174,10 @@ def describe_replayed_steps(found: ReplayedSteps, replay: Replay) -> Iterator[st
         what = f"{found.values} values, {found.tensors} of them tensors of weights"
         yield f"{steps} are equal bit for bit: {what}"
         if not found.tensors:
-            yield "no weights were compared: the run has no digests (checkpoint.digest_every)"
+            yield (
+                "no weights were compared: the run has no digests; start a run with "
+                "checkpoint.digest_every=10 to write them"
+            )
         return
     count = len(found.differing)
     yield f"{steps}: step {found.step} is the first that differs; differing values: {count}"

@@ -39,7 +39,6 @@ from rlhf.config.schema.run import CheckpointConfig
 STATE_JSON = "state.json"
 GIB = 1 << 30
 Stream = Iterable[tuple[str, Tensor]]
-LOWER_IS_BETTER = ("loss", "perplexity", "kl")
 
 
 class SkippedError(CheckpointError):
@@ -195,20 +194,26 @@ class BestStep:
 
     metric: str | None  # None: checkpoint.best is no metric of this phase
     patience: int | None
+    is_lower_better: bool = False
     value: float | None = None
     step: int | None = None
     waits: int = 0
 
     @classmethod
-    def before_first_evaluation(cls, config: CheckpointConfig, phase: Phase) -> BestStep:
+    def before_first_evaluation(
+        cls, config: CheckpointConfig, phase: Phase, direction: Callable[[str], str | None]
+    ) -> BestStep:
         """Return the state before the first evaluation of ``phase``."""
-        is_own = config.best is not None and config.best.startswith(f"{phase}/")
-        return cls(config.best if is_own else None, config.patience)
+        if config.best is None or not config.best.startswith(f"{phase}/"):
+            return cls(None, config.patience)
+        return cls(config.best, config.patience, direction(config.best) == "lower")
 
-    def update(self, values: Mapping[str, float], step: int) -> str | None:
+    def update(
+        self, values: Mapping[str, float], step: int, *, is_resting: bool = False
+    ) -> str | None:
         """Record the metrics after ``step``; return why the phase should stop early, or None.
 
-        NaN is never the best.
+        NaN is never the best. An evaluation of a policy that ``is_resting`` exhausts no patience.
 
         Raises:
             ConfigError: if ``values`` lacks the metric.
@@ -221,12 +226,12 @@ class BestStep:
                 f"{', '.join(values)}"
             )
         value = values[self.metric]
-        sign = -1 if self.metric.endswith(LOWER_IS_BETTER) else 1
+        sign = -1 if self.is_lower_better else 1
         is_better = self.value is None or sign * value > sign * self.value
         if is_better and not math.isnan(value):
             self.value, self.step, self.waits = value, step, 0
             return None
-        self.waits += 1
+        self.waits += not is_resting
         if self.patience is None or self.waits < self.patience:
             return None
         if self.value is None:

@@ -36,6 +36,8 @@ from rlhf.config.typed import (
 FROZEN = "config.yaml"
 COMMAND = "command.txt"
 MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in Phase)
+# What hardware.on_oom=reduce_micro_batch changes.
+REDUCED_SIZES = {*MICRO_BATCHES, "rollout.max_rows", "rollout.keep_graphs"}
 
 
 def to_run_config(cfg: DictConfig) -> RunConfig:
@@ -172,6 +174,30 @@ def apply_resume_overrides(
             OmegaConf.update(config, key, None)
     for leaf in named:
         OmegaConf.update(config, leaf, asked[leaf])
+    return to_run_config(config)
+
+
+def is_same_run(stored: RunConfig, asked: RunConfig) -> bool:
+    """Return True if the two differ at most in keys that a resumed run may change."""
+    kept, found = (flatten_keys(asdict(each)) for each in (stored, asked))
+    return all(
+        kept.get(key, ...) == found.get(key, ...)
+        for key in kept | found
+        if not effect_of(key).may_change
+    )
+
+
+def with_stored_sizes(stored: RunConfig, asked: RunConfig) -> RunConfig:
+    """Return ``asked`` with the micro-batches and rows of ``stored``, which may have been reduced.
+
+    The sizes of ``asked`` stay if its ranks divide batches in another way.
+    """
+    config = OmegaConf.structured(asked)
+    kept = _plain_values(OmegaConf.structured(stored))
+    changes = {change.partition("=")[0] for change in batch_division_changes(stored, asked)}
+    if changes <= REDUCED_SIZES:
+        for key in changes:
+            OmegaConf.update(config, key, kept[key])
     return to_run_config(config)
 
 

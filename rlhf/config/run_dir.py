@@ -18,7 +18,7 @@ from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.safe_text import for_terminal
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.freeze import FROZEN, load_frozen_config
+from rlhf.config.freeze import FROZEN, is_same_run, load_frozen_config
 from rlhf.config.schema.run import RunConfig
 
 RUNS = Path("runs")
@@ -59,7 +59,7 @@ def _find_stopped_run(folder: Path, config: RunConfig) -> Path | None:
         if (run / "result.json").exists():
             continue
         try:
-            if load_frozen_config(run) == config:
+            if is_same_run(load_frozen_config(run), config):
                 return run
         except CheckpointError as error:  # a run of another version cannot be compared
             _print(f"resume=auto: {run} is not continued: {error}")
@@ -67,11 +67,13 @@ def _find_stopped_run(folder: Path, config: RunConfig) -> Path | None:
 
 
 def refuse_existing_run(path: Path, same: RunConfig | None = None) -> None:
-    """Check that ``path`` holds no run; a run with exactly the configuration ``same`` is accepted.
+    """Check that ``path`` holds no run; a run that ``same`` may resume is accepted.
 
     What is checked holds for longer only while this process has the lock of ``path``.
     """
-    if (path / FROZEN).exists() and (same is None or load_frozen_config(path) != same):
+    if (path / FROZEN).exists() and (
+        same is None or not is_same_run(load_frozen_config(path), same)
+    ):
         raise ConfigError(
             f"run_dir={path} already holds a run: continue the run with resume={path}, "
             "or choose another run_dir"

@@ -26,7 +26,13 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Phase
 from rlhf.config.run_dir import refuse_links
-from rlhf.evaluate.answer_rows import AnswerRow, Decoding, Evaluator, policy_folders
+from rlhf.evaluate.answer_rows import (
+    AnswerRow,
+    Decoding,
+    Evaluator,
+    policy_folders,
+    trained_policy,
+)
 from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
 from rlhf.phases.reward_evaluation import held_out_margins
 from rlhf.phases.sft import held_out_loss
@@ -63,7 +69,7 @@ def evaluate(
     context, config = evaluator.context, evaluator.config
     folders = policy_folders(run_dir)
     for other in against:
-        name, folder = list(policy_folders(other).items())[-1]
+        name, folder = trained_policy(other)
         folders[f"{other.name}/{name}"] = folder
     decoders = [*evaluator.decoders, *(Decoding(f"temperature {t:g}", t) for t in temperatures)]
     count = num_prompts or config.ppo.eval_prompts

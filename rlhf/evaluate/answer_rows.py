@@ -237,3 +237,8 @@ def policy_folders(run_dir: Path) -> dict[str, Path]:
     if not found:
         raise CheckpointError(f"{run_dir} has no policy: none of {', '.join(POLICIES.values())}")
     return found
+
+
+def trained_policy(run_dir: Path) -> tuple[str, Path]:
+    """Return the name and the folder of the policy that a run trained last, not an average."""
+    return [each for each in policy_folders(run_dir).items() if each[0] != "ppo_ema"][-1]

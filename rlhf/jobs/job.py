@@ -19,10 +19,12 @@ from rlhf.checkpoint.results import PLAN, finished_phases, reused_phases, write_
 from rlhf.config.choices import PlanMode, Reuse, Template
 from rlhf.config.effects import refuse_unread_keys
 from rlhf.config.freeze import (
+    FROZEN,
     apply_resume_overrides,
     batch_division_changes,
     load_frozen_config,
     to_run_config,
+    with_stored_sizes,
     write_command,
     write_frozen_config,
 )
@@ -150,6 +152,8 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     may_be_same = continues or (job.folder is not None and config.run_dir is None)
     with lock_run_dir(run_dir):  # another command may begin a run in the same folder
         refuse_existing_run(run_dir, config if may_be_same else None)
+        if (run_dir / FROZEN).exists():
+            config = with_stored_sizes(load_frozen_config(run_dir), config)
         write_frozen_config(config, run_dir)
         write_command(job.overrides, run_dir)
         if plan is not None:

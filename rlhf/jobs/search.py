@@ -31,6 +31,7 @@ from rlhf.jobs.search_command import Dimension, Sampler, Search, example_config,
 from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, open_log, resources_of_share
 from rlhf.runtime.start_checks import logged_metrics, require_known_name, result_names
 from rlhf.tracking.console import build_console
+from rlhf.tracking.metric_table import better_direction
 from rlhf.tracking.step_alarms import read_alarms
 
 if TYPE_CHECKING:
@@ -122,11 +123,13 @@ class Searcher:
         environment, cores = resources_of_share(self._hardware, slot, self._search.study.slots)
         environment[PARENT] = str(os.getpid())
         all_cores = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, cores)  # the trial inherits it
         command = [sys.executable, self._script, *words]
-        with open_log(run_dir) as output:
-            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-        os.sched_setaffinity(0, all_cores)
+        os.sched_setaffinity(0, cores)  # the trial inherits it
+        try:
+            with open_log(run_dir) as output:
+                process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        finally:
+            os.sched_setaffinity(0, all_cores)
         self._say(f"trial {trial.number}: {' '.join(values)}")
         self._running.append(Running(trial, slot, process, run_dir))
 
@@ -151,10 +154,13 @@ class Searcher:
         prune = self._search.study.prune
         assert prune is not None
         reported = self._study.trials[each.trial.number].intermediate_values
+        # Optuna compares these values in the direction of the objective.
+        goal = "higher" if self._search.study.maximize else "lower"
+        sign = 1 if better_direction(prune.metric) in {None, goal} else -1
         for line in read_lines(each.run_dir / "metrics.jsonl", METRICS):
             value, step = line.get(prune.metric), line["step"]
             if value is not None and step not in reported:
-                each.trial.report(value, step)
+                each.trial.report(sign * value, step)
         return bool(each.trial.should_prune())
 
     def _report_outcome(self, each: Running, outcome: str) -> None:

@@ -128,7 +128,8 @@ def objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
     """Return lines with the first and the last sampled answers to the same held-out prompts."""
-    samples = list(read_lines(run_dir / "samples.jsonl", SAMPLE))
+    rows = read_lines(run_dir / "samples.jsonl", SAMPLE)
+    samples = [row for row in rows if row.get("model") != "actor_ema"]  # not what the run trained
     if not samples:
         return []
     first, last = (

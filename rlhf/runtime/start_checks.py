@@ -13,7 +13,7 @@ from rlhf.config.choices import FailureName, Phase, RewardLossName, Source
 from rlhf.config.hydra_errors import did_you_mean
 from rlhf.config.schema.run import RunConfig
 from rlhf.phases.shared.model_checks import MODEL_CHECKS
-from rlhf.tracking.metric_table import METRICS
+from rlhf.tracking.metric_table import METRICS, better_direction
 
 
 def check_start(config: RunConfig, *, finished: Container[Phase] = ()) -> None:
@@ -21,6 +21,11 @@ def check_start(config: RunConfig, *, finished: Container[Phase] = ()) -> None:
     if (best := config.checkpoint.best) is not None:
         known = held_out_metrics(config, Phase(best.partition("/")[0]))
         require_known_name("checkpoint.best", best, known)
+        if better_direction(best) is None:
+            raise ConfigError(
+                f"checkpoint.best={best}: neither a higher nor a lower value is better; choose one "
+                f"of {', '.join(name for name in known if better_direction(name))}"
+            )
     for check in MODEL_CHECKS:
         check(config, [phase for phase in config.phase.order if phase not in finished])
 

@@ -18,6 +18,7 @@ class MetricInfo(NamedTuple):
     healthy: str
     otherwise: str
     healthy_range: tuple[float, float] | None = None  # (low, high) if ``healthy`` is a range
+    better: str | None = None  # higher or lower; None: neither
 
 
 def _read_groups() -> dict[str, dict[str, MetricInfo]]:
@@ -45,6 +46,11 @@ def documented_name(name: str) -> str:
     """Return the key of a metric in ``METRICS``, where NAME replaces a name that users choose."""
     group, _, last = name.rpartition("/")
     return f"{group}/NAME" if last and f"{group}/NAME" in METRICS else name
+
+
+def better_direction(name: str) -> str | None:
+    """Return in which direction the metric ``name`` is better: higher, lower or None (neither)."""
+    return METRICS[documented_name(name)].better
 
 
 def check_metric_name(name: str) -> None:

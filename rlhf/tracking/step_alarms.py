@@ -28,7 +28,6 @@ MORE_DUPLICATES = 0.3  # share of the responses, above the share at the start
 LEAST_ENTROPY = 0.05  # fraction of the mean entropy over the first BASE_STEPS steps
 LOSS_GROWTH = 20  # ratio to the critic's loss at the start, or to LEAST_LOSS if larger
 LEAST_LOSS = 0.01
-DISAGREEMENT_GROWTH = 1.5  # ratio to the members' disagreement at the start
 MOST_FALLBACKS = 0.1
 MOST_EQUAL_GROUPS = 0.9
 ROUNDING = 1e-6  # a smaller deviation of scores is rounding; relative to mean scores above 1
@@ -160,7 +159,10 @@ RULES: Mapping[AlarmName, Rule] = {
     ),
     AlarmName.no_change: Rule(
         "ppo/kl_to_reference_k3",
-        _rule_after(2 * BASE_STEPS, lambda kl: max(map(abs, kl[-BASE_STEPS:])) < LEAST_CHANGE),
+        lambda kl, series: (  # steps with a frozen actor log no learning rate of it
+            len(series["ppo/actor_learning_rate"]) > 2 * BASE_STEPS
+            and max(map(abs, kl[-BASE_STEPS:])) < LEAST_CHANGE
+        ),
         1,
         "The policy equals its reference: raise ppo.actor_lr, or shorten ppo.warmup_steps and "
         "ppo.actor_freeze_steps.",
@@ -232,13 +234,6 @@ RULES: Mapping[AlarmName, Rule] = {
         "The score rises while the gold score falls: the policy exploits what scores it. Raise "
         "ppo.kl_ctl, take fewer ppo.steps, or improve the reward model or rewards.",
     ),
-    AlarmName.disagreement: Rule(
-        "ppo/disagreement",
-        _rule_after(BASE_STEPS, lambda x: x[-1] > DISAGREEMENT_GROWTH * _mean_at_start(x)),
-        3,
-        "The members of the reward model disagree about responses more than at the start: raise "
-        "ppo.kl_ctl, take fewer ppo.steps, or set reward.combine=worst.",
-    ),
     AlarmName.fallbacks: Rule(
         "ppo/fallback_share",
         _rule_above(MOST_FALLBACKS),
@@ -269,7 +264,7 @@ RULES: Mapping[AlarmName, Rule] = {
     ),
 }
 READ = {rule.metric for rule in RULES.values()}
-READ |= {"ppo/eval_score", "ppo/score_mean", "ppo/clipped_score_mean"}
+READ |= {"ppo/eval_score", "ppo/actor_learning_rate", "ppo/score_mean", "ppo/clipped_score_mean"}
 MOST_SKIPPED = 20  # steps in a row; a loss scale of fp16 needs fewer to find its value
 NOT_FINITE_ADVICE = "A metric is not a number: lower the learning rate, or use hardware.dtype=fp32."
 

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config import run_dir as run_dir_module
-from rlhf.config.freeze import to_run_config, write_frozen_config
+from rlhf.config.freeze import to_run_config, with_stored_sizes, write_frozen_config
 from rlhf.config.run_dir import lock_run_dir, make_run_dir
 from rlhf.config.schema.run import RunConfig
 
@@ -123,6 +124,35 @@ def test_folder_in_place_of_the_link_is_kept(config: MakeConfig) -> None:
         make_run_dir(config(), job_dir=None, now=NOW)
     assert Path("runs/latest/precious").is_dir()
     assert sorted(path.name for path in Path("runs").iterdir()) == ["default", "latest"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_found"),
+    [
+        (["ppo.micro_batch_size=2", "rollout.max_rows=4"], True),  # on_oom=reduce_micro_batch
+        (["checkpoint.keep=7", "tracking.log_every=3"], True),
+        (["ppo.kl_ctl=0.9"], False),
+        (["seed=5"], False),
+    ],
+)
+def test_a_run_with_reduced_sizes_is_found_again(
+    changed: list[str], is_found: bool, config: MakeConfig, tmp_path: Path
+) -> None:
+    asked, stored = config("ppo.micro_batch_size=8"), config("ppo.micro_batch_size=8", *changed)
+    first = make_run_dir(asked, job_dir=None, now=NOW)
+    job = make_run_dir(asked, job_dir=tmp_path / "job", now=NOW)
+    for run_dir in (first, job):
+        write_frozen_config(stored, run_dir)
+    again = make_run_dir(asked, job_dir=None, now=NOW, continues=True)
+    assert (again.resolve() == first.resolve()) is is_found
+    if is_found:
+        assert make_run_dir(asked, job_dir=job, now=NOW) == job
+        sizes = with_stored_sizes(stored, asked)
+        assert sizes.ppo.micro_batch_size == stored.ppo.micro_batch_size
+        assert sizes.rollout.max_rows == stored.rollout.max_rows
+        assert sizes.checkpoint.keep == asked.checkpoint.keep
+        nodes = replace(asked, hardware=replace(asked.hardware, nodes=2))
+        assert with_stored_sizes(stored, nodes) == nodes, "other ranks divide in another way"
 
 
 def test_resume_auto_passes_over_a_run_of_another_version(

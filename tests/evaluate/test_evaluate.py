@@ -15,6 +15,7 @@ import pytest
 
 from rlhf.base.errors import CapabilityError
 from rlhf.evaluate.__main__ import evaluate, main
+from rlhf.evaluate.answer_rows import trained_policy
 from tests.runs import ROOT, finished
 
 SMALL_PPO = ["ppo.rollout_batch_size=16", "ppo.mini_batch_size=8", "ppo.eval_prompts=8"]
@@ -155,3 +156,9 @@ def test_a_run_with_rewards_knows_what_is_right(tmp_path: Path) -> None:
     assert set(decoders["sampled"]["pass_at"]) == {"1", "2"}
     assert decoders["greedy"]["parts/right"] == decoders["greedy"]["pass_at"]["1"]
     assert "reward_model" not in found
+
+
+def test_a_run_is_compared_by_the_policy_that_it_trained(tmp_path: Path) -> None:
+    for place in ("sft/model", "ppo/actor", "ppo/actor_ema"):
+        (tmp_path / place).mkdir(parents=True)
+    assert trained_policy(tmp_path) == ("ppo", tmp_path / "ppo/actor")

@@ -177,6 +177,7 @@ def test_answers_to_the_same_prompts_stand_side_by_side(run_dir: Path) -> None:
         for step in (0, 10, 20)
         for prompt in prompts
     ]
+    samples += [each | {"model": "actor_ema", "response": "average"} for each in samples[-4:]]
     (run_dir / "samples.jsonl").write_text("\n".join(map(json.dumps, samples)))
     assert answers_side_by_side(run_dir, prompts=2)[1:] == [
         "  Human: 0? Assistant:",

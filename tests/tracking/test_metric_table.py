@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf.checkpoint.phase_state import BestStep
 from rlhf.tracking.console import KEY_METRICS
-from rlhf.tracking.metric_table import GROUPS, METRICS, check_metric_name, is_timing
+from rlhf.tracking.metric_table import (
+    GROUPS,
+    METRICS,
+    better_direction,
+    check_metric_name,
+    is_timing,
+)
 
 UNITS = ("tflops", "mfu")
 
@@ -96,3 +103,32 @@ def test_the_terminal_shows_metrics_that_exist_and_at_most_five() -> None:
     for metrics in KEY_METRICS.values():
         assert {metric.name for metric in metrics} <= set(METRICS)
         assert len(metrics) <= 5
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("reward/eval_calibration_error", 2),
+        ("reward/eval_disagreement", 2),
+        ("ppo/eval_episode/truncated", 2),
+        ("ppo/eval_episode/failures/timeout", 2),
+        ("sft/eval_perplexity", 2),
+        ("ppo/eval_kl", 2),
+        ("ppo/eval_score", 1),
+        ("ppo/eval_parts/brief", 1),
+    ],
+)
+def test_the_table_says_which_step_was_best(name: str, step: int) -> None:
+    best = BestStep(name, None, better_direction(name) == "lower")
+    for number, value in enumerate([0.30, 0.05, 0.20], start=1):
+        best.update({name: value}, number)
+    assert best.step == step
+
+
+def test_held_out_metrics_without_a_direction_are_these() -> None:
+    lengths = {"ppo/eval_response_tokens", "ppo/eval_episode/turns"}
+    lengths |= {"ppo/eval_episode/observation_tokens"}
+    scores = {"reward/eval_chosen_score", "reward/eval_rejected_score"}
+    held_out = {name for name in METRICS if "/eval_" in name}
+    assert {name for name in held_out if better_direction(name) is None} == lengths | scores
+    assert {METRICS[name].better for name in METRICS} == {"higher", "lower", None}

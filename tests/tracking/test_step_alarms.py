@@ -26,7 +26,6 @@ HEALTHY = {
     "ppo/explained_variance": [-3.0, -1.0, *[0.5] * 11, *[0.0] * 8],
     "ppo/critic_loss": [4.0, 0.5, 0.4, 20.0, *[0.1] * 17],
     "ppo/fallback_share": [0.0, 1.0, 1.0, *[0.05] * 18],
-    "ppo/disagreement": [0.3, 0.2, 0.2, 0.2, 0.1, 0.31, 0.32, *[0.29] * 14],
     "ppo/score_mean": [0.2, 0.3, 0.2, 0.3, 0.2, *[0.25] * 8, *[1.0] * 8],  # all right in the end
     "ppo/score_std": [0.4, 0.4, 0.0, 0.0, 0.4, *[0.4] * 8, *[0.0] * 8],
     "ppo/clipped_score_mean": [0.2, 0.3, 0.2, 0.3, 0.2, *[0.25] * 8, *[1.0] * 8],
@@ -43,6 +42,14 @@ def raised(series: dict[str, Sequence[float]], *muted: AlarmName) -> list[Alarm]
         values = {name: each[step] for name, each in series.items() if step < len(each)}
         found += rules.check("ppo", step, values)
     return found
+
+
+def test_a_frozen_actor_raises_no_alarm_until_it_has_learned() -> None:
+    rules, found = AlarmRules(), []
+    for step in range(1, 70):
+        rate = {} if step <= 50 else {"ppo/actor_learning_rate": 1e-5}
+        found += rules.check("ppo", step, {"ppo/kl_to_reference_k3": 0.0, **rate})
+    assert [(alarm.name, alarm.step) for alarm in found] == [("no_change", 61)]
 
 
 def test_healthy_run_raises_none() -> None:
@@ -66,13 +73,19 @@ def test_healthy_run_raises_none() -> None:
             {"ppo/explained_variance": [-0.1, *[0.05] * 19], "ppo/clipped_score_std": [0.4] * 21},
             14,
         ),
-        ("disagreement", {"ppo/disagreement": [0.3, 0.2, 0.2, 0.2, 0.1, 0.31, 0.32, 0.31]}, 7),
         ("fallbacks", {"ppo/fallback_share": [0.0, 0.3, 0.2, 0.2]}, 3),
         ("equal_scores", {"ppo/score_std": [0.0, 0.0, 1e-7, *[0.4] * 18]}, 2),
         ("equal_groups", {"ppo/equal_group_share": [0.95] * 9}, 2),
         ("blind_updates", {"ppo/clipped_score_std": [0.0, 1e-9, 0.0, 0.0]}, 3),
         ("critic_explodes", {"ppo/critic_loss": [*[0.1] * 5, 3.0, 3.0, 9.0]}, 7),
-        ("no_change", {"ppo/kl_to_reference_k3": [0.0, *[3e-4] * 11]}, 10),
+        (
+            "no_change",
+            {
+                "ppo/kl_to_reference_k3": [0.0, *[3e-4] * 11],
+                "ppo/actor_learning_rate": [1e-5] * 12,
+            },
+            10,
+        ),
         (
             "score_against_gold",
             {"ppo/eval_score": [0.0, 0.4, 0.9, 0.9], "ppo/eval_gold": [0.6, 0.62, 0.58, 0.47]},

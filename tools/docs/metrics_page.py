@@ -12,7 +12,7 @@ TABLE_MARK = "<!-- Made by `python -m tools.docs.metrics_page` from here to the 
 
 def markdown_table() -> str:
     """Return all metrics as Markdown, one table per group."""
-    head = "| name | unit | meaning | healthy | otherwise |\n| --- | --- | --- | --- | --- |\n"
+    head = "| name | unit | better | meaning | healthy | otherwise |\n|" + " --- |" * 6 + "\n"
     return "\n".join(
         f"## {title}\n\n{head}" + "".join(_markdown_row(n, info) for n, info in group.items())
         for title, group in GROUPS.items()
@@ -20,7 +20,8 @@ def markdown_table() -> str:
 
 
 def _markdown_row(name: str, info: MetricInfo) -> str:
-    cells = (f"`{name}`", *(cell.replace("|", "\\|") for cell in info[:4]))
+    unit, *texts = (cell.replace("|", "\\|") for cell in info[:4])
+    cells = (f"`{name}`", unit, info.better or "", *texts)
     return "| " + " | ".join(cells) + " |\n"
 
 

@@ -102,7 +102,6 @@ class AlarmName(StrEnum):
     critic_useless = "critic_useless"
     critic_explodes = "critic_explodes"
     score_against_gold = "score_against_gold"
-    disagreement = "disagreement"
     fallbacks = "fallbacks"
     equal_scores = "equal_scores"
     equal_groups = "equal_groups"

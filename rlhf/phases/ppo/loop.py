@@ -88,7 +88,8 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             if (reason := early_end_reason(config, values)) is not None:
                 checkpoints.end_phase(reason)
             if checkpoints.is_evaluation_due(config.eval_every):
-                checkpoints.log_evaluation(evaluation.evaluate_metrics())
+                rests = step <= config.actor_freeze_steps
+                checkpoints.log_evaluation(evaluation.evaluate_metrics(), is_resting=rests)
             if step % config.sample_every == 0 and not checkpoints.is_last:
                 evaluation.write_samples(trainer.held_out_targets, step=step)
 

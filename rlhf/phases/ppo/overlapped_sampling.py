@@ -275,8 +275,9 @@ def _device_of(config: RunConfig, index: int) -> torch.device:
     place, found = hardware.ranks_per_node + index, torch.cuda.device_count()
     if place >= found:
         raise CapabilityError(
-            f"rollout.samplers={index + 1} with hardware.ranks_per_node={hardware.ranks_per_node}: "
-            f"every sampling process needs a GPU of its own, and this node has {found}; use fewer "
+            f"rollout.samplers={config.rollout.samplers} with "
+            f"hardware.ranks_per_node={hardware.ranks_per_node}: every "
+            f"sampling process needs a GPU of its own, and this node has {found}; use fewer "
             "ranks_per_node or samplers, or rollout.overlap=false"
         )
     torch.cuda.set_device(place)

@@ -184,7 +184,8 @@ def early_end_reason(config: PpoConfig, values: Mapping[str, float]) -> str | No
     limit, kl = config.stop_run_kl, values["ppo/kl_to_reference"]
     if limit is None or kl <= limit:
         return None
-    return f"ppo/kl_to_reference={kl:.3g} is above ppo.stop_run_kl={limit:g}"
+    is_what = f"above ppo.stop_run_kl={limit:g}" if math.isfinite(kl) else "not finite"
+    return f"ppo/kl_to_reference={kl:.3g} is {is_what}"
 
 
 class PerStage(NamedTuple):

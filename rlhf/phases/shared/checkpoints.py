@@ -26,6 +26,7 @@ from rlhf.config.choices import Phase
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.tracking.jsonl import LOGS
+from rlhf.tracking.metric_table import better_direction
 
 NO_CHECKPOINTS = (
     "{}: no checkpoints inside the phase, since zero.nvme_path keeps the optimizer on a drive; "
@@ -56,7 +57,7 @@ class Checkpoints:
         self._seconds = 0.0  # of earlier attempts
         self._saved = time.monotonic()
         self._saved_step = self._total = 0
-        self._best = BestStep.before_first_evaluation(self._config, phase)
+        self._best = BestStep.before_first_evaluation(self._config, phase, better_direction)
         self.loads_best = self._config.load_best and self._best.metric is not None
         self._is_over = False
         self._skipped = 0  # steps in a row in which every optimizer step was skipped
@@ -139,14 +140,16 @@ class Checkpoints:
                 f"with a lower learning rate, or hardware.dtype=fp32; {_export_advice(self._dir)}"
             )
 
-    def log_evaluation(self, values: Mapping[str, float]) -> None:
+    def log_evaluation(self, values: Mapping[str, float], *, is_resting: bool = False) -> None:
         """Log held-out metrics, and end the phase if checkpoint.patience is exhausted.
+
+        The evaluation of a policy that ``is_resting``, in which nothing can improve, exhausts none.
 
         Raises:
             ConfigError: if ``values`` lack the metric that checkpoint.best names.
         """
         self._context.tracker.log(self.phase, self.step + 1, values)
-        reason = self._best.update(values, self.step + 1)
+        reason = self._best.update(values, self.step + 1, is_resting=is_resting)
         if reason is not None and not self._is_over:
             self.end_phase(reason)
 

@@ -154,6 +154,15 @@ def test_a_loss_that_is_not_a_number_is_never_the_best(run: Run) -> None:
     assert run.said == ["sft: ends after step 6: sft/eval_loss was best after step 4 (2)"]
 
 
+def test_evaluations_of_a_frozen_policy_exhaust_no_patience(run: Run) -> None:
+    run.outage = set()
+    run.phase._config = replace(run.phase._config, every_steps=None)
+    run.phase._best.patience = 2
+    for step in run.phase.steps(9):
+        run.phase.log_evaluation({"sft/eval_loss": 1.0}, is_resting=step <= 5)
+    assert run.said == ["sft: ends after step 7: sft/eval_loss was best after step 1 (1)"]
+
+
 def test_patience_ends_a_phase_whose_loss_never_was_a_number(run: Run) -> None:
     run.phase._config = replace(run.phase._config, every_steps=None)
     run.phase._best.patience = 2
