@@ -9,7 +9,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.chat.run_models import RunModels
 from rlhf.chat.talker import WriteText
 from rlhf.config.freeze import load_run
-from rlhf.data.encoding import Encoder, plain_observation
+from rlhf.data.encoding import Encoder, first_record
 from rlhf.environments.interface import EnvironmentPool, Reply
 from rlhf.environments.process_pool import build_pool
 from rlhf.rollout.sampling import SamplingSettings
@@ -36,7 +36,7 @@ def play_episode(
         reply = _next_reply(pool)
         first = reply.observation
         write(f"{first.role}: {first.text}\n")
-        ids = encoder.prompts([plain_observation(first.role, first.text)])[0]
+        ids = encoder.prompts([encoder.asked(first_record(first.role, first.text))])[0]
         for _ in range(config.environment.max_turns):
             if reply.has_ended:
                 break

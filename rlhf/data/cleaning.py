@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from rlhf.data.records import RawDataset, Record
+from rlhf.data.records import Message, RawDataset, Record
 
 LINE_ENDS = re.compile(r"[ \t]*(?:\r\n?|[\n\v\f\x85])")
 # Control characters other than whitespace, and lone surrogates, which UTF-8 cannot encode.
@@ -37,8 +37,11 @@ def _clean_records(records: list[Record], left_out: Counter[str]) -> list[Record
     kept = []
     for record in records:
         texts = [None if part is None else clean_text(part) for part in record.texts]
+        said = record.messages and tuple(Message(m[0], clean_text(m[1])) for m in record.messages)
         prompt, chosen, rejected, text = texts
-        cleaned = Record(prompt, chosen, rejected, text, record.columns)
+        cleaned = record._replace(
+            prompt=prompt, chosen=chosen, rejected=rejected, text=text, messages=said
+        )
         reason = _why_unusable(cleaned)
         if reason:
             left_out[f"{reason} after cleaning"] += 1

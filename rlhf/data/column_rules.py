@@ -16,15 +16,22 @@ from jmespath.parser import ParsedResult
 
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.data.detect import NONE_WANTED, Converted, Wanted, select_columns, to_records
-from rlhf.data.layouts import LAYOUTS, PARTIAL, Layout, render_checked_prompt
-from rlhf.data.records import Message, Row, UnusableRowError
+from rlhf.data.detect import (
+    NONE_WANTED,
+    Converted,
+    Wanted,
+    select_columns,
+    to_records,
+    unread_columns,
+)
+from rlhf.data.layouts import LAYOUTS, PARTIAL, RANKING, SYSTEM, Layout
+from rlhf.data.records import Row, UnusableRowError
 
 TARGETS = {
     frozenset({"prompt"}): PARTIAL,
     frozenset({"prompt", "chosen"}): PARTIAL,
     frozenset({"prompt", "chosen", "rejected"}): PARTIAL,
-    frozenset({"prompt", "responses"}): next(x for x in LAYOUTS if x.name == "ranking"),
+    frozenset({"prompt", "responses"}): RANKING,
     frozenset({"text"}): next(x for x in LAYOUTS if x.name == "language modelling"),
 }
 LONGEST = 1000  # characters of an expression: its tree is walked recursively
@@ -55,14 +62,14 @@ class TextFunctions(Functions):
         return text and re.sub(pattern, "", text)
 
     @signature(NULLABLE)
-    def _func_human(self, text: str | None) -> str | None:
+    def _func_human(self, text: str | None) -> list[object] | None:
         """Return a prompt with the text as its only turn."""
-        if not text or not text.strip():
-            return None
-        return render_checked_prompt([Message("user", text.strip())])
+        return [_turn("user", text)] if text and text.strip() else None
 
     @signature(NULLABLE, TEXT, TEXT)
-    def _func_conversation(self, text: str | None, human: str, assistant: str) -> str | None:
+    def _func_conversation(
+        self, text: str | None, human: str, assistant: str
+    ) -> list[object] | None:
         """Return a prompt with the turns that ``human:`` and ``assistant:`` mark in the text.
 
         Text before the first mark is the human's.
@@ -72,12 +79,16 @@ class TextFunctions(Functions):
         roles = {human: "user", assistant: "assistant"}
         marks = "|".join(map(re.escape, roles))
         first, *rest = re.split(rf"\s*(?<!\S)({marks}):\s*", text)
-        messages = [Message("user", first.strip())] if first.strip() else []
+        messages: list[object] = [_turn("user", first)] if first.strip() else []
         for mark, content in zip(rest[::2], rest[1::2], strict=True):
-            messages.append(Message(roles[mark], content.strip()))
-        if messages[-1] == Message("assistant", ""):  # the last mark only asks for the answer
+            messages.append(_turn(roles[mark], content))
+        if messages[-1] == _turn("assistant", ""):  # the last mark only asks for the answer
             messages.pop()
-        return render_checked_prompt(messages)
+        return messages
+
+
+def _turn(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text.strip()}
 
 
 OPTIONS = Options(custom_functions=TextFunctions())
@@ -114,7 +125,9 @@ class ColumnRules(NamedTuple):
                 )
         converted = to_records(made, source=source, layout=self.layout, keep=keep)
         converted.left_out.update(unusable)
-        return converted
+        read = {n for each in self.expressions.values() for n in _columns_read_by(each.parsed)}
+        unread = unread_columns(rows, {*read, *keep})
+        return converted._replace(unread=(*unread, *converted.unread))
 
     def _require_columns(self, rows: Sequence[Row], source: str) -> None:
         present = dict.fromkeys(name for row in rows for name in row.values)
@@ -138,12 +151,12 @@ def parse_columns(columns: Mapping[str, str], *, key: str) -> ColumnRules:
     Raises:
         ConfigError: if the columns have no known layout, or a value is not an expression.
     """
-    layout = TARGETS.get(frozenset(columns))
+    layout = TARGETS.get(frozenset(columns) - ({SYSTEM} if "prompt" in columns else set()))
     if layout is None:
         known = "; ".join(", ".join(names) for names in map(sorted, TARGETS))
         raise ConfigError(
             f"{key} has the columns {', '.join(map(str, columns)) or '(none)'}; "
-            f"must have exactly one of these sets: {known}"
+            f"must have exactly one of these sets: {known} (with prompt also {SYSTEM})"
         )
     expressions = {column: _parse(text, f"{key}.{column}") for column, text in columns.items()}
     return ColumnRules(key, expressions, layout)

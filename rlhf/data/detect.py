@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.base.errors import DataError
-from rlhf.data.layouts import LAYOUTS, ColumnKind, Layout
-from rlhf.data.records import Record, Row, UnusableRowError
+from rlhf.data.layouts import LAYOUTS, SYSTEM, ColumnKind, Layout
+from rlhf.data.records import TEXT_OF, Record, Row, UnusableRowError
 
 # Expressions with brackets need quotes of their own within the override.
 OWN_COLUMNS = (
@@ -20,6 +20,18 @@ OWN_COLUMNS = (
 
 Wanted = Mapping[str, str]  # data columns that rewards read -> the config key that names the column
 NONE_WANTED: Wanted = {}
+# Columns with a part of the examples: without it other things are learned than the rows say.
+CONTENT = frozenset(
+    "image images video videos audio audios tools functions tool_calls history system answers "
+    "rejected_response rejected_responses rejected_messages response_0 response_1 responses".split()
+)
+# Columns that say how good the only response of their row is.
+GRADES = (
+    *("label", "is_good", "score", "rating", "rank", "reward", "helpfulness", "grade", "quality"),
+    "better_response_id",
+)
+ONE_RESPONSE = frozenset({"completion", "response", "messages", "conversations"})
+BLANK: tuple[object, ...] = (None, "", [], {})
 
 
 class Converted(NamedTuple):
@@ -28,12 +40,14 @@ class Converted(NamedTuple):
     records: list[Record]
     layout: str
     left_out: Counter[str]
+    unread: tuple[str, ...] = ()
+    """Columns and keys of messages that hold values and are not read."""
 
 
 def detect_layout(rows: Sequence[Row], *, source: str) -> Layout:
     """Return the layout that matches the columns of ``rows`` and the kinds of these columns.
 
-    The first layout whose columns all exist determines the columns; additional columns are ignored.
+    The first layout whose columns all exist determines the columns.
     Of the layouts with these columns, the first with matching kinds is returned. A column has the
     kind of its first value that is neither null nor an empty list.
     """
@@ -56,26 +70,83 @@ def to_records(
     """Convert ``rows`` to records; drop and count rows that cannot be used.
 
     If ``layout`` is None, it is detected from the columns. Each record also gets the row's columns
-    in ``keep``.
+    in ``keep``. Rows whose response is marked as bad, by a column of booleans, are dropped.
 
     Raises:
-        DataError: if no layout fits (the message names ``source``), or a value has the wrong type
-            (the message names file, row number and column).
+        DataError: if no layout fits, or a column that is not read would change what is learned (the
+            message names ``source``), or a value has the wrong type (the message names file, row
+            number and column).
     """
-    layout = layout or detect_layout(rows, source=source)
+    unread, grades = [], []
+    if layout is None:
+        layout = detect_layout(rows, source=source)
+        unread = unread_columns(rows, (*layout.columns, *keep))
+        grades = _check_unread(rows, unread, layout, source)
     records: list[Record] = []
     left_out: Counter[str] = Counter()
     for row in rows:
         try:
+            for grade in grades:
+                if row.values.get(grade) is not True:
+                    raise UnusableRowError(f"{grade} is not true, so its response is not learned")
+            columns = select_columns(row, keep) if keep else None
             found = layout.convert(row, layout.columns)
-            records += (
-                [each._replace(columns=select_columns(row, keep)) for each in found]
-                if keep
-                else found
-            )
+            records += [r._replace(columns=columns, place=(row.file, row.number)) for r in found]
         except UnusableRowError as reason:
             left_out[str(reason)] += 1
-    return Converted(records, layout.name, left_out)
+    names = [each for each in unread if each not in grades and each != SYSTEM]
+    return Converted(records, layout.name, left_out, (*names, *_unread_keys(rows, layout.columns)))
+
+
+def unread_columns(rows: Sequence[Row], read: Container[str]) -> list[str]:
+    """Return the columns that hold values in ``rows`` and are not ``read``."""
+    present = (name for row in rows for name, value in row.values.items() if value not in BLANK)
+    return [str(name) for name in dict.fromkeys(present) if name not in read]
+
+
+def _unread_keys(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
+    """Return the keys beside role and text of the messages in ``columns``, as COLUMN[].KEY."""
+    read = {*TEXT_OF, *TEXT_OF.values()}
+    found: dict[str, None] = {}
+    for column in columns:
+        for row in rows:
+            value = row.values.get(column)
+            for item in value if isinstance(value, list) else [value]:
+                if isinstance(item, dict) and item.keys() - read:
+                    keys = (k for k, v in item.items() if k not in read and v not in BLANK)
+                    found.update(dict.fromkeys(f"{column}[].{key}" for key in keys))
+    return list(found)
+
+
+def _check_unread(
+    rows: Sequence[Row], unread: Sequence[str], layout: Layout, source: str
+) -> list[str]:
+    """Return the unread columns of booleans that grade the only response of their row.
+
+    Raises:
+        DataError: if an unread column is part of the examples, or grades them by other values.
+    """
+    responses = layout.columns.keys() & ONE_RESPONSE if "chosen" not in layout.columns else ()
+    grades = []
+    for name in unread:
+        values = [row.values.get(name) for row in rows]
+        if responses and name in GRADES:
+            if not all(isinstance(value, bool | None) for value in values):
+                raise DataError(
+                    f"{source}: the column '{name}' grades the column {', '.join(responses)}, and "
+                    "each row would be learned, bad ones too. Select by its values, for example "
+                    f"data.sets.NAME.columns={{prompt: ..., chosen: 'pick({name} >= `3`, ..., "
+                    "`null`)'}, or use all of them with {prompt: ..., chosen: ...} (docs/data.md)."
+                )
+            grades.append(name)
+        is_turn = name == SYSTEM and "text" not in layout.columns
+        is_answer = not responses and name == "label" and any(isinstance(v, str) for v in values)
+        if (name in CONTENT and not is_turn) or is_answer:
+            raise DataError(
+                f"{source}: the column '{name}' is a part of the examples, and the layout "
+                f"'{layout.name}' does not read it. Remove the column.\n{OWN_COLUMNS}"
+            )
+    return grades
 
 
 def select_columns(row: Row, wanted: Wanted) -> dict[str, object]:

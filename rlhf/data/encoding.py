@@ -1,7 +1,7 @@
 """Encode prompts, responses and the observations of episodes to token ids.
 
-Records store conversations as text with turns ("\\n\\nHuman: ..\\n\\nAssistant:"). With
-data.template=chat the turns are parsed and rendered with the tokenizer's chat template. Only the
+With data.template=chat the tokenizer's chat template renders the messages of a prompt as they are,
+and a prompt of text with turns ("\\n\\nHuman: ..\\n\\nAssistant:") after it is parsed. Only the
 template then adds opening tokens. A response ends with the tokenizer's end token; text that the
 template writes after it is cut.
 """
@@ -9,38 +9,21 @@ template writes after it is cut.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import Template
-from rlhf.data.layouts import ASSISTANT_TURN
-from rlhf.data.records import SPEAKERS
+from rlhf.data.layouts import ASSISTANT_TURN, render_prompt, split_turns
+from rlhf.data.records import SPEAKERS, Message, Record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
-# The last turn may also follow a space: DeepSpeed-Chat's own files join turns like that.
-TURN = re.compile(rf"(?:\A\s*|\n\n|\s(?=Assistant:\s*\Z))({'|'.join(ROLES)}):")
+Asked = str | tuple[Message, ...]  # a prompt: text, which may have turns, or messages
 PROBE = "probe42"
 OBSERVERS = {"user": "Human", "tool": "Tool"}  # the speakers of observations in plain turns
-
-
-def split_turns(prompt: str) -> tuple[list[dict[str, str]], str]:
-    """Return the turns of ``prompt`` as messages, and the start of the answer that it contains.
-
-    Empty turns are skipped. Text before the first turn is a system message, or a user message if
-    there is no user turn.
-    """
-    before, *turns = TURN.split(prompt)
-    spoken = [(ROLES[name], text) for name, text in zip(turns[::2], turns[1::2], strict=True)]
-    has_user = any(role == "user" for role, _ in spoken)
-    spoken.insert(0, ("system" if has_user else "user", before))
-    begun = spoken.pop()[1].lstrip() if spoken[-1][0] == "assistant" else ""
-    messages = [{"role": role, "content": t.strip()} for role, t in spoken if t.strip()]
-    return messages, begun
 
 
 def plain_template(opening: str) -> str:
@@ -71,10 +54,25 @@ def plain_observation(role: str, text: str) -> str:
     return f"\n\n{OBSERVERS[role]}: {text}{ASSISTANT_TURN}"
 
 
+def first_record(role: str, text: str) -> Record:
+    """Return a record whose prompt is the first observation of an episode."""
+    said = Message("user", text if role == "user" else f"{OBSERVERS[role]}: {text}")
+    return Record(plain_observation(role, text), messages=(said,))
+
+
 def all_ask_for_assistant(prompts: Iterable[str]) -> bool:
     """Return True if there are prompts, and all of them ask for the assistant's turn."""
     found = [prompt.rstrip().endswith(ASSISTANT_TURN) for prompt in prompts]
     return bool(found) and all(found)
+
+
+class UnusableTemplateError(DataError):
+    """The error for a chat template that cannot render a prompt; ``problem`` is its short form."""
+
+    def __init__(self, message: str, problem: str) -> None:
+        """Store the whole message and the problem."""
+        super().__init__(message)
+        self.problem = problem
 
 
 class ChatTemplate:
@@ -103,12 +101,12 @@ class ChatTemplate:
             raise _unusable_template_error("drops the response", question)
         self._end = self._cut_after_end_token(self._tail)
 
-    def render_prompt(self, text: str) -> str:
+    def render_prompt(self, prompt: Asked) -> str:
         """Return the rendered prompt, ready for the assistant's answer."""
-        messages, begun = split_turns(text)
-        return self._render(messages, text, add_generation_prompt=True) + begun
+        messages, begun = _messages_of(prompt)
+        return self._render(messages, prompt, add_generation_prompt=True) + begun
 
-    def render_response(self, prompt: str, response: str) -> str:
+    def render_response(self, prompt: Asked, response: str) -> str:
         """Return the text after the rendered ``prompt``, up to and including the end token."""
         following = self._text_after_prompt(prompt, response)
         body = following.removesuffix(self._tail)
@@ -136,9 +134,9 @@ class ChatTemplate:
             )
         return whole[len(before) :]
 
-    def _text_after_prompt(self, prompt: str, response: str) -> str:
-        messages, begun = split_turns(prompt)
-        content = begun + response.rstrip() if begun else response.strip()
+    def _text_after_prompt(self, prompt: Asked, response: str) -> str:
+        messages, begun = _messages_of(prompt)
+        content = begun + _without_joining_space(response, prompt, has_begun=bool(begun))
         opening = self.render_prompt(prompt)
         answered = [*messages, {"role": "assistant", "content": content}]
         whole = self._render(answered, prompt, add_generation_prompt=False)
@@ -149,7 +147,7 @@ class ChatTemplate:
         return whole[len(opening) :]
 
     def _render(
-        self, messages: list[dict[str, str]], prompt: str, *, add_generation_prompt: bool
+        self, messages: list[dict[str, str]], prompt: Asked, *, add_generation_prompt: bool
     ) -> str:
         if not messages:
             raise DataError(f"data.template=chat: there is no message in the prompt {prompt!r}")
@@ -177,10 +175,25 @@ class ChatTemplate:
         )
 
 
-def _unusable_template_error(problem: str, prompt: str) -> DataError:
-    return DataError(
-        f"data.template=chat: the chat template {problem}, for the prompt {prompt[:80]!r}; use "
-        "data.template=plain, or fix the tokenizer's chat_template"
+def _messages_of(prompt: Asked) -> tuple[list[dict[str, str]], str]:
+    messages, begun = split_turns(prompt) if isinstance(prompt, str) else (prompt, "")
+    return [message._asdict() for message in messages], begun
+
+
+def _without_joining_space(response: str, prompt: Asked, *, has_begun: bool) -> str:
+    """Return the answer in a response; more than one space in front of it belongs to it."""
+    if not isinstance(prompt, str):
+        return response.removeprefix(" ")
+    is_joined = not has_begun and re.match(r" \S", response)
+    return response.rstrip()[1 if is_joined else 0 :]
+
+
+def _unusable_template_error(problem: str, prompt: Asked) -> DataError:
+    text = prompt if isinstance(prompt, str) else prompt[-1].content
+    return UnusableTemplateError(
+        f"data.template=chat: the chat template {problem}, for the prompt {text[:80]!r}; use "
+        "data.template=plain, or fix the tokenizer's chat_template",
+        problem,
     )
 
 
@@ -209,13 +222,31 @@ class Encoder:
         """Return the ids that the tokenizer puts before every text: none, or its opening token."""
         return self._encode_with_opening([""])[0]
 
-    def prompts(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of texts that begin a sequence, with the opening token if there is one."""
-        if self._chat is None:
-            return self._encode_with_opening(texts)
-        return self._encode([self._chat.render_prompt(text) for text in texts])
+    def asked(self, record: Record) -> Asked:
+        """Return a record's prompt as the template renders it: messages, or text."""
+        if self._chat is None or record.messages is None:
+            return record.prompt or ""
+        return record.messages
 
-    def responses(self, prompts: list[str], texts: list[str]) -> list[list[int]]:
+    def template_error(self, record: Record, *answers: str) -> UnusableTemplateError | None:
+        """Return the chat template's error on a prompt and these ``answers``; None: it has none."""
+        try:
+            if self._chat is not None:
+                self._chat.render_prompt(self.asked(record))
+                for name in answers:
+                    self._chat.render_response(self.asked(record), getattr(record, name))
+        except UnusableTemplateError as error:
+            return error
+        return None
+
+    def prompts(self, prompts: Sequence[Asked]) -> list[list[int]]:
+        """Return the ids of prompts, with the opening token if there is one."""
+        if self._chat is None:
+            plain = (each if isinstance(each, str) else render_prompt(each) for each in prompts)
+            return self._encode_with_opening(list(plain))
+        return self._encode([self._chat.render_prompt(prompt) for prompt in prompts])
+
+    def responses(self, prompts: Sequence[Asked], texts: list[str]) -> list[list[int]]:
         """Return the ids of the responses ``texts`` to ``prompts``, the end token included."""
         if self._chat is None:
             return self.texts_with_end(texts)

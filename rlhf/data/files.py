@@ -14,6 +14,7 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.data.layouts import KNOWN_COLUMNS
 
 TOO_DEEP = "lists or objects are nested too deep; a row is an object of text or messages."
+NOT_LINES = "; call a file .json if its rows are not one object on each line"
 OTHER_DELIMITERS = "\t;|"  # in a header without a comma; a spreadsheet may write them
 
 
@@ -54,6 +55,7 @@ def _convert_json_errors(place: str, *, of_lines: bool) -> Iterator[None]:
         if isinstance(error, json.JSONDecodeError):
             line = f"line {error.lineno}, " if of_lines else ""
             reason = f"{error.msg} at {line}character {error.colno}"
+            reason += NOT_LINES if error.doc.strip() in ("[", "{") else ""
         raise DataError(f"{place}: not JSON: {reason}.") from error
 
 

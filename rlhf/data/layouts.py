@@ -1,19 +1,22 @@
 """Convert rows with known column layouts to ``Record``.
 
 ``LAYOUTS`` lists the supported layouts, named like TRL's dataset types. A column holds text, used
-unchanged, or messages (lists of ``{"role": ..., "content": ...}``), rendered as turns:
+unchanged, or messages (lists of ``{"role": ..., "content": ...}``). A record keeps the messages of
+its prompt, which chat templates render, and has them as text with turns:
 
     "\\n\\nSystem: ..."  "\\n\\nHuman: ..."  "\\n\\nAssistant: ..."
 
 A rendered prompt ends in ``"\\n\\nAssistant:"`` and a response starts with a space. In text columns
 one space is inserted between prompt and response if neither has whitespace there, since the parts
-of DeepSpeed-Chat's local json are to be joined by spaces. With a ``prompt`` column ``rejected`` may
+of DeepSpeed-Chat's local json are to be joined by spaces. A column ``system`` of text is the first
+turn of the prompt. With a ``prompt`` column ``rejected`` may
 be null: the row is not a pair, but its prompt and answer are kept. A ranking, K responses with the
 best first, becomes all of its K (K - 1) / 2 pairs (https://arxiv.org/abs/2203.02155, section 3.5).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from itertools import combinations
@@ -23,6 +26,15 @@ from rlhf.data.records import SPEAKERS, Message, Record, Row, UnusableRowError
 
 ASSISTANT_TURN = "\n\nAssistant:"
 NO_COMMON_PROMPT = "chosen and rejected share no prompt up to their last answer"
+PROMPT_ELSEWHERE = (
+    "; if the column {0} is the prompt, use data.sets.NAME.columns="
+    "{{prompt: 'human({0})', chosen: chosen, rejected: rejected}}"
+)
+ASKING = ("question", "instruction", "input", "query")  # columns that often hold the prompt
+SYSTEM = "system"  # the column of text with the first turn
+ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
+# The last turn may also follow a space: DeepSpeed-Chat's own files join turns like that.
+TURN = re.compile(rf"(?:\A\s*|\n\n|\s(?=Assistant:\s*\Z))({'|'.join(ROLES)}):")
 
 
 class ColumnKind(StrEnum):
@@ -31,12 +43,27 @@ class ColumnKind(StrEnum):
     text = "text"
     messages = "messages"
     texts = "texts"
+    any = "text or messages"
 
 
 def render_prompt(messages: Sequence[Message]) -> str:
     """Return the conversation as text, ready for the assistant's answer; skip empty turns."""
-    turns = [f"\n\n{SPEAKERS[m.role]}: {m.content}" for m in messages if m.content]
-    return "".join(turns) + ASSISTANT_TURN
+    said = [(SPEAKERS[role], content.strip()) for role, content in messages]
+    return "".join(f"\n\n{name}: {text}" for name, text in said if text) + ASSISTANT_TURN
+
+
+def split_turns(prompt: str) -> tuple[list[Message], str]:
+    """Return the turns of the text ``prompt``, and the start of the answer that it contains.
+
+    Empty turns are skipped. Text before the first turn is a system message, or a user message if
+    there is no user turn.
+    """
+    before, *turns = TURN.split(prompt)
+    spoken = [(ROLES[name], text) for name, text in zip(turns[::2], turns[1::2], strict=True)]
+    has_user = any(role == "user" for role, _ in spoken)
+    spoken.insert(0, ("system" if has_user else "user", before))
+    begun = spoken.pop()[1].lstrip() if spoken[-1][0] == "assistant" else ""
+    return [Message(role, text.strip()) for role, text in spoken if text.strip()], begun
 
 
 # ------------------------------------------------------------------------- one converter per layout
@@ -51,26 +78,26 @@ def _read_text(row: Row, _: Kinds) -> list[Record]:
 def _read_conversation(row: Row, columns: Kinds) -> list[Record]:
     (column,) = columns
     *before, last = row.messages(column)
-    chosen = _render_answer([last], column)
-    return [Record(prompt=render_checked_prompt(before), chosen=chosen)]
+    chosen = f" {_answer([last], column)}"
+    return [_ask(before, row)._replace(chosen=chosen)]
 
 
 def _read_prompt_only(row: Row, columns: Kinds) -> list[Record]:
-    return [Record(prompt=_prompt_text(row, columns))]
+    return [_read_prompt(row, columns)]
 
 
 def _read_completion(row: Row, columns: Kinds) -> list[Record]:
-    prompt = _prompt_text(row, columns)
+    asked = _read_prompt(row, columns)
     (column,) = columns.keys() - {"prompt"}
-    return [Record(prompt=prompt, chosen=_response_text(row, column, columns, prompt=prompt))]
+    return [asked._replace(chosen=_read_response(row, column, columns, asked))]
 
 
 def _read_preference(row: Row, columns: Kinds) -> list[Record]:
-    prompt = _prompt_text(row, columns)
-    chosen = _response_text(row, "chosen", columns, prompt=prompt)
+    asked = _read_prompt(row, columns)
+    chosen = _read_response(row, "chosen", columns, asked)
     if row.values.get("rejected") is None:
-        return [Record(prompt=prompt, chosen=chosen)]
-    return _make_pair(prompt, chosen, _response_text(row, "rejected", columns, prompt=prompt))
+        return [asked._replace(chosen=chosen)]
+    return _make_pair(asked, chosen, _read_response(row, "rejected", columns, asked))
 
 
 def _read_partial_preference(row: Row, columns: Kinds) -> list[Record]:
@@ -79,14 +106,14 @@ def _read_partial_preference(row: Row, columns: Kinds) -> list[Record]:
     return _read_preference(row, columns) if has_answer else _read_prompt_only(row, columns)
 
 
-def _read_ranking(row: Row, _: Kinds) -> list[Record]:
-    prompt = row.text("prompt")
-    responses = [_add_space(prompt, response) for response in row.texts("responses")]
+def _read_ranking(row: Row, columns: Kinds) -> list[Record]:
+    asked = _read_prompt(row, columns)
+    responses = [_add_space(asked, response) for response in row.texts("responses")]
     if len(set(responses)) < len(responses):
         raise UnusableRowError("responses has the same text twice")
     if len(responses) == 1:
-        return [Record(prompt=prompt, chosen=responses[0])]
-    return [record for pair in combinations(responses, 2) for record in _make_pair(prompt, *pair)]
+        return [asked._replace(chosen=responses[0])]
+    return [record for pair in combinations(responses, 2) for record in _make_pair(asked, *pair)]
 
 
 def _read_text_pair(row: Row, _: Kinds) -> list[Record]:
@@ -94,15 +121,16 @@ def _read_text_pair(row: Row, _: Kinds) -> list[Record]:
     before, turn, chosen_answer = chosen.rpartition(ASSISTANT_TURN)
     same, _turn, rejected_answer = rejected.rpartition(ASSISTANT_TURN)
     if not turn or before != same:
-        raise UnusableRowError(NO_COMMON_PROMPT)
+        asking = next((name for name in ASKING if row.values.get(name)), None)
+        hint = PROMPT_ELSEWHERE.format(asking) if asking else ""
+        raise UnusableRowError(NO_COMMON_PROMPT + hint)
     prompt = before + turn
     parts = {"prompt": before, "chosen": chosen_answer, "rejected": rejected_answer}
     for name, part in parts.items():
         if not part.strip():
             raise UnusableRowError(f"{name} is empty")
-    return _make_pair(
-        prompt, _add_space(prompt, chosen_answer), _add_space(prompt, rejected_answer)
-    )
+    asked = _ask_text(prompt, row)
+    return _make_pair(asked, _add_space(asked, chosen_answer), _add_space(asked, rejected_answer))
 
 
 def _read_message_pair(row: Row, columns: Kinds) -> list[Record]:
@@ -114,55 +142,84 @@ def _read_message_pair(row: Row, columns: Kinds) -> list[Record]:
         return _read_preference(row, columns)
     if not before and "conversations" in columns:
         before = row.messages("conversations")
-    return _make_pair(
-        render_checked_prompt(before),
-        _render_answer([chosen], "chosen"),
-        _render_answer([rejected], "rejected"),
-    )
+    asked = _ask(before, row)
+    answers = (f" {_answer([last], c)}" for c, last in (("chosen", chosen), ("rejected", rejected)))
+    return _make_pair(asked, *answers)
 
 
-def _prompt_text(row: Row, columns: Kinds) -> str:
-    if columns["prompt"] is ColumnKind.text:
-        return row.text("prompt")
-    return render_checked_prompt(row.messages("prompt"))
+def _read_prompt(row: Row, columns: Kinds) -> Record:
+    if _is_text(row, "prompt", columns):
+        return _ask_text(row.text("prompt"), row)
+    return _ask(row.messages("prompt"), row)
 
 
-def _response_text(row: Row, column: str, columns: Kinds, *, prompt: str) -> str:
-    if columns[column] is ColumnKind.text:
-        return _add_space(prompt, row.text(column))
-    return _render_answer(row.messages(column), column)
+def _read_response(row: Row, column: str, columns: Kinds, asked: Record) -> str:
+    if _is_text(row, column, columns):
+        return _add_space(asked, row.text(column))
+    answer = _answer(row.messages(column), column)
+    return _add_space(asked, answer) if asked.messages is None else f" {answer}"
 
 
-def _add_space(prompt: str, response: str) -> str:
-    return response if prompt[-1].isspace() or response[0].isspace() else f" {response}"
+def _is_text(row: Row, column: str, columns: Kinds) -> bool:
+    if columns[column] is ColumnKind.any:
+        return not isinstance(row.values.get(column), list | dict)
+    return columns[column] is ColumnKind.text
 
 
-def render_checked_prompt(messages: Sequence[Message]) -> str:
-    """Return the conversation as a prompt.
+def _add_space(asked: Record, response: str) -> str:
+    """Return the text of a response with the space that joins it to the prompt.
 
-    Raises:
-        UnusableRowError: if the conversation or its last turn is empty, or the assistant has the
-            last turn.
+    After messages exactly one space joins; the white space of a text that has more is its own.
     """
-    if not messages or not messages[-1].content:
+    if asked.messages is not None:
+        return response if re.match(r" \S", response) else f" {response}"
+    ends_in_space = asked.prompt is not None and asked.prompt[-1].isspace()
+    return response if ends_in_space or response[0].isspace() else f" {response}"
+
+
+def _ask_text(prompt: str, row: Row) -> Record:
+    """Return a record with a prompt of text, which is parsed if a system turn precedes it."""
+    if not _has_system_turn(row):
+        return Record(prompt=prompt)
+    messages, begun = split_turns(prompt)
+    if begun:
+        raise UnusableRowError(f"prompt has the start of an answer, and there is a {SYSTEM} column")
+    return _ask(messages, row)
+
+
+def _ask(messages: Sequence[Message], row: Row) -> Record:
+    """Return a record that asks for the answer to the messages, after the row's system turn."""
+    if not messages or not messages[-1].content.strip():
         raise UnusableRowError("prompt is empty")
     if messages[-1].role == "assistant":
         raise UnusableRowError("prompt ends in an assistant turn")
-    return render_prompt(messages)
+    if _has_system_turn(row):
+        if any(message.role == SYSTEM for message in messages):
+            raise UnusableRowError(f"has a system turn and a {SYSTEM} column")
+        messages = [Message(SYSTEM, row.text(SYSTEM)), *messages]
+    turns = tuple(message for message in messages if message.content.strip())
+    return Record(prompt=render_prompt(turns), messages=turns)
 
 
-def _render_answer(messages: Sequence[Message], column: str) -> str:
+def _has_system_turn(row: Row) -> bool:
+    value = row.values.get(SYSTEM)
+    return bool(value.strip() if isinstance(value, str) else value)
+
+
+def _answer(messages: Sequence[Message], column: str) -> str:
     if [message.role for message in messages] != ["assistant"]:
-        raise UnusableRowError(f"{column} does not end in one assistant turn")
-    if not messages[0].content:
+        asks = column in ("messages", "conversations")
+        hint = ": name the column 'prompt' if it only asks" if asks else ""
+        raise UnusableRowError(f"{column} does not end in one assistant turn{hint}")
+    if not messages[0].content.strip():
         raise UnusableRowError(f"{column} ends in an empty turn")
-    return f" {messages[0].content}"
+    return messages[0].content
 
 
-def _make_pair(prompt: str, chosen: str, rejected: str) -> list[Record]:
+def _make_pair(asked: Record, chosen: str, rejected: str) -> list[Record]:
     if chosen == rejected:
         raise UnusableRowError("chosen equals rejected")
-    return [Record(prompt=prompt, chosen=chosen, rejected=rejected)]
+    return [asked._replace(chosen=chosen, rejected=rejected)]
 
 
 # --------------------------------------------------------------------------------------- the table
@@ -212,5 +269,9 @@ LAYOUTS = (
     Layout("language modelling", {"text": T}, _read_text),
 )
 # Used by data.sets.NAME.columns, never detected from columns: chosen and rejected may be absent.
-PARTIAL = Layout("columns", {"prompt": T, "chosen": T, "rejected": T}, _read_partial_preference)
+EITHER = dict.fromkeys(("prompt", "chosen", "rejected"), ColumnKind.any)
+PARTIAL = Layout("columns", EITHER, _read_partial_preference)
+RANKING = Layout(
+    "ranking", {"prompt": ColumnKind.any, "responses": ColumnKind.texts}, _read_ranking
+)
 KNOWN_COLUMNS = frozenset(column for layout in LAYOUTS for column in layout.columns)

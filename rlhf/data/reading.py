@@ -12,7 +12,7 @@ from rlhf.data.column_rules import ColumnRules, parse_columns
 from rlhf.data.detect import NONE_WANTED, Converted, Wanted, to_records
 from rlhf.data.records import RawDataset
 from rlhf.data.synthetic_pairs import add_right_answers, generate_records
-from rlhf.data.tables import Table, Tables, find_tables, rows_of
+from rlhf.data.tables import Table, Tables, find_tables, rows_of, shorten_list
 
 
 def load_datasets(config: DataConfig, *, seed: int, keep: Wanted = NONE_WANTED) -> list[RawDataset]:
@@ -75,7 +75,8 @@ def _read_blended_datasets(config: DataConfig, keep: Wanted) -> list[RawDataset]
         raw = _build_raw_dataset(
             name, _convert_tables(tables.train, rules.get(name), wanted), held_out
         )
-        read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
+        raw = raw._replace(weight=dataset.weight, phases=dataset.phases, sides=tables.sides)
+        read.append(raw)
     return read
 
 
@@ -101,7 +102,16 @@ def describe_data(dataset: RawDataset) -> str:
     without += f", {reversed_ones:,} with their reverse" if reversed_ones else ""
     examples = f"{len(records):,} examples{own_eval}{without}"
     skipped = _describe_dropped_rows(dataset.left_out)
-    return f"{dataset.name}: {dataset.layout}, {examples}, {skipped}"
+    said = [r.messages for r in records if r.messages is not None and r.chosen is not None]
+    earlier = sum(message.role == "assistant" for messages in said for message in messages)
+    learned = f"learns {len(said):,} of {len(said) + earlier:,} answers, the last of conversations"
+    notes = {
+        f"{dataset.name}: {dataset.layout}, {examples}, {skipped}": True,
+        learned: earlier,
+        f"not read: {shorten_list(dataset.unread)}": dataset.unread,
+        dataset.sides: dataset.sides,
+    }
+    return "; ".join(note for note, is_given in notes.items() if is_given)
 
 
 def _describe_dropped_rows(left_out: Counter[str]) -> str:
@@ -134,9 +144,10 @@ def _load_dataset(path: str, eval_path: str | None, config: DataConfig, keep: Wa
             )
         given.path = eval_path
         others = find_tables(given, config.source, key="data.eval_path")
-        tables = Tables(tables.train, others.eval or others.train)
+        tables = Tables(tables.train, others.eval or others.train, tables.sides)
     held_out = _convert_tables(tables.eval, None, keep) if tables.eval else None
-    return _build_raw_dataset(path, _convert_tables(tables.train, None, keep), held_out)
+    raw = _build_raw_dataset(path, _convert_tables(tables.train, None, keep), held_out)
+    return raw._replace(sides=tables.sides)
 
 
 def _convert_tables(tables: list[Table], rules: ColumnRules | None, keep: Wanted) -> Converted:
@@ -147,7 +158,12 @@ def _convert_tables(tables: list[Table], rules: ColumnRules | None, keep: Wanted
     if not records:
         places = ", ".join(table.place for table in tables)
         raise DataError(f"{places}: no row can be used: {_describe_dropped_rows(left_out)}.")
-    return Converted(records, " + ".join(dict.fromkeys(part.layout for part in parts)), left_out)
+    layout = " + ".join(dict.fromkeys(part.layout for part in parts))
+    return Converted(records, layout, left_out, _all_unread(parts))
+
+
+def _all_unread(parts: list[Converted]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for part in parts for name in part.unread))
 
 
 def _build_raw_dataset(name: str, train: Converted, held_out: Converted | None) -> RawDataset:
@@ -159,4 +175,5 @@ def _build_raw_dataset(name: str, train: Converted, held_out: Converted | None) 
         eval=None if held_out is None else held_out.records,
         layout=layout,
         left_out=sum((side.left_out for side in sides), Counter[str]()),
+        unread=_all_unread(sides),
     )

@@ -13,7 +13,20 @@ SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant"}
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 MESSAGE_RULE = "a message is an object with the keys 'role' and 'content' (or 'from' and 'value')."
 
+TEXT_OF = {"role": "content", "from": "value"}  # the keys of a message that are read
+WEIGHTS = ("weight", "loss_weight", "train")  # keys of a message that exclude it from the loss
+THOUGHT = "reasoning_content"
+WAY_OUT = "data.sets.NAME.columns can select a part of it (docs/data.md)."
+REMOVE_OR_SELECT = "remove such rows, or select what to read by data.sets.NAME.columns."
+
 V = TypeVar("V")
+
+
+class Message(NamedTuple):
+    """One turn of a conversation; ``role`` is a key of ``SPEAKERS``."""
+
+    role: str
+    content: str
 
 
 class Exchange(NamedTuple):
@@ -48,6 +61,10 @@ class Record(NamedTuple):
     """Other columns of its row, which rewards read; None: no reward reads any."""
     episode: RecordedEpisode | None = None
     """The episode that begins with the prompt; None: no environment."""
+    messages: tuple[Message, ...] | None = None
+    """The turns of the prompt if its source has messages; ``prompt`` shows them as text."""
+    place: tuple[str, int] | None = None
+    """The file and row that it was read from."""
 
     @property
     def texts(self) -> tuple[str | None, ...]:
@@ -83,13 +100,10 @@ class RawDataset(NamedTuple):
     """Number of times that its training records are used."""
     phases: Sequence[Phase] | None = None
     """The only phases that use it; None: all phases."""
-
-
-class Message(NamedTuple):
-    """One turn of a conversation; ``role`` is a key of ``SPEAKERS``."""
-
-    role: str
-    content: str
+    unread: tuple[str, ...] = ()
+    """Columns and keys of messages that hold values and are not read."""
+    sides: str = ""
+    """The names of the files to train on and held out; "" if there is only one file."""
 
 
 class UnusableRowError(Exception):
@@ -131,13 +145,35 @@ class Row(NamedTuple):
         return texts
 
     def messages(self, column: str) -> list[Message]:
-        """Return the messages of ``column``, a list or one message, with stripped texts."""
+        """Return the messages of ``column``, a list or one message.
+
+        An answer at the end is learned: keys beside it that change what is learned are refused.
+        """
         if isinstance(value := self.values.get(column), dict):
-            return [self._message(value, column)]
-        items: list[object] = self._value(column, list, "a list of messages")
+            items, places = [value], [column]
+        else:
+            items = self._value(column, list, "a list of messages")
+            places = [f"{column}[{index}]" for index in range(len(items))]
         if not items:
             raise UnusableRowError(f"{column} is empty")
-        return [self._message(item, f"{column}[{index}]") for index, item in enumerate(items)]
+        found = [self._message(item, at) for item, at in zip(items, places, strict=True)]
+        if found[-1].role == "assistant":
+            self._require_learnable(items[-1], places[-1])
+        return found
+
+    def _require_learnable(self, item: Mapping[str, object], place: str) -> None:
+        for key in WEIGHTS:
+            weight = item.get(key)
+            if weight in (0, False):
+                raise UnusableRowError(f"the answer has {key}={weight}: not to be learned")
+            if weight not in (None, 1):
+                raise self.error(f"{place} has {key}={weight!r}; must be 0 (skip) or 1 (learn).")
+        if item.get(THOUGHT):
+            raise self.error(
+                f"{place} has {THOUGHT} beside its content, which would be lost. Learn both with "
+                "data.sets.NAME.columns={prompt: 'messages[:-1]', chosen: \"join('', ['<think>', "
+                f"messages[-1].{THOUGHT}, '</think>', messages[-1].content])\"}} (docs/data.md)."
+            )
 
     def _value(self, column: str, wanted: type[V], rule: str) -> V:
         value = self.values.get(column)
@@ -145,26 +181,26 @@ class Row(NamedTuple):
             raise UnusableRowError(f"{column} is null")
         if not isinstance(value, wanted):
             is_nested = isinstance(value, list | dict)
-            way_out = " data.sets.NAME.columns can select a part of it (docs/data.md)."
             raise self.error(
                 f"column '{column}' holds a value of type {type(value).__name__}; "
-                f"must be {rule} or null.{way_out if is_nested else ''}"
+                f"must be {rule} or null.{f' {WAY_OUT}' if is_nested else ''}"
             )
         return value
 
     def _message(self, item: object, place: str) -> Message:
         if not isinstance(item, dict):
             raise self.error(f"{place} is of type {type(item).__name__}; {MESSAGE_RULE}")
-        if {"from", "value"} <= item.keys():
-            role, content = item["from"], item["value"]
-        elif {"role", "content"} <= item.keys():
-            role, content = item["role"], item["content"]
-        else:
+        keys = next(((r, c) for r, c in TEXT_OF.items() if {r, c} <= item.keys()), None)
+        if keys is None:
             raise self.error(f"{place} has the keys {list(item)}; {MESSAGE_RULE}")
+        role, content = (item[key] for key in keys)
+        if item.get("tool_calls"):
+            raise self.error(f"{place} has tool_calls, which cannot be learned: {REMOVE_OR_SELECT}")
         role = SHAREGPT_ROLES.get(str(role), role)
         if role not in list(SPEAKERS):  # a list: a wrong role may be unhashable
-            raise self.error(f"{place} has the role {role!r}; must be one of {list(SPEAKERS)}.")
+            known = f"must be one of {list(SPEAKERS)}"
+            raise self.error(f"{place} has the role {role!r}; {known}: {REMOVE_OR_SELECT}")
         if not isinstance(content, str):
             kind = type(content).__name__
-            raise self.error(f"{place} has content of type {kind}; must be text.")
-        return Message(role, content.strip())
+            raise self.error(f"{place} has content of type {kind}; must be text. {WAY_OUT}")
+        return Message(role, content)

@@ -131,10 +131,18 @@ def check_usable_examples(parts: dict[Phase, PhaseData], phases: Sequence[Phase]
         for side, records in (("train on", part.train), ("hold out", part.eval)):
             if not any(_is_usable(record, phase) for record in records):
                 needed = {Phase.sft: "responses or texts", Phase.ppo: "prompts"}
+                everything = [r for each in parts.values() for r in (*each.train, *each.eval)]
+                others = [
+                    f"phase={other}"
+                    for other in SPLIT_PHASES
+                    if other is not phase.data_share
+                    and any(_is_usable(record, other) for record in everything)
+                ]
+                fix = f", or a phase that this one supports: {' or '.join(others)}"
                 raise DataError(
                     f"data: the {phase} phase finds no {needed.get(phase, 'pairs of responses')} "
-                    f"to {side} among its {len(records)} examples. Choose another data set, or a "
-                    "phase that this data set supports (docs/data.md), such as phase=sft."
+                    f"to {side} among its {len(records)} examples. Choose another data set "
+                    f"(docs/data.md){fix if others else ''}."
                 )
 
 

@@ -7,8 +7,9 @@
     a folder   of such files, or written by datasets.save_to_disk
     samples:NAME   a small file that comes with this package
 
-In a folder of several files (or saved splits), files named eval*, test* or validation* are held out
-and all others are trained on. A dataset of the hub, or a copy of it, has named splits.
+In a folder of several files (or saved splits), files with a word such as eval, test, validation,
+val, valid or dev in their name are held out, and all others are trained on. A dataset of the hub,
+or a copy of it, has named splits.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ from rlhf.data.records import Row
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
+# The first of these words in a name decides; eval, test and validation may begin a longer word.
+SIDE = re.compile(
+    r"^(?:eval|test|validation)|(?<![a-z])(?:(?P<train>train(?:ing)?)|"
+    r"(?:eval(?:uation)?|test|val|valid(?:ation)?|dev|held[-_ ]?out)(?:set|s)?)(?![a-z])"
+)
+LIST_OF_ROWS = " If the file is one list of rows, call it .json."
+NAMED = 8  # names in one list
 SAMPLES, SAMPLE = Path(__file__).parent / "samples", "samples:"
 
 
@@ -45,6 +53,8 @@ class Tables(NamedTuple):
 
     train: list[Table]
     eval: list[Table]
+    sides: str = ""
+    """The names of the tables of each side; "" if there is only one table."""
 
 
 def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
@@ -67,10 +77,24 @@ def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
                     f"{dataset.path}: no split '{split}'; choose {' or '.join(splits)}."
                 )
         return Tables(splits[wanted[0]], [t for split in wanted[1:] for t in splits[split]])
-    tables = tables_at(place)
-    held_out = [table for name, table in tables.items() if _is_held_out(name)]
-    train = [table for name, table in tables.items() if not _is_held_out(name)]
-    return Tables(train, held_out) if train else Tables(held_out, [])
+    return divide_by_name(tables_at(place))
+
+
+def divide_by_name(tables: Mapping[str, Table]) -> Tables:
+    """Return the tables to train on, and those whose names say that they are held out."""
+    held_out = {name: table for name, table in tables.items() if _is_held_out(name)}
+    train = {name: table for name, table in tables.items() if name not in held_out}
+    if not train:
+        train, held_out = held_out, {}
+    sides = f"trains on {shorten_list(train)}" if len(tables) > 1 else ""
+    sides += f", holds out {shorten_list(held_out)}" if held_out else ""
+    return Tables(list(train.values()), list(held_out.values()), sides)
+
+
+def shorten_list(names: Iterable[str]) -> str:
+    """Return the first names, and the number of further names, as text."""
+    first, rest = (found := list(names))[:NAMED], len(found) - NAMED
+    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
 
 
 def tables_at(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Table]:
@@ -110,6 +134,7 @@ def iterate_rows(table: Table) -> Iterator[Row]:
             for number, values in table.rows:
                 if not isinstance(values, dict):
                     rule = f"of type {type(values).__name__}; a row must be an object."
+                    rule += LIST_OF_ROWS if isinstance(values, list) else ""
                     raise DataError(f"{place}, row {number}: {rule}")
                 yield Row(place, number, values)
         except UnicodeDecodeError as error:
@@ -128,7 +153,8 @@ def _sample_file(path: str) -> Path | None:
 
 
 def _is_held_out(name: str) -> bool:
-    return name.lower().startswith(("eval", "test", "validation"))
+    side = SIDE.search(name.lower())
+    return side is not None and side["train"] is None
 
 
 def _tables_of_files(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Table]:
@@ -143,7 +169,13 @@ def _tables_of_files(place: Path, readers: Mapping[str, Reader] = READERS) -> di
         candidates = [place] if place.is_file() else sorted(place.iterdir())
     files = [file for file in candidates if file.suffix.lower() in readers]
     if not files:
-        raise DataError(f"{place}: no file that can be read; supported: {', '.join(readers)}.")
+        known = f"supported: {', '.join(readers)}"
+        zipped = [
+            f"{file.name}: decompress it first" for file in candidates if file.suffix == ".gz"
+        ]
+        inner = [f"{file.name} is a folder: name it" for file in candidates if file.is_dir()]
+        hints = "; ".join([known, *zipped[:1], *inner[:1]])
+        raise DataError(f"{place}: no file that can be read; {hints}.")
     _require_regular_files(files)
     return {file.name: Table(str(file), readers[file.suffix.lower()](file)) for file in files}
 

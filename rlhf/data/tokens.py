@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-FORMAT_VERSION = 2  # increase it when the columns below change their meaning
+FORMAT_VERSION = 3  # increase it when the columns below change their meaning
 
 
 class TokenData(NamedTuple):
@@ -76,11 +76,12 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
     """
     if any(record.episode for _, record in rows):
         return episode_columns(rows, encoder, limit)
-    left_out: Counter[str] = Counter()
     answered = [(i, r) for i, r in rows if r.text is None and r.prompt and r.chosen]
     plain = [(i, r) for i, r in rows if r.text is not None]
-    left_out["no response"] = len(rows) - len(answered) - len(plain)
-    questions = [r.prompt or "" for _, r in answered]
+    left_out = Counter({"no response": len(rows) - len(answered) - len(plain)})
+    answered, unusable = _split_by_template(answered, encoder, "chosen")
+    left_out += unusable
+    questions = [encoder.asked(r) for _, r in answered]
     prompts = encoder.prompts(questions) + [encoder.opening_ids()] * len(plain)
     responses = encoder.responses(questions, [r.chosen or "" for _, r in answered])
     responses += encoder.texts_with_end([r.text or "" for _, r in plain])
@@ -104,7 +105,7 @@ def episode_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Colu
     columns: Columns = {"row": [], "ids": [], "prompt_tokens": [], "length": [], "observed": []}
     for index, record in rows:
         turns = record.episode.turns if record.episode else ()
-        prompt = record.prompt or ""
+        prompt = encoder.asked(record)
         said = [(turn.role, turn.observation or "") for turn in turns[:-1]]
         observations = [*encoder.observations(said), []]
         responses = encoder.responses([prompt] * len(turns), [turn.response for turn in turns])
@@ -122,13 +123,14 @@ def episode_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Colu
 
 def pair_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
     """Return the columns of pairs with a common prompt, and counts of dropped pairs by reason."""
-    left_out: Counter[str] = Counter()
     usable = [(i, r) for i, r in rows if r.prompt and r.chosen and r.rejected]
-    left_out["no pair of responses"] = len(rows) - len(usable)
-    texts = [r.prompt or "" for _, r in usable]
-    prompts = encoder.prompts(texts)
-    chosen = encoder.responses(texts, [r.chosen or "" for _, r in usable])
-    rejected = encoder.responses(texts, [r.rejected or "" for _, r in usable])
+    left_out = Counter({"no pair of responses": len(rows) - len(usable)})
+    usable, unusable = _split_by_template(usable, encoder, "chosen", "rejected")
+    left_out += unusable
+    asked = [encoder.asked(r) for _, r in usable]
+    prompts = encoder.prompts(asked)
+    chosen = encoder.responses(asked, [r.chosen or "" for _, r in usable])
+    rejected = encoder.responses(asked, [r.rejected or "" for _, r in usable])
     names = ("row", "chosen_ids", "rejected_ids", "prompt_tokens", "length", "group")
     columns: Columns = {name: [] for name in names}
     groups: dict[tuple[int, ...], int] = {}
@@ -147,18 +149,39 @@ def pair_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns
 
 def prompt_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
     """Return the columns of prompts to answer, and counts of dropped examples by reason."""
-    left_out: Counter[str] = Counter()
     usable = [(i, r) for i, r in rows if r.prompt]
-    left_out["no prompt"] = len(rows) - len(usable)
+    left_out = Counter({"no prompt": len(rows) - len(usable)})
+    usable, unusable = _split_by_template(usable, encoder)
+    left_out += unusable
     columns: Columns = {"row": [], "ids": []}
     for (index, _), ids in zip(
-        usable, encoder.prompts([r.prompt or "" for _, r in usable]), strict=True
+        usable, encoder.prompts([encoder.asked(r) for _, r in usable]), strict=True
     ):
         if len(ids) > limit.tokens:
             left_out[f"longer than {limit.key}={limit.tokens}"] += 1
         else:
             _append_row(columns, index, ids)
     return columns, left_out
+
+
+def _split_by_template(
+    rows: Records, encoder: Encoder, *answers: str
+) -> tuple[Records, Counter[str]]:
+    """Return the rows that the chat template can render, and counts of the others by reason.
+
+    Raises:
+        DataError: if it cannot render most of the rows.
+    """
+    errors = [encoder.template_error(record, *answers) for _, record in rows]
+    failed = [(e, r) for e, (_, r) in zip(errors, rows, strict=True) if e is not None]
+    if not failed:
+        return rows, Counter()
+    first, record = failed[0]
+    place = "" if record.place is None else f" (first: {record.place[0]}, row {record.place[1]})"
+    if 2 * len(failed) > len(rows):
+        raise DataError(f"{first}. It fails for {len(failed)} of {len(rows)} examples{place}.")
+    kept = [row for row, error in zip(rows, errors, strict=True) if error is None]
+    return kept, Counter({f"the chat template {first.problem}{place}": len(failed)})
 
 
 # The functions that build the columns of each phase.
@@ -251,7 +274,7 @@ def cache_key(
         digest.update(b"\x00side")
         for record in records:
             turns = [record.episode.turns] if record.episode else []
-            digest.update(json.dumps([*record.texts, *turns]).encode())
+            digest.update(json.dumps([*record.texts, *turns, record.messages]).encode())
             if record.columns and phase is Phase.reward:  # a loss may read numbers of pairs
                 digest.update(json.dumps(record.columns, default=str, sort_keys=True).encode())
     return digest.hexdigest()[:32]

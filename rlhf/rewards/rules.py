@@ -15,7 +15,11 @@ from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.answers import Answers, ScoreFunction
 
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+# A minus after a digit, a letter or a bracket is no sign: the numbers of "3-5" are 3 and 5.
+NUMBER = re.compile(
+    r"(?:(?<![\w.)\]}])[-\u2212])?"
+    r"(?:(?:\d{1,3}(?:,\d{3})+(?![,\d])|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+\u2212]?\d+)?"
+)
 
 
 def length(part: RewardTerm) -> ScoreFunction:
@@ -49,7 +53,8 @@ def exact(part: RewardTerm) -> ScoreFunction:
 def number_match(part: RewardTerm) -> ScoreFunction:
     """Score 1 if the last number in the response equals the last number in the column.
 
-    Digits may be grouped by commas. GSM8K's column ``answer`` ends in ``#### 42``, for example.
+    GSM8K's column ``answer`` ends in ``#### 42``, for example. ``find_last_number`` has the
+    grammar.
     """
 
     def matches(response: str, wanted: str) -> bool:
@@ -70,7 +75,7 @@ def valid_json_rule(part: RewardTerm) -> ScoreFunction:
 
     def score(response: str) -> float:
         try:
-            return float(check(json.loads(response)))
+            return float(check(json.loads(response, parse_constant=_refuse_constant)))
         except (ValueError, ArithmeticError, RecursionError):  # 1e999 overflows, for example
             return 0.0
 
@@ -88,9 +93,17 @@ RULES: dict[RewardKind, Callable[[RewardTerm], ScoreFunction]] = {
 
 
 def find_last_number(text: str) -> float | None:
-    """Return the last number in the text; None if there is none."""
+    """Return the last number in the text; None if there is none.
+
+    A number has digits, which commas may group by three, a decimal point and an exponent, all but
+    the digits optional: 1,200.50, .5, 1.5e3. A sign is - or U+2212. Spaces end a number.
+    """
     found = NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    return float(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _compare_with_column(part: RewardTerm, matches: Callable[[str, str], bool]) -> ScoreFunction:

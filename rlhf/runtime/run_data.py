@@ -15,7 +15,7 @@ from rlhf.config.roles import reward_key_by_column
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.encoding import plain_observation
+from rlhf.data.encoding import first_record
 from rlhf.data.reading import describe_data, load_datasets
 from rlhf.data.records import Exchange, Record, RecordedEpisode
 from rlhf.data.splits import (
@@ -116,12 +116,8 @@ def _play(
 def _record(start: EpisodeStart, episode: PlayedEpisode) -> Record:
     turns = tuple(Exchange(f" {turn.text}", *_observed(turn.observation)) for turn in episode.turns)
     chosen = turns[0].response if turns else None
-    return Record(
-        plain_observation(episode.first.role, episode.first.text),
-        chosen,
-        columns={},
-        episode=RecordedEpisode(start.seed, turns),
-    )
+    first = first_record(episode.first.role, episode.first.text)
+    return first._replace(chosen=chosen, columns={}, episode=RecordedEpisode(start.seed, turns))
 
 
 def _observed(observation: Observation | None) -> tuple[str | None, str]:

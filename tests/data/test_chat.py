@@ -12,8 +12,8 @@ from rlhf.data.encoding import (
     Encoder,
     all_ask_for_assistant,
     plain_template,
-    split_turns,
 )
+from rlhf.data.layouts import split_turns
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import Limit, cache_key, tokenise
@@ -83,8 +83,8 @@ def decoded(tokenizer, prompt: str, response: str) -> tuple[str, str]:
 )
 def test_turns_are_read_back(prompt: str, roles: str, contents: list[str], begun: str) -> None:
     messages, rest = split_turns(prompt)
-    assert "".join(message["role"][0] for message in messages) == roles
-    assert [message["content"] for message in messages] == contents
+    assert "".join(message.role[0] for message in messages) == roles
+    assert [message.content for message in messages] == contents
     assert rest == begun
 
 

@@ -25,7 +25,9 @@ ANSWERED = Record(prompt=PROMPT, chosen=" Yes")
 
 def convert(*values: dict[str, Any]) -> Converted:
     rows = [Row("data.jsonl", number, row) for number, row in enumerate(values, 1)]
-    return to_records(rows, source="data.jsonl")
+    converted = to_records(rows, source="data.jsonl")
+    as_text = [each._replace(messages=None, place=None) for each in converted.records]
+    return converted._replace(records=as_text)
 
 
 EXAMPLES: list[tuple[str, dict[str, Any], Record]] = [
@@ -74,7 +76,8 @@ def test_every_layout_has_an_example() -> None:
 
 @pytest.mark.parametrize(("name", "row", "record"), EXAMPLES, ids=lambda value: str(value)[:40])
 def test_further_columns_do_not_matter(name: str, row: dict[str, Any], record: Record) -> None:
-    assert convert({"id": 7, **row, "score": None}) == Converted([record], name, Counter())
+    expected = Converted([record], name, Counter(), unread=("id",))
+    assert convert({"id": 7, **row, "score": None}) == expected
 
 
 @pytest.mark.parametrize(
@@ -167,13 +170,13 @@ def test_conversation_is_rendered_as_turns() -> None:
     assert record == Record(prompt=turns, chosen=" Yes")
 
 
-def test_turns_lose_outer_white_space_and_empty_system_turns() -> None:
+def test_prompts_lose_outer_white_space_and_empty_system_turns_but_answers_do_not() -> None:
     messages = [
         {"role": "system", "content": " "},
         {"role": "user", "content": " Hi\n"},
-        {"role": "assistant", "content": "\nYes "},
+        {"role": "assistant", "content": "    Yes "},
     ]
-    assert convert({"messages": messages}).records == [ANSWERED]
+    assert convert({"messages": messages}).records == [Record(prompt=PROMPT, chosen="     Yes ")]
 
 
 # ---------------------------------------------------------------------------------------- rankings

@@ -80,6 +80,11 @@ def test_numbers_are_compared_by_value() -> None:
     assert find_last_number(".5 and -.25") == -0.25
 
 
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", '{"a": NaN}', "[1, -Infinity]"])
+def test_json_has_no_constants_of_python(text: str) -> None:
+    assert scores([text, "null"], kind=RewardKind.json) == [0, 1]
+
+
 def test_json_follows_its_schema(tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text('{"type": "object", "required": ["name"]}')

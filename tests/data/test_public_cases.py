@@ -1,0 +1,349 @@
+"""Public data files and templates of other projects, invented anew: used right, or refused by name.
+
+The numbers are those of a list of 71 public cases; tests/test_public_runs.py has the others.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.base.errors import DataError, RlhfError
+from rlhf.config.choices import Phase, Source, Template
+from rlhf.config.schema.data import DatasetConfig
+from rlhf.data.encoding import Encoder, first_record, plain_observation
+from rlhf.data.reading import describe_data, load_datasets
+from rlhf.data.records import RawDataset
+from rlhf.data.splits import PhaseData, check_usable_examples
+from rlhf.data.tokens import Limit, prompt_columns, sft_columns
+from rlhf.models.tokenizers import train_tokenizer
+from rlhf.rewards.rules import find_last_number
+
+from .test_chat import CHATML, INST, NO_SYSTEM, with_template
+from .test_reading import config_of
+
+Rows = list[dict[str, Any]]
+LIMIT = Limit("max_tokens", 10_000)
+
+
+def said(*turns: str, **keys: Any) -> Rows:
+    """Messages whose roles are the letters in front of the texts; the last also has ``keys``."""
+    roles = {"s": "system", "u": "user", "a": "assistant", "t": "tool", "d": "developer"}
+    found = [{"role": roles[turn[0]], "content": turn[1:]} for turn in turns]
+    return [*found[:-1], found[-1] | keys]
+
+
+def shared(*turns: str) -> Rows:
+    """The same as ShareGPT's messages."""
+    roles = {"u": "human", "a": "gpt", "f": "function_call", "o": "observation", "b": "bing"}
+    return [{"from": roles[turn[0]], "value": turn[1:]} for turn in turns]
+
+
+def read(folder: Path, rows: Rows, **entry: Any) -> RawDataset:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = {"mine": DatasetConfig(path=str(file), **entry)}
+    (found,) = load_datasets(config_of(None, sets=named, source=Source.local), seed=0)
+    return found
+
+
+ASK = said("uHi")
+TALK = said("uHi", "aone", "uagain", "atwo")
+PREFERENCE = {"chosen": "fig", "rejected": "drum"}
+
+# Row of the list, a row of a file, and parts of the line that describes the data.
+USED: list[tuple[float, Rows, list[str]]] = [
+    (
+        1,
+        [{"messages": said("uHi", f"a{n}"), "label": n % 3 == 0} for n in range(6)],
+        ["messages, 2 examples, 4 skipped (4 label is not true"],
+    ),
+    (
+        2,
+        [{"prompt": "Hi", "completion": str(n), "label": n % 3 == 0} for n in range(6)],
+        ["prompt-completion, 2 examples, 4 skipped (4 label is not true"],
+    ),
+    (4, [{"system": "Be kind.", "prompt": "Hi", **PREFERENCE}], ["preference, 1 examples, 0 skip"]),
+    (
+        7,
+        [
+            {
+                "conversations": shared("uHi"),
+                "chosen": shared("ayes")[0],
+                "rejected": shared("ano")[0],
+            }
+        ],
+        ["preference, ShareGPT, 1 examples"],
+    ),
+    (14, [{"messages": TALK}] * 3, ["3 examples", "learns 3 of 6 answers, the last of conversa"]),
+    (15, [{"messages": said("uHi", "uHello?", "ayes")}], ["1 examples, 0 skipped"]),
+    (17, [{"messages": said("sBe kind.", "uHi", "ayes")}], ["1 examples, 0 skipped"]),
+    (
+        25,
+        [{"text": "Hi", "role": "prompter"}],
+        ["language modelling, 1 examples", "not read: role"],
+    ),
+    (35, [{"messages": said("uHi", "ayes", weight=1)}], ["not read: messages[].weight"]),
+    (
+        35.1,
+        [{"messages": said("uHi", "ayes", train=False)}, {"messages": TALK}],
+        ["1 skipped (1 the answer has train=False"],
+    ),
+    (23, [{"prompt": "Hi", "label": 1, "tags": ["x"]}], ["prompt-only", "not read: label, tags"]),
+]
+
+
+@pytest.mark.parametrize(("case", "rows", "parts"), USED, ids=lambda value: str(value)[:6])
+def test_rows_are_used_right(case: float, rows: Rows, parts: list[str], tmp_path: Path) -> None:
+    line = describe_data(read(tmp_path, rows))
+    assert [part for part in parts if part not in line] == [], line
+
+
+WAY_OUT = "data.sets."
+ORCA = {"system": "Be kind.", "question": "Name a fruit.", **PREFERENCE}
+REFUSED: list[tuple[float, dict[str, Any], list[str]]] = [
+    (3, {"prompt": "Hi", "response": "no", "helpfulness": 0}, ["'helpfulness' grades", WAY_OUT]),
+    (3.1, {"messages": TALK, "rating": 4.5}, ["'rating' grades the column messages", "columns="]),
+    (5, ORCA, ["share no prompt", "column question is the prompt, use data.sets.NAME.columns="]),
+    (6, {"instruction": "Do.", "input": "", **PREFERENCE}, ["human(instruction)", WAY_OUT]),
+    (8, {"instruction": "Do.", "input": "", "output": "ok"}, ["instruction, input", WAY_OUT]),
+    (9, {"conversations": shared("uHi", "fadd(1)", "o2", "a2")}, ["'function_call'", WAY_OUT]),
+    (10, {"messages": said("uHi", "a", tool_calls=[{"id": 1}])}, ["has tool_calls", WAY_OUT]),
+    (10.1, {"messages": said("uHi", "t42", "aok")}, ["role 'tool'", WAY_OUT]),
+    (
+        11,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
+        ["content of type list", WAY_OUT],
+    ),
+    (12, {"chosen_messages": TALK, "rejected_messages": TALK}, ["no known layout", WAY_OUT]),
+    (13, {"messages": TALK, "images": ["a.png"]}, ["column 'images' is a part of", WAY_OUT]),
+    (16, {"conversations": shared("uHi"), **PREFERENCE}, ["no known layout", WAY_OUT]),
+    (17, {"query": "Hi", "response": "yes", "history": []}, ["no known layout", WAY_OUT]),
+    (18, {"messages": TALK, "rejected_response": "no"}, ["column 'rejected_response'", WAY_OUT]),
+    (19, {"messages": ASK}, ["does not end in one assistant turn: name the column 'prompt'"]),
+    (23, {"prompt": "Hi", "answers": ["a", "b"]}, ["column 'answers'", WAY_OUT]),
+    (23.1, {"prompt": "Hi", "response_0": "a", "response_1": "b"}, ["'response_0'", WAY_OUT]),
+    (23.2, {"prompt": "Hi", "label": "a summary"}, ["column 'label'", WAY_OUT]),
+    (24, {"info": {"post": "x"}, "summaries": [], "choice": 0}, ["no known layout", WAY_OUT]),
+    (30, {"data": {"0": "a"}, "version": "1"}, ["no known layout", WAY_OUT]),
+    (31, {"prompt": "a", "chosen": "b", "rejected": float("nan")}, ["row 1", "type float"]),
+    (34, {"conversations": shared("uHi", "byes")}, ["row 1", "role 'bing'", WAY_OUT]),
+    (34.1, {"messages": said("dBe kind.", "uHi", "ayes")}, ["role 'developer'", WAY_OUT]),
+    (
+        35,
+        {"messages": said("uHi", "ayes", reasoning_content="hm")},
+        ["messages[1] has reasoning_content", WAY_OUT],
+    ),
+    (35.1, {"messages": said("uHi", "ayes", weight=0.5)}, ["has weight=0.5; must be 0"]),
+]
+
+
+@pytest.mark.parametrize(("case", "row", "parts"), REFUSED, ids=lambda value: str(value)[:6])
+def test_rows_are_refused_by_name(
+    case: float, row: dict[str, Any], parts: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(DataError) as refused:
+        read(tmp_path, [row])
+    assert [part for part in parts if part not in str(refused.value)] == [], refused.value
+
+
+def test_explicit_columns_read_what_detection_refuses(tmp_path: Path) -> None:
+    columns = {"prompt": "human(question)", "system": "system", "chosen": "chosen"}
+    raw = read(tmp_path, [ORCA | {"id": 7}], columns=columns)  # 4, 5, 20
+    assert raw.train[0].prompt == "\n\nSystem: Be kind.\n\nHuman: Name a fruit.\n\nAssistant:"
+    assert describe_data(raw).endswith("not read: rejected, id")
+    rows = [{"messages": said("uHi", "ayes", reasoning_content="hm")}]  # 35
+    thought = (
+        "join('', ['<think>', messages[-1].reasoning_content, '</think>', messages[-1].content])"
+    )
+    (record,) = read(tmp_path, rows, columns={"prompt": "messages[:-1]", "chosen": thought}).train
+    assert (record.prompt, record.chosen) == (
+        "\n\nHuman: Hi\n\nAssistant:",
+        " <think>hm</think>yes",
+    )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Hi", **PREFERENCE},
+        {"prompt": "\n\nHuman: Hi\n\nAssistant:", **PREFERENCE},
+        {"prompt": ASK, "completion": "fig"},
+        {"messages": said("uHi", "afig")},
+        {"chosen": "\n\nHuman: Hi\n\nAssistant: fig", "rejected": "\n\nHuman: Hi\n\nAssistant: x"},
+    ],
+)
+def test_a_system_column_is_the_first_turn(row: dict[str, Any], tmp_path: Path) -> None:
+    (record,) = read(tmp_path, [row | {"system": "Be kind."}]).train  # 4
+    turns = "\n\nSystem: Be kind.\n\nHuman: Hi\n\nAssistant: fig"
+    assert f"{record.prompt}{record.chosen}" == turns
+    (record,) = read(tmp_path, [row | {"system": " "}]).train
+    assert "System:" not in f"{record.prompt}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("a.jsonl.gz", gzip.compress(b"{}"), ["a.jsonl.gz: decompress it first"]),  # 26
+        ("data/train.parquet", b"", ["data is a folder: name it"]),  # 27
+        ("a.jsonl", b'[{"prompt": "a"}]', ["type list", "one list of rows, call it .json"]),  # 29
+        ("a.jsonl", b'[\n  {"prompt": "a"}\n]', ["row 1: not JSON", "call a file .json"]),  # 29
+        ("a.csv", b"sep=;\nprompt;chosen\na;b\n", ["no known layout", "sep="]),  # 33
+        ("a.jsonl", '{"prompt": "a"}'.encode("utf-16"), ["not UTF-8 text"]),  # 33
+    ],
+)
+def test_files_are_refused_by_name(
+    name: str, content: bytes, parts: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as refused:
+        load_datasets(config_of(tmp_path), seed=0)
+    assert [part for part in parts if part not in str(refused.value)] == [], refused.value
+
+
+def test_text_cells_are_texts(tmp_path: Path) -> None:
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8-sig") as stream:  # 32, 33
+        csv.writer(stream).writerows([["prompt", "completion"], ["a\u2028é", "None"], ["b", ""]])
+    (found,) = load_datasets(config_of(tmp_path), seed=0)
+    assert [(each.prompt, each.chosen) for each in found.train] == [("a\u2028é", " None")]
+
+
+NAMES = (
+    "val valid validation dev test eval hh_test my-validation dev-00000-of-00001 HH.Val2 testset"
+)
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_files_named_for_evaluation_are_held_out_and_printed(name: str, tmp_path: Path) -> None:
+    for file in ("train", name):  # 28
+        (tmp_path / f"{file}.jsonl").write_text(json.dumps({"prompt": file, **PREFERENCE}) + "\n")
+    (found,) = load_datasets(config_of(tmp_path), seed=0)
+    assert [record.prompt for record in found.eval or []] == [name]
+    assert describe_data(found).endswith(f"trains on train.jsonl, holds out {name}.jsonl")
+
+
+@pytest.mark.parametrize("name", ["values", "device", "latest", "train_dev", "validated", "a"])
+def test_other_files_are_trained_on(name: str, tmp_path: Path) -> None:
+    for file in ("train", name):
+        (tmp_path / f"{file}.jsonl").write_text(json.dumps({"prompt": file, **PREFERENCE}) + "\n")
+    (found,) = load_datasets(config_of(tmp_path), seed=0)
+    assert (len(found.train), found.eval) == (2, None)
+
+
+def test_advice_names_phases_that_the_data_supports(tmp_path: Path) -> None:
+    records = read(tmp_path, [{"prompt": f"{n}"} for n in range(4)]).train  # 22
+    parts = {phase: PhaseData(records, records) for phase in (Phase.sft, Phase.reward, Phase.ppo)}
+    with pytest.raises(DataError, match=r"sft phase finds no responses.*supports: phase=ppo\.$"):
+        check_usable_examples(parts, [Phase.sft])
+
+
+# -------------------------------------------------------------------------------- chat templates
+
+GEMMA = "{{ bos_token }}" + NO_SYSTEM
+STRIPS = CHATML.replace("{{ m.content }}", "{{ m.content | trim }}")
+QUOTED = "Who is rude?\n\nHuman: Hi\n\nAssistant: Go away."
+TALKS = {
+    "quoted": said(f"u{QUOTED}", "aHe is."),
+    "system inside": said("uA\n\nSystem: b", "aC\n\nHuman: d", "uE\n\nAssistant:", "aF"),
+    "code": said("uWrite code.", "a    return x\n"),
+    "spaces": said("u  Hi  ", "a yes"),
+}
+
+
+@pytest.mark.parametrize(
+    "template", [CHATML, GEMMA, INST, STRIPS], ids=["ml", "gem", "inst", "trim"]
+)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [*((name, kind) for name in TALKS for kind in ("messages", "completion")), ("quoted", "human")],
+)
+def test_messages_reach_the_template_as_they_are(
+    template: str, name: str, layout: str, tmp_path: Path
+) -> None:
+    talk = TALKS[name]
+    tokenizer = with_template(template, end="</s>" if template == INST else "<|im_end|>")
+    row: dict[str, Any] = {"messages": talk}  # 36, 39, 41
+    columns = None
+    if layout == "completion":
+        row = {"prompt": talk[:-1], "completion": talk[-1:]}
+    if layout == "human":
+        row = {"q": talk[0]["content"], "a": talk[1]}
+        columns = {"prompt": "human(q)", "chosen": "a"}
+    rows = list(enumerate(read(tmp_path, [row], columns=columns).train))
+    encoder = Encoder(tokenizer, Template.chat)
+    whole = tokenizer.apply_chat_template(talk, tokenize=False).rstrip("\n")
+    opening = tokenizer.apply_chat_template(talk[:-1], tokenize=False, add_generation_prompt=True)
+    (ids,) = sft_columns(rows, encoder, LIMIT)[0]["ids"]
+    (asked,) = prompt_columns(rows, encoder, LIMIT)[0]["ids"]
+    assert tokenizer.decode(ids) == whole
+    assert tokenizer.decode(asked) == opening
+
+
+def test_an_answer_of_text_keeps_its_indentation(tmp_path: Path) -> None:
+    tokenizer = with_template(CHATML)  # 41
+    rows = [{"prompt": "Code?", "completion": answer} for answer in ("    x", " x", "x")]
+    records = list(enumerate(read(tmp_path, rows).train))
+    columns, _ = sft_columns(records, Encoder(tokenizer, Template.chat), LIMIT)
+    texts = [tokenizer.decode(ids).rpartition("assistant\n")[2] for ids in columns["ids"]]
+    assert texts == ["    x<|im_end|>", "x<|im_end|>", "x<|im_end|>"]
+
+
+def test_rows_that_a_template_cannot_render_are_counted_with_the_first_place(
+    tmp_path: Path,
+) -> None:
+    rows = [{"messages": said("uHi", f"a{n}")} for n in range(8)]  # 37
+    rows[3] = rows[6] = {"messages": said("sBe kind.", "uHi", "ayes")}
+    encoder = Encoder(with_template(GEMMA), Template.chat)
+    records = list(enumerate(read(tmp_path, rows).train))
+    for make in (sft_columns, prompt_columns):
+        columns, left_out = make(records, encoder, LIMIT)
+        assert len(columns["ids"]) == 6
+        ((reason, count),) = left_out.items()
+        assert count == 2
+        assert reason.startswith("the chat template fails on the turns system, user (Templat")
+        assert reason.endswith(f"(first: {tmp_path / 'rows.jsonl'}, row 4)")
+    with pytest.raises(DataError, match=r"fails on the turns.*for 2 of 3 examples \(first: .* row"):
+        sft_columns([records[3], records[5], records[6]], encoder, LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (CHATML, r"set model\.end_token=<\|im_end\|>"),  # 38
+        (CHATML.replace("assistant\n{%", "assistant\n<think>\n{%"), "data.template=plain"),  # 40
+    ],
+)
+def test_templates_are_refused_with_the_way_out(template: str, message: str) -> None:
+    tokenizer = train_tokenizer([CHATML], vocab_size=300, end_token="</s>")
+    tokenizer.chat_template = template
+    with pytest.raises(RlhfError, match=message):
+        Encoder(tokenizer, Template.chat)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("3-5", 5), ("10-4", 4), ("\u22127", -7), ("-7", -7), ("x=-7", -7), ("1.5e3", 1500),
+        ("2E-2", 0.02), ("1 000", 0), ("1,2,3", 3), ("1,2", 2), ("1,200", 1200), (".5", 0.5),
+        ("$1,200.00", 1200), ("\\boxed{-3}", -3), ("#### 1,200", 1200), ("18.", 18), ("none", None),
+        ("12,3456", 3456), ("(-4)", -4), ("-1,234,567.5", -1234567.5),
+    ],
+)  # fmt: skip
+def test_numbers_follow_the_documented_grammar(text: str, number: float | None) -> None:
+    assert find_last_number(text) == number  # 67
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_a_first_observation_is_one_turn(role: str) -> None:
+    tokenizer = with_template(CHATML)  # 36, in an environment
+    record = first_record(role, QUOTED)
+    chat, plain = Encoder(tokenizer, Template.chat), Encoder(tokenizer)
+    (ids,) = chat.prompts([chat.asked(record)])
+    assert tokenizer.decode(ids).count("<|im_start|>") == 2
+    assert plain.asked(record) == record.prompt == plain_observation(role, QUOTED)
