@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlhf.base.cache_argument import CACHE_NAMES
 from rlhf.base.end_tokens import end_ids_of
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
@@ -272,7 +273,8 @@ def compile_layers(model: PreTrainedModel, *, key: str, backend: str = "inductor
 def _call_unless_cached(
     compiled: Callable[..., Any], plain: Callable[..., Any], *inputs: Any, **options: Any
 ) -> Any:
-    return (compiled if options.get("past_key_values") is None else plain)(*inputs, **options)
+    has_cache = any(options.get(name) is not None for name in CACHE_NAMES)
+    return (plain if has_cache else compiled)(*inputs, **options)
 
 
 def set_dropout(model: PreTrainedModel, probability: float) -> None:

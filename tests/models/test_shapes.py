@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from rlhf.base.cache_argument import cache_argument
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.models.build import ModelSource, build_actor
@@ -137,7 +139,8 @@ def test_keys_and_values_are_those_of_transformers_cache(name: str) -> None:
     module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MADE[name])).eval()
     cache = DynamicCache()
     with torch.no_grad():
-        module(torch.zeros(2, 5, dtype=torch.long), past_key_values=cache, use_cache=True)
+        name = cache_argument(signature(module.forward).parameters)
+        module(torch.zeros(2, 5, dtype=torch.long), use_cache=True, **{name: cache})
     held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
     shape = shape_of(model(MADE[name]))
     assert shape is not None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from rlhf.base.cache_argument import cache_argument
 from rlhf.base.errors import CapabilityError
 from rlhf.rollout.decoders.decoder import KvCache, Texts
 
@@ -53,7 +54,9 @@ class CacheDecoder(KvCache):
         self._model = model
         self._kv_cache = RowCache(rows, tokens, device=device, dtype=dtype)
         self._columns_C = torch.arange(tokens, device=device)
-        self._takes_positions = "position_ids" in _parameter_names(model.forward)
+        parameters = _parameter_names(model.forward)
+        self._takes_positions = "position_ids" in parameters
+        self._cache_argument = str(cache_argument(parameters))
 
     def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
         """Prefill texts into the rows from ``first_row`` on; return logits (B, V).
@@ -94,9 +97,9 @@ class CacheDecoder(KvCache):
         output = self._model(
             input_ids=ids_BS,
             attention_mask=attend_BC,
-            past_key_values=self._kv_cache,
             use_cache=True,
             **positions,
+            **{self._cache_argument: self._kv_cache},
         )
         logits_BV: Tensor = output.logits.squeeze(1)
         return logits_BV
@@ -204,7 +207,7 @@ def decoding_unsupported_reason(
     parameters = _parameter_names(model.forward)
     if config.is_encoder_decoder:
         return "has an encoder"
-    if model._is_stateful or "past_key_values" not in parameters:
+    if model._is_stateful or cache_argument(parameters) is None:
         return "does not cache the keys and values of its tokens"
     layers = DynamicCache(config=config).layers
     if not all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):

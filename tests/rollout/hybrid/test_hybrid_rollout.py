@@ -279,7 +279,7 @@ def test_an_engine_that_fails_is_refused() -> None:
 
 
 def test_no_layers_are_refused() -> None:
-    actor = actor_of(tiny_model("opt"))
+    actor = actor_of(tiny_model("starcoder2"))
     with pytest.raises(
         CapabilityError, match=r"replaced no layer of LanguageModel.*use rollout=fast"
     ):
