@@ -1,6 +1,8 @@
-# make run [ARGS="experiment=smoke seed=2"] | test | check | lint | soak | papers | clean. Each sets .venv up first, where that is missing.
+# make run [ARGS="experiment=smoke seed=2"] | test | check | lint | soak | papers | clean | test-newest | test-lowest
+# Each sets its environment up first, if it is missing: run installs the package, the others also what tests need.
 PYTHON ?= python3
 BIN := .venv/bin
+PACKAGE := .venv/.installed-package
 STAMP := .venv/.installed
 # One worker for each core; a worker that has nothing left to do takes over tests of another.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
@@ -10,9 +12,9 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test check lint style types every-test soak papers clean
+.PHONY: run test check lint style types every-test soak papers clean test-newest test-lowest
 
-run: $(STAMP)
+run: $(PACKAGE)
 	$(BIN)/python launch.py $(ARGS)
 
 # Types are checked on one core while tests run: they take half a minute, which is long beside `check`.
@@ -57,10 +59,30 @@ papers: $(STAMP)
 
 # Back to a fresh clone, except for runs/.
 clean:
-	rm -rf .venv .pytest_cache .hypothesis .mypy_cache .ruff_cache build *.egg-info
+	rm -rf .venv .venv-newest .venv-lowest .pytest_cache .hypothesis .mypy_cache .ruff_cache build *.egg-info
 	find rlhf tests -name __pycache__ -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt
+# The newest, or the lowest, versions that the bounds of pyproject.toml admit, in an environment of their own,
+# which is made anew if the bounds change: make test-newest [SELECT="tests/rollout"]; rm -r .venv-newest renews it.
+SELECT ?= -m "not slow and not soak"
+ON_SMOKE = cd "$$(mktemp -d)" && $(CURDIR)/.venv-$*/bin/python $(CURDIR)/launch.py experiment=smoke
+
+test-newest test-lowest: test-%: .venv-%/.installed
+	.venv-$*/bin/python -m pytest -n logical --maxprocesses 8 --dist worksteal $(SELECT)
+	$(ON_SMOKE)
+
+.venv-newest/.installed: pyproject.toml
+	$(PYTHON) -m venv --clear .venv-newest
+	.venv-newest/bin/python -m pip install --disable-pip-version-check --no-compile -e '.[dev]'
+	touch $@
+
+.venv-lowest/.installed: pyproject.toml tools/lowest_versions.py
+	$(PYTHON) -m venv --clear .venv-lowest
+	$(PYTHON) tools/lowest_versions.py > .venv-lowest/bounds.txt
+	.venv-lowest/bin/python -m pip install --disable-pip-version-check --no-compile -c .venv-lowest/bounds.txt -e '.[dev]'
+	touch $@
+
+$(PACKAGE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Python 3.11 or newer is needed, but \"$(PYTHON)\" is: $$($(PYTHON) --version 2>&1)." \
 	    "Name another: make PYTHON=python3.12" >&2; exit 1; }
@@ -68,5 +90,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@# This pip resolves the versions in half the time that the one of Python 3.11 takes.
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt pip
 	@# Python compiles what it imports; pip would compile all of it, on one core.
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt -e .
+	touch $@
+
+$(STAMP): $(PACKAGE)
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
