@@ -35,12 +35,23 @@ def command_parser(
 def run_to_exit_code(work: Callable[[], int | None]) -> int:
     """Return the exit code of ``work``; 2 after printing an error that a user can fix."""
     survive_output_errors()
+    set_cuda_allocator()
     try:
         with convert_drive_errors():
             return work() or 0
     except RlhfError as error:
         sys.stderr.write(f"error: {for_terminal(str(error))}\n")
         return USER_ERROR
+
+
+def set_cuda_allocator() -> None:
+    """Let the GPU's segments grow, unless the user has set the allocator; call it before CUDA.
+
+    Micro-batches of many widths leave gaps between segments of fixed size. Torch reads the variable
+    once, when CUDA starts.
+    """
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the variable's older name
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def wait_for_exit(process: subprocess.Popen[bytes]) -> int:

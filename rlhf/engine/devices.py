@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.distributed import FileStore, HashStore, Store  # type: ignore[attr-defined]
 
+from rlhf.base.command import set_cuda_allocator
 from rlhf.base.errors import CapabilityError
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Device, Dtype
@@ -163,8 +164,7 @@ def use_device(device: Device) -> torch.device:
     local_rank = int(os.environ.setdefault("LOCAL_RANK", "0"))
     if device is not Device.cuda:
         return torch.device("cpu")
-    # Micro-batches of many widths would leave gaps between segments of fixed size.
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    set_cuda_allocator()
     check_gpus(local_rank + 1)
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from rlhf.base.command import survive_output_errors
+from rlhf.base.command import set_cuda_allocator, survive_output_errors
 from rlhf.base.cpu import cap_onednn_isa, require_linux
 from rlhf.base.safe_text import print_traceback
 from rlhf.jobs.sweep_jobs import end_with_parent
@@ -24,6 +24,7 @@ def set_up_process() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, so launch.py explains them
     os.environ["PYTHONSAFEPATH"] = "1"  # no child imports a json.py of the current directory
     set_spin_count()
+    set_cuda_allocator()
     end_with_parent()
     if (advice := drop_pod_variables()) is not None:
         sys.stderr.write(f"{advice}\n")

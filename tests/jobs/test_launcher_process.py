@@ -1,4 +1,4 @@
-"""Idle threads spin only where cores are not shared."""
+"""Idle threads spin only where cores are not shared; the user's allocator stays as it is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf.base.command import set_cuda_allocator
 from rlhf.jobs.launcher_process import SPIN_COUNT, set_spin_count
 
 QUIET = "some avg10=3.10 avg60=2.00 avg300=0.70 total=17\nfull avg10=0.00 avg60=0.00\n"
@@ -41,3 +42,19 @@ def test_spin_count_follows_the_time_that_programs_wait(
     printed = capsys.readouterr().err
     assert printed.startswith(line)
     assert printed.count("\n") == bool(line)
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, {}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, {}),
+    ],
+)
+def test_the_users_allocator_stays(
+    given: dict[str, str], added: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(given))
+    set_cuda_allocator()
+    assert os.environ == given | added

@@ -116,6 +116,7 @@ class Gpu:
         self.devices = devices
         self.is_capturing = False
         self.pools: list[Any] = []  # of the graphs that were captured; None: its own
+        self.allocator: str | None = None  # what PYTORCH_ALLOC_CONF was when CUDA started
         self._counts: list[Counts] = []
         self._library = library
         self._listener = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p)(self._hear)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,9 @@ COLLECTIVES = (
     *("broadcast", "gather", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter"),
     *("send", "recv", "isend", "irecv"),
 )
+NEED_NO_CUDA = {"is_available", "is_initialized", "device_count", "_lazy_call", "get_arch_list"}
+NEED_NO_CUDA |= {"_is_in_bad_fork", "initial_seed", "manual_seed", "manual_seed_all"}
+
 
 Set = Callable[[Any, str, Any], None]  # setattr, or that of pytest's monkeypatch
 
@@ -28,7 +33,8 @@ def replace(gpu: Gpu, set_: Set) -> None:
     """Replace the functions of torch.cuda that call what a CPU build does not have."""
     for functions in (_devices(gpu), _memory(gpu), _randomness(), _queues(gpu)):
         for name, function in functions.items():
-            set_(torch.cuda, name, function)
+            starts = name not in NEED_NO_CUDA and not isinstance(function, type)
+            set_(torch.cuda, name, _starting(gpu, function) if starts else function)
     for name in ("range_push", "range_pop", "mark"):
         set_(torch.cuda.nvtx, name, lambda *_: None)
     for name in ("init_process_group", "new_group"):
@@ -39,6 +45,18 @@ def replace(gpu: Gpu, set_: Set) -> None:
     set_(torch.version, "cuda", "13.0")
     set_(torch.backends.cuda, "is_built", lambda: True)
     set_(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+
+
+def _starting(gpu: Gpu, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Note the allocator's settings, which torch reads once, when a function starts CUDA."""
+
+    @wraps(function)
+    def started(*args: Any, **how: Any) -> Any:
+        if gpu.allocator is None:
+            gpu.allocator = os.environ.get("PYTORCH_ALLOC_CONF", "none")
+        return function(*args, **how)
+
+    return started
 
 
 def _devices(gpu: Gpu) -> dict[str, Any]:

@@ -86,6 +86,7 @@ def test_commands_on_finished_runs_use_the_gpu(trained: Path) -> None:
         evaluated = python(*words, "rlhf.evaluate", trained / name, **env)
         assert evaluated.returncode == 0, evaluated.stderr
         assert ("launch: " in evaluated.stderr) is bool(env)
+        assert ("allocator: expandable_segments:True" in evaluated.stderr) is bool(env)
         rows = (trained / name / "evaluation" / "answers.jsonl").read_text().splitlines()
         answers.append([json.loads(row)["response"] for row in rows])
     assert answers[0] == answers[1]
@@ -168,3 +169,5 @@ def test_launch_on_a_machine(
     said = [each for each in (run.stdout, run.stderr)[code // 2].splitlines() if line in each]
     (found,) = said
     assert found.startswith("error: " if code else f"hardware=auto: {line}")
+    started = machine not in {"old_driver"}
+    assert f"allocator: {'expandable_segments:True' if started else None}" in run.stderr
