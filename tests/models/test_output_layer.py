@@ -306,6 +306,24 @@ def test_torch_computes_a_long_block_in_parts() -> None:
         assert_close(got, slope, atol=1e-5)
 
 
+def test_a_weights_gradient_in_bf16_is_rounded_as_rarely_in_many_blocks_as_in_few() -> None:
+    count = 64 * 16
+    given, pull_N = layer(count=count), normal(count, seed=3).bfloat16()
+    halves = [x.detach().bfloat16().requires_grad_() for x in given[:2]]
+    rounded = Layer(*(x.detach().double().requires_grad_() for x in halves), None, given.ids_N)
+    exact = slopes(rounded, (pull_N.double() * plainly(rounded, 1.0)[0]).sum())[1]
+
+    def error(tokens: int) -> float:
+        found = fused_logprobs(*halves, None, given.ids_N, block=Block(tokens, 16))
+        (got,) = torch.autograd.grad((pull_N * found.logprobs_N).sum(), halves[1:])
+        assert got.dtype is torch.bfloat16
+        return float((got - exact).norm() / exact.norm())
+
+    once, few, many = error(count), error(count // 16), error(count // 64)
+    assert few < 1.5 * once  # a product and its sum are each rounded once: sqrt(2)
+    assert many < 1.5 * once
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [(5, 7), (11, None)])
 def test_softmaxes_in_blocks_have_the_gradient_of_their_differences(
@@ -315,7 +333,7 @@ def test_softmaxes_in_blocks_have_the_gradient_of_their_differences(
 
     def found(*leaves: Tensor) -> tuple[Tensor, ...]:
         options = LogprobOptions(0.8, entropy_gradient=True)
-        return _FusedLogprobs.apply(*leaves, given.ids_N, options, Block(*block))
+        return _FusedLogprobs.apply(*leaves, given.ids_N, options, Block(*block), Block(3, 20))
 
     assert torch.autograd.gradcheck(found, given[:3])
 
