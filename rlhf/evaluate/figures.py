@@ -12,6 +12,9 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+import torch
+
+from rlhf.algorithms.reward import calibration_bins, calibration_error
 
 DRAWS = 2000
 PERCENTILES = (2.5, 97.5)
@@ -165,7 +168,7 @@ def reward_model_figures(margins: Sequence[float], *, bins: int = 10) -> dict[st
 
     ``margins`` are chosen minus rejected scores. The model's certainty about a pair is
     sigmoid(|margin|). ``calibration`` lists mean certainty and accuracy for bins of equally many
-    pairs; ``calibration_error`` is their mean absolute difference.
+    pairs, for a chart; ``calibration_error`` is the reward phase's, from bins of equal width.
     """
     array = np.asarray(margins, dtype=float)
     right, certainty = (array > 0).astype(float), 1 / (1 + np.exp(-np.abs(array)))
@@ -178,13 +181,14 @@ def reward_model_figures(margins: Sequence[float], *, bins: int = 10) -> dict[st
         }
         for part in parts
     ]
-    error = sum(p["pairs"] * abs(p["certainty"] - p["right"]) for p in calibration) / len(array)
+    every_B = torch.ones(len(array), dtype=torch.bool)
+    error = calibration_error(calibration_bins(torch.from_numpy(array), every_B))
     return {
         "pairs": len(array),
         "accuracy": float(right.mean()),
         "accuracy_ci": bootstrap_interval(right.tolist()),
         "calibration": calibration,
-        "calibration_error": float(error),
+        "calibration_error": error,
     }
 
 

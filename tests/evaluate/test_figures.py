@@ -124,6 +124,10 @@ def test_calibration_of_a_reward_model() -> None:
     assert found["accuracy"] == 0.9
     assert only == {"certainty": pytest.approx(0.731, abs=1e-3), "right": 0.9, "pairs": 10}
     assert found["calibration_error"] == pytest.approx(0.169, abs=1e-3)
+    # In bins of equal width, as in result.json: one of ten is certain by 0.99 and wrong.
+    found = reward_model_figures([0.1] * 9 + [-5.0], bins=1)
+    expected = 0.9 * (1 - 1 / (1 + math.exp(-0.1))) + 0.1 / (1 + math.exp(-5))
+    assert found["calibration_error"] == pytest.approx(expected)
 
 
 def test_values_of_a_diverged_policy_are_counted_as_nan(tmp_path: Path) -> None:
