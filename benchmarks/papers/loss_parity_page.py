@@ -35,7 +35,16 @@ they are. A loss is a mean over the tokens of the batch if the row says nothing 
 `python -m papers.loss_parity_page`, in `benchmarks/`, makes this page from the figures.
 
 """
-TAIL = """## Not compared
+TAIL = """## Other by default
+
+- TRL and AgileRL multiply k3 in the loss by the differentiable ratio of policy and sampler unless
+  `use_bias_correction_kl=False`, with which the three rows of GRPO with k3 were compared. Its
+  gradient is then that of KL(policy || reference), as in DeepSeek-V3.2
+  (https://arxiv.org/abs/2512.02556), on-policy too. Here k3 in the loss has the gradient of
+  KL(reference || policy), which agrees with it to first order in the distance. Their default has
+  no counterpart here yet.
+
+## Not compared
 
 - TRL's group advantages: they are computed within a method that also samples. TRL adds 1e-4 to the
   standard deviation; here it is 1e-6.

@@ -217,7 +217,7 @@ def _grpo(grpo: SimpleNamespace) -> list[Pair]:
     return [
         Pair(
             "GRPO, with k3 in the loss, mean of sequence means",
-            where,
+            f"{where}, use_bias_correction_kl=False",
             "policy_loss, estimate_kl",
             lambda x: Sides(
                 theirs(x, kl_coef=KL_COEF),

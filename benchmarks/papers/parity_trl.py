@@ -153,7 +153,7 @@ def _grpo(compute_loss: object) -> list[Pair]:
     found = [
         Pair(
             quantity,
-            f"{where}, {name}",
+            f"{where}, {name}" + (", use_bias_correction_kl=False" if "kl_coef" in here else ""),
             "policy_loss, estimate_kl" if "kl_coef" in here else "policy_loss",
             lambda x, name=name, told=told, here=here: Sides(
                 theirs(x, name, **told), ours(x, **here)

@@ -39,19 +39,19 @@ PPO: dict[str, tuple[Any, ...]] = {
                     3e-6, 3e-6, "linear", 0, 0, 0),
     "ziegler": (1953, None, 512, 512, 4, 0.15, 6, 0.2, 0.2, 1, 0.95, True, True, 0.1,
                 1e-5, 1e-5, "linear", 0, 0, 0),
-    "trlx_hh": (1250, None, 64, 32, 4, 0.05, 6, 0.2, 0.2, 1, 0.95, True, False, 1,
+    "trlx_hh": (156, None, 448, 28, 4, 0.05, 6, 0.2, 0.2, 1, 0.95, True, False, 1,
                 8e-6, 8e-6, "constant", 0, 1e-6, 0),
     "trl": (None, 3, 64, 64, 4, 0.05, None, 0.2, 0.2, 1, 0.95, True, False, 0.1,
             3e-6, 3e-6, "linear", 0, 0, 0),
     "openrlhf": (None, 1, 1024, 128, 1, 0.01, None, 0.2, 0.5, 1, 1, None, False, 1,
                  1e-6, 9e-6, "cosine", 10, 0, 0),
-    "verl": (None, 30, 1024, 256, 1, 0.001, None, 0.2, 0.5, 1, 1, None, False, 1,
+    "verl": (None, 30, 1024, 256, 1, 0, None, 0.2, 0.5, 1, 1, None, False, 1,
              1e-6, 1e-5, "constant", 0, 0.01, 0),
     "vapo": (None, 1, 8192, 512, 1, 0, None, 0.2, None, 1, 0.95, None, False, 1,
              1e-6, 2e-6, "constant", 0, 0, 0),
     "dapo": (None, 1, 8192, 512, 1, 0, None, 0.2, None, 1, 0.85, None, False, 1,
              1e-6, None, "constant", 320, 0.1, 0),
-    "dr_grpo": (None, 1, 1024, 128, 1, 0, None, 0.2, None, 1, 0.85, None, False, 1,
+    "dr_grpo": (None, 20, 1024, 128, 1, 0, None, 0.2, None, 1, 0.85, None, False, 1,
                 1e-6, None, "constant", 0, 0, 0),
     "gspo": (None, 1, 512, 128, 1, 0, None, 3e-4, None, 1, 0.85, None, False, 1,
              1e-6, None, "constant", 0, 0, 0),
@@ -74,7 +74,11 @@ PPO_BESIDES: dict[str, dict[str, Any]] = {
     "verl": {"dual_clip": 3, "clip_reward_value": None},
     "vapo": {"lam_critic": 1, "lam_length_alpha": 0.05, "actor_freeze_steps": 50},
     "dapo": {"resampling_rounds": 9, "cliprange_high": 0.28, "advantage_estimator": "grpo"},
-    "dr_grpo": {"advantage_estimator": "dr_grpo", "loss_aggregation": "fixed_length"},
+    "dr_grpo": {
+        "advantage_estimator": "dr_grpo",
+        "loss_aggregation": "fixed_length",
+        "missing_end_score": 0,
+    },
     "gspo": {"surrogate": "gspo", "cliprange_high": 4e-4, "loss_aggregation": "sequence_mean"},
     "decoupled": {"rollout_correction": "token", "rollout_correction_mode": "mask"},
 }
@@ -129,10 +133,13 @@ def test_ppo_preset(name: str, compose: Compose) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PPO)
 def test_ppo_preset_divides_over_eight_gpus(name: str, compose: Compose) -> None:
-    config = to_run_config(compose([f"ppo={name}", "hardware=8xa100_80g", "model=opt_125m"]))
+    gpus = 7 if name == "trlx_hh" else 8  # whose eighth has the reward model
+    machine = ["hardware=8xa100_80g", f"hardware.ranks_per_node={gpus}"]
+    machine += [f"{phase}.batch_size={4 * gpus}" for phase in ("sft", "reward")]
+    config = to_run_config(compose([f"ppo={name}", *machine, "model=opt_125m"]))
     _, _, rollout, mini_batch, *_ = PPO[name]
-    assert rollout_plan(config).per_rank * 8 == rollout
-    assert phase_plans(config)[config.phase.order[-1]].per_rank * 8 == mini_batch
+    assert rollout_plan(config).per_rank * gpus == rollout
+    assert phase_plans(config)[config.phase.order[-1]].per_rank * gpus == mini_batch
 
 
 @pytest.mark.slow
