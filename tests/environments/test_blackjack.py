@@ -121,6 +121,8 @@ def test_an_ace_counts_11_where_it_can() -> None:
     assert hand_value([1, 6]) == (17, True)
     assert hand_value([1, 6, 10]) == (17, False)
     assert hand_value([1, 1]) == (12, True)
+    assert hand_value([1, 10]) == (21, True)
+    assert hand_value([1, 1, 10]) == (12, False)
     assert set(TURNS) == {"hit", "stick"}
 
 

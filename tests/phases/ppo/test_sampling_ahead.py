@@ -35,7 +35,11 @@ class Actor:
 class Backend:
     """A backend whose responses are the step and the weight that sampled them."""
 
+    def __init__(self) -> None:
+        self.steps: list[int | None] = []
+
     def generate(self, actor: Actor, prompts: PromptBatch) -> Responses:
+        self.steps.append(prompts.step)
         ids_BT = torch.tensor([[prompts.step, actor.weight]])
         return Responses(ids_BT, torch.ones(1, 2, dtype=torch.bool), torch.tensor([True]))
 
@@ -45,8 +49,8 @@ def prompts_of(step: int) -> PromptBatch:
     return PromptBatch(nothing, nothing, nothing, [""], step=step)
 
 
-def sampling(lag: int, steps: int = 7) -> SamplingAhead:
-    sampler = SamplingInTurn(Backend())
+def sampling(lag: int, steps: int = 7, backend: Backend | None = None) -> SamplingAhead:
+    sampler = SamplingInTurn(backend or Backend())
     return SamplingAhead(sampler, prompts_of, lag=lag, steps=steps, pad_id=0, ranks=Ranks())
 
 
@@ -71,12 +75,14 @@ def test_a_step_has_the_weights_of_lag_steps_before(lag: int, weights: list[int]
 
 @pytest.mark.parametrize("stopped_after", range(1, 7))
 def test_a_resumed_run_learns_from_the_responses_that_were_pending(stopped_after: int) -> None:
-    actor, first, second = Actor(), sampling(2), sampling(2)
+    actor, backend = Actor(), Backend()
+    first, second = sampling(2, backend=backend), sampling(2, backend=backend)
     weights = weights_of_steps(first, actor, range(1, stopped_after + 1))
     stored = dict(first.training_state.stream())
     second.training_state.load(lambda name, part: stored[name][part])
     weights += weights_of_steps(second, actor, range(stopped_after + 1, 8))
     assert weights == [0, 0, 0, 1, 2, 3, 4]
+    assert backend.steps == [*range(1, 8)], "no step is sampled twice"
 
 
 def test_an_evaluation_on_the_same_server_waits_for_responses_that_were_begun() -> None:

@@ -172,8 +172,26 @@ def test_no_text_is_encoded_again(config: RunConfig) -> None:
             assert len(own) <= 3
         assert observed == expected
         assert all((logprob == 0) == (not own) for logprob, own in zip(logprobs, keep, strict=True))
-        assert sum(reward > 0 for reward in rewards) == max(turn) + 1
+        ends = [len(turn) - 1 - turn[::-1].index(number) for number in range(max(turn) + 1)]
+        assert [place for place, reward in enumerate(rewards) if reward > 0] == ends
         assert failures.count(FailureName.cut_turn) <= max(turn) + 1
+
+
+def test_each_turn_has_random_numbers_of_its_own(config: RunConfig) -> None:
+    rows, found = list(range(32)), []
+    backend = build_answering_backend(
+        LocalPool(Told), config, TOKENIZER, "fp32", Ranks(), temperature=1.0
+    )
+    for sign in (0, 1):  # other numbers from the second turn of three tokens on
+        prompts = prompts_of(rows)
+        draws_BT = torch.cat([prompts.draws_BT[:, :3], (sign - prompts.draws_BT[:, 3:]).abs()], 1)
+        responses = backend.generate(ACTOR, prompts._replace(draws_BT=draws_BT))
+        said = [
+            [m.text for m in each if m.role == "assistant"] for each in responses.turns.messages
+        ]
+        found.append(said)
+    assert [each[0] for each in found[0]] == [each[0] for each in found[1]]
+    assert [each[1:2] for each in found[0]] != [each[1:2] for each in found[1]]
 
 
 def test_limits_cut_an_episode(config: RunConfig) -> None:
@@ -189,6 +207,12 @@ def test_limits_cut_an_episode(config: RunConfig) -> None:
     too_long = [FailureName.too_long in failures for failures in tight.turns.failures]
     assert any(too_long)
     assert tight.turns.truncated_B.tolist() == too_long
+    prices = replace(environment.failure_rewards, too_long=environment.failure_rewards.too_long - 8)
+    environment = replace(environment, failure_rewards=prices)
+    priced = episodes_of(replace(config, environment=environment), list(range(16)))
+    assert priced.turns is not None
+    less_BT = tight.turns.rewards_BT - priced.turns.rewards_BT
+    assert less_BT.sum(dim=1).tolist() == [8.0 * each for each in too_long]
 
 
 class Broken:
