@@ -102,10 +102,13 @@ spec:
                         volumes:
                           - name: shared
                             persistentVolumeClaim: {{claimName: rlhf}}  # ReadWriteMany
+                          - name: shm  # NCCL needs more than the 64 MB of a container
+                            emptyDir: {{medium: Memory}}
                         containers:
                           - name: node
                             volumeMounts:
                               - {{name: shared, mountPath: {SHARED}}}
+                              - {{name: shm, mountPath: /dev/shm}}
 """
 
 
