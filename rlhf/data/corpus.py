@@ -20,7 +20,15 @@ from rlhf.data.encoding import Encoder
 from rlhf.data.files import READERS
 from rlhf.data.records import Record, Row
 from rlhf.data.splits import PhaseData
-from rlhf.data.tables import Table, download_dataset, is_saved_dataset, iterate_rows, tables_at
+from rlhf.data.tables import (
+    Table,
+    Tables,
+    divide_by_name,
+    download_dataset,
+    is_saved_dataset,
+    iterate_rows,
+    tables_at,
+)
 from rlhf.data.tokens import Limit, sft_columns
 
 if TYPE_CHECKING:
@@ -102,14 +110,15 @@ def cut_blocks(sequences: Iterable[list[int]], *, block_tokens: int) -> list[lis
 
 
 def ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
-    """Return the training texts at data.ptx_path, and a held-out share of data.eval_share.
+    """Return the training texts at data.ptx_path, and the held-out texts.
 
-    The division is deterministic per ``seed``; a single text is not held out.
+    The names of files decide; otherwise a share of data.eval_share is held out. The division is
+    deterministic per ``seed``; a single text is not held out.
 
     Raises:
         DataError: if there is no text, or it cannot be read.
     """
-    texts = list(_read_ptx_texts(config))
+    texts, own = _read_ptx_texts(config)
     if config.deduplicate:
         texts = list(dict.fromkeys(texts))
     if not texts:
@@ -118,6 +127,8 @@ def ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
             "data.ptx_path=null for the SFT examples"
         )
     random.Random(f"ptx-{seed}").shuffle(texts)
+    if own:
+        return texts, own
     held_out = min(max(round(len(texts) * config.eval_share), 1), len(texts) - 1)
     return texts[held_out:], texts[:held_out]
 
@@ -130,24 +141,28 @@ def _encode_sft_examples(records: list[Record], encoder: Encoder) -> Iterator[li
         yield from columns["ids"]
 
 
-def _read_ptx_texts(config: DataConfig) -> Iterator[str]:
+def _read_ptx_texts(config: DataConfig) -> tuple[list[str], list[str]]:
+    def read(side: list[Table]) -> list[str]:
+        found = (_texts_in_column(iterate_rows(each), column=config.ptx_column) for each in side)
+        return [text for texts in found for text in texts]
+
     try:
-        for table in _ptx_tables(config):
-            yield from _texts_in_column(iterate_rows(table), column=config.ptx_column)
+        tables = _ptx_tables(config)
+        return read(tables.train), read(tables.eval)
     except DataError as error:
         raise DataError(f"data.ptx_path: {error}") from error
 
 
-def _ptx_tables(config: DataConfig) -> Iterable[Table]:
-    """Return the table of each file, or of the training split, at data.ptx_path."""
+def _ptx_tables(config: DataConfig) -> Tables:
+    """Return the tables of the files, or of the training split, at data.ptx_path."""
     path = str(config.ptx_path)
     place = expand_user_path(path, key="data.ptx_path")
     if place.exists() and not is_saved_dataset(place):
-        return tables_at(place, {".txt": _read_text, **READERS}).values()
+        return divide_by_name(tables_at(place, {".txt": _read_text, **READERS}))
     fix = "use the path of a downloaded copy: there is no such file or folder here."
     of_hub = DatasetConfig(path=path, subset=config.ptx_subset)
     splits = tables_at(place) if place.exists() else download_dataset(of_hub, fix=fix)
-    return [splits.get("train") or next(iter(splits.values()))]
+    return Tables([splits.get("train") or next(iter(splits.values()))], [])
 
 
 def _read_text(file: Path) -> Iterator[tuple[int, object]]:

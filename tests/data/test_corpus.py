@@ -114,6 +114,14 @@ def test_repeated_texts_are_not_held_out_and_trained_on(config: DataConfig, tmp_
     assert len(list(chain(*ptx_texts(config, seed=1)))) == 60
 
 
+def test_files_named_for_evaluation_are_held_out(config: DataConfig, tmp_path: Path) -> None:
+    for name, text in (("train", "one\n\ntwo"), ("my-val", "three")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    config.ptx_path = str(tmp_path)
+    texts, held_out = ptx_texts(config, seed=0)
+    assert (sorted(texts), held_out) == (["one", "two"], ["three"])
+
+
 def test_a_single_text_is_learned_from(config: DataConfig, tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("one text")
     config.ptx_path = str(tmp_path / "c.txt")

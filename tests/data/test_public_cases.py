@@ -207,6 +207,17 @@ def test_files_are_refused_by_name(
     assert [part for part in parts if part not in str(refused.value)] == [], refused.value
 
 
+def test_columns_of_rewards_are_columns_of_the_file(tmp_path: Path) -> None:
+    row = {"prompt": "Hi", "answer": "#### 42", "reward_model": {"ground_truth": "42"}}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    key = "rewards.right.columns"
+    (found,) = load_datasets(config_of(tmp_path), seed=0, keep={"answer": key})  # 20
+    assert found.train[0].columns == {"answer": "#### 42"}
+    assert describe_data(found).endswith("not read: reward_model")
+    with pytest.raises(DataError, match=r"row 1: column 'reward_model\.g.* missing, which rewards"):
+        load_datasets(config_of(tmp_path), seed=0, keep={"reward_model.ground_truth": key})  # 21
+
+
 def test_text_cells_are_texts(tmp_path: Path) -> None:
     with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8-sig") as stream:  # 32, 33
         csv.writer(stream).writerows([["prompt", "completion"], ["a\u2028é", "None"], ["b", ""]])
