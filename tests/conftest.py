@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError
 
 from rlhf.config.machine_rates import cpu_rates, store_rates
-from tests.pretend_cuda.gpu import Gpu, load
+from tests.pretend_cuda.gpu import Gpu, load, missing_to_pretend
 from tests.quick_hydra import compose_quickly
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -41,7 +40,7 @@ gc.set_threshold(100_000, 50, 100)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load the pretended GPU where tests run: before a test module imports torch."""
-    if not config.getoption("numprocesses", None) and shutil.which("g++"):
+    if not config.getoption("numprocesses", None) and missing_to_pretend() is None:
         config.stash[GPU_LIBRARY] = load()
 
 
@@ -104,7 +103,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     """A pretended GPU, for this test only: an A100, or the Card of an indirect parameter."""
     library = request.config.stash.get(GPU_LIBRARY, None)
     if library is None:
-        pytest.skip("no C++ compiler for the pretended GPU")
+        pytest.skip(str(missing_to_pretend()))
     from tests.pretend_cuda.torch_cuda import replace
 
     gpu = Gpu(library, getattr(request, "param", None))

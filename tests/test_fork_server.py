@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fork_server import ON_GPU, ROOT, is_warm, read_at_start
+from tests.pretend_cuda.gpu import missing_to_pretend
 from tests.runs import python, start
 
 pytestmark = pytest.mark.slow
@@ -90,7 +90,7 @@ def test_nothing_of_one_process_reaches_the_next(script: Path) -> None:
     assert len(set(drawn)) == 4, "states that an interpreter draws at its start are drawn anew"
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.skipif(missing_to_pretend() is not None, reason=str(missing_to_pretend()))
 def test_a_zygote_has_loaded_the_pretended_gpu(script: Path) -> None:
     script.write_text(
         f"{IS_WARM}import torch\nfrom deepspeed.accelerator import get_accelerator\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from rlhf.gpu_check.rows import (
 )
 from rlhf.gpu_check.runs import Run
 from rlhf.runtime.launch_mode import LAUNCHER
-from tests.pretend_cuda.gpu import Gpu
+from tests.pretend_cuda.gpu import Gpu, missing_to_pretend
 from tests.runs import ROOT, python
 from tests.runtime.test_resume import is_there, wait_for
 
@@ -163,7 +162,7 @@ def test_launcher_is_there_and_a_failed_run_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.skipif(missing_to_pretend() is not None, reason=str(missing_to_pretend()))
 def test_the_command_finds_a_gpu_also_in_its_parts(tmp_path: Path) -> None:
     words = ["-m", "tests.pretend_cuda", "-m", "rlhf.gpu_check", tmp_path / "out"]
     run = python(*words, "--only", "machine", popen=subprocess.Popen)

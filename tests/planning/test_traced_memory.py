@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.pretend_cuda.gpu import missing_to_pretend
 from tests.pretend_cuda.memory import differences, traced_elsewhere
 from tools.docs.memory_table import CONFIGURATIONS, TRACED, moments
 
@@ -23,7 +23,7 @@ def test_the_plan_is_within_a_tenth_of_the_trace(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.skipif(missing_to_pretend() is not None, reason=str(missing_to_pretend()))
 @pytest.mark.parametrize("name", TRACED_HERE)
 def test_the_stored_figures_are_those_of_this_code(name: str) -> None:
     assert not differences(traced_elsewhere(name), STORED)

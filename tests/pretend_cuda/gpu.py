@@ -25,6 +25,7 @@ from enum import Enum
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from types import FrameType
 from typing import Any
 
@@ -81,6 +82,17 @@ def load() -> ctypes.CDLL:
         getattr(library, f"pretend_{name}").restype = ctypes.c_int64
     library.pretend_load()
     return library
+
+
+def missing_to_pretend() -> str | None:
+    """Return what keeps this machine from pretending a GPU; a build with CUDA has a real one's."""
+    torch = find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    version = Path(torch.origin).with_name("version.py").read_text()
+    if "cuda: Optional[str] = None" not in version:
+        return "torch is not a build for the CPU"
+    return None if which("g++") else "no C++ compiler for the pretended GPU"
 
 
 def _built() -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.killer import PATH
+from tests.pretend_cuda.gpu import missing_to_pretend
 from tests.runs import (
     EPISODES,
     ON_GPU,
@@ -28,7 +28,7 @@ from tests.soak import differing_files
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler"),
+    pytest.mark.skipif(missing_to_pretend() is not None, reason=str(missing_to_pretend())),
 ]
 FEW = ["sft.eval_examples=8", "reward.eval_examples=8", "ppo.eval_prompts=8", "dpo.eval_prompts=8"]
 KILLER = f"tracking.others=[{PATH}]"
