@@ -60,6 +60,8 @@ class PaperResult:
     seeds: tuple[int, ...] = (1, 2, 3)
     minutes: float
     """CPU time of one seed, about."""
+    note: str = ""
+    """What a reader must know to read the outcome rightly, added after it; empty: nothing."""
     needs: str = ""
     """What a reader sets up before, beside this program; empty: nothing."""
     measure: Callable[[int, Place], Figures]

@@ -48,6 +48,10 @@ RESULT = PaperResult(
     "0.05 (all pairs right), and with gold plus a fixed error of deviation 0.3 for each response. "
     "Gold after, noisy minus flat, paired by seed. Passed: the interval lies above 0. Failed: "
     "below 0.",
+    note="The penalty of 0.02 is 20 times as strong beside the flat reward. After 7 steps both "
+    "arms were equally fast (noisy minus flat -0.002); then the flat arm stopped at a KL of "
+    "0.19, near the optimum of its reward minus the penalty. The gap is where the penalty "
+    "stops, not speed: the row without a penalty measures speed.",
     seeds=(1, 2, 3, 4, 5),
     minutes=3,
     measure=measure,

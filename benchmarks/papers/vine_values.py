@@ -42,6 +42,9 @@ RESULT = PaperResult(
     criterion=f"experiment=gold_ppo on bytes, about 25 tokens per response in steps of 4, {STEPS} "
     "steps, lambda 1 as there. Gold after, sampled values minus the critic's, paired by seed. "
     f"Passed: the interval lies above 0. Failed: it lies below {SMALL}.",
+    note="The critic starts from an untrained head. On the same seeds the gain over PPO whose "
+    "critic learns alone for 21 steps first is +0.081 (+0.051 to +0.111). A step with "
+    "sampled values takes about six times as long.",
     seeds=(1, 2, 3, 4),
     minutes=12,
     measure=measure,
