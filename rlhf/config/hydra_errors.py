@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.other_names import suggested_keys
+from rlhf.config.other_names import WORDS, suggested_keys
 from rlhf.config.schema.run import RunConfig
 
 # The only group whose name on the command line differs from the key that it sets.
@@ -132,6 +132,14 @@ def refuse_unknown_flags(words: Sequence[str]) -> None:
     raise ConfigError(f"unknown option {flag}: keys are written key=value, without dashes{hint}")
 
 
+def refuse_words_of_others(words: Sequence[str]) -> None:
+    """Raise ConfigError, with what to type instead, for a word of another program."""
+    for word in words:
+        for form, ours in WORDS.items():
+            if found := re.fullmatch(form, word.lstrip("+"), re.IGNORECASE):
+                raise ConfigError(f"{word}: not a word of this program; write {found.expand(ours)}")
+
+
 RUN_FOLDERS = ("run_dir", "resume", "from_run")
 # Hydra reserves the plugin's name; our config file slurm.yaml takes the nodes from `hardware`.
 PRESETS = {"hydra/launcher=submitit_slurm": "hydra/launcher=slurm"}
@@ -207,6 +215,9 @@ def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str
         way = f"data={'hub' if is_hub else 'local'} data.path={option}"
         return ConfigError(f"{wrong}; to use data of your own, write {way}")
     hint = did_you_mean(option, error.options)
+    found = [each for each in error.options if each.startswith(option)]
+    if group == "model" and found:
+        return ConfigError(f"{wrong}; did you mean {' or '.join(found)}?")
     if group == "phase":
         hint += "; pipeline is all three: sft, reward and ppo"
     if group == "hardware":
@@ -267,6 +278,8 @@ def _composition_error(error: HydraException) -> ConfigError:
         siblings = map(str, parent) if isinstance(parent, DictConfig) else ()
         return unknown_key_error(found[1], siblings)
     reason = " ".join(str(error).split())
+    if found := re.match(r"Ambiguous value for argument '([^']+)'", reason):
+        return ConfigError(f"{found[1]}: for a run with each of these values, add -m")
     if isinstance(cause, OmegaConfBaseException):
         reason = f"{reason}: {_first_line(str(cause))}".removeprefix(": ")
     return ConfigError(reason)

@@ -176,7 +176,8 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
 def show_plan(config: RunConfig, job: Job) -> float | None:
     """Print the plan's memory, time and cost, as one line in a sweep; return the planned hours.
 
-    plan.json is written only if the command sets run_dir.
+    plan.json is written only if the command sets run_dir. A single plan that does not fit is an
+    error, after it is printed.
     """
     if rank_from_environment() is not None:
         raise ConfigError(
@@ -202,6 +203,8 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
         console.show(*tables(plan))
         if is_hardware_auto():
             console.say(this_machine().notice)
+        if not plan.fits:
+            raise ConfigError(f"plan=only: {plan.reason}")
     return plan.hours
 
 

@@ -16,7 +16,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rlhf.config.choices import PlanMode
-from rlhf.config.hydra_errors import refuse_unknown_flags, to_hydra_override, type_of_key
+from rlhf.config.hydra_errors import (
+    refuse_unknown_flags,
+    refuse_words_of_others,
+    to_hydra_override,
+    type_of_key,
+)
 from rlhf.config.rules.secrets import refuse_secrets_in_command
 from rlhf.jobs.search_command import Search, parse_search
 from rlhf.jobs.sweep_command import (
@@ -55,6 +60,7 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
     typed = [to_hydra_override(word) for word in words if not word.startswith(LOCAL_RANK)]
     refuse_secrets_in_command(typed, os.environ)
     refuse_unknown_flags(typed)
+    refuse_words_of_others(typed)
     complete_value(typed, os.environ, definitions)
     if (search := parse_search(typed, definitions)) is not None:
         yield Command(typed, search.folder, search)

@@ -63,8 +63,8 @@ def add_sweep_folders(words: Sequence[str], typed_words: Sequence[str]) -> list[
     """Add to the words of a sweep the Hydra overrides that set the folders of the sweep and jobs.
 
     ``typed_words`` is the command as typed. If a key is given twice, its last value is used, as
-    in a single run. The words are returned as they are if no sweep starts or they set
-    ``hydra.sweep``.
+    in a single run. The words are returned as they are if no sweep starts; a folder
+    that they set stays.
 
     Raises:
         ConfigError: if no job could run, or a value has ``..`` and names a job's folder.
@@ -74,7 +74,7 @@ def add_sweep_folders(words: Sequence[str], typed_words: Sequence[str]) -> list[
             "hydra.launcher.n_jobs=0: no job would run; give how many run at a time, or -1 for as "
             "many as there are cores"
         )
-    if not is_sweep(words) or any(word.startswith("hydra.sweep.") for word in words):
+    if not is_sweep(words):
         return list(words)
     last = {word.partition("=")[0]: number for number, word in enumerate(words)}
     words = [word for number, word in enumerate(words) if last[word.partition("=")[0]] == number]
@@ -87,12 +87,12 @@ def add_sweep_folders(words: Sequence[str], typed_words: Sequence[str]) -> list[
     values = dict(word.split("=", 1) for word in typed_words if "=" in word)
     name = next((values[key] for key in NAMED_BY if key in values), "sweep").replace("/", "_")
     digest = hashlib.sha256("\n".join(sorted(ours)).encode()).hexdigest()[:8]
-    return _insert_overrides(
-        words,
+    folders = [
         f"hydra.sweep.dir={SWEEPS / f'{name}-{digest}'}",
         "hydra.sweep.subdir=${hydra.job.override_dirname}",
         f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]",
-    )
+    ]
+    return _insert_overrides(words, *(f for f in folders if f.partition("=")[0] not in last))
 
 
 def refuse_parent_folders(overrides: Sequence[Override]) -> None:
@@ -108,9 +108,10 @@ def refuse_parent_folders(overrides: Sequence[Override]) -> None:
 
 
 def sweep_folder_of(words: Sequence[str]) -> Path | None:
-    """Return the sweep's folder, or None if the words do not set ``hydra.sweep.dir`` in SWEEPS."""
-    folders = (Path(word.removeprefix("hydra.sweep.dir=")) for word in words)
-    return next((folder for folder in folders if folder.parent == SWEEPS), None)
+    """Return the sweep's folder, or None if the words do not set ``hydra.sweep.dir``."""
+    given = (word.partition("=") for word in words)
+    folders = (Path(folder) for key, _, folder in given if key == "hydra.sweep.dir")
+    return next(folders, None)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ const smoothed = (ys) => {
     return sum / weight;
   });
 };
-const isSmoothed = (line) => look.smoothing > 0 && line.joined && line.x.length >= FEWEST_TO_SMOOTH;
+const isSmoothed = (line) => look.smoothing > 0 && line.isSeries && line.joined && line.x.length >= FEWEST_TO_SMOOTH;
 const lows = (line) => line.low ?? line.y.map((y, place) => y - (line.half?.[place] ?? 0));
 const highs = (line) => line.high ?? line.y.map((y, place) => y + (line.half?.[place] ?? 0));
 

@@ -106,7 +106,7 @@ def line_chart(
             "healthy": healthy,
             "most": 1 if unit == SHARE and highest <= 1 else None,
             "flags": [flag.x for flag in flags],
-            "lines": [_line_data(line) for line in shown],
+            "lines": [_line_data(line) | {"isSeries": "step" in x_label} for line in shown],
         },
     )
 

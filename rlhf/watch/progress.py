@@ -21,7 +21,6 @@ from rlhf.config.choices import Phase
 from rlhf.config.run_dir import LOCK
 from rlhf.report.summary import duration_text
 
-JUST_WRITTEN = 30  # seconds: the writer lives, though no process here has its number
 LONG_SILENT = 300  # seconds without a line after which a run on another machine may have ended
 MOST_SEEN = 50  # times of steps over which the pace is averaged
 METRICS_FILE = "metrics.jsonl"
@@ -165,10 +164,11 @@ class RunProgress:
         age = max(0.0, time.time() - (written or started or 0.0))
         said = f"{'last line' if written else 'began'} {age_text(age)} ago"
         is_alive = _is_process_alive(self.folder)
-        if is_alive or age < (LONG_SILENT if is_alive is None else JUST_WRITTEN):
+        if is_alive or (is_alive is None and age < LONG_SILENT):
             return RunState("running", f"running, {said}")
+        way_on = f"python launch.py resume={self.folder} continues the run"
         if is_alive is False:
-            return RunState("ended", f"ended without a result, {said}")
+            return RunState("ended", f"stopped, {said}; {way_on}")
         return RunState("silent", f"on another machine or ended, {said}")
 
 

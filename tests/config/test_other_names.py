@@ -9,6 +9,7 @@ import pytest
 from rlhf.base.errors import ConfigError
 from rlhf.config.hydra_errors import (
     refuse_unknown_flags,
+    refuse_words_of_others,
     schema_types,
     type_of_key,
     unknown_key_error,
@@ -159,3 +160,27 @@ def test_flag_is_answered_with_an_override(words: str, message: str) -> None:
 )
 def test_options_of_hydra_and_keys_are_no_flags(words: str) -> None:
     refuse_unknown_flags(words.split())
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        ("trainer=grpo", "experiment=grpo"),
+        ("phase=grpo", "experiment=grpo"),
+        ("reward_model.enable=False", "phase=pipeline_rule"),
+        ("model.name=facebook/opt-125m", "model=pretrained model.path=facebook/opt-125m"),
+        ("reward=mine:f", "'rewards.NAME={kind: function, function: mine:f, run_code: true}'"),
+        ("rewards=mine:f", "'rewards.NAME={kind: function, function: mine:f, run_code: true}'"),
+        ("reward=length", "'rewards.NAME={kind: length}'"),
+        ("adapter=lora", "lora=default"),
+        ("load_in_4bit=true", "not supported"),
+        ("use_vllm=true", "rollout=vllm_server"),
+        ("resume=true", "resume=auto"),
+        ("wandb=true", "tracking=wandb"),
+    ],
+)
+def test_a_word_of_another_program_is_answered_with_ours(word: str, ours: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        refuse_words_of_others([word])
+    assert ours in str(refused.value)
+    refuse_words_of_others(["phase=ppo", "resume=auto", "reward=default", "model=opt_125m"])

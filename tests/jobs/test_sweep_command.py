@@ -22,6 +22,7 @@ from rlhf.jobs.sweep_command import (
     add_sweep_folders,
     expand_sweep,
     jobs_at_a_time,
+    sweep_folder_of,
     use_temporary_plan_folder,
 )
 from rlhf.tracking.metric_table import METRICS
@@ -95,11 +96,17 @@ def test_last_value_of_a_key_counts() -> None:
     assert found[-1] == "hydra.job.config.override_dirname.exclude_keys=[ppo.steps]"
 
 
-@pytest.mark.parametrize(
-    "words", [["seed=1,2"], ["-m", "seed=1"], ["-m", "seed=1,2", "hydra.sweep.dir=here"]]
-)
+@pytest.mark.parametrize("words", [["seed=1,2"], ["-m", "seed=1"]])
 def test_other_commands_keep_their_folders(words: list[str]) -> None:
     assert add_sweep_folders(words, words) == words
+
+
+def test_a_folder_of_the_users_own_is_a_sweep_like_any_other() -> None:
+    words = ["-m", "seed=1,2", "hydra.sweep.dir=/a/here"]
+    found = add_sweep_folders(words, words)
+    assert [word for word in found if word.startswith("hydra.sweep.dir=")] == words[2:]
+    assert "hydra.sweep.subdir=${hydra.job.override_dirname}" in found
+    assert sweep_folder_of(found) == Path("/a/here")
 
 
 def test_flags_and_their_values_are_no_overrides() -> None:

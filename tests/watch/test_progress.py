@@ -80,7 +80,7 @@ HERE = socket.gethostname()
         ("process OWN on HERE", None, "running"),
         ("process OWN on HERE", 7200, "running"),
         ("process 4194999 on HERE", 7200, "ended"),
-        ("process 4194999 on HERE", 5, "running"),  # another machine of this name, or just now
+        ("process 4194999 on HERE", 5, "ended"),
         ("process 1 on elsewhere", 5, "running"),
         ("process 1 on elsewhere", 200, "running"),
         ("process 1 on elsewhere", 7200, "silent"),
@@ -101,7 +101,8 @@ def test_state_of_a_run(
     assert state.word == word
     if word != "waiting":
         said = "began" if seconds_ago is None else "last line"
-        assert re.search(rf"{said} \d+ (s|min|h) ago$", state.text)
+        end = f"; python launch.py resume={folder} continues the run" if word == "ended" else ""
+        assert re.search(rf"{said} \d+ (s|min|h) ago{end}$", state.text)
     finish(folder)
     assert RunProgress(folder).state().word == "finished"
 
