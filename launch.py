@@ -16,7 +16,7 @@ from rlhf.jobs.job import begin_run, config_of_job, show_commands, show_plan
 from rlhf.jobs.launch_command import Command, Job, parse_command, read_job
 from rlhf.jobs.launcher_process import set_up_process
 from rlhf.jobs.search import run_search
-from rlhf.jobs.sweep_jobs import end_with_launcher, run_job
+from rlhf.jobs.sweep_jobs import end_with_launcher, plan_as_share, run_job
 from rlhf.report import at_end
 from rlhf.runtime.launch_mode import script_name
 from rlhf.runtime.rendezvous import is_secondary_node, rank_from_environment
@@ -51,9 +51,11 @@ def run(job: Job) -> float | None:
         if job.is_plan:
             return None
     elif job.is_plan:
-        return show_plan(config, job)
+        with plan_as_share(config.hardware, job.at_a_time):
+            return show_plan(config, job)
     else:
-        config, run_dir = begin_run(config, job, stopped)
+        with plan_as_share(config.hardware, job.at_a_time):
+            config, run_dir = begin_run(config, job, stopped)
     try:
         if run_dir is not None and job.at_a_time is not None:
             return run_job(config.hardware, run_dir, script, jobs=job.at_a_time)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.base.host_limits import read_limits
 from rlhf.base.user_paths import expand_user_path
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -158,5 +159,6 @@ def cache_folder() -> Path:
 
 
 def num_usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Return the number of cores that this process may use, whole ones of a container's quota."""
+    cores, quota = len(os.sched_getaffinity(0)), read_limits().cores
+    return cores if quota is None else max(1, min(cores, int(quota)))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from rlhf.base.atomic import replace_atomically, retry_transient_errors
+from rlhf.base.heartbeat import beat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -110,6 +111,7 @@ def write_shards(folder: Path, stream: Iterable[tuple[str, Tensor]], shard_bytes
         held.clear()
 
     for name, tensor in stream:
+        beat()
         if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > shard_bytes:
             write()
         held[name] = tensor.to("cpu", copy=True).contiguous()

@@ -24,6 +24,7 @@ from rlhf.base.cpu import (
     usable_isa,
 )
 from rlhf.base.errors import CapabilityError
+from rlhf.base.host_limits import jobs_on_machine, read_limits
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.schema.hardware import HardwareConfig
 
@@ -161,6 +162,9 @@ def machine_of(hardware: HardwareConfig, rates: CpuRates | None = None) -> Machi
     dtype = _assumed_dtype(hardware)
     memory = hardware.memory_gib * GIB if hardware.memory_gib else _machine_memory_bytes()
     host = hardware.host_memory_gib * GIB if hardware.host_memory_gib else _machine_memory_bytes()
+    host /= jobs_on_machine()
+    if not is_gpu:  # a job has GPUs of its own
+        memory /= jobs_on_machine()
     tflops = _configured_tflops(hardware)
     bandwidth, is_estimated = hardware.memory_bandwidth_gb, False
     call_seconds = LAUNCH_SECONDS
@@ -212,6 +216,5 @@ def _configured_tflops(hardware: HardwareConfig) -> float | None:
 def _machine_memory_bytes() -> int:
     """Return the memory in bytes of this machine, or the limit of this container if lower."""
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.exists() else "max"
-    return here if text == "max" else min(here, int(text))
+    limit = read_limits().memory
+    return here if limit is None else min(here, limit)

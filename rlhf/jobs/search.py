@@ -23,11 +23,20 @@ from filelock import FileLock, Timeout
 
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.finite_numbers import restore_nan
-from rlhf.base.stored_files import METRICS, read_lines
+from rlhf.base.growing_file import GrowingFile
+from rlhf.base.stored_files import METRICS
 from rlhf.checkpoint.results import read_json_object
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.jobs.search_command import Dimension, Sampler, Search, example_config, write_solutions
+from rlhf.jobs.search_command import (
+    Dimension,
+    Sampler,
+    Search,
+    example_config,
+    trial_text,
+    write_solutions,
+)
+from rlhf.jobs.sweep_command import job_folder_name
 from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, open_log, resources_of_share
 from rlhf.runtime.start_checks import logged_metrics, require_known_name, result_names
 from rlhf.tracking.console import build_console
@@ -51,6 +60,7 @@ class Running(NamedTuple):
     slot: int
     process: subprocess.Popen[bytes]
     run_dir: Path
+    metrics: GrowingFile
 
 
 class Searcher:
@@ -107,7 +117,8 @@ class Searcher:
             f"{key}={value}"
             for key, value in _overrides_of_trial(trial, self._search.space).items()
         ]
-        run_dir = self._search.folder / ",".join([f"{trial.number:03d}", *values])
+        name = job_folder_name(",".join([f"{trial.number:03d}", *values]))
+        run_dir = self._search.folder / name
         if (run_dir / FROZEN).exists():
             words = [f"resume={run_dir}"]
         else:
@@ -131,7 +142,8 @@ class Searcher:
         finally:
             os.sched_setaffinity(0, all_cores)
         self._say(f"trial {trial.number}: {' '.join(values)}")
-        self._running.append(Running(trial, slot, process, run_dir))
+        metrics = GrowingFile(run_dir / "metrics.jsonl", METRICS)
+        self._running.append(Running(trial, slot, process, run_dir, metrics))
 
     def _poll_trials(self) -> None:
         """Wait ``POLL_SECONDS``; report ended trials to the study, and end pruned trials."""
@@ -157,7 +169,7 @@ class Searcher:
         # Optuna compares these values in the direction of the objective.
         goal = "higher" if self._search.study.maximize else "lower"
         sign = 1 if better_direction(prune.metric) in {None, goal} else -1
-        for line in read_lines(each.run_dir / "metrics.jsonl", METRICS):
+        for line in each.metrics.read().values:
             value, step = line.get(prune.metric), line["step"]
             if value is not None and step not in reported:
                 each.trial.report(sign * value, step)
@@ -249,8 +261,7 @@ def _suggest_value(trial: Trial, dimension: Dimension) -> None:
 
 def _overrides_of_trial(trial: Trial, space: list[Dimension]) -> dict[str, str]:
     """Return the trial's values by key, as command-line text with floats rounded to 4 digits."""
-    values = {dimension.key: trial.params[dimension.key] for dimension in space}
-    return {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in values.items()}
+    return {dimension.key: trial_text(trial.params[dimension.key]) for dimension in space}
 
 
 def _read_result(phases: Mapping[str, Any], name: str) -> float:

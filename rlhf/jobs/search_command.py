@@ -216,13 +216,19 @@ def write_solutions(search: Search, best: Sequence[FrozenTrial]) -> None:
         building.write_text(yaml.safe_dump(content))
 
 
+def trial_text(value: object) -> str:
+    """Return a value of a trial as command-line text; floats are rounded to 4 digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def _solution(search: Search, trial: FrozenTrial) -> dict[str, Any]:
     """Return a trial's values; choices are texts in Optuna, and become what the texts stand for."""
     return {
         "trial": trial.number,
         "best_evaluated_params": {
-            key: yaml.safe_load(value) if isinstance(value, str) else value
+            key: float(text) if isinstance(value, float) else yaml.safe_load(text)
             for key, value in trial.params.items()
+            for text in [trial_text(value)]
         },
         "best_evaluated_value": dict(zip(search.study.objectives, trial.values or (), strict=True)),
     }

@@ -28,6 +28,7 @@ from rlhf.config.run_dir import SWEEPS
 from rlhf.config.typed import format_value
 
 MULTIRUN = frozenset({"-m", "--multirun"})
+MOST_BYTES = 200  # of a job's folder name; file systems take 255
 NAMED_BY = ("sweep", "experiment")  # keys whose value begins the name of a sweep's folder
 
 
@@ -89,10 +90,23 @@ def add_sweep_folders(words: Sequence[str], typed_words: Sequence[str]) -> list[
     digest = hashlib.sha256("\n".join(sorted(ours)).encode()).hexdigest()[:8]
     folders = [
         f"hydra.sweep.dir={SWEEPS / f'{name}-{digest}'}",
-        "hydra.sweep.subdir=${hydra.job.override_dirname}",
+        "hydra.sweep.subdir=${rlhf_job_folder:${hydra.job.override_dirname}}",
         f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]",
     ]
     return _insert_overrides(words, *(f for f in folders if f.partition("=")[0] not in last))
+
+
+def job_folder_name(text: str) -> str:
+    """Return ``text`` as the name of one folder: without /, and cut to MOST_BYTES with a hash."""
+    name = text.replace("/", "_")
+    if name == text and len(name.encode()) <= MOST_BYTES:
+        return name
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{name.encode()[: MOST_BYTES - 9].decode(errors='ignore')}-{digest}"
+
+
+# Here and not in a function: the processes of joblib import this module, and Hydra resolves there.
+OmegaConf.register_new_resolver("rlhf_job_folder", job_folder_name, replace=True)
 
 
 def refuse_parent_folders(overrides: Sequence[Override]) -> None:

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from rlhf.base.command import wait_for_exit
 from rlhf.base.errors import CapabilityError, RlhfError
+from rlhf.base.host_limits import SHARED_BY
 from rlhf.base.stored_files import open_regular
 from rlhf.checkpoint.results import read_objective, read_plan
 from rlhf.config.choices import Device
@@ -142,7 +143,7 @@ def resources_of_share(
     Raises:
         CapabilityError: if this machine has too few devices for the jobs.
     """
-    environment, ranks = dict(os.environ), hardware.ranks_per_node
+    environment, ranks = os.environ | {SHARED_BY: str(jobs)}, hardware.ranks_per_node
     devices = _visible_devices() if hardware.device is Device.cuda else []
     if devices and len(devices) < jobs * ranks:
         raise CapabilityError(
@@ -154,6 +155,22 @@ def resources_of_share(
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     cores = sorted(os.sched_getaffinity(0))
     return environment, set(cores[number::jobs] or cores)
+
+
+@contextmanager
+def plan_as_share(hardware: HardwareConfig, jobs: int | None) -> Iterator[None]:
+    """Let plans in the block count the cores and the memory that one of ``jobs`` jobs will have."""
+    if jobs is None or jobs == 1:
+        yield
+        return
+    all_cores, (environment, cores) = os.sched_getaffinity(0), resources_of_share(hardware, 0, jobs)
+    os.environ[SHARED_BY] = environment[SHARED_BY]
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, all_cores)
+        del os.environ[SHARED_BY]
 
 
 def _acquire_share(folder: Path, jobs: int) -> tuple[int, FileLock]:

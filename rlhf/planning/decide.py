@@ -57,7 +57,7 @@ def plan_and_configure(
         )
     config = resolve_auto(plan)
     validate(config)
-    return Decision(config, plan, tuple(idle_options(config)))
+    return Decision(config, plan, (*plan.warnings, *idle_options(config)))
 
 
 def resolve_auto(plan: Plan) -> RunConfig:

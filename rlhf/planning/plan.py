@@ -74,6 +74,19 @@ class Plan:
     limit: float
     """Bytes that one rank may use."""
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return a sentence for each phase whose steps last longer than the watchdog waits."""
+        limit = self.config.launcher.watchdog_minutes
+        minutes = {p.phase: sum(p.step_seconds.values()) / 60 for p in self.phases}
+        return tuple(
+            f"launcher.watchdog_minutes={limit:g}: a step of {phase} takes about {each:.0f} "
+            f"minutes; a part of it that gives no sign for {limit:g} minutes ends the run. "
+            f"Set launcher.watchdog_minutes={2 * each:.0f}"
+            for phase, each in minutes.items()
+            if limit is not None and each > limit
+        )
+
     @cached_property
     def reason(self) -> str | None:
         """Return the reason why the run does not fit, or None if it fits."""

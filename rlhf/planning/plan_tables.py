@@ -168,7 +168,7 @@ def tables(plan: Plan) -> list[RenderableType]:
     notes = [f"the time is for {describe_counts(plan)}", *_doubts(plan)]
     if plan.machine.is_estimated:
         notes.append("this CPU's rates are estimates: the first run measures them")
-    notes += idle_options(plan.config)
+    notes += [*plan.warnings, *idle_options(plan.config)]
     if plan.fits:
         models, checkpoints = plan.saved_model_bytes / GB, plan.checkpoint_bytes / GB
         disk = f"models on disk: {models:.1f} GB, checkpoints up to {checkpoints:.1f} GB"

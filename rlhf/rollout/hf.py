@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.end_tokens import end_ids_of
+from rlhf.base.heartbeat import beat
 from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens
 
@@ -92,18 +93,19 @@ class HfRollout:
 
     def _build_stopping_criteria(
         self, prompt_tokens: int, stopped_at: list[int | None]
-    ) -> StoppingCriteriaList | None:
+    ) -> StoppingCriteriaList:
         """Return criteria that end rows at stop texts and record the token index of each end."""
         from transformers import StoppingCriteriaList
 
         def has_stopped(ids_BS: Tensor, *_: object, **__: object) -> Tensor:
-            responses = ids_BS[:, prompt_tokens:].tolist()
+            beat()
+            responses = ids_BS[:, prompt_tokens:].tolist() if self._stop else []
             for row, response_ids in enumerate(responses):
                 if stopped_at[row] is None and self._stop.completes_stop_text(response_ids):
                     stopped_at[row] = len(response_ids) - 1
             return torch.tensor([at is not None for at in stopped_at], device=ids_BS.device)
 
-        return StoppingCriteriaList([has_stopped]) if self._stop else None
+        return StoppingCriteriaList([has_stopped])
 
     def _cut_at_ends(
         self, ids_BT: Tensor, end_ids: tuple[int, ...], stopped_at: list[int | None]

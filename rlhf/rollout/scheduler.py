@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from rlhf.base.heartbeat import beat
 from rlhf.base.host_copies import copy_to_device
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, PackingDecoder, Texts
 from rlhf.rollout.parking import Counterpart, ParkedRows, Request
@@ -59,6 +60,7 @@ class Scheduler:
         # Longest first: a prefill gets texts of similar length, and equal texts are adjacent.
         waiting = sorted(requests, key=lambda r: (len(r.text), r.text), reverse=True)
         while self._any_rank_works(bool(waiting or self._active or self._parked)):
+            beat()
             if continued := self._next_to_continue(waiting):
                 requests, logits_BV = self._extend(continued, draws_NT.device)
                 drawn_2B = self._draw_tokens(requests, logits_BV, draws_NT)

@@ -20,6 +20,7 @@ import torch
 
 from rlhf.base.end_tokens import end_ids_of
 from rlhf.base.errors import RolloutError
+from rlhf.base.heartbeat import beat
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.rollout.padding import Sampled, pad_responses, unpad_prompts
@@ -195,6 +196,7 @@ class VllmClient:
         def one(prompt: list[int], seed: int) -> Sampled:
             body = {**shared, "prompt": prompt, "seed": seed}
             (choice,) = self._request("POST", "/v1/completions", body)["choices"]
+            beat()
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
             if len(ids) != len(logprobs):
                 raise self._error(f"{len(ids)} tokens came with {len(logprobs)} log-probabilities")

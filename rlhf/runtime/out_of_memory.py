@@ -35,11 +35,16 @@ def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Ite
         )
         keys += _remedies(config, phase)
         first = str(error).strip().partition("\n")[0].rstrip(".")
-        raise OutOfMemoryError(
+        failed = (
             f"{phase}: out of memory with {phase}.micro_batch_size={micro}"
             f"{_describe_plan(run_dir, phase)}: {first or type(error).__name__}. "
-            f"python launch.py resume={run_dir} {' '.join(keys) or 'hardware.nodes=2'} continues "
+        )
+        raise OutOfMemoryError(
+            f"{failed}python launch.py resume={run_dir} {' '.join(keys)} continues "
             "with less memory; hardware.on_oom=reduce_micro_batch does so by itself"
+            if keys
+            else f"{failed}No key that resume may change needs less memory here: start a run with "
+            "model.gradient_checkpointing=true, lora=all, a smaller model or shorter texts"
         ) from error
 
 

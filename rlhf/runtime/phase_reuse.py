@@ -28,7 +28,7 @@ from rlhf.checkpoint.results import read_phase_result, reused_phases
 from rlhf.config.choices import Phase, Reuse
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
-from rlhf.engine.devices import reset_peak_memory
+from rlhf.engine.devices import reset_peak_memory, resolve_dtype
 from rlhf.phases.shared.context import RunContext, phase_data_hash
 from rlhf.runtime.run_result import compare_phase_with_plan
 
@@ -89,7 +89,10 @@ def verify_finished_phases(
 
 def key_in_store(context: RunContext, phase: Phase) -> str | None:
     """Return the phase's key in the store of phases; None if this run does not use the store."""
-    config = context.config
+    config, hardware = context.config, context.config.hardware
+    # What auto stands for depends on the machine, and on variables such as ONEDNN_MAX_CPU_ISA.
+    dtype = resolve_dtype(hardware.dtype, hardware.device)
+    config = replace(config, hardware=replace(hardware, dtype=dtype))
     if config.reuse.phases is not Reuse.always or phase not in REUSED:
         return None
     so_far = config.phase.order[: config.phase.order.index(phase) + 1]

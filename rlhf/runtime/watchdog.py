@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf.phases.shared.step_signals import Heartbeat
+from rlhf.base.heartbeat import Heartbeat
 
 STACK_S = 1.0  # seconds in which a resumed rank can print its stacks
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
+from rlhf.base.growing_file import GrowingFile
 from rlhf.base.stored_files import ALARM, METRICS, SAMPLE
 from rlhf.config.freeze import FROZEN, frozen_keys
 from rlhf.report.charts import MOST_POINTS, Point
@@ -18,7 +19,6 @@ from rlhf.tracking.console import KEY_METRICS, KeyMetric
 from rlhf.tracking.metric_table import METRICS as KNOWN
 from rlhf.tracking.metric_table import documented_name
 from rlhf.tracking.step_alarms import Alarm, alarm_of_line
-from rlhf.watch.growing_file import GrowingFile
 from rlhf.watch.progress import METRICS_FILE, RunProgress, RunState, time_text
 
 # Metrics that are drawn over KL: their points are matched by step, so all of them are kept.

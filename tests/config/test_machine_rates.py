@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlhf.base.cpu import FLAGS, MAX_ISA, ONEDNN_MAX_ISA, Cpu, Isa, num_usable_cores, usable_isa
 from rlhf.base.errors import ConfigError
+from rlhf.base.host_limits import SHARED_BY, HostLimits
+from rlhf.config import machine_rates
 from rlhf.config.choices import Dtype
 from rlhf.config.machine_rates import (
     ESTIMATES,
+    GIB,
     CpuRates,
     cpu_rates,
     lacks_rates,
@@ -138,19 +142,15 @@ def test_rates_of_gpus_are_not_measured(key: str, compose: Compose) -> None:
         run_of(compose, "hardware=a100_80g", f"hardware.{key}=null")
 
 
-@pytest.mark.parametrize(("limit", "found"), [("max", None), ("1000000", 10**6), (None, None)])
+@pytest.mark.parametrize(("limit", "jobs"), [(None, 1), (10**6, 1), (10**6, 8)])
 def test_memory_that_no_profile_says_is_what_this_process_may_use(
-    limit: str | None, found: int | None, compose: Compose, monkeypatch: pytest.MonkeyPatch
+    limit: int | None, jobs: int, compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = Path("/sys/fs/cgroup/memory.max")
-    read, exists = Path.read_text, Path.exists
     cpu = profile(compose, "cpu")
-    monkeypatch.setattr(
-        Path, "read_text", lambda path: f"{limit}\n" if path == group else read(path)
-    )
-    monkeypatch.setattr(
-        Path, "exists", lambda path: limit is not None if path == group else exists(path)
-    )
+    monkeypatch.setattr(machine_rates, "read_limits", lambda: HostLimits(limit, None))
+    monkeypatch.setenv(SHARED_BY, str(jobs))
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     machine = machine_of(cpu)
-    assert machine.memory == machine.host_memory_of_node == (found or here)
+    assert machine.memory == machine.host_memory_of_node == (limit or here) / jobs
+    typed = machine_of(replace(cpu, memory_gib=64.0, host_memory_gib=64.0))
+    assert typed.memory == typed.host_memory_of_node == 64 * GIB / jobs

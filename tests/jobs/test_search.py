@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import time
@@ -11,11 +12,13 @@ from typing import Any
 import optuna
 import pytest
 import yaml
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import TrialState, create_trial
 
 from rlhf.base.errors import ConfigError
+from rlhf.base.growing_file import GrowingFile
+from rlhf.base.stored_files import METRICS
 from rlhf.jobs.search import JOURNAL, Running, Searcher, _read_result
 from rlhf.jobs.search_command import PruneConfig, Search, StudyConfig, write_solutions
 from tests.runs import ROOT, TINY_RUN, launch, new_cache, start
@@ -104,6 +107,44 @@ def test_solutions_have_the_objectives_all_ties_and_values_instead_of_texts(tmp_
     assert found == {1: {"ppo.ppo_epochs": 2}, 2: {"ppo.ppo_epochs": None}}
 
 
+def test_solutions_are_the_numbers_that_their_runs_had(tmp_path: Path) -> None:
+    made = searcher(tmp_path)
+    made._study.add_trial(
+        create_trial(
+            params={"ppo.kl_ctl": 0.123456789, "ppo.actor_lr": 0.0000123456},
+            distributions={
+                name: FloatDistribution(1e-6, 1.0) for name in ("ppo.kl_ctl", "ppo.actor_lr")
+            },
+            values=[1.0],
+        )
+    )
+    write_solutions(made._search, made._study.best_trials)
+    (best,) = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())["solutions"]
+    assert best["best_evaluated_params"] == {"ppo.kl_ctl": 0.1235, "ppo.actor_lr": 1.235e-5}
+
+
+@pytest.mark.parametrize(
+    ("goal", "metric", "reported"),
+    [
+        ({"maximize": ["ppo.gold_after"]}, "ppo/eval_gold", [0.5, 0.7]),
+        ({"maximize": ["ppo.gold_after"]}, "ppo/eval_kl", [-0.5, -0.7]),
+        ({"maximize": [], "minimize": ["ppo.kl_after"]}, "ppo/eval_gold", [-0.5, -0.7]),
+    ],
+)
+def test_pruning_knows_which_way_its_metric_is_better(
+    goal: dict[str, Any], metric: str, reported: list[float], tmp_path: Path
+) -> None:
+    made = searcher(tmp_path, prune=PruneConfig(metric=metric), **goal)
+    trial = made._study.ask()
+    growing = GrowingFile(tmp_path / "metrics.jsonl", METRICS)
+    running = Running(trial, 0, None, tmp_path, growing)  # type: ignore[arg-type]
+    for step, value in enumerate((0.5, 0.7), start=1):
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"phase": "ppo", "step": step, metric: value}) + "\n")
+        made._report_and_should_prune(running)
+    assert list(made._study.trials[0].intermediate_values.values()) == reported
+
+
 def test_search_that_runs_already_is_refused(tmp_path: Path) -> None:
     first = searcher(tmp_path)
     with pytest.raises(ConfigError, match="another process runs this search"):
@@ -137,7 +178,8 @@ def test_trial_that_is_worse_than_the_median_report_and_should_prune(
         '{"phase": "sft", "step": 9, "sft/loss": 7}\n'
         f'{{"phase": "sft", "step": 10, "sft/eval_loss": {value}}}\n'
     )
-    running = Running(made._study.ask(), 0, None, tmp_path)  # type: ignore[arg-type]
+    growing = GrowingFile(tmp_path / "metrics.jsonl", METRICS)
+    running = Running(made._study.ask(), 0, None, tmp_path, growing)  # type: ignore[arg-type]
     assert made._report_and_should_prune(running) is is_hopeless
     assert made._report_and_should_prune(running) is is_hopeless, "a step is reported once"
 

@@ -21,6 +21,7 @@ from rlhf.jobs.search_command import parse_search
 from rlhf.jobs.sweep_command import (
     add_sweep_folders,
     expand_sweep,
+    job_folder_name,
     jobs_at_a_time,
     sweep_folder_of,
     use_temporary_plan_folder,
@@ -87,6 +88,32 @@ def test_folders_are_named_by_the_command() -> None:
     assert folder in again
     assert folder not in other
     assert "hydra.job.config.override_dirname.exclude_keys=[experiment,seed]" in first
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("003,ppo.kl_ctl=0.02", "003,ppo.kl_ctl=0.02"),
+        ("003,model.path=a/b", "003,model.path=a_b-"),
+        ("007,tracking.project=" + "x" * 400, "007,tracking.project=" + "x" * 170 + "-"),
+        ("007,name=" + "\u00e4" * 400, "007,name=" + "\u00e4" * 91 + "-"),
+    ],
+)
+def test_a_job_has_one_folder_that_file_systems_take(text: str, name: str) -> None:
+    found = job_folder_name(text)
+    assert found.startswith(name)
+    assert "/" not in found
+    assert len(found.encode()) <= 200
+    assert found == text or found != job_folder_name(text + "y"), "the hash tells them apart"
+    assert found.partition(",")[0].isdecimal(), "study.py reads the trial's number"
+
+
+def test_hydra_names_folders_so() -> None:
+    words = ["-m", "model.path=a/b,c/d"]
+    (subdir,) = (w for w in add_sweep_folders(words, words) if w.startswith("hydra.sweep.subdir="))
+    node = {"name": "model.path=a/b", "dir": subdir.partition("=")[2]}
+    node["dir"] = node["dir"].replace("hydra.job.override_dirname", "name")
+    assert OmegaConf.create(node).dir == job_folder_name("model.path=a/b")
 
 
 def test_last_value_of_a_key_counts() -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from rlhf.base.errors import CapabilityError
-from rlhf.jobs.sweep_jobs import _visible_devices
+from rlhf.base.host_limits import SHARED_BY, jobs_on_machine
+from rlhf.config.choices import Device
+from rlhf.config.schema.hardware import HardwareConfig
+from rlhf.jobs.sweep_jobs import _visible_devices, plan_as_share, resources_of_share
 
 TWO = """\
 GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)
@@ -53,3 +59,14 @@ def test_without_nvidia_smi_the_user_names_them(monkeypatch: pytest.MonkeyPatch)
         _visible_devices()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5")
     assert _visible_devices() == ["3", "GPU-5"]
+
+
+def test_jobs_side_by_side_are_planned_with_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [set(range(8))]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: given[-1])
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: given.append(set(cores)))
+    hardware = cast("HardwareConfig", SimpleNamespace(device=Device.cpu, ranks_per_node=1))
+    with plan_as_share(hardware, 4):
+        assert (jobs_on_machine(), len(given[-1])) == (4, 2)
+    assert (jobs_on_machine(), len(given[-1])) == (1, 8)
+    assert resources_of_share(hardware, 0, 2)[0][SHARED_BY] == "2", "trials of a search plan so too"

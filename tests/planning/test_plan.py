@@ -214,6 +214,14 @@ def test_the_hosts_memory_is_a_limit_too(compose: Compose) -> None:
     assert plan_run(drive).fits
 
 
+def test_a_step_that_outlasts_the_watchdog_is_named(compose: Compose) -> None:
+    words = ["model=opt_6.7b", "hardware=a100_80g", "zero=stage2_offload"]
+    words += ["ppo.rollout_batch_size=1024", "rollout.max_response_tokens=1024"]
+    (warning,) = plan_run(run_of(compose, *words, "launcher.watchdog_minutes=30")).warnings
+    assert warning.startswith("launcher.watchdog_minutes=30: a step of ppo takes about ")
+    assert plan_run(run_of(compose, *words, "launcher.watchdog_minutes=null")).warnings == ()
+
+
 def test_the_fastest_that_fits_and_the_earlier_of_two(compose: Compose) -> None:
     plan = plan_run(run_of(compose, "model=opt_125m", "hardware=a100_80g", "phase=sft"))
 

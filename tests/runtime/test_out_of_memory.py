@@ -105,6 +105,17 @@ def test_the_keys_that_help_are_those_of_the_machine(
     assert f"resume={tmp_path} {keys} continues with less memory" in str(told.value)
 
 
+def test_one_rank_of_a_cpu_is_told_no_second_node(compose: Compose, tmp_path: Path) -> None:
+    config = to_run_config(compose(["sft.micro_batch_size=1"]))
+    with (
+        pytest.raises(OutOfMemoryError) as told,
+        explain_out_of_memory(config, Phase.sft, tmp_path),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert "hardware.nodes" not in str(told.value)
+    assert "model.gradient_checkpointing=true" in str(told.value)
+
+
 def test_a_retry_keeps_no_graphs(compose: Compose) -> None:
     words = ["hardware=a100_40g", "rollout.keep_graphs=always"]
     config = to_run_config(compose([*words, "hardware.on_oom=reduce_micro_batch"]))

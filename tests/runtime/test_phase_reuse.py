@@ -14,9 +14,11 @@ from omegaconf import DictConfig
 from rlhf.base.errors import CheckpointError
 from rlhf.checkpoint.finished_phase import finish_phase
 from rlhf.checkpoint.phase_store import PhaseStore
-from rlhf.config.choices import Phase
+from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
-from rlhf.runtime.phase_reuse import store_phase, verify_finished_phases
+from rlhf.phases.shared.context import RunContext
+from rlhf.runtime import phase_reuse
+from rlhf.runtime.phase_reuse import key_in_store, store_phase, verify_finished_phases
 from tests.runs import TINY_RUN, launch, new_cache
 
 Compose = Callable[[list[str]], DictConfig]
@@ -92,3 +94,16 @@ def test_a_run_of_reused_phases_ends_resumes_and_notices_damage(tmp_path: Path) 
         run = launch(command, cwd=tmp_path)
         assert run.returncode == 2
         assert "model.safetensors is damaged: it is not what was written" in run.stderr
+
+
+def test_the_key_of_a_phase_knows_the_precision_that_auto_chose(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phase_reuse, "phase_data_hash", lambda *_: "data")
+    found = []
+    for dtype, chosen in (("auto", "fp32"), ("auto", "bf16"), ("fp32", "fp32")):
+        words = ["reuse.phases=always", f"hardware.dtype={dtype}"]
+        context = cast("RunContext", SimpleNamespace(config=to_run_config(compose(words))))
+        monkeypatch.setattr(phase_reuse, "resolve_dtype", lambda *_, c=chosen: Dtype(c))
+        found.append(key_in_store(context, Phase.sft))
+    assert found[0] == found[2] != found[1]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.phases.shared.step_signals import Heartbeat
+from rlhf.base.heartbeat import Heartbeat
 from rlhf.runtime.watchdog import Process
 from tests.runs import ROOT
 from tests.runtime.test_launcher import children

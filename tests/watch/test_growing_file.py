@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.watch.growing_file import GrowingFile
+from rlhf.base.growing_file import GrowingFile
 
 FORM = {"step": int}
 

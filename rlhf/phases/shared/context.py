@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf.base.heartbeat import Heartbeat
 from rlhf.base.ranks import Ranks
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.phase_state import Checkpoint
@@ -22,7 +23,7 @@ from rlhf.data.splits import PhaseData
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import TokenData, cache_key, limit_of, tokenise
 from rlhf.engine.settings import EngineSettings
-from rlhf.phases.shared.step_signals import Heartbeat, StopRequests
+from rlhf.phases.shared.step_signals import StopRequests
 from rlhf.tracking.console import Console
 from rlhf.tracking.tracker import Tracker
 

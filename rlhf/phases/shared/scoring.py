@@ -16,6 +16,7 @@ from torch import Tensor
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.algorithms.reward import disagreement
 from rlhf.base.errors import RewardError
+from rlhf.base.heartbeat import beat
 from rlhf.base.types import (
     LogprobOptions,
     PromptBatch,
@@ -203,13 +204,11 @@ def score_responses(
         RewardError: if a score is NaN, infinite or too large for the statistics.
     """
     order = sort_rows_by_length(prompts, responses, list(range(len(prompts.texts))))
-    outputs = [
-        models.score(
-            WholeSequences(take_rows(prompts, rows), take_rows(responses, rows)),
-            with_policy=with_policy,
-        )
-        for rows in split_rows(order, micro_batch_size)
-    ]
+    outputs = []
+    for rows in split_rows(order, micro_batch_size):
+        beat()
+        sequences = WholeSequences(take_rows(prompts, rows), take_rows(responses, rows))
+        outputs.append(models.score(sequences, with_policy=with_policy))
     place = sorted(range(len(order)), key=order.__getitem__)
     policy, *others, disagreements = zip(*outputs, strict=True)
     logprobs_BT = torch.cat(policy)[place] if with_policy else responses.logprobs_BT

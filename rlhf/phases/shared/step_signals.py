@@ -1,4 +1,4 @@
-"""Signals between the steps of a phase and the process: heartbeats, and requests to stop.
+"""Requests of signals to write a checkpoint, or to stop.
 
 SIGTERM and SIGUSR1 request a checkpoint; SIGTERM also ends the run. The handlers only store the
 request; the phase answers it after the current step. No torch here: the launcher watches too.
@@ -7,34 +7,7 @@ request; the phase answers it after the current step. No torch here: the launche
 from __future__ import annotations
 
 import signal
-import time
 from types import FrameType
-
-
-class Heartbeat:
-    """The time of the last heartbeat, which the watchdog reads; none is expected between phases."""
-
-    def __init__(self) -> None:
-        self._last: float | None = None
-
-    def start(self) -> None:
-        """Record a heartbeat, and expect more from now on: a step begins."""
-        self._last = time.monotonic()
-
-    def beat(self) -> None:
-        """Record a heartbeat if more are expected: a batch of an evaluation begins."""
-        if self._last is not None:
-            self._last = time.monotonic()
-
-    def stop(self) -> None:
-        """Expect no more heartbeats: the last step has ended."""
-        self._last = None
-
-    @property
-    def seconds_since_beat(self) -> float:
-        """Return the seconds since the last heartbeat; 0 while none is expected."""
-        last = self._last
-        return 0.0 if last is None else time.monotonic() - last
 
 
 class StoppedError(KeyboardInterrupt):

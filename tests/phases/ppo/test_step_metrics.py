@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
 from rlhf.base.types import PromptBatch, Responses
+from rlhf.config.schema.ppo import PpoConfig
 from rlhf.phases.ppo.step_metrics import (
     duplicate_mask,
+    early_end_reason,
     equal_group_mask,
     update_moving_average,
 )
@@ -45,3 +49,10 @@ def test_the_average_leaves_out_what_is_not_finite() -> None:
         update_moving_average(average, math.nan) == update_moving_average(average, math.inf) == 2.0
     )
     assert update_moving_average(average, 3.0) == pytest.approx(2.1)
+
+
+def test_a_kl_that_is_not_a_number_is_not_above_a_limit() -> None:
+    config = cast("PpoConfig", SimpleNamespace(stop_run_kl=10.0))
+    said = [early_end_reason(config, {"ppo/kl_to_reference": kl}) for kl in (math.nan, 11.0, 9.0)]
+    assert said[0] == "ppo/kl_to_reference=nan is not finite"
+    assert said[1:] == ["ppo/kl_to_reference=11 is above ppo.stop_run_kl=10", None]

@@ -19,13 +19,14 @@ from torch import Tensor
 
 from rlhf.base import atomic
 from rlhf.base.errors import RlhfError
+from rlhf.base.heartbeat import Heartbeat
 from rlhf.base.ranks import Ranks
 from rlhf.checkpoint import phase_state
 from rlhf.checkpoint.phase_state import SkippedError, checkpoint_folders
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.step_signals import Heartbeat, StopRequests
+from rlhf.phases.shared.step_signals import StopRequests
 
 
 @dataclass

@@ -1,0 +1,40 @@
+"""Heartbeats of this process: the watchdog (rlhf/runtime/watchdog.py) ends a run without them."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+
+class Heartbeat:
+    """The time of the last heartbeat, which the watchdog reads; none is expected between phases."""
+
+    current: ClassVar[Heartbeat | None] = None  # the last that was started, which ``beat`` feeds
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+
+    def start(self) -> None:
+        """Record a heartbeat, and expect more from now on: a step begins."""
+        Heartbeat.current, self._last = self, time.monotonic()
+
+    def beat(self) -> None:
+        """Record a heartbeat if more are expected."""
+        if self._last is not None:
+            self._last = time.monotonic()
+
+    def stop(self) -> None:
+        """Expect no more heartbeats: the last step has ended."""
+        self._last = None
+
+    @property
+    def seconds_since_beat(self) -> float:
+        """Return the seconds since the last heartbeat; 0 while none is expected."""
+        last = self._last
+        return 0.0 if last is None else time.monotonic() - last
+
+
+def beat() -> None:
+    """Record that this process works: it decoded a token, or begins a batch or a tensor."""
+    if Heartbeat.current is not None:
+        Heartbeat.current.beat()
