@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.hydra_errors import (
@@ -14,9 +15,10 @@ from rlhf.config.hydra_errors import (
     type_of_key,
     unknown_key_error,
 )
-from rlhf.config.other_names import NAMES, OTHER_NAMES, suggested_keys
+from rlhf.config.other_names import read_other_names, suggested_keys
 
-CONF = Path(__file__).parents[2] / "conf"
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf"
 
 # What people type most, as the programs spell it.
 TYPED = {
@@ -118,15 +120,19 @@ def is_word(word: str) -> bool:
 
 
 def test_every_proposal_of_the_table_exists() -> None:
-    assert [each for found in OTHER_NAMES.values() for each in found if not exists(each)] == []
+    assert [
+        each for found in read_other_names().values() for each in found if not exists(each)
+    ] == []
     assert not exists("ppo.kl_coef")
     assert not exists("rewards.NAME.weights")
     assert not exists("lora=rank8")
 
 
 def test_no_name_of_the_table_is_a_key_or_stands_there_twice() -> None:
-    assert OTHER_NAMES.keys().isdisjoint(schema_types())
-    assert len(OTHER_NAMES) == sum(len(names.split()) for names in NAMES.values())
+    table = yaml.safe_load((ROOT / "rlhf" / "config" / "other_names.yaml").read_text())
+    names = [name for others in table.values() for name in others]
+    assert len(set(names)) == len(names)
+    assert set(names).isdisjoint(schema_types())
 
 
 @pytest.mark.parametrize("form", ["{}", "ppo.{}"])
