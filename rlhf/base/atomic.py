@@ -66,10 +66,10 @@ def replace_atomically(path: Path, *, shared: bool = False) -> Iterator[Path]:
     building, aside = (path.with_name(f".{path.name}.{end}") for end in (suffix, "old"))
     try:
         if os.path.lexists(path):
-            _remove(aside)
+            remove(aside)
         elif aside.exists():  # a process was killed between two renames
             aside.replace(path)
-        _remove(building)
+        remove(building)
         yield building
         retry_transient_errors(lambda: _move_into_place(building, path, aside))
     except Exception as error:
@@ -81,7 +81,17 @@ def replace_atomically(path: Path, *, shared: bool = False) -> Iterator[Path]:
         raise OSError(number, reason, str(file)) from error
     finally:
         with suppress(OSError):  # on a read-only drive it stays; the next call removes it
-            _remove(building)
+            remove(building)
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Replace ``path`` by a file with ``text``; UTF-8 has no lone surrogates, so "?" stands there.
+
+    Raises:
+        OSError: naming ``path``, if the drive refuses.
+    """
+    with replace_atomically(path) as building:
+        building.write_text(text, encoding="utf-8", errors="replace")
 
 
 def _move_into_place(building: Path, path: Path, aside: Path) -> None:
@@ -91,10 +101,10 @@ def _move_into_place(building: Path, path: Path, aside: Path) -> None:
     if not path.is_dir() or path.is_symlink():
         building.replace(path)
     elif not _exchange(building, path):
-        _remove(aside)
+        remove(aside)
         path.replace(aside)
         building.replace(path)
-        _remove(aside)
+        remove(aside)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -110,7 +120,8 @@ def _exchange(one: Path, other: Path) -> bool:
     return not code
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a folder, a file, or a link and not what it points to; nothing is no error."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     elif os.path.lexists(path):  # on a read-only drive, removing a missing file fails too

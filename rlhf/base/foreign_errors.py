@@ -25,6 +25,7 @@ CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 OF_DRIVES = CANNOT_WRITE | {errno.EIO, errno.ESTALE, errno.EREMOTEIO}
 # Access is not permitted, or the path is of another kind, such as a folder instead of a file.
 OF_FILES = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
+OF_FILES |= {errno.ENOENT, errno.EINVAL, errno.ENAMETOOLONG}
 ADVICE = "make room, or give another folder that can be written, and repeat the command"
 
 

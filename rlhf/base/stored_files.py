@@ -88,6 +88,7 @@ HELD_OUT: Form = {OTHERS: {OTHERS: [MAYBE_FLOAT]}}
 FIGURES: Form = {OTHERS: MAYBE_FLOAT}
 FIGURES |= {f"{name}?": {OTHERS: MAYBE_FLOAT} for name in ("pass_at", "best_of")}
 FIGURES |= {f"{name}_ci?": [MAYBE_FLOAT, MAYBE_FLOAT] for name in ("score", "right")}
+MANIFEST_FORM: Form = {"files": {OTHERS: [(int, str)]}}
 EVALUATED: Form = {
     "models": {OTHERS: {"decoders": {OTHERS: FIGURES}, "perplexity?": MAYBE_FLOAT}},
     "win_rates": [

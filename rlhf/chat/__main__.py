@@ -87,6 +87,8 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    if options.seed is not None and not 0 <= options.seed < 2**63:
+        raise ConfigError(f"--seed {options.seed}: must be 0 or more, and below 2**63")
     if options.seed is not None:
         torch.manual_seed(options.seed)
     else:

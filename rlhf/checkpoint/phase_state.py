@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from rlhf.base.atomic import is_transient, replace_atomically, retry_transient_errors
+from rlhf.base.atomic import is_transient, remove, replace_atomically, retry_transient_errors
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.checkpoint.finished_phase import (
@@ -146,7 +146,7 @@ def remove_stale_checkpoints(phase_dir: Path, *, last_step: int) -> None:
     last = checkpoint_folder(phase_dir, last_step)
     for folder in (phase_dir / STATE).glob("*step-*"):
         if folder.name.startswith(".") or folder > last:
-            shutil.rmtree(folder)
+            remove(folder)
 
 
 def find_latest_intact_checkpoint(phase_dir: Path, say: Callable[[str], None]) -> Checkpoint | None:

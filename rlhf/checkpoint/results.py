@@ -7,10 +7,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.atomic import replace_atomically
+from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import replace_non_finite, restore_nan
-from rlhf.base.stored_files import MAYBE_FLOAT, OTHERS, RESULT, DamagedFileError, read_json
+from rlhf.base.stored_files import (
+    MAYBE_FLOAT,
+    OTHERS,
+    RESULT,
+    DamagedFileError,
+    read_bytes,
+    read_json,
+)
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
@@ -22,8 +29,7 @@ STORED_PLAN = {"hours": MAYBE_FLOAT, "memory_gib_limit": float, "phases": {OTHER
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 2) -> None:
     """Write a JSON file atomically; numbers that are not finite become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replace_atomically(path) as building:
-        building.write_text(as_json_text(content, indent=indent), encoding="utf-8")
+    write_text_atomically(path, as_json_text(content, indent=indent))
 
 
 def as_json_text(content: Mapping[str, Any], *, indent: int | None = 2) -> str:
@@ -78,9 +84,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
         CheckpointError: if the file is damaged; the message gives the fix.
     """
     try:
-        if not path.is_file():  # to open a FIFO would wait for its writer
-            raise ValueError("it is not a file")
-        found = json.loads(path.read_bytes())
+        if (content := read_bytes(path)) is None:
+            raise ValueError("it is missing")
+        found = json.loads(content)
         if not isinstance(found, dict) or not found:
             raise ValueError("it has no JSON object")
     except (OSError, ValueError, RecursionError) as error:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, SCMode
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from rlhf.base.atomic import replace_atomically
+from rlhf.base.atomic import replace_atomically, write_text_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
@@ -65,8 +65,7 @@ def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
 def write_command(overrides: Sequence[str], run_dir: Path) -> None:
     """Write the overrides of the command that started a run to ``run_dir``."""
     command = shlex.join(["python", "launch.py", *overrides])
-    with replace_atomically(run_dir / COMMAND) as building:
-        building.write_text(command + "\n", encoding="utf-8")
+    write_text_atomically(run_dir / COMMAND, command + "\n")
 
 
 def load_frozen_config(run_dir: Path) -> RunConfig:

@@ -15,7 +15,11 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import (
+    GrammarParseError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+)
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.other_names import WORDS, suggested_keys
@@ -113,9 +117,25 @@ def unknown_key_error(key: str, siblings: Iterable[str] = ()) -> ConfigError:
     return ConfigError(f"unknown key {key}{did_you_mean(key, [*keys, REWARD_MODEL_GROUP])}")
 
 
+def refuse_unreadable_words(words: Iterable[str]) -> None:
+    """Check that no word is too long, or nested too deeply, for Hydra's parser."""
+    for word in words:
+        if len(word) > LONGEST_WORD or re.search(UNREADABLE, word):
+            raise ConfigError(
+                f"{word[:60]}... ({len(word)} characters): a word of the command must have at most "
+                f"{LONGEST_WORD} characters, numbers of at most {MOST_DIGITS} digits and "
+                f"{MOST_BRACKETS} brackets in a row; put long values into a file of conf/"
+            )
+
+
 def refuse_unknown_flags(words: Sequence[str]) -> None:
     """Check that Hydra has every option with dashes in ``words``; an error proposes key=value."""
-    _, unknown = get_args_parser().parse_known_args(list(words))
+    flags, unknown = get_args_parser().parse_known_args(list(words))
+    if flags.experimental_rerun is not None:
+        raise ConfigError(
+            f"--experimental-rerun {flags.experimental_rerun}: runs the code in a pickled file, "
+            "which no run writes; python launch.py resume=RUN_DIR continues a run"
+        )
     typed = next((w for w in words if w in unknown and re.match(r"--?[A-Za-z]", w)), None)
     if typed is None:
         return
@@ -140,6 +160,8 @@ def refuse_words_of_others(words: Sequence[str]) -> None:
                 raise ConfigError(f"{word}: not a word of this program; write {found.expand(ours)}")
 
 
+LONGEST_WORD, MOST_DIGITS, MOST_BRACKETS, LONGEST_REASON = 16_384, 1000, 50, 300
+UNREADABLE = rf"([\[{{(][\s\w:]*){{{MOST_BRACKETS + 1}}}|\d{{{MOST_DIGITS + 1}}}"
 RUN_FOLDERS = ("run_dir", "resume", "from_run")
 # Hydra reserves the plugin's name; our config file slurm.yaml takes the nodes from `hardware`.
 PRESETS = {"hydra/launcher=submitit_slurm": "hydra/launcher=slurm"}
@@ -170,16 +192,25 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str]) -> ConfigErr
         return _unknown_option_error(error, overrides)
     if isinstance(error, OverrideParseException):
         return _malformed_override_error(error)
-    if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
+    if isinstance(error, ValueError):
+        return _value_error(str(error), overrides)
+    if isinstance(error, InterpolationResolutionError | GrammarParseError):
+        key, reason = error.full_key or "the command", _first_line(str(error.msg or error))
+        return ConfigError(f"{key}: the interpolation has no value ({reason[:LONGEST_REASON]})")
+    return _composition_error(error) if isinstance(error, HydraException) else None
+
+
+def _value_error(text: str, overrides: Sequence[str]) -> ConfigError | None:
+    """Return our own error for a ValueError of Hydra with this text; None for any other error."""
+    if text.startswith("Config group override must be"):
         return ConfigError(_message_for_non_text_option(overrides))
-    if isinstance(error, ValueError) and str(error).startswith("Only one of --run, --multirun"):
+    if text.startswith("Only one of --run, --multirun"):
         return ConfigError(
             "--multirun (-m), --run, --cfg, --info and --shell-completion exclude one another: "
             "give one of them, such as --cfg job without -m for the configuration of one run"
         )
-    if isinstance(error, HydraException):
-        return _composition_error(error)
-    return None
+    is_other = text.startswith(("The --resolve flag", "Unable to configure"))
+    return ConfigError(_first_line(text)) if is_other else None
 
 
 def _malformed_override_error(error: OverrideParseException) -> ConfigError:

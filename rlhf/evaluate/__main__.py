@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_lines
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Phase
-from rlhf.config.run_dir import refuse_links
+from rlhf.config.freeze import frozen_keys
+from rlhf.config.run_dir import lock_run_dir, refuse_links
 from rlhf.evaluate.answer_rows import (
     AnswerRow,
     Decoding,
@@ -74,7 +76,6 @@ def evaluate(
     decoders = [*evaluator.decoders, *(Decoding(f"temperature {t:g}", t) for t in temperatures)]
     count = num_prompts or config.ppo.eval_prompts
     folder = (run_dir / EVALUATION).parent
-    refuse_links(run_dir, [folder.name])
     perplexities: dict[str, float] = {}
     answers = _open_empty(folder / "answers.jsonl")
     starts = () if Phase.sft in config.phase.order else (START,)
@@ -192,6 +193,21 @@ def main(arguments: Sequence[str]) -> int:
     return run_to_exit_code(lambda: _evaluate(options))
 
 
+@contextmanager
+def lock_evaluation(run_dir: Path) -> Iterator[None]:
+    """Hold the lock of a run's evaluation, whose files two commands would mix.
+
+    Raises:
+        CheckpointError: if there is no run, its folder is a link, or another command evaluates it.
+    """
+    frozen_keys(run_dir)
+    folder = (run_dir / EVALUATION).parent
+    refuse_links(run_dir, [folder.name])
+    folder.mkdir(exist_ok=True)
+    with lock_run_dir(folder):
+        yield
+
+
 def _evaluate(options: argparse.Namespace) -> None:
     for name in ("prompts", "samples"):
         value = getattr(options, name)
@@ -201,15 +217,16 @@ def _evaluate(options: argparse.Namespace) -> None:
         if not 0 < value < math.inf:
             raise ConfigError(f"--temperature {value}: must be above 0")
     run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
-    found = evaluate(
-        run_dir,
-        against=[expand_user_path(each, key="--against") for each in options.against],
-        num_prompts=options.prompts,
-        samples=options.samples,
-        temperatures=options.temperature,
-        tasks=options.lm_eval,
-        trusts_code=options.trust_code,
-    )
+    with lock_evaluation(run_dir):
+        found = evaluate(
+            run_dir,
+            against=[expand_user_path(each, key="--against") for each in options.against],
+            num_prompts=options.prompts,
+            samples=options.samples,
+            temperatures=options.temperature,
+            tasks=options.lm_eval,
+            trusts_code=options.trust_code,
+        )
     console = build_console(is_main=True, log_every=1)
     console.table("models", model_rows(found, SHOWN))
     console.table("win rates by score, sampled answers", win_rate_rows(found))

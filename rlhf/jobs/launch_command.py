@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from types import NoneType
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlhf.config.choices import PlanMode
 from rlhf.config.hydra_errors import (
     refuse_unknown_flags,
+    refuse_unreadable_words,
     refuse_words_of_others,
     to_hydra_override,
     type_of_key,
@@ -58,6 +59,7 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
         ConfigError: if a word is a secret or an unknown option, or the sweep or search is wrong.
     """
     typed = [to_hydra_override(word) for word in words if not word.startswith(LOCAL_RANK)]
+    refuse_unreadable_words(typed)
     refuse_secrets_in_command(typed, os.environ)
     refuse_unknown_flags(typed)
     refuse_words_of_others(typed)
@@ -99,7 +101,7 @@ def read_job(cfg: DictConfig) -> Job:
         cfg.resume = resume = None
     return Job(
         cfg,
-        list(job.overrides.task),
+        cast(list[str], OmegaConf.to_container(job.overrides.task, resolve=False)),
         is_plan=OmegaConf.select(cfg, "plan") == PlanMode.only.value,
         resume=None if resume is None else str(resume),
         continues=continues,

@@ -15,16 +15,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.finite_numbers import restore_nan
+from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.growing_file import GrowingFile
-from rlhf.base.stored_files import METRICS
+from rlhf.base.stored_files import (
+    METRICS,
+    DamagedFileError,
+    read_bytes,
+    read_raw_lines,
+)
 from rlhf.checkpoint.results import read_json_object
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
@@ -230,16 +238,18 @@ def open_study(search: Search) -> Study:
     optuna.logging.set_verbosity(logging.WARNING)
     config = search.study
     kinds = {Sampler.tpe: optuna.samplers.TPESampler, Sampler.random: optuna.samplers.RandomSampler}
-    storage = JournalStorage(JournalFileBackend(str(search.folder / JOURNAL)))
-    study = optuna.create_study(
-        study_name=search.folder.name,
-        storage=storage,
-        directions=[
-            *(StudyDirection.MAXIMIZE for _ in config.maximize),
-            *(StudyDirection.MINIMIZE for _ in config.minimize),
-        ],
-        load_if_exists=True,
-    )
+    journal = search.folder / JOURNAL
+    repair_journal(journal)
+    with translate_errors(partial(DamagedFileError, journal)):
+        study = optuna.create_study(
+            study_name=search.folder.name,
+            storage=JournalStorage(JournalFileBackend(str(journal))),
+            directions=[
+                *(StudyDirection.MAXIMIZE for _ in config.maximize),
+                *(StudyDirection.MINIMIZE for _ in config.minimize),
+            ],
+            load_if_exists=True,
+        )
     # With the same seed, a continued study would draw the values of its first trials again.
     study.sampler = kinds[config.sampler](seed=config.seed + len(study.trials))
     if config.prune is not None:
@@ -247,6 +257,20 @@ def open_study(search: Search) -> Study:
             n_startup_trials=config.prune.after_trials, n_warmup_steps=config.prune.after_step
         )
     return study
+
+
+def repair_journal(path: Path) -> None:
+    """Drop a torn last line of a study's journal, to which Optuna would append the next line.
+
+    Raises:
+        DamagedFileError: if the journal is no regular file, or another line is no JSON object.
+    """
+    if (content := read_bytes(path)) is None:
+        return
+    whole = b"".join(line + b"\n" for line, _ in read_raw_lines(path, {"op_code": int}))
+    if whole != content:
+        with replace_atomically(path) as building:
+            building.write_bytes(whole)
 
 
 def _suggest_value(trial: Trial, dimension: Dimension) -> None:

@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlhf.base.atomic import replace_atomically
+from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import to_run_config
 from rlhf.config.run_dir import SWEEPS
@@ -212,8 +212,7 @@ def write_solutions(search: Search, best: Sequence[FrozenTrial]) -> None:
         "minimize": search.study.minimize,
         "solutions": [_solution(search, trial) for trial in best],
     }
-    with replace_atomically(search.folder / "optimization_results.yaml") as building:
-        building.write_text(yaml.safe_dump(content))
+    write_text_atomically(search.folder / "optimization_results.yaml", yaml.safe_dump(content))
 
 
 def trial_text(value: object) -> str:

@@ -9,6 +9,7 @@ Shapes: B = sequences, S = tokens, H = hidden size, M = members.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
@@ -26,6 +27,11 @@ from rlhf.config.schema.supervised import RewardConfig
 from rlhf.models.language_model import Scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.trunk import BlockCall, Branch, find_block_and_tail_paths, record_calls
+from rlhf.models.weight_files import (
+    require_finite_weights,
+    require_float_types,
+    types_in_file,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -187,7 +193,12 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
     weights: Mapping[str, Tensor] = {}
     if source.path is not None and file.is_file():
         with translate_errors(source.failure):
+            require_float_types(types_in_file(str(file)), source)
             weights = load_file(file)
+        for name, weight in weights.items():
+            require_finite_weights(f"{name} in {MEMBERS_FILE}", weight, source)
+        if OFFSETS not in weights or weights[OFFSETS].dim() != 1:
+            raise source.failure(f"{MEMBERS_FILE} must have one row of {OFFSETS}")
     found = len(weights[OFFSETS]) if OFFSETS in weights else 1
     wanted = combine.stored_members
     if found != wanted:
@@ -198,12 +209,11 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
         )
     if found == 1:
         return scorer
-    prefix = "1.branch.blocks."
-    num_layers = 1 + max(
-        int(name.removeprefix(prefix).partition(".")[0])
-        for name in weights
-        if name.startswith(prefix)
-    )
+    numbers = [re.match(r"1\.branch\.blocks\.(\d{1,9})\.", name) for name in weights]
+    num_layers = 1 + max((int(number[1]) for number in numbers if number), default=-1)
+    owners = {name.partition(".")[0] for name in weights} - {OFFSETS}
+    if not num_layers or owners != {str(number) for number in range(1, found)}:
+        raise source.failure(f"{MEMBERS_FILE} must hold the layers of {found - 1} further members")
     blocks, tail = _own_parts(scorer, num_layers)
     head = getattr(scorer.pretrained, scorer.head_name)
     members = [Member(blocks, tail, head) for _ in range(1, found)]

@@ -43,16 +43,12 @@ def tensor_types(source: ModelSource) -> dict[str, str]:
         CheckpointError: if the files do not match their index, or a dtype is no float.
         Exception: any error of safetensors or transformers if a file cannot be read.
     """
-    from safetensors import safe_open
-
     files, index = _weight_files(source)
     types: dict[str, str] = {}
     places: dict[str, str] = {}
     for path in files:
-        with safe_open(path, "pt") as tensors:
-            names = list(tensors.keys())
-            types |= {name: tensors.get_slice(name).get_dtype() for name in names}
-            places |= dict.fromkeys(names, Path(path).name)
+        types |= (found := types_in_file(path))
+        places |= dict.fromkeys(found, Path(path).name)
     if index is not None and index != places:
         wrong = sorted(dict(index.items() ^ places.items()))
         raise source.failure(
@@ -60,13 +56,26 @@ def tensor_types(source: ModelSource) -> dict[str, str]:
             f"{summarize_names(wrong)}"
         )
     types = {name: kind for name, kind in types.items() if not CONSTANTS.search(name)}
+    require_float_types(types, source)
+    return types
+
+
+def types_in_file(path: str) -> dict[str, str]:
+    """Return the safetensors dtype of each tensor in a file."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as tensors:
+        return {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+
+
+def require_float_types(types: Mapping[str, str], source: ModelSource) -> None:
+    """Raise a CheckpointError if there are no tensors, or the dtype of a tensor is no float."""
     odd = [f"{name} ({kind})" for name, kind in types.items() if kind not in FLOATS]
     if odd or not types:
         raise source.failure(
             f"weights must be of type {', '.join(FLOATS)}; found "
             f"{summarize_names(odd) or 'none'}. Use the unquantised model"
         )
-    return types
 
 
 def require_finite_weights(name: str, weights: Tensor, source: ModelSource) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from rlhf.base.atomic import replace_atomically
+from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
 from rlhf.checkpoint.results import write_json
 from rlhf.config.freeze import FROZEN
@@ -50,13 +50,12 @@ def compare(paths: Sequence[Path], html: Path | None = None) -> None:
     if len(paths) == 1 and not (paths[0] / FROZEN).exists():
         content = comparison_json(settings)
         write_json(paths[0] / "result.json", content)
-        with replace_atomically(paths[0] / "multirun.yaml") as building:
-            building.write_text(yaml.safe_dump(content, sort_keys=False))
+        text = yaml.safe_dump(content, sort_keys=False)
+        write_text_atomically(paths[0] / "multirun.yaml", text)
         console.say(f"wrote {write_sweep_report(paths[0], settings)}")
     if html is not None:
         count = sum(len(setting.runs) for setting in settings)
-        with replace_atomically(html) as building:
-            building.write_text(sweep_page(f"{count} runs", settings), encoding="utf-8")
+        write_text_atomically(html, sweep_page(f"{count} runs", settings))
         console.say(f"wrote {html}")
 
 

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.intervals import Estimate, mean_with_interval
-from rlhf.base.stored_files import RESULT, read_json
+from rlhf.base.stored_files import MANIFEST_FORM, RESULT, read_json
 from rlhf.checkpoint.finished_phase import MANIFEST
-from rlhf.checkpoint.results import read_json_object
 from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import FROZEN, frozen_keys
@@ -229,8 +228,8 @@ def _scorer(folder: Path, keys: Mapping[str, Any]) -> str:
 def _weights_of_reward_model(folder: Path, keys: Mapping[str, Any]) -> str:
     """Return a hash of the weights that the run scored with, or of the keys that choose them."""
     path = folder / "reward" / MANIFEST
-    if path.is_file():
-        files = read_json_object(path)["files"]
+    if (manifest := read_json(path, MANIFEST_FORM)) is not None:
+        files = manifest["files"]
         return _digest({name: files[name] for name in files if name.endswith(".safetensors")})
     return _digest({key: keys[key] for key in keys if key.startswith("reward_model.")})
 

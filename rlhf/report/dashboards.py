@@ -8,6 +8,7 @@ the views that it saved before. Building a dashboard needs neither network nor a
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -145,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _save(place: str) -> None:
-    if place.count("/") != 1:
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", place):
         raise ConfigError(f"{place}: must be ENTITY/PROJECT, as in the address of the project")
     entity, project = place.split("/")
     for address in save_dashboards(entity, project):

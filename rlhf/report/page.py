@@ -86,6 +86,7 @@ class LocalServer(ThreadingTCPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128  # half-open connections must not keep others waiting
     allow_reuse_address = True
 
     def __init__(self, handler: type[LocalRequest], port: int | None) -> None:

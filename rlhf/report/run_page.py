@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.base.atomic import replace_atomically
+from rlhf.base.atomic import write_text_atomically
 from rlhf.base.stored_files import ANSWER, EVALUATED, read_json, read_lines
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import read_command
@@ -53,8 +53,7 @@ def write_report(run_dir: Path) -> Path:
     """Write the report of the run in ``run_dir``, finished or not; return its path."""
     path = run_dir / REPORT
     page = run_page(read_run_files(run_dir))
-    with replace_atomically(path) as building:
-        building.write_text(page, encoding="utf-8")
+    write_text_atomically(path, page)
     return path
 
 

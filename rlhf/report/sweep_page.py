@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.atomic import replace_atomically
+from rlhf.base.atomic import write_text_atomically
 from rlhf.report.charts import Chart
 from rlhf.report.comparison import (
     ComparedRun,
@@ -56,8 +56,7 @@ def write_sweep_report(sweep_dir: Path, settings: Sequence[Setting]) -> Path:
     path = sweep_dir / SWEEP_REPORT
     study = read_study(sweep_dir)
     page = sweep_page(f"{'Search' if study else 'Sweep'} {sweep_dir.name}", settings, study)
-    with replace_atomically(path) as building:
-        building.write_text(page, encoding="utf-8")
+    write_text_atomically(path, page)
     return path
 
 

@@ -79,7 +79,7 @@ class Console:
 
     def say(self, text: str) -> None:
         """Print one plain line without wrapping it, so that it can be copied."""
-        self._rich.print(_literal_text(text), soft_wrap=True)
+        self._rich.print(literal_text(text), soft_wrap=True)
 
     def show(self, *renderables: RenderableType) -> None:
         """Print tables or other objects that rich can render."""
@@ -100,7 +100,7 @@ class Console:
             is_numeric = all(isinstance(row[column], int | float | None) for row in rows)
             table.add_column(column, justify="right" if is_numeric else "left")
         for row in rows:
-            table.add_row(*(_literal_text(_format_cell(row[column])) for column in columns))
+            table.add_row(*(literal_text(_format_cell(row[column])) for column in columns))
         self._rich.print(table)
 
     @property
@@ -135,16 +135,15 @@ class Console:
 
 def config_tree(title: str, values: Mapping[str, Any]) -> Tree:
     """Return a tree of nested values; groups come after single values."""
-    from rich.text import Text
     from rich.tree import Tree
 
     from rlhf.config.typed import format_value
 
-    tree = Tree(Text(title, style="bold"), guide_style="dim")
+    tree = Tree(literal_text(title, style="bold"), guide_style="dim")
     groups = {key: value for key, value in values.items() if isinstance(value, Mapping)}
     for key, value in values.items():
         if key not in groups:
-            tree.add(_literal_text(f"{key}: {format_value(value)}"))
+            tree.add(literal_text(f"{key}: {format_value(value)}"))
     for key, value in groups.items():
         tree.add(config_tree(key, value))
     return tree
@@ -236,8 +235,8 @@ def _format_cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _literal_text(text: str) -> Text:
+def literal_text(text: str, *, style: str = "") -> Text:
     """Return ``text`` to be shown literally: no rich markup, control characters or secrets."""
     from rich.text import Text
 
-    return Text(for_terminal(text))
+    return Text(for_terminal(text), style=style)

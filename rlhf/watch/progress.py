@@ -201,7 +201,7 @@ def _time_of(path: Path) -> float | None:
 def _is_process_alive(folder: Path) -> bool | None:
     """Return whether the process that the lock names runs; None if it is on another machine."""
     try:
-        found = re.fullmatch(r"process (\d+) on (\S+)\n", read_stored_text(folder / LOCK) or "")
+        found = re.fullmatch(r"process (\d{1,9}) on (\S+)\n", read_stored_text(folder / LOCK) or "")
     except DamagedFileError:
         return None
     if found is None or found[2] != socket.gethostname():

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf.base.safe_text import for_terminal
 from rlhf.config.freeze import FROZEN
 from rlhf.report.charts import Point
-from rlhf.tracking.console import build_console
+from rlhf.tracking.console import build_console, literal_text
 from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.progress import PhaseProgress, short_text, time_text
 
@@ -63,14 +62,13 @@ def trend(points: Sequence[Point]) -> str:
 
 def _draw_run(run: LiveRun) -> RenderableType:
     from rich.console import Group
-    from rich.text import Text
 
     run.poll()
     headline = run.headline()
     newest = list(zip(run.alarms[::-1], ALARM_LINES, strict=False))
     alarms = [_text(alarm.line, style="red", lines=lines) for alarm, lines in newest[::-1]]
     head: list[RenderableType] = [
-        Text(f"{run.config['name']}, seed {run.config['seed']}", style="bold"),
+        _text(f"{run.config['name']}, seed {run.config['seed']}", style="bold"),
         _text(headline.text, style="yellow" if headline.is_doubtful else ""),
         *(_text(fault, style="red", lines=MOST_LINES) for fault in run.faults),
         _phase_table(run.progress.phases()),
@@ -119,11 +117,9 @@ def _newest_answer(run: LiveRun) -> Iterator[Text]:
 
 def _text(text: str, *, style: str = "", lines: int | None = None) -> Text:
     """Return ``text`` of any origin as one paragraph, cut to about ``lines`` lines."""
-    from rich.text import Text
-
-    words = " ".join(for_terminal(text).split())
-    most = len(words) if lines is None else lines * LINE
-    return Text(words if len(words) <= most else words[: most - 1] + "…", style=style)
+    most = (lines or MOST_LINES) * LINE
+    words = " ".join(text[: 4 * most].split())  # a text of millions of characters takes seconds
+    return literal_text(words if len(words) <= most else words[: most - 1] + "…", style=style)
 
 
 def _table(*titles: str) -> Table:

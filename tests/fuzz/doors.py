@@ -7,7 +7,16 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-from tests.fuzz import data_files, endpoints, phase_stores, reward_functions, run_dirs
+from tests.fuzz import (
+    command_words,
+    data_files,
+    endpoints,
+    ensembles,
+    journals,
+    phase_stores,
+    reward_functions,
+    run_dirs,
+)
 from tests.fuzz.case import Case, Cases
 from tests.fuzz.folders import model_cases, tokenizer_cases
 
@@ -19,6 +28,9 @@ DOORS: Mapping[str, Cases] = {
     "endpoints": endpoints.cases,
     "run directories": run_dirs.cases,
     "store": phase_stores.cases,
+    "ensembles": ensembles.cases,
+    "journals": journals.cases,
+    "command words": command_words.cases,
 }
 
 

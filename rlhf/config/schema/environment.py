@@ -6,7 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.choices import EnvironmentKind
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, NO_PHASE, SCORE, SECONDS, key
+from rlhf.config.schema.keys import (
+    ABOVE_0,
+    AT_LEAST_0,
+    NO_PHASE,
+    SCORE,
+    SECONDS,
+    Unread,
+    key,
+)
+
+NO_ENVIRONMENT = Unread(
+    lambda environment: environment.kind is EnvironmentKind.none,
+    "{group}.kind=none makes no environment",
+    "choose one with environment=NAME, or remove this word",
+)
 
 
 @dataclass(kw_only=True)
@@ -41,7 +55,7 @@ class EnvironmentConfig:
     """MODULE:CLASS for kind=tools and kind=custom."""
     run_code: bool
     """kind=tools and kind=custom: agree to run this class's code."""
-    options: dict[str, Any]
+    options: dict[str, Any] = key(unread=[NO_ENVIRONMENT])
     """Keyword arguments of the environment."""
     max_turns: int = key(ABOVE_0)
     """Turns of the policy in an episode; after them the episode is cut."""

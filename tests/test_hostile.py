@@ -1,0 +1,94 @@
+"""Hostile words, files and texts are answered in one line."""
+
+from __future__ import annotations
+
+import pickle
+from io import StringIO
+from pathlib import Path
+from random import Random
+
+import pytest
+from rich.console import Console as RichConsole
+
+from rlhf.base.atomic import write_text_atomically
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.stored_files import DamagedFileError
+from rlhf.checkpoint.phase_state import remove_stale_checkpoints
+from rlhf.config.hydra_errors import refuse_unknown_flags, refuse_unreadable_words
+from rlhf.evaluate.__main__ import lock_evaluation
+from rlhf.jobs.search import JOURNAL, repair_journal
+from rlhf.watch.progress import _is_process_alive
+from rlhf.watch.terminal import drawing_of
+from tests.fuzz import ensembles
+from tests.watch.watched import started_run
+
+
+@pytest.mark.parametrize("flag", ["--experimental-rerun", "--exp"])
+def test_nothing_is_unpickled_by_a_flag(flag: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps({}))
+    with pytest.raises(ConfigError, match=r"runs the code in a pickled file"):
+        refuse_unknown_flags([flag, str(tmp_path / "a.pickle")])
+
+
+@pytest.mark.parametrize("word", ["seed=" + "9" * 5000, "x" * 20_000, "a=" + "[" * 900])
+def test_words_that_no_parser_can_read_are_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match=f"{len(word)} characters") as caught:
+        refuse_unreadable_words(["seed=1", word])
+    assert len(str(caught.value)) < 400
+
+
+def test_the_name_of_a_run_cannot_control_the_terminal(tmp_path: Path) -> None:
+    run_dir = started_run(tmp_path / "run")
+    config = run_dir / "config.yaml"
+    name = r'name: "\e]0;PWN\a\e[31mred\x9b\x85"'
+    config.write_text(config.read_text().replace("name: pets", name))
+    file = StringIO()
+    RichConsole(file=file, width=80, height=24).print(drawing_of(run_dir)())
+    assert "red" in file.getvalue()
+    assert not set("\x1b\x9b\x85\x07") & set(file.getvalue())
+
+
+@pytest.mark.parametrize("damage", ensembles.DAMAGES)
+def test_a_damaged_ensemble_is_refused(damage: ensembles.Damage, tmp_path: Path) -> None:
+    for name in ("offsets", "1.head.weight"):
+        with pytest.raises(CheckpointError):
+            ensembles.use(ensembles.damaged(Random(3), tmp_path / name, damage, name))
+
+
+def test_a_torn_journal_loses_its_last_line_only(tmp_path: Path) -> None:
+    path = tmp_path / JOURNAL
+    repair_journal(path)
+    path.write_bytes(b'{"op_code": 0}\n{"op_c')
+    repair_journal(path)
+    assert path.read_bytes() == b'{"op_code": 0}\n'
+    path.write_bytes(b'text\n{"op_code": 0}\n')
+    with pytest.raises(DamagedFileError, match="line 1"):
+        repair_journal(path)
+
+
+def test_a_checkpoint_that_is_a_link_is_removed_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "ppo/state").mkdir(parents=True)
+    link = tmp_path / "ppo/state/.step-00000002.building"
+    link.symlink_to(tmp_path / "precious")
+    remove_stale_checkpoints(tmp_path / "ppo", last_step=1)
+    assert (tmp_path / "precious").is_dir()
+    assert not link.is_symlink()
+
+
+def test_small_files_of_others_cause_no_traceback(tmp_path: Path) -> None:
+    write_text_atomically(tmp_path / "page.html", "a\ud800b")
+    assert (tmp_path / "page.html").read_text() == "a?b"
+    (tmp_path / "run.lock").write_text(f"process {'1' * 5000} on host\n")
+    assert _is_process_alive(tmp_path) is None
+
+
+def test_one_evaluation_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf.config.run_dir.WAIT_SECONDS", 0.0)
+    run_dir = started_run(tmp_path / "run")
+    with (
+        lock_evaluation(run_dir),
+        pytest.raises(CheckpointError, match="two would mix"),
+        lock_evaluation(run_dir),
+    ):
+        pass
