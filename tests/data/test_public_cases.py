@@ -189,7 +189,7 @@ def test_a_system_column_is_the_first_turn(row: dict[str, Any], tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "content", "parts"),
     [
-        ("a.jsonl.gz", gzip.compress(b"{}"), ["a.jsonl.gz: decompress it first"]),  # 26
+        ("a.jsonl.gz", gzip.compress(b"{}", mtime=0), ["a.jsonl.gz: decompress it first"]),  # 26
         ("data/train.parquet", b"", ["data is a folder: name it"]),  # 27
         ("a.jsonl", b'[{"prompt": "a"}]', ["type list", "one list of rows, call it .json"]),  # 29
         ("a.jsonl", b'[\n  {"prompt": "a"}\n]', ["row 1: not JSON", "call a file .json"]),  # 29

@@ -14,6 +14,7 @@ import pytest
 
 from rlhf.base import atomic
 from rlhf.base.errors import CheckpointError
+from rlhf.tracking import jsonl
 from rlhf.tracking.jsonl import JsonlWriter, drop_lines_of_phases, truncate_file
 from rlhf.tracking.trackers import FileTracker
 
@@ -132,15 +133,12 @@ class Drive:
                 self.refuse()
                 return FileIO.write(file, data)
 
-        open_ = Path.open
-
-        def open_here(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-            if mode != "ab":
-                return open_(path, mode, *arguments, **options)
+        def open_here(path: Path, mode: str, *, buffering: int, opener: Any) -> Any:
+            assert (mode, buffering) == ("ab", 0)
             self.refuse()
-            return File(path, "ab")
+            return File(path, mode, opener=opener)
 
-        monkeypatch.setattr(Path, "open", open_here)
+        monkeypatch.setattr(jsonl, "open", open_here, raising=False)
         monkeypatch.setattr(atomic.time, "sleep", self.wait)
 
     def wait(self, seconds: float) -> None:
@@ -164,6 +162,7 @@ def test_a_hiccup_is_waited_for(drive: Drive, tmp_path: Path) -> None:
     drive.error = errno.EIO
     drive.passes = True
     writer.write({"step": 2})
+    assert drive.waits == [0.5]
     assert not writer.is_late
     writer.close()
     assert (tmp_path / "m.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
