@@ -90,7 +90,7 @@ def add_sweep_folders(words: Sequence[str], typed_words: Sequence[str]) -> list[
     digest = hashlib.sha256("\n".join(sorted(ours)).encode()).hexdigest()[:8]
     folders = [
         f"hydra.sweep.dir={SWEEPS / f'{name}-{digest}'}",
-        "hydra.sweep.subdir=${rlhf_job_folder:${hydra.job.override_dirname}}",
+        "hydra.sweep.subdir='${rlhf_job_folder:${hydra.job.override_dirname}}'",
         f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]",
     ]
     return _insert_overrides(words, *(f for f in folders if f.partition("=")[0] not in last))
