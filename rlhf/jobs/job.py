@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.results import PLAN, finished_phases, reused_phases, write_json
-from rlhf.config.choices import PlanMode, Reuse, Template
+from rlhf.config.choices import PlanMode, Reuse, Source, Template
 from rlhf.config.effects import refuse_unread_keys
 from rlhf.config.freeze import (
     FROZEN,
@@ -36,6 +36,7 @@ from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir, r
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.conversation_form import choose_template, describe_template
 from rlhf.jobs.from_run import copy_keys_of_source_run, describe_changes
+from rlhf.jobs.input_files import check_inputs, write_inputs
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.sweep_jobs import open_log
@@ -80,6 +81,11 @@ def _new_config(job: Job) -> RunConfig:
         source = expand_user_path(str(cfg.from_run), key="from_run").resolve()
         copy_keys_of_source_run(cfg, source, finished_phases(source), job.overrides)
     config = drop_shares_of_absent_phases(to_run_config(apply_auto_hardware(cfg, this_machine)))
+    if config.data.source is Source.local and not any(
+        "data.size=" in word for word in job.overrides
+    ):
+        # A size that an experiment sets for its own data does not stand for a user's files.
+        config = replace(config, data=replace(config.data, size=0))
     refuse_secret_values(config, os.environ)
     refuse_unread_keys(config, job.overrides)
     asked, (key, model) = config.data.template, tokenizer_base(config)
@@ -126,6 +132,7 @@ def begin_run(config: RunConfig, job: Job, stopped: Stopped | None) -> tuple[Run
     if changes := batch_division_changes(stopped.frozen, config):
         text = "the same batches, but sums round differently: no longer equal bit for bit"
         sys.stderr.write(f"resume with {', '.join(changes)}: {text}\n")
+    check_inputs(config, stopped.run_dir)
     with lock_run_dir(stopped.run_dir):  # the configuration of a run in progress must not change
         write_frozen_config(config, stopped.run_dir)
     return config, stopped.run_dir
@@ -154,6 +161,9 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
         refuse_existing_run(run_dir, config if may_be_same else None)
         if (run_dir / FROZEN).exists():
             config = with_stored_sizes(load_frozen_config(run_dir), config)
+            check_inputs(config, run_dir)
+        else:
+            write_inputs(config, run_dir)
         write_frozen_config(config, run_dir)
         write_command(job.overrides, run_dir)
         if plan is not None:

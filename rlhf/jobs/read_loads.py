@@ -32,8 +32,8 @@ from rlhf.data.phase_needs import (
 )
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData, describe_division, phase_answered_by_dpo
-from rlhf.data.tables import SAMPLE
 from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, limit_of
+from rlhf.jobs.input_files import data_paths
 from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
 from rlhf.planning.steps import Load, Loads
 from rlhf.runtime.run_data import load_phase_data
@@ -101,13 +101,7 @@ def _why_not_read(data: DataConfig, processes: int, *, is_plan: bool) -> str | N
 
 def _data_paths(data: DataConfig) -> dict[str, Path]:
     """Return the files, folders and hub ids of the data, as typed, with their places."""
-    named = [(f"data.sets.{name}.path", each.path) for name, each in data.sets.items()]
-    for key, value in (("data.path", data.path), ("data.eval_path", data.eval_path)):
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        named += [(key, path) for path in values]
-    return {
-        path: expand_user_path(path, key=key) for key, path in named if not path.startswith(SAMPLE)
-    }
+    return {path: expand_user_path(path, key=key) for key, path in data_paths(data)}
 
 
 def _is_here_and_small(corpus: str) -> bool:
@@ -224,12 +218,13 @@ def _build_encoder(
     """
     place = model.tokenizer or (model.path if model.init is ModelInit.pretrained else None)
     folder = None if place is None else expand_user_path(place, key=f"{key}.tokenizer")
-    if template is Template.chat and (folder is None or folder.is_dir()):
+    file = None if folder is None else folder / "tokenizer.json"
+    is_here = folder is None or folder.is_dir()
+    if is_here and (template is Template.chat or (file is not None and not file.is_file())):
         whole = load_or_train_tokenizer(model, key=key, texts=texts)
-        return Encoder(whole, Template.chat), True
-    if folder is None:
+        return Encoder(whole, template), True
+    if file is None:
         return Encoder(_Lengths(train_byte_level_bpe(texts, vocab_size=model.vocab_size))), True
-    file = folder / "tokenizer.json"
     if not file.is_file():
         return Encoder(_Lengths(None)), False
     from tokenizers import Tokenizer

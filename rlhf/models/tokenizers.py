@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 END_TOKEN = "<|end|>"
 PAD_TOKEN = "<|pad|>"
+SENTENCE = "A text."
 
 
 def load_or_train_tokenizer(
@@ -120,7 +121,8 @@ def load_tokenizer(
     token. Padding is never mistaken for an end, because batches carry explicit lengths.
 
     Raises:
-        CheckpointError: if there is no tokenizer, or it has no end token.
+        CheckpointError: if there is no tokenizer, it has no end token, or it does not give back a
+            sentence.
     """
     from transformers import AutoTokenizer
 
@@ -131,7 +133,13 @@ def load_tokenizer(
         )
         if end_token is not None:
             tokenizer.add_special_tokens({"eos_token": end_token})
-        tokenizer.decode(tokenizer("A text.").input_ids)  # raises if the files are damaged
+        # This raises if files are damaged. Without files, transformers makes an empty tokenizer.
+        said = tokenizer.decode(tokenizer(SENTENCE, add_special_tokens=False).input_ids)
+    if _letters(said) != _letters(SENTENCE):
+        raise failure(
+            f"it turns {SENTENCE!r} into {said!r}: its files are missing or another model's; set "
+            f"{key.partition('.')[0]}.tokenizer=FOLDER_OR_HUB_ID"
+        )
     if tokenizer.eos_token_id is None and key == RUN_FOLDER:
         raise failure("it has no end token")
     if tokenizer.eos_token_id is None:
@@ -142,6 +150,11 @@ def load_tokenizer(
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.unk_token or tokenizer.eos_token
     return tokenizer
+
+
+def _letters(text: str) -> str:
+    """Return the letters alone: tokenizers may change case, spaces and signs."""
+    return "".join(filter(str.isalpha, text.casefold()))
 
 
 def check_same_tokens(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,3 +72,14 @@ def test_a_blank_end_token_is_refused(model: ModelConfig) -> None:
     model.end_token = " "
     with pytest.raises(ConfigError, match=r"model\.end_token=' '.*model\.end_token=null"):
         load_or_train_tokenizer(model, key="model", texts=["words"])
+
+
+def test_a_tokenizer_that_loses_a_sentence_is_refused(tmp_path: Path) -> None:
+    train_tokenizer(["words"], vocab_size=262).save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    parts = json.loads(file.read_text())
+    kept = parts["added_tokens"]
+    parts["model"] |= {"vocab": {each["content"]: each["id"] for each in kept}, "merges": []}
+    file.write_text(json.dumps(parts))
+    with pytest.raises(CheckpointError, match=r"'A text\.' into '': .* set model\.tokenizer=FOLD"):
+        load_tokenizer(tmp_path, key="model.path")

@@ -1,0 +1,109 @@
+"""Record the files that a run is given; when it is resumed, name those that have changed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from rlhf.base.errors import DataError
+from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.stored_files import OTHERS, read_json
+from rlhf.base.user_paths import expand_user_path
+from rlhf.checkpoint.finished_phase import Identity, file_identity
+from rlhf.checkpoint.results import write_json
+from rlhf.config.schema.data import DataConfig
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.tables import SAMPLE
+
+INPUTS = "inputs.json"
+Inputs = dict[
+    str, dict[str, Identity]
+]  # key of the configuration -> whole path -> size and SHA-256
+
+
+def data_paths(data: DataConfig) -> Iterator[tuple[str, str]]:
+    """Yield the keys and values that name files, folders or hub ids of data sets."""
+    yield from ((f"data.sets.{name}.path", each.path) for name, each in data.sets.items())
+    for key, value in (("data.path", data.path), ("data.eval_path", data.eval_path)):
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        yield from ((key, path) for path in values if not path.startswith(SAMPLE))
+
+
+def write_inputs(config: RunConfig, run_dir: Path) -> None:
+    """Write the whole paths and hashes of all files that the configuration names."""
+    if inputs := _read_inputs(config):
+        write_json(run_dir / INPUTS, inputs)
+
+
+def check_inputs(config: RunConfig, run_dir: Path) -> None:
+    """Compare the files with those that the run began with; print which code has changed.
+
+    Raises:
+        DataError: if a file of data has changed or is missing, or a relative path now names
+            another file.
+    """
+    began: Inputs | None = read_json(run_dir / INPUTS, {OTHERS: {OTHERS: [int, str]}})
+    if began is None:  # the run was given no file, or an older version began it
+        return
+    for key, files in _read_inputs(config).items():
+        before = began.get(key, {})
+        changed = sorted(
+            path for path in before.keys() | files.keys() if before.get(path) != files.get(path)
+        )
+        if not changed:
+            continue
+        text = f"{key}: {', '.join(map(repr, changed))} changed since the run of {run_dir} began"
+        if _names_code(key):
+            sys.stderr.write(f"{text}; it continues with the code as it is now\n")
+            continue
+        raise DataError(
+            f"{text} with {', '.join(map(repr, sorted(before))) or 'no file'}: a resumed run must "
+            "read the same data. Restore the files, resume in the folder in which the run began, "
+            f"or begin another run: from_run={run_dir}"
+        )
+
+
+def _names_code(key: str) -> bool:
+    return key.endswith((".function", ".target"))
+
+
+def _read_inputs(config: RunConfig) -> Inputs:
+    named = [
+        *data_paths(config.data),
+        ("data.ptx_path", config.data.ptx_path),
+        ("reward.groups_path", config.reward.groups_path),
+        *(
+            (f"rewards.{name}.json_schema", each.json_schema)
+            for name, each in config.rewards.items()
+        ),
+        *((f"rewards.{name}.function", each.function) for name, each in config.rewards.items()),
+        ("environment.target", config.environment.target),
+    ]
+    inputs: Inputs = {}
+    for key, value in named:
+        if value is not None:
+            place = _code_file(value) if _names_code(key) else expand_user_path(value, key=key)
+            with translate_errors(partial(_unreadable, key, value)):
+                files = {str(path.absolute()): file_identity(path) for path in _files_at(place)}
+            inputs.setdefault(key, {}).update(files)
+    return inputs
+
+
+def _unreadable(key: str, value: str, reason: str) -> DataError:
+    return DataError(f"{key}={value}: cannot be read ({reason})")
+
+
+def _code_file(target: str) -> Path:
+    """Return the file of MODULE:NAME without importing it, or a path at which there is none."""
+    parts = target.partition(":")[0].split(".")
+    places = [Path(folder, *parts[:-1], f"{parts[-1]}.py") for folder in ("", *sys.path)]
+    return next((place for place in places if place.is_file()), places[0])
+
+
+def _files_at(place: Path) -> Iterator[Path]:
+    """Yield a file, or the files of a folder and of the folders in it, such as split folders."""
+    for path in (place, *sorted(place.glob("*")), *sorted(place.glob("*/*"))):
+        if path.is_file() and not path.name.startswith("."):
+            yield path

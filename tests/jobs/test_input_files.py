@@ -1,0 +1,107 @@
+"""A resumed run reads the data that it began with; a preset's size is not a user's file's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlhf.base.errors import DataError
+from rlhf.config.schema.run import RunConfig
+from rlhf.jobs.input_files import INPUTS, check_inputs, write_inputs
+from rlhf.jobs.job import Stopped, begin_run, config_of_job
+from rlhf.jobs.launch_command import Job
+from tests.planning.planned import Compose, run_of
+
+WORDS = ["experiment=smoke", "data=local", "data.path=mine.jsonl", "hardware.dtype=fp32"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with data and code, in which a command is typed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text(row("chosen"))
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "a.jsonl").write_text(row("held out"))
+    (tmp_path / "groups.json").write_text("{}")
+    (tmp_path / "brief.py").write_text("def score(prompts, responses): ...")
+    return tmp_path
+
+
+def row(answer: str) -> str:
+    return json.dumps({"prompt": "Say it", "chosen": answer, "rejected": "no"})
+
+
+def with_everything(compose: Compose) -> RunConfig:
+    return run_of(
+        compose,
+        *WORDS,
+        "data.eval_path=val",
+        "reward.groups_path=groups.json",
+        "+rewards.model={kind: model}",
+        "+rewards.mine={kind: function, function: 'brief:score', run_code: true}",
+    )
+
+
+def test_inputs_are_whole_paths_with_hashes(compose: Compose, folder: Path) -> None:
+    config = with_everything(compose)
+    write_inputs(config, folder)
+    stored = json.loads((folder / INPUTS).read_text())
+    assert {key: list(files) for key, files in stored.items()} == {
+        "data.path": [str(folder / "mine.jsonl")],
+        "data.eval_path": [str(folder / "val" / "a.jsonl")],
+        "reward.groups_path": [str(folder / "groups.json")],
+        "rewards.mine.function": [str(folder / "brief.py")],
+    }
+    check_inputs(config, folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("data.path", lambda folder: (folder / "mine.jsonl").write_text(row("other"))),
+        ("data.path", lambda folder: (folder / "mine.jsonl").unlink()),
+        ("data.eval_path", lambda folder: (folder / "val" / "b.jsonl").write_text("{}")),
+        ("reward.groups_path", lambda folder: (folder / "groups.json").write_text('{"a": 1}')),
+    ],
+)
+def test_a_changed_file_is_named_when_a_run_is_resumed(
+    compose: Compose, folder: Path, key: str, change: Callable[[Path], object]
+) -> None:
+    config = with_everything(compose)
+    write_inputs(config, folder)
+    change(folder)
+    with pytest.raises(DataError, match=rf"^{key}: .*json.* changed since the run of .* began"):
+        begin_run(config, Job(compose([]), []), Stopped(folder, config))
+
+
+def test_another_file_under_the_same_name_is_refused(
+    compose: Compose, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run_of(compose, *WORDS)
+    write_inputs(config, folder)
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "mine.jsonl").write_text(row("chosen"))
+    monkeypatch.chdir(folder / "elsewhere")
+    with pytest.raises(DataError, match="resume in the folder in which the run began"):
+        check_inputs(config, folder)
+
+
+def test_changed_code_is_said(
+    compose: Compose, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = with_everything(compose)
+    write_inputs(config, folder)
+    (folder / "brief.py").write_text("def score(prompts, responses): return [0.0]")
+    check_inputs(config, folder)
+    assert "rewards.mine.function: " in capsys.readouterr().err
+
+
+def test_a_size_of_an_experiment_does_not_stand_for_a_file(compose: Compose, folder: Path) -> None:
+    typed = [*WORDS, "data.size=70"]
+    assert config_of_job(Job(compose(typed), typed))[0].data.size == 70
+    assert config_of_job(Job(compose(WORDS), WORDS))[0].data.size == 0
+    made = ["experiment=smoke"]
+    assert config_of_job(Job(compose(made), made))[0].data.size > 0
