@@ -74,9 +74,12 @@ def load_failure(place: str | Path | None, reason: str, *, key: str, what: str) 
     if key == RUN_FOLDER:
         return _damaged_run_error(folder, reason, what=what)
     if folder.is_dir():
+        is_tokenizer = what == "a tokenizer"
+        other_way = f". Or set {key.partition('.')[0]}.tokenizer=FOLDER" if is_tokenizer else ""
         return CheckpointError(
             f"{key}={place} does not hold {what}: a Hugging Face folder has config.json, "
             f"safetensors weights and tokenizer files; found {_list_file_names(folder)} ({reason})"
+            f"{other_way}"
         )
     return CheckpointError(
         f"{key}={place} is not a local folder, and {what} could not be loaded from the hub under "
