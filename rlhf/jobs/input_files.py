@@ -15,9 +15,11 @@ from rlhf.checkpoint.finished_phase import Identity, file_identity
 from rlhf.checkpoint.results import write_json
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.data.files import READERS
 from rlhf.data.tables import SAMPLE
 
 INPUTS = "inputs.json"
+OF_DATA = {*READERS, ".arrow", ".txt"}
 Inputs = dict[
     str, dict[str, Identity]
 ]  # key of the configuration -> whole path -> size and SHA-256
@@ -103,7 +105,8 @@ def _code_file(target: str) -> Path:
 
 
 def _files_at(place: Path) -> Iterator[Path]:
-    """Yield a file, or the files of a folder and of the folders in it, such as split folders."""
-    for path in (place, *sorted(place.glob("*")), *sorted(place.glob("*/*"))):
-        if path.is_file() and not path.name.startswith("."):
-            yield path
+    """Yield a file; or the files of data in a folder, and in the splits of a saved data set."""
+    if place.is_file():
+        yield place
+    yield from (path for path in sorted(place.glob("*")) if path.suffix.lower() in OF_DATA)
+    yield from sorted(place.glob("*/*.arrow"))

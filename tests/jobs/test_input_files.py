@@ -25,6 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.jsonl").write_text(row("chosen"))
     (tmp_path / "val").mkdir()
     (tmp_path / "val" / "a.jsonl").write_text(row("held out"))
+    (tmp_path / "val" / "notes.md").write_text("not read")
     (tmp_path / "groups.json").write_text("{}")
     (tmp_path / "brief.py").write_text("def score(prompts, responses): ...")
     return tmp_path
