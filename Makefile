@@ -38,12 +38,13 @@ every-test: $(STAMP)
 
 # A hundred SIGKILLs at random moments, every kind of run stopped in every phase, a drive that fails
 # at every file, sixty SIGKILLs of a run that samples beside training, and the hashes of its weights
-# at each step, hundreds of hostile inputs, and on a pretended GPU every pair of settings, all parts
+# at each step, hundreds of hostile inputs, planted regressions that a test must find, and on a pretended GPU every pair of settings, all parts
 # of gpu_check, and the memory of every model of docs/planner.md; and all tests marked soak.
 soak: $(STAMP)
 	$(PYTEST) -m soak
 	$(BIN)/python -m tests.pretend_cuda.memory --check
 	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tests.planted
 	$(BIN)/python -m tests.soak_drives
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.soak_matrix
