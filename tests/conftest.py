@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -87,7 +88,7 @@ def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(autouse=True)
 def _same_environment() -> Iterator[None]:
-    """Undo what a test does to the environment: processes of later tests would inherit it.
+    """Undo what a test does to this process: later tests and their processes would inherit it.
 
     Such processes could not be forked from the zygote, and DS_ACCELERATOR decides what they run on.
     """
@@ -96,6 +97,8 @@ def _same_environment() -> Iterator[None]:
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_flush_denormal(False)  # as use_threads sets it
 
 
 @pytest.fixture

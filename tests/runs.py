@@ -54,14 +54,18 @@ UNREAD = {
     "phase=dpo": ("sft.", "reward.", "ppo."),
     "phase=pipeline": ("dpo.",),
     "phase=pipeline_dpo": ("reward.", "ppo."),
-    "phase=pipeline_rule": ("reward.batch_size", "reward.epochs", "dpo."),
+    "phase=pipeline_rule": ("reward.", "dpo."),
+    "phase.order=[sft,ppo]": ("reward.", "dpo."),
+    "phase.order=[sft,reward]": ("ppo.", "rollout.", "dpo."),
 }
 
 
 def words_that_are_read(words: Iterable[object]) -> list[str]:
     """Return the words of a command without shared words that its phases do not read."""
     texts = [str(word) for word in words]
-    unread = tuple(key for text in texts for key in UNREAD.get(text, ()))
+    names_phases = any(text.startswith(("phase", "resume=", "from_run=")) for text in texts)
+    phases = texts if names_phases else ["phase=pipeline"]  # the default
+    unread = tuple(key for text in phases for key in UNREAD.get(text, ()))
     return [text for text in texts if not text.startswith(unread)]
 
 

@@ -75,9 +75,8 @@ def evaluate(
         folders[f"{other.name}/{name}"] = folder
     decoders = [*evaluator.decoders, *(Decoding(f"temperature {t:g}", t) for t in temperatures)]
     count = num_prompts or config.ppo.eval_prompts
-    folder = (run_dir / EVALUATION).parent
     perplexities: dict[str, float] = {}
-    answers = _open_empty(folder / "answers.jsonl")
+    answers = _open_empty((run_dir / EVALUATION).with_name("answers.jsonl"))
     starts = () if Phase.sft in config.phase.order else (START,)
     for name in (*starts, *folders):
         context.console.say(f"{name}: {folders.get(name, config.model.path)}")
@@ -92,7 +91,7 @@ def evaluate(
             perplexities[name] = perplexity(loss)
         policy.close()
     answers.close()
-    _write_margins(evaluator, folder / "pairs.jsonl")
+    _write_margins(evaluator, (run_dir / EVALUATION).with_name("pairs.jsonl"))
     evaluator.close()
     found = compute_figures(run_dir, perplexities)
     if tasks:
@@ -217,10 +216,11 @@ def _evaluate(options: argparse.Namespace) -> None:
         if not 0 < value < math.inf:
             raise ConfigError(f"--temperature {value}: must be above 0")
     run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
+    against = [expand_user_path(each, key="--against") for each in options.against]
     with lock_evaluation(run_dir):
         found = evaluate(
             run_dir,
-            against=[expand_user_path(each, key="--against") for each in options.against],
+            against=against,
             num_prompts=options.prompts,
             samples=options.samples,
             temperatures=options.temperature,

@@ -56,6 +56,24 @@ def copy_keys_of_source_run(
                 f"{', '.join(groups)}; remove this override, or start a new run without from_run"
             )
     asked = [Phase(name) for name in cfg.phase.order]
+    taken = _phases_to_reuse(cfg, asked, source, finished)
+    composed = OmegaConf.structured(frozen)
+    typed = {word.partition("=")[0] for word in read_command(source)}
+    with open_dict(cfg):
+        for key in inherited:
+            # Drop micro-batches that the finished run's plan chose: the new plan chooses its own.
+            is_own = OmegaConf.select(cfg, key) is not None or key not in typed
+            if key in fixed or not is_own:
+                OmegaConf.update(cfg, key, OmegaConf.select(composed, key), merge=False)
+        cfg.from_run = str(source)
+        order = [*taken, *(phase for phase in asked if phase not in taken)]
+        cfg.phase.order = [phase.value for phase in order]
+
+
+def _phases_to_reuse(
+    cfg: DictConfig, asked: Sequence[Phase], source: Path, finished: Container[Phase]
+) -> list[Phase]:
+    """Return the ``finished`` phases that the ``asked`` phases start from."""
     usable = [Phase.sft] if asked[-1] is Phase.dpo else [Phase.sft, Phase.reward]
     parts = OmegaConf.select(cfg, "rewards", default={}).values()
     if Phase.reward not in asked and parts and all(p.kind != RewardKind.model for p in parts):
@@ -68,17 +86,7 @@ def copy_keys_of_source_run(
             f"from ({', '.join(before) or 'there are none'}); finish it with resume={source}, or "
             "name another run"
         )
-    composed = OmegaConf.structured(frozen)
-    typed = {word.partition("=")[0] for word in read_command(source)}
-    with open_dict(cfg):
-        for key in inherited:
-            # Drop micro-batches that the finished run's plan chose: the new plan chooses its own.
-            is_own = OmegaConf.select(cfg, key) is not None or key not in typed
-            if key in fixed or not is_own:
-                OmegaConf.update(cfg, key, OmegaConf.select(composed, key), merge=False)
-        cfg.from_run = str(source)
-        order = [*taken, *(phase for phase in asked if phase not in taken)]
-        cfg.phase.order = [phase.value for phase in order]
+    return taken
 
 
 def describe_changes(config: RunConfig) -> list[str]:

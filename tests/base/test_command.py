@@ -57,6 +57,6 @@ def test_an_error_of_the_drive_is_one_message(
 
 def test_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(FileNotFoundError), convert_drive_errors():
-        raise FileNotFoundError(errno.ENOENT, "No such file", "x")
+        raise FileNotFoundError(errno.ENOENT, "No such file")  # as of a process
     with pytest.raises(PermissionError), convert_drive_errors():  # as of a port, which has no file
         raise PermissionError(errno.EACCES, "Permission denied")

@@ -46,7 +46,9 @@ def test_counts_are_those_of_the_phases(compose: Compose, tmp_path: Path) -> Non
         load_datasets(data, seed=config.seed), split=data.split, eval_share=data.eval_share, seed=1
     )
     parts = {phase: blend_datasets(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
-    texts = (text for part in parts.values() for record in part.train for text in record if text)
+    texts = (
+        text for part in parts.values() for record in part.train for text in record.texts if text
+    )
     tokenizer = load_or_train_tokenizer(config.model, key="model", texts=texts)
     for phase in (Phase.sft, Phase.reward, Phase.ppo):
         used = tokenise(

@@ -139,8 +139,8 @@ def test_keys_and_values_are_those_of_transformers_cache(name: str) -> None:
     module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MADE[name])).eval()
     cache = DynamicCache()
     with torch.no_grad():
-        name = cache_argument(signature(module.forward).parameters)
-        module(torch.zeros(2, 5, dtype=torch.long), use_cache=True, **{name: cache})
+        argument = cache_argument(signature(module.forward).parameters)
+        module(torch.zeros(2, 5, dtype=torch.long), use_cache=True, **{argument: cache})
     held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
     shape = shape_of(model(MADE[name]))
     assert shape is not None

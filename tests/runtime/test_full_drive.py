@@ -16,7 +16,7 @@ import pytest
 
 from rlhf.gpu_check.runs import differing_files
 from tests.fork_server import WarmPopen
-from tests.runs import ROOT, TINY_RUN, finished, launch
+from tests.runs import ROOT, TINY_RUN, finished, launch, words_that_are_read
 from tests.soak_drives import COMMAND, faults
 
 REFUSED = [
@@ -84,7 +84,7 @@ def test_a_small_drive_is_the_reason(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_outlasts_its_output(tmp_path: Path) -> None:
     words = [sys.executable, str(ROOT / "launch.py"), *TINY_RUN, *COMMAND[-2:]]
-    words += ["phase=sft", f"run_dir={tmp_path / 'run'}"]
+    words = words_that_are_read([*words, "phase=sft", f"run_dir={tmp_path / 'run'}"])
     read, write = os.pipe()
     os.close(read)  # as `| head` leaves it
     with open("/dev/full", "w") as full, os.fdopen(write, "w") as broken:

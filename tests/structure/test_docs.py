@@ -101,7 +101,8 @@ def words(command: str) -> list[str]:
 def check_make(command: str) -> None:
     """The target is in the Makefile."""
     target = shlex.split(command)[1]
-    assert re.search(rf"^{re.escape(target)}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    rule = rf"^([a-z -]+ )?{re.escape(target)}( [a-z -]+)?:"
+    assert re.search(rule, (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
 def check_pytest(command: str) -> None:
