@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy

@@ -281,10 +281,10 @@ def load(compose: Compose, option: str, *overrides: str) -> list[RawDataset]:
     return load_datasets(config.data, seed=config.seed)
 
 
-def without_places(records: Sequence[Record]) -> list[Record]:
-    """Return the records without the file and row that each was read from."""
+def texts_of(records: Sequence[Record]) -> list[Record]:
+    """Return the records without their places, and without messages, which their prompts show."""
     assert all(record.place is not None for record in records)
-    return [record._replace(place=None) for record in records]
+    return [record._replace(place=None, messages=None) for record in records]
 
 
 @pytest.mark.parametrize("is_saved", [False, True], ids=["files", "save_to_disk"])
@@ -294,9 +294,9 @@ def test_rows_become_records(case: Case, is_saved: bool, tmp_path: Path, compose
     override = f"data.sets.{case.option}.path={tmp_path}"
     (dataset,) = load(compose, case.option, override)
     assert dataset.name == case.option
-    assert without_places(dataset.train) == case.records
+    assert texts_of(dataset.train) == case.records
     sides = 1 if case.eval_split is None else 2
-    held_out = None if dataset.eval is None else without_places(dataset.eval)
+    held_out = None if dataset.eval is None else texts_of(dataset.eval)
     assert held_out == (None if sides == 1 else case.records)
     assert dataset.left_out == {reason: sides * n for reason, n in case.left_out.items()}
     assert any(record.rejected for record in dataset.train) is case.is_pairs
@@ -318,7 +318,7 @@ def test_option_names_its_hub_data_set(
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     (dataset,) = load(compose, case.option)
     assert asked_for == [case.hub_id]
-    assert without_places(dataset.train) == case.records
+    assert texts_of(dataset.train) == case.records
 
 
 def test_there_are_sixteen_with_the_local_one() -> None:

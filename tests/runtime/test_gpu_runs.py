@@ -143,7 +143,8 @@ def test_two_gpus_whose_optimizer_is_on_the_host(zero: str, tmp_path: Path) -> N
     words += ["checkpoint.digest_every=5", "checkpoint.every_steps=5", "ppo.ema_beta=0.9"]
     run = on_gpu(tmp_path / "run", *words, machine="2xa100")
     assert run.returncode == 0, run.stderr
-    digests = [json.loads(line) for line in (tmp_path / "run" / "digests.jsonl").open()]
+    lines = (tmp_path / "run" / "digests.jsonl").read_text().splitlines()
+    digests = [json.loads(line) for line in lines]
     steps = {(line["phase"], line["step"]) for line in digests}
     assert {("ppo", 5), ("ppo", 10)} < steps
     assert {phase for phase, _ in steps} == {"sft", "reward", "ppo"}
