@@ -20,9 +20,8 @@ from rlhf.data.tables import SAMPLE
 
 INPUTS = "inputs.json"
 OF_DATA = {*READERS, ".arrow", ".txt"}
-Inputs = dict[
-    str, dict[str, Identity]
-]  # key of the configuration -> whole path -> size and SHA-256
+# Key of the configuration -> whole path -> size and SHA-256.
+Inputs = dict[str, dict[str, Identity]]
 
 
 def data_paths(data: DataConfig) -> Iterator[tuple[str, str]]:
