@@ -23,6 +23,10 @@ PARTS = (
 ).split()
 
 
+SMALL = 4 * GIB  # bytes per rank; the table of a smaller plan is in MiB
+MIB = 2**20
+
+
 def plan_as_json(plan: Plan) -> dict[str, Any]:
     """Return the content of plan.json: memory in GiB (2^30 bytes) per rank, time in hours."""
     zero, machine = plan.config.zero, plan.machine
@@ -62,6 +66,7 @@ def _phase_json(plan: Plan, phase: PhasePlan) -> dict[str, Any]:
         "hours": None if phase.steps is None else phase.seconds / 3600,
         "steps": phase.steps,
         "step_seconds": phase.step_seconds,
+        "other_seconds": phase.other_seconds,
         "memory_gib_per_rank": phase.bytes / GIB,
         "moment": phase.peak_moment,
         "memory": {part: phase.parts[part] / GIB for part in PARTS if phase.parts[part]},
@@ -141,14 +146,20 @@ def tables(plan: Plan) -> list[RenderableType]:
     table.add_column("")
     for phase in plan.phases:
         table.add_column(phase.phase.value, justify="right")
+    is_small = max(phase.bytes for phase in plan.phases) < SMALL
+    unit, divisor, digits = ("MiB", MIB, 0) if is_small else ("GiB", GIB, 2)
+
+    def add_row(name: str, numbers: list[float | None], digits: int = 2) -> None:
+        if any(numbers):
+            table.add_row(name, *(f"{number:.{digits}f}" if number else "" for number in numbers))
+
     for part in PARTS:
-        if any(phase.parts[part] for phase in plan.phases):
-            sizes = (phase.parts[part] / GIB for phase in plan.phases)
-            table.add_row(part.replace("_", " "), *(f"{s:.2f}" if s else "" for s in sizes))
+        sizes = [phase.parts[part] / divisor for phase in plan.phases]
+        add_row(part.replace("_", " "), [*sizes], digits)
     table.add_section()
-    table.add_row("GiB per rank", *(f"{phase.bytes / GIB:.2f}" for phase in plan.phases))
+    add_row(f"{unit} per rank", [phase.bytes / divisor for phase in plan.phases], digits)
     table.add_row("when", *(phase.peak_moment for phase in plan.phases))
-    table.add_row("GiB offloaded", *(f"{phase.host / GIB:.2f}" for phase in plan.phases))
+    add_row(f"{unit} offloaded", [phase.host / divisor for phase in plan.phases], digits)
     table.add_section()
     table.add_row("micro-batch", *(str(phase.micro_batch) for phase in plan.phases))
     table.add_row("rows", *(str(phase.rows or "") for phase in plan.phases))
@@ -159,10 +170,9 @@ def tables(plan: Plan) -> list[RenderableType]:
         cells = ("" if tokens is None else "{:.0f} (max {})".format(*tokens) for tokens in found)
         table.add_row(f"{name}, tokens", *cells)
     for part in ("generate", "score", "branch", "train"):
-        if any(part in phase.step_seconds for phase in plan.phases):
-            seconds = (phase.step_seconds.get(part) for phase in plan.phases)
-            cells = ("" if value is None else f"{value:.2f}" for value in seconds)
-            table.add_row(f"{part}, s per step", *cells)
+        add_row(f"{part}, s per step", [each.step_seconds.get(part) for each in plan.phases])
+    for part, name in {"evaluate": "evaluate, s in all", "prepare": "build and save, s"}.items():
+        add_row(name, [each.other_seconds.get(part) for each in plan.phases], digits=1)
     hours = (None if phase.steps is None else phase.seconds / 3600 for phase in plan.phases)
     table.add_row("time", *(_time_text(value) for value in hours))
     notes = [f"the time is for {describe_counts(plan)}", *_doubts(plan)]
@@ -180,14 +190,20 @@ def tables(plan: Plan) -> list[RenderableType]:
 
 def _doubts(plan: Plan) -> list[str]:
     """Return notes on why time and price may not be those of the user's own task."""
-    notes = []
+    notes, phases = [], [phase.phase for phase in plan.phases]
     if _is_toy(plan):
-        phases = [phase.phase for phase in plan.phases]
         sizes = ["rollout.max_response_tokens"] if ANSWERING_PHASES(plan.config) & {*phases} else []
         sizes += ["ppo.steps" if phase is Phase.ppo else f"{phase}.epochs" for phase in phases]
         notes.append(
             "data=synthetic is a toy task with short texts: set data, data.path, "
             f"{', '.join(sizes)} as in your run before you believe time and price"
+        )
+    lora = plan.config.lora
+    whole = [phase for phase in (Phase.sft, Phase.reward) if phase in phases]
+    if lora.rank and whole and not {*whole} & {*lora.roles}:
+        notes.append(
+            f"lora.roles=[{','.join(lora.roles)}]: {' and '.join(whole)} train all weights of "
+            "their models; lora=all trains adapters there too"
         )
     if plan.loads is None:
         notes.append("the data was not read: every text is assumed to be as long as its limit")

@@ -74,6 +74,7 @@ def test_keys_of_plan_json(compose: Compose) -> None:
             "hours",
             "steps",
             "step_seconds",
+            "other_seconds",
             "memory_gib_per_rank",
             "moment",
             "memory",
@@ -214,7 +215,8 @@ def test_the_table_fits_80_columns(size: int, compose: Compose) -> None:
         text = printed(plan)
         assert max(len(line) for line in text.splitlines()) <= 80
         rows = {line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")}
-        wanted = {"weights", "activations", "GiB per rank", "when", "GiB offloaded"}
+        wanted = {"weights", "activations", "GiB per rank", "when"}
+        wanted |= {"GiB offloaded"} if any(phase.host for phase in plan.phases) else set()
         wanted |= {
             "micro-batch",
             "rows",
@@ -225,6 +227,31 @@ def test_the_table_fits_80_columns(size: int, compose: Compose) -> None:
         }
         assert wanted <= rows
         assert "…" not in text
+
+
+def test_the_rows_of_a_phase_add_up_to_its_time(compose: Compose) -> None:
+    """PPO's held-out evaluations take longer than its steps here; a small plan is in MiB."""
+    config = run_of(compose, "experiment=smoke")
+    load = Load(steps=9, lengths=(10,), held_out=64)
+    plan = plan_run(config, dict.fromkeys(config.phase.order, load))
+    rows = {
+        line.split("│")[1].strip(): line.split("│")[4]
+        for line in printed(plan).splitlines()
+        if line.count("│") == 5
+    }
+    per_step = [float(cell) for name, cell in rows.items() if name.endswith("s per step")]
+    whole = float(rows["evaluate, s in all"]) + float(rows["build and save, s"])
+    assert 9 * sum(per_step) + whole == pytest.approx(plan.phases[-1].seconds, abs=0.3)
+    assert float(rows["evaluate, s in all"]) > 0
+    assert float(rows["MiB per rank"]) == round(plan.phases[-1].bytes / 2**20)
+    told = plan_as_json(plan)["phases"]["ppo"]["other_seconds"]
+    assert set(told) == {"evaluate", "prepare"}
+
+
+def test_adapters_that_leave_out_a_phase_are_named(compose: Compose) -> None:
+    for words, is_named in (("lora=default", True), ("lora=all", False), ("lora=none", False)):
+        plan = plan_run(run_of(compose, words, "model=opt_1.3b", "hardware=a6000_48g"))
+        assert ("lora=all trains adapters there too" in " ".join(printed(plan).split())) == is_named
 
 
 def test_the_table_ends_with_the_verdict(compose: Compose) -> None:
