@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from pathlib import Path
 
-import yaml
-
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Phase
 
 # Whole words of other programs, which no command of ours can mean -> what to type instead.
@@ -29,14 +27,13 @@ WORDS = {
 @cache
 def read_other_names() -> Mapping[str, list[str]]:
     """Return our alternatives for each name of another program, as other_names.yaml has them."""
-    text = Path(__file__).with_name("other_names.yaml").read_text(encoding="utf-8")
     return {
         name: [
             word.replace("*", phase)
             for word in ours.split(" or ")
             for phase in (Phase if "*" in word else ("",))
         ]
-        for ours, others in yaml.safe_load(text).items()
+        for ours, others in read_yaml_beside(__file__, "other_names.yaml").items()
         for name in others
     }
 

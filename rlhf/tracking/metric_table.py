@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
-import yaml
+from rlhf.base.packaged_yaml import read_yaml_beside
 
 
 class MetricInfo(NamedTuple):
@@ -23,11 +22,9 @@ class MetricInfo(NamedTuple):
 
 def _read_groups() -> dict[str, dict[str, MetricInfo]]:
     """Read the table; raise TypeError if an entry lacks a field or has an unknown one."""
-    text = Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")
-    groups = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return {
         title: {name: _metric_info(**entry) for name, entry in group.items()}
-        for title, group in groups.items()
+        for title, group in read_yaml_beside(__file__, "metrics.yaml").items()
     }
 
 

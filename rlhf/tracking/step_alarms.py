@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.intervals import mean_of
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import ALARM, read_lines
 from rlhf.config.schema.run import AlarmName
 
 BASE_STEPS = 5  # steps at the start that later steps are compared with
-MOST_KL_PER_TOKEN = 0.6  # nats; twice the end of the healthy range
-MOST_CLIPPED = 0.2
-MOST_MISMATCH = 0.1  # nats per token; bf16 gives about 0.01
 MOST_KL_AT_START = 0.01  # nats per sequence; rounding gives 0 on one rank
 LEAST_CHANGE = 1e-3  # nats per sequence; rounding in bf16 gives 3e-4
 LEAST_EXPLAINED = 0.1  # share of the variance of returns
@@ -28,7 +26,6 @@ MORE_DUPLICATES = 0.3  # share of the responses, above the share at the start
 LEAST_ENTROPY = 0.05  # fraction of the mean entropy over the first BASE_STEPS steps
 LOSS_GROWTH = 20  # ratio to the critic's loss at the start, or to LEAST_LOSS if larger
 LEAST_LOSS = 0.01
-MOST_FALLBACKS = 0.1
 MOST_EQUAL_GROUPS = 0.9
 ROUNDING = 1e-6  # a smaller deviation of scores is rounding; relative to mean scores above 1
 RISE = 0.25  # deviations of the scores at the start by which a score that has risen is higher
@@ -38,6 +35,7 @@ GOLD_WINDOW = 3  # evaluations that are averaged
 SCORE_WINDOW = 3  # steps that are averaged
 
 ValuesByMetric = Mapping[str, Sequence[float]]  # values of each metric so far, the latest last
+Condition = Callable[[Sequence[float], ValuesByMetric], bool]
 
 
 class Alarm(NamedTuple):
@@ -83,27 +81,21 @@ def describe_divergence(alarms: Iterable[Alarm]) -> str | None:
 
 
 class Rule(NamedTuple):
-    """A condition on the series; it must hold for ``patience`` steps in a row that log ``metric``.
-
-    ``wrong`` gets the values of ``metric`` so far, and the values of all metrics.
-    """
+    """An entry of alarms.yaml; it must hold for ``patience`` steps in a row that log ``metric``."""
 
     metric: str
-    wrong: Callable[[Sequence[float], ValuesByMetric], bool]
     patience: int
     advice: str
+    above: float | None = None  # None: CONDITIONS has the condition
 
 
 def _mean_at_start(values: Sequence[float]) -> float:
     return mean_of(values[:BASE_STEPS])
 
 
-def _rule_above(limit: float) -> Callable[[Sequence[float], ValuesByMetric], bool]:
-    return lambda values, _: values[-1] > limit
-
-
-def _rule_after(steps: int, wrong: Callable[[Sequence[float]], bool]) -> Callable[..., bool]:
-    return lambda values, _: len(values) > steps and wrong(values)
+def _against_start(wrong: Callable[[float, float], bool]) -> Condition:
+    """Return a condition on the latest value and the mean of the first BASE_STEPS values."""
+    return lambda all_, _: len(all_) > BASE_STEPS and wrong(all_[-1], _mean_at_start(all_))
 
 
 def _is_gold_falling(gold: Sequence[float], series: ValuesByMetric) -> bool:
@@ -143,125 +135,39 @@ def _is_blind(series: ValuesByMetric) -> bool:
     return _is_flat("ppo/clipped_score", series) and max(kl[-1:], default=0.0) > LEAST_MOVE
 
 
-RULES: Mapping[AlarmName, Rule] = {
-    AlarmName.reference_mismatch: Rule(
-        "ppo/kl_to_reference_k3",
-        lambda values, _: len(values) == 1 and values[0] > MOST_KL_AT_START,
-        1,
-        "Policy and reference differ before the first update: use the same weights and precision.",
+# What is wrong with the values of an alarm's metric so far, given the values of all metrics.
+CONDITIONS: Mapping[AlarmName, Condition] = {
+    AlarmName.reference_mismatch: lambda kl, _: len(kl) == 1 and kl[0] > MOST_KL_AT_START,
+    AlarmName.no_change: lambda kl, series: (  # steps with a frozen actor log no learning rate
+        len(series["ppo/actor_learning_rate"]) > 2 * BASE_STEPS
+        and max(map(abs, kl[-BASE_STEPS:])) < LEAST_CHANGE
     ),
-    AlarmName.rollout_mismatch: Rule(
-        "ppo/logprob_mismatch",
-        _rule_above(MOST_MISMATCH),
-        3,
-        "The rollout samples from other probabilities than training computes: use rollout=hf, or "
-        "hardware.dtype=fp32.",
+    AlarmName.entropy_collapse: _against_start(lambda last, start: last < LEAST_ENTROPY * start),
+    AlarmName.length: _against_start(
+        lambda last, start: not 1 / 4 < last / max(start, 1.0) < 2  # noqa: PLR2004
     ),
-    AlarmName.no_change: Rule(
-        "ppo/kl_to_reference_k3",
-        lambda kl, series: (  # steps with a frozen actor log no learning rate of it
-            len(series["ppo/actor_learning_rate"]) > 2 * BASE_STEPS
-            and max(map(abs, kl[-BASE_STEPS:])) < LEAST_CHANGE
-        ),
-        1,
-        "The policy equals its reference: raise ppo.actor_lr, or shorten ppo.warmup_steps and "
-        "ppo.actor_freeze_steps.",
+    AlarmName.few_end: _against_start(lambda last, start: last < start / 2),
+    AlarmName.duplicates: _against_start(lambda last, start: last > start + MORE_DUPLICATES),
+    AlarmName.critic_useless: lambda explained, series: (
+        len(explained) > 2 * BASE_STEPS
+        and explained[-1] < LEAST_EXPLAINED
+        and not _is_flat("ppo/clipped_score", series)  # equal returns leave nothing to explain
     ),
-    AlarmName.kl_runaway: Rule(
-        "ppo/kl_per_token",
-        _rule_above(MOST_KL_PER_TOKEN),
-        3,
-        "The policy leaves its reference: raise ppo.kl_ctl or lower ppo.actor_lr.",
+    AlarmName.critic_explodes: _against_start(
+        lambda last, start: last > LOSS_GROWTH * max(start, LEAST_LOSS)
     ),
-    AlarmName.clipping: Rule(
-        "ppo/clipfrac",
-        _rule_above(MOST_CLIPPED),
-        3,
-        "Updates are too large: lower ppo.actor_lr or ppo.ppo_epochs.",
+    AlarmName.score_against_gold: _is_gold_falling,
+    AlarmName.equal_scores: lambda _, series: (
+        _is_flat("ppo/score", series) and not _has_score_risen(series)
     ),
-    AlarmName.entropy_collapse: Rule(
-        "ppo/entropy",
-        _rule_after(
-            BASE_STEPS, lambda entropy: entropy[-1] < LEAST_ENTROPY * _mean_at_start(entropy)
-        ),
-        3,
-        "The policy always gives nearly the same answer: raise ppo.kl_ctl or ppo.entropy_coef.",
+    AlarmName.equal_groups: lambda share, series: (
+        share[-1] > MOST_EQUAL_GROUPS and not _has_score_risen(series)
     ),
-    AlarmName.length: Rule(
-        "ppo/response_tokens",
-        _rule_after(BASE_STEPS, lambda t: not 1 / 4 < t[-1] / max(_mean_at_start(t), 1.0) < 2),  # noqa: PLR2004
-        3,
-        "Responses became much longer or shorter: read samples.jsonl; the score may depend on "
-        "length instead of quality.",
-    ),
-    AlarmName.few_end: Rule(
-        "ppo/ended_share",
-        _rule_after(BASE_STEPS, lambda ended: ended[-1] < _mean_at_start(ended) / 2),
-        3,
-        "Responses no longer end by themselves: raise ppo.missing_end_penalty or "
-        "rollout.max_response_tokens.",
-    ),
-    AlarmName.duplicates: Rule(
-        "ppo/duplicate_share",
-        _rule_after(BASE_STEPS, lambda share: share[-1] > _mean_at_start(share) + MORE_DUPLICATES),
-        3,
-        "Different prompts get the same response: raise ppo.kl_ctl or ppo.entropy_coef, and read "
-        "samples.jsonl.",
-    ),
-    AlarmName.critic_useless: Rule(
-        "ppo/explained_variance",
-        lambda explained, series: (
-            len(explained) > 2 * BASE_STEPS
-            and explained[-1] < LEAST_EXPLAINED
-            and not _is_flat("ppo/clipped_score", series)
-        ),  # equal returns leave nothing to explain
-        5,
-        "The critic hardly predicts returns: change ppo.critic_lr, or freeze the actor first "
-        "(ppo.actor_freeze_steps).",
-    ),
-    AlarmName.critic_explodes: Rule(
-        "ppo/critic_loss",
-        _rule_after(
-            BASE_STEPS, lambda loss: loss[-1] > LOSS_GROWTH * max(_mean_at_start(loss), LEAST_LOSS)
-        ),
-        3,
-        "The critic's loss grows: lower ppo.critic_lr, or set ppo.cliprange_value.",
-    ),
-    AlarmName.score_against_gold: Rule(
-        "ppo/eval_gold",
-        _is_gold_falling,
-        1,
-        "The score rises while the gold score falls: the policy exploits what scores it. Raise "
-        "ppo.kl_ctl, take fewer ppo.steps, or improve the reward model or rewards.",
-    ),
-    AlarmName.fallbacks: Rule(
-        "ppo/fallback_share",
-        _rule_above(MOST_FALLBACKS),
-        3,
-        "A part of rewards fails, and the policy learns from its fallback instead: the warning "
-        "on the terminal has the reason.",
-    ),
-    AlarmName.equal_scores: Rule(
-        "ppo/score_std",
-        lambda _, series: _is_flat("ppo/score", series) and not _has_score_risen(series),
-        3,
-        "Every response gets the same score, so nothing can be learned: read samples.jsonl, and "
-        "choose rewards or prompts that distinguish responses.",
-    ),
-    AlarmName.equal_groups: Rule(
-        "ppo/equal_group_share",
-        lambda share, series: share[-1] > MOST_EQUAL_GROUPS and not _has_score_risen(series),
-        3,
-        "Nearly all prompts get responses of equal scores, whose comparison teaches nothing: use "
-        "easier or harder prompts, more ppo.responses_per_prompt, or a finer score.",
-    ),
-    AlarmName.blind_updates: Rule(
-        "ppo/clipped_score_std",
-        lambda _, series: _is_blind(series) and not _has_score_risen(series),
-        3,
-        "The policy moves, but no reward says where to: rewards are equal. If ppo/score_std is "
-        "not 0, raise ppo.clip_reward_value; otherwise correct the rewards.",
-    ),
+    AlarmName.blind_updates: lambda _, series: _is_blind(series) and not _has_score_risen(series),
+}
+RULES = {
+    AlarmName(name): Rule(**entry)
+    for name, entry in read_yaml_beside(__file__, "alarms.yaml").items()
 }
 READ = {rule.metric for rule in RULES.values()}
 READ |= {"ppo/eval_score", "ppo/actor_learning_rate", "ppo/score_mean", "ppo/clipped_score_mean"}
@@ -295,8 +201,12 @@ class AlarmRules:
         for name, rule in RULES.items():
             if rule.metric not in values or not math.isfinite(values[rule.metric]):
                 continue
-            series = self._series
-            is_wrong = rule.wrong(series[rule.metric], series)
+            series = self._series[rule.metric]
+            is_wrong = (
+                CONDITIONS[name](series, self._series)
+                if rule.above is None
+                else series[-1] > rule.above
+            )
             held = self._held.get(name, 0) + 1 if is_wrong else 0
             self._held[name] = held
             if held >= rule.patience:

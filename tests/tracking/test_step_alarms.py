@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.config.schema.run import AlarmName, AlarmsConfig
-from rlhf.tracking.step_alarms import READ, RULES, Alarm, AlarmRules, read_alarms
+from rlhf.tracking.step_alarms import CONDITIONS, READ, RULES, Alarm, AlarmRules, read_alarms
 from rlhf.tracking.tracker import Tracker
 from rlhf.tracking.trackers import FileTracker, StoppedByAlarmError, Trackers
 
@@ -110,6 +110,7 @@ def test_gold_that_falls_with_the_score_is_another_matter() -> None:
 
 def test_every_name_has_a_rule() -> None:
     assert {*RULES, AlarmName.not_finite} == set(AlarmName)
+    assert {name for name, rule in RULES.items() if rule.above is None} == {*CONDITIONS}
     for rule in RULES.values():
         assert rule.advice.endswith(".")
 
