@@ -98,7 +98,8 @@ def _move_into_place(building: Path, path: Path, aside: Path) -> None:
     if building.is_file() and not building.is_symlink():
         with building.open("rb") as file:
             os.fsync(file.fileno())  # otherwise a power cut could leave an empty file
-    if not path.is_dir() or path.is_symlink():
+    has_folder = any(each.is_dir() and not each.is_symlink() for each in (building, path))
+    if not has_folder or not os.path.lexists(path):
         building.replace(path)
     elif not _exchange(building, path):
         remove(aside)

@@ -22,6 +22,21 @@ def is_trusted(path: Path) -> bool:
     return _is_safe_path(Path(os.path.realpath(path, strict=True)), path.absolute())
 
 
+def make_own_folder(folder: Path) -> None:
+    """Create ``folder`` and its parents, unless they exist, so that only this user can write there.
+
+    The umask of many machines lets a group write in new folders.
+    """
+    for each in (*reversed(folder.absolute().parents), folder):
+        each.mkdir(mode=0o755, exist_ok=True)
+
+
+def keep_others_from_writing(*paths: Path) -> None:
+    """Take the right to write to ``paths`` from groups and others."""
+    for path in paths:
+        path.chmod(path.stat().st_mode & ~0o022)
+
+
 def _is_safe_path(real: Path, path: Path) -> bool:
     for each in (path, *path.parents):
         found = each.lstat()

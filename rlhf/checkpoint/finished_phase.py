@@ -12,60 +12,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import CheckpointError
+from rlhf.base.manifest import MANIFEST, Identity, check_files, folder_identities
 from rlhf.base.stored_files import open_regular
 from rlhf.checkpoint.results import as_json_text, read_json_object, write_json
 from rlhf.config.choices import Phase
 
-MANIFEST = "manifest.json"
-Identity = list[int | str]  # size in bytes, and SHA-256
 STATE = "state"  # the checkpoints of a phase in progress, see phase_state.py
 RESULT = "result.json"
 NOT_LISTED = (STATE, MANIFEST, RESULT)
-
-
-def file_identity(path: Path, *, flush: bool = False) -> Identity:
-    """Return the size and the SHA-256 of a file; with ``flush`` also flush it to the drive."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if flush:
-            os.fsync(file.fileno())
-        return [file.tell(), digest]
-
-
-def folder_identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, Identity]:
-    """Flush the files in ``folder`` except entries ``skip``; return their identities by path."""
-    return {
-        name: file_identity(folder / name, flush=True) for name in sorted(_file_paths(folder, skip))
-    }
-
-
-def check_files(
-    folder: Path, files: Mapping[str, Identity], *, skip: Container[str] = (MANIFEST,)
-) -> None:
-    """Raise a CheckpointError unless ``folder``, without ``skip``, has exactly ``files``."""
-    if odd := sorted(set(_file_paths(folder, skip)) ^ set(files)):
-        raise CheckpointError(f"{folder / odd[0]} is missing, or not in {MANIFEST}.")
-    for name, expected in files.items():
-        path = folder / name
-        if path.stat().st_size != expected[0] or file_identity(path) != expected:
-            raise CheckpointError(f"{path} is damaged: it is not what was written.")
-
-
-def _file_paths(folder: Path, skip: Container[str]) -> Iterator[str]:
-    """Yield the paths of files in ``folder``; skip hidden files, which only other tools create."""
-    for path in folder.rglob("*"):
-        parts = path.relative_to(folder).parts
-        is_hidden = any(part.startswith(".") for part in parts)
-        if parts[0] not in skip and not is_hidden and path.is_file():
-            yield "/".join(parts)
 
 
 def finish_phase(

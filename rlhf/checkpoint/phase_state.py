@@ -24,14 +24,9 @@ from torch import Tensor
 
 from rlhf.base.atomic import is_transient, remove, replace_atomically, retry_transient_errors
 from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.manifest import MANIFEST, check_files, file_identity, folder_identities
 from rlhf.base.stored_files import OTHERS, read_json
-from rlhf.checkpoint.finished_phase import (
-    MANIFEST,
-    STATE,
-    check_files,
-    file_identity,
-    folder_identities,
-)
+from rlhf.checkpoint.finished_phase import STATE
 from rlhf.checkpoint.model_folder import SHARD_BYTES, write_shards
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import CheckpointConfig

@@ -29,11 +29,11 @@ from rlhf.base.atomic import replace_atomically
 from rlhf.base.cpu import cache_folder, read_cpu
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import reason_of
+from rlhf.base.manifest import MANIFEST
 from rlhf.base.safe_text import for_terminal
-from rlhf.base.trust import is_trusted
+from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.finished_phase import (
-    MANIFEST,
     RESULT,
     STATE,
     copy_phase_lines,
@@ -134,14 +134,13 @@ class PhaseStore:
         Raises:
             OSError: if the store cannot be written.
         """
-        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_own_folder(self.folder)
         with replace_atomically(self.folder / key) as building:
             building.mkdir(mode=0o755)
             for name in ("metrics.jsonl", "samples.jsonl"):
                 copy_phase_lines(run_dir, phase, building, name)
             link_phase(run_dir, phase, building, reused_from=str(run_dir.resolve()))
-            for path in (building, building / phase, building / phase / MANIFEST):
-                path.chmod(path.stat().st_mode & ~0o022)  # the umask may let a group write
+            keep_others_from_writing(building, building / phase, building / phase / MANIFEST)
         self._evict(keep=key)
 
     def entries(self) -> list[StoredPhase]:

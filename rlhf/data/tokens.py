@@ -11,18 +11,25 @@ numbers in column ``group`` mean equal prompts.
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import json
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.atomic import replace_atomically
-from rlhf.base.errors import DataError
+from rlhf.base.errors import CheckpointError, DataError
 from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.manifest import MANIFEST, check_files, folder_identities
+from rlhf.base.stored_files import OTHERS, read_json
+from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
 from rlhf.config.choices import Phase, Template
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
@@ -33,6 +40,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
+LEFT_OUT = "left_out.json"
 FORMAT_VERSION = 3  # increase it when the columns below change their meaning
 
 
@@ -206,10 +214,12 @@ def tokenise(
 
     The first process to hold the lock builds the cache. The others on the node wait for the lock
     instead of in a collective, so that tokenizing for an hour cannot time out. The cache is in
-    Arrow format, keyed by everything that determines its content.
+    Arrow format, keyed by everything that determines its content. It is made anew, with a line on
+    stderr, unless its files have the hashes of its manifest and only this user can write them.
 
     Raises:
-        DataError: if the cache folder cannot be created, or the template cannot be used.
+        DataError: if the cache folder cannot be created, others can write in it, or the template
+            cannot be used.
     """
     from datasets import Dataset
     from filelock import FileLock
@@ -217,31 +227,63 @@ def tokenise(
     key = cache_key(part, phase, tokenizer, limit=limit.tokens, template=template)
     folder = cache_dir / "tokens" / key
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_own_folder(folder.parent)
+        if not is_trusted(folder.parent):
+            said = f"other users can write in {folder.parent}; chmod go-w forbids it"
+            raise OSError(errno.EPERM, said)
     except OSError as error:
         raise DataError(
-            f"data.cache_dir={cache_dir} cannot be written ({error.strerror}): choose another "
+            f"data.cache_dir={cache_dir} cannot be used ({error.strerror}): choose another "
             "folder with data.cache_dir=FOLDER, or RLHF_CACHE in the environment"
         ) from error
     with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            encoder = Encoder(tokenizer, template)
-            total: Counter[str] = Counter()
+        fault = _fault_of(folder) if os.path.lexists(folder) else ""
+        if fault:
+            said = f"data.cache_dir={cache_dir}: the token ids in {folder} are made anew"
+            sys.stderr.write(f"{said}: {fault}\n")
+        if fault is not None:
             with replace_atomically(folder) as building, paused_collector():
-                for side, records in (("train", part.train), ("eval", part.eval)):
-                    columns, left_out = COLUMNS_OF[phase](list(enumerate(records)), encoder, limit)
-                    total += left_out
-                    # One shard even if empty: datasets 5.2 cannot read a dataset without shards.
-                    Dataset.from_dict(columns).save_to_disk(building / side, num_shards=1)
-                (building / "left_out.json").write_text(json.dumps(total))
+                _write_tokens(building, part, phase, Encoder(tokenizer, template), limit)
+        with translate_errors(partial(_unreadable, cache_dir, folder)):  # of another version
+            left_out = json.loads((folder / LEFT_OUT).read_text())
+            sides = [Dataset.load_from_disk(str(folder / side)) for side in ("train", "eval")]
+            return TokenData(sides[0], sides[1], left_out)
 
-    def explain(reason: str) -> DataError:
-        return DataError(f"data.cache_dir={cache_dir}: {reason}; remove the folder {folder}")
 
-    with translate_errors(explain):
-        left_out = json.loads((folder / "left_out.json").read_text())
-        sides = [Dataset.load_from_disk(str(folder / side)) for side in ("train", "eval")]
-        return TokenData(sides[0], sides[1], left_out)
+def _write_tokens(
+    folder: Path, part: PhaseData, phase: Phase, encoder: Encoder, limit: Limit
+) -> None:
+    from datasets import Dataset
+
+    total: Counter[str] = Counter()
+    for side, records in (("train", part.train), ("eval", part.eval)):
+        columns, left_out = COLUMNS_OF[phase](list(enumerate(records)), encoder, limit)
+        total += left_out
+        # One shard even if empty: datasets 5.2 cannot read a dataset without shards.
+        Dataset.from_dict(columns).save_to_disk(folder / side, num_shards=1)
+    (folder / LEFT_OUT).write_text(json.dumps(total))
+    (folder / MANIFEST).write_text(json.dumps(folder_identities(folder)))
+    keep_others_from_writing(folder, *folder.rglob("*"))
+
+
+def _unreadable(cache_dir: Path, folder: Path, reason: str) -> DataError:
+    return DataError(f"data.cache_dir={cache_dir}: {reason}; remove the folder {folder}")
+
+
+def _fault_of(folder: Path) -> str | None:
+    """Return why cached tokens must not be used; None if only this user can have written them."""
+    try:
+        if (files := read_json(folder / MANIFEST, {OTHERS: [int, str]})) is None:
+            return f"it has no {MANIFEST}"
+        for path in (folder, *folder.rglob("*")):
+            if path.is_symlink():
+                return f"{path} is a link"
+            if not is_trusted(path):
+                return f"another user of this machine can have written {path}"
+        check_files(folder, files)
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return None
 
 
 @contextmanager

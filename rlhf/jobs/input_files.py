@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.manifest import Identity, file_identity
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.base.user_paths import expand_user_path
-from rlhf.checkpoint.finished_phase import Identity, file_identity
 from rlhf.checkpoint.results import write_json
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig

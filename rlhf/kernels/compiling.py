@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from rlhf.base.atomic import replace_atomically
 from rlhf.base.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
-from rlhf.base.trust import is_trusted
+from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
 
 logger = logging.getLogger(__name__)
 KERNELS = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)  # lowest ISA level
@@ -114,12 +114,12 @@ def _load_library(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
     digest = hashlib.sha256(b"".join(texts) + key.encode()).hexdigest()[:16]
     library = cache_folder() / f"{source.stem}-{digest}.so"
     try:
-        library.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_own_folder(library.parent)
         _require_trusted_file(library.parent)
         if not library.exists():
             with replace_atomically(library, shared=True) as made:  # other ranks may compile it too
                 _compile_library(source, made, options)
-                made.chmod(made.stat().st_mode & ~0o022)  # the umask may let a group write
+                keep_others_from_writing(made)
         _require_trusted_file(library)
         return ctypes.CDLL(str(library))
     except OSError as error:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.intervals import Estimate, mean_with_interval
+from rlhf.base.manifest import MANIFEST
 from rlhf.base.stored_files import MANIFEST_FORM, RESULT, read_json
-from rlhf.checkpoint.finished_phase import MANIFEST
 from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import FROZEN, frozen_keys

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -142,20 +144,94 @@ def test_the_cache_is_read_back(tokenizer, tmp_path: Path, monkeypatch: pytest.M
     assert not list(tmp_path.rglob("*.pkl"))
 
 
-@pytest.mark.parametrize("damaged", ["left_out.json", "train/state.json", "eval/data*.arrow"])
-def test_a_damaged_cache_is_refused(tokenizer, tmp_path: Path, damaged: str) -> None:
+def flip_a_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def replace_by_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def change_owner(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a file to another user")
+    os.chown(path, 4242, -1)
+
+
+DAMAGES = [
+    ("train/data*.arrow", flip_a_byte, "it is not what was written"),
+    ("eval/data*.arrow", lambda path: os.truncate(path, 8), "it is not what was written"),
+    ("left_out.json", Path.unlink, "is missing"),
+    ("manifest.json", Path.unlink, "it has no manifest.json"),
+    ("manifest.json", lambda path: path.write_text("[]"), "is damaged"),
+    ("train", lambda path: (path / "more.arrow").write_text(""), "more.arrow"),
+    ("train/data*.arrow", change_owner, "another user"),
+    ("eval", change_owner, "another user"),
+    ("left_out.json", lambda path: path.chmod(0o666), "another user"),
+    ("train/data*.arrow", replace_by_link, "is a link"),
+    ("train", replace_by_link, "is a link"),
+    ("", replace_by_link, "is a link"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "reason"), DAMAGES)
+def test_a_cache_that_cannot_be_trusted_is_made_anew(
+    tokenizer,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    damage: Callable[[Path], object],
+    reason: str,
+) -> None:
+    def read() -> list[object]:
+        data = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
+        return [data.train[:], data.eval[:], data.left_out]
+
     part = PhaseData([PAIR], [PAIR])
-    tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
-    (file,) = tmp_path.glob(f"tokens/*/{damaged}")
-    file.write_bytes(file.read_bytes()[:1])
-    message = rf"^data\.cache_dir={tmp_path}: .*remove the folder {tmp_path}/tokens/\w+$"
-    with pytest.raises(DataError, match=message):
-        tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
+    sound = read()
+    (folder,) = (each for each in tmp_path.glob("tokens/*") if each.is_dir())
+    (path,) = folder.glob(name) if name else [folder]
+    damage(path)
+    assert read() == sound
+    (line,) = (each for each in capfd.readouterr().err.splitlines() if "made anew" in each)
+    assert line.startswith(f"data.cache_dir={tmp_path}: the token ids in {folder} are made anew: ")
+    assert reason in line
+    assert read() == sound
+    assert "made anew" not in capfd.readouterr().err, "the new cache is sound"
+
+
+def test_a_cache_where_others_can_write_is_refused(tokenizer, tmp_path: Path) -> None:
+    part, place = PhaseData([PAIR], [PAIR]), tmp_path / "open"
+    place.mkdir()
+    place.chmod(0o777)
+    with pytest.raises(DataError, match=rf"^data\.cache_dir={place} .*other users.*chmod"):
+        tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=place)
+
+
+def test_a_cache_is_trusted_whatever_the_umask(
+    tokenizer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = os.umask(0)
+    try:
+        for _ in range(2):
+            tokenise(
+                PhaseData([PAIR], []),
+                Phase.sft,
+                tokenizer,
+                limit=LIMITS[Phase.sft],
+                cache_dir=tmp_path / "a" / "cache",
+            )
+    finally:
+        os.umask(before)
+    assert "made anew" not in capfd.readouterr().err
 
 
 def test_a_cache_that_cannot_be_made_is_refused(tokenizer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"data\.cache_dir=.*file cannot be written"):
+    with pytest.raises(DataError, match=r"data\.cache_dir=.*file cannot be used"):
         tokenise(
             PhaseData([PAIR], []),
             Phase.sft,
