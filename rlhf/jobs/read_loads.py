@@ -7,6 +7,7 @@ torch here. Many examples are counted from a sample.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SAMPLED = 1000  # examples per phase that are encoded for an estimate
+PLAYED = 50  # the same for an environment with processes of its own, whose turns may be slow
 PLENTY = 2  # steps; a phase with examples for fewer needs an exact count
 LETTERS_PER_TOKEN = 4  # assumed for a tokenizer that is not on this machine
 LARGEST = 2**26  # bytes; larger data files, all together, are not read
@@ -63,12 +65,12 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
         DataError: if the data is missing, malformed or too small for a phase.
         ConfigError: if PPO's options do not suit the steps that its examples allow.
     """
-    is_plan = config.plan is PlanMode.only
-    reason = _why_not_read(config.data, config.environment.processes, is_plan=is_plan)
+    reason = _why_not_read(config.data, is_plan=config.plan is PlanMode.only)
     if reason is not None:
         return Reading(None, [f"data: not read: {reason} {ASSUMED}"])
     phases = [phase for phase in config.phase.order if phase not in finished]
-    counted = CountedData(config, most=SAMPLED)
+    has_processes = config.environment.is_used and config.environment.processes
+    counted = CountedData(config, most=PLAYED if has_processes else SAMPLED)
     if counted.is_sample and not all(counted.has_plenty(phase) for phase in phases):
         counted = CountedData(config, most=sys.maxsize)
     require_examples(config, {phase: counted.examples[phase] for phase in phases})
@@ -78,13 +80,8 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
     return Reading(counted.loads, counted.lines)
 
 
-def _why_not_read(data: DataConfig, processes: int, *, is_plan: bool) -> str | None:
-    """Return a sentence on why the launcher does not read the data; None if it does.
-
-    ``processes`` are those of the run's environment.
-    """
-    if data.source is Source.environment and processes:
-        return "only the ranks run an environment with processes of its own."
+def _why_not_read(data: DataConfig, *, is_plan: bool) -> str | None:
+    """Return a sentence on why the launcher does not read the data; None if it does."""
     if data.source in (Source.synthetic, Source.environment):
         return None
     if data.size and is_plan:
@@ -123,7 +120,8 @@ class CountedData:
         data = config.data
         self._config, self._most = config, most
         is_made = data.source in (Source.synthetic, Source.environment)
-        made = min(data.size, 2 * most if most == SAMPLED else most) if is_made else 0
+        least = 4 * sum(data.split) / min(filter(None, data.split))  # 4 examples for each phase
+        made = min(data.size, max(2 * most, math.ceil(least))) if is_made else 0
         self._scale = data.size / made if made else 1.0
         self.lines: list[str] = []
         self._parts = load_phase_data(

@@ -39,13 +39,17 @@ def tensor_parallel_size(scene: PhaseMemory) -> int:
 def build_sampling(
     scene: PhaseMemory, *, responses: int, rows: int, gathers: bool = False
 ) -> time_model.Sampling:
-    """Return a ``Sampling`` of responses of maximum length to prompts of mean length."""
-    rollout = scene.config.rollout
+    """Return a ``Sampling`` of responses of maximum length to prompts of mean length.
+
+    An episode has its expected length, as few use all turns that they may take.
+    """
+    rollout, is_episode = scene.config.rollout, scene.config.environment.is_used
+    longest = scene.config.tokens_after_prompt[1]
     return time_model.Sampling(
         responses=responses,
         rows=rows,
         prompt_tokens=scene.load.tokens,
-        response_tokens=scene.config.tokens_after_prompt[1],
+        response_tokens=scene.response_tokens if is_episode else longest,
         tensor_parallel=tensor_parallel_size(scene),
         gathers=gathers,
         layer_factor=HF_LAYER_FACTOR if rollout.backend is Backend.hf else 1.0,

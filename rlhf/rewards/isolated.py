@@ -16,7 +16,7 @@ from typing import Any
 from rlhf.base.errors import ConfigError, RewardError, RlhfError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.isolated_process import SECONDS_TO_START, IsolatedProcess, serve_lines
-from rlhf.config.choices import Phase, RewardKind
+from rlhf.config.choices import Phase, PlanMode, RewardKind
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
@@ -136,9 +136,14 @@ def end_reward_processes(parts: Mapping[str, IsolatedReward]) -> None:
 
 
 def check_reward_parts(config: RunConfig) -> None:
-    """Raise ConfigError if a part of the score cannot be used, before a phase is trained for it."""
-    if Phase.ppo in config.phase.order:
-        end_reward_processes(start_reward_processes(config.rewards))
+    """Raise ConfigError if a part of the score cannot be used, before a phase is trained for it.
+
+    A plan asks no endpoint, which need not run yet.
+    """
+    is_plan = config.plan is PlanMode.only
+    parts = config.rewards.items() if Phase.ppo in config.phase.order else []
+    used = {name: part for name, part in parts if not (is_plan and part.kind is RewardKind.http)}
+    end_reward_processes(start_reward_processes(used))
 
 
 def serve_scores(descriptor: int) -> None:

@@ -109,7 +109,7 @@ def check_ranks_can_start(config: RunConfig) -> None:
         from rlhf.engine.devices import check_devices as check
 
         check(hardware)
-    if hardware.nodes == 1:  # on several nodes each rank checks them where it runs
+    if hardware.nodes == 1:  # on several nodes each rank tries them where it runs
         check_reward_parts(config)
 
 

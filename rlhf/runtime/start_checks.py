@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import FailureName, Phase, RewardLossName, Source
+from rlhf.config.choices import FailureName, Phase, PlanMode, RewardLossName, Source
 from rlhf.config.hydra_errors import did_you_mean
 from rlhf.config.schema.run import RunConfig
 from rlhf.phases.shared.model_checks import MODEL_CHECKS
+from rlhf.rewards.isolated import check_reward_parts
 from rlhf.tracking.metric_table import METRICS, better_direction
 
 
@@ -26,6 +27,8 @@ def check_start(config: RunConfig, *, finished: Container[Phase] = ()) -> None:
                 f"checkpoint.best={best}: neither a higher nor a lower value is better; choose one "
                 f"of {', '.join(name for name in known if better_direction(name))}"
             )
+    if config.plan is PlanMode.only:  # the start of a run checks them where its ranks are
+        check_reward_parts(config)
     for check in MODEL_CHECKS:
         check(config, [phase for phase in config.phase.order if phase not in finished])
 

@@ -43,11 +43,11 @@ from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, l
 from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.overlapped_sampling import SAMPLING
+from rlhf.phases.ppo.reward_mix import try_reward_parts
 from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_data, require_support
-from rlhf.rewards.isolated import check_reward_parts
 from rlhf.runtime.malloc import keep_freed_memory
 from rlhf.runtime.out_of_memory import explain_out_of_memory
 from rlhf.runtime.phase_reuse import run_phase, verify_finished_phases
@@ -135,6 +135,8 @@ def run_phases(
         watch_steps(context)
         try:
             require_data(context, unfinished)
+            if Phase.ppo in unfinished:
+                try_reward_parts(context)
             for phase in unfinished:
                 with explain_out_of_memory(config, phase, run_dir):
                     run_phase(context, phase, RUNNERS[phase])
@@ -178,8 +180,6 @@ def build_context(
     """
     require_support(config)
     check_start(config, finished=[phase for phase in config.phase.order if phase not in unfinished])
-    if config.hardware.nodes > 1:  # on one node the launcher has checked them
-        check_reward_parts(config)
     read_command(run_dir)  # raises now if the file is damaged: model cards need it after training
     if ranks.is_main:
         read_plan(run_dir, console.say)

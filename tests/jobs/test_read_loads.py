@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.base.errors import DataError
+from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.choices import Phase
 from rlhf.data.reading import load_datasets
 from rlhf.data.splits import blend_datasets, divide_over_phases
@@ -16,6 +16,7 @@ from rlhf.data.tokens import limit_of, tokenise
 from rlhf.jobs import read_loads as reading
 from rlhf.jobs.read_loads import CountedData, read_loads
 from rlhf.models.tokenizers import load_or_train_tokenizer
+from rlhf.planning.plan import plan_run
 from tests.planning.planned import Compose, changed, run_of
 
 pytestmark = pytest.mark.slow
@@ -118,3 +119,38 @@ def test_what_is_not_read_is_named(
     assert "data.size=99 gives the number" in read_loads(run_of(compose, *elsewhere)).lines[0]
     monkeypatch.setattr(reading, "LARGEST", 100)
     assert "pairs.jsonl has over 0 MiB" in read_loads(run_of(compose, *own)).lines[0]
+
+
+COUNTDOWN = """
+class Countdown:
+    def reset(self, *, seed, row):
+        self.left = 3
+        return "count down from 3"
+
+    def step(self, text):
+        self.left -= 1
+        return ("go on", 1.0, self.left == 0)
+
+    def demonstration(self):
+        return str(self.left)
+"""
+
+
+def test_a_plan_counts_episodes_of_an_environment_of_the_user(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = ["experiment=environment", "environment=custom", "environment.run_code=true"]
+    own += ["environment.target=my_game:Countdown", "environment.processes=1"]
+    config = run_of(compose, *own)
+    with pytest.raises(ConfigError, match=r"target=my_game:Countdown: cannot be imported"):
+        read_loads(config)
+    (tmp_path / "my_game.py").write_text(COUNTDOWN)
+    loads = read_loads(config).loads
+    assert loads is not None
+    assert config.data.size == loads[Phase.ppo].records
+    answer, most = loads[Phase.ppo].answer, config.tokens_after_prompt[1]
+    assert answer is not None
+    assert answer < most / 4
+    read, unread = (plan_run(config, each).phases[-1].step_seconds for each in (loads, None))
+    assert read["generate"] < unread["generate"] / 3

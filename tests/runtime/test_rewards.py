@@ -71,7 +71,7 @@ def over_http(url: str, **keys: Any) -> str:
 
 def test_an_endpoint_that_fails_costs_its_batches_only(tmp_path: Path) -> None:
     with endpoint() as server:
-        server.faults = ["", "", "sleep", "500", "nan", "length", "cut", "text"]
+        server.faults = ["", "", "", "sleep", "500", "nan", "length", "cut", "text"]
         remote = over_http(server.url, fallback=0, weight=0.1)
         run = finished(tmp_path / "run", *BY_RULE, remote)
     shares = of_ppo(run, "ppo/fallback_share")
@@ -80,15 +80,17 @@ def test_an_endpoint_that_fails_costs_its_batches_only(tmp_path: Path) -> None:
     assert gain(of_ppo(run, "ppo/parts/remote")[-9:]) > 1, "longer responses"
 
 
-def test_without_a_fallback_a_failure_ends_the_run(tmp_path: Path) -> None:
+def test_without_a_fallback_a_failure_ends_the_run_before_training(tmp_path: Path) -> None:
     with endpoint() as server:
         server.faults = ["nan"]
         words = [*TINY_RUN, *BY_RULE, over_http(server.url), f"run_dir={tmp_path / 'run'}"]
         run = launch(*words, cwd=tmp_path)
     assert run.returncode == 2
-    problem = "failed on held-out prompts: it returned NaN"
+    problem = "failed on the row with the prompt "
     assert f"error: rewards.remote (kind=http) {problem}" in run.stderr
+    assert ", before training: it returned NaN" in run.stderr
     assert "rewards.remote.fallback=NUMBER" in run.stderr
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
     assert "Traceback" not in run.stderr
 
 

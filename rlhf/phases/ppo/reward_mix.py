@@ -15,9 +15,11 @@ from torch import Tensor
 
 from rlhf.base.errors import RewardError
 from rlhf.base.types import PromptBatch, Responses, TermScores
-from rlhf.config.choices import RewardKind
+from rlhf.config.choices import Phase, RewardKind
 from rlhf.config.schema.rewards import RewardTerm
+from rlhf.data.records import Record
 from rlhf.data.synthetic_pairs import GoldJudge
+from rlhf.phases.shared.context import RunContext, phase_records
 from rlhf.phases.shared.scoring import (
     FIX_MODEL,
     NO_SCORE,
@@ -83,11 +85,8 @@ class RewardMix:
                     assert responses.turns is not None, "kind=environment without an environment"
                     scores_B = responses.turns.rewards_BT.sum(dim=1)
                 case _:
-                    try:
-                        scores_B = model_scores_B.new_tensor(self._isolated[name].receive_scores())
-                    except FailureError as error:
-                        scores_B = torch.full_like(model_scores_B, math.nan)
-                        problem = str(error)
+                    scores, problem = self._receive_scores(name, len(model_scores_B))
+                    scores_B = model_scores_B.new_tensor(scores)
             if count := count_failed_scores(scores_B):
                 self._raise_or_count_failure(name, problem, count, describe_step(prompts))
             columns.append(scores_B)
@@ -96,6 +95,37 @@ class RewardMix:
         fallbacks_K = scores_BK.new_tensor([part.fallback or 0.0 for part in self.parts.values()])
         scores_BK = torch.where(failed_BK, fallbacks_K, scores_BK)
         return sum_weighted_scores(self.parts, scores_BK), TermScores(scores_BK, failed_BK)
+
+    def try_rows(self, records: Sequence[Record]) -> None:
+        """Score the responses in rows of the data with every part that has a process.
+
+        Raises:
+            RewardError: if a part without a fallback failed.
+        """
+        prompts = [record.prompt or "" for record in records]
+        texts = [record.chosen or "" for record in records]
+        tokens = [len(self._tokenizer(text).input_ids) for text in texts]
+        for name, isolated in self._isolated.items():
+            columns = {
+                key: [(record.columns or {})[key] for record in records]
+                for key in self.parts[name].columns
+            }
+            isolated.send_answers(Answers(prompts, texts, [True] * len(texts), tokens, columns))
+        for name in self._isolated:
+            scores, problem = self._receive_scores(name, len(records))
+            pairs = zip(records, scores, strict=True)
+            failed = [_describe_row(record) for record, score in pairs if math.isnan(score)]
+            if failed:
+                where = f"on {' and '.join(failed)}, before training"
+                self._raise_or_count_failure(name, problem, len(failed), where)
+        self._fallbacks.clear()
+
+    def _receive_scores(self, name: str, rows: int) -> tuple[list[float], str]:
+        """Return a part's scores, NaN where it failed, and the reason for NaN."""
+        try:
+            return self._isolated[name].receive_scores(), NO_SCORE
+        except FailureError as error:
+            return [math.nan] * rows, str(error)
 
     def close(self) -> None:
         """End the processes of the parts."""
@@ -114,8 +144,8 @@ class RewardMix:
             raise RewardError(f"{failed} for {count} responses. {FIX_MODEL}")
         if part.fallback is None:
             raise RewardError(
-                f"{failed}. Correct it, or set rewards.{name}.fallback=NUMBER, the score of "
-                "responses that it cannot score"
+                f"{failed}. A part must return one number for each response: correct it, or set "
+                f"rewards.{name}.fallback=NUMBER, the score of responses that it cannot score"
             )
         if name not in self._fallbacks:
             self._say(
@@ -123,6 +153,12 @@ class RewardMix:
                 f"{part.fallback:g}, and ppo/fallback_share counts them"
             )
         self._fallbacks[name] += count
+
+
+def _describe_row(record: Record) -> str:
+    if record.place is not None:
+        return "{}, row {}".format(*record.place)
+    return f"the row with the prompt {record.prompt!r:.60}"
 
 
 def _build_reward_inputs(
@@ -154,6 +190,21 @@ def build_reward_mix(
     """
     say = build_console(is_main=True, log_every=1).say
     return RewardMix(parts, tokenizer, GoldJudge(), say) if parts else None
+
+
+def try_reward_parts(context: RunContext) -> None:
+    """Score two rows of PPO's data with the parts of the score, before any training.
+
+    Raises:
+        RewardError: if a part without a fallback failed.
+    """
+    mix = build_reward_mix(context.config.rewards, context.tokenizer)
+    if mix is None:
+        return
+    try:
+        mix.try_rows(phase_records(context, Phase.ppo).train[:2])
+    finally:
+        mix.close()
 
 
 def sum_weighted_scores(parts: Mapping[str, RewardTerm], scores_BK: Tensor) -> Tensor:

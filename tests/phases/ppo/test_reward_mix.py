@@ -13,6 +13,7 @@ from rlhf.base.errors import RewardError
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
+from rlhf.data.records import Record
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo import reward_mix
@@ -126,6 +127,41 @@ def test_a_fallback_replaces_what_failed(
     assert f"rewards.mine failed for {count} of 9 responses" in last
     with pytest.raises(RewardError, match=rf"rewards\.mine \(kind=function\) failed .*: {why}"):
         mixed({"mine": outcome}, mine=part())
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why"),
+    [
+        (
+            FailureError("ZeroDivisionError (mine.py:3)"),
+            "my.jsonl, row 1 and my.jsonl, row 2, .*Zero",
+        ),
+        ([1.0, float("nan")], "failed on my.jsonl, row 2, before training: it returned NaN"),
+        ([1.0, 2.0], None),
+    ],
+)
+def test_parts_are_tried_on_rows_of_the_data(
+    outcome: Any, why: str | None, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    rows = [Record("ask", "one two", columns={"n": n}, place=("my.jsonl", n)) for n in (1, 2)]
+
+    def try_rows(**keys: Any) -> Fake:
+        fake = Fake(part(**keys), outcome)
+        monkeypatch.setattr(reward_mix, "start_reward_processes", lambda _: {"mine": fake})
+        parts = {"mine": fake.part, "learned": part(RewardKind.model)}
+        mix = RewardMix(parts, TOKENIZER, GoldJudge(), said.append)
+        mix.try_rows(rows)
+        mix.close()
+        return fake
+
+    (asked,) = try_rows(columns=["n"], fallback=0).asked
+    length = len(TOKENIZER.encode("one two"))
+    texts = ["one two", "one two"]
+    assert asked == (["ask", "ask"], texts, [True, True], [length, length], {"n": [1, 2]})
+    assert len(said) == (why is not None), "no count of responses, as there were none"
+    if why is not None:
+        with pytest.raises(RewardError, match=rf"rewards\.mine .*{why}.*must return one number"):
+            try_rows()
 
 
 def test_the_warning_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
