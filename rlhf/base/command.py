@@ -93,7 +93,8 @@ def survive_output_errors() -> None:
         lasting = io.TextIOWrapper(
             io.BufferedWriter(_LastingFile(stream.fileno(), "w", closefd=False)),  # type: ignore[type-var]
             encoding=stream.encoding,
-            errors=stream.errors,
+            # An ASCII terminal shows other letters of data as escapes.
+            errors="backslashreplace" if stream.errors == "strict" else stream.errors,
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )

@@ -1,6 +1,6 @@
 """Public data files and templates of other projects, invented anew: used right, or refused by name.
 
-The numbers are those of a list of 71 public cases; tests/test_public_runs.py has the others.
+The numbers are those of a list of 71 public cases; tests/test_public_rows.py counts them.
 """
 
 from __future__ import annotations
@@ -130,6 +130,10 @@ REFUSED: list[tuple[float, dict[str, Any], list[str]]] = [
     (23.1, {"prompt": "Hi", "response_0": "a", "response_1": "b"}, ["'response_0'", WAY_OUT]),
     (23.2, {"prompt": "Hi", "label": "a summary"}, ["column 'label'", WAY_OUT]),
     (24, {"info": {"post": "x"}, "summaries": [], "choice": 0}, ["no known layout", WAY_OUT]),
+    (24.1, {"conversation_a": TALK, "conversation_b": TALK, "winner": "a"}, ["no known", WAY_OUT]),
+    (24.2, {"input": {"messages": ASK}, "preferred_output": []}, ["no known layout", WAY_OUT]),
+    (30.1, {"train": [{"text": "a"}], "test": []}, ["no known layout has the columns train, test"]),
+    (30.2, {"prompt": {"0": "a"}, "chosen": {"0": "b"}}, ["has the keys ['0']", "'role'"]),
     (30, {"data": {"0": "a"}, "version": "1"}, ["no known layout", WAY_OUT]),
     (31, {"prompt": "a", "chosen": "b", "rejected": float("nan")}, ["row 1", "type float"]),
     (34, {"conversations": shared("uHi", "byes")}, ["row 1", "role 'bing'", WAY_OUT]),

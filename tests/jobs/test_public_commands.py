@@ -1,0 +1,141 @@
+"""Public commands, environments and moved folders, tried anew: they work, or are refused in words.
+
+The numbers are those of a list of 71 public cases; tests/test_public_rows.py counts them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from rlhf.base.command import survive_output_errors
+from rlhf.base.errors import CapabilityError, RlhfError
+from rlhf.checkpoint.finished_phase import finish_phase, verify_phase
+from rlhf.checkpoint.results import read_phase_result
+from rlhf.config.choices import Phase, WandbMode
+from rlhf.config.freeze import load_run, to_run_config, write_frozen_config
+from rlhf.config.hydra_errors import explain_hydra_error, refuse_unknown_flags, to_hydra_override
+from rlhf.jobs.input_files import check_inputs, write_inputs
+from rlhf.jobs.sweep_command import add_sweep_folders, job_folder_name, sweep_folder_of
+from tests.conftest import Compose
+from tests.planning.planned import run_of
+
+# Row of the list, a word of a command, and a part of the refusal.
+REFUSED_WORDS: list[tuple[float, str, str]] = [
+    (58, "data.path=/a/b=c d.jsonl", "to pass text, write \"data.path='/a/b=c d.jsonl'\""),
+    (58.1, "data.path=/a/文 本.jsonl", "to pass text, write \"data.path='/a/文 本.jsonl'\""),
+    (59, "seed=1,2", "seed=1,2"),
+    (60, "seed=interval(1,2)", "seed=interval(1,2)"),
+    (63, "++ppo.cliprang=1", "ppo.cliprang"),
+    (63.1, "~sft.learning_rate", "sft.learning_rate"),
+    (71, "name=../../etc", "name=../../etc: must be the name of a folder in runs/"),
+    (71.1, "name=my run: 100% (v1)", "to pass text, write \"name='my run: 100% (v1)'\""),
+]
+
+
+@pytest.mark.parametrize(("case", "word", "told"), REFUSED_WORDS)
+def test_words_are_refused_in_words(case: float, word: str, told: str, compose: Compose) -> None:
+    with pytest.raises((RlhfError, HydraException, ValueError)) as refused:
+        to_run_config(compose([to_hydra_override(word)]))
+    error = refused.value
+    ours = error if isinstance(error, RlhfError) else explain_hydra_error(error, [word])
+    assert told in str(ours)
+
+
+@pytest.mark.parametrize("path", ["/a/b=c d.jsonl", "/a/文 本.jsonl", "/a/b(1)[2].jsonl"])
+def test_quoted_paths_are_texts(path: str, compose: Compose) -> None:
+    words = ["data=local", f"data.path='{path}'"]  # 58
+    assert to_run_config(compose(words)).data.path == path
+
+
+def test_options_of_other_launchers_are_refused_with_ours() -> None:
+    with pytest.raises(RlhfError, match=r"unknown option --deepspeed_config.* zero="):
+        refuse_unknown_flags(["--deepspeed_config", "ds.json"])  # 63
+    refuse_unknown_flags(["--config-dir", "/a", "hydra.run.dir=/b"])
+
+
+# Row, the word of a sweep, and its jobs.
+SWEPT: list[tuple[float, str, list[str]]] = [
+    (59, "tracking.tags=[a],[a,b],null", ["[a]", "[a,b]", "null"]),
+    (59.1, "tracking.project='a,b','c=d'", ["'a,b'", "'c=d'"]),
+    (60, "seed=range(1,4)", ["1", "2", "3"]),
+    (60.1, "sft.lr=choice(1e-3,1e-4)", ["0.001", "0.0001"]),
+    (60.2, "ppo.kl_ctl=range(0.1,0.4,0.1)", ["0.1", "0.2", "0.30000000000000004", "0.4"]),
+    (60.3, "zero=glob(stage1*)", ["stage1", "stage1_offload"]),
+    (61, "data.path=/a/x.jsonl,/b/x.jsonl", ["/a/x.jsonl", "/b/x.jsonl"]),
+]
+
+
+class Groups:
+    """The options of a group, which Hydra's sweeper asks for."""
+
+    def get_group_options(self, *_: object, **__: object) -> list[str]:
+        return ["stage0", "stage1", "stage1_offload"]
+
+
+@pytest.mark.parametrize(("case", "word", "values"), SWEPT)
+def test_sweeps_have_a_job_in_its_own_folder_for_each_value(
+    case: float, word: str, values: list[str]
+) -> None:
+    words = add_sweep_folders(["-m", word], ["-m", word])
+    assert sweep_folder_of(words) is not None
+    parsed = OverridesParser.create(config_loader=Groups()).parse_overrides([word])
+    (jobs,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    assert [job[0].partition("=")[2] for job in jobs] == values
+    folders = {job_folder_name(job[0]) for job in jobs}
+    assert len(folders) == len(values)
+    assert not any("/" in folder for folder in folders)
+
+
+def test_weights_and_biases_that_is_switched_off_is_refused_before_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from rlhf.tracking.wandb_run import _require_login
+
+    for name in ("HOME", "WANDB_CONFIG_DIR", "WANDB_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    with pytest.raises(CapabilityError, match=r"WANDB_MODE forbids .*tracking=wandb_offline"):
+        _require_login(WandbMode.online)  # 65
+
+
+def test_runs_are_read_where_they_were_moved(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = {"prompt": "Say it", "chosen": "yes", "rejected": "no"}
+    (tmp_path / "mine.jsonl").write_text(json.dumps(row))
+    config = run_of(compose, "experiment=smoke", "data=local", "data.path=mine.jsonl")
+    first, moved = tmp_path / "run", tmp_path / "my rün (1)"
+    first.mkdir()
+    write_frozen_config(config, first)
+    write_inputs(config, first)
+    (first / "metrics.jsonl").write_text('{"phase": "sft", "step": 1, "sft/loss": 2.0}\n')
+    (first / "sft").mkdir()
+    (first / "sft" / "weights").write_text("w")
+    finish_phase(first, Phase.sft, {"perplexity_before": 2.0, "perplexity_after": 1.0})
+    first.rename(moved)
+    assert verify_phase(moved, Phase.sft) is None  # 68
+    assert read_phase_result(moved, Phase.sft) is not None
+    assert load_run(moved).data == config.data
+    check_inputs(load_run(moved), moved)  # 69
+
+
+def test_chinese_data_is_described_on_an_ascii_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "screen").open("wb") as screen:
+        stdout = io.TextIOWrapper(screen, encoding="ascii")
+        for name in ("stdout", "__stdout__"):
+            monkeypatch.setattr(sys, name, stdout)
+        survive_output_errors()
+        print("\u6570\u636e: 24 examples")  # 70
+        sys.stdout.flush()
+        assert (tmp_path / "screen").read_bytes() == b"\\u6570\\u636e: 24 examples\n"
