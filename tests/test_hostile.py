@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from random import Random
 
 import pytest
+from omegaconf import DictConfig
 from rich.console import Console as RichConsole
 
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.foreign_errors import as_drive_error
 from rlhf.base.stored_files import DamagedFileError
 from rlhf.checkpoint.phase_state import remove_stale_checkpoints
+from rlhf.compare.preference_file import PreferenceFile
+from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import refuse_unknown_flags, refuse_unreadable_words
+from rlhf.config.run_dir import LOCK, lock_run_dir
 from rlhf.evaluate.__main__ import lock_evaluation
+from rlhf.jobs import job
+from rlhf.jobs.launch_command import Job
 from rlhf.jobs.search import JOURNAL, repair_journal
 from rlhf.watch.progress import _is_process_alive
 from rlhf.watch.terminal import drawing_of
 from tests.fuzz import ensembles
+from tests.fuzz.case import Case, Verdict, judged
+from tests.fuzz.command_words import START, launched
 from tests.watch.watched import started_run
 
 
@@ -35,6 +47,60 @@ def test_words_that_no_parser_can_read_are_refused(word: str) -> None:
     with pytest.raises(ConfigError, match=f"{len(word)} characters") as caught:
         refuse_unreadable_words(["seed=1", word])
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("sft.lr=${reward.lrr}", "sft.lr"),
+        ("plan=${name.x}", "plan"),
+        ("resume=${oc.env:NOPE_NOT_SET}", "resume"),
+        ("hydra.run.dir=a-${nope}", "hydra.run.dir"),
+    ],
+)
+def test_an_interpolation_without_a_value_is_one_message(
+    word: str, key: str, tmp_path: Path
+) -> None:
+    verdict, text = judged(Case(word, lambda: launched([*START, word], tmp_path)))
+    assert verdict is Verdict.refused, text
+    assert f"error: {key}: its interpolation has no value (" in text
+    assert "must name another key" in text
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_a_lock_of_another_kind_is_refused(kind: str, tmp_path: Path) -> None:
+    (tmp_path / LOCK).mkdir() if kind == "folder" else os.mkfifo(tmp_path / LOCK)
+    with pytest.raises(DamagedFileError, match=r"it is (a folder|not)"), lock_run_dir(tmp_path):
+        pass
+
+
+def test_a_run_that_a_full_drive_ended_can_be_begun_again(
+    compose: Callable[[list[str]], DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left", str(tmp_path))
+
+    words = ["experiment=smoke", "plan=off", "hardware.dtype=fp32", f"run_dir={tmp_path / 'run'}"]
+    cfg = compose(words)
+    with monkeypatch.context() as full:
+        full.setattr(job, "write_command", is_full)
+        with pytest.raises(OSError, match="No space"):
+            job.begin_run(to_run_config(cfg), Job(cfg, words), None)
+    job.begin_run(to_run_config(cfg), Job(cfg, words), None)
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"), [(errno.ENOSPC, "make room"), (errno.ENOENT, "removed or moved")]
+)
+def test_the_advice_fits_the_error_of_the_drive(number: int, advice: str) -> None:
+    assert advice in str(as_drive_error(OSError(number, "reason", "/drive/file")))
+
+
+def test_a_file_of_choices_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--out FILE"):
+        PreferenceFile(tmp_path / "missing/p.jsonl")
+    PreferenceFile(tmp_path / "p.jsonl").close()
+    assert not list(tmp_path.iterdir()), "nothing was chosen"
 
 
 def test_the_name_of_a_run_cannot_control_the_terminal(tmp_path: Path) -> None:

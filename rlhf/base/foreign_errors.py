@@ -26,7 +26,7 @@ OF_DRIVES = CANNOT_WRITE | {errno.EIO, errno.ESTALE, errno.EREMOTEIO}
 # Access is not permitted, or the path is of another kind, such as a folder instead of a file.
 OF_FILES = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
 OF_FILES |= {errno.ENOENT, errno.EINVAL, errno.ENAMETOOLONG}
-ADVICE = "make room, or give another folder that can be written, and repeat the command"
+AGAIN = "repeat the command"
 
 
 @contextmanager
@@ -69,12 +69,19 @@ def reason_of(error: BaseException) -> str:
     return text if text and is_clear else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
+def remedy_of(error: BaseException) -> str:
+    """Return what a user can do about an error of a drive."""
+    if system_error_number(error) in OF_FILES - {errno.EACCES, errno.EPERM}:
+        return "restore the folders of this path if they were removed or moved, or name another"
+    return "make room, or the folder writable"
+
+
 class DriveError(RlhfError):
     """The error for a drive that does not let this process read or write a file."""
 
 
-def as_drive_error(error: BaseException, advice: str = ADVICE) -> DriveError | None:
-    """Return a DriveError with file, reason and ``advice``; None if no drive raised ``error``."""
+def as_drive_error(error: BaseException, then: str = AGAIN) -> DriveError | None:
+    """Return a DriveError with file, reason and what to do; None if no drive raised ``error``."""
     number, file = system_error_number(error), getattr(error, "filename", None)
     is_ours = number in OF_DRIVES or (file is not None and number in OF_FILES)
     if isinstance(error, RlhfError) or number is None or not is_ours:
@@ -82,16 +89,16 @@ def as_drive_error(error: BaseException, advice: str = ADVICE) -> DriveError | N
     verb = "written" if number in CANNOT_WRITE else "read or written"
     return DriveError(
         f"{file or 'a file'} cannot be {verb} ({os.strerror(number)}). What was complete before "
-        f"is intact; {advice}"
+        f"is intact; {remedy_of(error)}, then {then}"
     )
 
 
 @contextmanager
-def convert_drive_errors(advice: str = ADVICE) -> Iterator[None]:
-    """Convert errors of a drive in the block, and no others, to a DriveError with ``advice``."""
+def convert_drive_errors(then: str = AGAIN) -> Iterator[None]:
+    """Convert errors of a drive in the block, and no others, to a DriveError."""
     try:
         yield
     except Exception as error:
-        if (refusal := as_drive_error(error, advice)) is None:
+        if (refusal := as_drive_error(error, then)) is None:
             raise
         raise refusal from error

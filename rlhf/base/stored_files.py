@@ -21,6 +21,9 @@ from rlhf.base.errors import CheckpointError
 
 Form = Any
 OTHERS = "*"
+# What os.open reports for a path that it must not open for reading or writing.
+NOT_REGULAR = {errno.ELOOP: "it is a link", errno.EISDIR: "it is a folder"}
+NOT_REGULAR |= {errno.ENXIO: "it is not a regular file"}
 LARGEST = 1e60  # largest absolute value of a number: charts square numbers
 
 NAMES = {str: "a text", float: "a number", int: "a whole number", bool: "true or false"}
@@ -124,9 +127,9 @@ def open_regular(name: str, flags: int) -> int:
     try:
         descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno != errno.ELOOP:
+        if error.errno not in NOT_REGULAR:
             raise
-        raise DamagedFileError(Path(name), "it is a link") from error
+        raise DamagedFileError(Path(name), NOT_REGULAR[error.errno]) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise DamagedFileError(Path(name), "it is not a regular file")

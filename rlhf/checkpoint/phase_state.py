@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rlhf.base.atomic import is_transient, remove, replace_atomically, retry_transient_errors
 from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.foreign_errors import remedy_of
 from rlhf.base.manifest import MANIFEST, check_files, file_identity, folder_identities
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.checkpoint.finished_phase import STATE
@@ -118,7 +119,7 @@ def write_checkpoint(
             ) from error
         raise CheckpointError(
             f"{folder}: the checkpoint cannot be written ({reason}). Earlier "
-            "checkpoints are intact; make room, or the folder writable, and resume the run"
+            f"checkpoints are intact; {remedy_of(error)}, and resume the run"
         ) from error
 
 

@@ -52,6 +52,7 @@ class PreferenceFile:
                     "another file with --out FILE"
                 )
         self._writers: dict[Path, JsonlWriter] = {}
+        self._open_writer(path)  # a path that cannot be written is refused before the first choice
 
     def read_choices(self) -> Iterator[Judged]:
         """Yield all choices so far; rows without names of models are skipped."""
@@ -81,6 +82,8 @@ class PreferenceFile:
         """Close the files."""
         for writer in self._writers.values():
             writer.close()
+        if not self.path.stat().st_size:
+            self.path.unlink()  # there was no choice
 
     def _open_writer(self, path: Path) -> JsonlWriter:
         if path not in self._writers:

@@ -137,6 +137,11 @@ def refuse_unknown_flags(words: Sequence[str]) -> None:
             "which no run writes; python launch.py resume=RUN_DIR continues a run"
         )
     typed = next((w for w in words if w in unknown and re.match(r"--?[A-Za-z]", w)), None)
+    if typed is None and unknown:
+        raise ConfigError(
+            f"{unknown[0]}: no key may stand behind a flag that follows other keys; "
+            "put the flags first: python launch.py -m KEY=VALUE ..."
+        )
     if typed is None:
         return
     flag, _, value = typed.partition("=")
@@ -192,12 +197,20 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str]) -> ConfigErr
         return _unknown_option_error(error, overrides)
     if isinstance(error, OverrideParseException):
         return _malformed_override_error(error)
+    if isinstance(error, InterpolationResolutionError | GrammarParseError):  # some: ValueErrors
+        return interpolation_error(error)
     if isinstance(error, ValueError):
         return _value_error(str(error), overrides)
-    if isinstance(error, InterpolationResolutionError | GrammarParseError):
-        key, reason = error.full_key or "the command", _first_line(str(error.msg or error))
-        return ConfigError(f"{key}: the interpolation has no value ({reason[:LONGEST_REASON]})")
     return _composition_error(error) if isinstance(error, HydraException) else None
+
+
+def interpolation_error(error: OmegaConfBaseException) -> ConfigError:
+    """Return our own error for a ${...} that has no value."""
+    reason = _first_line(str(error.msg or error))[:LONGEST_REASON]
+    return ConfigError(
+        f"{error.full_key or 'the command'}: its interpolation has no value ({reason}); ${{...}} "
+        "must name another key, or with oc.env: a variable of the environment that is set"
+    )
 
 
 def _value_error(text: str, overrides: Sequence[str]) -> ConfigError | None:

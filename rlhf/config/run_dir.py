@@ -17,6 +17,7 @@ from pathlib import Path
 from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.safe_text import for_terminal
+from rlhf.base.stored_files import open_regular
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN, is_same_run, load_frozen_config
 from rlhf.config.schema.run import RunConfig
@@ -132,8 +133,7 @@ def lock_run_dir(run_dir: Path, say: Callable[[str], None] = _print) -> Iterator
     Raises:
         CheckpointError: if another process still holds the lock after ``WAIT_SECONDS``.
     """
-    refuse_links(run_dir, [LOCK])
-    with (run_dir / LOCK).open("a+", encoding="utf-8") as file:
+    with open(run_dir / LOCK, "a+", encoding="utf-8", opener=open_regular) as file:
         _acquire_lock(file.fileno(), run_dir, say)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")

@@ -19,6 +19,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.hydra_errors import (
     describe_type,
     did_you_mean,
+    interpolation_error,
     schema_types,
     type_of_key,
     unknown_key_error,
@@ -75,9 +76,9 @@ def schema_error(error: OmegaConfBaseException) -> ConfigError:
     key = re.sub(r"\[\d+\]", "", error.full_key or "")
     if isinstance(error, ConfigKeyError):
         return unknown_key_error(key)
-    reason = (error.msg or str(error)).partition("\n")[0]
     if isinstance(error, InterpolationResolutionError):
-        return ConfigError(f"{key}: {reason}")
+        return interpolation_error(error)
+    reason = (error.msg or str(error)).partition("\n")[0]
     value = format_value(error.value)
     try:
         kind = type_of_key(key)

@@ -77,8 +77,8 @@ def config_of_job(job: Job) -> tuple[RunConfig, Stopped | None]:
 def _new_config(job: Job) -> RunConfig:
     """Return the configuration of a new run; raise ConfigError for overrides without an effect."""
     cfg = job.cfg
-    if cfg.get("from_run") is not None:
-        source = expand_user_path(str(cfg.from_run), key="from_run").resolve()
+    if (from_run := OmegaConf.select(cfg, "from_run")) is not None:
+        source = expand_user_path(str(from_run), key="from_run").resolve()
         copy_keys_of_source_run(cfg, source, finished_phases(source), job.overrides)
     config = drop_shares_of_absent_phases(to_run_config(apply_auto_hardware(cfg, this_machine)))
     if config.data.source is Source.local and not any(
@@ -164,10 +164,10 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
             check_inputs(config, run_dir)
         else:
             write_inputs(config, run_dir)
-        write_frozen_config(config, run_dir)
         write_command(job.overrides, run_dir)
         if plan is not None:
             write_json(run_dir / PLAN, plan_as_json(plan))
+        write_frozen_config(config, run_dir)  # last: without it the folder holds no run
     if plan is not None:
         notes = (*notes, f"plan: {plan_summary(plan)}")
     # The screen of a job of a sweep is a file.

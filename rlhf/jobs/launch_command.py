@@ -96,7 +96,7 @@ class Job(NamedTuple):
 def read_job(cfg: DictConfig) -> Job:
     """Return the job of the configuration ``cfg`` that Hydra composed."""
     job = HydraConfig.get()
-    resume = cfg.get("resume")
+    resume = OmegaConf.select(cfg, "resume")
     if continues := resume == "auto":
         cfg.resume = resume = None
     return Job(

@@ -106,9 +106,8 @@ def run_worker(
     def watch_steps(context: RunContext) -> None:
         install_signals_and_watchdog(context, {} if meeting is None else meeting.others, on_stuck)
 
-    command = f"python launch.py resume={run_dir}"
     with (
-        convert_drive_errors(f"make room, or the folder writable; {command} continues the run"),
+        convert_drive_errors(f"continue the run with python launch.py resume={run_dir}"),
         lock_run_dir(run_dir, console.say) if ranks.is_main else nullcontext(),
     ):
         refuse_other_config(run_dir, config if begun is None else begun)

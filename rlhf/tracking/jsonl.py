@@ -12,6 +12,7 @@ from pathlib import Path
 from rlhf.base.atomic import is_transient, replace_atomically, retry_transient_errors
 from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import replace_non_finite
+from rlhf.base.foreign_errors import remedy_of
 from rlhf.base.stored_files import open_regular, read_raw_lines
 
 CRITIC = "critic.jsonl"
@@ -52,7 +53,7 @@ class JsonlWriter:
             if not self.is_late:
                 raise CheckpointError(
                     f"{self._path} cannot be written ({error.strerror}). What it has is intact; "
-                    "make room, or the folder writable, and resume the run"
+                    f"{remedy_of(error)}, and resume the run"
                 ) from error
 
     def _open(self) -> FileIO:

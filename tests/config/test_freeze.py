@@ -81,7 +81,7 @@ def test_wrong_value_is_refused(overrides: list[str], message: str, compose: Com
 def test_reference_to_nothing_is_refused(compose: Compose) -> None:
     cfg = compose([])
     cfg.ppo.actor_lr = "${ppo.lr}"
-    with pytest.raises(ConfigError, match=r"^ppo\.actor_lr: Interpolation key 'ppo.lr' not found$"):
+    with pytest.raises(ConfigError, match=r"^ppo\.actor_lr: .*key 'ppo.lr' not found"):
         to_run_config(cfg)
 
 

@@ -161,6 +161,11 @@ def test_flag_is_answered_with_an_override(words: str, message: str) -> None:
         refuse_unknown_flags(words.split())
 
 
+def test_keys_behind_a_flag_that_follows_keys_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^seed=1,2: no key .* put the flags first"):
+        refuse_unknown_flags(["name=a", "-m", "seed=1,2"])
+
+
 @pytest.mark.parametrize(
     "words", ["-m seed=1,2", "--cfg job", "--help", "-sc install=bash", "data.x=--a", "~seed"]
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.fuzz.case import FAULTS, judged
 from tests.fuzz.doors import DOORS, mixed
+from tests.quick_hydra import compose_once, compose_quickly
 
 
 def main() -> int:
@@ -21,6 +22,8 @@ def main() -> int:
     parser.add_argument("--door", choices=DOORS, action="append")
     options = parser.parse_args()
     doors = {name: DOORS[name] for name in options.door or DOORS}
+    compose_quickly()
+    compose_once()
     verdicts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         for case in islice(mixed(options.seed, Path(folder), doors), options.cases):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import select
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -15,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from rlhf.base.errors import RlhfError
+from rlhf.base.errors import ConfigError, RlhfError
 
 SECONDS = 20.0  # after which an input counts as a hang
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
@@ -86,3 +88,19 @@ def _tried(case: Case) -> str:
     except BaseException:
         return f"{Verdict.traceback}\n{traceback.format_exc()}"
     return f"{Verdict.silent if case.must_refuse else Verdict.harmless}\n"
+
+
+def refused_by(main: Callable[[], object]) -> None:
+    """Run ``main`` of a command, in this process; raise what it printed if it refused its input."""
+    sys.stderr = io.StringIO()
+    try:
+        code = main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    said = sys.stderr.getvalue()
+    assert "Traceback" not in said, said
+    if code:
+        assert code == 2, (code, said)
+        assert len(said) < 3000, f"{len(said)} characters"
+        assert not {"\x1b", "\x07"} & set(said)
+        raise ConfigError(said)

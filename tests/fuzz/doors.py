@@ -12,10 +12,13 @@ from tests.fuzz import (
     data_files,
     endpoints,
     ensembles,
+    interpolations,
     journals,
     phase_stores,
     reward_functions,
     run_dirs,
+    run_folders,
+    token_caches,
 )
 from tests.fuzz.case import Case, Cases
 from tests.fuzz.folders import model_cases, tokenizer_cases
@@ -31,6 +34,9 @@ DOORS: Mapping[str, Cases] = {
     "ensembles": ensembles.cases,
     "journals": journals.cases,
     "command words": command_words.cases,
+    "interpolations": interpolations.cases,
+    "run folders": run_folders.cases,
+    "token caches": token_caches.cases,
 }
 
 
