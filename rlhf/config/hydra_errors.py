@@ -123,7 +123,7 @@ def refuse_unreadable_words(words: Iterable[str]) -> None:
         if len(word) > LONGEST_WORD or re.search(UNREADABLE, word):
             raise ConfigError(
                 f"{word[:60]}... ({len(word)} characters): a word of the command must have at most "
-                f"{LONGEST_WORD} characters, numbers of at most {MOST_DIGITS} digits and "
+                f"{LONGEST_WORD} characters, keys and numbers of at most {MOST_DIGITS} each and "
                 f"{MOST_BRACKETS} brackets in a row; put long values into a file of conf/"
             )
 
@@ -167,6 +167,7 @@ def refuse_words_of_others(words: Sequence[str]) -> None:
 
 LONGEST_WORD, MOST_DIGITS, MOST_BRACKETS, LONGEST_REASON = 16_384, 1000, 50, 300
 UNREADABLE = rf"([\[{{(][\s\w:]*){{{MOST_BRACKETS + 1}}}|\d{{{MOST_DIGITS + 1}}}"
+UNREADABLE += rf"|^[^=]{{{MOST_DIGITS + 1}}}"
 RUN_FOLDERS = ("run_dir", "resume", "from_run")
 # Hydra reserves the plugin's name; our config file slurm.yaml takes the nodes from `hardware`.
 PRESETS = {"hydra/launcher=submitit_slurm": "hydra/launcher=slurm"}
@@ -204,9 +205,14 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str]) -> ConfigErr
     return _composition_error(error) if isinstance(error, HydraException) else None
 
 
+def shortened(text: str) -> str:
+    """Return ``text``, cut so that a message with it stays readable."""
+    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
+
+
 def interpolation_error(error: OmegaConfBaseException) -> ConfigError:
     """Return our own error for a ${...} that has no value."""
-    reason = _first_line(str(error.msg or error))[:LONGEST_REASON]
+    reason = shortened(_first_line(str(error.msg or error)))
     return ConfigError(
         f"{error.full_key or 'the command'}: its interpolation has no value ({reason}); ${{...}} "
         "must name another key, or with oc.env: a variable of the environment that is set"
@@ -231,9 +237,10 @@ def _malformed_override_error(error: OverrideParseException) -> ConfigError:
     reason = _first_line(error.message.removeprefix(f"Error parsing override '{error.override}'"))
     # The lexer only repeats the override; it gives no reason.
     reason = "" if reason.startswith("LexerNoViableAlt") else f": {reason}"
-    key, has_value, value = error.override.partition("=")
+    override = shortened(error.override)
+    key, has_value, value = override.partition("=")
     way_out = f"""to pass text, write "{key}='{value}'\"""" if has_value else "write key=value"
-    return ConfigError(f"cannot read {error.override}{reason}; {way_out}")
+    return ConfigError(f"cannot read {override}{reason}; {way_out}")
 
 
 def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str]) -> ConfigError:

@@ -21,6 +21,7 @@ from rlhf.config.hydra_errors import (
     did_you_mean,
     interpolation_error,
     schema_types,
+    shortened,
     type_of_key,
     unknown_key_error,
 )
@@ -79,7 +80,7 @@ def schema_error(error: OmegaConfBaseException) -> ConfigError:
     if isinstance(error, InterpolationResolutionError):
         return interpolation_error(error)
     reason = (error.msg or str(error)).partition("\n")[0]
-    value = format_value(error.value)
+    value = shortened(format_value(error.value))
     try:
         kind = type_of_key(key)
     except KeyError:  # OmegaConf does not say in which entry of a mapping the key lies

@@ -15,6 +15,7 @@ from tests.fuzz.case import Case, refused_by
 START = ["experiment=smoke", "launcher.dry_run=true", "hardware.dtype=fp32"]
 KEYS = ("sft.lr", "name", "seed", "ppo.kl_ctl", "data.size", "run_dir", "tracking.tags")
 KEYS += ("model.architecture.hidden_size", "hardware.dtype", "phase", "plan", "resume", "zero")
+GROUPS = ("phase", "zero")
 BAD = ("reward.lrr", "oc.env:NOPE_NOT_SET", "a:b:c:d", "sft", "python:1", "oc.decode:'['", "..x")
 BAD += ("{", "nope", "sft.lr.x", "oc.select:", "hydra:nope.x", "oc.create:1,2,3", "oc.dict.keys:x")
 VALUES = (
@@ -72,6 +73,9 @@ def cases(draw: Random, folder: Path) -> Iterator[Case]:
         must_refuse = False
         match draw.randrange(6):
             case 0 | 1:
+                key = (
+                    "seed" if key in GROUPS else key
+                )  # a test's Hydra resolves no names of options
                 word, must_refuse = f"{key}=${{{draw.choice([*BAD, key])}}}", True
             case 2:
                 word = f"{draw.choice(['', '+', '++', '~'])}{key}={draw.choice(VALUES)}"
