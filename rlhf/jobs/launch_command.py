@@ -23,7 +23,7 @@ from rlhf.config.hydra_errors import (
     to_hydra_override,
     type_of_key,
 )
-from rlhf.config.rules.secrets import refuse_secrets_in_command
+from rlhf.config.rules.run import refuse_secrets_in_command
 from rlhf.jobs.search_command import Search, parse_search
 from rlhf.jobs.sweep_command import (
     add_sweep_folders,
@@ -142,12 +142,8 @@ def value_choices(line: str, sweeps: Path) -> list[str]:
 
 def _values_of_type(kind: Any) -> list[str]:
     """Return all values of a type made of enumerations, bool and None; [] for other types."""
-    kinds = get_args(kind) or (kind,)
-    if not all(each in (bool, NoneType) or _is_enum(each) for each in kinds):
+    kinds, known = get_args(kind) or (kind,), Enum | bool | NoneType
+    if not all(isinstance(each, type) and issubclass(each, known) for each in kinds):
         return []
     words = {bool: ["true", "false"], NoneType: ["null"]}
     return [word for each in kinds for word in (words.get(each) or list(each.__members__))]
-
-
-def _is_enum(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Enum)

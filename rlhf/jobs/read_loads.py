@@ -86,7 +86,7 @@ def _why_not_read(data: DataConfig, *, is_plan: bool) -> str | None:
         return None
     if data.size and is_plan:
         return f"data.size={data.size} gives the number of examples."
-    paths = _data_paths(data)
+    paths = {path: expand_user_path(path, key=key) for key, path in data_paths(data)}
     if data.source is Source.hub:
         absent = [path for path, place in paths.items() if not place.exists()]
         if absent:
@@ -94,11 +94,6 @@ def _why_not_read(data: DataConfig, *, is_plan: bool) -> str | None:
     if _bytes_at(paths.values()) > LARGEST:
         return f"{', '.join(paths)} has over {LARGEST >> 20} MiB; the run reads and checks it."
     return None
-
-
-def _data_paths(data: DataConfig) -> dict[str, Path]:
-    """Return the files, folders and hub ids of the data, as typed, with their places."""
-    return {path: expand_user_path(path, key=key) for key, path in data_paths(data)}
 
 
 def _is_here_and_small(corpus: str) -> bool:

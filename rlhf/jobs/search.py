@@ -26,10 +26,10 @@ from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.base.growing_file import GrowingFile
 from rlhf.base.stored_files import (
     METRICS,
     DamagedFileError,
+    GrowingFile,
     read_bytes,
     read_raw_lines,
 )
@@ -121,10 +121,8 @@ class Searcher:
 
     def _start_trial(self, trial: Trial) -> None:
         """Start the process of a trial, or resume its run."""
-        values = [
-            f"{key}={value}"
-            for key, value in _overrides_of_trial(trial, self._search.space).items()
-        ]
+        keys = (dimension.key for dimension in self._search.space)
+        values = [f"{key}={trial_text(trial.params[key])}" for key in keys]
         name = job_folder_name(",".join([f"{trial.number:03d}", *values]))
         run_dir = self._search.folder / name
         if (run_dir / FROZEN).exists():
@@ -281,11 +279,6 @@ def _suggest_value(trial: Trial, dimension: Dimension) -> None:
         trial.suggest_int(dimension.key, low, high, log=dimension.is_log)
     else:
         trial.suggest_float(dimension.key, dimension.low, dimension.high, log=dimension.is_log)
-
-
-def _overrides_of_trial(trial: Trial, space: list[Dimension]) -> dict[str, str]:
-    """Return the trial's values by key, as command-line text with floats rounded to 4 digits."""
-    return {dimension.key: trial_text(trial.params[dimension.key]) for dimension in space}
 
 
 def _read_result(phases: Mapping[str, Any], name: str) -> float:

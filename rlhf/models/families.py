@@ -1,16 +1,17 @@
-"""The table of model families: the names of a model's parts. A new family needs one entry.
+"""The names of a model's parts in each family, from the table families.yaml.
 
 All names are attribute paths, in ``Family`` from the base model and in ``BlockNames`` from a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.decoder_modules import BlockModules, BlockOrder, DecoderModules
+from rlhf.base.packaged_yaml import read_yaml_beside
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,7 +22,7 @@ class BlockNames(NamedTuple):
 
     attention_norm: str
     mlp_norm: str
-    query_key_value: tuple[str, ...]  # three modules, or one whose output has q, k, v per head
+    query_key_value: Sequence[str]  # three modules, or one whose output has q, k, v per head
     output: str
     up: str
     down: str
@@ -38,7 +39,7 @@ class Family:
     """The logits are the output layer of the last hidden state, without scaling or capping."""
     blocks: str | None = None
     """The list of blocks, for a shared trunk (``ppo.shared_trunk``)."""
-    tail: tuple[str, ...] = ()
+    tail: Sequence[str] = ()
     """The modules between the last block and the output layer; some models lack some of them."""
     block: BlockNames | None = None
     """For fused decoding (``rollout=fast``); otherwise the model's own cache is used."""
@@ -47,77 +48,20 @@ class Family:
     """Learned position embeddings."""
     project_in: str | None = None
     rotary: str | None = "rotary_emb"
-    order: Callable[[Any], BlockOrder] = lambda _: BlockOrder.norm_first
-    """Returns the order of norms, attention and MLP, given the model's config."""
+    order: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The config's field that decides the order of norms, attention and MLP, which is norm_first
+    without such a field: the order if it is true, and if it is false."""
     activation: str = "hidden_act"
     """The config's field with the name of the activation."""
 
 
-LLAMA_BLOCK = BlockNames(
-    attention_norm="input_layernorm",
-    mlp_norm="post_attention_layernorm",
-    query_key_value=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    query_norm="self_attn.q_norm",
-    key_norm="self_attn.k_norm",
-    output="self_attn.o_proj",
-    gate="mlp.gate_proj",
-    up="mlp.up_proj",
-    down="mlp.down_proj",
-)
-STARCODER2_BLOCK = LLAMA_BLOCK._replace(gate=None, up="mlp.c_fc", down="mlp.c_proj")
-LLAMA = Family(blocks="layers", tail=("norm",), block=LLAMA_BLOCK)
-OPT = Family(
-    blocks="decoder.layers",
-    tail=("decoder.final_layer_norm", "decoder.project_out"),
-    tokens="decoder.embed_tokens",
-    positions="decoder.embed_positions",
-    project_in="decoder.project_in",
-    rotary=None,
-    order=lambda config: (
-        BlockOrder.norm_first if config.do_layer_norm_before else BlockOrder.norm_last
-    ),
-    activation="activation_function",
-    block=BlockNames(
-        attention_norm="self_attn_layer_norm",
-        mlp_norm="final_layer_norm",
-        query_key_value=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        output="self_attn.out_proj",
-        up="fc1",
-        down="fc2",
-    ),
-)
-GPT_NEOX = Family(
-    blocks="layers",
-    tail=("final_layer_norm",),
-    tokens="embed_in",
-    order=lambda config: (
-        BlockOrder.parallel if config.use_parallel_residual else BlockOrder.norm_first
-    ),
-    block=BlockNames(
-        attention_norm="input_layernorm",
-        mlp_norm="post_attention_layernorm",
-        query_key_value=("attention.query_key_value",),
-        output="attention.dense",
-        up="mlp.dense_h_to_4h",
-        down="mlp.dense_4h_to_h",
-    ),
-)
+def _family(names: dict[str, Any]) -> Family:
+    block = names.get("block")
+    return Family(**names | {"block": None if block is None else BlockNames(**block)})
+
+
 FAMILIES = {
-    "bloom": Family(),
-    "gemma": Family(),
-    "gpt2": Family(blocks="h", tail=("ln_f",)),
-    "gpt_neox": GPT_NEOX,
-    "gptj": Family(),
-    "llama": LLAMA,
-    "mistral": LLAMA,
-    "olmo2": Family(),
-    "opt": OPT,
-    "phi": Family(),
-    "phi3": Family(),
-    "qwen2": LLAMA,
-    "qwen3": LLAMA,
-    "stablelm": Family(),
-    "starcoder2": replace(LLAMA, block=STARCODER2_BLOCK),
+    name: _family(names) for name, names in read_yaml_beside(__file__, "families.yaml").items()
 }
 UNKNOWN = Family(has_plain_output=False)
 
@@ -154,7 +98,7 @@ def find_decoder_modules(model: PreTrainedModel, *, tokens: int) -> DecoderModul
         blocks=[
             _block_modules(block, family.block) for block in find_submodule(base, family.blocks)
         ],
-        order=family.order(config),
+        order=_block_order(config, family),
         final=[module for module in tail if module is not None],
         head=model.get_output_embeddings(),
         num_heads=heads,
@@ -162,6 +106,12 @@ def find_decoder_modules(model: PreTrainedModel, *, tokens: int) -> DecoderModul
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         activation=getattr(config, family.activation),
     )
+
+
+def _block_order(config: Any, family: Family) -> BlockOrder:
+    for key, (if_true, if_false) in family.order.items():
+        return BlockOrder(if_true if getattr(config, key) else if_false)
+    return BlockOrder.norm_first
 
 
 def find_submodule(module: Any, name: str | None) -> Any:

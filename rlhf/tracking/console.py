@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.safe_text import for_terminal
 
 if TYPE_CHECKING:
@@ -30,31 +31,8 @@ class KeyMetric(NamedTuple):
 
 
 KEY_METRICS: Mapping[str, Sequence[KeyMetric]] = {
-    "sft": (
-        KeyMetric("sft/loss", "loss", ".3f"),
-        KeyMetric("sft/eval_perplexity", "eval ppl", ".2f"),
-        KeyMetric("sft/tokens_per_second", "tok/s", ",.0f"),
-    ),
-    "reward": (
-        KeyMetric("reward/loss", "loss", ".3f"),
-        KeyMetric("reward/accuracy", "acc", ".3f"),
-        KeyMetric("reward/eval_accuracy", "eval acc", ".3f"),
-        KeyMetric("reward/pairs_per_second", "pairs/s", ",.1f"),
-    ),
-    "ppo": (
-        KeyMetric("ppo/score_mean", "score", ".2f"),
-        KeyMetric("ppo/kl_to_reference", "kl", ".2f"),
-        KeyMetric("ppo/clipfrac", "clip", ".2f"),
-        KeyMetric("ppo/response_tokens", "len", ".0f"),
-        KeyMetric("speed/tokens_per_second", "tok/s", ",.0f"),
-    ),
-    "dpo": (
-        KeyMetric("dpo/loss", "loss", ".3f"),
-        KeyMetric("dpo/accuracy", "acc", ".3f"),
-        KeyMetric("dpo/margin", "margin", ".2f"),
-        KeyMetric("dpo/eval_accuracy", "eval acc", ".3f"),
-        KeyMetric("dpo/pairs_per_second", "pairs/s", ",.1f"),
-    ),
+    phase: [KeyMetric(name, *shown) for name, shown in metrics.items()]
+    for phase, metrics in read_yaml_beside(__file__, "key_metrics.yaml").items()
 }
 
 
