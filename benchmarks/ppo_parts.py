@@ -43,7 +43,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     from rlhf import PPOTrainer, RLHFEngine
     from rlhf.base.cpu import num_usable_cores
     from rlhf.engine.devices import use_threads
-    from rlhf.runtime.malloc import keep_freed_memory
+    from rlhf.runtime.worker import keep_freed_memory
 
     use_threads(num_usable_cores())
     work = Work(**task["work"])

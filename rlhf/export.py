@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
@@ -28,11 +29,20 @@ from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.checkpoint.model_card import results_section
 from rlhf.checkpoint.model_folder import replace_folder_atomically
 from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
-from rlhf.config.choices import Device, LoraExport, Phase, RewardKind
+from rlhf.config.choices import (
+    Backend,
+    Device,
+    Dtype,
+    LoraExport,
+    Phase,
+    RewardKind,
+    TrainingEngine,
+)
 from rlhf.config.consent import OF_MODELS, refuse_code_of_run
-from rlhf.config.freeze import load_run
-from rlhf.config.one_rank import config_for_one_rank
+from rlhf.config.freeze import MICRO_BATCHES, load_run
 from rlhf.config.schema.model import ModelConfig
+from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.zero import ZeroConfig
 from rlhf.engine.devices import current_ranks, precision_of_weights
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.build import build_actor, build_scorer
@@ -271,6 +281,51 @@ def _write_chosen_model(options: argparse.Namespace, folder: Path) -> None:
     else:
         checkpoint = find_kept_checkpoint(options.run_dir, options.checkpoint, options.phase)
         export_checkpoint(checkpoint, folder, **how)
+
+
+def config_for_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunConfig:
+    """Return the configuration for one rank of ``device`` that needs neither server nor drive.
+
+    Micro-batch sizes are kept on a GPU and become null on a CPU. ``dtype`` must not be auto.
+    """
+    rollout = config.rollout
+    if rollout.backend in (Backend.hybrid_engine, Backend.vllm_server):
+        rollout = replace(rollout, backend=Backend.fast)
+    hardware = replace(config.hardware, device=device, dtype=dtype, nodes=1, ranks_per_node=1)
+    groups: dict[str, Any] = {key.partition(".")[0]: None for key in MICRO_BATCHES}
+    for name in groups:
+        micro = getattr(config, name).micro_batch_size if device is Device.cuda else None
+        groups[name] = replace(getattr(config, name), micro_batch_size=micro)
+    groups["ppo"] = replace(groups["ppo"], steps=groups["ppo"].steps or 1)
+    zero = _remove_sharding(config.zero)
+    return replace(config, hardware=hardware, rollout=rollout, zero=zero, **groups)
+
+
+def _remove_sharding(zero: ZeroConfig) -> ZeroConfig:
+    """Return ``zero`` without sharded, offloaded and quantized weights.
+
+    Stages above 1 become 1, which keeps the precision of weights and masters.
+    """
+    return replace(
+        zero,
+        engine=TrainingEngine.auto,
+        stage=min(zero.stage, 1),
+        critic_stage=None if zero.critic_stage is None else min(zero.critic_stage, 1),
+        reference_stage=None,
+        reward_stage=None,
+        offload_optimizer=False,
+        offload_parameters=False,
+        offload_reference=False,
+        offload_reward=False,
+        offload_ema=False,
+        nvme_path=None,
+        quantize_weights=False,
+        quantize_gradients=False,
+        quantize_frozen_weights=False,
+        hpz_partition_size=1,
+        sequence_parallel_size=1,
+        extra={},
+    )
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from rlhf.evaluate.__main__ import lock_evaluation
 from rlhf.jobs import job
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.search import JOURNAL, repair_journal
+from rlhf.watch.__main__ import drawing_of
 from rlhf.watch.progress import _is_process_alive
-from rlhf.watch.terminal import drawing_of
 from tests.fuzz import ensembles
 from tests.fuzz.case import Case, Verdict, judged
 from tests.fuzz.command_words import START, launched

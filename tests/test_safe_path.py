@@ -15,8 +15,8 @@ import pytest
 
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
-from rlhf.rewards.answers import Answers
 from rlhf.rewards.isolated import IsolatedReward
+from rlhf.rewards.rules import Answers
 from tests.rewards.endpoint import endpoint
 from tests.runs import ROOT, TINY_RUN, launch
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import io
+import logging
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 
 from rlhf.base.errors import USER_ERROR, RlhfError
@@ -100,3 +102,20 @@ def survive_output_errors() -> None:
         )
         setattr(sys, name, lasting)
         setattr(sys, f"__{name}__", lasting)
+
+
+def quieten_libraries() -> None:
+    """Keep the libraries' progress bars and notices off the terminal; errors are still shown."""
+    import datasets
+    import transformers
+
+    datasets.disable_progress_bars()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # setuptools logs every compiler that DeepSpeed tries to the root logger; Hydra's own messages
+    # are kept.
+    logging.getLogger("hydra").setLevel(logging.INFO)
+    logging.getLogger().setLevel(logging.WARNING)
+    # deepspeed 0.19.8 under torch 2.13 uses the older names of two collectives.
+    warnings.filterwarnings("ignore", message=".*is deprecated.*", category=FutureWarning)

@@ -1,13 +1,15 @@
-"""Types that hold the modules of a decoder, from which fused decoding is built."""
+"""The modules of a decoder, from which fused decoding is built; its end tokens and KV cache."""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
 
 class BlockOrder(StrEnum):
@@ -64,3 +66,17 @@ class DecoderModules:
     num_kv_heads: int
     head_dim: int
     activation: str
+
+
+def end_ids_of(model: PreTrainedModel) -> tuple[int, ...]:
+    """Return the tokens that end a response; ``build_actor`` stores them in the model."""
+    ids = model.generation_config.eos_token_id
+    return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+
+
+CACHE_NAMES = ("cache", "past_key_values")  # from transformers 5.24 on, and before
+
+
+def cache_argument(parameters: Container[str]) -> str | None:
+    """Return which of ``CACHE_NAMES`` is among the parameters of a call; None: neither."""
+    return next((name for name in CACHE_NAMES if name in parameters), None)

@@ -100,7 +100,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     models = lone or RunModels(run_dir, options.model, trusts_code=options.trust_code)
     sampling = chosen_sampling(models.sampling, options)
     if isinstance(models, RunModels) and options.environment:
-        from rlhf.chat.environment_player import play_episode
+        from rlhf.chat.dialogue import play_episode
         from rlhf.config.consent import refuse_code_of_run
 
         refuse_code_of_run(run_dir, trusts_code=options.trust_code)

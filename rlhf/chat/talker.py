@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlhf.base.end_tokens import end_ids_of
+from rlhf.base.decoder_modules import end_ids_of
 from rlhf.base.errors import CheckpointError, DataError
 from rlhf.config.choices import Dtype
 from rlhf.data.encoding import Encoder

@@ -17,14 +17,15 @@ from rlhf.base.cpu import (
     ONEDNN_MAX_ISA,
     Isa,
     cache_folder,
+    jobs_on_machine,
     multiplies_bf16,
     multiplies_fp16,
     num_usable_cores,
     read_cpu,
+    read_limits,
     usable_isa,
 )
 from rlhf.base.errors import CapabilityError
-from rlhf.base.host_limits import jobs_on_machine, read_limits
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.schema.hardware import HardwareConfig
 

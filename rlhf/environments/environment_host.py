@@ -14,7 +14,6 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.isolated_process import SECONDS_TO_START, IsolatedProcess
 from rlhf.config.choices import FailureName
 from rlhf.config.schema.environment import EnvironmentConfig
-from rlhf.environments.checked_answers import failed
 from rlhf.environments.interface import (
     EnvironmentFacts,
     EpisodeStart,
@@ -22,6 +21,7 @@ from rlhf.environments.interface import (
     Player,
     Reply,
     Step,
+    failed,
 )
 
 SECONDS_TO_SEND = 1.0  # the rest of a line whose beginning has arrived

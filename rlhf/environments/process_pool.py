@@ -1,4 +1,4 @@
-"""The pool of a rank: in processes of their own, environments neither stall nor end the run.
+"""The pools of a rank: its own environments here, others in processes that cannot end the run.
 
 A process and its host exchange lines of JSON: first the configuration and the answer whether it can
 be used, then for each call ``{"episode": e, "start": [seed, row]}``, ``{"episode": e, "text":
@@ -7,22 +7,123 @@ turn}`` or ``{"episode": e, "player": name}`` and the fields of its ``Reply``.
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import wait as wait_for_any
+from random import Random
 from typing import Any
 
-from rlhf.base.errors import RlhfError
-from rlhf.base.isolated_process import serve_lines
-from rlhf.base.user_code import failure_reason
+from rlhf.base.errors import ConfigError, RlhfError
+from rlhf.base.isolated_process import failure_reason, import_user_object, serve_lines
 from rlhf.config.choices import EnvironmentKind
+from rlhf.config.rules.data import check_environment_keys
 from rlhf.config.schema.environment import EnvironmentConfig, FailureRewards
+from rlhf.environments.adapters import (
+    GemText,
+    GymnasiumText,
+    ReasoningQuestion,
+    SeparateRandomness,
+    TextArenaGame,
+    global_random,
+)
+from rlhf.environments.embedded import Blackjack, Calculator, NumberGuessing
 from rlhf.environments.environment_host import Host
-from rlhf.environments.factories import environment_factory
-from rlhf.environments.interface import EpisodeStart, Player, Reply
-from rlhf.environments.local_pool import EpisodeEnvironments, LocalPool, facts_of
+from rlhf.environments.interface import (
+    Environment,
+    EnvironmentFacts,
+    EpisodeStart,
+    Player,
+    Reply,
+    Step,
+    checked_observation,
+    checked_step,
+    reply_of,
+)
+from rlhf.environments.tools import ToolEnvironment, has_tools
 
+TURNS = {Player.expert: "demonstration", Player.random: "random_turn"}  # methods of players
 LONGEST_WAIT = 1000.0  # seconds; more milliseconds than fit into an int are refused
+
+
+def facts_of(environment: Environment) -> EnvironmentFacts:
+    """Return what an environment says of itself."""
+    optimum = getattr(environment, "optimum", None)
+    players = tuple(player for player, name in TURNS.items() if hasattr(environment, name))
+    return EnvironmentFacts(optimum, players)
+
+
+class EpisodeEnvironments:
+    """The environments of the episodes in this process; those that have ended are dropped."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self._make = make
+        self._environments: dict[int, tuple[Environment, Random]] = {}
+
+    def reset(self, episode: int, start: EpisodeStart) -> Reply:
+        """Begin an episode in an environment of its own."""
+
+        def call() -> Step:
+            environment = self._make()
+            self._environments[episode] = environment, Random(f"random {start.seed}")
+            return Step(checked_observation(environment.reset(seed=start.seed, row=start.row)))
+
+        return self._finished(reply_of(episode, call))
+
+    def step(self, episode: int, turn: str | Player) -> Reply:
+        """Give a turn to an episode, or let a player take it; KeyError if it is not open."""
+        environment, rng = self._environments[episode]
+        text = ""
+
+        def call() -> Step:
+            nonlocal text
+            text = self._turn_of(turn, environment, rng)
+            return checked_step(environment.step(text))
+
+        reply = reply_of(episode, call)
+        if isinstance(turn, Player):
+            reply = reply._replace(turn=text)
+        return self._finished(reply)
+
+    def _turn_of(self, turn: str | Player, environment: Any, rng: Random) -> str:
+        match turn:
+            case Player.expert:
+                return str(environment.demonstration())
+            case Player.random:
+                return str(environment.random_turn(rng))
+            case text:
+                return text
+
+    def _finished(self, reply: Reply) -> Reply:
+        if reply.has_ended:
+            self._environments.pop(reply.episode, None)
+        return reply
+
+
+class LocalPool:
+    """A pool whose environments run in this process; nothing limits their time."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self.facts = facts_of(make())  # a wrong configuration is refused here
+        self._episodes = EpisodeEnvironments(make)
+        self._replies: list[Reply] = []
+
+    def reset(self, episode: int, *, seed: int, row: Mapping[str, Any]) -> None:
+        """Begin the episode with this number, in place of an earlier one."""
+        self._replies.append(self._episodes.reset(episode, EpisodeStart(seed, row)))
+
+    def step(self, episode: int, turn: str | Player) -> None:
+        """Give a turn of the policy to an episode, or let a player take it."""
+        self._replies.append(self._episodes.step(episode, turn))
+
+    def replies(self, *, wait: bool) -> list[Reply]:  # noqa: ARG002 - all have been answered
+        """Return the replies since the last call."""
+        found, self._replies = self._replies, []
+        return found
+
+    def close(self) -> None:
+        """Forget all episodes."""
+        self._replies = []
 
 
 class ProcessPool:
@@ -121,3 +222,62 @@ def _config_of(given: dict[str, Any]) -> EnvironmentConfig:
     """Return the configuration that ``asdict`` turned into JSON."""
     kind, rewards = EnvironmentKind(given["kind"]), FailureRewards(**given["failure_rewards"])
     return EnvironmentConfig(**given | {"kind": kind, "failure_rewards": rewards})
+
+
+EMBEDDED: dict[EnvironmentKind, Callable[..., Environment]] = {
+    EnvironmentKind.number_guessing: NumberGuessing,
+    EnvironmentKind.calculator: Calculator,
+    EnvironmentKind.blackjack: Blackjack,
+}
+ADAPTERS: dict[EnvironmentKind, Callable[..., Environment]] = {
+    EnvironmentKind.gymnasium: GymnasiumText,
+    EnvironmentKind.textarena: TextArenaGame,
+    EnvironmentKind.reasoning_gym: ReasoningQuestion,
+    EnvironmentKind.gem: GemText,
+}
+
+
+def environment_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
+    """Return a function that makes environments; the code of a user is imported only once."""
+    kind = config.kind
+    if not config.is_used:
+        raise ConfigError(f"environment.kind={kind}: there is no environment to make")
+    check_environment_keys(config)
+    if kind in EMBEDDED:
+        return lambda: _made(f"environment.kind={kind}", EMBEDDED[kind], config)
+    if kind in ADAPTERS:
+        key = f"environment.id={config.id}"
+        return lambda: SeparateRandomness(_made(key, ADAPTERS[kind], config, id=config.id))
+    return _factory_of_user(config)
+
+
+def _factory_of_user(config: EnvironmentConfig) -> Callable[[], Environment]:
+    found, _ = import_user_object("environment.target", str(config.target))
+    key = f"environment.target={config.target}"
+    if not inspect.isclass(found):
+        raise ConfigError(f"{key}: must be a class, such as my_games:Chess")
+    has_steps = callable(getattr(found, "reset", None)) and callable(getattr(found, "step", None))
+    if config.kind is EnvironmentKind.custom and has_steps:
+        return lambda: SeparateRandomness(_made(key, found, config))
+    if not has_tools(found):
+        form = "reset(self, **row) and a public method for each tool"
+        if config.kind is EnvironmentKind.custom:
+            form = f"reset(self, *, seed, row) and step(self, text), or {form}"
+        raise ConfigError(f"{key}: must have the methods {form}")
+    return lambda: SeparateRandomness(ToolEnvironment(_made(key, found, config)))
+
+
+def _made(key: str, made: Callable[..., Any], config: EnvironmentConfig, **more: Any) -> Any:
+    """Call a class with ``environment.options``, after a check that it takes them.
+
+    Numbers that its constructor draws are the same for every episode.
+    """
+    try:
+        inspect.signature(made).bind(**more, **config.options)
+    except TypeError as error:
+        raise ConfigError(
+            f"environment.options={config.options}: {key} does not take them ({error}); it takes "
+            f"{inspect.signature(made)}"
+        ) from error
+    with global_random(0):
+        return made(**more, **config.options)

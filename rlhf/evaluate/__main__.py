@@ -28,13 +28,7 @@ from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import frozen_keys
 from rlhf.config.run_dir import lock_run_dir, refuse_links
-from rlhf.evaluate.answer_rows import (
-    AnswerRow,
-    Decoding,
-    Evaluator,
-    policy_folders,
-    trained_policy,
-)
+from rlhf.evaluate.answer_rows import AnswerRow, Decoding, Evaluator, policy_folders, trained_policy
 from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
 from rlhf.phases.reward_evaluation import held_out_margins
 from rlhf.phases.sft import held_out_loss

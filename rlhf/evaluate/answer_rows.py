@@ -11,8 +11,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.base.quiet_libraries import quieten_libraries
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.batches import BatchPlan, phase_plans
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
@@ -34,8 +34,7 @@ from rlhf.models.tokenizers import load_tokenizer
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.episode_counterpart import build_answering_backend
-from rlhf.phases.shared.episode_measures import shown_texts
+from rlhf.phases.shared.episode_counterpart import build_answering_backend, shown_texts
 from rlhf.phases.shared.policies import policy_source
 from rlhf.phases.shared.policy_evaluation import (
     AnsweringPolicy,

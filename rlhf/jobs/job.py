@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,16 +34,18 @@ from rlhf.config.freeze import (
 from rlhf.config.machine_rates import lacks_rates
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.rules.data import drop_shares_of_absent_phases
-from rlhf.config.rules.secrets import refuse_secret_values
+from rlhf.config.rules.run import refuse_secret_values
 from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir, refuse_existing_run
+from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs.conversation_form import choose_template, describe_template
+from rlhf.data.encoding import is_plain_template
 from rlhf.jobs.from_run import copy_keys_of_source_run, describe_changes
 from rlhf.jobs.input_files import check_inputs, write_inputs
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.sweep_jobs import open_log
 from rlhf.jobs.this_machine import apply_auto_hardware, is_hardware_auto, this_machine
+from rlhf.models.tokenizers import tokenizer_place
 from rlhf.planning.decide import plan_and_configure
 from rlhf.planning.plan_tables import plan_as_json, plan_summary, tables
 from rlhf.runtime.launch_mode import Program, launch_commands
@@ -227,3 +232,71 @@ def show_commands(config: RunConfig, job: Job, script: str) -> None:
     console = build_console(is_main=True, log_every=config.tracking.log_every)
     for command in launch_commands(config, program, os.environ):
         console.say(shlex.join(command))
+
+
+ReadFile = Callable[[str], str | None]
+
+
+def choose_template(asked: Template, key: str, model: ModelConfig, *, downloads: bool) -> Template:
+    """Return chat or plain for data.template=auto; return any other template unchanged.
+
+    The tokenizer is that of ``model``, the value of config key ``key``. If ``downloads``, the files
+    of a hub tokenizer that is not on this machine are downloaded. If they cannot be read, auto is
+    returned: the ranks will report the reason when they load the tokenizer.
+    """
+    if asked is not Template.auto:
+        return asked
+    place_key, place = tokenizer_place(model, key=key)
+    has_template: bool | None = False  # a tokenizer that is trained on the run's own text
+    if place is not None:
+        folder = expand_user_path(place, key=place_key)
+        read = partial(_read_hub_file, place, model.revision, downloads)
+        has_template = _has_chat_template(
+            partial(_read_local_file, folder) if folder.is_dir() else read
+        )
+    if has_template is None:
+        return Template.auto
+    return Template.chat if has_template else Template.plain
+
+
+def describe_template(chosen: Template, key: str, model: ModelConfig) -> list[str]:
+    """Return a line on the template chosen for data.template=auto; none for a new tokenizer."""
+    place = tokenizer_place(model, key=key)[1]
+    if place is None:
+        return []
+    said = {
+        Template.chat: "has a chat template, so the model is trained and asked in it "
+        "(data.template=plain: in Human: and Assistant: turns)",
+        Template.plain: "has no chat template, so conversations are Human: and Assistant: turns",
+        Template.auto: "is not on this machine; the run decides when it has it",
+    }
+    return [f"data.template={chosen}: the tokenizer of {place} {said[chosen]}"]
+
+
+def _has_chat_template(read_file: ReadFile) -> bool | None:
+    """Return True if the tokenizer has a chat template of its own; None: it cannot be read."""
+    settings = read_file("tokenizer_config.json")
+    template = read_file("chat_template.jinja")
+    if settings is None and template is None:
+        return None
+    try:
+        template = template or json.loads(settings or "{}").get("chat_template")
+    except (ValueError, AttributeError):  # a damaged file
+        return None
+    # Tokenizers of plain runs carry a template that renders what plain training sees.
+    return bool(template) and not (isinstance(template, str) and is_plain_template(template))
+
+
+def _read_local_file(folder: Path, name: str) -> str | None:
+    path = folder / name
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _read_hub_file(place: str, revision: str | None, downloads: bool, name: str) -> str | None:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        file = hf_hub_download(place, name, revision=revision, local_files_only=not downloads)
+    except (OSError, ValueError):  # no such file, no network, no access, or no name of the hub
+        return None
+    return Path(file).read_text(encoding="utf-8")

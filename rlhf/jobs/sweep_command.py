@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.config.rules.secrets import refuse_secrets_in_command
+from rlhf.config.rules.run import refuse_secrets_in_command
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.typed import format_value
 

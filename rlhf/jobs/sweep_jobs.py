@@ -18,8 +18,8 @@ from typing import TextIO
 from filelock import FileLock, Timeout
 
 from rlhf.base.command import wait_for_exit
+from rlhf.base.cpu import SHARED_BY
 from rlhf.base.errors import CapabilityError, RlhfError
-from rlhf.base.host_limits import SHARED_BY
 from rlhf.base.stored_files import open_regular
 from rlhf.checkpoint.results import read_objective, read_plan
 from rlhf.config.choices import Device

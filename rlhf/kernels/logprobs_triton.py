@@ -1,4 +1,4 @@
-"""The Triton kernels of logprobs_gpu.py: one program for each row of logits, one pass over it.
+"""The Triton kernels of logprobs.py: one program for each row of logits, one pass over it.
 
 The kernels compute in fp32. A row may hold any number, ``size``, of logits; if ``size`` is a
 multiple of 16, 16 bytes are read at a time.

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlhf.base.cache_argument import CACHE_NAMES
-from rlhf.base.end_tokens import end_ids_of
+from rlhf.base.decoder_modules import CACHE_NAMES, end_ids_of
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import LoraRole

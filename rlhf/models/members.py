@@ -27,11 +27,7 @@ from rlhf.config.schema.supervised import RewardConfig
 from rlhf.models.language_model import Scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.trunk import BlockCall, Branch, find_block_and_tail_paths, record_calls
-from rlhf.models.weight_files import (
-    require_finite_weights,
-    require_float_types,
-    types_in_file,
-)
+from rlhf.models.weight_files import require_finite_weights, require_float_types, types_in_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,8 +10,8 @@ from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import RewardConfig
-from rlhf.models.config_fields import config_fields
 from rlhf.models.shapes import ModelShape, shape_of
+from rlhf.models.sources import config_fields
 
 
 @dataclass(frozen=True, kw_only=True)

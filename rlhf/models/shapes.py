@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from rlhf.config.schema.model import ModelConfig
-from rlhf.models.config_fields import config_fields
+from rlhf.models.sources import config_fields
 
 
 @dataclass(frozen=True, kw_only=True)

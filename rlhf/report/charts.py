@@ -1,11 +1,13 @@
-"""Build charts as data, which ``charts.js`` draws with uPlot, and as a text for screen readers."""
+"""Build charts as data, which ``charts.js`` draws with uPlot; panels.yaml names the main charts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
+
+from rlhf.base.packaged_yaml import read_yaml_beside
 
 MOST_POINTS = 600  # points per line; longer lines keep the extremes of each bucket
 FEWEST_JOINED = 3  # a line through fewer points would suggest what lies between them
@@ -97,7 +99,10 @@ def line_chart(
         f"{title}: {said}",
         unit,
         "" if healthy is None else "healthy: {:g} to {:g}".format(*healthy),
-        [_key(line, number) for number, line in enumerate(shown)],
+        [
+            LegendKey(each.label, n if each.setting is None else each.setting, each.is_joined)
+            for n, each in enumerate(shown)
+        ],
         flags,
         thinned if longest > MOST_POINTS else "",
         {
@@ -132,10 +137,6 @@ def thin_points(points: Sequence[Point]) -> list[Point]:
     return kept
 
 
-def _key(line: Line, number: int) -> LegendKey:
-    return LegendKey(line.label, number if line.setting is None else line.setting, line.is_joined)
-
-
 def _drop_non_finite(line: Line) -> Line:
     kept = [math.isfinite(y) for _, y in line.points]
     names = ("points", "half", "x_half", "names", "settings", "low", "high")
@@ -164,3 +165,41 @@ def _line_data(line: Line) -> dict[str, Any]:
 
 def _round(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.{DIGITS}g}") if value % 1 else int(value) for value in values]
+
+
+class Panel(NamedTuple):
+    """A chart: its title, its metrics, and a label per metric if there are several."""
+
+    title: str
+    metrics: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+
+
+def _read_panels() -> dict[str, Sequence[Panel]]:
+    """Read the sections of panels.yaml; a chart has a metric, or metrics with their labels."""
+    return {
+        title: [
+            Panel(name, (metrics,))
+            if isinstance(metrics, str)
+            else Panel(name, tuple(metrics), tuple(metrics.values()))
+            for name, metrics in charts.items()
+        ]
+        for title, charts in read_yaml_beside(__file__, "panels.yaml").items()
+    }
+
+
+PANELS: Mapping[str, Sequence[Panel]] = _read_panels()
+
+
+def panels_of(names: Iterable[str]) -> dict[str, Sequence[Panel]]:
+    """Return ``PANELS``, with further panels for parts of rewards among the metrics ``names``."""
+    panels = dict(PANELS)
+    for prefix, title in (
+        ("ppo/parts/", "Parts of the score"),
+        ("ppo/eval_parts/", "Parts, held-out"),
+    ):
+        parts = tuple(name for name in names if name.startswith(prefix))
+        if parts:
+            panel = Panel(title, parts, tuple(name.removeprefix(prefix) for name in parts))
+            panels["PPO: reward"] = (*panels["PPO: reward"], panel)
+    return panels

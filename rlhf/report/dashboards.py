@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
-from rlhf.report.panels import PANELS
+from rlhf.report.charts import PANELS
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.wandb_run import phase_of_metric
 

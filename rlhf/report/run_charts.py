@@ -12,15 +12,17 @@ from rlhf.base.intervals import NORMAL_QUANTILE
 from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.report.charts import (
     FEWEST_JOINED,
+    PANELS,
     Chart,
     Flag,
     Line,
+    Panel,
     Point,
     Tick,
     line_chart,
     number_text,
+    panels_of,
 )
-from rlhf.report.panels import PANELS, Panel, panels_of
 from rlhf.report.run_files import PointsByMetric, RunFiles
 from rlhf.tracking.metric_table import METRICS, documented_name
 from rlhf.tracking.step_alarms import Alarm

@@ -20,9 +20,8 @@ from rlhf.config.choices import Phase, PlanMode, RewardKind
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
-from rlhf.rewards.answers import Answers, ScoreFunction
 from rlhf.rewards.outside import function, http
-from rlhf.rewards.rules import RULES
+from rlhf.rewards.rules import RULES, Answers, ScoreFunction
 
 HERE = (RewardKind.model, RewardKind.gold, RewardKind.environment)
 # The other kinds have a process of their own.

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import ConfigError, RewardError
 from rlhf.base.finite_numbers import float_or_infinity
-from rlhf.base.user_code import failure_reason, import_user_object
+from rlhf.base.isolated_process import failure_reason, import_user_object
 from rlhf.config.schema.rewards import RewardTerm
-from rlhf.rewards.answers import Answers, ScoreFunction
+from rlhf.rewards.rules import Answers, ScoreFunction
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse

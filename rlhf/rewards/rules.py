@@ -5,15 +5,28 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.user_paths import expand_user_path, read_user_text
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
-from rlhf.rewards.answers import Answers, ScoreFunction
+
+
+class Answers(NamedTuple):
+    """A batch of responses; row i of every field belongs to response i."""
+
+    prompts: Sequence[str]
+    responses: Sequence[str]
+    ended: Sequence[bool]  # by itself
+    tokens: Sequence[int]  # numbers of response tokens, the end token included
+    columns: Mapping[str, Sequence[Any]]  # the dataset columns that the part reads, by name
+
+
+ScoreFunction = Callable[[Answers], Sequence[float]]
+
 
 # A minus after a digit, a letter or a bracket is no sign: the numbers of "3-5" are 3 and 5.
 NUMBER = re.compile(

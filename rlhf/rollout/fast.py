@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from rlhf.base.decoder_modules import DecoderModules
-from rlhf.base.end_tokens import end_ids_of
-from rlhf.base.host_limits import available_bytes
+from rlhf.base.cpu import available_bytes
+from rlhf.base.decoder_modules import DecoderModules, end_ids_of
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.config.choices import When

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlhf.base.end_tokens import end_ids_of
+from rlhf.base.decoder_modules import end_ids_of
 from rlhf.base.heartbeat import beat
 from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens

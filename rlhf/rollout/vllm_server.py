@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import torch
 
-from rlhf.base.end_tokens import end_ids_of
+from rlhf.base.decoder_modules import end_ids_of
 from rlhf.base.errors import RolloutError
 from rlhf.base.heartbeat import beat
 from rlhf.base.ranks import Ranks

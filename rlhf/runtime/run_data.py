@@ -26,8 +26,14 @@ from rlhf.data.splits import (
     divide_over_phases,
     largest_remainder,
 )
-from rlhf.environments.interface import EnvironmentPool, EpisodeStart, Observation, Player
-from rlhf.environments.play import PlayedEpisode, play_episodes
+from rlhf.environments.interface import (
+    EnvironmentPool,
+    EpisodeStart,
+    Observation,
+    PlayedEpisode,
+    Player,
+    play_episodes,
+)
 from rlhf.environments.process_pool import build_pool
 
 MANY = 2**31  # seeds of some packages have 32 bits with a sign

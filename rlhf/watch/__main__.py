@@ -11,14 +11,147 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.user_paths import expand_user_path
-from rlhf.tracking.console import build_console
+from rlhf.config.freeze import FROZEN
+from rlhf.report.charts import Point
+from rlhf.tracking.console import build_console, literal_text
+from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.live_server import WatchServer
-from rlhf.watch.terminal import show_in_terminal
+from rlhf.watch.progress import PhaseProgress, short_text, time_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+EVERY_SECONDS = 2.0
+BARS = "▁▂▃▄▅▆▇█"
+TREND = 32  # characters of a trend
+BAR = 16  # characters of a progress bar
+LINE = 76  # characters of a line of text
+MOST_LINES = 2  # of an answer or a fault
+ALARM_LINES = (3, 1)  # of the last alarm, whose advice is shown whole, and of the one before
+
+
+def show_in_terminal(folder: Path) -> None:
+    """Show the run or sweep in ``folder`` until Ctrl-C; print it once if this is no terminal."""
+    draw = drawing_of(folder)
+    console = build_console(is_main=True, log_every=1)
+    with console.screen() as show:
+        show(draw())
+        while console.is_terminal:
+            time.sleep(EVERY_SECONDS)
+            show(draw())
+
+
+def drawing_of(folder: Path) -> Callable[[], RenderableType]:
+    """Return a function that reads what is new in ``folder``, and returns what to show."""
+    if (folder / FROZEN).is_file():
+        run = LiveRun(folder)
+        return lambda: _draw_run(run)
+    sweep = LiveSweep(folder)
+    return lambda: _draw_sweep(sweep)
+
+
+def trend(points: Sequence[Point]) -> str:
+    """Return the last values of a curve as bars between its lowest and its highest value."""
+    values = [value for _, value in points]
+    size = -(-len(values) // TREND) if values else 1
+    means = [
+        sum(part) / len(part)
+        for part in (values[i : i + size] for i in range(0, len(values), size))
+    ]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    steps = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * steps)] for value in means)
+
+
+def _draw_run(run: LiveRun) -> RenderableType:
+    from rich.console import Group
+
+    run.poll()
+    headline = run.headline()
+    newest = list(zip(run.alarms[::-1], ALARM_LINES, strict=False))
+    alarms = [_text(alarm.line, style="red", lines=lines) for alarm, lines in newest[::-1]]
+    head: list[RenderableType] = [
+        _text(f"{run.config['name']}, seed {run.config['seed']}", style="bold"),
+        _text(headline.text, style="yellow" if headline.is_doubtful else ""),
+        *(_text(fault, style="red", lines=MOST_LINES) for fault in run.faults),
+        _phase_table(run.progress.phases()),
+    ]
+    blocks: list[Sequence[RenderableType]] = [
+        head,
+        [_metric_table(run)],
+        alarms,
+        list(_newest_answer(run)),
+    ]
+    return Group(*(Group(*block, "") for block in blocks if block))
+
+
+def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
+    table = _table("phase", "", "step", "s/step", "planned", "time", "planned")
+    for phase in phases:
+        share = 1.0 if phase.state == "done" else phase.step / phase.steps if phase.steps else 0.0
+        full = min(BAR, int(share * BAR))
+        table.add_row(
+            phase.name,
+            "█" * full + "░" * (BAR - full),
+            f"{phase.step}/{phase.steps or '?'}",
+            short_text(phase.pace),
+            short_text(phase.planned_pace),
+            phase.time,
+            time_text(phase.planned),
+        )
+    return table
+
+
+def _metric_table(run: LiveRun) -> Table:
+    table, curves = _table("", "", ""), run.curves()
+    for metric, value in run.key_figures():
+        table.add_row(metric.label, value, trend(curves[metric.name]))
+    return table
+
+
+def _newest_answer(run: LiveRun) -> Iterator[Text]:
+    if not run.newest:
+        return
+    prompt, answer = next(iter(run.newest.items()))
+    yield _text(prompt, style="bold", lines=1)
+    for each in (run.first[prompt], answer):
+        yield _text(f"step {each['step']}: {each['response']}", lines=MOST_LINES)
+
+
+def _text(text: str, *, style: str = "", lines: int | None = None) -> Text:
+    """Return ``text`` of any origin as one paragraph, cut to about ``lines`` lines."""
+    most = (lines or MOST_LINES) * LINE
+    words = " ".join(text[: 4 * most].split())  # a text of millions of characters takes seconds
+    return literal_text(words if len(words) <= most else words[: most - 1] + "…", style=style)
+
+
+def _table(*titles: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=any(titles), header_style="dim")
+    for place, title in enumerate(titles):
+        table.add_column(title, no_wrap=place > 0, overflow="fold")
+    return table
+
+
+def _draw_sweep(sweep: LiveSweep) -> RenderableType:
+    from rich.console import Group
+
+    sweep.poll()
+    table = _table("job", "state", "step", "so far")
+    for row in sweep.rows:
+        table.add_row(*(_text(each) for each in (row.name, row.state.word, row.step, row.reached)))
+    return Group(_text(sweep.headline, style="bold"), table)
 
 
 def main(arguments: Sequence[str]) -> int:

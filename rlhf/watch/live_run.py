@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.growing_file import GrowingFile
-from rlhf.base.stored_files import ALARM, METRICS, SAMPLE
+from rlhf.base.stored_files import ALARM, METRICS, SAMPLE, GrowingFile
 from rlhf.config.freeze import FROZEN, frozen_keys
 from rlhf.report.charts import MOST_POINTS, Point
 from rlhf.report.page import Headline

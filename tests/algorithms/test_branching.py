@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlhf.algorithms.branching import (
+from rlhf.algorithms.advantages import (
     branch_values,
     choose_steps,
     rewards_to_go,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from rlhf.base.cache_argument import CACHE_NAMES, cache_argument
+from rlhf.base.decoder_modules import CACHE_NAMES, cache_argument
 from rlhf.models.build import _call_unless_cached
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.hybrid.hybrid_rollout import _return_only_hidden_state

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base import cpu
-from rlhf.base.cpu import num_usable_cores
-from rlhf.base.host_limits import HostLimits, available_bytes, read_limits
+from rlhf.base.cpu import HostLimits, available_bytes, num_usable_cores, read_limits
 
 ONE_GIB = 1 << 30
 NO_LIMIT = {"memory.max": "max", "cpu.max": "max 100000"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.user_code import LONGEST_REASON, failure_reason, import_user_object
+from rlhf.base.isolated_process import LONGEST_REASON, failure_reason, import_user_object
 
 
 @pytest.mark.parametrize(

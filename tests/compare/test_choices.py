@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import ConfigError
-from rlhf.compare.__main__ import main
+from rlhf.compare.__main__ import Comparison, main, render_comparison
 from rlhf.compare.answer_pairs import (
     Answer,
     AnsweringModel,
@@ -19,7 +19,6 @@ from rlhf.compare.answer_pairs import (
     read_models_of_file,
     read_models_of_runs,
 )
-from rlhf.compare.comparison_page import Comparison, render_comparison
 from rlhf.compare.preference_file import PreferenceFile, Verdict, WinRate
 from rlhf.data.tables import read_table_rows
 from tests.compare.compared import prompt, run_with

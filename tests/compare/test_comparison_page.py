@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rlhf.compare.__main__ import main
+from rlhf.compare.__main__ import Comparison, ComparisonServer, main
 from rlhf.compare.answer_pairs import AnsweringModel, make_pairs
-from rlhf.compare.comparison_page import Comparison, ComparisonServer
 from rlhf.compare.preference_file import PreferenceFile
 from rlhf.report.page import HOST
 from tests.browser import Tab, needs_chromium, tab

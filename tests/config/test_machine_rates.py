@@ -8,9 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.base.cpu import FLAGS, MAX_ISA, ONEDNN_MAX_ISA, Cpu, Isa, num_usable_cores, usable_isa
+from rlhf.base.cpu import (
+    FLAGS,
+    MAX_ISA,
+    ONEDNN_MAX_ISA,
+    SHARED_BY,
+    Cpu,
+    HostLimits,
+    Isa,
+    num_usable_cores,
+    usable_isa,
+)
 from rlhf.base.errors import ConfigError
-from rlhf.base.host_limits import SHARED_BY, HostLimits
 from rlhf.config import machine_rates
 from rlhf.config.choices import Dtype
 from rlhf.config.machine_rates import (

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from rlhf.base.errors import ConfigError
-from rlhf.environments import third_party
+from rlhf.environments import adapters as third_party
 from rlhf.environments.embedded import Blackjack
-from rlhf.environments.factories import environment_factory
 from rlhf.environments.interface import Step
+from rlhf.environments.process_pool import environment_factory
 from tests.environments.test_blackjack import best_turn
 from tests.environments.test_factories import config_of
 

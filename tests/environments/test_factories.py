@@ -14,9 +14,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.choices import EnvironmentKind
 from rlhf.config.schema.environment import EnvironmentConfig, FailureRewards
 from rlhf.environments.embedded import Calculator
-from rlhf.environments.factories import environment_factory
-from rlhf.environments.local_pool import LocalPool
-from rlhf.environments.process_pool import build_pool
+from rlhf.environments.process_pool import LocalPool, build_pool, environment_factory
 
 MODULE = """
 import random

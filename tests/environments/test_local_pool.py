@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.config.choices import FailureName
-from rlhf.environments.checked_answers import InvalidAnswerError, checked_step
-from rlhf.environments.interface import Observation, Reply, Step
-from rlhf.environments.local_pool import LocalPool
+from rlhf.environments.interface import InvalidAnswerError, Observation, Reply, Step, checked_step
+from rlhf.environments.process_pool import LocalPool
 
 
 class Does:

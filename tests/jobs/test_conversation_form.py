@@ -16,8 +16,7 @@ from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder, plain_template
-from rlhf.jobs.conversation_form import describe_template
-from rlhf.jobs.job import config_of_job
+from rlhf.jobs.job import config_of_job, describe_template
 from rlhf.jobs.launch_command import Job
 from tests.models_on_disk import small_tokenizer
 

@@ -17,8 +17,7 @@ from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import TrialState, create_trial
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.growing_file import GrowingFile
-from rlhf.base.stored_files import METRICS
+from rlhf.base.stored_files import METRICS, GrowingFile
 from rlhf.jobs.search import JOURNAL, Running, Searcher, _read_result
 from rlhf.jobs.search_command import PruneConfig, Search, StudyConfig, write_solutions
 from tests.runs import ROOT, TINY_RUN, launch, new_cache, start

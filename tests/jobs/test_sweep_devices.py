@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
+from rlhf.base.cpu import SHARED_BY, jobs_on_machine
 from rlhf.base.errors import CapabilityError
-from rlhf.base.host_limits import SHARED_BY, jobs_on_machine
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.jobs.sweep_jobs import _visible_devices, plan_as_share, resources_of_share

@@ -7,7 +7,7 @@ import re
 from triton.compiler import ASTSource, CompiledKernel
 
 from rlhf.kernels import logprobs_triton
-from rlhf.kernels.logprobs_gpu import BLOCK, FUSED, WARPS
+from rlhf.kernels.logprobs import BLOCK, FUSED, WARPS
 from tests.kernels.compiling_for_gpus import compile_for
 
 VECTORS = {"log_sums": "*fp32", "entropies": "*fp32", "picked": "*fp32", "slopes": "*fp32"}

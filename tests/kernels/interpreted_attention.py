@@ -13,7 +13,7 @@ from triton.runtime import interpreter
 
 from rlhf.kernels import attention_gpu, attention_triton
 from rlhf.kernels.attention_gpu import GpuAttention
-from rlhf.rollout.decoders import cache_attention
+from rlhf.rollout.decoders import fused
 from tests.rollout.decoder_checks import CHECKS, tiny_model
 from tests.rollout.test_fused_decoder import family
 
@@ -101,7 +101,7 @@ def test_decoders_compute_what_their_models_do(monkeypatch: pytest.MonkeyPatch) 
             return super().__call__(*tensors)
 
     kernel = Counted(attention_triton, block_bytes=SMALL_BLOCK)
-    monkeypatch.setattr(cache_attention, "gpu_attention", lambda *_, **__: kernel)
+    monkeypatch.setattr(fused, "gpu_attention", lambda *_, **__: kernel)
     for check in CHECKS:
         check(tiny_model("qwen3"), family)
     assert calls

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rlhf.base.types import LogprobOptions
-from rlhf.kernels import logprobs_gpu, logprobs_triton
-from rlhf.kernels.logprobs_gpu import GpuLogprobKernel, logprobs_gpu_kernels
+from rlhf.kernels import logprobs, logprobs_triton
+from rlhf.kernels.logprobs import GpuLogprobKernel, logprobs_gpu_kernels
 from rlhf.models import output_layer
 from rlhf.models.output_layer import Block, fused_logprobs
 from tests.kernels.test_logprobs import (  # noqa: F401
@@ -41,7 +41,7 @@ class Kernel(GpuLogprobKernel):
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs_gpu, "BLOCK", SIZE)
+    monkeypatch.setattr(logprobs, "BLOCK", SIZE)
 
 
 @pytest.fixture(params=DTYPES, ids=["bf16", "fp16", "fp32"])

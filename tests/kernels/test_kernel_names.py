@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 KERNELS = Path(__file__).parents[2] / "rlhf" / "kernels"
-LAUNCHERS = ("adamw", "attention", "logprobs")
+LAUNCHERS = {"adamw": "adamw_gpu", "attention": "attention_gpu", "logprobs": "logprobs"}
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_every_launched_kernel_exists(name: str) -> None:
-    launcher = (KERNELS / f"{name}_gpu.py").read_text()
+    launcher = (KERNELS / f"{LAUNCHERS[name]}.py").read_text()
     launched = set(re.findall(r'_launch\(\s*"(\w+)"|_kernels\.(\w+)\[', launcher))
     launched = {each for pair in launched for each in pair if each}
     module = ast.parse((KERNELS / f"{name}_triton.py").read_text())

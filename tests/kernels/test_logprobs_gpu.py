@@ -15,9 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rlhf.base.types import LogprobOptions
-from rlhf.kernels import logprobs_gpu
-from rlhf.kernels.logprobs import logprob_kernel
-from rlhf.kernels.logprobs_gpu import GpuLogprobKernel, logprobs_gpu_kernels
+from rlhf.kernels import logprobs
+from rlhf.kernels.logprobs import GpuLogprobKernel, logprob_kernel, logprobs_gpu_kernels
 from rlhf.models.output_layer import (
     GPU_BLOCK,
     GPU_GRADIENT_BLOCK,
@@ -88,7 +87,7 @@ def traffic(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     kernels = SimpleNamespace(
         **{name: Counted(name, gpu, traffic) for name in ("reduce_row_kernel", "gradient_kernel")}
     )
-    monkeypatch.setattr(logprobs_gpu, "logprobs_gpu_kernels", lambda device: kernels)
+    monkeypatch.setattr(logprobs, "logprobs_gpu_kernels", lambda device: kernels)
     return traffic
 
 
@@ -131,7 +130,7 @@ def test_learning_moves_less_than_twice_the_products(
     # Blocks of all entries and 1024 tokens moved 7.3 GB: a weight's gradient has as many sums.
     assert traffic.products + traffic.kernels + traffic.others < 6.5e9
 
-    monkeypatch.setattr(logprobs_gpu, "logprobs_gpu_kernels", lambda device: None)
+    monkeypatch.setattr(logprobs, "logprobs_gpu_kernels", lambda device: None)
     by_torch = Traffic()
     head(gpu, by_torch)
     assert by_torch.products == traffic.products

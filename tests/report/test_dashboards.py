@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlhf.report import dashboards
-from rlhf.report.panels import PANELS
+from rlhf.report.charts import PANELS
 from rlhf.tracking.metric_table import METRICS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

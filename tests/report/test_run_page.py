@@ -19,7 +19,7 @@ from rlhf.base.stored_files import read_lines
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.run import AlarmName
 from rlhf.report import __main__ as report
-from rlhf.report.panels import PANELS
+from rlhf.report.charts import PANELS
 from rlhf.report.run_page import write_report
 from rlhf.tracking.metric_table import METRICS
 from rlhf.tracking.step_alarms import Alarm

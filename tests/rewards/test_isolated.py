@@ -20,8 +20,8 @@ import pytest
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
-from rlhf.rewards.answers import Answers
 from rlhf.rewards.isolated import FailureError, IsolatedReward, start_reward_processes
+from rlhf.rewards.rules import Answers
 from tests.rewards.endpoint import Endpoint, endpoint
 
 MODULE = """

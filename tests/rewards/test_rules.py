@@ -10,8 +10,7 @@ import pytest
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
-from rlhf.rewards.answers import Answers
-from rlhf.rewards.rules import RULES, find_last_number
+from rlhf.rewards.rules import RULES, Answers, find_last_number
 
 
 def scores(responses: list[str], wanted: list[Any] | None = None, **keys: Any) -> list[float]:

@@ -13,8 +13,8 @@ import pytest
 
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
-from rlhf.rewards.answers import Answers
 from rlhf.rewards.isolated import FailureError, IsolatedReward
+from rlhf.rewards.rules import Answers
 
 MODULE = """
 import os, time

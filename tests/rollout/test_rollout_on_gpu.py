@@ -26,7 +26,7 @@ from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import adapter_of, add_adapters
 from rlhf.phases.ppo.overlapped_sampling import SnapshotPolicy
-from rlhf.rollout.decoders import cache_attention
+from rlhf.rollout.decoders import fused as fused_decoding
 from rlhf.rollout.decoders.cuda_graphs import NO_ROOM, Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
@@ -268,7 +268,7 @@ def test_with_attention_by_lengths_one_graph_serves_all(
     model = tiny_model(name, max_position_embeddings=256)
     expected = generated(fused(model), CPU)
     if by_lengths:
-        monkeypatch.setattr(cache_attention, "gpu_attention", lambda *_, **__: AttentionByTorch())
+        monkeypatch.setattr(fused_decoding, "gpu_attention", lambda *_, **__: AttentionByTorch())
     model.to(GPU)
     assert generated(fused(model), GPU) == expected
     assert generated(graphed(model), GPU) == expected

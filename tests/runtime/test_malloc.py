@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from rlhf.runtime import malloc
+from rlhf.runtime import worker as malloc
 from tests.runs import ROOT
 
 FAULTS = """
 import resource, sys, torch
-from rlhf.runtime.malloc import keep_freed_memory
+from rlhf.runtime.worker import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 for _ in range(20):

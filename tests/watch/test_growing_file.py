@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.base.growing_file import GrowingFile
+from rlhf.base.stored_files import GrowingFile
 
 FORM = {"step": int}
 

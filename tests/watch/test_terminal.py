@@ -11,8 +11,8 @@ from rich.console import Console as RichConsole
 
 from rlhf.tracking.console import Console
 from rlhf.watch import __main__ as command
-from rlhf.watch import terminal
-from rlhf.watch.terminal import drawing_of, trend
+from rlhf.watch import __main__ as terminal
+from rlhf.watch.__main__ import drawing_of, trend
 from tests.watch.watched import (
     alarm,
     append,

@@ -6,15 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.choices import EnvironmentKind
-from rlhf.config.schema.keys import (
-    ABOVE_0,
-    AT_LEAST_0,
-    NO_PHASE,
-    SCORE,
-    SECONDS,
-    Unread,
-    key,
-)
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, NO_PHASE, SCORE, SECONDS, Unread, key
 
 NO_ENVIRONMENT = Unread(
     lambda environment: environment.kind is EnvironmentKind.none,

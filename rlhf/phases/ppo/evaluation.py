@@ -15,12 +15,8 @@ from rlhf.data.corpus import PtxBlocks
 from rlhf.phases.ppo.options.ptx import corpus_perplexity
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext, phase_records
-from rlhf.phases.shared.episode_measures import play_at_random
-from rlhf.phases.shared.exporting import (
-    build_critic_export,
-    save_export,
-    save_trained_model,
-)
+from rlhf.phases.shared.episode_counterpart import play_at_random
+from rlhf.phases.shared.exporting import build_critic_export, save_export, save_trained_model
 from rlhf.phases.shared.policy_evaluation import (
     HeldOutPrompts,
     HeldOutTargets,

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from rlhf.base.atomic import replace_atomically
+from rlhf.base.command import quieten_libraries
 from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import CapabilityError, RlhfError, RolloutError
 from rlhf.base.isolated_process import IsolatedProcess, serve_lines
-from rlhf.base.quiet_libraries import quieten_libraries
 from rlhf.base.ranks import Ranks
 from rlhf.base.safe_text import print_traceback
 from rlhf.base.stored_responses import join_rows, pack_responses, rows_of_rank, unpack_responses

@@ -29,8 +29,8 @@ from rlhf.phases.shared.scoring import (
     response_texts,
     valid_score_mask,
 )
-from rlhf.rewards.answers import Answers
 from rlhf.rewards.isolated import HERE, FailureError, end_reward_processes, start_reward_processes
+from rlhf.rewards.rules import Answers
 from rlhf.tracking.console import build_console
 
 if TYPE_CHECKING:

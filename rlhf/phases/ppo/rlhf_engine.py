@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,12 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import seed_for
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Extras, PromptBatch, RolloutBackend, StatefulWithTensors
-from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan
+from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan, rollout_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase, When
-from rlhf.config.roles import Role, has_reward_model
+from rlhf.config.roles import Role, adapter_lr, has_reward_model
+from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.supervised import OptimizerConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.deepspeed_config import hybrid_engine_section
@@ -31,7 +33,6 @@ from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.trunk import SharedTrunk
 from rlhf.models.zero3_init import Shard
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
-from rlhf.phases.ppo.optimizers import ppo_optimizer_settings
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.ppo.step_metrics import StepSpeed
@@ -262,3 +263,30 @@ def _require_ppo(config: RunConfig) -> None:
             f"phase: the run trains {', '.join(config.phase.order)} without ppo, and RLHFEngine "
             "holds the models of PPO; use a run of phase=pipeline or phase=ppo"
         )
+
+
+def ppo_optimizer_settings(config: RunConfig, role: Role) -> OptimizerSettings:
+    """Return AdamW settings of actor or critic, with a schedule over all its optimizer steps."""
+    ppo, is_actor = config.ppo, role is Role.actor
+    if ppo.steps is None:
+        raise ConfigError(
+            "ppo.steps=null: learning-rate schedules need the number of steps; set ppo.steps, or "
+            "start the run with launch.py, which computes ppo.steps from ppo.epochs"
+        )
+    steps = ppo.steps - (ppo.actor_freeze_steps if is_actor else 0)
+    return OptimizerSettings.from_config(
+        _optimizer_config(ppo, role),
+        total_steps=steps * ppo.ppo_epochs * rollout_plan(config).mini_batches,
+        adapter_lr=adapter_lr(config.lora, LoraRole.actor if is_actor else LoraRole.critic),
+        ema_beta=ppo.ema_beta if is_actor else 0.0,
+    )
+
+
+def _optimizer_config(ppo: PpoConfig, role: Role) -> OptimizerConfig:
+    """Return the optimizer options of ``role``; for the critic, critic_* keys take precedence."""
+    names = [field.name for field in fields(OptimizerConfig) if field.name != "lr"]
+    values = {name: getattr(ppo, name) for name in names}
+    if role is Role.critic:
+        own = {name: getattr(ppo, f"critic_{name}", None) for name in names}
+        values |= {name: value for name, value in own.items() if value is not None}
+    return OptimizerConfig(lr=ppo.actor_lr if role is Role.actor else ppo.critic_lr, **values)

@@ -33,7 +33,7 @@ from rlhf.models.model_uses import (
 )
 from rlhf.phases.ppo.options.rollout_logprobs import correction_metrics
 from rlhf.phases.ppo.targets import Targets
-from rlhf.phases.shared.episode_measures import episode_values
+from rlhf.phases.shared.episode_counterpart import episode_values
 from rlhf.phases.shared.scoring import kl_per_sequence
 
 ROUNDING = 1e-6  # scores that differ by less are the same score; relative to scores above 1

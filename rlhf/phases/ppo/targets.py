@@ -21,10 +21,10 @@ from rlhf.algorithms.advantages import (
     reinforce_pp_advantages,
     rloo_advantages,
     scale_scores,
+    step_advantages,
     token_rewards,
     turn_gae,
 )
-from rlhf.algorithms.branching import step_advantages
 from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.masking import whiten
 from rlhf.algorithms.off_policy import RolloutWeights

@@ -15,9 +15,8 @@ from rlhf.config.roles import has_reward_model, reward_model_base
 from rlhf.config.rules.model import check_sequence_lengths
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.models.config_fields import config_fields
 from rlhf.models.families import FAMILIES
-from rlhf.models.sources import ModelSource
+from rlhf.models.sources import ModelSource, config_fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

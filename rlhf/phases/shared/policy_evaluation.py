@@ -15,7 +15,7 @@ from rlhf.config.choices import Phase
 from rlhf.data.collate import EvalRows, collate_prompts, eval_batches
 from rlhf.data.records import Record, episode_seeds
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_records
-from rlhf.phases.shared.episode_measures import episode_results, episode_values, shown_texts
+from rlhf.phases.shared.episode_counterpart import episode_results, episode_values, shown_texts
 from rlhf.phases.shared.scoring import (
     ScoringModels,
     kl_per_sequence,

@@ -114,7 +114,7 @@ class GraphedDecoder(KvCache):
             self._drawn_from = draws_NT
         used, longest = len(newest), max(row.position for row in newest) + 1
         rows = min(1 << (used - 1).bit_length(), self._extent.rows)
-        whole = self._decoder.reads_all_rows_equally
+        whole = self._decoder.reads_whole_columns
         columns = _round_up_columns(longest) if whole else self._extent.columns
         graph = self._get_graph(rows, columns, last=longest - 1)
         if newest != self._newest:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rlhf.base.cache_argument import cache_argument
+from rlhf.base.decoder_modules import cache_argument
 from rlhf.base.errors import CapabilityError
 from rlhf.rollout.decoders.decoder import KvCache, Texts
 

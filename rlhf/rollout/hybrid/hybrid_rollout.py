@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from rlhf.base.cache_argument import cache_argument
+from rlhf.base.decoder_modules import cache_argument
 from rlhf.base.errors import CapabilityError
 from rlhf.base.stored_responses import join_rows
 from rlhf.base.types import Engine, PromptBatch, Responses, take_rows

@@ -11,7 +11,7 @@ from rlhf.config.batches import num_ppo_steps
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.phases.ppo.optimizers import ppo_optimizer_settings
+from rlhf.phases.ppo.rlhf_engine import ppo_optimizer_settings
 
 Compose = Callable[[list[str]], DictConfig]
 

@@ -18,8 +18,8 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo import reward_mix
 from rlhf.phases.ppo.reward_mix import RewardMix, build_reward_mix
-from rlhf.rewards.answers import Answers
 from rlhf.rewards.isolated import FailureError
+from rlhf.rewards.rules import Answers
 
 TOKENIZER = train_tokenizer(["one two three"], vocab_size=260)
 TEXTS = ["one", "two three", "three"]

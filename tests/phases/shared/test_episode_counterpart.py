@@ -21,7 +21,7 @@ from rlhf.data.collate import collate_prompts
 from rlhf.data.encoding import Encoder
 from rlhf.environments.embedded import NumberGuessing
 from rlhf.environments.interface import Observation, Player, Reply, Step
-from rlhf.environments.local_pool import LocalPool
+from rlhf.environments.process_pool import LocalPool
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from rlhf.algorithms.branching import branch_values, choose_steps, rewards_to_go
+from rlhf.algorithms.advantages import branch_values, choose_steps, rewards_to_go
 from rlhf.base.critic_states import CriticState, measure_critic
 from rlhf.base.host_copies import copy_to_device
 from rlhf.base.random_streams import random_stream
