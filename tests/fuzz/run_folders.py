@@ -26,7 +26,7 @@ from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.evaluate import __main__ as evaluate
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.report import __main__ as report
-from rlhf.watch.terminal import drawing_of
+from rlhf.watch.__main__ import drawing_of
 from tests.fuzz.case import Case, refused_by
 from tests.fuzz.command_words import launched
 from tests.fuzz.mutations import mutate_json
