@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.base.errors import DataError
-from rlhf.data.layouts import LAYOUTS, SYSTEM, ColumnKind, Layout
+from rlhf.data.layouts import LAYOUTS, NAMES, SYSTEM, ColumnKind, Layout
 from rlhf.data.records import TEXT_OF, Record, Row, UnusableRowError
 
 # Expressions with brackets need quotes of their own within the override.
@@ -20,17 +20,6 @@ OWN_COLUMNS = (
 
 Wanted = Mapping[str, str]  # data columns that rewards read -> the config key that names the column
 NONE_WANTED: Wanted = {}
-# Columns with a part of the examples: without it other things are learned than the rows say.
-CONTENT = frozenset(
-    "image images video videos audio audios tools functions tool_calls history system answers "
-    "rejected_response rejected_responses rejected_messages response_0 response_1 responses".split()
-)
-# Columns that say how good the only response of their row is.
-GRADES = (
-    *("label", "is_good", "score", "rating", "rank", "reward", "helpfulness", "grade", "quality"),
-    "better_response_id",
-)
-ONE_RESPONSE = frozenset({"completion", "response", "messages", "conversations"})
 BLANK: tuple[object, ...] = (None, "", [], {})
 
 
@@ -81,7 +70,7 @@ def to_records(
     if layout is None:
         layout = detect_layout(rows, source=source)
         unread = unread_columns(rows, (*layout.columns, *keep))
-        grades = _check_unread(rows, unread, layout, source)
+        grades = _grading_columns(rows, unread, layout, source)
     records: list[Record] = []
     left_out: Counter[str] = Counter()
     for row in rows:
@@ -107,18 +96,19 @@ def unread_columns(rows: Sequence[Row], read: Container[str]) -> list[str]:
 def _unread_keys(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
     """Return the keys beside role and text of the messages in ``columns``, as COLUMN[].KEY."""
     read = {*TEXT_OF, *TEXT_OF.values()}
-    found: dict[str, None] = {}
-    for column in columns:
-        for row in rows:
-            value = row.values.get(column)
-            for item in value if isinstance(value, list) else [value]:
-                if isinstance(item, dict) and item.keys() - read:
-                    keys = (k for k, v in item.items() if k not in read and v not in BLANK)
-                    found.update(dict.fromkeys(f"{column}[].{key}" for key in keys))
+    values = ((column, row.values.get(column)) for column in columns for row in rows)
+    items = ((column, item) for column, v in values for item in (v if isinstance(v, list) else [v]))
+    found = {
+        f"{column}[].{key}": None
+        for column, item in items
+        if isinstance(item, dict) and item.keys() - read
+        for key, value in item.items()
+        if key not in read and value not in BLANK
+    }
     return list(found)
 
 
-def _check_unread(
+def _grading_columns(
     rows: Sequence[Row], unread: Sequence[str], layout: Layout, source: str
 ) -> list[str]:
     """Return the unread columns of booleans that grade the only response of their row.
@@ -126,26 +116,28 @@ def _check_unread(
     Raises:
         DataError: if an unread column is part of the examples, or grades them by other values.
     """
-    responses = layout.columns.keys() & ONE_RESPONSE if "chosen" not in layout.columns else ()
+    is_pair = "chosen" in layout.columns
+    response = next((c for c in layout.columns if c in NAMES["responses"] and not is_pair), None)
     grades = []
     for name in unread:
-        values = [row.values.get(name) for row in rows]
-        if responses and name in GRADES:
-            if not all(isinstance(value, bool | None) for value in values):
-                raise DataError(
-                    f"{source}: the column '{name}' grades the column {', '.join(responses)}, and "
-                    "each row would be learned, bad ones too. Select by its values, for example "
-                    f"data.sets.NAME.columns={{prompt: ..., chosen: 'pick({name} >= `3`, ..., "
-                    "`null`)'}, or use all of them with {prompt: ..., chosen: ...} (docs/data.md)."
-                )
-            grades.append(name)
+        kinds = {type(row.values.get(name)) for row in rows}
+        is_answer = name == "label" and response is None and str in kinds
         is_turn = name == SYSTEM and "text" not in layout.columns
-        is_answer = not responses and name == "label" and any(isinstance(v, str) for v in values)
-        if (name in CONTENT and not is_turn) or is_answer:
+        if is_answer or (name in NAMES["content"] and not is_turn):
             raise DataError(
                 f"{source}: the column '{name}' is a part of the examples, and the layout "
                 f"'{layout.name}' does not read it. Remove the column.\n{OWN_COLUMNS}"
             )
+        if name not in NAMES["grades"] or response is None:
+            continue
+        if kinds - {bool, type(None)}:
+            raise DataError(
+                f"{source}: the column '{name}' grades the column {response}, and "
+                "each row would be learned, bad ones too. Select by its values, for example "
+                f"data.sets.NAME.columns={{prompt: ..., chosen: 'pick({name} >= `3`, ..., "
+                "`null`)'}, or use all of them with {prompt: ..., chosen: ...} (docs/data.md)."
+            )
+        grades.append(name)
     return grades
 
 

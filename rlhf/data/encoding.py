@@ -69,9 +69,13 @@ def all_ask_for_assistant(prompts: Iterable[str]) -> bool:
 class UnusableTemplateError(DataError):
     """The error for a chat template that cannot render a prompt; ``problem`` is its short form."""
 
-    def __init__(self, message: str, problem: str) -> None:
-        """Store the whole message and the problem."""
-        super().__init__(message)
+    def __init__(self, problem: str, prompt: Asked) -> None:
+        """Describe the problem with this prompt."""
+        text = prompt if isinstance(prompt, str) else prompt[-1].content
+        super().__init__(
+            f"data.template=chat: the chat template {problem}, for the prompt {text[:80]!r}; use "
+            "data.template=plain, or fix the tokenizer's chat_template"
+        )
         self.problem = problem
 
 
@@ -98,7 +102,7 @@ class ChatTemplate:
         question = "\n\nHuman: question\n\nAssistant:"
         self._head, found, self._tail = self._text_after_prompt(question, PROBE).rpartition(PROBE)
         if not found:
-            raise _unusable_template_error("drops the response", question)
+            raise UnusableTemplateError("drops the response", question)
         self._end = self._cut_after_end_token(self._tail)
 
     def render_prompt(self, prompt: Asked) -> str:
@@ -111,7 +115,7 @@ class ChatTemplate:
         following = self._text_after_prompt(prompt, response)
         body = following.removesuffix(self._tail)
         if not following.endswith(self._tail) or not body.removeprefix(self._head).strip():
-            raise _unusable_template_error(
+            raise UnusableTemplateError(
                 "drops the response, or ends it differently from other responses", prompt
             )
         return body + self._end
@@ -141,9 +145,7 @@ class ChatTemplate:
         answered = [*messages, {"role": "assistant", "content": content}]
         whole = self._render(answered, prompt, add_generation_prompt=False)
         if not whole.startswith(opening):
-            raise _unusable_template_error(
-                "renders a prompt differently if an answer follows", prompt
-            )
+            raise UnusableTemplateError("renders a prompt differently if an answer follows", prompt)
         return whole[len(opening) :]
 
     def _render(
@@ -153,9 +155,7 @@ class ChatTemplate:
             raise DataError(f"data.template=chat: there is no message in the prompt {prompt!r}")
         roles = ", ".join(message["role"] for message in messages)
         with translate_errors(
-            lambda reason: _unusable_template_error(
-                f"fails on the turns {roles} ({reason})", prompt
-            )
+            lambda reason: UnusableTemplateError(f"fails on the turns {roles} ({reason})", prompt)
         ):
             rendered: str = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt
@@ -186,15 +186,6 @@ def _without_joining_space(response: str, prompt: Asked, *, has_begun: bool) -> 
         return response.removeprefix(" ")
     is_joined = not has_begun and re.match(r" \S", response)
     return response.rstrip()[1 if is_joined else 0 :]
-
-
-def _unusable_template_error(problem: str, prompt: Asked) -> DataError:
-    text = prompt if isinstance(prompt, str) else prompt[-1].content
-    return UnusableTemplateError(
-        f"data.template=chat: the chat template {problem}, for the prompt {text[:80]!r}; use "
-        "data.template=plain, or fix the tokenizer's chat_template",
-        problem,
-    )
 
 
 class Encoder:

@@ -1,8 +1,8 @@
 """Convert rows with known column layouts to ``Record``.
 
-``LAYOUTS`` lists the supported layouts, named like TRL's dataset types. A column holds text, used
-unchanged, or messages (lists of ``{"role": ..., "content": ...}``). A record keeps the messages of
-its prompt, which chat templates render, and has them as text with turns:
+``columns.yaml`` lists the supported layouts, named like TRL's dataset types. A column holds text,
+used unchanged, or messages (lists of ``{"role": ..., "content": ...}``). A record keeps the
+messages of its prompt, which chat templates render, and has them as text with turns:
 
     "\\n\\nSystem: ..."  "\\n\\nHuman: ..."  "\\n\\nAssistant: ..."
 
@@ -20,8 +20,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.data.records import SPEAKERS, Message, Record, Row, UnusableRowError
 
 ASSISTANT_TURN = "\n\nAssistant:"
@@ -30,7 +31,7 @@ PROMPT_ELSEWHERE = (
     "; if the column {0} is the prompt, use data.sets.NAME.columns="
     "{{prompt: 'human({0})', chosen: chosen, rejected: rejected}}"
 )
-ASKING = ("question", "instruction", "input", "query")  # columns that often hold the prompt
+NAMES: Mapping[str, Any] = read_yaml_beside(__file__, "columns.yaml")
 SYSTEM = "system"  # the column of text with the first turn
 ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
 # The last turn may also follow a space: DeepSpeed-Chat's own files join turns like that.
@@ -69,10 +70,7 @@ def split_turns(prompt: str) -> tuple[list[Message], str]:
 # ------------------------------------------------------------------------- one converter per layout
 
 Kinds = Mapping[str, ColumnKind]
-
-
-def _read_text(row: Row, _: Kinds) -> list[Record]:
-    return [Record(text=row.text("text"))]
+Convert = Callable[[Row, Kinds], list[Record]]
 
 
 def _read_conversation(row: Row, columns: Kinds) -> list[Record]:
@@ -80,10 +78,6 @@ def _read_conversation(row: Row, columns: Kinds) -> list[Record]:
     *before, last = row.messages(column)
     chosen = f" {_answer([last], column)}"
     return [_ask(before, row)._replace(chosen=chosen)]
-
-
-def _read_prompt_only(row: Row, columns: Kinds) -> list[Record]:
-    return [_read_prompt(row, columns)]
 
 
 def _read_completion(row: Row, columns: Kinds) -> list[Record]:
@@ -103,7 +97,7 @@ def _read_preference(row: Row, columns: Kinds) -> list[Record]:
 def _read_partial_preference(row: Row, columns: Kinds) -> list[Record]:
     """Return the parts of a preference that the row has: at least the prompt."""
     has_answer = row.values.get("chosen") is not None
-    return _read_preference(row, columns) if has_answer else _read_prompt_only(row, columns)
+    return _read_preference(row, columns) if has_answer else [_read_prompt(row, columns)]
 
 
 def _read_ranking(row: Row, columns: Kinds) -> list[Record]:
@@ -121,7 +115,7 @@ def _read_text_pair(row: Row, _: Kinds) -> list[Record]:
     before, turn, chosen_answer = chosen.rpartition(ASSISTANT_TURN)
     same, _turn, rejected_answer = rejected.rpartition(ASSISTANT_TURN)
     if not turn or before != same:
-        asking = next((name for name in ASKING if row.values.get(name)), None)
+        asking = next((name for name in NAMES["asking"] if row.values.get(name)), None)
         hint = PROMPT_ELSEWHERE.format(asking) if asking else ""
         raise UnusableRowError(NO_COMMON_PROMPT + hint)
     prompt = before + turn
@@ -230,44 +224,24 @@ class Layout(NamedTuple):
 
     name: str
     columns: Kinds
-    convert: Callable[[Row, Kinds], list[Record]]
+    convert: Convert
 
 
-T, M = ColumnKind.text, ColumnKind.messages
-KINDS = {
-    "": (T, T),
-    ", messages": (M, M),
-    ", text and messages": (T, M),
-    ", messages and text": (M, T),
+CONVERTERS: Mapping[str, Convert] = {
+    "preference": _read_preference,
+    "pair of messages": _read_message_pair,
+    "pair of texts": _read_text_pair,
+    "ranking": _read_ranking,
+    "completion": _read_completion,
+    "conversation": _read_conversation,
+    "prompt only": lambda row, columns: [_read_prompt(row, columns)],
+    "text": lambda row, _: [Record(text=row.text("text"))],
 }
-PAIR_OF_MESSAGES = {"chosen": M, "rejected": M}
-# Specific layouts come first: the first set of columns that a dataset has determines its layout.
-LAYOUTS = (
-    Layout("preference", {"prompt": T, "chosen": T, "rejected": T}, _read_preference),
-    Layout("preference, messages", {"prompt": M, "chosen": M, "rejected": M}, _read_preference),
-    Layout(
-        "preference, messages and texts",
-        {"prompt": M, "chosen": T, "rejected": T},
-        _read_preference,
-    ),
-    # UltraFeedback: the conversations contain the prompt, and a text column repeats it. Answers of
-    # one message each follow the text.
-    Layout("preference, text and messages", {"prompt": T} | PAIR_OF_MESSAGES, _read_message_pair),
-    Layout("preference, ShareGPT", {"conversations": M} | PAIR_OF_MESSAGES, _read_message_pair),
-    Layout("ranking", {"prompt": T, "responses": ColumnKind.texts}, _read_ranking),
-    *(
-        Layout(f"prompt-{answer}{kinds}", {"prompt": asked, answer: answered}, _read_completion)
-        for answer in ("completion", "response")
-        for kinds, (asked, answered) in KINDS.items()
-    ),
-    Layout("implicit-prompt preference", {"chosen": T, "rejected": T}, _read_text_pair),
-    Layout("implicit-prompt preference, messages", PAIR_OF_MESSAGES, _read_message_pair),
-    Layout("language modelling, messages", {"messages": M}, _read_conversation),
-    Layout("language modelling, ShareGPT", {"conversations": M}, _read_conversation),
-    Layout("prompt-only", {"prompt": T}, _read_prompt_only),
-    Layout("prompt-only, messages", {"prompt": M}, _read_prompt_only),
-    Layout("language modelling", {"text": T}, _read_text),
-)
+LAYOUTS = [
+    Layout(name, {column: ColumnKind(kind) for column, kind in columns.items()}, CONVERTERS[read])
+    for read, layouts in NAMES["layouts"]
+    for name, columns in layouts.items()
+]
 # Used by data.sets.NAME.columns, never detected from columns: chosen and rejected may be absent.
 EITHER = dict.fromkeys(("prompt", "chosen", "rejected"), ColumnKind.any)
 PARTIAL = Layout("columns", EITHER, _read_partial_preference)

@@ -35,18 +35,15 @@ def add_pair_numbers(examples: Dataset, records: Sequence[Record], config: Rewar
     Raises:
         DataError: if a value is not a finite number.
     """
-    wanted = {}
-    if config.margin_column is not None:
-        wanted[PairColumn.margin] = ("reward.margin_column", config.margin_column)
-    for name, column in zip(
-        (PairColumn.chosen_score, PairColumn.rejected_score),
-        config.score_columns or (),
-        strict=False,
+    chosen, rejected = config.score_columns or (None, None)
+    for name, key, column in (
+        (PairColumn.margin, "reward.margin_column", config.margin_column),
+        (PairColumn.chosen_score, "reward.score_columns", chosen),
+        (PairColumn.rejected_score, "reward.score_columns", rejected),
     ):
-        wanted[name] = ("reward.score_columns", column)
-    for name, (key, column) in wanted.items():
-        values = [_number(records[row], column, key=key) for row in examples["row"]]
-        examples = examples.add_column(name, values)
+        if column is not None:
+            values = [_number(records[row], column, key=key) for row in examples["row"]]
+            examples = examples.add_column(name, values)
     return examples
 
 

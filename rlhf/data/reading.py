@@ -34,7 +34,7 @@ def load_datasets(config: DataConfig, *, seed: int, keep: Wanted = NONE_WANTED) 
 def _read_datasets(config: DataConfig, *, seed: int, keep: Wanted) -> list[RawDataset]:
     if config.source is Source.synthetic:
         records = add_right_answers(generate_records(config.size, seed=seed), keep)
-        return [_build_raw_dataset("synthetic", Converted(records, "preference", Counter()), None)]
+        return [RawDataset("synthetic", records, None, "preference", Counter())]
     if config.sets:
         return _read_blended_datasets(config, keep)
     paths = _list_entries(config.path, key="data.path")
@@ -71,12 +71,8 @@ def _read_blended_datasets(config: DataConfig, keep: Wanted) -> list[RawDataset]
             for column, key in keep.items()
             if _reader_of(key) in (dataset.phases or Phase)
         }
-        held_out = _convert_tables(tables.eval, rules.get(name), wanted) if tables.eval else None
-        raw = _build_raw_dataset(
-            name, _convert_tables(tables.train, rules.get(name), wanted), held_out
-        )
-        raw = raw._replace(weight=dataset.weight, phases=dataset.phases, sides=tables.sides)
-        read.append(raw)
+        raw = _convert_dataset(name, tables, rules.get(name), wanted)
+        read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
 
 
@@ -145,35 +141,40 @@ def _load_dataset(path: str, eval_path: str | None, config: DataConfig, keep: Wa
         given.path = eval_path
         others = find_tables(given, config.source, key="data.eval_path")
         tables = Tables(tables.train, others.eval or others.train, tables.sides)
-    held_out = _convert_tables(tables.eval, None, keep) if tables.eval else None
-    raw = _build_raw_dataset(path, _convert_tables(tables.train, None, keep), held_out)
-    return raw._replace(sides=tables.sides)
+    return _convert_dataset(path, tables, None, keep)
+
+
+def _convert_dataset(
+    name: str, tables: Tables, rules: ColumnRules | None, keep: Wanted
+) -> RawDataset:
+    held_out = _convert_tables(tables.eval, rules, keep) if tables.eval else None
+    train = _convert_tables(tables.train, rules, keep)
+    both = train if held_out is None else _join([train, held_out])
+    return RawDataset(
+        name,
+        train.records,
+        None if held_out is None else held_out.records,
+        both.layout,
+        both.left_out,
+        unread=both.unread,
+        sides=tables.sides,
+    )
 
 
 def _convert_tables(tables: list[Table], rules: ColumnRules | None, keep: Wanted) -> Converted:
     convert = to_records if rules is None else rules.convert
-    parts = [convert(rows_of(table), source=table.place, keep=keep) for table in tables]
-    records = [record for part in parts for record in part.records]
-    left_out = sum((part.left_out for part in parts), Counter[str]())
-    if not records:
+    found = _join([convert(rows_of(table), source=table.place, keep=keep) for table in tables])
+    if not found.records:
         places = ", ".join(table.place for table in tables)
-        raise DataError(f"{places}: no row can be used: {_describe_dropped_rows(left_out)}.")
-    layout = " + ".join(dict.fromkeys(part.layout for part in parts))
-    return Converted(records, layout, left_out, _all_unread(parts))
+        reasons = _describe_dropped_rows(found.left_out)
+        raise DataError(f"{places}: no row can be used: {reasons}.")
+    return found
 
 
-def _all_unread(parts: list[Converted]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for part in parts for name in part.unread))
-
-
-def _build_raw_dataset(name: str, train: Converted, held_out: Converted | None) -> RawDataset:
-    sides = [train] if held_out is None else [train, held_out]
-    layout = " + ".join(dict.fromkeys(side.layout for side in sides))
-    return RawDataset(
-        name=name,
-        train=train.records,
-        eval=None if held_out is None else held_out.records,
-        layout=layout,
-        left_out=sum((side.left_out for side in sides), Counter[str]()),
-        unread=_all_unread(sides),
+def _join(parts: list[Converted]) -> Converted:
+    return Converted(
+        [record for part in parts for record in part.records],
+        " + ".join(dict.fromkeys(part.layout for part in parts)),
+        sum((part.left_out for part in parts), Counter[str]()),
+        tuple(dict.fromkeys(name for part in parts for name in part.unread)),
     )

@@ -92,6 +92,20 @@ def blend_datasets(parts: list[PhaseData], *, seed: int) -> PhaseData:
     return PhaseData(train, held_out, sum(part.removed for part in parts))
 
 
+def exchange_answers(part: PhaseData, *, share: float, seed: int) -> PhaseData:
+    """Return ``part`` with chosen and rejected exchanged in a random ``share`` of training pairs.
+
+    The pairs follow from ``seed``. Held-out pairs keep their labels.
+    Source: https://arxiv.org/abs/2310.02743, with a share of 0.25.
+    """
+    pairs = [place for place, record in enumerate(part.train) if record.rejected is not None]
+    train = list(part.train)
+    for place in random.Random(f"label-noise-{seed}").sample(pairs, round(share * len(pairs))):
+        record = train[place]
+        train[place] = record._replace(chosen=record.rejected, rejected=record.chosen)
+    return part._replace(train=train)
+
+
 def phase_answered_by_dpo(parts: Mapping[Phase, PhaseData]) -> Phase:
     """Return the phase whose held-out prompts DPO answers: PPO, or reward if PPO has none."""
     return Phase.ppo if parts[Phase.ppo].eval else Phase.reward

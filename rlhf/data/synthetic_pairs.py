@@ -213,10 +213,13 @@ def _distinct_prompts(count: int, seed: int) -> Iterator[tuple[str, random.Rando
 
 def _draw_preference(prompt: str, rng: random.Random) -> Record:
     first, second = draw_candidates(prompt, rng)
-    gap = rate_response(prompt, first).gold - rate_response(prompt, second).gold
-    if rng.random() >= preference_probability(gap):
+    if rng.random() >= preference_probability(_gold_gap(prompt, first, second)):
         first, second = second, first
     return Record(prompt=prompt, chosen=first, rejected=second)
+
+
+def _gold_gap(prompt: str, first: str, second: str) -> float:
+    return rate_response(prompt, first).gold - rate_response(prompt, second).gold
 
 
 def preference_probability(gap: float) -> float:
@@ -249,13 +252,7 @@ class GoldJudge:
     def best_accuracy(self, records: list[Record]) -> float:
         """Return the expected accuracy on ``records`` of a reward model with exact gold scores."""
         total = 0.0
-        for record in records:
-            assert record.prompt is not None
-            assert record.chosen is not None
-            assert record.rejected is not None
-            gap = (
-                rate_response(record.prompt, record.chosen).gold
-                - rate_response(record.prompt, record.rejected).gold
-            )
+        for each in records:
+            gap = _gold_gap(each.prompt or "", each.chosen or "", each.rejected or "")
             total += preference_probability(abs(gap))
         return total / len(records)

@@ -37,6 +37,11 @@ SIDE = re.compile(
     r"(?:eval(?:uation)?|test|val|valid(?:ation)?|dev|held[-_ ]?out)(?:set|s)?)(?![a-z])"
 )
 LIST_OF_ROWS = " If the file is one list of rows, call it .json."
+NO_NETWORK = (
+    "use data=local and set data.path to a downloaded copy: a file, a folder of files, or "
+    "a folder written by datasets.save_to_disk. For a set of data.sets, set "
+    "data.sets.NAME.path to the copy."
+)
 NAMED = 8  # names in one list
 SAMPLES, SAMPLE = Path(__file__).parent / "samples", "samples:"
 
@@ -69,7 +74,11 @@ def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
     """
     place = _sample_file(dataset.path) or expand_user_path(dataset.path, key=key)
     if source is Source.hub:
-        splits = _splits_on_disk(place, dataset) if place.exists() else _hub_splits(dataset)
+        if place.exists():
+            splits = _splits_on_disk(place, dataset)
+        else:
+            loaded = download_dataset(dataset, fix=NO_NETWORK)
+            splits = {name: [table] for name, table in loaded.items()}
         wanted = [split for split in (dataset.train_split, dataset.eval_split) if split]
         for split in wanted:
             if split not in splits:
@@ -205,15 +214,6 @@ def _read_saved_folder(place: Path) -> dict[str, Table]:
     with translate_errors(explain):
         _require_regular_files(file for file in place.rglob("*") if not file.is_dir())
         return _tables_of_splits(str(place), datasets.load_from_disk(str(place)))
-
-
-def _hub_splits(dataset: DatasetConfig) -> dict[str, list[Table]]:
-    fix = (
-        "use data=local and set data.path to a downloaded copy: a file, a folder of files, or "
-        "a folder written by datasets.save_to_disk. For a set of data.sets, set "
-        "data.sets.NAME.path to the copy."
-    )
-    return {name: [table] for name, table in download_dataset(dataset, fix=fix).items()}
 
 
 def download_dataset(dataset: DatasetConfig, *, fix: str) -> dict[str, Table]:

@@ -87,8 +87,7 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
     answered = [(i, r) for i, r in rows if r.text is None and r.prompt and r.chosen]
     plain = [(i, r) for i, r in rows if r.text is not None]
     left_out = Counter({"no response": len(rows) - len(answered) - len(plain)})
-    answered, unusable = _split_by_template(answered, encoder, "chosen")
-    left_out += unusable
+    answered = _renderable(answered, encoder, left_out, "chosen")
     questions = [encoder.asked(r) for _, r in answered]
     prompts = encoder.prompts(questions) + [encoder.opening_ids()] * len(plain)
     responses = encoder.responses(questions, [r.chosen or "" for _, r in answered])
@@ -133,8 +132,7 @@ def pair_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns
     """Return the columns of pairs with a common prompt, and counts of dropped pairs by reason."""
     usable = [(i, r) for i, r in rows if r.prompt and r.chosen and r.rejected]
     left_out = Counter({"no pair of responses": len(rows) - len(usable)})
-    usable, unusable = _split_by_template(usable, encoder, "chosen", "rejected")
-    left_out += unusable
+    usable = _renderable(usable, encoder, left_out, "chosen", "rejected")
     asked = [encoder.asked(r) for _, r in usable]
     prompts = encoder.prompts(asked)
     chosen = encoder.responses(asked, [r.chosen or "" for _, r in usable])
@@ -159,8 +157,7 @@ def prompt_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Colum
     """Return the columns of prompts to answer, and counts of dropped examples by reason."""
     usable = [(i, r) for i, r in rows if r.prompt]
     left_out = Counter({"no prompt": len(rows) - len(usable)})
-    usable, unusable = _split_by_template(usable, encoder)
-    left_out += unusable
+    usable = _renderable(usable, encoder, left_out)
     columns: Columns = {"row": [], "ids": []}
     for (index, _), ids in zip(
         usable, encoder.prompts([encoder.asked(r) for _, r in usable]), strict=True
@@ -172,24 +169,23 @@ def prompt_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Colum
     return columns, left_out
 
 
-def _split_by_template(
-    rows: Records, encoder: Encoder, *answers: str
-) -> tuple[Records, Counter[str]]:
-    """Return the rows that the chat template can render, and counts of the others by reason.
+def _renderable(rows: Records, encoder: Encoder, left_out: Counter[str], *answers: str) -> Records:
+    """Return the rows that the chat template can render; count the others in ``left_out``.
 
     Raises:
         DataError: if it cannot render most of the rows.
     """
-    errors = [encoder.template_error(record, *answers) for _, record in rows]
-    failed = [(e, r) for e, (_, r) in zip(errors, rows, strict=True) if e is not None]
-    if not failed:
-        return rows, Counter()
-    first, record = failed[0]
-    place = "" if record.place is None else f" (first: {record.place[0]}, row {record.place[1]})"
-    if 2 * len(failed) > len(rows):
-        raise DataError(f"{first}. It fails for {len(failed)} of {len(rows)} examples{place}.")
-    kept = [row for row, error in zip(rows, errors, strict=True) if error is None]
-    return kept, Counter({f"the chat template {first.problem}{place}": len(failed)})
+    left_out += Counter()  # drops reasons without a row
+    found = {index: encoder.template_error(record, *answers) for index, record in rows}
+    errors = {index: error for index, error in found.items() if error is not None}
+    if errors:
+        index, error = next(iter(errors.items()))
+        place = dict(rows)[index].place
+        first = f" (first: {place[0]}, row {place[1]})" if place else ""
+        if 2 * len(errors) > len(rows):
+            raise DataError(f"{error}. It fails for {len(errors)} of {len(rows)} examples{first}.")
+        left_out[f"the chat template {error.problem}{first}"] = len(errors)
+    return [row for row in rows if row[0] not in errors]
 
 
 # The functions that build the columns of each phase.

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from rlhf.config.choices import Phase
-from rlhf.data.label_noise import exchange_answers
 from rlhf.data.records import Record
-from rlhf.data.splits import PhaseData
+from rlhf.data.splits import PhaseData, exchange_answers
 from rlhf.phases.shared.context import labelled_records
 
 PAIRS = [Record(f"p{i}", f"good {i}", f"bad {i}") for i in range(100)]

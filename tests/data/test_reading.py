@@ -563,4 +563,4 @@ def test_samples_are_part_of_the_package() -> None:
     package_data = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     patterns = package_data["tool"]["setuptools"]["package-data"]["rlhf.data"]
     shipped = {file for pattern in patterns for file in SAMPLES.parent.glob(pattern)}
-    assert shipped == set(SAMPLES.iterdir())
+    assert shipped == {*SAMPLES.iterdir(), *SAMPLES.parent.glob("*.yaml")}

@@ -17,9 +17,8 @@ from rlhf.checkpoint.phase_state import Checkpoint
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import PairsConfig
-from rlhf.data.label_noise import exchange_answers
 from rlhf.data.pair_numbers import add_pair_numbers, read_pair_groups
-from rlhf.data.splits import PhaseData
+from rlhf.data.splits import PhaseData, exchange_answers
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import TokenData, cache_key, limit_of, tokenise
 from rlhf.engine.settings import EngineSettings
