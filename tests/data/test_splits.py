@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.base.errors import DataError
@@ -16,6 +16,7 @@ from rlhf.data.splits import PhaseData, blend_datasets, check_usable_examples, l
 from rlhf.data.splits import divide_over_phases as divide_all
 
 SPLIT = [2.0, 4.0, 4.0]
+FEW = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 
 
 def dataset(train: list[Record], held_out: list[Record] | None = None) -> RawDataset:
@@ -100,6 +101,7 @@ def test_at_least_one_is_held_out_and_never_all(share: float, held_out: int) -> 
     assert sizes_of(parts) == [(20 - held_out, held_out), (0, 0), (0, 0)]
 
 
+@FEW
 @given(sizes=st.lists(st.integers(1, 9), min_size=12, max_size=60), seed=st.integers(0, 99))
 def test_divided_is_complete_disjoint_and_deterministic(sizes: list[int], seed: int) -> None:
     records = groups_of(sizes)
@@ -112,6 +114,7 @@ def test_divided_is_complete_disjoint_and_deterministic(sizes: list[int], seed: 
     assert parts == divide_over_phases(dataset(records), split=SPLIT, eval_share=0.3, seed=seed)
 
 
+@FEW
 @given(sizes=st.lists(st.integers(1, 5), min_size=60, max_size=90), seed=st.integers(0, 99))
 def test_sizes_follow_the_proportions_as_closely_as_groups_allow(
     sizes: list[int], seed: int
@@ -290,6 +293,7 @@ chosen_prompts = st.lists(st.integers(0, 40), min_size=1, max_size=40)
 kinds = st.sampled_from(["p{}", "P{}", " p{} ", "p{}\n"])
 
 
+@FEW
 @given(
     sides=st.lists(st.tuples(chosen_prompts, st.none() | chosen_prompts, kinds), max_size=4),
     phases=st.lists(st.none() | st.just([Phase.sft]) | st.just([Phase.reward, Phase.ppo])),
