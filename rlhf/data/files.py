@@ -27,7 +27,7 @@ def _parse_lines(lines: Iterable[str], file: Path) -> Iterator[tuple[int, object
     for number, line in enumerate(lines, 1):
         if line.strip():
             with _convert_json_errors(f"{file}, row {number}", of_lines=False):
-                value = DECODER.decode(line)
+                value = DECODER.decode(line.rstrip())
             yield number, value
 
 

@@ -15,6 +15,7 @@ from rlhf.runtime.rendezvous import drop_pod_variables
 
 SPIN_COUNT = "GOMP_SPINCOUNT"
 SHARED_PERCENT = 50.0
+notices: list[str] = []  # for the log of the run that this process begins
 
 
 def set_up_process() -> None:
@@ -46,9 +47,9 @@ def set_spin_count(pressure: Path = Path("/proc/pressure/cpu")) -> None:
     is_shared = waited >= SHARED_PERCENT
     os.environ[SPIN_COUNT] = "100" if is_shared else "10000"
     if is_shared:
-        sys.stderr.write(
+        notices.append(
             f"other programs share the cores: programs waited for a core in {waited:.0f} % of the "
-            f"last 10 s, so idle threads do not spin ({SPIN_COUNT}=100)\n"
+            f"last 10 s, so idle threads do not spin ({SPIN_COUNT}=100)"
         )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
+from rlhf.base.errors import DataError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.batches import examples_per_step, phase_steps
 from rlhf.config.choices import ModelInit, Phase, PlanMode, Source, Template
@@ -38,6 +39,7 @@ from rlhf.jobs.input_files import data_paths
 from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
 from rlhf.planning.steps import Load, Loads
 from rlhf.runtime.run_data import load_phase_data
+from rlhf.tracking.console import build_console
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -73,7 +75,12 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
     counted = CountedData(config, most=PLAYED if has_processes else SAMPLED)
     if counted.is_sample and not all(counted.has_plenty(phase) for phase in phases):
         counted = CountedData(config, most=sys.maxsize)
-    require_examples(config, {phase: counted.examples[phase] for phase in phases})
+    try:
+        require_examples(config, {phase: counted.examples[phase] for phase in phases})
+    except DataError:  # what was skipped may be the reason
+        for line in counted.lines:
+            build_console(is_main=True, log_every=1).say(line)
+        raise
     corpus = config.data.ptx_path
     if Phase.ppo in phases and corpus is not None and _is_here_and_small(corpus):
         require_corpus(config.ppo, config.data, seed=config.seed)

@@ -15,6 +15,7 @@ from rlhf.base.intervals import mean_of
 from rlhf.report.run_files import PointsByMetric
 
 CHANCE = 0.5  # accuracy of a reward model that guesses
+TOO_GOOD = 0.99  # accuracy that preferences of people do not allow
 WIDE = 0.2  # widest 95 % interval of an accuracy without a warning; about 100 pairs have it
 LENGTH_FACTOR = 2.0  # largest factor by which the mean length of responses may change
 MOST_KL = 0.3  # nats per response token; docs/metrics.md gives the same limit
@@ -44,11 +45,17 @@ def find_doubts(phases: Mapping[str, Mapping[str, Any]], series: PointsByMetric)
 
 def _doubts_of_pairs(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
     low, high = measures["accuracy_ci"]
+    is_synthetic = "best_possible_accuracy" in measures
     interval = f"{phase}: the 95 % interval of the held-out accuracy is {low:.3f} to {high:.3f}"
     if low <= CHANCE:
         yield (
             f"{interval} and includes chance ({CHANCE}); later phases learn from noise. Give the "
             f"phase more pairs (data.split), more passes ({phase}.epochs) or another {phase}.lr"
+        )
+    elif phase == "reward" and measures["accuracy"] >= TOO_GOOD and not is_synthetic:
+        yield (
+            f"{phase}: the held-out accuracy is {measures['accuracy']:.3f}, and people agree less: "
+            "a leak, or length decides. Compare the lengths of chosen and rejected answers"
         )
     elif high - low > WIDE:
         yield f"{interval}; hold out more pairs (data.eval_share) for a narrower interval"
@@ -79,12 +86,17 @@ def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
         scorer, cure = "rewards", "correct the parts of rewards"
     judges = {"gold score": measures.get("gold_gain_ci", NO_INTERVAL)}
     judges |= {f"judge's {name}": gain for name, gain in measures.get("judge_gains", {}).items()}
-    for judge, (_, highest_gain) in judges.items():
+    for judge, (lowest_gain, highest_gain) in judges.items():
         if _lowest_gain(measures) > 0 > highest_gain:
             yield (
                 f"{phase}: the score rose while the {judge} fell (both 95 % intervals exclude 0): "
                 f"the policy exploits the {scorer}. Raise {HELD[phase]}, take fewer "
                 f"{FEWER[phase]} or {cure}"
+            )
+        elif judge != "gold score" and _lowest_gain(measures) > 0 > lowest_gain:
+            yield (
+                f"{phase}: the score rose, and the {judge} did not measurably (95 % interval "
+                f"{lowest_gain:+.3f} to {highest_gain:+.3f}); read samples.jsonl"
             )
 
 

@@ -54,6 +54,7 @@ def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) ->
     alarms = read_alarms(run_dir)
     console.say("")
     console.show(summary_table(result, summary_title(result, alarms)))
+    console.say(", ".join(f"{name} {version}" for name, version in result["versions"].items()))
     doubts = [alarm.line for alarm in alarms]
     doubts += find_doubts(result["phases"], read_series(run_dir))
     sections = (
@@ -83,8 +84,6 @@ def summary_table(result: Mapping[str, Any], title: str) -> Table:
         title=title,
         title_justify="left",
         title_style="bold",
-        caption=", ".join(f"{name} {version}" for name, version in result["versions"].items()),
-        caption_justify="left",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("phase", style="bold")
@@ -157,14 +156,14 @@ def _rows_of_run(
     measured: Mapping[str, float], planned: Mapping[str, float | None] | None
 ) -> Iterator[SummaryRow]:
     """Yield time and memory of the run, with the planned values if there is a plan."""
-    time = memory = ""
-    if planned is not None:
-        hours, gib = planned["hours"], planned["memory_gib"]
-        time = "" if hours is None else f", planned {duration_text(hours)}"
-        memory = "" if gib is None else f", planned {_number_text(gib)}"
-    yield SummaryRow(f"time{time}")
+    planned = planned or {}
+    yield SummaryRow("time")
+    if (hours := planned.get("hours")) is not None:
+        yield SummaryRow("  planned", after=duration_text(hours))
     if "memory_gib" in measured:  # missing if all phases were taken from other runs
-        yield SummaryRow(f"peak memory, GiB{memory}", after=_number_text(measured["memory_gib"]))
+        yield SummaryRow("peak memory, GiB", after=_number_text(measured["memory_gib"]))
+        if (gib := planned.get("memory_gib")) is not None:
+            yield SummaryRow("  planned", after=_number_text(gib))
 
 
 def list_files_of_run(run_dir: Path) -> list[str]:

@@ -6,6 +6,7 @@ rich is imported when a console is created, so that importing this module is fas
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
     from rich.tree import Tree
+
+
+SECONDS_BETWEEN_LINES = 30.0
 
 
 class KeyMetric(NamedTuple):
@@ -42,7 +46,7 @@ class Console:
     def __init__(
         self,
         *,
-        log_every: int,
+        log_every: int | None,
         file: TextIO | None = None,
         force_terminal: bool | None = None,
         width: int | None = None,
@@ -127,7 +131,7 @@ def config_tree(title: str, values: Mapping[str, Any]) -> Tree:
     return tree
 
 
-def build_console(*, is_main: bool, log_every: int) -> Console:
+def build_console(*, is_main: bool, log_every: int | None) -> Console:
     """Return the console of this rank; only the main rank prints."""
     return Console(log_every=log_every, quiet=not is_main)
 
@@ -149,9 +153,9 @@ class _BarProgress:
 
 
 class _LineProgress:
-    """Progress for logs: a line every few steps, and a line for the last step."""
+    """Progress for logs: a line now and then, and a line for the last step."""
 
-    def __init__(self, console: Console, phase: str, total: int, *, log_every: int) -> None:
+    def __init__(self, console: Console, phase: str, total: int, *, log_every: int | None) -> None:
         self._console = console
         self._values: dict[str, float] = {}  # kept until they are measured again
         self._phase = phase
@@ -159,13 +163,18 @@ class _LineProgress:
         self._log_every = log_every
         self._step = 0
         self._is_printed = True
+        self._due = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def advance(self, step: int, values: Mapping[str, float]) -> None:
-        """Print a line every ``log_every`` steps."""
+        """Print a line every ``log_every`` steps, or every half minute if it is None."""
         self._values.update(values)
         self._step = step
         self._is_printed = False
-        if step % self._log_every == 0:
+        if self._log_every is None:
+            is_due = time.monotonic() >= self._due
+        else:
+            is_due = step % self._log_every == 0
+        if is_due:
             self._print_line()
 
     def close(self) -> None:
@@ -174,7 +183,7 @@ class _LineProgress:
             self._print_line()
 
     def _print_line(self) -> None:
-        self._is_printed = True
+        self._is_printed, self._due = True, time.monotonic() + SECONDS_BETWEEN_LINES
         metrics = _key_metrics_text(self._phase, self._values, separator="  ")
         self._console.say(f"{self._phase} {self._step}/{self._total}  {metrics}".rstrip())
 

@@ -185,6 +185,11 @@ def test_help_lists_every_group_with_every_option() -> None:
     for group, options in shown.items():
         names = sorted(option.removesuffix(" (default)") for option in options)
         expected = options_of(group)
+        if group == "experiment":
+            expected = [name for name in expected if "/" not in name]
+            for folder in {name.partition("/")[0] for name in options_of(group) if "/" in name}:
+                count = sum(name.startswith(f"{folder}/") for name in options_of(group))
+                assert f"{folder}/NAME ({count}: " in template()
         if group == "model":
             expected = [name for name in expected if name not in SCORERS]
         if group == REWARD_MODEL_GROUP:

@@ -153,6 +153,7 @@ def test_shapes_of_json(tmp_path: Path, text: str, count: int) -> None:
         ("a.jsonl", '{"prompt": ""}', r"a\.jsonl: no row can be used: 1 skipped \(1 prompt is em"),
         ("a.json", "", r"a\.json: empty"),
         ("a.json", "[]", r"a\.json: empty"),
+        ("a.jsonl", '{"a": 1\n', r"a\.jsonl, row 1: not JSON: .* at character 8\.$"),
         ("a.json", "[{]", r"a\.json: not JSON: .* at line 1, character 3\.$"),
         ("a.json", f"[{ROW}, 7]", r"a\.json, row 2: of type int; a row must be an object"),
         ("a.json", f"{ROW}\n{{\n", r"a\.json, row 2: not JSON"),

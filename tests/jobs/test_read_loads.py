@@ -89,7 +89,9 @@ def test_a_folders_own_tokenizer_counts(compose: Compose, tmp_path: Path) -> Non
     assert guessed[Phase.ppo].tokens == pytest.approx(7 / 4, abs=0.3)
 
 
-def test_what_a_sample_leaves_open_is_counted_completely(compose: Compose, tmp_path: Path) -> None:
+def test_what_a_sample_leaves_open_is_counted_completely(
+    compose: Compose, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = pairs(tmp_path / "pairs.jsonl", 1200)
     words = ["data=local", f"data.path={path}", "phase=sft", "data.split=[1,0,0]"]
     config = run_of(compose, *words, "sft.max_tokens=9")
@@ -99,6 +101,9 @@ def test_what_a_sample_leaves_open_is_counted_completely(compose: Compose, tmp_p
     assert sample.train != whole.train, "an estimate"
     with pytest.raises(DataError, match=f"sft phase has {whole.train} examples .* Use sft.batch_s"):
         read_loads(changed(config, sft={"batch_size": whole.train + 1}))
+    printed = capsys.readouterr().out
+    assert "1,098 examples, 102 skipped (" in printed
+    assert "skipped: 584 longer than sft.max_tokens=9" in printed
 
 
 def test_what_is_not_read_is_named(

@@ -10,7 +10,7 @@ import pytest
 from rlhf.report.alarms import find_doubts
 
 HEALTHY: dict[str, dict[str, Any]] = {
-    "reward": {"accuracy_ci": [0.78, 0.83]},
+    "reward": {"accuracy": 0.805, "accuracy_ci": [0.78, 0.83]},
     "ppo": {
         "response_tokens_before": 8.0,
         "response_tokens_after": 7.0,
@@ -38,6 +38,8 @@ def test_a_healthy_run_has_none(phases: dict[str, dict[str, Any]]) -> None:
         ("reward", {"accuracy_ci": [0.373, 0.724]}, ["0.373 to 0.724", "chance", "reward.lr"]),
         ("reward", {"accuracy_ci": [0.5, 0.6]}, ["includes chance"]),
         ("reward", {"accuracy_ci": [0.676, 1.0]}, ["0.676 to 1.000", "data.eval_share"]),
+        ("reward", {"accuracy": 0.995, "accuracy_ci": [0.9, 1.0]}, ["0.995", "length decides"]),
+        ("ppo", {"judge_gains": {"right": [-0.1, 0.2]}}, ["right did not measurably", "-0.100 to"]),
         ("ppo", {"response_tokens_before": 31.0}, ["from 31.0 to 7.0 tokens", "samples.jsonl"]),
         ("ppo", {"response_tokens_after": 17.0}, ["from 8.0 to 17.0 tokens"]),
         ("ppo", {"ended_share_after": 0.19}, ["19% of the responses ended", "max_response_tokens"]),

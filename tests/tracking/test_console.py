@@ -20,7 +20,7 @@ PPO = {
 PPO_TEXT = "score 1.23 kl -3.21 clip 0.03 len 48 tok/s 15,234"
 
 
-def console(file: StringIO, *, is_terminal: bool, log_every: int = 1) -> Console:
+def console(file: StringIO, *, is_terminal: bool, log_every: int | None = 1) -> Console:
     return Console(log_every=log_every, file=file, force_terminal=is_terminal, width=80)
 
 
@@ -42,6 +42,16 @@ def test_without_a_terminal_every_nth_step_and_the_last_get_a_line() -> None:
     lines = file.getvalue().splitlines()
     assert [line.split("  ")[0] for line in lines] == ["ppo 10/25", "ppo 20/25", "ppo 25/25"]
     assert lines[0] == "ppo 10/25  " + re.sub(r" (?=[a-z])", "  ", PPO_TEXT)
+
+
+def test_without_a_terminal_a_line_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, seconds = StringIO(), iter(range(0, 10**6, 7))  # each look at the clock: 7 s later
+    monkeypatch.setattr("time.monotonic", lambda: float(next(seconds)))
+    with console(file, is_terminal=False, log_every=None).progress("ppo", 12) as progress:
+        for step in range(1, 13):
+            progress.advance(step, {})
+    steps = [line.split()[1] for line in file.getvalue().splitlines()]
+    assert steps == ["5/12", "10/12", "12/12"]
 
 
 def test_the_last_step_is_told_once_and_also_when_the_loop_breaks() -> None:

@@ -154,8 +154,8 @@ class TrackingConfig:
     """Trackers of your own, each as package.module:NAME (docs/tracking.md)."""
     show_config: bool
     """Print the configuration as a tree before the run starts."""
-    log_every: int = key(ABOVE_0)
-    """Steps between two progress lines if the output is not a terminal."""
+    log_every: int | None = key(ABOVE_0)
+    """Steps between two progress lines if the output is not a terminal; null: 30 seconds."""
 
 
 @dataclass(kw_only=True)

@@ -158,7 +158,7 @@ class RewardMix:
 def _describe_row(record: Record) -> str:
     if record.place is not None:
         return "{}, row {}".format(*record.place)
-    return f"the row with the prompt {record.prompt!r:.60}"
+    return f"the row with the prompt {(record.prompt or '')[:60]!r}"
 
 
 def _build_reward_inputs(
