@@ -37,10 +37,10 @@ class Meter(Tracker):
     """A tracker that notes the resident memory after each PPO step, and the seconds of parts."""
 
     def __init__(self, *_: object) -> None:
+        from rlhf.base.heartbeat import Heartbeat
         from rlhf.engine.split_adamw import SplitAdamW
         from rlhf.engine.torch_engine import WholeAdamW
         from rlhf.phases.shared.checkpoints import Checkpoints
-        from rlhf.phases.shared.step_signals import Heartbeat
 
         self._seconds: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()

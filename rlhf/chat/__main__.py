@@ -26,8 +26,7 @@ from rlhf.base.safe_text import for_terminal, strip_control_characters
 from rlhf.base.user_paths import expand_user_path
 
 if TYPE_CHECKING:
-    from rlhf.chat.lone_model import LoneModel
-    from rlhf.chat.run_models import RunModels
+    from rlhf.chat.run_models import LoneModel, RunModels
     from rlhf.rollout.sampling import SamplingSettings
 
 
@@ -75,8 +74,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     import transformers
 
     from rlhf.chat.dialogue import Dialogue
-    from rlhf.chat.lone_model import find_lone_model
-    from rlhf.chat.run_models import RunModels
+    from rlhf.chat.run_models import RunModels, find_lone_model
 
     def write(text: str) -> None:
         out.write(strip_control_characters(text))

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlhf.base.errors import ConfigError, RlhfError
-from rlhf.chat.lone_model import LoneModel
-from rlhf.chat.run_models import RunModels
+from rlhf.chat.run_models import LoneModel, RunModels
 from rlhf.chat.talker import ChatMessage, SampledAnswer, Talker, WriteText
 from rlhf.config.freeze import load_run
 from rlhf.data.encoding import Encoder, first_record

@@ -9,19 +9,7 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Phase
 
 # Whole words of other programs, which no command of ours can mean -> what to type instead.
-FUNCTION = r"'rewards.NAME={kind: function, function: \1, run_code: true}'"
-WORDS = {
-    r"(?:trainer|phase)=grpo": "experiment=grpo",
-    r"reward_model\.enable=false": "phase=pipeline_rule 'rewards.NAME={kind: KIND}'",
-    r"model\.name=(.+)": r"model=pretrained model.path=\1",
-    r"rewards?=([\w.]+:\w+)": FUNCTION,
-    r"rewards?=(length|stop|pattern|exact|number|json)": r"'rewards.NAME={kind: \1}'",
-    r"adapter=q?lora": "lora=default",
-    r"load_in_[48]bit=.*": "lora=default (weights of 4 or 8 bits are not supported)",
-    r"use_vllm=.*": "rollout=vllm_server",
-    r"resume=true": "resume=auto",
-    r"wandb=.*": "tracking=wandb",
-}
+WORDS: Mapping[str, str] = read_yaml_beside(__file__, "other_words.yaml")
 
 
 @cache

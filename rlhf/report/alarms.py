@@ -12,6 +12,7 @@ from typing import Any
 
 from rlhf.base.finite_numbers import find_non_finite
 from rlhf.base.intervals import mean_of
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.report.run_files import PointsByMetric
 
 CHANCE = 0.5  # accuracy of a reward model that guesses
@@ -26,6 +27,7 @@ ROUNDING = 1e-6  # a smaller deviation of scores is rounding; relative to scores
 HELD = {"ppo": "ppo.kl_ctl", "dpo": "dpo.beta"}  # the key that holds a policy to its reference
 RATE = {"ppo": "ppo.actor_lr", "dpo": "dpo.lr"}
 FEWER = {"ppo": "ppo.steps", "dpo": "dpo.epochs"}
+TEXTS = read_yaml_beside(__file__, "doubts.yaml")
 NO_INTERVAL = (0.0, 0.0)  # replaces a missing interval; it excludes nothing
 
 
@@ -46,41 +48,27 @@ def find_doubts(phases: Mapping[str, Mapping[str, Any]], series: PointsByMetric)
 def _doubts_of_pairs(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
     low, high = measures["accuracy_ci"]
     is_synthetic = "best_possible_accuracy" in measures
-    interval = f"{phase}: the 95 % interval of the held-out accuracy is {low:.3f} to {high:.3f}"
     if low <= CHANCE:
-        yield (
-            f"{interval} and includes chance ({CHANCE}); later phases learn from noise. Give the "
-            f"phase more pairs (data.split), more passes ({phase}.epochs) or another {phase}.lr"
-        )
+        yield TEXTS["guesses"].format(phase=phase, low=low, high=high, chance=CHANCE)
     elif phase == "reward" and measures["accuracy"] >= TOO_GOOD and not is_synthetic:
-        yield (
-            f"{phase}: the held-out accuracy is {measures['accuracy']:.3f}, and people agree less: "
-            "a leak, or length decides. Compare the lengths of chosen and rejected answers"
-        )
+        yield TEXTS["too_good"].format(phase=phase, accuracy=measures["accuracy"])
     elif high - low > WIDE:
-        yield f"{interval}; hold out more pairs (data.eval_share) for a narrower interval"
+        yield TEXTS["wide"].format(phase=phase, low=low, high=high)
 
 
 def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
     before, after = measures.get("response_tokens_before"), measures.get("response_tokens_after")
     if before and after is not None and not 1 / LENGTH_FACTOR <= after / before <= LENGTH_FACTOR:
-        yield (
-            f"{phase}: the mean response went from {before:.1f} to {after:.1f} tokens; read "
-            "samples.jsonl: the score may depend on length instead of quality"
-        )
+        yield TEXTS["length"].format(phase=phase, before=before, after=after)
     ended = measures.get("ended_share_after")
     if ended is not None and ended < FEW_ENDED:
-        yield (
-            f"{phase}: {ended:.0%} of the responses ended by themselves; raise "
-            f"rollout.max_response_tokens{' or ppo.missing_end_penalty' * (phase == 'ppo')}"
-        )
+        or_penalty = " or ppo.missing_end_penalty" if phase == "ppo" else ""
+        yield TEXTS["few_ended"].format(phase=phase, ended=ended, or_penalty=or_penalty)
     kl = measures.get("kl_to_reference")
     has_mastered = "return_after" in measures and _lowest_gain(measures) > 0  # an environment
+    keys = {"phase": phase, "held": HELD[phase], "rate": RATE[phase], "fewer": FEWER[phase]}
     if kl is not None and after and kl / after > MOST_KL and not has_mastered:
-        yield (
-            f"{phase}: KL to the reference is {kl / after:.2f} nats per response token, above "
-            f"{MOST_KL}; raise {HELD[phase]} or lower {RATE[phase]}"
-        )
+        yield TEXTS["kl"].format(kl=kl / after, most=MOST_KL, **keys)
     scorer, cure = "reward model", "train a better reward model"
     if "score_parts_after" in measures:
         scorer, cure = "rewards", "correct the parts of rewards"
@@ -88,16 +76,10 @@ def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
     judges |= {f"judge's {name}": gain for name, gain in measures.get("judge_gains", {}).items()}
     for judge, (lowest_gain, highest_gain) in judges.items():
         if _lowest_gain(measures) > 0 > highest_gain:
-            yield (
-                f"{phase}: the score rose while the {judge} fell (both 95 % intervals exclude 0): "
-                f"the policy exploits the {scorer}. Raise {HELD[phase]}, take fewer "
-                f"{FEWER[phase]} or {cure}"
-            )
+            yield TEXTS["exploits"].format(judge=judge, scorer=scorer, cure=cure, **keys)
         elif judge != "gold score" and _lowest_gain(measures) > 0 > lowest_gain:
-            yield (
-                f"{phase}: the score rose, and the {judge} did not measurably (95 % interval "
-                f"{lowest_gain:+.3f} to {highest_gain:+.3f}); read samples.jsonl"
-            )
+            gain = {"low": lowest_gain, "high": highest_gain}
+            yield TEXTS["unmoved"].format(phase=phase, judge=judge, **gain)
 
 
 def _doubts_of_rewards(series: PointsByMetric, *, has_risen: bool) -> Iterator[str]:
@@ -107,29 +89,17 @@ def _doubts_of_rewards(series: PointsByMetric, *, has_risen: bool) -> Iterator[s
     """
     failed = mean_of([share for _, share in series.get("ppo/fallback_share", ())])
     if failed > MOST_FALLBACKS:
-        yield (
-            f"ppo: a part of rewards failed for {failed:.0%} of the responses in training, and PPO "
-            "learned from its fallback instead; correct the part"
-        )
-    scores, clipped = (_equal_shares(series, name) for name in ("ppo/score", "ppo/clipped_score"))
-    groups = [share for _, share in series.get("ppo/equal_group_share", ())]
-    if _lacks_signal(scores, has_risen=has_risen):
-        yield (
-            f"ppo: in {sum(scores):.0f} of {len(scores)} steps all responses had the same score, "
-            "which teaches nothing; choose rewards or prompts that distinguish responses"
-        )
-    elif _lacks_signal(clipped, has_risen=has_risen):
-        yield (
-            f"ppo: in {sum(clipped):.0f} of {len(clipped)} steps all scores were equal after "
-            "clipping, which teaches nothing; raise ppo.clip_reward_value or lower the weights of "
-            "rewards"
-        )
-    elif _lacks_signal(groups, has_risen=has_risen):
-        yield (
-            f"ppo: {mean_of(groups):.0%} of the prompts got responses of equal scores, whose "
-            "comparison teaches nothing; use easier or harder prompts, more "
-            "ppo.responses_per_prompt or a finer score"
-        )
+        yield TEXTS["failed"].format(failed=failed)
+    equal = {
+        "equal_scores": _equal_shares(series, "ppo/score"),
+        "equal_clipped": _equal_shares(series, "ppo/clipped_score"),
+        "equal_groups": [share for _, share in series.get("ppo/equal_group_share", ())],
+    }
+    for name, shares in equal.items():
+        if _lacks_signal(shares, has_risen=has_risen):
+            share = mean_of(shares)
+            yield TEXTS[name].format(count=sum(shares), steps=len(shares), share=share)
+            return
 
 
 def _lacks_signal(equal: Sequence[float], *, has_risen: bool) -> bool:

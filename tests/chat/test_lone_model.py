@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from rlhf.chat.__main__ import greeting, main
 from rlhf.chat.dialogue import Dialogue
-from rlhf.chat.lone_model import LoneModel, find_lone_model
+from rlhf.chat.run_models import LoneModel, find_lone_model
 from tests.chat.small_run import POSITIONS, save_run
 
 Compose = Callable[[list[str]], DictConfig]
