@@ -175,20 +175,16 @@ class Panel(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-def _read_panels() -> dict[str, Sequence[Panel]]:
-    """Read the sections of panels.yaml; a chart has a metric, or metrics with their labels."""
-    return {
-        title: [
-            Panel(name, (metrics,))
-            if isinstance(metrics, str)
-            else Panel(name, tuple(metrics), tuple(metrics.values()))
-            for name, metrics in charts.items()
-        ]
-        for title, charts in read_yaml_beside(__file__, "panels.yaml").items()
-    }
-
-
-PANELS: Mapping[str, Sequence[Panel]] = _read_panels()
+# The sections of panels.yaml; a chart has a metric, or metrics with their labels.
+PANELS: Mapping[str, Sequence[Panel]] = {
+    title: [
+        Panel(name, (metrics,))
+        if isinstance(metrics, str)
+        else Panel(name, tuple(metrics), tuple(metrics.values()))
+        for name, metrics in charts.items()
+    ]
+    for title, charts in read_yaml_beside(__file__, "panels.yaml").items()
+}
 
 
 def panels_of(names: Iterable[str]) -> dict[str, Sequence[Panel]]:

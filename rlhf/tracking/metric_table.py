@@ -20,14 +20,6 @@ class MetricInfo(NamedTuple):
     better: str | None = None  # higher or lower; None: neither
 
 
-def _read_groups() -> dict[str, dict[str, MetricInfo]]:
-    """Read the table; raise TypeError if an entry lacks a field or has an unknown one."""
-    return {
-        title: {name: _metric_info(**entry) for name, entry in group.items()}
-        for title, group in read_yaml_beside(__file__, "metrics.yaml").items()
-    }
-
-
 def _metric_info(*, healthy_range: tuple[float, float] | None = None, **texts: str) -> MetricInfo:
     if healthy_range is not None:
         low, high = healthy_range
@@ -35,7 +27,11 @@ def _metric_info(*, healthy_range: tuple[float, float] | None = None, **texts: s
     return MetricInfo(**texts, healthy_range=healthy_range)
 
 
-GROUPS: Mapping[str, Mapping[str, MetricInfo]] = _read_groups()
+# A TypeError if an entry lacks a field, or has an unknown one.
+GROUPS: Mapping[str, Mapping[str, MetricInfo]] = {
+    title: {name: _metric_info(**entry) for name, entry in group.items()}
+    for title, group in read_yaml_beside(__file__, "metrics.yaml").items()
+}
 METRICS = {name: info for group in GROUPS.values() for name, info in group.items()}
 
 

@@ -91,16 +91,6 @@ def draw_charts(run: LiveRun) -> DrawnCharts:
     return DrawnCharts(sections, data)
 
 
-def view_sweep(sweep: LiveSweep) -> View:
-    """Return the view of a sweep: a row per job."""
-    return View(sweep.headline, {"status": _render("jobs", sweep=sweep)}, {})
-
-
-def view_fault(message: str) -> View:
-    """Return the view of files that cannot be read."""
-    return View("cannot be read", {"status": _render("fault", message=message)}, {})
-
-
 def changes(old: View | None, new: View) -> dict[str, Any]:
     """Return what turns ``old``, which a page shows, into ``new``; None: all of ``new``.
 
@@ -175,7 +165,8 @@ class Follower:
         try:
             view = self._view()
         except RlhfError as error:
-            view = view_fault(str(error))
+            fault = _render("fault", message=str(error))
+            view = View("cannot be read", {"status": fault}, {})
         if not self._views or view != self._views[-1][1]:
             self._version += 1
             self._views.append((str(self._version), view))
@@ -205,7 +196,8 @@ class WatchServer(LocalServer):
     def _view_sweep(self) -> View:
         assert self._sweep is not None
         self._sweep.poll()
-        return view_sweep(self._sweep)
+        jobs = _render("jobs", sweep=self._sweep)
+        return View(self._sweep.headline, {"status": jobs}, {})
 
     def follower(self, job: str) -> Follower | None:
         """Return the follower of the job of a sweep, or of the page itself ("")."""
