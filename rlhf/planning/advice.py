@@ -135,8 +135,7 @@ def _advice_if_it_fits(words: str, config: RunConfig, planner: Planner) -> str |
         return None
     if not plan.fits:
         return None
-    most = max(phase.bytes for phase in plan.phases)
-    return f"{words} ({plan.zero_text}, {most / GIB:.1f} GiB)"
+    return f"{words} ({plan.zero_text}, {plan.bytes / GIB:.1f} GiB)"
 
 
 def idle_options(config: RunConfig) -> Iterator[str]:

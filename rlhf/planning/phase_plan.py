@@ -11,6 +11,8 @@ from rlhf.config.machine_rates import Machine
 from rlhf.planning.memory_model import Parts
 from rlhf.planning.phase_memory import PhaseMemory
 
+FILLED = 0.93  # share of a GPU that plans should fill at most, as their memory may be 6 % off
+ROOM = 0.25  # relative difference of seconds that a plan of at most that share may cost
 SLACK = 0.05  # relative difference of estimated seconds on a GPU that counts as equal
 
 
@@ -80,22 +82,32 @@ def best_plan(options: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePlan:
     return max(fast, key=lambda option: option.micro_batch)
 
 
-class Timed(Protocol):
-    """A plan with an estimated time."""
+class Estimated(Protocol):
+    """A plan with estimated time and memory."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of one rank at the moment of peak memory."""
 
     @property
     def seconds(self) -> float:
         """Return the estimated seconds."""
 
 
-T = TypeVar("T", bound=Timed)
+T = TypeVar("T", bound=Estimated)
 
 
 def select_fastest(options: Sequence[T], machine: Machine) -> list[T]:
     """Return the options that are as fast as the fastest option, in their order.
 
     On a GPU, options that are up to 5 % slower count as equally fast, because times are estimates.
+    Options that fill more than 93 % of the GPU are skipped, unless all others are 25 % slower.
     """
     fastest = min(option.seconds for option in options)
-    most = fastest * (1 + (SLACK if machine.is_gpu else 0.0))
+    if not machine.is_gpu:
+        return [option for option in options if option.seconds == fastest]
+    worth = fastest * (1 + ROOM)
+    roomy = [each for each in options if each.bytes <= machine.memory * FILLED]
+    options = [each for each in roomy if each.seconds <= worth] or options
+    most = min(option.seconds for option in options) * (1 + SLACK)
     return [option for option in options if option.seconds <= most]

@@ -112,6 +112,11 @@ class Plan:
         return self.reason is None
 
     @property
+    def bytes(self) -> int:
+        """Return the bytes of one rank in the phase of peak memory."""
+        return max(phase.bytes for phase in self.phases)
+
+    @property
     def seconds(self) -> float:
         """Return the seconds of start and phases; a phase of unknown length counts as one step."""
         start = 0.0 if self.machine.is_gpu else START_SECONDS + self.records * RECORD_SECONDS
@@ -251,4 +256,4 @@ def select_best_plan(plans: Sequence[Plan]) -> Plan:
     fitting = [plan for plan in plans if plan.fits]
     if fitting:
         return select_fastest(fitting, fitting[0].machine)[0]
-    return min(plans, key=lambda plan: max(phase.bytes for phase in plan.phases))
+    return min(plans, key=lambda plan: plan.bytes)

@@ -122,12 +122,11 @@ def describe_counts(plan: Plan) -> str:
 
 
 def _cost_text(plan: Plan) -> str:
-    most = max(phase.bytes for phase in plan.phases)
     number = plan.machine.ranks
     ranks = "one rank" if number == 1 else f"each of {number} ranks"
     words = [
         plan.zero_text,
-        f"{most / GIB:.1f} of {plan.limit / GIB:.1f} GiB on {ranks}",
+        f"{plan.bytes / GIB:.1f} of {plan.limit / GIB:.1f} GiB on {ranks}",
         _time_text(plan.hours),
     ]
     if plan.price is not None:
