@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.base.errors import CapabilityError
+from rlhf.base.heartbeat import beat
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import StepReport
 from rlhf.config.batches import BatchPlan
@@ -86,6 +87,7 @@ class DeepSpeedEngine(BaseEngine):
         DeepSpeed counts micro-batches by calls of its own ``step``. This method makes all these
         calls except the last, with which ``step`` runs the optimizer.
         """
+        beat()
         self._deepspeed.backward(loss * self._num_parts)
         if not self._deepspeed.is_gradient_accumulation_boundary():
             self._deepspeed.step()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlhf.base.heartbeat import beat
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import StepReport
 from rlhf.config.choices import Dtype, MomentsDtype
@@ -137,6 +138,7 @@ class TorchEngine(BaseEngine):
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of one micro-batch's ``loss`` to the gradients of this step."""
+        beat()
         loss.backward()  # type: ignore[no-untyped-call]
 
     def has_overflow(self) -> bool:

@@ -82,6 +82,9 @@ def start_watchdog(
         time.sleep(STACK_S)
         names = [f"rank {each} on {process.host}" for each, process in stopped.items()]
         found = f"{', '.join(names)} was stopped (SIGSTOP)" if names else "see the stacks above"
-        on_stuck(f"no step has ended for {seconds:g} seconds (launcher.watchdog_minutes): {found}")
+        on_stuck(
+            f"no part of a step has ended for {seconds:g} seconds "
+            f"(launcher.watchdog_minutes): {found}"
+        )
 
     threading.Thread(target=wait_for_stall, name="watchdog", daemon=True).start()

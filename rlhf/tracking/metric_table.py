@@ -1,4 +1,4 @@
-"""The table of metrics (metrics.yaml): only documented metrics may be logged."""
+"""The table of metrics (metrics.yaml), which documents every metric that is logged."""
 
 from __future__ import annotations
 
@@ -43,18 +43,16 @@ def documented_name(name: str) -> str:
 
 def better_direction(name: str) -> str | None:
     """Return in which direction the metric ``name`` is better: higher, lower or None (neither)."""
-    return METRICS[documented_name(name)].better
+    found = METRICS.get(documented_name(name))
+    return None if found is None else found.better
 
 
-def check_metric_name(name: str) -> None:
-    """Check that a metric is documented; otherwise raise KeyError with the nearest name."""
+def undocumented(name: str) -> str | None:
+    """Return a sentence with the nearest documented name, or None if a metric is documented."""
     if documented_name(name) in METRICS:
-        return
+        return None
     nearest = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.0)[0]
-    raise KeyError(
-        f"unknown metric {name!r}; the nearest is {nearest!r}. "
-        "A new metric needs an entry in rlhf/tracking/metrics.yaml."
-    )
+    return f"{name} is not in rlhf/tracking/metrics.yaml; the nearest metric there is {nearest}"
 
 
 def is_timing(name: str) -> bool:

@@ -16,13 +16,17 @@ from rlhf.config.choices import WandbMode
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.tracking.jsonl import CRITIC, DIGESTS, JsonlWriter
-from rlhf.tracking.metric_table import check_metric_name
+from rlhf.tracking.metric_table import undocumented
 from rlhf.tracking.step_alarms import Alarm, AlarmRules
 from rlhf.tracking.tracker import Sample, Tracker
 
 
 class StoppedByAlarmError(RlhfError):
     """An alarm in alarms.stop ended the run."""
+
+    def __init__(self, alarm: Alarm) -> None:
+        super().__init__(f"{alarm.line} The run ends because alarms.stop has {alarm.name}")
+        self.alarm = alarm
 
 
 class Trackers(Tracker):
@@ -43,23 +47,25 @@ class Trackers(Tracker):
         self._rules = AlarmRules(alarms.mute)
         self._stop = alarms.stop
         self._say = say
+        self._logged: set[str] = set()
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Record metrics of one step, and the alarms that it raises.
 
         Raises:
-            KeyError: if a metric is not documented.
             StoppedByAlarmError: if alarms.stop has one of the alarms.
         """
-        for name in values:
-            check_metric_name(name)
+        for name in values.keys() - self._logged:
+            if problem := undocumented(name):
+                self._say(f"warning: {problem}. It is logged without a meaning")
+        self._logged |= values.keys()
         self._call_each(lambda tracker: tracker.log(phase, step, values))
-        for alarm in self._rules.check(phase, step, values):
+        alarms = self._rules.check(phase, step, values)
+        for alarm in alarms:
             self.alert(alarm)
+        for alarm in alarms:
             if alarm.name in self._stop:
-                raise StoppedByAlarmError(
-                    f"{alarm.line} The run ends because alarms.stop has {alarm.name}"
-                )
+                raise StoppedByAlarmError(alarm)
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
         """Forward responses."""

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
+from torch import Tensor
 
 from rlhf.base.heartbeat import Heartbeat
+from rlhf.base.ranks import Ranks
 from rlhf.checkpoint.model_folder import write_shards
+from rlhf.engine.deepspeed_engine import DeepSpeedEngine
+from rlhf.engine.torch_engine import TorchEngine
+from rlhf.phases.shared.supervised import measure_held_out
 from tests.rollout.test_fast import GPT2, actor_of, fast, prompts_of, settings
 
 
@@ -41,3 +50,26 @@ def test_each_decoded_token_is_a_sign(counted: Counted) -> None:
     rollout = fast(settings(min_tokens=5))
     rollout.generate(actor_of(GPT2), prompts_of([3, 2]))
     assert counted.beats >= 5
+
+
+@pytest.mark.parametrize("kind", [TorchEngine, DeepSpeedEngine])
+def test_each_micro_batch_of_any_phase_is_a_sign(kind: Any, counted: Counted) -> None:
+    """SFT, reward model, DPO and PPO all learn by an engine's ``backward``."""
+    backward, boundary = Tensor.backward, lambda: True
+    deepspeed = SimpleNamespace(backward=backward, is_gradient_accumulation_boundary=boundary)
+    engine = SimpleNamespace(_deepspeed=deepspeed, _num_parts=1)
+    for _ in range(3):
+        kind.backward(engine, torch.zeros(1, requires_grad=True).sum())
+    assert counted.beats == 3
+
+
+def test_each_batch_of_held_out_examples_is_a_sign(counted: Counted) -> None:
+    zero = SimpleNamespace(sequence_parallel_size=1)
+    hardware = SimpleNamespace(nodes=1, ranks_per_node=1)
+    context: Any = SimpleNamespace(
+        config=SimpleNamespace(zero=zero, hardware=hardware), ranks=Ranks()
+    )
+    model: Any = SimpleNamespace(evaluating=nullcontext)
+    examples = Dataset.from_dict({"length": [3, 2, 4, 1]})
+    measure_held_out(context, model, examples, lambda *_: {}, limit=3, micro=1)
+    assert counted.beats == 3

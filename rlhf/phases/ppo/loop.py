@@ -21,7 +21,6 @@ from torch import Tensor
 from rlhf.algorithms.kl import KlController, adapt_lr_scale
 from rlhf.algorithms.ppo import value_loss
 from rlhf.base.errors import ConfigError
-from rlhf.base.heartbeat import beat
 from rlhf.base.metrics import Metrics, accumulate_metrics, loss_metrics
 from rlhf.base.random_streams import random_stream, seed_dropout
 from rlhf.base.types import PromptBatch, Rollout, StepReport, TokenTargets
@@ -209,7 +208,6 @@ class PPOTrainer:
             reports: dict[Role, StepReport] = {}
             for learners in engine.models.learner_groups(trains_actor=self.trains_actor):
                 for learner, batch in product(learners, batches):
-                    beat()
                     # Value loss of a critic, clipped surrogate of an actor; for a trunk their sum.
                     loss, metrics = learner.loss(batch, objective)
                     learner.engine.backward(loss)

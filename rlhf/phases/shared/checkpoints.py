@@ -23,10 +23,12 @@ from rlhf.checkpoint.phase_state import (
     write_checkpoint,
 )
 from rlhf.config.choices import Phase
+from rlhf.config.schema.run import AlarmName
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.tracking.jsonl import LOGS
 from rlhf.tracking.metric_table import better_direction
+from rlhf.tracking.trackers import StoppedByAlarmError
 
 NO_CHECKPOINTS = (
     "{}: no checkpoints inside the phase, since zero.nvme_path keeps the optimizer on a drive; "
@@ -60,6 +62,7 @@ class Checkpoints:
         self._best = BestStep.before_first_evaluation(self._config, phase, better_direction)
         self.loads_best = self._config.load_best and self._best.metric is not None
         self._is_over = False
+        self._alarm: StoppedByAlarmError | None = None  # in the current step
         self._skipped = 0  # steps in a row in which every optimizer step was skipped
         self.step = 0
         self.results: dict[str, Any] = {}
@@ -90,6 +93,7 @@ class Checkpoints:
 
         Raises:
             StoppedError: if a signal asked the run to stop; the checkpoint has been written.
+            StoppedByAlarmError: if alarms.stop has an alarm of the step, likewise.
             CheckpointError: if a checkpoint cannot be written.
         """
         self._total = total
@@ -130,7 +134,7 @@ class Checkpoints:
         Raises:
             RlhfError: if all of them were skipped in checkpoint.most_skipped steps in a row.
         """
-        self._context.tracker.log(self.phase, self.step + 1, values)
+        self._log(values)
         is_skipped = values[f"{self.phase}/skipped_steps"] == optimizer_steps
         self._skipped = self._skipped + 1 if is_skipped else 0
         if self._skipped == self._config.most_skipped:
@@ -148,7 +152,7 @@ class Checkpoints:
         Raises:
             ConfigError: if ``values`` lack the metric that checkpoint.best names.
         """
-        self._context.tracker.log(self.phase, self.step + 1, values)
+        self._log(values)
         reason = self._best.update(values, self.step + 1, is_resting=is_resting)
         if reason is not None and not self._is_over:
             self.end_phase(reason)
@@ -165,6 +169,18 @@ class Checkpoints:
         if logged:
             self._context.tracker.log(self.phase, self.step, logged)
 
+    def _log(self, values: Mapping[str, float]) -> None:
+        """Log metrics of the current step; an alarm ends the run after the step's checkpoint.
+
+        Weights that are not finite are of no use: their alarm ends the run at once.
+        """
+        try:
+            self._context.tracker.log(self.phase, self.step + 1, values)
+        except StoppedByAlarmError as error:
+            if error.alarm.name == AlarmName.not_finite:
+                raise
+            self._alarm = error
+
     def _finish_step(self) -> None:
         context, requests = self._context, self._context.requests
         every, is_last = self._config.digest_every, self._is_over or self.step == self._total
@@ -174,12 +190,15 @@ class Checkpoints:
             requests.wants_checkpoint = requests.wants_stop = True
         # No checkpoint is due while steps are skipped: the checkpoint before them is kept.
         is_due = (self._is_checkpoint_due() and not self._skipped) or requests.wants_checkpoint
+        is_due |= self._alarm is not None
         is_due &= self._can_write
         asked = torch.tensor([is_due, requests.wants_stop], device=context.ranks.device)
         is_due, stops = context.ranks.max(asked.int()).bool().tolist()
         if is_due or self._best.step == self.step:
             self._save_checkpoint()
             requests.wants_checkpoint = False
+        if self._alarm is not None:
+            raise self._alarm
         if stops:
             raise StoppedError(f"stopped after {self.phase} step {self.step}")
 

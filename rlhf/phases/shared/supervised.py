@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from rlhf.base.heartbeat import beat
 from rlhf.base.intervals import mean_of
 from rlhf.base.metrics import Metrics, merge_metrics
 from rlhf.base.random_streams import seed_dropout
@@ -159,5 +160,6 @@ def measure_held_out(
             ranks=data_parallel_ranks(context),
             lengths=examples["length"][:total],
         ):
+            beat()
             metrics = merge_metrics(metrics, measure(examples[rows], keep_B))
     return context.ranks.reduce_metrics(metrics)

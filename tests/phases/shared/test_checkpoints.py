@@ -25,8 +25,11 @@ from rlhf.checkpoint import phase_state
 from rlhf.checkpoint.phase_state import SkippedError, checkpoint_folders
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
+from rlhf.config.schema.run import AlarmName
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.step_signals import StopRequests
+from rlhf.tracking.step_alarms import Alarm
+from rlhf.tracking.trackers import StoppedByAlarmError
 
 
 @dataclass
@@ -108,6 +111,33 @@ def test_the_best_checkpoint_is_not_skipped(run: Run, tmp_path: Path) -> None:
     with pytest.raises(SkippedError, match="step-00000002: the checkpoint is skipped"):
         deque(map(run.phase.log_evaluation, losses))
     assert kept(tmp_path) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"), [(AlarmName.length, ["1", "2"]), (AlarmName.not_finite, ["1"])]
+)
+def test_an_alarm_ends_the_run_with_a_checkpoint_of_its_step(
+    run: Run, tmp_path: Path, name: AlarmName, steps: list[str]
+) -> None:
+    """Weights that are not finite are not kept."""
+    run.outage = set()
+    alarm = Alarm("sft", 2, name, "sft/loss", 1.0, "Lower it.")
+
+    def log(_: str, step: int, values: Any) -> None:
+        if step == alarm.step:
+            raise StoppedByAlarmError(alarm)
+
+    run.phase._context.tracker.log = log  # type: ignore[method-assign]
+    run.phase._config = replace(run.phase._config, every_steps=None)
+
+    def take(step: int) -> None:
+        run.phase.log_step({"sft/skipped_steps": 0.0})
+        run.phase._context.requests.wants_checkpoint = step == 1
+
+    with pytest.raises(StoppedByAlarmError, match=f"alarms.stop has {name}"):
+        deque(map(take, run.phase.steps(4)))
+    assert run.phase.step == len(steps)
+    assert kept(tmp_path) == steps
 
 
 def steps_of(run: Run, losses: dict[int, float], *, every: int, total: int) -> list[int]:
