@@ -6,27 +6,40 @@ import errno
 import os
 import pickle
 from collections.abc import Callable
+from contextlib import ExitStack
 from io import StringIO
 from pathlib import Path
 from random import Random
+from socket import create_connection
 
 import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig
 from rich.console import Console as RichConsole
 
+from rlhf.base import isolated_process
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import as_drive_error
+from rlhf.base.isolated_process import IsolatedProcess
 from rlhf.base.stored_files import DamagedFileError
 from rlhf.checkpoint.phase_state import remove_stale_checkpoints
 from rlhf.compare.preference_file import PreferenceFile
 from rlhf.config.freeze import to_run_config
-from rlhf.config.hydra_errors import refuse_unknown_flags, refuse_unreadable_words
+from rlhf.config.hydra_errors import (
+    explain_hydra_error,
+    refuse_unknown_flags,
+    refuse_unreadable_words,
+)
 from rlhf.config.run_dir import LOCK, lock_run_dir
 from rlhf.evaluate.__main__ import lock_evaluation
 from rlhf.jobs import job
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.search import JOURNAL, repair_journal
+from rlhf.report.comparison import _weights_of_reward_model
+from rlhf.report.page import LocalRequest, LocalServer
 from rlhf.watch.__main__ import drawing_of
 from rlhf.watch.progress import _is_process_alive
 from tests.fuzz import ensembles
@@ -67,6 +80,18 @@ def test_an_interpolation_without_a_value_is_one_message(
     assert "must name another key" in text
 
 
+def test_an_interpolation_that_cannot_be_read_is_placed(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/own.yaml").write_text('name: "${..}"')
+    with (
+        initialize_config_dir(str(tmp_path), version_base="1.3"),
+        pytest.raises(ConfigCompositionException) as caught,
+    ):
+        hydra_compose(overrides=["+experiment=own"])
+    said = str(explain_hydra_error(caught.value, []))
+    assert said.startswith("a ${...} in a file that this command chose: ")
+
+
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
 def test_a_lock_of_another_kind_is_refused(kind: str, tmp_path: Path) -> None:
     (tmp_path / LOCK).mkdir() if kind == "folder" else os.mkfifo(tmp_path / LOCK)
@@ -98,7 +123,7 @@ def test_the_advice_fits_the_error_of_the_drive(number: int, advice: str) -> Non
 
 def test_a_file_of_choices_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--out FILE"):
-        PreferenceFile(tmp_path / "missing/p.jsonl")
+        PreferenceFile(Path("/proc/p.jsonl"))
     PreferenceFile(tmp_path / "p.jsonl").close()
     assert not list(tmp_path.iterdir()), "nothing was chosen"
 
@@ -158,3 +183,47 @@ def test_one_evaluation_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         lock_evaluation(run_dir),
     ):
         pass
+
+
+@pytest.mark.parametrize("content", ['{"a": 1}', '{"files": 5}', '{"files": null}', "[]", "9", ""])
+def test_a_manifest_of_another_form_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "reward").mkdir()
+    (tmp_path / "reward/manifest.json").write_text(content)
+    with pytest.raises(DamagedFileError, match=r"reward/manifest\.json is damaged"):
+        _weights_of_reward_model(tmp_path, {})
+
+
+class Flood:
+    """A socket that always has more bytes, and never the end of a line."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def settimeout(self, _: float) -> None:
+        """Do nothing: no read waits."""
+
+    def recv(self, size: int) -> bytes:
+        self.reads += 1
+        assert self.reads < 1000, "it reads for ever"
+        return bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("longest", "rest", "error"),
+    [(1 << 20, 9.0, ConnectionResetError), (1 << 40, 0.0, TimeoutError)],
+)
+def test_a_process_that_floods_its_socket_is_given_up(
+    longest: int, rest: float, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated_process, "LONGEST_LINE", longest)
+    monkeypatch.setattr(isolated_process, "REST_S", rest)
+    process = object.__new__(IsolatedProcess)
+    process.__dict__.update(_channel=Flood(), _received=bytearray())
+    with pytest.raises(error):
+        process.receive(until=0.0)
+
+
+def test_half_open_connections_keep_nobody_waiting() -> None:
+    with LocalServer(LocalRequest, 0) as server, ExitStack() as opened:
+        for _ in range(100):  # nobody accepts them
+            opened.enter_context(create_connection(server.server_address[:2], timeout=0.5))

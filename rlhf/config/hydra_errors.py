@@ -328,7 +328,8 @@ def _composition_error(error: HydraException) -> ConfigError:
     if found := re.match(r"Ambiguous value for argument '([^']+)'", reason):
         return ConfigError(f"{found[1]}: for a run with each of these values, add -m")
     if isinstance(cause, OmegaConfBaseException):
-        reason = f"{reason}: {_first_line(str(cause))}".removeprefix(": ")
+        where = reason or "a ${...} in a file that this command chose"
+        reason = f"{where}: {_first_line(str(cause))}"
     return ConfigError(reason)
 
 

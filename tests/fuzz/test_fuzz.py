@@ -10,17 +10,18 @@ import pytest
 
 from rlhf.base.errors import ConfigError
 from tests.fuzz.case import FAULTS, Case, Verdict, judged
-from tests.fuzz.doors import mixed
+from tests.fuzz.doors import DOORS, mixed
 
 CASES, SEED = 60, 34
+SLOW = ("run directories", "reward functions", "endpoints")  # left to ``make soak``
+QUICK = {name: cases for name, cases in DOORS.items() if name not in SLOW}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", range(6))
-def test_no_hostile_input_is_a_fault(share: int, tmp_path: Path) -> None:
+def test_no_hostile_input_is_a_fault(tmp_path: Path) -> None:
     found = {
         case.name: answer
-        for case in islice(mixed(SEED, tmp_path), share, CASES, 6)
+        for case in islice(mixed(SEED, tmp_path, QUICK), CASES)
         if (answer := judged(case))[0] in FAULTS
     }
     assert not found
