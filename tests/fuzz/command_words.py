@@ -13,12 +13,28 @@ import launch
 from tests.fuzz.case import Case, refused_by
 
 START = ["experiment=smoke", "launcher.dry_run=true", "hardware.dtype=fp32"]
-KEYS = ("sft.lr", "name", "seed", "ppo.kl_ctl", "data.size", "run_dir", "tracking.tags")
+KEYS: tuple[str, ...] = (
+    "sft.lr",
+    "name",
+    "seed",
+    "ppo.kl_ctl",
+    "data.size",
+    "run_dir",
+    "tracking.tags",
+)
 KEYS += ("model.architecture.hidden_size", "hardware.dtype", "phase", "plan", "resume", "zero")
 GROUPS = ("phase", "zero")
-BAD = ("reward.lrr", "oc.env:NOPE_NOT_SET", "a:b:c:d", "sft", "python:1", "oc.decode:'['", "..x")
+BAD: tuple[str, ...] = (
+    "reward.lrr",
+    "oc.env:NOPE_NOT_SET",
+    "a:b:c:d",
+    "sft",
+    "python:1",
+    "oc.decode:'['",
+    "..x",
+)
 BAD += ("{", "nope", "sft.lr.x", "oc.select:", "hydra:nope.x", "oc.create:1,2,3", "oc.dict.keys:x")
-VALUES = (
+VALUES: tuple[str, ...] = (
     "[",
     "]",
     "{a:",
@@ -47,7 +63,7 @@ VALUES += (
     "true",
 )
 VALUES += ("choice(1,2)", "range(1,3)", "glob(*)", "interval(0,1)", "sort(3,1)", "shuffle(1,2)")
-FLAGS = (
+FLAGS: tuple[str, ...] = (
     "--resolve",
     "--experimental-rerun=x.pickle",
     "--exp=x",

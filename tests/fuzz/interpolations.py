@@ -29,7 +29,16 @@ WRONG = (
     *("oc.dict.keys:seed", "oc.deprecated:nowhere", "oc.env:RLHF_NOT_SET,${nowhere}", "\x1b[2J"),
     *("name.${name}", "oc.env:${oc.env:RLHF_NOT_SET}", "sft[0]", "[0]", "oc.select:${nowhere},1"),
 )
-KEYS = ("name", "tracking.project", "sft.lr", "seed", "ppo.kl_ctl", "data.path", "run_dir", "plan")
+KEYS: tuple[str, ...] = (
+    "name",
+    "tracking.project",
+    "sft.lr",
+    "seed",
+    "ppo.kl_ctl",
+    "data.path",
+    "run_dir",
+    "plan",
+)
 KEYS += ("model.vocab_size", "phase.order", "resume", "from_run")
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.name")
 

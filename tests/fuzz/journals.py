@@ -12,7 +12,16 @@ from rlhf.jobs.search import JOURNAL, open_study
 from rlhf.jobs.search_command import Search, StudyConfig
 from tests.fuzz.case import Case
 
-LINES = (b"text", b"\0\0", b"[]", b"5", b"{}", b'{"op_code": "x"}', b'{"op_code": 99}', b"\xff")
+LINES: tuple[bytes, ...] = (
+    b"text",
+    b"\0\0",
+    b"[]",
+    b"5",
+    b"{}",
+    b'{"op_code": "x"}',
+    b'{"op_code": 99}',
+    b"\xff",
+)
 LINES += (b"[" * 50_000, b'{"op_code": 4}', b'{"op_code": 0, "worker_id": 5}', b"9" * 5000)
 
 
