@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from rlhf.base.errors import CapabilityError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.machine_rates import GIB
 
@@ -22,20 +23,7 @@ AUTO = "auto"
 CPU = "cpu"
 # If none of these files exists there is no GPU, and torch need not be imported to find one.
 SIGNS = tuple(Path(name) for name in ("/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd"))
-# Pattern in a card's name -> the profile with the card's rates. An A100 has 40 GB or 80 GB.
-CARDS = {
-    r"\bB200\b": "b200_180g",
-    r"\bH200\b": "h200_141g",
-    r"\bH100\b": "h100_80g",
-    r"\bA100\b.*\b80GB": "a100_80g",
-    r"\bA100\b": "a100_40g",
-    r"\bA6000\b": "a6000_48g",
-    r"\bL40S\b": "l40s_48g",
-    r"\bL4\b": "l4_24g",
-    r"\bRTX 4090\b": "rtx_4090_24g",
-    r"\bRTX 3090\b": "rtx_3090_24g",
-    r"\bV100\b": "v100_32g",
-}
+CARDS: Mapping[str, str] = read_yaml_beside(__file__, "cards.yaml")
 UNKNOWN = "template"
 PART = " MIG "  # marks the name of a part of a card, such as "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
 EIGHT = 8  # GPUs of a whole node; the cards in NODES have a profile for it, such as 8xa100_40g

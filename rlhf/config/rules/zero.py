@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Device, Dtype, MomentsDtype, Phase, TrainingEngine
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, setting_unsupported_by_torch, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig
 from rlhf.config.typed import format_value
 
-# Entries of DeepSpeed's JSON that zero.extra must not set, and our keys that set them.
-DECIDED = {
-    "zero_optimization.stage": "zero.stage",
-    "zero_optimization.offload_optimizer.device": "zero.offload_optimizer",
-    "zero_optimization.offload_param.device": "zero.offload_parameters",
-    "sequence_parallel_size": "zero.sequence_parallel_size",
-    "train_batch_size": "PHASE.batch_size",
-    "train_micro_batch_size_per_gpu": "PHASE.micro_batch_size",
-    "gradient_accumulation_steps": "PHASE.micro_batch_size",
-    "gradient_clipping": "PHASE.max_grad_norm",
-    "bf16.enabled": "hardware.dtype",
-    "fp16.enabled": "hardware.dtype",
-}
+DECIDED: Mapping[str, str] = read_yaml_beside(__file__, "deepspeed_entries.yaml")
 
 
 def check_extra_entries(zero: ZeroConfig) -> None:
