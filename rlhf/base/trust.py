@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
@@ -26,9 +27,19 @@ def make_own_folder(folder: Path) -> None:
     """Create ``folder`` and its parents, unless they exist, so that only this user can write there.
 
     The umask of many machines lets a group write in new folders.
+
+    Raises:
+        OSError: if a folder cannot be created, or another user can write in one that exists.
     """
     for each in (*reversed(folder.absolute().parents), folder):
         each.mkdir(mode=0o755, exist_ok=True)
+    require_trusted(folder)
+
+
+def require_trusted(path: Path) -> None:
+    """Raise an OSError if another user can have written ``path``."""
+    if not is_trusted(path):
+        raise OSError(errno.EPERM, "another user can write there; chmod go-w forbids it")
 
 
 def keep_others_from_writing(*paths: Path) -> None:

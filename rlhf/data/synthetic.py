@@ -38,14 +38,6 @@ NAMES = "Ann Bob Cid Dora Eve Finn Gus Hana".split()
 NUMBERS = [str(number) for number in range(13)]
 
 
-class Skill(NamedTuple):
-    """One kind of request: the pattern of requests, their generator, and the solver."""
-
-    pattern: str
-    ask: Callable[[random.Random], str]
-    solve: Callable[[re.Match[str]], list[str]]
-
-
 def _draw_words(rng: random.Random) -> str:
     return " ".join(rng.sample(WORDS, 3))
 
@@ -54,52 +46,49 @@ def _draw_numbers(rng: random.Random) -> str:
     return " ".join(rng.sample(NUMBERS, 4))
 
 
-def _draw_next_request(rng: random.Random) -> str:
+def _draw_addition(rng: random.Random) -> str:
     giver, taker = rng.sample(NAMES, 2)
-    return f"{taker}: {rng.choice(NUMBERS[:-1])} {rng.choice(WORDS)}, {giver} adds one. Together?"
+    return f"{taker}: {rng.choice(NUMBERS[:-1])} {rng.choice(WORDS)}, {giver}"
+
+
+# Functions that draw the items of a request, and the patterns of these items.
+PATTERNS = {
+    _draw_words: r"[\w ]+",
+    _draw_numbers: r"[\d ]+",
+    _draw_addition: r"\w+: \d+ \w+, \w+",
+}
+
+
+class Skill(NamedTuple):
+    """One kind of request: its text around the items, what draws the items, and the solver."""
+
+    text: str
+    draw: Callable[[random.Random], str]
+    solve: Callable[[list[str]], list[str]]
+
+    def ask(self, rng: random.Random) -> str:
+        """Return a random request."""
+        return self.text.format(self.draw(rng))
+
+    def match(self, request: str) -> list[str] | None:
+        """Return the items of a request; None if it asks for another skill."""
+        before, after = self.text.split("{}")
+        items = request.removeprefix(before).removesuffix(after)
+        is_own = request == self.text.format(items) and re.fullmatch(PATTERNS[self.draw], items)
+        return items.split() if is_own else None
 
 
 SKILLS: dict[str, Skill] = {
-    "copy": Skill(
-        r"Repeat this: (?P<items>[\w ]+)\.",
-        lambda rng: f"Repeat this: {_draw_words(rng)}.",
-        lambda found: found["items"].split(),
-    ),
-    "reverse": Skill(
-        r"Say it backwards: (?P<items>[\w ]+)\.",
-        lambda rng: f"Say it backwards: {_draw_words(rng)}.",
-        lambda found: found["items"].split()[::-1],
-    ),
-    "sort": Skill(
-        r"Sort these numbers: (?P<items>[\d ]+)\.",
-        lambda rng: f"Sort these numbers: {_draw_numbers(rng)}.",
-        lambda found: sorted(found["items"].split(), key=int),
-    ),
+    "copy": Skill("Repeat this: {}.", _draw_words, lambda items: items),
+    "reverse": Skill("Say it backwards: {}.", _draw_words, lambda items: items[::-1]),
+    "sort": Skill("Sort these numbers: {}.", _draw_numbers, lambda items: sorted(items, key=int)),
     "largest": Skill(
-        r"Which is the largest of (?P<items>[\d ]+)\?",
-        lambda rng: f"Which is the largest of {_draw_numbers(rng)}?",
-        lambda found: [max(found["items"].split(), key=int)],
+        "Which is the largest of {}?", _draw_numbers, lambda items: [max(items, key=int)]
     ),
-    "next": Skill(
-        r"\w+: (?P<number>\d+) \w+, \w+ adds one\. Together\?",
-        _draw_next_request,
-        lambda found: [str(int(found["number"]) + 1)],
-    ),
-    "ends": Skill(
-        r"Give the first and last of these: (?P<items>[\w ]+)\.",
-        lambda rng: f"Give the first and last of these: {_draw_words(rng)}.",
-        lambda found: found["items"].split()[::2],
-    ),
-    "format": Skill(
-        r"Put in brackets: (?P<items>[\w ]+)\.",
-        lambda rng: f"Put in brackets: {_draw_words(rng)}.",
-        lambda found: ["(", *found["items"].split(), ")"],
-    ),
-    "repeat": Skill(
-        r"Say the last one twice: (?P<items>[\w ]+)\.",
-        lambda rng: f"Say the last one twice: {_draw_words(rng)}.",
-        lambda found: found["items"].split()[-1:] * 2,
-    ),
+    "next": Skill("{} adds one. Together?", _draw_addition, lambda items: [str(int(items[1]) + 1)]),
+    "ends": Skill("Give the first and last of these: {}.", _draw_words, lambda items: items[::2]),
+    "format": Skill("Put in brackets: {}.", _draw_words, lambda items: ["(", *items, ")"]),
+    "repeat": Skill("Say the last one twice: {}.", _draw_words, lambda items: items[-1:] * 2),
 }
 
 
@@ -115,18 +104,17 @@ def skill_of(prompt: str) -> str:
 
 def right_answer(prompt: str) -> list[str]:
     """Return the items of the right answer to ``prompt``."""
-    name, found = _match_skill(prompt)
-    return SKILLS[name].solve(found)
+    name, items = _match_skill(prompt)
+    return SKILLS[name].solve(list(items))  # the cache keeps its own
 
 
 @lru_cache(maxsize=16)  # a prompt's answers are drawn and rated together
-def _match_skill(prompt: str) -> tuple[str, re.Match[str]]:
-    """Return the name of a skill and the match of its pattern, or raise a ValueError."""
+def _match_skill(prompt: str) -> tuple[str, list[str]]:
+    """Return the name of a skill and the items of the request, or raise a ValueError."""
     request = prompt.removeprefix("\n\nHuman: ").removesuffix("\n\nAssistant:")
     for name, skill in SKILLS.items():
-        found = re.fullmatch(skill.pattern, request)
-        if found:
-            return name, found
+        if (items := skill.match(request)) is not None:
+            return name, items
     raise ValueError(f"not a prompt of the synthetic task: {prompt!r}")
 
 

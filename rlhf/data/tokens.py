@@ -11,7 +11,6 @@ numbers in column ``group`` mean equal prompts.
 
 from __future__ import annotations
 
-import errno
 import gc
 import hashlib
 import json
@@ -20,7 +19,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -224,23 +222,21 @@ def tokenise(
     folder = cache_dir / "tokens" / key
     try:
         make_own_folder(folder.parent)
-        if not is_trusted(folder.parent):
-            said = f"other users can write in {folder.parent}; chmod go-w forbids it"
-            raise OSError(errno.EPERM, said)
     except OSError as error:
         raise DataError(
             f"data.cache_dir={cache_dir} cannot be used ({error.strerror}): choose another "
             "folder with data.cache_dir=FOLDER, or RLHF_CACHE in the environment"
         ) from error
     with FileLock(f"{folder}.lock"):
+        said = f"data.cache_dir={cache_dir}"
         fault = _fault_of(folder) if os.path.lexists(folder) else ""
         if fault:
-            said = f"data.cache_dir={cache_dir}: the token ids in {folder} are made anew"
-            sys.stderr.write(f"{said}: {fault}\n")
+            sys.stderr.write(f"{said}: the token ids in {folder} are made anew: {fault}\n")
         if fault is not None:
             with replace_atomically(folder) as building, paused_collector():
                 _write_tokens(building, part, phase, Encoder(tokenizer, template), limit)
-        with translate_errors(partial(_unreadable, cache_dir, folder)):  # of another version
+        advice = f"remove the folder {folder}"  # another version of datasets may have written it
+        with translate_errors(lambda reason: DataError(f"{said}: {reason}; {advice}")):
             left_out = json.loads((folder / LEFT_OUT).read_text())
             sides = [Dataset.load_from_disk(str(folder / side)) for side in ("train", "eval")]
             return TokenData(sides[0], sides[1], left_out)
@@ -260,10 +256,6 @@ def _write_tokens(
     (folder / LEFT_OUT).write_text(json.dumps(total))
     (folder / MANIFEST).write_text(json.dumps(folder_identities(folder)))
     keep_others_from_writing(folder, *folder.rglob("*"))
-
-
-def _unreadable(cache_dir: Path, folder: Path, reason: str) -> DataError:
-    return DataError(f"data.cache_dir={cache_dir}: {reason}; remove the folder {folder}")
 
 
 def _fault_of(folder: Path) -> str | None:

@@ -7,7 +7,6 @@ computes instead. Kernels of Triton, for GPUs, are tried out before a run uses t
 from __future__ import annotations
 
 import ctypes
-import errno
 import hashlib
 import logging
 import os
@@ -22,7 +21,7 @@ from typing import NamedTuple
 
 from rlhf.base.atomic import replace_atomically
 from rlhf.base.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
-from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
+from rlhf.base.trust import keep_others_from_writing, make_own_folder, require_trusted
 
 logger = logging.getLogger(__name__)
 KERNELS = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)  # lowest ISA level
@@ -115,12 +114,11 @@ def _load_library(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
     library = cache_folder() / f"{source.stem}-{digest}.so"
     try:
         make_own_folder(library.parent)
-        _require_trusted_file(library.parent)
         if not library.exists():
             with replace_atomically(library, shared=True) as made:  # other ranks may compile it too
                 _compile_library(source, made, options)
                 keep_others_from_writing(made)
-        _require_trusted_file(library)
+        require_trusted(library)
         return ctypes.CDLL(str(library))
     except OSError as error:
         unusable = f"{library.parent} cannot hold compiled code ({_text_of_error(error)})"
@@ -134,11 +132,6 @@ def _load_library(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
             f"{unusable}, and neither can the temporary folder ({_text_of_error(error)}); set "
             "RLHF_CACHE to a folder that can be written and is not mounted noexec"
         ) from error
-
-
-def _require_trusted_file(path: Path) -> None:
-    if not is_trusted(path):
-        raise OSError(errno.EPERM, "another user can write there")
 
 
 def _text_of_error(error: OSError) -> str:
