@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,12 +66,9 @@ def ptx_blocks(
     learn. No text is a DataError.
     """
     if config.ptx_path is not None:
-        encoder = Encoder(tokenizer)
-        texts, held_out_texts = ptx_texts(config, seed=seed)
-        sides = (texts if learns else [], held_out_texts)
-        return PtxBlocks(
-            *(blocks_of_texts(side, encoder, block_tokens=block_tokens) for side in sides)
-        )
+        texts, held_out = ptx_texts(config, seed=seed)
+        cut = partial(blocks_of_texts, encoder=Encoder(tokenizer), block_tokens=block_tokens)
+        return PtxBlocks(cut(texts if learns else []), cut(held_out))
     records = sft_part.train if learns and sft_part else []
     encoder = Encoder(tokenizer, config.template)
     train = cut_blocks(_encode_sft_examples(records, encoder), block_tokens=block_tokens)

@@ -86,13 +86,10 @@ def describe_data(dataset: RawDataset) -> str:
     own_eval = "" if dataset.eval is None else f" ({len(dataset.eval):,} held out)"
     records = [*dataset.train, *(dataset.eval or [])]
     prompted = [record for record in records if record.prompt is not None]
-    lacking = {
-        "chosen": sum(record.chosen is None for record in prompted),
-        "rejected": sum(record.rejected is None for record in prompted),
-    }
-    without = "".join(
-        f", {count:,} without {part}" for part, count in lacking.items() if 0 < count < len(records)
-    )
+    without = ""
+    for part in ("chosen", "rejected"):
+        count = sum(getattr(record, part) is None for record in prompted)
+        without += f", {count:,} without {part}" if 0 < count < len(records) else ""
     pairs = {(each.prompt, each.chosen, each.rejected) for each in records if each.rejected}
     reversed_ones = sum((prompt, worse, better) in pairs for prompt, better, worse in pairs)
     without += f", {reversed_ones:,} with their reverse" if reversed_ones else ""

@@ -187,13 +187,12 @@ def _divide_dataset(
     """Divide ``dataset`` into one part per phase; store the bin of each group in ``places``."""
     rng = random.Random(f"split-{seed}")
     sizes = largest_remainder(len(dataset.train), shares)
+    wanted = {(phase, False): size for phase, size in enumerate(sizes)}
     if dataset.eval is None:
         sides = [_train_and_eval_sizes(size, eval_share) for size in sizes]
         wanted = dict(zip(BINS, (size for pair in sides for size in pair), strict=True))
-        bins, removed = _fill_bins(dataset.train, wanted, places, shares=shares, rng=rng)
-    else:
-        wanted = {(phase, False): size for phase, size in enumerate(sizes)}
-        bins, removed = _fill_bins(dataset.train, wanted, places, shares=shares, rng=rng)
+    bins, removed = _fill_bins(dataset.train, wanted, places, shares=shares, rng=rng)
+    if dataset.eval is not None:
         own = largest_remainder(len(dataset.eval), shares)
         wanted = {(phase, True): size for phase, size in enumerate(own)}
         held_out, more = _fill_bins(dataset.eval, wanted, places, shares=shares, rng=rng)

@@ -5,15 +5,7 @@ count in proportion to the correctness of the answer:
 
     gold = correct * (0.76 + 0.12 * polite + 0.12 * stops)
 
-=======  ======================================================================================
-part     meaning
-=======  ======================================================================================
-correct  1 if the items of the answer equal the items of the right answer; otherwise half the
-         share of places with the right item, over the places of the longer of the two answers
-polite   1 with a polite opening, 0.2 without an opening, 0 with a rude opening
-stops    1 if the response ends with its answer, minus a quarter per word after it; 0 if the
-         response never ends
-=======  ======================================================================================
+docs/data.md ("The synthetic task") defines the three parts.
 """
 
 from __future__ import annotations
@@ -52,7 +44,7 @@ def _draw_addition(rng: random.Random) -> str:
 
 
 # Functions that draw the items of a request, and the patterns of these items.
-PATTERNS = {
+PATTERNS: dict[Callable[[random.Random], str], str] = {
     _draw_words: r"[\w ]+",
     _draw_numbers: r"[\d ]+",
     _draw_addition: r"\w+: \d+ \w+, \w+",
@@ -119,7 +111,7 @@ def _match_skill(prompt: str) -> tuple[str, list[str]]:
 
 
 class GoldComponents(NamedTuple):
-    """The parts of a gold score, each in [0, 1]; the module docstring defines them."""
+    """The parts of a gold score, each in [0, 1]; docs/data.md defines them."""
 
     correct: float
     polite: float

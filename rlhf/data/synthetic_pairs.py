@@ -91,11 +91,6 @@ def _add_item(items: list[str], rng: random.Random) -> list[str]:
     return [*items[:place], more, *items[place:]]
 
 
-def _repeat_end(items: list[str], rng: random.Random) -> list[str]:
-    """Return the answer with its end repeated."""
-    return items + items[-rng.randint(1, len(items)) :]
-
-
 def _remove_item(items: list[str], rng: random.Random) -> list[str]:
     place = rng.randrange(len(items))
     return items[:place] + items[place + 1 :]
@@ -114,7 +109,7 @@ FLAWS: dict[str, Flaw] = {
     "one_wrong": _replace_one_item,
     "several_wrong": _replace_several_items,
     "one_too_many": _add_item,
-    "repeated": _repeat_end,
+    "repeated": lambda items, rng: items + items[-rng.randint(1, len(items)) :],
     "missing": _remove_item,
     "wrong_order": _swap_two_items,
 }

@@ -91,13 +91,14 @@ def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
 
 def divide_by_name(tables: Mapping[str, Table]) -> Tables:
     """Return the tables to train on, and those whose names say that they are held out."""
-    held_out = {name: table for name, table in tables.items() if _is_held_out(name)}
+    sides = {name: SIDE.search(name.lower()) for name in tables}
+    held_out = {n: tables[n] for n, side in sides.items() if side and not side["train"]}
     train = {name: table for name, table in tables.items() if name not in held_out}
     if not train:
         train, held_out = held_out, {}
-    sides = f"trains on {shorten_list(train)}" if len(tables) > 1 else ""
-    sides += f", holds out {shorten_list(held_out)}" if held_out else ""
-    return Tables(list(train.values()), list(held_out.values()), sides)
+    told = f"trains on {shorten_list(train)}" if len(tables) > 1 else ""
+    told += f", holds out {shorten_list(held_out)}" if held_out else ""
+    return Tables(list(train.values()), list(held_out.values()), told)
 
 
 def shorten_list(names: Iterable[str]) -> str:
@@ -159,11 +160,6 @@ def _sample_file(path: str) -> Path | None:
     if name not in names:
         raise DataError(f"{path}: no such sample; choose {SAMPLE}{f' or {SAMPLE}'.join(names)}.")
     return SAMPLES / f"{name}.jsonl"
-
-
-def _is_held_out(name: str) -> bool:
-    side = SIDE.search(name.lower())
-    return side is not None and side["train"] is None
 
 
 def _tables_of_files(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Table]:

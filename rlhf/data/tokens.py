@@ -68,8 +68,13 @@ def limit_of(phase: Phase, config: RunConfig) -> Limit:
     return Limit(f"{phase}.max_tokens", getattr(config, phase.value).max_tokens)
 
 
-def _append_row(columns: Columns, *values: Any) -> None:
-    """Append one value to each column, in their order."""
+def _add_row(
+    columns: Columns, left_out: Counter[str], limit: Limit, tokens: int, *values: Any
+) -> None:
+    """Append one value to each column, in their order; count a sequence above the limit instead."""
+    if tokens > limit.tokens:
+        left_out[f"longer than {limit.key}={limit.tokens}"] += 1
+        return
     for column, value in zip(columns.values(), values, strict=True):
         column.append(value)
 
@@ -94,10 +99,7 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
     columns: Columns = {"row": [], "ids": [], "prompt_tokens": [], "length": []}
     for index, prompt, response in sorted(zip(indices, prompts, responses, strict=True)):
         length = len(prompt) + len(response)
-        if length > limit.tokens:
-            left_out[f"longer than {limit.key}={limit.tokens}"] += 1
-        else:
-            _append_row(columns, index, prompt + response, len(prompt), length)
+        _add_row(columns, left_out, limit, length, index, prompt + response, len(prompt), length)
     return columns, left_out
 
 
@@ -119,10 +121,7 @@ def episode_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Colu
         for response, observation in zip(responses, observations, strict=True):
             ids = ids + response + observation
             observed.append([len(ids) - len(observation), len(ids)])
-        if len(ids) > limit.tokens:
-            left_out[f"longer than {limit.key}={limit.tokens}"] += 1
-        else:
-            _append_row(columns, index, ids, length, len(ids), observed[:-1])
+        _add_row(columns, left_out, limit, len(ids), index, ids, length, len(ids), observed[:-1])
     return columns, left_out
 
 
@@ -142,12 +141,11 @@ def pair_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns
         length = len(prompt) + max(len(better), len(worse))
         if better == worse:
             left_out["both responses have the same tokens"] += 1
-        elif length > limit.tokens:
-            left_out[f"longer than {limit.key}={limit.tokens}"] += 1
         else:
-            group = groups.setdefault(tuple(prompt), len(groups))
+            fits = length <= limit.tokens
+            group = groups.setdefault(tuple(prompt), len(groups)) if fits else None
             pair = (prompt + better, prompt + worse)
-            _append_row(columns, index, *pair, len(prompt), length, group)
+            _add_row(columns, left_out, limit, length, index, *pair, len(prompt), length, group)
     return columns, left_out
 
 
@@ -160,10 +158,7 @@ def prompt_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Colum
     for (index, _), ids in zip(
         usable, encoder.prompts([encoder.asked(r) for _, r in usable]), strict=True
     ):
-        if len(ids) > limit.tokens:
-            left_out[f"longer than {limit.key}={limit.tokens}"] += 1
-        else:
-            _append_row(columns, index, ids)
+        _add_row(columns, left_out, limit, len(ids), index, ids)
     return columns, left_out
 
 
