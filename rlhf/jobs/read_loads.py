@@ -147,10 +147,8 @@ class CountedData:
 
     def has_plenty(self, phase: Phase) -> bool:
         """Return True if the phase has something held out and examples for several steps."""
-        found, stop = (
-            self.examples[phase],
-            (self._config.checkpoint.stop_after or "").partition("/"),
-        )
+        found = self.examples[phase]
+        stop = (self._config.checkpoint.stop_after or "").partition("/")
         steps = PLENTY * int(stop[2]) if stop[0] == phase else PLENTY
         needed = steps * examples_per_step(self._config, phase)
         return found.train >= needed and found.eval > 0

@@ -96,7 +96,7 @@ class Plan:
                     f"{phase.phase} needs {phase.bytes / GIB:.1f} GiB on each rank "
                     f"({phase.peak_moment}) and {self.limit / GIB:.1f} can be used"
                 )
-        host = max(phase.host for phase in self.phases) * self.machine.ranks_per_node
+        host = self.offloaded_bytes
         room = self.machine.host_memory_of_node * (1 - HOST_RESERVED)
         if host > room and self.config.zero.nvme_path is None and self.machine.is_gpu:
             return (
@@ -105,6 +105,11 @@ class Plan:
                 f"hardware.host_memory_gib={self.machine.host_memory_of_node / GIB:.0f})"
             )
         return None
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Return the bytes that a node's ranks offload, in the phase that offloads most."""
+        return max(phase.host for phase in self.phases) * self.machine.ranks_per_node
 
     @property
     def fits(self) -> bool:

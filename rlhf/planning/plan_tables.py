@@ -47,7 +47,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "price_usd": plan.price,
         "ranks": machine.ranks,
         "memory_gib_limit": plan.limit / GIB,
-        "host_memory_gib_per_node": _offloaded_bytes(plan) / GIB,
+        "host_memory_gib_per_node": plan.offloaded_bytes / GIB,
         "disk_gb": plan.saved_model_bytes / GB,
         "checkpoints_gb": plan.checkpoint_bytes / GB,
         "data": {
@@ -89,11 +89,6 @@ def _lengths(plan: Plan, phase: Phase) -> dict[str, tuple[float, int]]:
 
 def _is_toy(plan: Plan) -> bool:
     return plan.config.data.source is Source.synthetic
-
-
-def _offloaded_bytes(plan: Plan) -> int:
-    """Return the bytes that the ranks of one node offload, in the phase that offloads most."""
-    return max(phase.host for phase in plan.phases) * plan.machine.ranks_per_node
 
 
 def plan_summary(plan: Plan) -> str:
@@ -153,8 +148,7 @@ def tables(plan: Plan) -> list[RenderableType]:
             table.add_row(name, *(f"{number:.{digits}f}" if number else "" for number in numbers))
 
     for part in PARTS:
-        sizes = [phase.parts[part] / divisor for phase in plan.phases]
-        add_row(part.replace("_", " "), [*sizes], digits)
+        add_row(part.replace("_", " "), [p.parts[part] / divisor for p in plan.phases], digits)
     table.add_section()
     add_row(f"{unit} per rank", [phase.bytes / divisor for phase in plan.phases], digits)
     table.add_row("when", *(phase.peak_moment for phase in plan.phases))
@@ -200,10 +194,8 @@ def _doubts(plan: Plan) -> list[str]:
     lora = plan.config.lora
     whole = [phase for phase in (Phase.sft, Phase.reward) if phase in phases]
     if lora.rank and whole and not {*whole} & {*lora.roles}:
-        notes.append(
-            f"lora.roles=[{','.join(lora.roles)}]: {' and '.join(whole)} train all weights of "
-            "their models; lora=all trains adapters there too"
-        )
+        text = f"{' and '.join(whole)} train all weights; lora=all trains adapters there too"
+        notes.append(f"lora.roles=[{','.join(lora.roles)}]: {text}")
     if plan.loads is None:
         notes.append("the data was not read: every text is assumed to be as long as its limit")
     return notes

@@ -54,10 +54,11 @@ def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) ->
     alarms = read_alarms(run_dir)
     console.say("")
     console.show(summary_table(result, summary_title(result, alarms)))
-    console.say(", ".join(f"{name} {version}" for name, version in result["versions"].items()))
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     doubts = [alarm.line for alarm in alarms]
     doubts += find_doubts(result["phases"], read_series(run_dir))
     sections = (
+        [versions] if versions else [],  # a run that an alarm has stopped has none
         ["Reasons to doubt this run", *(f"  {line}" for line in doubts)] if doubts else [],
         answers_side_by_side(run_dir),
         list_files_of_run(run_dir),
@@ -107,7 +108,7 @@ def summary_blocks(result: Mapping[str, Any]) -> Iterator[SummaryBlock]:
             duration = duration_text(measures["seconds"] / 3600) if is_own else "reused"
             yield SummaryBlock(phase, list(rows(measures)), duration)
     if "measured" in result:
-        of_run = list(_rows_of_run(result["measured"], result.get("planned")))
+        of_run = list(_rows_of_run(result["measured"], result.get("planned") or {}))
         yield SummaryBlock("run", of_run, duration_text(result["measured"]["hours"]))
 
 
@@ -153,10 +154,9 @@ def _one_line(text: str) -> str:
 
 
 def _rows_of_run(
-    measured: Mapping[str, float], planned: Mapping[str, float | None] | None
+    measured: Mapping[str, float], planned: Mapping[str, float | None]
 ) -> Iterator[SummaryRow]:
     """Yield time and memory of the run, with the planned values if there is a plan."""
-    planned = planned or {}
     yield SummaryRow("time")
     if (hours := planned.get("hours")) is not None:
         yield SummaryRow("  planned", after=duration_text(hours))

@@ -135,14 +135,11 @@ def end_reward_processes(parts: Mapping[str, IsolatedReward]) -> None:
 
 
 def check_reward_parts(config: RunConfig) -> None:
-    """Raise ConfigError if a part of the score cannot be used, before a phase is trained for it.
-
-    A plan asks no endpoint, which need not run yet.
-    """
-    is_plan = config.plan is PlanMode.only
-    parts = config.rewards.items() if Phase.ppo in config.phase.order else []
-    used = {name: part for name, part in parts if not (is_plan and part.kind is RewardKind.http)}
-    end_reward_processes(start_reward_processes(used))
+    """Raise ConfigError if a part of the score cannot be used, before a phase is trained for it."""
+    parts = config.rewards if Phase.ppo in config.phase.order else {}
+    if config.plan is PlanMode.only:  # an endpoint need not run yet
+        parts = {name: part for name, part in parts.items() if part.kind is not RewardKind.http}
+    end_reward_processes(start_reward_processes(parts))
 
 
 def serve_scores(descriptor: int) -> None:

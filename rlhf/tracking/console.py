@@ -170,11 +170,8 @@ class _LineProgress:
         self._values.update(values)
         self._step = step
         self._is_printed = False
-        if self._log_every is None:
-            is_due = time.monotonic() >= self._due
-        else:
-            is_due = step % self._log_every == 0
-        if is_due:
+        every = self._log_every
+        if time.monotonic() >= self._due if every is None else step % every == 0:
             self._print_line()
 
     def close(self) -> None:

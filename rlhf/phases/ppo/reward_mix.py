@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import torch
@@ -106,10 +107,8 @@ class RewardMix:
         texts = [record.chosen or "" for record in records]
         tokens = [len(self._tokenizer(text).input_ids) for text in texts]
         for name, isolated in self._isolated.items():
-            columns = {
-                key: [(record.columns or {})[key] for record in records]
-                for key in self.parts[name].columns
-            }
+            names, rows = self.parts[name].columns, [record.columns or {} for record in records]
+            columns = {each: [row[each] for row in rows] for each in names}
             isolated.send_answers(Answers(prompts, texts, [True] * len(texts), tokens, columns))
         for name in self._isolated:
             scores, problem = self._receive_scores(name, len(records))
@@ -198,13 +197,9 @@ def try_reward_parts(context: RunContext) -> None:
     Raises:
         RewardError: if a part without a fallback failed.
     """
-    mix = build_reward_mix(context.config.rewards, context.tokenizer)
-    if mix is None:
-        return
-    try:
-        mix.try_rows(phase_records(context, Phase.ppo).train[:2])
-    finally:
-        mix.close()
+    if (mix := build_reward_mix(context.config.rewards, context.tokenizer)) is not None:
+        with closing(mix):
+            mix.try_rows(phase_records(context, Phase.ppo).train[:2])
 
 
 def sum_weighted_scores(parts: Mapping[str, RewardTerm], scores_BK: Tensor) -> Tensor:
