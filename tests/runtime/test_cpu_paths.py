@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlhf.base.cpu import Isa, multiplies_fp16, read_cpu
 from rlhf.kernels.compiling import KERNELS
@@ -116,9 +117,12 @@ def test_a_gpu_profile_without_gpus_is_refused(profile: str, tmp_path: Path) -> 
         f"hardware={profile}", "ppo.rollout_batch_size=128", cwd=tmp_path, CUDA_VISIBLE_DEVICES=""
     )
     assert run.returncode == 2
+    remedy = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
+    if torch.version.cuda is None:
+        remedy = "install a CUDA build of torch and check nvidia-smi"
     assert run.stderr == (
-        "error: hardware.device=cuda: torch finds no GPU here; use hardware=cpu, or install a CUDA "
-        "build of torch and check nvidia-smi (plan=only needs no GPU)\n"
+        "error: hardware.device=cuda: torch finds no GPU here; use hardware=cpu, or "
+        f"{remedy} (plan=only needs no GPU)\n"
     )
     assert "starting:" not in run.stdout
     assert not (tmp_path / "runs").exists()
