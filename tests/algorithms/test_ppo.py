@@ -182,17 +182,17 @@ def test_a_ratio_beyond_fp32_has_a_finite_loss_and_gradient(
 
 
 def test_sequences_count_alike_by_hand() -> None:
-    # row 0: -1 * (1 + 1.1 + 1.2) / 3 = -1.1; row 1: 2 * 1 = 2; of tokens -3.3 + 2
-    logprobs_BT = f64([1.0, 1.1, 1.2], [1.0, math.nan, math.nan]).log()
+    # row 0: -1 * (1 + 1.1 + 1.11) / 3 = -1.07; row 1: 2 * 1 = 2; of tokens -3.21 + 2
+    logprobs_BT = f64([1.0, 1.1, 1.11], [1.0, math.nan, math.nan]).log()
     keep_BT, old_BT = keep_of([3, 1], 3), torch.zeros(2, 3, dtype=torch.float64)
     inputs = [logprobs_BT, old_BT, f64([1.0] * 3, [-2.0] * 3)]
     per_sequence, gradient = with_gradient(
         lambda *args: policy_loss(*args, cliprange=0.2, total=sum_of_row_means), inputs, keep_BT
     )
-    assert_close(per_sequence.loss.detach(), -1.1 + 2.0)
-    assert_close(gradient, [[-1 / 3, -1.1 / 3, -1.2 / 3], [2.0, 0.0, 0.0]])
+    assert_close(per_sequence.loss.detach(), -1.07 + 2.0)
+    assert_close(gradient, [[-1 / 3, -1.1 / 3, -1.11 / 3], [2.0, 0.0, 0.0]])
     per_token, _ = with_gradient(actor, inputs, keep_BT)
-    assert_close(per_token.loss.detach(), -3.3 + 2.0)
+    assert_close(per_token.loss.detach(), -3.21 + 2.0)
     assert per_sequence.actor_loss.value() == per_token.actor_loss.value()
 
 

@@ -212,7 +212,6 @@ def test_a_model_computes_what_it_does_with_eager_attention(
     "architecture",
     [
         {"model_type": "bloom", "hidden_size": 16, "n_layer": 2, "n_head": 2},
-        {"model_type": "gptj", "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4},
         {"model_type": "falcon", **SMALL},
         {"model_type": "gemma2", **SMALL, "num_key_value_heads": 1, "head_dim": 8},  # soft caps
     ],

@@ -117,7 +117,7 @@ def test_the_mean_of_the_weights_is_swapped_in_and_out(tokenizer) -> None:
 
 
 def test_an_unknown_family_is_refused(tokenizer) -> None:
-    fields = {"model_type": "gpt_bigcode", "n_embd": 16, "n_layer": 2, "n_head": 2}
+    fields = {"model_type": "gptj", "rotary_dim": 4, "n_embd": 16, "n_layer": 2, "n_head": 2}
     source = ModelSource(key="model", path=None, architecture=fields)
     scorer = build_scorer(source, tokenizer, seed=1)
     with pytest.raises(CapabilityError, match=r"reward.members is not supported.*reward.members=1"):

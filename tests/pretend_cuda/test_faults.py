@@ -29,7 +29,7 @@ def test_it_computes_what_the_cpu_does(gpu: Gpu) -> None:
 
 def test_outside_a_test_of_it_there_is_no_gpu() -> None:
     assert not torch.cuda.is_available()
-    assert torch.accelerator.current_accelerator() is None
+    assert torch.accelerator.current_accelerator(check_available=True) is None
 
 
 @pytest.mark.parametrize(
