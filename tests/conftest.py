@@ -20,6 +20,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import HealthCheck, settings
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError
 
@@ -56,6 +57,10 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
 
+
+# Hypothesis calls the generation of inputs slow where the machine is busy with something else.
+settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 # A shell's background job, as CI may be, and all that it starts ignore Ctrl-C, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -49,7 +49,8 @@ class _Handler(BaseHTTPRequestHandler):
         scores: Any = [float(len(each)) for each in body["responses"]]
         match fault:
             case "sleep":
-                time.sleep(30)
+                time.sleep(30)  # nobody waits for an answer any more
+                return
             case "nan":
                 scores[0] = float("nan")
             case "length":

@@ -21,12 +21,9 @@ from tests.soak_drives import COMMAND, faults
 
 REFUSED = [
     ("config.yaml", errno.EROFS),
-    ("tokenizer/tokenizer.json", errno.ENOSPC),
     ("metrics.jsonl", errno.EDQUOT),
     ("sft/state/step-N/state.json", errno.ENOSPC),
-    ("sft/model/model.safetensors", errno.ENOSPC),
     ("ppo/held_out.json", errno.EDQUOT),
-    ("ppo/result.json", errno.ENOSPC),
     ("result.json", errno.EROFS),
     ("report.html", errno.ENOSPC),
 ]

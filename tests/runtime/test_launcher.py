@@ -205,7 +205,11 @@ sys.exit(max([job.wait() for job in jobs], key=abs))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more", [[], ["sft.batch_size=512", "plan=off"]], ids=["works", "refused by the ranks"]
+    "more",
+    [
+        pytest.param([], id="works"),
+        pytest.param(["sft.batch_size=512", "plan=off"], id="refused", marks=pytest.mark.soak),
+    ],
 )
 def test_the_nodes_of_a_hostfile_are_one_run(more: list[str], start: Start, tmp_path: Path) -> None:
     for name, text in {"ssh": SSH, "pdsh": PDSH}.items():
