@@ -217,7 +217,7 @@ def interpolation_error(error: OmegaConfBaseException) -> ConfigError:
 
 def _value_error(text: str, overrides: Sequence[str]) -> ConfigError | None:
     """Return our own error for a ValueError of Hydra with this text; None for any other error."""
-    if text.startswith("Config group override must be"):
+    if text.startswith("Config group override"):
         return ConfigError(_message_for_non_text_option(overrides))
     if text.startswith("Only one of --run, --multirun"):
         return ConfigError(

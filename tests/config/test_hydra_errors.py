@@ -119,6 +119,7 @@ def failure(overrides: list[str]) -> Exception:
         ("model@reward=tiny", "unknown key model@reward; did you mean model@reward_model?"),
         ("hydra.jobb=1", "unknown key hydra.jobb"),
         ("zero=1", "cannot choose zero=1: a group takes the name of one of its options, see"),
+        ("~phase=-1", "cannot choose ~phase=-1: a group takes the name of one of its options"),
         ("model=null", "cannot choose model=null: a group takes the name of one of its options"),
         ("zero", "cannot read zero: missing EQUAL at '<EOF>'; write key=value"),
         (
