@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.intervals import wilson_interval
-from rlhf.base.stored_files import read_bytes, read_lines
+from rlhf.base.stored_files import DamagedFileError, read_bytes, read_lines
 from rlhf.compare.answer_pairs import Answer, AnswerPair
 from rlhf.tracking.jsonl import JsonlWriter
 
@@ -52,7 +52,11 @@ class PreferenceFile:
                     "another file with --out FILE"
                 )
         self._writers: dict[Path, JsonlWriter] = {}
+        is_new = not path.exists()
         self._open_writer(path)  # a path that cannot be written is refused before the first choice
+        self.close()
+        if is_new:
+            path.unlink()
 
     def read_choices(self) -> Iterator[Judged]:
         """Yield all choices so far; rows without names of models are skipped."""
@@ -80,19 +84,19 @@ class PreferenceFile:
 
     def close(self) -> None:
         """Close the files."""
-        for writer in self._writers.values():
-            writer.close()
-        if not self.path.stat().st_size:
-            self.path.unlink()  # there was no choice
+        while self._writers:
+            self._writers.popitem()[1].close()
 
     def _open_writer(self, path: Path) -> JsonlWriter:
         if path not in self._writers:
             try:
                 self._writers[path] = JsonlWriter(path)
-            except OSError as error:
+            except (OSError, DamagedFileError) as error:
+                if path.is_symlink():
+                    raise
+                reason = getattr(error.__cause__ or error, "strerror", "not a regular file")
                 raise ConfigError(
-                    f"{path} cannot be written ({error.strerror}): choose another file with "
-                    "--out FILE"
+                    f"{path} cannot be written ({reason}): choose another file with --out FILE"
                 ) from error
         return self._writers[path]
 
