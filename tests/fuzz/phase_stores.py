@@ -11,12 +11,12 @@ from pathlib import Path
 from random import Random
 
 from rlhf.base.errors import CheckpointError
+from rlhf.base.manifest import folder_identities
 from rlhf.checkpoint import phase_store
 from rlhf.checkpoint.finished_phase import (
     NOT_LISTED,
     copy_phase_lines,
     finish_phase,
-    folder_identities,
     iterate_metrics,
 )
 from rlhf.checkpoint.phase_store import PhaseStore, link_phase
