@@ -24,7 +24,17 @@ from rlhf.config.choices import Phase
 from tests.fuzz.case import Case
 
 KEY = "0123456789abcdef"
-JSON = ("", "null", "[]", "{}", "5", '{"files": 1}', '{"files": {}, "logs": 3}', "{", "[" * 50_000)
+JSON: tuple[str, ...] = (
+    "",
+    "null",
+    "[]",
+    "{}",
+    "5",
+    '{"files": 1}',
+    '{"files": {}, "logs": 3}',
+    "{",
+    "[" * 50_000,
+)
 JSON += ('{"files": {"../../x": [0, ""]}, "logs": {}}', '{"files": [], "logs": {}}', "\x00\xff")
 JSON += ('{"reused_from": 5}', '{"reused_from": "\\u001b]0;x\\u0007"}', "1" * 5000)
 JSON += ('{"files": {"model/model.safetensors": []}, "logs": {"metrics.jsonl": []}}',)
