@@ -35,7 +35,7 @@ from rlhf.config.consent import refuse_code_of_run
 from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config
 from rlhf.config.run_dir import lock_run_dir
 from rlhf.runtime.launch_mode import LAUNCHER, require_launcher
-from rlhf.runtime.run_result import library_versions
+from rlhf.runtime.phase_reuse import library_versions
 from rlhf.tracking.jsonl import DIGESTS, LOGS
 from rlhf.tracking.metric_table import is_timing
 

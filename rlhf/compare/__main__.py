@@ -22,13 +22,15 @@ from urllib.parse import parse_qs
 from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.base.user_paths import expand_user_path
-from rlhf.compare.answer_pairs import (
+from rlhf.compare.preference_file import (
     AnswerPair,
+    PreferenceFile,
+    Verdict,
+    WinRate,
     make_pairs,
     read_models_of_file,
     read_models_of_runs,
 )
-from rlhf.compare.preference_file import PreferenceFile, Verdict, WinRate
 from rlhf.report.page import LocalRequest, LocalServer, render_template
 from rlhf.tracking.console import build_console
 

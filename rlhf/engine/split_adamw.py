@@ -11,8 +11,14 @@ from torch import Tensor, nn
 
 from rlhf.engine.masters import Masters, Split
 from rlhf.engine.training_state import AdamMoments
-from rlhf.kernels.adamw import AdamwKernel, AdamwScalars, SplitState, adamw_kernel
-from rlhf.kernels.adamw_gpu import ParameterTable, adamw_gpu_kernels
+from rlhf.kernels.adamw import (
+    AdamwKernel,
+    AdamwScalars,
+    ParameterTable,
+    SplitState,
+    adamw_gpu_kernels,
+    adamw_kernel,
+)
 
 # Weights updated at once by torch operations. On a CPU this many weights, gradients and moments fit
 # into a cache. On a GPU each update needs about 20 kernel launches and 0.1 GiB.

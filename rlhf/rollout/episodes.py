@@ -26,7 +26,7 @@ from rlhf.base.types import (
 )
 from rlhf.rollout.fast import FastRollout
 from rlhf.rollout.padding import Sampled, pad_responses, unpad_prompts
-from rlhf.rollout.parking import Counterpart, Request
+from rlhf.rollout.scheduler import Counterpart, Request
 
 
 @dataclass(kw_only=True)

@@ -22,9 +22,8 @@ from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
 from rlhf.rollout.decoders.layers import AdapterOf
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.padding import pad_responses, unpad_prompts
-from rlhf.rollout.parking import Counterpart, Request
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
-from rlhf.rollout.scheduler import Scheduler
+from rlhf.rollout.scheduler import Counterpart, Request, Scheduler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

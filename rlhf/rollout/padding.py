@@ -10,7 +10,7 @@ import torch
 from rlhf.base.host_copies import copy_to_device
 from rlhf.base.padded_rows import pad_rows
 from rlhf.base.types import PromptBatch, Responses
-from rlhf.rollout.parking import Request
+from rlhf.rollout.scheduler import Request
 
 
 class Sampled(NamedTuple):

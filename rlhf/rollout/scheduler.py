@@ -1,5 +1,8 @@
 """Continuous batching: finished rows are removed, and waiting prompts take their place.
 
+In a counterpart a row whose turn has ended is parked, and its place is free for others, until the
+observation that follows is there; then the row is extended by it and goes on.
+
 Shapes: B = rows in use, J = distinct prompts that join, N = responses to generate, P = prompt
 tokens, T = response tokens, V = vocabulary.
 """
@@ -7,7 +10,9 @@ tokens, T = response tokens, V = vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,11 +21,130 @@ from torch.nn.utils.rnn import pad_sequence
 from rlhf.base.heartbeat import beat
 from rlhf.base.host_copies import copy_to_device
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, PackingDecoder, Texts
-from rlhf.rollout.parking import Counterpart, ParkedRows, Request
 from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens, stack_drawn
 
 PREFILL_TOKENS = 8192  # maximum of prompt tokens per prefill, to limit its memory
 JOINING_SHARE = 8  # a prefill that needs its own pass waits until 1/8 of the rows are free
+
+
+@dataclass
+class Request:
+    """A response that is being generated, or an episode: turns, and observations between them."""
+
+    index: int  # row of the response in the batch
+    prompt: tuple[int, ...]
+    limit: int  # number of ids at which the response, or the turn, is cut
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # 0 at observations
+    has_ended: bool = False
+    turn_starts: list[int] = field(default_factory=lambda: [0])  # indices in ids
+    turn_ends: list[int] = field(default_factory=list)  # of finished turns
+    first_draw: int = 0  # column of the random draws at which the turn begins
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """Return the tokens of the prompt, and those of the response so far."""
+        return (*self.prompt, *self.ids)
+
+    @property
+    def newest_position(self) -> int:
+        """Return the position of the newest token in prompt and response, from 0."""
+        return len(self.prompt) + len(self.ids) - 1
+
+    @property
+    def turn_tokens(self) -> int:
+        """Return the number of tokens of the current turn."""
+        return len(self.ids) - self.turn_starts[-1]
+
+    @property
+    def is_answered(self) -> bool:
+        """Return True if no further token of the turn follows."""
+        return self.has_ended or len(self.ids) == self.limit
+
+    def extend(self, observation: list[int], *, limit: int, first_draw: int) -> None:
+        """Add the observation after a turn, and begin the next turn."""
+        self.ids += observation
+        self.logprobs += [0.0] * len(observation)
+        self.turn_starts.append(len(self.ids))
+        self.limit, self.first_draw, self.has_ended = limit, first_draw, False
+
+
+class Continuation(NamedTuple):
+    """What follows a turn: an observation, or the end of the episode."""
+
+    row: int  # of the episode in the batch
+    observation: list[int] | None  # None: the episode is over
+    limit: int = 0  # number of ids of the request at which the next turn is cut
+    first_draw: int = 0  # column of the random draws at which the next turn begins
+
+
+class Counterpart(Protocol):
+    """The other side of episodes, which answers the turns of the policy."""
+
+    def end_turn(self, request: Request) -> None:
+        """Take the turn that ``request`` has just finished; do not wait for the answer."""
+
+    def continuations(self, *, wait: bool) -> list[Continuation]:
+        """Return what follows turns since the last call; with ``wait`` at least one, if due."""
+
+
+class ParkedRows:
+    """Rows of a decoder behind those that decode, with requests that wait for an observation.
+
+    If the rows of a pass change the rounding of one another, replies are taken when no row is
+    active and all replies are there, so that the passes, and with them the numbers, do not depend
+    on how long an environment takes.
+    """
+
+    def __init__(
+        self, counterpart: Counterpart, decoder: Decoder | DrawingDecoder, places: range
+    ) -> None:
+        self._counterpart = counterpart
+        self._decoder = decoder
+        self._free = list(places)
+        self._held: dict[int, tuple[int, Request]] = {}  # by index: place, and request
+        self._continued: list[tuple[Request, list[int]]] = []  # with the tokens to add
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, row: int, request: Request) -> None:
+        """Give the turn that ``request`` has finished to the counterpart, and move its row here."""
+        request.turn_ends.append(len(request.ids))
+        self._counterpart.end_turn(request)
+        place = self._free.pop()
+        self._decoder.move_row(row, place, columns=request.newest_position)
+        self._held[request.index] = place, request
+
+    def take_replies(self, *, is_idle: bool) -> None:
+        """Take what follows turns; ``is_idle``: the decoder has nothing else to do."""
+        takes_some = self._decoder.rows_are_exact
+        while (is_idle or takes_some) and len(self._held) > len(self._continued):
+            wait = is_idle and not (takes_some and self._continued)
+            for each in self._counterpart.continuations(wait=wait):
+                place, request = self._held[each.row]
+                if each.observation is None:
+                    del self._held[each.row]
+                    self._free.append(place)
+                    continue
+                newest = request.ids[-1:]
+                request.extend(each.observation, limit=each.limit, first_draw=each.first_draw)
+                self._continued.append((request, newest + each.observation))
+            if takes_some:
+                break
+        self._continued.sort(key=lambda each: each[0].index)
+
+    def next_to_continue(self, most: int) -> list[tuple[Request, list[int]]]:
+        """Return requests that go on in the next pass, with the tokens to add to their rows."""
+        most = most if self._decoder.extends_together else 1
+        chosen, self._continued = self._continued[:most], self._continued[most:]
+        return chosen
+
+    def leave(self, request: Request, row: int, *, columns: int) -> None:
+        """Move the row of ``request``, which holds ``columns`` tokens, back to ``row``."""
+        place, _ = self._held.pop(request.index)
+        self._free.append(place)
+        self._decoder.move_row(place, row, columns=columns)
 
 
 class Scheduler:

@@ -51,10 +51,15 @@ from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_data, require_support
 from rlhf.runtime.out_of_memory import explain_out_of_memory
-from rlhf.runtime.phase_reuse import run_phase, verify_finished_phases
+from rlhf.runtime.phase_reuse import (
+    build_run_result,
+    require_finite_objective,
+    run_phase,
+    unfinished_phases,
+    verify_finished_phases,
+)
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals, num_cores_per_rank
 from rlhf.runtime.run_data import load_phase_data
-from rlhf.runtime.run_result import build_run_result, require_finite_objective, unfinished_phases
 from rlhf.runtime.start_checks import check_start
 from rlhf.runtime.watchdog import Process, start_watchdog
 from rlhf.tracking.console import Console, build_console

@@ -11,15 +11,17 @@ import pytest
 
 from rlhf.base.errors import ConfigError
 from rlhf.compare.__main__ import Comparison, main, render_comparison
-from rlhf.compare.answer_pairs import (
+from rlhf.compare.preference_file import (
     Answer,
     AnsweringModel,
     AnswerPair,
+    PreferenceFile,
+    Verdict,
+    WinRate,
     make_pairs,
     read_models_of_file,
     read_models_of_runs,
 )
-from rlhf.compare.preference_file import PreferenceFile, Verdict, WinRate
 from rlhf.data.tables import read_table_rows
 from tests.compare.compared import prompt, run_with
 

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rlhf.compare.__main__ import Comparison, ComparisonServer, main
-from rlhf.compare.answer_pairs import AnsweringModel, make_pairs
-from rlhf.compare.preference_file import PreferenceFile
+from rlhf.compare.preference_file import AnsweringModel, PreferenceFile, make_pairs
 from rlhf.report.page import HOST
 from tests.browser import Tab, needs_chromium, tab
 from tests.compare.compared import run_with

@@ -16,11 +16,11 @@ from typing import Any
 from rlhf.base.errors import RlhfError
 from rlhf.base.stored_files import RESULT, read_json
 from rlhf.chat.run_models import RunModels
-from rlhf.checkpoint.model_card import origin_sections, results_section
+from rlhf.checkpoint.model_folder import origin_sections, results_section
 from rlhf.checkpoint.phase_state import find_latest_intact_checkpoint
 from rlhf.checkpoint.phase_store import PhaseStore
 from rlhf.checkpoint.results import read_plan, write_json
-from rlhf.compare.answer_pairs import make_pairs, read_models_of_runs
+from rlhf.compare.preference_file import make_pairs, read_models_of_runs
 from rlhf.config.freeze import load_run
 from rlhf.evaluate.__main__ import compute_figures
 from rlhf.evaluate.answer_rows import policy_folders
@@ -28,7 +28,7 @@ from rlhf.export import export_final
 from rlhf.report.compare_runs import compare
 from rlhf.report.run_page import EVALUATION, write_report
 from rlhf.report.summary import print_summary
-from rlhf.runtime.run_result import build_run_result, unfinished_phases
+from rlhf.runtime.phase_reuse import build_run_result, unfinished_phases
 from rlhf.tracking.console import Console
 from rlhf.tracking.jsonl import LOGS, drop_lines_of_phases
 from rlhf.tracking.trackers import build_tracker

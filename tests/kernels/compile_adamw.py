@@ -8,7 +8,7 @@ from typing import Any
 from triton.compiler import ASTSource
 
 from rlhf.kernels import adamw_triton
-from rlhf.kernels.adamw_gpu import BLOCK, EXACT, WIDE
+from rlhf.kernels.adamw import BLOCK, EXACT, WIDE
 from tests.kernels.compiling_for_gpus import compile_for
 
 LAST = {"sum_squares_kernel": "sums", "adamw_step_kernel": "scalars", "average_kernel": "share"}

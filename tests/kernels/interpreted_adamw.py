@@ -14,8 +14,7 @@ from rlhf.engine import masters
 from rlhf.engine import split_adamw as lean_adamw
 from rlhf.engine.split_adamw import TorchAdamw
 from rlhf.kernels import adamw_triton
-from rlhf.kernels.adamw import AdamwScalars, SplitState
-from rlhf.kernels.adamw_gpu import BLOCK, ParameterTable, adamw_gpu_kernels
+from rlhf.kernels.adamw import BLOCK, AdamwScalars, ParameterTable, SplitState, adamw_gpu_kernels
 from tests.engine.test_split_adamw import (  # noqa: F401
     test_a_gradient_may_lie_transposed,
     test_a_gradient_that_is_not_finite_shows_in_the_norm,

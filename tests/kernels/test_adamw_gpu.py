@@ -14,8 +14,14 @@ from rlhf.config.choices import MomentsDtype
 from rlhf.engine import masters
 from rlhf.engine import split_adamw as lean_adamw
 from rlhf.engine.split_adamw import TorchAdamw
-from rlhf.kernels.adamw import AdamwScalars, SplitState
-from rlhf.kernels.adamw_gpu import PART, ParameterTable, adamw_gpu_kernels, chunk_table
+from rlhf.kernels.adamw import (
+    PART,
+    AdamwScalars,
+    ParameterTable,
+    SplitState,
+    adamw_gpu_kernels,
+    chunk_table,
+)
 from tests.engine.test_torch_engine import engine_of
 from tests.kernels.test_adamw import numbers, split_of, weights_of
 from tests.pretend_cuda.gpu import Event, Gpu

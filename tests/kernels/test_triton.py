@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf.kernels import adamw_gpu, attention_gpu, logprobs
+from rlhf.kernels import adamw, attention_gpu, logprobs
 from rlhf.kernels.attention_gpu import GpuAttention
 from tests.runs import python
 
@@ -28,7 +28,7 @@ def attention(device: torch.device) -> GpuAttention | None:
 @pytest.mark.parametrize(
     "load",
     [
-        adamw_gpu.adamw_gpu_kernels.__wrapped__,
+        adamw.adamw_gpu_kernels.__wrapped__,
         logprobs.logprobs_gpu_kernels.__wrapped__,
         attention,
     ],

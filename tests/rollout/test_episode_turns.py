@@ -7,9 +7,8 @@ from random import Random
 import pytest
 import torch
 
-from rlhf.rollout.parking import Continuation, Request
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
-from rlhf.rollout.scheduler import Scheduler
+from rlhf.rollout.scheduler import Continuation, Request, Scheduler
 from tests.rollout.test_scheduler import (
     END,
     PROMPTS,

@@ -33,9 +33,8 @@ from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.padding import unpad_prompts
-from rlhf.rollout.parking import Request
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
-from rlhf.rollout.scheduler import Scheduler
+from rlhf.rollout.scheduler import Request, Scheduler
 from tests.lora_settings import lora_config
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rollout.decoder_checks import FAMILIES, some_prompts, tiny_model

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.rollout.decoders.decoder import Texts
-from rlhf.rollout.parking import Request
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
-from rlhf.rollout.scheduler import Scheduler
+from rlhf.rollout.scheduler import Request, Scheduler
 
 VOCABULARY, END = 50, 49
 TOKENIZER = train_tokenizer(["words"], vocab_size=260)

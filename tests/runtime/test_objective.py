@@ -14,7 +14,7 @@ from rlhf.checkpoint.results import read_objective, write_json
 from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import read_run
 from rlhf.report.summary import summary_table
-from rlhf.runtime.run_result import find_objective, require_finite_objective
+from rlhf.runtime.phase_reuse import find_objective, require_finite_objective
 
 TIMES = {"seconds": 1.0, "measured": {"hours": 0.1, "memory_gib": 1.0}}
 BAD = {

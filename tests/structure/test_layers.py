@@ -214,7 +214,7 @@ def test_source_follows_the_rule(check: Check) -> None:
         (check_places, "rlhf/phases/ppo/loop.py", "def f():\n    import deepspeed.comm as dist"),
         (check_places, "rlhf/rollout/hf.py", "from deepspeed import zero"),
         (check_places, "rlhf/phases/ppo/loop.py", "import wandb"),
-        (check_places, "rlhf/kernels/adamw_gpu.py", "def f():\n    import triton.language"),
+        (check_places, "rlhf/kernels/adamw.py", "def f():\n    import triton.language"),
         (check_places, "rlhf/runtime/worker.py", "from hydra.core import utils"),
         (check_places, "rlhf/config/load.py", "if TYPE_CHECKING:\n    from torch import Tensor"),
         (check_places, "rlhf/planning/memory_model.py", "def f():\n    import torch"),

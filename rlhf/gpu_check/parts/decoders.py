@@ -24,9 +24,8 @@ from rlhf.models.tokenizers import train_tokenizer
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.hybrid.supported_models import TOLERANCES
-from rlhf.rollout.parking import Request
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
-from rlhf.rollout.scheduler import Scheduler
+from rlhf.rollout.scheduler import Request, Scheduler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -34,7 +34,7 @@ from rlhf.environments.interface import (
 from rlhf.phases.shared.policies import build_rollout_backend
 from rlhf.phases.shared.scoring import describe_step
 from rlhf.rollout.episodes import EpisodeLimits, EpisodeRollout, Outcome
-from rlhf.rollout.parking import Continuation, Request
+from rlhf.rollout.scheduler import Continuation, Request
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
