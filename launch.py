@@ -13,8 +13,7 @@ from rlhf.base.foreign_errors import as_drive_error
 from rlhf.base.safe_text import for_terminal
 from rlhf.config.hydra_errors import explain_hydra_error
 from rlhf.jobs.job import begin_run, config_of_job, show_commands, show_plan
-from rlhf.jobs.launch_command import Command, Job, parse_command, read_job
-from rlhf.jobs.launcher_process import set_up_process
+from rlhf.jobs.launch_command import Command, Job, parse_command, read_job, set_up_process
 from rlhf.jobs.search import run_search
 from rlhf.jobs.sweep_jobs import end_with_launcher, plan_as_share, run_job
 from rlhf.report import at_end

@@ -37,8 +37,7 @@ from rlhf.config.choices import (
     RewardKind,
     TrainingEngine,
 )
-from rlhf.config.consent import OF_MODELS, refuse_code_of_run
-from rlhf.config.freeze import MICRO_BATCHES, load_run
+from rlhf.config.freeze import MICRO_BATCHES, OF_MODELS, load_run, refuse_code_of_run
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import ZeroConfig

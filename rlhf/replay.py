@@ -31,8 +31,7 @@ from rlhf.checkpoint.phase_state import checkpoint_folder, checkpoint_folders, l
 from rlhf.checkpoint.phase_store import link_or_copy, link_phase
 from rlhf.checkpoint.results import read_json_object, read_phase_result
 from rlhf.config.choices import Phase
-from rlhf.config.consent import refuse_code_of_run
-from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config
+from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config, refuse_code_of_run
 from rlhf.config.run_dir import lock_run_dir
 from rlhf.runtime.launch_mode import LAUNCHER, require_launcher
 from rlhf.runtime.phase_reuse import library_versions

@@ -21,7 +21,7 @@ def command_parser(
 ) -> argparse.ArgumentParser:
     """Return a parser of ``python -m MODULE``, which keeps the line breaks of ``description``.
 
-    With ``runs_code`` the command has the option --trust-code (``rlhf/config/consent.py``).
+    With ``runs_code`` the command has the option --trust-code (``rlhf/config/freeze.py``).
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}",

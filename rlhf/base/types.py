@@ -7,14 +7,12 @@ tokens that count; an ``attend_*`` mask is True at tokens that may be attended t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
-
-from rlhf.base.host_copies import copy_to_device
+from torch import Tensor, device, nn
 
 
 class SequenceBatch(NamedTuple):
@@ -289,3 +287,26 @@ class RolloutBackend(Protocol):
 
 
 Schedule = Callable[[int], float]  # share of the peak learning rate at an optimizer step
+
+
+def copy_to_device(tensor: Tensor, to: device) -> Tensor:
+    """Return a CPU tensor on device ``to``; the host does not wait for a GPU.
+
+    A GPU can copy asynchronously only from pinned memory. For other memory the host would wait
+    until the GPU has finished all earlier work.
+    """
+    return tensor.pin_memory().to(to, non_blocking=True) if to.type == "cuda" else tensor.to(to)
+
+
+def pad_rows(
+    rows: Sequence[Sequence[int]], *, pad_id: int, width: int | None = None, on_left: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return ids (B, S), padded to ``width`` or the longest row, and the mask of their tokens."""
+    width = width or max(len(ids) for ids in rows)
+    ids_BS = torch.full((len(rows), width), pad_id, dtype=torch.long)
+    attend_BS = torch.zeros((len(rows), width), dtype=torch.bool)
+    for row, ids in enumerate(rows):
+        place = slice(width - len(ids), None) if on_left else slice(len(ids))
+        ids_BS[row, place] = torch.tensor(ids)
+        attend_BS[row, place] = True
+    return ids_BS, attend_BS

@@ -99,7 +99,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     sampling = chosen_sampling(models.sampling, options)
     if isinstance(models, RunModels) and options.environment:
         from rlhf.chat.dialogue import play_episode
-        from rlhf.config.consent import refuse_code_of_run
+        from rlhf.config.freeze import refuse_code_of_run
 
         refuse_code_of_run(run_dir, trusts_code=options.trust_code)
         play_episode(models, run_dir, sampling, seed=options.seed or 0, write=write)

@@ -22,8 +22,7 @@ from rlhf.chat.talker import (
 )
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.choices import CombineName, Dtype
-from rlhf.config.consent import OF_MODELS, refuse_code_of_run
-from rlhf.config.freeze import FROZEN, frozen_keys
+from rlhf.config.freeze import FROZEN, OF_MODELS, frozen_keys, refuse_code_of_run
 from rlhf.models.build import build_scorer
 from rlhf.models.language_model import Scorer
 from rlhf.models.members import Combination, Ensemble, load_ensemble

@@ -1,7 +1,11 @@
-"""Convert Hydra's composed configuration to a RunConfig; save it in a run directory; load it."""
+"""Convert Hydra's composed configuration to a RunConfig; save it in a run directory; load it.
+
+Consent to run code of others comes from the command, never from the folder that needs it.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -38,6 +42,8 @@ COMMAND = "command.txt"
 MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in Phase)
 # What hardware.on_oom=reduce_micro_batch changes.
 REDUCED_SIZES = {*MICRO_BATCHES, "rollout.max_rows", "rollout.keep_graphs"}
+OF_MODELS = r"(model|reward_model)\.trust_remote_code"
+ANY = rf"{OF_MODELS}|(environment|rewards\..+)\.run_code"
 
 
 def to_run_config(cfg: DictConfig) -> RunConfig:
@@ -237,3 +243,18 @@ def flatten_keys(node: Any, key: str = "") -> dict[str, Any]:
         return {key: node}
     prefix = f"{key}." if key else ""
     return {k: v for name in node for k, v in flatten_keys(node[name], f"{prefix}{name}").items()}
+
+
+def keys_that_run_code(run_dir: Path, keys: str = ANY) -> list[str]:
+    """Return the keys, of those that match ``keys``, with which a run let code of others run."""
+    found = frozen_keys(run_dir).items()
+    return [key for key, value in found if value and re.fullmatch(keys, key, re.DOTALL)]
+
+
+def refuse_code_of_run(run_dir: Path, *, trusts_code: bool, keys: str = ANY) -> None:
+    """Check that the command itself trusts the code that the configuration of a run names."""
+    if (found := keys_that_run_code(run_dir, keys)) and not trusts_code:
+        raise ConfigError(
+            f"{run_dir}: its configuration names code to run ({', '.join(found)}), which runs only "
+            "if the command says so: read that code, then add --trust-code"
+        )

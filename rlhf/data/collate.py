@@ -14,11 +14,16 @@ import torch
 from torch import Tensor
 
 from rlhf.base.errors import DataError
-from rlhf.base.host_copies import copy_to_device
-from rlhf.base.padded_rows import pad_rows
 from rlhf.base.random_streams import Shuffle
 from rlhf.base.ranks import Ranks
-from rlhf.base.types import Extras, PreferenceBatch, PromptBatch, SequenceBatch
+from rlhf.base.types import (
+    Extras,
+    PreferenceBatch,
+    PromptBatch,
+    SequenceBatch,
+    copy_to_device,
+    pad_rows,
+)
 
 SHORT = 64  # tokens; below this, widths are not rounded up
 LOOK_AHEAD = 8  # maximum number of prompts that wait for a step with more room

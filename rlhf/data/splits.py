@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
-from rlhf.data.cleaning import fingerprint
-from rlhf.data.records import RawDataset, Record
+from rlhf.data.records import RawDataset, Record, fingerprint
 
 Key = bytes
 Bin = tuple[int, bool]  # index of the phase, True if held out

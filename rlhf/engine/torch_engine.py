@@ -14,12 +14,12 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import StepReport
 from rlhf.config.choices import Dtype, MomentsDtype
 from rlhf.config.roles import Role, has_half_weights
-from rlhf.engine.base import BaseEngine
 from rlhf.engine.masters import Masters, MovingAverage, round_to_bf16
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
 from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.engine.training_state import (
     AdamMoments,
+    BaseEngine,
     ParameterPlace,
     Piece,
     TrainingState,

@@ -16,8 +16,7 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.batches import BatchPlan, phase_plans
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
-from rlhf.config.consent import refuse_code_of_run
-from rlhf.config.freeze import load_run
+from rlhf.config.freeze import load_run, refuse_code_of_run
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.synthetic_pairs import GoldJudge

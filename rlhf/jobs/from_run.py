@@ -10,9 +10,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase, RewardKind
-from rlhf.config.consent import keys_that_run_code
 from rlhf.config.effects import effects, values_that_affect
-from rlhf.config.freeze import load_frozen_config, read_command
+from rlhf.config.freeze import keys_that_run_code, load_frozen_config, read_command
 from rlhf.config.schema.keys import AtResume
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import format_value

@@ -41,8 +41,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import is_plain_template
 from rlhf.jobs.from_run import copy_keys_of_source_run, describe_changes
 from rlhf.jobs.input_files import check_inputs, write_inputs
-from rlhf.jobs.launch_command import Job
-from rlhf.jobs.launcher_process import notices
+from rlhf.jobs.launch_command import Job, notices
 from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.sweep_jobs import open_log
 from rlhf.jobs.this_machine import apply_auto_hardware, is_hardware_auto, this_machine

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.base.host_copies import copy_to_device
+from rlhf.base.types import copy_to_device
 from rlhf.kernels.compiling import compile_kernel, try_kernels
 
 PART = 2**16  # weights per program: a short table, but enough programs to keep a GPU busy

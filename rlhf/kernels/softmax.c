@@ -1,6 +1,6 @@
 /* Softmax of the rows of attention scores, and its gradient; both overwrite their argument.
  *
- * Compiled at first use by compiling.py; softmax.py documents the arguments. Sums are fp32.
+ * Compiled at first use by compiling.py; logprobs.py documents the arguments. Sums are fp32.
  */
 #include "vectors.h"
 #include "softmax.h"

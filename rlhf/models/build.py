@@ -23,10 +23,9 @@ from rlhf.models.cpu_layers import (
 )
 from rlhf.models.language_model import Scorer
 from rlhf.models.lora import add_adapters
-from rlhf.models.pretrained import load_pretrained
+from rlhf.models.pretrained import Shard, draw_weights_by_block, load_pretrained, shard_parameters
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import require_finite_weights
-from rlhf.models.zero3_init import Shard, draw_weights_by_block, shard_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlhf.base.cpu import Isa, has_slow_mkl, onednn_isa
-from rlhf.kernels.softmax import softmax_, softmax_gradient_
+from rlhf.kernels.logprobs import softmax_, softmax_gradient_
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

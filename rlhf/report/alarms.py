@@ -13,7 +13,7 @@ from typing import Any
 from rlhf.base.finite_numbers import find_non_finite
 from rlhf.base.intervals import mean_of
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.report.run_files import PointsByMetric
+from rlhf.report.charts import PointsByMetric
 
 CHANCE = 0.5  # accuracy of a reward model that guesses
 TOO_GOOD = 0.99  # accuracy that preferences of people do not allow

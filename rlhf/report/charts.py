@@ -1,20 +1,33 @@
-"""Build charts as data, which ``charts.js`` draws with uPlot; panels.yaml names the main charts."""
+"""Read the files of a run directory; build charts as data, which ``charts.js`` draws with uPlot.
+
+panels.yaml names the main charts.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.packaged_yaml import read_yaml_beside
+from rlhf.base.stored_files import CRITIC_STATE, SAMPLE, read_lines
+from rlhf.base.stored_files import METRICS as METRICS_LINE
+from rlhf.checkpoint.results import read_run_result
+from rlhf.config.freeze import frozen_keys
+from rlhf.tracking.jsonl import CRITIC
+from rlhf.tracking.metric_table import METRICS, documented_name
+from rlhf.tracking.step_alarms import Alarm, read_alarms
 
 MOST_POINTS = 600  # points per line; longer lines keep the extremes of each bucket
 FEWEST_JOINED = 3  # a line through fewer points would suggest what lies between them
 SHARE = "share"  # the unit of values between 0 and 1
 DIGITS = 6  # significant digits of a value, more than a screen can show
+MOST_SAMPLES = 4000  # most samples on the page; earlier samples are dropped
 
 Point = tuple[float, float]
+PointsByMetric = Mapping[str, Sequence[Point]]  # points (step, value) by name of metric
 
 
 class Line(NamedTuple):
@@ -199,3 +212,39 @@ def panels_of(names: Iterable[str]) -> dict[str, Sequence[Panel]]:
             panel = Panel(title, parts, tuple(name.removeprefix(prefix) for name in parts))
             panels["PPO: reward"] = (*panels["PPO: reward"], panel)
     return panels
+
+
+class RunFiles(NamedTuple):
+    """The content of a run directory's files."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    series: PointsByMetric
+    samples: Sequence[Mapping[str, Any]]
+    alarms: Sequence[Alarm]
+    result: Mapping[str, Any] | None  # None: the run has not finished
+    critic: Sequence[Mapping[str, Any]] = ()  # states of checks of the critic
+
+
+def read_run_files(run_dir: Path) -> RunFiles:
+    """Read the files that a run has written so far; skip an incomplete last line."""
+    return RunFiles(
+        folder=run_dir,
+        config=frozen_keys(run_dir),
+        series=read_series(run_dir),
+        samples=list(read_lines(run_dir / "samples.jsonl", SAMPLE))[-MOST_SAMPLES:],
+        alarms=read_alarms(run_dir),
+        result=read_run_result(run_dir),
+        critic=list(read_lines(run_dir / CRITIC, CRITIC_STATE)),
+    )
+
+
+def read_series(run_dir: Path) -> PointsByMetric:
+    """Return the metrics that a run has logged so far; skip an incomplete last line."""
+    series: dict[str, list[Point]] = {}
+    for line in read_lines(run_dir / "metrics.jsonl", METRICS_LINE):
+        for name, value in line.items():
+            if documented_name(name) in METRICS:
+                point = (line["step"], math.nan if value is None else value)
+                series.setdefault(name, []).append(point)
+    return series

@@ -11,8 +11,7 @@ from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.checkpoint.model_folder import python_example
 from rlhf.checkpoint.results import read_phase_result
 from rlhf.config.choices import Phase, Source
-from rlhf.config.consent import keys_that_run_code
-from rlhf.config.freeze import frozen_keys, read_command
+from rlhf.config.freeze import frozen_keys, keys_that_run_code, read_command
 from rlhf.report.alarms import CHANCE
 from rlhf.tracking.step_alarms import first_divergence, read_alarms
 

@@ -18,12 +18,13 @@ from rlhf.report.charts import (
     Line,
     Panel,
     Point,
+    PointsByMetric,
+    RunFiles,
     Tick,
     line_chart,
     number_text,
     panels_of,
 )
-from rlhf.report.run_files import PointsByMetric, RunFiles
 from rlhf.tracking.metric_table import METRICS, documented_name
 from rlhf.tracking.step_alarms import Alarm
 

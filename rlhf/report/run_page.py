@@ -17,7 +17,7 @@ from rlhf.base.stored_files import ANSWER, EVALUATED, read_json, read_lines
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import read_command
 from rlhf.report.alarms import find_doubts
-from rlhf.report.charts import Chart, Line, line_chart
+from rlhf.report.charts import Chart, Line, RunFiles, line_chart, read_run_files
 from rlhf.report.page import Headline, render_template
 from rlhf.report.run_charts import (
     alarm_element_id,
@@ -27,7 +27,6 @@ from rlhf.report.run_charts import (
     panel_sections,
     true_value_section,
 )
-from rlhf.report.run_files import RunFiles, read_run_files
 from rlhf.report.summary import summary_blocks
 from rlhf.tracking.step_alarms import Alarm, describe_divergence
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlhf.base.safe_text import strip_control_characters
 from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.report.alarms import find_doubts
+from rlhf.report.charts import read_series
 from rlhf.report.next_commands import relative_to_cwd, suggest_commands
-from rlhf.report.run_files import read_series
 from rlhf.tracking.step_alarms import Alarm, describe_divergence, read_alarms
 
 if TYPE_CHECKING:

@@ -16,13 +16,14 @@ from rlhf.report.charts import (
     Chart,
     Line,
     Panel,
+    PointsByMetric,
     Tick,
     line_chart,
     number_text,
+    read_series,
 )
 from rlhf.report.comparison import Setting, command_line_text, estimate_text
 from rlhf.report.run_charts import ChartSection, x_label_of
-from rlhf.report.run_files import PointsByMetric, read_series
 from rlhf.tracking.metric_table import METRICS
 
 MOST_MARKS = 5  # with more values than this, not every value gets a mark on its axis

@@ -12,8 +12,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from rlhf.base.host_copies import copy_to_device
-from rlhf.base.padded_rows import pad_rows
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import (
     NO_TURN,
@@ -23,9 +21,10 @@ from rlhf.base.types import (
     RolloutBackend,
     Turns,
     Utterance,
+    copy_to_device,
+    pad_rows,
 )
-from rlhf.rollout.fast import FastRollout
-from rlhf.rollout.padding import Sampled, pad_responses, unpad_prompts
+from rlhf.rollout.fast import FastRollout, Sampled, pad_responses, unpad_prompts
 from rlhf.rollout.scheduler import Counterpart, Request
 
 

@@ -1,11 +1,14 @@
-"""Rollouts with this project's own decode loop, on the weights that are being trained."""
+"""Rollouts with this project's own decode loop, on the weights that are being trained.
+
+Shapes: B = responses, T = tokens of the longest response.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -13,7 +16,7 @@ from torch import nn
 from rlhf.base.cpu import available_bytes
 from rlhf.base.decoder_modules import DecoderModules, end_ids_of
 from rlhf.base.ranks import Ranks
-from rlhf.base.types import Engine, PromptBatch, Responses
+from rlhf.base.types import Engine, PromptBatch, Responses, copy_to_device, pad_rows
 from rlhf.config.choices import When
 from rlhf.rollout.decoders.compiled import CompiledDecoder, can_compile
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
@@ -21,7 +24,6 @@ from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
 from rlhf.rollout.decoders.layers import AdapterOf
 from rlhf.rollout.decoders.via_cache import CacheDecoder
-from rlhf.rollout.padding import pad_responses, unpad_prompts
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Counterpart, Request, Scheduler
 
@@ -224,3 +226,31 @@ def free_bytes(device: torch.device) -> int:
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
     return available_bytes()
+
+
+class Sampled(NamedTuple):
+    """One response: its tokens with their log-probabilities, and whether it ended by itself."""
+
+    ids: list[int]
+    logprobs: list[float]
+    has_ended: bool
+
+
+def unpad_prompts(prompts: PromptBatch) -> list[list[int]]:
+    """Return the token ids of each prompt without padding; this copies to the host twice."""
+    rows = zip(prompts.ids_BP.tolist(), prompts.attend_BP.tolist(), strict=True)
+    return [[i for i, attends in zip(*row, strict=True) if attends] for row in rows]
+
+
+def pad_responses(
+    answers: Sequence[Request | Sampled], *, pad_id: int, device: torch.device
+) -> Responses:
+    """Return the answers as right-padded responses (B, T); all their tokens are kept."""
+    ids_BT, keep_BT = pad_rows([answer.ids for answer in answers], pad_id=pad_id)
+    logprobs_N = torch.tensor([x for answer in answers for x in answer.logprobs])
+    logprobs_BT = torch.zeros(keep_BT.shape).masked_scatter(keep_BT, logprobs_N)
+    ended_B = torch.tensor([answer.has_ended for answer in answers])
+    ids_BT, keep_BT, ended_B, logprobs_BT = (
+        copy_to_device(each, device) for each in (ids_BT, keep_BT, ended_B, logprobs_BT)
+    )
+    return Responses(ids_BT, keep_BT, ended_B, logprobs_BT)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.base.heartbeat import beat
-from rlhf.base.host_copies import copy_to_device
+from rlhf.base.types import copy_to_device
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, PackingDecoder, Texts
 from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens, stack_drawn
 

@@ -23,7 +23,7 @@ from rlhf.base.errors import RolloutError
 from rlhf.base.heartbeat import beat
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Engine, PromptBatch, Responses
-from rlhf.rollout.padding import Sampled, pad_responses, unpad_prompts
+from rlhf.rollout.fast import Sampled, pad_responses, unpad_prompts
 from rlhf.rollout.sampling import SamplingSettings
 
 START = (

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import ALARM, METRICS, SAMPLE, GrowingFile
 from rlhf.config.freeze import FROZEN, frozen_keys
-from rlhf.report.charts import MOST_POINTS, Point
+from rlhf.report.charts import MOST_POINTS, Point, PointsByMetric, RunFiles
 from rlhf.report.page import Headline
-from rlhf.report.run_files import PointsByMetric, RunFiles
 from rlhf.tracking.console import KEY_METRICS, KeyMetric
 from rlhf.tracking.metric_table import METRICS as KNOWN
 from rlhf.tracking.metric_table import documented_name

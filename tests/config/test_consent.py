@@ -16,8 +16,7 @@ from rlhf import export, replay
 from rlhf.base.errors import ConfigError
 from rlhf.chat import __main__ as chat
 from rlhf.config.choices import Phase
-from rlhf.config.consent import keys_that_run_code
-from rlhf.config.freeze import load_run, to_run_config
+from rlhf.config.freeze import keys_that_run_code, load_run, to_run_config
 from rlhf.evaluate import __main__ as evaluate
 from rlhf.jobs.from_run import copy_keys_of_source_run
 from tests.chat.small_run import save_run

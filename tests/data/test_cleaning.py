@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 
 from rlhf.config.choices import Source, Template
 from rlhf.config.schema.data import DataConfig
-from rlhf.data.cleaning import clean_dataset, clean_text, drop_repeated_examples, fingerprint
 from rlhf.data.reading import load_datasets
-from rlhf.data.records import RawDataset, Record
+from rlhf.data.records import (
+    RawDataset,
+    Record,
+    clean_dataset,
+    clean_text,
+    drop_repeated_examples,
+    fingerprint,
+)
 from rlhf.data.synthetic_pairs import generate_records
 
 

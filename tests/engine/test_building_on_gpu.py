@@ -18,8 +18,8 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.pretrained import Shard
 from rlhf.models.sources import ModelSource
-from rlhf.models.zero3_init import Shard
 from tests.engine.test_torch_engine import ADAMW
 from tests.lora_settings import lora_config
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state

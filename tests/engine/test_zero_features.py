@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Dtype
-from rlhf.engine import deepspeed_engine, deepspeed_kernels, masters
+from rlhf.engine import deepspeed_engine, masters
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine, require_aligned_nvme_gradients
 from rlhf.engine.masters import Masters, MovingAverage
 from rlhf.engine.torch_engine import TorchEngine
@@ -116,7 +116,7 @@ def test_frozen_weights_become_int8_and_keep_their_values(monkeypatch: pytest.Mo
     from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.zero import partition_parameters, stage3
 
-    monkeypatch.setattr(deepspeed_kernels, "op_unavailable_reason", lambda _: None)
+    monkeypatch.setattr(deepspeed_engine, "op_unavailable_reason", lambda _: None)
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)  # torch emulates it
     monkeypatch.setattr(partition_parameters, "CUDAQuantizer", Int8)
     monkeypatch.setattr(stage3, "CUDAQuantizer", Int8)

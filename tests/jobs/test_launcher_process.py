@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.command import set_cuda_allocator
-from rlhf.jobs import launcher_process
-from rlhf.jobs.launcher_process import SPIN_COUNT, set_spin_count
+from rlhf.jobs import launch_command
+from rlhf.jobs.launch_command import SPIN_COUNT, set_spin_count
 
 QUIET = "some avg10=3.10 avg60=2.00 avg300=0.70 total=17\nfull avg10=0.00 avg60=0.00\n"
 SHARED = QUIET.replace("3.10", "98.85")
@@ -37,7 +37,7 @@ def test_spin_count_follows_the_time_that_programs_wait(
     pressure = tmp_path / "cpu"
     if text is not None:
         pressure.write_text(text)
-    monkeypatch.setattr(launcher_process, "notices", noted := [])
+    monkeypatch.setattr(launch_command, "notices", noted := [])
     set_spin_count(pressure)
     assert os.environ[SPIN_COUNT] == expected
     assert len(noted) == bool(line)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
-from rlhf.kernels.softmax import softmax_, softmax_gradient_
+from rlhf.kernels.logprobs import softmax_, softmax_gradient_
 
 
 @pytest.fixture(params=[level for level in Isa if level <= read_cpu().isa], ids=lambda x: x.name)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.pretrained import draw_weights_by_block
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import stored_dtype
-from rlhf.models.zero3_init import draw_weights_by_block
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import CRITIC_STATE, read_lines
+from rlhf.report.charts import RunFiles
 from rlhf.report.run_charts import TITLES, true_value_section
-from rlhf.report.run_files import RunFiles
 
 
 def run_with(steps: Sequence[int], *, bias: float = 0.0) -> RunFiles:

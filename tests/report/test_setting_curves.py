@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.report import __main__ as report
-from rlhf.report.run_files import PointsByMetric
+from rlhf.report.charts import PointsByMetric
 from rlhf.report.sweep_charts import MOST_STEPS, seed_line
 
 Compose = Callable[[list[str]], DictConfig]

@@ -31,8 +31,7 @@ from rlhf.rollout.decoders.cuda_graphs import NO_ROOM, Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.via_cache import CacheDecoder
-from rlhf.rollout.fast import FastRollout, FastSettings
-from rlhf.rollout.padding import unpad_prompts
+from rlhf.rollout.fast import FastRollout, FastSettings, unpad_prompts
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Request, Scheduler
 from tests.lora_settings import lora_config

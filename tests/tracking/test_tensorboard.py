@@ -10,9 +10,8 @@ import pytest
 
 from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import WandbMode
-from rlhf.tracking.tensorboard import TensorBoardTracker
 from rlhf.tracking.tracker import Sample
-from rlhf.tracking.trackers import build_tracker
+from rlhf.tracking.trackers import TensorBoardTracker, build_tracker
 from tests.tracking.test_trackers import run_config
 
 # Its protocol buffers are written in C, in the older way.

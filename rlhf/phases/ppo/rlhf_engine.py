@@ -29,9 +29,9 @@ from rlhf.environments.process_pool import build_pool
 from rlhf.models.build import build_actor, build_scorer, lora_spec, require_enough_positions
 from rlhf.models.language_model import Scorer
 from rlhf.models.members import Combination, load_ensemble
+from rlhf.models.pretrained import Shard
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.trunk import SharedTrunk
-from rlhf.models.zero3_init import Shard
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix

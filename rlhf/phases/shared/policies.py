@@ -34,9 +34,8 @@ from rlhf.models.build import build_actor, lora_spec
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.lora import adapter_of, disable_adapters
-from rlhf.models.pretrained import require_one_label_model
+from rlhf.models.pretrained import Shard, require_one_label_model
 from rlhf.models.sources import ModelSource
-from rlhf.models.zero3_init import Shard
 from rlhf.phases.shared.exporting import write_weights
 from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.hf import HfRollout

@@ -16,7 +16,7 @@ from rlhf.data.phase_needs import (
     require_examples,
 )
 from rlhf.data.splits import phase_answered_by_dpo
-from rlhf.engine.deepspeed_kernels import op_unavailable_reason, require_quantizer
+from rlhf.engine.deepspeed_engine import op_unavailable_reason, require_quantizer
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_tokens, reward_pairs
 from rlhf.phases.shared.model_checks import config_of, require_decoder
 from rlhf.rollout.hybrid.hybrid_rollout import hybrid_engine_unavailable_reason

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlhf.base.decoder_modules import BlockOrder, DecoderModules
-from rlhf.base.host_copies import copy_to_device
+from rlhf.base.types import copy_to_device
 from rlhf.kernels.attention_gpu import gpu_attention
 from rlhf.rollout.decoders.decoder import KvCache, Texts
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryEmbedding

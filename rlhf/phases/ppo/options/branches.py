@@ -19,9 +19,8 @@ from torch import Generator, Tensor
 
 from rlhf.algorithms.advantages import branch_values, choose_steps, rewards_to_go
 from rlhf.base.critic_states import CriticState, measure_critic
-from rlhf.base.host_copies import copy_to_device
 from rlhf.base.random_streams import random_stream
-from rlhf.base.types import Responses, Rollout, take_rows
+from rlhf.base.types import Responses, Rollout, copy_to_device, take_rows
 from rlhf.config.schema.ppo import PpoConfig, ValueTargets
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.targets import TargetMaker
