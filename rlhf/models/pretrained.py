@@ -32,6 +32,12 @@ from rlhf.models.weight_files import (
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+# Fields of config.json that count modules, and the largest value allowed. With a huge value,
+# transformers would build modules for hours before their shapes are compared with the weights.
+COUNTS = {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_labels"}
+COUNTS |= {"encoder_layers", "decoder_layers"}
+MOST = 1000
+OUTPUT_LAYERS = {"lm_head", "embed_out"}  # of language models, which a scorer does not have
 # A function that replaces a parameter with this rank's shard (possibly the whole parameter) and
 # returns the shard in the engine's precision; it returns None if the parameter is already sharded.
 Shard = Callable[[nn.Parameter], Tensor | None]
@@ -101,14 +107,6 @@ def shard_parameters(
         part = shard(parameter)
         if check is not None and part is not None:
             check(name, part)
-
-
-# Fields of config.json that count modules, and the largest value allowed. With a huge value,
-# transformers would build modules for hours before their shapes are compared with the weights.
-COUNTS = {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_labels"}
-COUNTS |= {"encoder_layers", "decoder_layers"}
-MOST = 1000
-OUTPUT_LAYERS = {"lm_head", "embed_out"}  # of language models, which a scorer does not have
 
 
 class Adapter(NamedTuple):
