@@ -309,11 +309,10 @@ def seed_line(number: int, runs: Sequence[PointsByMetric], metric: str) -> Line:
     size = math.ceil(len(steps) / MOST_STEPS)
     buckets = [steps[start : start + size] for start in range(0, len(steps), size or 1)]
     values = [[run[step] for step in bucket for run in by_step] for bucket in buckets]
-    middles = [bucket[len(bucket) // 2] for bucket in buckets]
     has_band = len(by_step) > 1 or size > 1
     return Line(
         str(number + 1),
-        list(zip(middles, map(mean_of, values), strict=True)),
+        list(zip((each[len(each) // 2] for each in buckets), map(mean_of, values), strict=True)),
         is_joined=len(buckets) >= FEWEST_JOINED,
         setting=number,
         low=[min(each) for each in values] if has_band else (),

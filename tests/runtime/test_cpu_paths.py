@@ -32,7 +32,14 @@ def kernels_of(cwd: Path, *overrides: str, **environment: object) -> str:
     return line
 
 
-@pytest.mark.parametrize("level", [level for level in Isa if level <= read_cpu().isa])
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param(level, marks=pytest.mark.soak if level is Isa.none else ())
+        for level in Isa
+        if level <= read_cpu().isa
+    ],
+)
 def test_every_level_of_this_cpu(level: Isa, tmp_path: Path) -> None:
     line = kernels_of(tmp_path, RLHF_MAX_CPU_ISA=level.name)
     assert f"in C ({level.name})" in line

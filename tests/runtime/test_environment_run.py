@@ -92,6 +92,7 @@ def test_episodes_do_not_depend_on_the_number_of_ranks(run_dir: Path, tmp_path: 
         assert len(found[0]) == len(found[1]) == 2
 
 
+@pytest.mark.soak
 def test_a_kill_at_a_random_moment_changes_nothing(tmp_path: Path) -> None:
     overrides = [*EPISODES, "sft.epochs=1", "ppo.steps=6"]
     whole, killed = finished(tmp_path / "whole", *overrides), tmp_path / "killed"

@@ -29,7 +29,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_continues_after_the_drive_has_refused_its_files(tmp_path: Path) -> None:
     said: list[str] = []
     assert faults(tmp_path / "run", REFUSED, said.append) == 0, "\n".join(said)

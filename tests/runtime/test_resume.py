@@ -32,7 +32,6 @@ STEPS += [
 TWO_RANKS = ["hardware.ranks_per_node=2", "phase.order=[sft,ppo]", "model@reward_model=gold"]
 # One run of each way to keep weights, masters, moments and averages; tests/soak_matrix.py has all.
 CASES = {
-    "torch, bf16": ["hardware.dtype=bf16", "zero=stage2", "ppo.ema_beta=0.9", "ppo.kl_target=1"],
     "torch, fp32 and all options": [
         "zero=stage0",
         "ppo.scale_reward=running",
@@ -41,6 +40,7 @@ CASES = {
         "sft.eval_every=2",
         "ppo.actor_freeze_steps=3",
     ],
+    "torch, bf16": ["hardware.dtype=bf16", "zero=stage2", "ppo.ema_beta=0.9", "ppo.kl_target=1"],
     "trunk": ["ppo.shared_trunk=true", "ppo.num_layers_unfrozen=1", "ppo.ema_beta=0.9"],
     "DeepSpeed, stage 0": ["zero=stage0", *TWO_RANKS],
     "DeepSpeed, stage 2, bf16": [
@@ -54,9 +54,16 @@ CASES = {
     ],
     "LoRA and DPO": ["lora=default", "phase=pipeline_dpo"],
 }
+LEFT_TO_SOAK = (
+    "torch, bf16",
+    "trunk",
+    "DeepSpeed, stage 0",
+    "DeepSpeed, stage 2, bf16",
+    "sampled ahead, beside training",
+)
 
 
-@pytest.mark.parametrize("case", soaked(CASES, "DeepSpeed, stage 0"))
+@pytest.mark.parametrize("case", soaked(CASES, *LEFT_TO_SOAK))
 def test_killed_run_equals_the_run_that_never_was(case: str, tmp_path: Path) -> None:
     overrides = [*STEPS, *CASES[case]]
     whole = finished(tmp_path / "whole", *overrides, PYTHONPATH=ROOT)

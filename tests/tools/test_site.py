@@ -15,6 +15,7 @@ from tools.docs.site import with_rest, without_folder
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.soak
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     words = ["build", "--strict", "--config-file", ROOT / "tools/docs/mkdocs.yml"]
     site = tmp_path / "site"

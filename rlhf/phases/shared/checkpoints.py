@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from rlhf.checkpoint.phase_state import (
     write_checkpoint,
 )
 from rlhf.config.choices import Phase
-from rlhf.config.schema.run import AlarmName
+from rlhf.config.schema.run import AlarmName, CheckpointConfig
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.tracking.jsonl import LOGS
@@ -33,6 +33,11 @@ from rlhf.tracking.trackers import StoppedByAlarmError
 NO_CHECKPOINTS = (
     "{}: no checkpoints inside the phase, since zero.nvme_path keeps the optimizer on a drive; "
     "a stopped run repeats the phase"
+)
+
+NO_UPDATES = (
+    "{}: no optimizer step could be taken in {} steps in a row up to step {}, since gradients were "
+    "not finite. Start again with a lower learning rate, or hardware.dtype=fp32; "
 )
 
 
@@ -57,8 +62,7 @@ class Checkpoints:
         self._engines = engines
         self._trainer = trainer
         self._seconds = 0.0  # of earlier attempts
-        self._saved = time.monotonic()
-        self._saved_step = self._total = 0
+        self._saved, self._saved_step, self._total = time.monotonic(), 0, 0
         self._best = BestStep.before_first_evaluation(self._config, phase, better_direction)
         self.loads_best = self._config.load_best and self._best.metric is not None
         self._is_over = False
@@ -69,8 +73,7 @@ class Checkpoints:
         self._can_write = context.config.zero.nvme_path is None
         if not self._can_write:
             context.console.say(NO_CHECKPOINTS.format(phase))
-        resumed = context.resumes.get(phase)
-        if resumed is not None:
+        if (resumed := context.resumes.get(phase)) is not None:
             self._resume_from(resumed)
         if context.ranks.is_main:
             remove_stale_checkpoints(self._dir, last_step=self.step)
@@ -103,8 +106,10 @@ class Checkpoints:
             self.step += 1
             self._finish_step()
         self._context.heartbeat.stop()
-        if self.loads_best and self._best.step not in {None, self.step}:
-            self._load_best()
+        best = self._best.step
+        if self.loads_best and best is not None and best != self.step:
+            _load_engines(self._engines, load_checkpoint(checkpoint_folder(self._dir, best)))
+            self._context.console.say(f"{self.phase}: ends with the models of step {best}")
 
     def end_phase(self, why: str) -> None:
         """End the phase after the current step."""
@@ -139,9 +144,8 @@ class Checkpoints:
         self._skipped = self._skipped + 1 if is_skipped else 0
         if self._skipped == self._config.most_skipped:
             raise RlhfError(
-                f"{self.phase}: no optimizer step could be taken in {self._skipped} steps in a "
-                f"row up to step {self.step + 1}, since gradients were not finite. Start again "
-                f"with a lower learning rate, or hardware.dtype=fp32; {_export_advice(self._dir)}"
+                NO_UPDATES.format(self.phase, self._skipped, self.step + 1)
+                + _export_advice(self._dir)
             )
 
     def log_evaluation(self, values: Mapping[str, float], *, is_resting: bool = False) -> None:
@@ -164,8 +168,7 @@ class Checkpoints:
 
         With ``loads_best``, ``log_evaluation`` has already logged the last models' ``values``.
         """
-        is_logged = self.loads_best and self.step > 0
-        logged = {**({} if is_logged else values), **(more or {})}
+        logged = {**({} if self.loads_best and self.step > 0 else values), **(more or {})}
         if logged:
             self._context.tracker.log(self.phase, self.step, logged)
 
@@ -188,9 +191,10 @@ class Checkpoints:
             context.tracker.digests(self.phase, self.step, weight_digests(self._engines))
         if self._config.stop_after == f"{self.phase}/{self.step}":
             requests.wants_checkpoint = requests.wants_stop = True
-        # No checkpoint is due while steps are skipped: the checkpoint before them is kept.
-        is_due = (self._is_checkpoint_due() and not self._skipped) or requests.wants_checkpoint
-        is_due |= self._alarm is not None
+        # Only the main rank looks at the time. None is due while steps are skipped.
+        minutes = (time.monotonic() - self._saved) / 60 if context.ranks.is_main else 0.0
+        is_due = _is_due(self._config, self._saved_step, self.step, minutes) and not self._skipped
+        is_due |= requests.wants_checkpoint or self._alarm is not None
         is_due &= self._can_write
         asked = torch.tensor([is_due, requests.wants_stop], device=context.ranks.device)
         is_due, stops = context.ranks.max(asked.int()).bool().tolist()
@@ -201,14 +205,6 @@ class Checkpoints:
             raise self._alarm
         if stops:
             raise StoppedError(f"stopped after {self.phase} step {self.step}")
-
-    def _is_checkpoint_due(self) -> bool:
-        """Return True if a checkpoint is due; only the main rank checks ``every_minutes``."""
-        config, every = self._config, self._config.every_steps
-        by_steps = every is not None and self.step // every > self._saved_step // every
-        minutes = (time.monotonic() - self._saved) / 60
-        by_time = config.every_minutes is not None and minutes >= config.every_minutes
-        return by_steps or (by_time and self._context.ranks.is_main)
 
     def _save_checkpoint(self) -> None:
         tensors = {name: engine.training_state for name, engine in self._engines.items()}
@@ -230,9 +226,7 @@ class Checkpoints:
                 if self._best.step == self.step:
                     raise  # checkpoint.best promises to keep it
                 self._context.console.say(f"warning: {error}")
-        for stream in streams.values():  # consume it: every rank must take part in it
-            for _ in stream:
-                pass
+        _consume(streams.values())
         self._context.ranks.barrier()
         self._saved, self._saved_step = time.monotonic(), self.step
 
@@ -248,11 +242,19 @@ class Checkpoints:
             self._trainer.load_state_dict(state["trainer"])
         self._context.console.say(f"{self.phase}: continues after step {self.step}")
 
-    def _load_best(self) -> None:
-        assert self._best.step is not None
-        best = load_checkpoint(checkpoint_folder(self._dir, self._best.step))
-        _load_engines(self._engines, best)
-        self._context.console.say(f"{self.phase}: ends with the models of step {self._best.step}")
+
+def _is_due(config: CheckpointConfig, saved_step: int, step: int, minutes: float) -> bool:
+    """Return True if checkpoint.every_steps or every_minutes asks for a checkpoint."""
+    every = config.every_steps
+    by_steps = every is not None and step // every > saved_step // every
+    return by_steps or (config.every_minutes is not None and minutes >= config.every_minutes)
+
+
+def _consume(streams: Iterable[Iterable[object]]) -> None:
+    """Take what is left of the streams: every rank must take part in them."""
+    for stream in streams:
+        for _ in stream:
+            pass
 
 
 def _load_engines(engines: Mapping[str, StatefulWithTensors], checkpoint: Checkpoint) -> None:

@@ -155,8 +155,10 @@ def test_responses_of_ranks_join_and_divide_as_if_sampled_together() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [["rollout.samplers=2", *CONTROL], [*EPISODES]],  # tests/exact_ahead.py has more
-    ids=["GAE and the control, two processes", "episodes"],
+    [  # tests/exact_ahead.py has more
+        pytest.param(["rollout.samplers=2", *CONTROL], id="GAE and the control, two processes"),
+        pytest.param([*EPISODES], id="episodes", marks=pytest.mark.soak),
+    ],
 )
 def test_sampling_beside_training_changes_no_file(options: list[str], tmp_path: Path) -> None:
     words = [*options, *ONE_CORE, "rollout.lag=2"]
