@@ -1,4 +1,4 @@
-"""Triton is not installed where CI runs: the kernels are found by their names, read as text."""
+"""The Triton kernels that launchers name exist: names are read as text, without Triton."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 KERNELS = Path(__file__).parents[2] / "rlhf" / "kernels"
-LAUNCHERS = {"adamw": "adamw_gpu", "attention": "attention_gpu", "logprobs": "logprobs"}
+LAUNCHERS = {"adamw": "adamw", "attention": "attention_gpu", "logprobs": "logprobs"}
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)

@@ -152,7 +152,7 @@ def test_the_other_ranks_write_nothing(tmp_path: Path) -> None:
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
-    modules = "console jsonl metric_table tensorboard tracker trackers wandb_run".split()
+    modules = "console jsonl metric_table tracker trackers wandb_run".split()
     paths = ["report.at_end", "report.summary", *(f"tracking.{module}" for module in modules)]
     imports = "; ".join(f"import rlhf.{path}" for path in paths)
     heavy = {"jinja2", "rich", "wandb", "torch", "tensorboard"}
