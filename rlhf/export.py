@@ -26,7 +26,8 @@ from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.types import Engine
 from rlhf.base.user_paths import expand_user_path
 from rlhf.checkpoint.finished_phase import verify_model
-from rlhf.checkpoint.model_folder import replace_folder_atomically, results_section
+from rlhf.checkpoint.model_card import results_section
+from rlhf.checkpoint.model_folder import replace_folder_atomically
 from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
 from rlhf.config.choices import (
     Backend,

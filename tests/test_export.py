@@ -14,7 +14,8 @@ import torch
 from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM
 
-from rlhf.checkpoint.model_folder import origin_sections, save_model
+from rlhf.checkpoint.model_card import origin_sections
+from rlhf.checkpoint.model_folder import save_model
 from rlhf.checkpoint.phase_state import checkpoint_folder, write_checkpoint
 from rlhf.checkpoint.results import phase_result_path, write_json
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config

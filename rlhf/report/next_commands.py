@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlhf.base.stored_files import SAMPLE, read_lines
-from rlhf.checkpoint.model_folder import python_example
+from rlhf.checkpoint.model_card import python_example
 from rlhf.checkpoint.results import read_phase_result
 from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import frozen_keys, keys_that_run_code, read_command

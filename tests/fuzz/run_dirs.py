@@ -16,7 +16,7 @@ from typing import Any
 from rlhf.base.errors import RlhfError
 from rlhf.base.stored_files import RESULT, read_json
 from rlhf.chat.run_models import RunModels
-from rlhf.checkpoint.model_folder import origin_sections, results_section
+from rlhf.checkpoint.model_card import origin_sections, results_section
 from rlhf.checkpoint.phase_state import find_latest_intact_checkpoint
 from rlhf.checkpoint.phase_store import PhaseStore
 from rlhf.checkpoint.results import read_plan, write_json

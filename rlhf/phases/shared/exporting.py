@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from rlhf.base.types import Engine
+from rlhf.checkpoint.model_card import origin_sections, python_example
 from rlhf.checkpoint.model_folder import (
     SHARD_BYTES,
     apply_umask,
-    origin_sections,
-    python_example,
     save_model,
     save_streamed,
     tensors_to_save,
