@@ -43,7 +43,6 @@ def is_found(fault: Fault, tree: Path) -> bool:
     """Return True if the fault's test is red with the fault in ``tree``, a copy of the source."""
     path = tree / fault.path
     sound = path.read_text()
-    assert sound.count(fault.old) == 1, f"{fault.path}: {fault.old!r} must occur once"
     path.write_text(sound.replace(fault.old, fault.new))
     try:
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", fault.test]
@@ -75,11 +74,14 @@ def main() -> None:
         for path in ROOT.glob("*.*"):
             if path.is_file():
                 shutil.copy(path, tree)
-        missed = [fault for fault in faults if not is_found(fault, tree)]
-    for fault in missed:
-        sys.stdout.write(f"missed: {fault.path}: {fault.new.strip()!r} by {fault.test}\n")
-    sys.stdout.write(f"{len(faults) - len(missed)} of {len(faults)} planted regressions found\n")
-    raise SystemExit(bool(missed))
+        found = 0
+        for fault in faults:
+            if is_found(fault, tree):
+                found += 1
+            else:
+                print(f"missed: {fault.path}: {fault.new.strip()!r} by {fault.test}", flush=True)
+    print(f"{found} of {len(faults)} planted regressions found")
+    raise SystemExit(found < len(faults))
 
 
 if __name__ == "__main__":
