@@ -21,8 +21,6 @@ PARTS = (
     "weights gradients optimizer ema activations logits kv_cache gathered_weights buffers process "
     "samplers"
 ).split()
-
-
 SMALL = 4 * GIB  # bytes per rank; the table of a smaller plan is in MiB
 MIB = 2**20
 
@@ -140,8 +138,7 @@ def tables(plan: Plan) -> list[RenderableType]:
     table.add_column("")
     for phase in plan.phases:
         table.add_column(phase.phase.value, justify="right")
-    is_small = max(phase.bytes for phase in plan.phases) < SMALL
-    unit, divisor, digits = ("MiB", MIB, 0) if is_small else ("GiB", GIB, 2)
+    unit, divisor, digits = ("MiB", MIB, 0) if plan.bytes < SMALL else ("GiB", GIB, 2)
 
     def add_row(name: str, numbers: list[float | None], digits: int = 2) -> None:
         if any(numbers):

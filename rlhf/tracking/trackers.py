@@ -128,7 +128,7 @@ class Trackers(Tracker):
         Raises:
             StoppedByAlarmError: if alarms.stop has one of the alarms.
         """
-        for name in values.keys() - self._logged:
+        for name in sorted(values.keys() - self._logged):
             if problem := undocumented(name):
                 self._say(f"warning: {problem}. It is logged without a meaning")
         self._logged |= values.keys()
@@ -275,8 +275,6 @@ def build_tracker(
             job_type="+".join(config.phase.order),
         )
     if config.tracking.tensorboard:
-        from rlhf.tracking.trackers import TensorBoardTracker
-
         others["TensorBoard"] = TensorBoardTracker(run_dir / "tensorboard", asdict(config))
     for path in config.tracking.others:
         others[path] = _import_name(path)(config, run_dir)

@@ -31,7 +31,7 @@ FOREIGN = {
     "seed: 1\n'${oc.env:RLHF_KEY}': 1": "interpolation",
     BOMB: "alias",
     "seed: 1\na: &a [*a]": "alias",
-    "seed: 1\na: " + "[" * 5000 + "]" * 5000: "level",
+    "seed: 1\na: " + "[" * 5000 + "]" * 5000: "levels|increasing flow level",
     "seed: 1\na: " + "x" * 2_000_000: "characters",
     "seed: 1\na: !!python/object/apply:os.system [true]": "a tag",
     "seed: 1\na: !!timestamp x": "a tag",
