@@ -26,7 +26,7 @@ from common import run_on_cores, table
 
 from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.config.schema.run import AlarmName
-from rlhf.tracking.step_alarms import Alarm, AlarmRules
+from rlhf.run.step_alarms import Alarm, AlarmRules
 
 COMMON = (
     "reward.epochs=0.25",

@@ -23,7 +23,7 @@ from typing import Any
 
 from common import BENCHMARKS, ROOT, finish, parser, table
 
-from rlhf.tracking.tracker import Tracker
+from rlhf.run.tracker import Tracker
 
 LONG = ["experiment=smoke", "ppo.steps=5000", "checkpoint.every_minutes=1", "plan=off"]
 LONG += ["rollout.max_response_tokens=8", "ppo.sample_every=1000", "ppo.eval_prompts=4"]
@@ -38,8 +38,8 @@ class Meter(Tracker):
 
     def __init__(self, *_: object) -> None:
         from rlhf.base.heartbeat import Heartbeat
-        from rlhf.engine.split_adamw import SplitAdamW
         from rlhf.engine.torch_engine import WholeAdamW
+        from rlhf.options.cpu_kernels.split_adamw import SplitAdamW
         from rlhf.phases.shared.checkpoints import Checkpoints
 
         self._seconds: Counter[str] = Counter()

@@ -132,7 +132,7 @@ def wait_for_server(process: subprocess.Popen[bytes], log: Path) -> None:
         RuntimeError: if it ends; its last words are in the message.
     """
     from rlhf.base.errors import RolloutError
-    from rlhf.rollout.vllm_server import VllmClient
+    from rlhf.options.vllm.vllm_server import VllmClient
 
     while True:
         try:

@@ -19,7 +19,7 @@ from pathlib import Path
 from common import run_on_cores, table
 
 from rlhf.base.intervals import Estimate, mean_with_interval
-from rlhf.checkpoint.results import read_phase_result
+from rlhf.run.results import read_phase_result
 
 WEIGHTS = "ppo.rollout_correction"
 CORRECTIONS: Mapping[str, Sequence[str]] = {

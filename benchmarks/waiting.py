@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rlhf.environments.interface import Step
+from rlhf.options.environments.interface import Step
 
 
 class Waiting:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
-from rlhf.environments.interface import Step
+from rlhf.options.environments.interface import Step
 
 
 class Countdown:

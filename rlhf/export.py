@@ -25,10 +25,6 @@ from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.types import Engine
 from rlhf.base.user_paths import expand_user_path
-from rlhf.checkpoint.finished_phase import verify_model
-from rlhf.checkpoint.model_card import results_section
-from rlhf.checkpoint.model_folder import replace_folder_atomically
-from rlhf.checkpoint.phase_state import checkpoint_folder, load_checkpoint
 from rlhf.config.choices import (
     Backend,
     Device,
@@ -57,8 +53,12 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import build_export, save_export
 from rlhf.phases.shared.policies import policy_source
 from rlhf.rewards.isolated import HERE
-from rlhf.tracking.console import build_console
-from rlhf.tracking.tracker import Tracker
+from rlhf.run.console import build_console
+from rlhf.run.finished_phase import verify_model
+from rlhf.run.model_card import results_section
+from rlhf.run.model_folder import replace_folder_atomically
+from rlhf.run.phase_state import checkpoint_folder, load_checkpoint
+from rlhf.run.tracker import Tracker
 
 # Engine name and folder of each phase's main model; export picks the first policy that exists.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}

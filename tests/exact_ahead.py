@@ -20,7 +20,7 @@ from itertools import product
 from pathlib import Path
 
 from rlhf.gpu_check.runs import differing_files
-from rlhf.tracking.jsonl import DIGESTS
+from rlhf.run.jsonl import DIGESTS
 from tests.runs import EPISODES, finished
 
 TASKS = {

@@ -21,7 +21,7 @@ import torch
 from rlhf.phases import sft
 from rlhf.phases.ppo import loop
 from rlhf.phases.shared import checkpoints
-from rlhf.tracking.tracker import Tracker
+from rlhf.run.tracker import Tracker
 
 PATH = "tests.killer:Killer"
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.base.types import Engine, StepReport
-from rlhf.checkpoint.model_folder import tensors_to_save
+from rlhf.run.model_folder import tensors_to_save
 
 
 def whole_state(engine: Engine, of: nn.Module | None = None) -> dict[str, Tensor]:

@@ -14,15 +14,15 @@ import torch
 from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM
 
-from rlhf.checkpoint.model_card import origin_sections
-from rlhf.checkpoint.model_folder import save_model
-from rlhf.checkpoint.phase_state import checkpoint_folder, write_checkpoint
-from rlhf.checkpoint.results import phase_result_path, write_json
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.export import main
 from rlhf.models.build import ModelSource, build_actor
-from rlhf.models.lora import save_adapter
+from rlhf.options.lora.lora import save_adapter
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
+from rlhf.run.model_card import origin_sections
+from rlhf.run.model_folder import save_model
+from rlhf.run.phase_state import checkpoint_folder, write_checkpoint
+from rlhf.run.results import phase_result_path, write_json
 from tests.lora_settings import lora_config
 from tests.models_on_disk import (
     disturb,

@@ -25,7 +25,6 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import as_drive_error
 from rlhf.base.isolated_process import IsolatedProcess
 from rlhf.base.stored_files import DamagedFileError
-from rlhf.checkpoint.phase_state import remove_stale_checkpoints
 from rlhf.compare.preference_file import PreferenceFile
 from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import (
@@ -40,6 +39,7 @@ from rlhf.jobs.launch_command import Job
 from rlhf.jobs.search import JOURNAL, repair_journal
 from rlhf.report.comparison import _weights_of_reward_model
 from rlhf.report.page import LocalRequest, LocalServer
+from rlhf.run.phase_state import remove_stale_checkpoints
 from rlhf.watch.__main__ import drawing_of
 from rlhf.watch.progress import _is_process_alive
 from tests.fuzz import ensembles

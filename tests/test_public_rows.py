@@ -31,7 +31,7 @@ OF_THEIR_OWN: dict[int, str] = {
     39: f"{DATA}test_messages_reach_the_template_as_they_are",
     40: f"{DATA}test_templates_are_refused_with_the_way_out",
     41: f"{DATA}test_an_answer_of_text_keeps_its_indentation",
-    43: "tests/models/test_lora.py::test_an_adapter_over_an_adapter_is_merged_twice",
+    43: "tests/options/lora/test_lora.py::test_an_adapter_over_an_adapter_is_merged_twice",
     45: "tests/runtime/test_start_checks.py::test_both_doors_refuse_before_the_first_phase",
     47: "tests/runtime/test_start_checks.py::test_both_doors_refuse_before_the_first_phase",
     48: f"{MODELS}test_layers_without_a_cache_are_refused_before_training",

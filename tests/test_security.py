@@ -16,7 +16,6 @@ from omegaconf import DictConfig
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.safe_text import FORMS
 from rlhf.base.stored_files import DamagedFileError
-from rlhf.checkpoint.finished_phase import copy_phase_lines
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config, write_command
 from rlhf.config.rules.run import refuse_secret_values, refuse_secrets_in_command
@@ -24,8 +23,9 @@ from rlhf.jobs.sweep_jobs import open_log
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.report.summary import answers_side_by_side
+from rlhf.run.finished_phase import copy_phase_lines
+from rlhf.run.jsonl import JsonlWriter
 from rlhf.runtime.worker import refuse_written_links
-from rlhf.tracking.jsonl import JsonlWriter
 
 ROOT = Path(__file__).parents[1]
 NAMED = sorted(set(re.findall(r"`tests/(\S+?)::(test_\w+)`", (ROOT / "SECURITY.md").read_text())))

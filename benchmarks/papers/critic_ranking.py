@@ -12,8 +12,8 @@ from pathlib import Path
 
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.started_runs import run_of
-from rlhf.base.critic_states import CriticState, measure_critic, ranked_pairs
 from rlhf.base.intervals import wilson_interval
+from rlhf.options.branches.critic_states import CriticState, measure_critic, ranked_pairs
 
 CHECK = {"every": 4, "states": 256, "branches": 24, "step_tokens": 2}
 QUICK_CHECK = {"every": 2, "states": 32, "branches": 8, "step_tokens": 2}

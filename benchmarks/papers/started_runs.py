@@ -15,7 +15,7 @@ from common import is_finished, run_on_cores
 from evaluated import Evaluated
 
 from papers.claims import Figures, NotMeasurableError, Place
-from rlhf.checkpoint.results import read_phase_result
+from rlhf.run.results import read_phase_result
 
 QUICK = {
     "data.size": 3000,

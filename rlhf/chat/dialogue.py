@@ -12,8 +12,8 @@ from rlhf.chat.run_models import LoneModel, RunModels
 from rlhf.chat.talker import ChatMessage, SampledAnswer, Talker, WriteText
 from rlhf.config.freeze import load_run
 from rlhf.data.encoding import Encoder, first_record
-from rlhf.environments.interface import EnvironmentPool, Reply
-from rlhf.environments.process_pool import build_pool
+from rlhf.options.environments.interface import EnvironmentPool, Reply
+from rlhf.options.environments.process_pool import build_pool
 from rlhf.rollout.sampling import SamplingSettings
 
 COMMANDS: Mapping[str, str] = {

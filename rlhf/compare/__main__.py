@@ -32,7 +32,7 @@ from rlhf.compare.preference_file import (
     read_models_of_runs,
 )
 from rlhf.report.page import LocalRequest, LocalServer, render_template
-from rlhf.tracking.console import build_console
+from rlhf.run.console import build_console
 
 LENGTH = "[0-9]{1,3}"  # pattern of Content-Length: at most 999 bytes, where a choice has 30
 BUTTONS = {

@@ -18,7 +18,7 @@ from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_bytes, read_li
 from rlhf.config.freeze import frozen_keys
 from rlhf.data.records import Row
 from rlhf.data.tables import read_table_rows
-from rlhf.tracking.jsonl import JsonlWriter
+from rlhf.run.jsonl import JsonlWriter
 
 TWO = 2
 

@@ -17,7 +17,7 @@ from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.corpus import ptx_texts, reads_corpus
+from rlhf.options.ptx.corpus import ptx_texts, reads_corpus
 
 
 class PhaseExamples(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.kernels.adamw import ParameterTable, adamw_gpu_kernels
+from rlhf.options.cpu_kernels.adamw import ParameterTable, adamw_gpu_kernels
 
 CHUNK = 2**24  # elements copied from the host to the GPU, or back, at once
 

@@ -24,7 +24,6 @@ from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.metrics import perplexity
 from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_lines
 from rlhf.base.user_paths import expand_user_path
-from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import frozen_keys
 from rlhf.config.run_dir import lock_run_dir, refuse_links
@@ -34,8 +33,9 @@ from rlhf.phases.reward_evaluation import held_out_margins
 from rlhf.phases.sft import held_out_loss
 from rlhf.phases.shared.context import phase_tokens
 from rlhf.report.run_page import EVALUATION, model_rows, win_rate_rows, write_report
-from rlhf.tracking.console import build_console
-from rlhf.tracking.jsonl import JsonlWriter
+from rlhf.run.console import build_console
+from rlhf.run.jsonl import JsonlWriter
+from rlhf.run.results import write_json
 
 SHOWN = ("score", "right", "gold", "KL, nats", "tokens", "perplexity")  # on the terminal
 START = "start"  # the model that a run without an SFT phase begins with

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.checkpoint.finished_phase import verify_model
 from rlhf.config.batches import BatchPlan, phase_plans
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.freeze import load_run, refuse_code_of_run
@@ -23,17 +22,17 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import tokenizer_identity
 from rlhf.engine.devices import best_device
 from rlhf.engine.select import AnyEngine, build_engine
-from rlhf.environments.process_pool import build_pool
 from rlhf.export import context_of_run
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.members import Combination, load_ensemble
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
+from rlhf.options.ensembles.members import Combination, load_ensemble
+from rlhf.options.environments.episode_counterpart import build_answering_backend, shown_texts
+from rlhf.options.environments.process_pool import build_pool
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.episode_counterpart import build_answering_backend, shown_texts
 from rlhf.phases.shared.policies import policy_source
 from rlhf.phases.shared.policy_evaluation import (
     AnsweringPolicy,
@@ -42,6 +41,7 @@ from rlhf.phases.shared.policy_evaluation import (
     measure_answers,
 )
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, response_texts, zero_scores
+from rlhf.run.finished_phase import verify_model
 from rlhf.runtime.run_data import load_phase_data
 
 # The policies that a run can have, in training order, and their folders in the run directory.

@@ -33,8 +33,8 @@ from rlhf.gpu_check.rows import (
     summary_sentence,
     write_results,
 )
+from rlhf.run.console import build_console
 from rlhf.runtime.launch_mode import require_launcher
-from rlhf.tracking.console import build_console
 
 FAILED = 1
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import RlhfError
 from rlhf.base.finite_numbers import replace_non_finite
-from rlhf.checkpoint.results import write_json
+from rlhf.run.results import write_json
 
 CARD = "card"  # the row of the part "machine" that names the GPU
 JSON, PAGE = "gpu_check.json", "gpu_check.md"

@@ -14,11 +14,11 @@ from typing import Any
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import METRICS, read_lines
-from rlhf.checkpoint.results import read_json_object, read_plan
 from rlhf.jobs.sweep_jobs import PARENT
+from rlhf.run.jsonl import DIGESTS
+from rlhf.run.metric_table import is_timing
+from rlhf.run.results import read_json_object, read_plan
 from rlhf.runtime.launch_mode import LAUNCHER
-from rlhf.tracking.jsonl import DIGESTS
-from rlhf.tracking.metric_table import is_timing
 
 USER_ERROR = 2  # exit code of launch.py for wrong options
 LIMIT = 240  # seconds per run, because the first run may compile kernels of DeepSpeed

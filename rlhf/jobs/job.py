@@ -18,7 +18,6 @@ from omegaconf import OmegaConf
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
-from rlhf.checkpoint.results import PLAN, finished_phases, reused_phases, write_json
 from rlhf.config.choices import PlanMode, Reuse, Source, Template
 from rlhf.config.effects import refuse_unread_keys
 from rlhf.config.freeze import (
@@ -46,8 +45,10 @@ from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.sweep_jobs import open_log
 from rlhf.jobs.this_machine import apply_auto_hardware, is_hardware_auto, this_machine
 from rlhf.models.tokenizers import tokenizer_place
-from rlhf.planning.decide import plan_and_configure
-from rlhf.planning.plan_tables import plan_as_json, plan_summary, tables
+from rlhf.plan.decide import plan_and_configure
+from rlhf.plan.plan_tables import plan_as_json, plan_summary, tables
+from rlhf.run.console import Console, build_console, config_tree
+from rlhf.run.results import PLAN, finished_phases, reused_phases, write_json
 from rlhf.runtime.launch_mode import Program, launch_commands
 from rlhf.runtime.rendezvous import (
     check_ranks_can_start,
@@ -57,7 +58,6 @@ from rlhf.runtime.rendezvous import (
     with_started_ranks,
 )
 from rlhf.runtime.start_checks import check_start
-from rlhf.tracking.console import Console, build_console, config_tree
 
 
 class Stopped(NamedTuple):

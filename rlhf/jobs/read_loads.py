@@ -37,9 +37,9 @@ from rlhf.data.splits import PhaseData, describe_division, phase_answered_by_dpo
 from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, limit_of
 from rlhf.jobs.input_files import data_paths
 from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
-from rlhf.planning.steps import Load, Loads
+from rlhf.plan.steps import Load, Loads
+from rlhf.run.console import build_console
 from rlhf.runtime.run_data import load_phase_data
-from rlhf.tracking.console import build_console
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

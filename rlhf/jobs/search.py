@@ -33,7 +33,6 @@ from rlhf.base.stored_files import (
     read_bytes,
     read_raw_lines,
 )
-from rlhf.checkpoint.results import read_json_object
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.jobs.search_command import (
@@ -46,10 +45,11 @@ from rlhf.jobs.search_command import (
 )
 from rlhf.jobs.sweep_command import job_folder_name
 from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, open_log, resources_of_share
+from rlhf.run.console import build_console
+from rlhf.run.metric_table import better_direction
+from rlhf.run.results import read_json_object
+from rlhf.run.step_alarms import read_alarms
 from rlhf.runtime.start_checks import logged_metrics, require_known_name, result_names
-from rlhf.tracking.console import build_console
-from rlhf.tracking.metric_table import better_direction
-from rlhf.tracking.step_alarms import read_alarms
 
 if TYPE_CHECKING:
     from optuna import Study

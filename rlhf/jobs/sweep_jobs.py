@@ -21,11 +21,11 @@ from rlhf.base.command import wait_for_exit
 from rlhf.base.cpu import SHARED_BY
 from rlhf.base.errors import CapabilityError, RlhfError
 from rlhf.base.stored_files import open_regular
-from rlhf.checkpoint.results import read_objective, read_plan
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.tracking.console import build_console
-from rlhf.tracking.step_alarms import read_alarms
+from rlhf.run.console import build_console
+from rlhf.run.results import read_objective, read_plan
+from rlhf.run.step_alarms import read_alarms
 
 OUTPUT = "output.log"
 PARENT = "RLHF_PARENT"  # process id of the parent; launch.py ends when the parent ends

@@ -15,17 +15,17 @@ from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import LoraRole
 from rlhf.config.schema.model import LoraConfig
-from rlhf.models.cpu_layers import (
+from rlhf.models.language_model import Scorer
+from rlhf.models.pretrained import Shard, draw_weights_by_block, load_pretrained, shard_parameters
+from rlhf.models.sources import ModelSource
+from rlhf.models.weight_files import require_finite_weights
+from rlhf.options.cpu_kernels.cpu_layers import (
     MATMUL,
     attention_at_build,
     use_matmul_attention,
     use_onednn_products,
 )
-from rlhf.models.language_model import Scorer
-from rlhf.models.lora import add_adapters
-from rlhf.models.pretrained import Shard, draw_weights_by_block, load_pretrained, shard_parameters
-from rlhf.models.sources import ModelSource
-from rlhf.models.weight_files import require_finite_weights
+from rlhf.options.lora.lora import add_adapters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

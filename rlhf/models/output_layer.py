@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlhf.base.types import LogprobOptions, TokenLogprobs
-from rlhf.kernels.logprobs import logprob_kernel
-from rlhf.models.cpu_layers import multiply
+from rlhf.options.cpu_kernels.cpu_layers import multiply
+from rlhf.options.cpu_kernels.logprobs import logprob_kernel
 
 LEAST_LOG = -1e4  # replaces log 0, so that 0 log 0 = 0; its exp is 0
 

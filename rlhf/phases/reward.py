@@ -16,7 +16,7 @@ from rlhf.data.encoding import Encoder
 from rlhf.data.pair_numbers import read_pair_groups
 from rlhf.data.records import Record
 from rlhf.data.tokens import Limit, pair_columns
-from rlhf.models.members import save_members
+from rlhf.options.ensembles.members import save_members
 from rlhf.phases.reward_evaluation import RewardEvaluation
 from rlhf.phases.reward_trainer import RewardTrainer
 from rlhf.phases.shared.checkpoints import Checkpoints

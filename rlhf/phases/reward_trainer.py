@@ -34,7 +34,7 @@ from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import build_scorer, lora_spec, require_enough_positions
 from rlhf.models.language_model import Scorer
-from rlhf.models.members import (
+from rlhf.options.ensembles.members import (
     Member,
     copy_first_member,
     grow_members,

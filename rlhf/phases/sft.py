@@ -18,7 +18,6 @@ from rlhf.config.roles import Role, adapter_lr
 from rlhf.data.collate import collate_sequences
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.engine.ulysses import sequence_parallel_attention
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import build_actor, lora_spec, require_enough_positions
 from rlhf.models.language_model import (
@@ -30,6 +29,7 @@ from rlhf.models.language_model import (
     set_attention_function,
 )
 from rlhf.models.sources import ModelSource
+from rlhf.options.sequence_parallel.ulysses import sequence_parallel_attention
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.exporting import save_trained_model

@@ -15,7 +15,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN
 from rlhf.report.compare_runs import compare
 from rlhf.report.run_page import write_report
-from rlhf.tracking.console import build_console
+from rlhf.run.console import build_console
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf.base.foreign_errors import reason_of
-from rlhf.checkpoint.results import finished_phases, read_phase_result, read_run_result
-from rlhf.tracking.console import Console, build_console
-from rlhf.tracking.step_alarms import describe_divergence, read_alarms
+from rlhf.run.console import Console, build_console
+from rlhf.run.results import finished_phases, read_phase_result, read_run_result
+from rlhf.run.step_alarms import describe_divergence, read_alarms
 
 
 @contextmanager

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import CRITIC_STATE, SAMPLE, read_lines
 from rlhf.base.stored_files import METRICS as METRICS_LINE
-from rlhf.checkpoint.results import read_run_result
 from rlhf.config.freeze import frozen_keys
-from rlhf.tracking.jsonl import CRITIC
-from rlhf.tracking.metric_table import METRICS, documented_name
-from rlhf.tracking.step_alarms import Alarm, read_alarms
+from rlhf.run.jsonl import CRITIC
+from rlhf.run.metric_table import METRICS, documented_name
+from rlhf.run.results import read_run_result
+from rlhf.run.step_alarms import Alarm, read_alarms
 
 MOST_POINTS = 600  # points per line; longer lines keep the extremes of each bucket
 FEWEST_JOINED = 3  # a line through fewer points would suggest what lies between them

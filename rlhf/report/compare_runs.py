@@ -10,7 +10,6 @@ import yaml
 
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
-from rlhf.checkpoint.results import write_json
 from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import (
     Setting,
@@ -22,7 +21,8 @@ from rlhf.report.comparison import (
 )
 from rlhf.report.differences import SettingsComparison, compare_with_first
 from rlhf.report.sweep_page import sweep_page, write_sweep_report
-from rlhf.tracking.console import build_console
+from rlhf.run.console import build_console
+from rlhf.run.results import write_json
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.report.charts import PANELS
-from rlhf.tracking.metric_table import METRICS
-from rlhf.tracking.wandb_run import phase_of_metric
+from rlhf.run.metric_table import METRICS
+from rlhf.run.wandb_run import phase_of_metric
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Section, Workspace

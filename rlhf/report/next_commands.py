@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlhf.base.stored_files import SAMPLE, read_lines
-from rlhf.checkpoint.model_card import python_example
-from rlhf.checkpoint.results import read_phase_result
 from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import frozen_keys, keys_that_run_code, read_command
 from rlhf.report.alarms import CHANCE
-from rlhf.tracking.step_alarms import first_divergence, read_alarms
+from rlhf.run.model_card import python_example
+from rlhf.run.results import read_phase_result
+from rlhf.run.step_alarms import first_divergence, read_alarms
 
 POLICIES = ("ppo/actor", "dpo/actor", "sft/model")
 PLACES = ("run_dir", "resume")

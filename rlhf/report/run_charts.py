@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rlhf.base.critic_states import CriticState, measure_by_place
 from rlhf.base.intervals import NORMAL_QUANTILE
 from rlhf.config.choices import ModelInit, RewardKind
+from rlhf.options.branches.critic_states import CriticState, measure_by_place
 from rlhf.report.charts import (
     FEWEST_JOINED,
     PANELS,
@@ -25,8 +25,8 @@ from rlhf.report.charts import (
     number_text,
     panels_of,
 )
-from rlhf.tracking.metric_table import METRICS, documented_name
-from rlhf.tracking.step_alarms import Alarm
+from rlhf.run.metric_table import METRICS, documented_name
+from rlhf.run.step_alarms import Alarm
 
 MOST_BARS = 100  # most intervals in one chart
 MOST_TOKENS = 500  # most dots in the chart of the critic

@@ -28,7 +28,7 @@ from rlhf.report.run_charts import (
     true_value_section,
 )
 from rlhf.report.summary import summary_blocks
-from rlhf.tracking.step_alarms import Alarm, describe_divergence
+from rlhf.run.step_alarms import Alarm, describe_divergence
 
 REPORT = "report.html"
 EVALUATION = Path("evaluation") / "evaluation.json"

@@ -13,12 +13,12 @@ from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import read_series
 from rlhf.report.next_commands import relative_to_cwd, suggest_commands
-from rlhf.tracking.step_alarms import Alarm, describe_divergence, read_alarms
+from rlhf.run.step_alarms import Alarm, describe_divergence, read_alarms
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rlhf.tracking.console import Console
+    from rlhf.run.console import Console
 
 # Files and folders that a run may have in its directory, in the order of their creation.
 ARTIFACTS: Mapping[str, str] = {

@@ -24,7 +24,7 @@ from rlhf.report.charts import (
 )
 from rlhf.report.comparison import Setting, command_line_text, estimate_text
 from rlhf.report.run_charts import ChartSection, x_label_of
-from rlhf.tracking.metric_table import METRICS
+from rlhf.run.metric_table import METRICS
 
 MOST_MARKS = 5  # with more values than this, not every value gets a mark on its axis
 WIDE_RATIO = 10  # axes are logarithmic if largest / smallest value is above this

@@ -18,7 +18,7 @@ from rlhf.base.decoder_modules import DecoderModules, end_ids_of
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Engine, PromptBatch, Responses, copy_to_device, pad_rows
 from rlhf.config.choices import When
-from rlhf.rollout.decoders.compiled import CompiledDecoder, can_compile
+from rlhf.options.cpu_kernels.compiled import CompiledDecoder, can_compile
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse

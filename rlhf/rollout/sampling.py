@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.kernels.logprobs import LogprobKernel, cpu_logprob_kernel
+from rlhf.options.cpu_kernels.logprobs import LogprobKernel, cpu_logprob_kernel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -21,9 +21,10 @@ import torch
 from rlhf.base.command import wait_for_exit
 from rlhf.base.errors import RlhfError
 from rlhf.base.safe_text import for_terminal
-from rlhf.checkpoint.results import read_objective
 from rlhf.config.freeze import write_frozen_config
 from rlhf.config.schema.run import LauncherConfig, RunConfig
+from rlhf.run.console import build_console
+from rlhf.run.results import read_objective
 from rlhf.runtime import worker
 from rlhf.runtime.launch_mode import (
     LaunchMode,
@@ -41,7 +42,6 @@ from rlhf.runtime.rendezvous import (
     num_cores_per_rank,
     rank_from_environment,
 )
-from rlhf.tracking.console import build_console
 
 JOIN_MINUTES = 15  # time limit for the nodes of a SLURM job to connect
 

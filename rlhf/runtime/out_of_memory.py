@@ -10,11 +10,11 @@ from typing import Any
 
 from rlhf.base.allocation_errors import is_out_of_memory
 from rlhf.base.errors import RlhfError
-from rlhf.checkpoint.results import read_plan
 from rlhf.config.batches import num_ranks, phase_plans, rollout_plan
 from rlhf.config.choices import Device, OnOom, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.run import RunConfig
+from rlhf.run.results import read_plan
 
 
 class OutOfMemoryError(RlhfError):

@@ -13,7 +13,6 @@ from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase, Source
 from rlhf.config.roles import reward_key_by_column
 from rlhf.config.schema.data import DataConfig
-from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import first_record
 from rlhf.data.reading import describe_data, load_datasets
@@ -26,7 +25,7 @@ from rlhf.data.splits import (
     divide_over_phases,
     largest_remainder,
 )
-from rlhf.environments.interface import (
+from rlhf.options.environments.interface import (
     EnvironmentPool,
     EpisodeStart,
     Observation,
@@ -34,7 +33,8 @@ from rlhf.environments.interface import (
     Player,
     play_episodes,
 )
-from rlhf.environments.process_pool import build_pool
+from rlhf.options.environments.keys import EnvironmentConfig
+from rlhf.options.environments.process_pool import build_pool
 
 MANY = 2**31  # seeds of some packages have 32 bits with a sign
 

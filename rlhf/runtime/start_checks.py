@@ -14,7 +14,7 @@ from rlhf.config.hydra_errors import did_you_mean
 from rlhf.config.schema.run import RunConfig
 from rlhf.phases.shared.model_checks import MODEL_CHECKS
 from rlhf.rewards.isolated import check_reward_parts
-from rlhf.tracking.metric_table import METRICS, better_direction
+from rlhf.run.metric_table import METRICS, better_direction
 
 
 def check_start(config: RunConfig, *, finished: Container[Phase] = ()) -> None:

@@ -20,15 +20,6 @@ from rlhf.base.errors import USER_ERROR
 from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.ranks import Ranks
 from rlhf.base.user_paths import expand_user_path
-from rlhf.checkpoint.finished_phase import STATE
-from rlhf.checkpoint.model_folder import replace_folder_atomically
-from rlhf.checkpoint.phase_state import (
-    Checkpoint,
-    checkpoint_folder,
-    find_latest_intact_checkpoint,
-    load_checkpoint_unverified,
-)
-from rlhf.checkpoint.results import read_plan, write_json
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import tokenizer_base
@@ -39,32 +30,41 @@ from rlhf.data.splits import PhaseData
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.devices import current_ranks, resolve_dtype, use_threads
 from rlhf.engine.settings import EngineSettings
-from rlhf.kernels.compiling import describe_kernels
 from rlhf.models.sources import RUN_FOLDER
 from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, load_tokenizer
-from rlhf.phases.dpo import run_dpo
-from rlhf.phases.ppo.loop import run_ppo
-from rlhf.phases.ppo.overlapped_sampling import SAMPLING
-from rlhf.phases.ppo.reward_mix import try_reward_parts
-from rlhf.phases.reward import run_reward
-from rlhf.phases.sft import run_sft
-from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.preflight import require_data, require_support
-from rlhf.runtime.out_of_memory import explain_out_of_memory
-from rlhf.runtime.phase_reuse import (
+from rlhf.options.ahead.overlapped_sampling import SAMPLING
+from rlhf.options.cpu_kernels.compiling import describe_kernels
+from rlhf.options.phase_store.phase_reuse import (
     build_run_result,
     require_finite_objective,
     run_phase,
     unfinished_phases,
     verify_finished_phases,
 )
+from rlhf.phases.dpo import run_dpo
+from rlhf.phases.ppo.loop import run_ppo
+from rlhf.phases.ppo.reward_mix import try_reward_parts
+from rlhf.phases.reward import run_reward
+from rlhf.phases.sft import run_sft
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.preflight import require_data, require_support
+from rlhf.run.console import Console, build_console
+from rlhf.run.finished_phase import STATE
+from rlhf.run.jsonl import LOGS, drop_lines_of_phases, truncate_file
+from rlhf.run.model_folder import replace_folder_atomically
+from rlhf.run.phase_state import (
+    Checkpoint,
+    checkpoint_folder,
+    find_latest_intact_checkpoint,
+    load_checkpoint_unverified,
+)
+from rlhf.run.results import read_plan, write_json
+from rlhf.run.trackers import build_tracker
+from rlhf.runtime.out_of_memory import explain_out_of_memory
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals, num_cores_per_rank
 from rlhf.runtime.run_data import load_phase_data
 from rlhf.runtime.start_checks import check_start
 from rlhf.runtime.watchdog import Process, start_watchdog
-from rlhf.tracking.console import Console, build_console
-from rlhf.tracking.jsonl import LOGS, drop_lines_of_phases, truncate_file
-from rlhf.tracking.trackers import build_tracker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -21,7 +21,7 @@ from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN
 from rlhf.report.charts import Point
-from rlhf.tracking.console import build_console, literal_text
+from rlhf.run.console import build_console, literal_text
 from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.live_server import WatchServer
 from rlhf.watch.progress import PhaseProgress, short_text, time_text

@@ -13,10 +13,10 @@ from rlhf.base.stored_files import ALARM, METRICS, SAMPLE, GrowingFile
 from rlhf.config.freeze import FROZEN, frozen_keys
 from rlhf.report.charts import MOST_POINTS, Point, PointsByMetric, RunFiles
 from rlhf.report.page import Headline
-from rlhf.tracking.console import KEY_METRICS, KeyMetric
-from rlhf.tracking.metric_table import METRICS as KNOWN
-from rlhf.tracking.metric_table import documented_name
-from rlhf.tracking.step_alarms import Alarm, alarm_of_line
+from rlhf.run.console import KEY_METRICS, KeyMetric
+from rlhf.run.metric_table import METRICS as KNOWN
+from rlhf.run.metric_table import documented_name
+from rlhf.run.step_alarms import Alarm, alarm_of_line
 from rlhf.watch.progress import METRICS_FILE, RunProgress, RunState, time_text
 
 # Metrics that are drawn over KL: their points are matched by step, so all of them are kept.

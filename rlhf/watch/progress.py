@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.stored_files import MEASURED, DamagedFileError, read_json, read_stored_text
-from rlhf.checkpoint.results import finished_phases, phase_result_path, read_plan, read_run_result
 from rlhf.config.choices import Phase
 from rlhf.config.run_dir import LOCK
 from rlhf.report.summary import duration_text
+from rlhf.run.results import finished_phases, phase_result_path, read_plan, read_run_result
 
 LONG_SILENT = 300  # seconds without a line after which a run on another machine may have ended
 MOST_SEEN = 50  # times of steps over which the pace is averaged

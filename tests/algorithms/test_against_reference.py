@@ -24,11 +24,15 @@ from rlhf.algorithms.advantages import (
 )
 from rlhf.algorithms.kl import KlController, KlEstimatorName, estimate_kl
 from rlhf.algorithms.masking import sum_of_row_means, whiten
-from rlhf.algorithms.off_policy import CorrectionLevel, interpolate_logprobs, rollout_weights
 from rlhf.algorithms.ppo import cispo_loss, gspo_loss, policy_loss, value_loss
 from rlhf.base.metrics import Moments
 from rlhf.base.types import LogprobOptions
 from rlhf.models.output_layer import token_logprobs
+from rlhf.options.corrections.off_policy import (
+    CorrectionLevel,
+    interpolate_logprobs,
+    rollout_weights,
+)
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.loop_reference import Rows
 from tests.algorithms.padded_batches import assert_close, keeps, normal, quick, seeds, with_garbage

@@ -2,9 +2,9 @@
 
 A test is named after the number of the flaw in our list of them. The flawed rule is written out
 here, small, so that the difference can be seen. Some of it is tested where it belongs instead:
-8 (the reference of a trunk that is trained throughout) in ``tests/models/test_trunk.py``, 10 (data
-that is too small, in two sets at once, or cached) in ``tests/data``, 11 (a reward model without a
-trained head) in ``tests/models/test_build.py``, 17 (resuming) in ``tests/runtime``.
+8 (the reference of a trunk that is trained throughout) in ``tests/options/trunk/test_trunk.py``,
+10 (data that is too small, in two sets at once, or cached) in ``tests/data``, 11 (a reward model
+without a trained head) in ``tests/models/test_build.py``, 17 (resuming) in ``tests/runtime``.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from rlhf.base.heartbeat import Heartbeat
 from rlhf.base.ranks import Ranks
-from rlhf.checkpoint.model_folder import write_shards
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.phases.shared.supervised import measure_held_out
+from rlhf.run.model_folder import write_shards
 from tests.rollout.test_fast import GPT2, actor_of, fast, prompts_of, settings
 
 

@@ -31,7 +31,7 @@ from rlhf.jobs.sweep_command import read_sweep_definition
 from rlhf.models.build import ModelSource
 from rlhf.models.shapes import shape_of
 from rlhf.models.tokenizers import load_or_train_tokenizer
-from rlhf.planning.steps import total_examples
+from rlhf.plan.steps import total_examples
 from rlhf.rewards.rules import valid_json_rule
 from rlhf.runtime.launch_mode import check_hostfile
 

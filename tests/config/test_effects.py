@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from rlhf.checkpoint.phase_store import phase_key
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of, effects
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.keys import AtResume
 from rlhf.config.schema.run import RunConfig
+from rlhf.options.phase_store.phase_store import phase_key
 
 Compose = Callable[[list[str]], DictConfig]
 

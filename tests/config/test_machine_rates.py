@@ -33,10 +33,10 @@ from rlhf.config.machine_rates import (
     store_rates,
 )
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.planning.decide import resolve_auto
-from rlhf.planning.plan import plan_run
-from rlhf.planning.steps import Load
-from tests.planning.planned import Compose, changed, run_of
+from rlhf.plan.decide import resolve_auto
+from rlhf.plan.plan import plan_run
+from rlhf.plan.steps import Load
+from tests.plan.planned import Compose, changed, run_of
 
 
 def profile(compose: Compose, name: str, **fields: object) -> HardwareConfig:

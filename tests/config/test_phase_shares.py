@@ -15,7 +15,7 @@ from rlhf.data.splits import describe_division
 from rlhf.jobs.job import config_of_job
 from rlhf.jobs.launch_command import Job
 from rlhf.runtime.run_data import load_phase_data
-from tests.planning.planned import Compose, changed, run_of
+from tests.plan.planned import Compose, changed, run_of
 
 SFT, REWARD, PPO, DPO = Phase.sft, Phase.reward, Phase.ppo, Phase.dpo
 

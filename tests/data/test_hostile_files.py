@@ -17,8 +17,8 @@ from pyarrow import parquet
 
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.schema.data import DatasetConfig
-from rlhf.data.corpus import ptx_texts
 from rlhf.data.tables import read_table_rows
+from rlhf.options.ptx.corpus import ptx_texts
 from tests.data.test_reading import config_of, load, rows_of, write
 from tests.fuzz.case import Case, Verdict, judged
 

@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.base.ranks import Ranks
-from rlhf.checkpoint.model_folder import save_model, tensors_to_save
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.roles import Role
@@ -20,6 +19,7 @@ from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.shared.exporting import Export
+from rlhf.run.model_folder import save_model, tensors_to_save
 from tests.zero_settings import zero_config
 
 

@@ -17,11 +17,17 @@ from torch import Tensor
 
 from rlhf.config.choices import CombineName
 from rlhf.models.build import build_scorer
-from rlhf.models.members import MEMBERS_FILE, Combination, grow_members, load_ensemble, save_members
 from rlhf.models.sources import ModelSource
+from rlhf.options.ensembles.members import (
+    MEMBERS_FILE,
+    Combination,
+    grow_members,
+    load_ensemble,
+    save_members,
+)
 from tests.fuzz.case import Case
-from tests.models.test_trunk import deep_source
 from tests.models_on_disk import small_tokenizer, some_ids
+from tests.options.trunk.test_trunk import deep_source
 
 GROWING: Any = SimpleNamespace(num_own_layers=lambda total: total // 2, combine=CombineName.mean)
 THREE = Combination(3, CombineName.mean)

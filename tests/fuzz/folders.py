@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from rlhf.data.encoding import Encoder
 from rlhf.models.build import build_actor, build_scorer
-from rlhf.models.lora import save_adapter
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
+from rlhf.options.lora.lora import save_adapter
 from tests.fuzz.case import Case
 from tests.fuzz.mutations import mutate
 from tests.lora_settings import lora_config

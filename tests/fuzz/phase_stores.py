@@ -12,15 +12,15 @@ from random import Random
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.manifest import folder_identities
-from rlhf.checkpoint import phase_store
-from rlhf.checkpoint.finished_phase import (
+from rlhf.config.choices import Phase
+from rlhf.options.phase_store import phase_store
+from rlhf.options.phase_store.phase_store import PhaseStore, link_phase
+from rlhf.run.finished_phase import (
     NOT_LISTED,
     copy_phase_lines,
     finish_phase,
     iterate_metrics,
 )
-from rlhf.checkpoint.phase_store import PhaseStore, link_phase
-from rlhf.config.choices import Phase
 from tests.fuzz.case import Case
 
 KEY = "0123456789abcdef"

@@ -16,23 +16,23 @@ from typing import Any
 from rlhf.base.errors import RlhfError
 from rlhf.base.stored_files import RESULT, read_json
 from rlhf.chat.run_models import RunModels
-from rlhf.checkpoint.model_card import origin_sections, results_section
-from rlhf.checkpoint.phase_state import find_latest_intact_checkpoint
-from rlhf.checkpoint.phase_store import PhaseStore
-from rlhf.checkpoint.results import read_plan, write_json
 from rlhf.compare.preference_file import make_pairs, read_models_of_runs
 from rlhf.config.freeze import load_run
 from rlhf.evaluate.__main__ import compute_figures
 from rlhf.evaluate.answer_rows import policy_folders
 from rlhf.export import export_final
+from rlhf.options.phase_store.phase_reuse import build_run_result, unfinished_phases
+from rlhf.options.phase_store.phase_store import PhaseStore
 from rlhf.report.compare_runs import compare
 from rlhf.report.run_page import EVALUATION, write_report
 from rlhf.report.summary import print_summary
-from rlhf.runtime.phase_reuse import build_run_result, unfinished_phases
-from rlhf.tracking.console import Console
-from rlhf.tracking.jsonl import LOGS, drop_lines_of_phases
-from rlhf.tracking.trackers import build_tracker
-from rlhf.tracking.wandb_run import _read_or_create_run_id
+from rlhf.run.console import Console
+from rlhf.run.jsonl import LOGS, drop_lines_of_phases
+from rlhf.run.model_card import origin_sections, results_section
+from rlhf.run.phase_state import find_latest_intact_checkpoint
+from rlhf.run.results import read_plan, write_json
+from rlhf.run.trackers import build_tracker
+from rlhf.run.wandb_run import _read_or_create_run_id
 from tests.fuzz.case import Case
 from tests.runs import finished
 

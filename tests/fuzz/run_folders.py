@@ -18,14 +18,14 @@ from rich.console import Console
 
 from rlhf import export
 from rlhf.chat import __main__ as chat
-from rlhf.checkpoint.finished_phase import finish_phase
-from rlhf.checkpoint.results import write_json
 from rlhf.config import run_dir as run_dirs
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.evaluate import __main__ as evaluate
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.report import __main__ as report
+from rlhf.run.finished_phase import finish_phase
+from rlhf.run.results import write_json
 from rlhf.watch.__main__ import drawing_of
 from tests.fuzz.case import Case, refused_by
 from tests.fuzz.command_words import launched

@@ -20,7 +20,7 @@ from rlhf.phases.shared.preflight import require_data
 from rlhf.runtime.run_data import load_phase_data
 from rlhf.runtime.worker import create_or_load_tokenizer
 from tests.bad_inputs.doors import FILES, lines
-from tests.planning.planned import Compose, run_of
+from tests.plan.planned import Compose, run_of
 
 PROMPT = "\n\nHuman: {}\n\nAssistant:"
 PROMPTS = [{"prompt": PROMPT.format(number)} for number in range(60)]

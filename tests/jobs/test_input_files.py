@@ -13,7 +13,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.input_files import INPUTS, check_inputs, write_inputs
 from rlhf.jobs.job import Stopped, begin_run, config_of_job
 from rlhf.jobs.launch_command import Job
-from tests.planning.planned import Compose, run_of
+from tests.plan.planned import Compose, run_of
 
 WORDS = ["experiment=smoke", "data=local", "data.path=mine.jsonl", "hardware.dtype=fp32"]
 

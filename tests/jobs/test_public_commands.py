@@ -17,15 +17,15 @@ from hydra.errors import HydraException
 
 from rlhf.base.command import survive_output_errors
 from rlhf.base.errors import CapabilityError, RlhfError
-from rlhf.checkpoint.finished_phase import finish_phase, verify_phase
-from rlhf.checkpoint.results import read_phase_result
 from rlhf.config.choices import Phase, WandbMode
 from rlhf.config.freeze import load_run, to_run_config, write_frozen_config
 from rlhf.config.hydra_errors import explain_hydra_error, refuse_unknown_flags, to_hydra_override
 from rlhf.jobs.input_files import check_inputs, write_inputs
 from rlhf.jobs.sweep_command import add_sweep_folders, job_folder_name, sweep_folder_of
+from rlhf.run.finished_phase import finish_phase, verify_phase
+from rlhf.run.results import read_phase_result
 from tests.conftest import Compose
-from tests.planning.planned import run_of
+from tests.plan.planned import run_of
 
 # Row of the list, a word of a command, and a part of the refusal.
 REFUSED_WORDS: list[tuple[float, str, str]] = [
@@ -97,7 +97,7 @@ def test_sweeps_have_a_job_in_its_own_folder_for_each_value(
 def test_weights_and_biases_that_is_switched_off_is_refused_before_training(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from rlhf.tracking.wandb_run import _require_login
+    from rlhf.run.wandb_run import _require_login
 
     for name in ("HOME", "WANDB_CONFIG_DIR", "WANDB_DIR"):
         monkeypatch.setenv(name, str(tmp_path))

@@ -16,8 +16,8 @@ from rlhf.data.tokens import limit_of, tokenise
 from rlhf.jobs import read_loads as reading
 from rlhf.jobs.read_loads import CountedData, read_loads
 from rlhf.models.tokenizers import load_or_train_tokenizer
-from rlhf.planning.plan import plan_run
-from tests.planning.planned import Compose, changed, run_of
+from rlhf.plan.plan import plan_run
+from tests.plan.planned import Compose, changed, run_of
 
 pytestmark = pytest.mark.slow
 

@@ -27,8 +27,8 @@ from rlhf.jobs.sweep_command import (
     sweep_folder_of,
     use_temporary_plan_folder,
 )
-from rlhf.tracking.metric_table import METRICS
-from rlhf.tracking.wandb_run import SUMMARIES
+from rlhf.run.metric_table import METRICS
+from rlhf.run.wandb_run import SUMMARIES
 
 ROOT = Path(__file__).parents[2]
 

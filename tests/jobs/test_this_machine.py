@@ -15,7 +15,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.engine import devices
 from rlhf.jobs.this_machine import CARDS, EIGHT, NODES, UNKNOWN, apply_auto_hardware, this_machine
-from tests.planning.planned import Compose
+from tests.plan.planned import Compose
 from tests.pretend_cuda.gpu import Gpu
 from tests.pretend_cuda.machine import PART, UNKNOWN_CARD, V100
 from tests.runs import ROOT, launch

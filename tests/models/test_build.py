@@ -20,10 +20,10 @@ from rlhf.models.build import (
     lora_spec,
     require_enough_positions,
 )
-from rlhf.models.lora import has_adapters
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, train_tokenizer
+from rlhf.options.lora.lora import has_adapters
 from tests.lora_settings import lora_config
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from rlhf.base.errors import CheckpointError
 from rlhf.models.build import build_actor, build_scorer
-from rlhf.models.lora import save_adapter
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
+from rlhf.options.lora.lora import save_adapter
 from tests.lora_settings import lora_config
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
 

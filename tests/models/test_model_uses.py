@@ -10,13 +10,13 @@ import pytest
 from rlhf.config.choices import AdvantageEstimator, CombineName, LoraRole, ModelInit, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.build import ModelSource, build_actor, build_scorer
-from rlhf.models.members import grow_members
 from rlhf.models.model_uses import UnknownModelError, models_in_phase
-from rlhf.models.trunk import SharedTrunk
+from rlhf.options.ensembles.members import grow_members
+from rlhf.options.trunk.trunk import SharedTrunk
 from tests.conftest import Compose
 from tests.lora_settings import lora_config
 from tests.models_on_disk import small_tokenizer
-from tests.planning.planned import TINY_MODEL, changed, named, run_of
+from tests.plan.planned import TINY_MODEL, changed, named, run_of
 
 # A layer of TINY_MODEL has 768 matrix weights and 9 * 8 + 32 = 104 others; outside are 100 * 8
 # embeddings, 32 * 8 positions and 16 of the last norm.

@@ -20,8 +20,8 @@ from rlhf.base.decoder_modules import cache_argument
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.models.build import ModelSource, build_actor
-from rlhf.models.lora import is_adapter_name
 from rlhf.models.shapes import FAMILIES, shape_of
+from rlhf.options.lora.lora import is_adapter_name
 from tests.conftest import CONF
 from tests.lora_settings import lora_config
 from tests.models_on_disk import small_tokenizer

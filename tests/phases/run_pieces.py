@@ -12,20 +12,20 @@ import pytest
 from omegaconf import DictConfig
 from torch import nn
 
-from rlhf.base.critic_states import CriticState
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.tokenizers import load_tokenizer
+from rlhf.options.branches.critic_states import CriticState
 from rlhf.phases import dpo
 from rlhf.phases.ppo import evaluation, rlhf_engine
 from rlhf.phases.shared import exporting
 from rlhf.phases.shared.context import RunContext
-from rlhf.tracking.console import build_console
-from rlhf.tracking.metric_table import undocumented
-from rlhf.tracking.tracker import Sample, Tracker
+from rlhf.run.console import build_console
+from rlhf.run.metric_table import undocumented
+from rlhf.run.tracker import Sample, Tracker
 from tests.models_on_disk import save_models
 from tests.phases.test_fixed_examples import EVAL, TRAIN
 from tests.plain_engine import TrainingEngine

@@ -26,9 +26,9 @@ from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases import reward, reward_trainer, sft
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.supervised import warn_of_few_steps
-from rlhf.tracking.console import build_console
-from rlhf.tracking.metric_table import is_timing, undocumented
-from rlhf.tracking.tracker import Tracker
+from rlhf.run.console import build_console
+from rlhf.run.metric_table import is_timing, undocumented
+from rlhf.run.tracker import Tracker
 from tests.plain_engine import PlainEngine
 
 Compose = Callable[[list[str]], DictConfig]

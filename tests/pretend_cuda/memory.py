@@ -170,8 +170,8 @@ def _ppo(gpu: Gpu, config: RunConfig) -> Bytes:
 
 def traced(gpu: Gpu, name: str) -> dict[str, Any]:
     """Return what both phases of a configuration take, with the sizes that their plans choose."""
-    from rlhf.planning.decide import resolve_auto
-    from rlhf.planning.plan import plan_run
+    from rlhf.plan.decide import resolve_auto
+    from rlhf.plan.plan import plan_run
     from tools.docs.memory_table import MOMENTS, phase_config
 
     found = {}

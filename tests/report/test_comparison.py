@@ -25,7 +25,7 @@ from rlhf.report.comparison import (
     read_run,
 )
 from rlhf.report.differences import compare_with_first, difference, keep_by_holm
-from rlhf.tracking.console import Console
+from rlhf.run.console import Console
 
 
 def run(kl_ctl: float, seed: int, **measures: float) -> ComparedRun:

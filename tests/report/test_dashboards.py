@@ -10,7 +10,7 @@ import pytest
 
 from rlhf.report import dashboards
 from rlhf.report.charts import PANELS
-from rlhf.tracking.metric_table import METRICS
+from rlhf.run.metric_table import METRICS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

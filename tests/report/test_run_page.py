@@ -21,8 +21,8 @@ from rlhf.config.schema.run import AlarmName
 from rlhf.report import __main__ as report
 from rlhf.report.charts import PANELS
 from rlhf.report.run_page import write_report
-from rlhf.tracking.metric_table import METRICS
-from rlhf.tracking.step_alarms import Alarm
+from rlhf.run.metric_table import METRICS
+from rlhf.run.step_alarms import Alarm
 from tests.browser import needs_chromium, show, tab
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"

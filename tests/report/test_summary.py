@@ -17,7 +17,7 @@ from rlhf.report.summary import (
     print_summary,
     summary_blocks,
 )
-from rlhf.tracking.console import Console
+from rlhf.run.console import Console
 
 RESULT: dict[str, Any] = {
     "objective": 0.871234,

@@ -16,8 +16,8 @@ from rlhf.data.collate import collate_prompts
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.lora import adapter_of
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options.lora.lora import adapter_of
 from rlhf.rollout.fast import FastRollout, FastSettings, free_bytes
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts

@@ -24,8 +24,8 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.lora import adapter_of, add_adapters
-from rlhf.phases.ppo.overlapped_sampling import SnapshotPolicy
+from rlhf.options.ahead.overlapped_sampling import SnapshotPolicy
+from rlhf.options.lora.lora import adapter_of, add_adapters
 from rlhf.rollout.decoders import fused as fused_decoding
 from rlhf.rollout.decoders.cuda_graphs import NO_ROOM, Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest, Texts

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlhf.base.ranks import Ranks
-from rlhf.checkpoint.model_folder import tensors_to_save
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, LoraExport
 from rlhf.config.roles import Role
@@ -22,9 +21,10 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel, Scorer
-from rlhf.models.lora import merge_adapters_in_stream, save_adapter
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options.lora.lora import merge_adapters_in_stream, save_adapter
 from rlhf.phases.shared.exporting import build_export
+from rlhf.run.model_folder import tensors_to_save
 from tests.lora_settings import lora_config
 from tests.models_on_disk import (
     disturb,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlhf.base.cpu import Isa, multiplies_fp16, read_cpu
-from rlhf.kernels.compiling import KERNELS
+from rlhf.options.cpu_kernels.compiling import KERNELS
 from tests.runs import ROOT, TINY_RUN, launch
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.tracking.metric_table import METRICS, documented_name
+from rlhf.run.metric_table import METRICS, documented_name
 from tests.runs import EPISODES, finished
 
 pytestmark = pytest.mark.slow
@@ -27,10 +27,10 @@ OPTIONS = [
     "ppo.resampling_rounds=1",
     "rewards={model: {kind: model}, ends: {kind: stop, weight: 0.1}}",
 ]
-# Logged by DeepSpeed's Hybrid Engine only, which needs a GPU (tests/rollout/hybrid).
+# Logged by DeepSpeed's Hybrid Engine only, which needs a GPU (tests/options/hybrid_engine).
 ON_GPUS = {"rollout/accelerated_layers"}
 # Logged by ppo.critic_check, except for what a run as small as these cannot tell
-# (tests/base/test_critic_states.py, tests/phases/ppo/test_critic_check.py).
+# (tests/options/branches/test_critic_states.py, tests/options/branches/test_critic_check.py).
 MEASURES = ("error", "bias", "explained_variance", "slope", "ranking")
 OF_CHECKS = {"time/critic_check_seconds", *(f"ppo/critic_{measure}" for measure in MEASURES)}
 

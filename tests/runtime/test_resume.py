@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rlhf.checkpoint.phase_state import checkpoint_folders, find_latest_intact_checkpoint
 from rlhf.gpu_check.runs import differing_files
+from rlhf.run.phase_state import checkpoint_folders, find_latest_intact_checkpoint
 from tests.killer import PATH
 from tests.runs import EPISODES, ROOT, TINY_RUN, finished, launch, metrics, python, soaked, start
 from tests.runtime.test_launcher import children

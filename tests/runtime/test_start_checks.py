@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import RlhfError
-from rlhf.checkpoint.results import read_phase_result
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import load_run, to_run_config
 from rlhf.jobs.job import begin_run, show_plan
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.search import run_search
 from rlhf.jobs.search_command import parse_search
+from rlhf.run.jsonl import LOGS
+from rlhf.run.results import read_phase_result
 from rlhf.runtime.start_checks import check_start, held_out_metrics, logged_metrics, result_names
-from rlhf.tracking.jsonl import LOGS
 from tests.conftest import CONF, Compose
 from tests.runs import finished
 

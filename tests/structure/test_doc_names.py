@@ -12,8 +12,8 @@ import pytest
 
 from rlhf.config.hydra_errors import schema_types
 from rlhf.config.schema.run import AlarmName
-from rlhf.tracking.metric_table import GROUPS
-from rlhf.tracking.step_alarms import RULES
+from rlhf.run.metric_table import GROUPS
+from rlhf.run.step_alarms import RULES
 from tools.docs.parity_page import TABLE_MARK
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 FILES = [*sorted(ROOT.glob("rlhf/**/*.py")), ROOT / "launch.py"]
 CONF = [*sorted(ROOT.glob("conf/**/*.yaml")), *sorted(ROOT.glob("sweeps/**/*.yaml"))]
 
-CONSOLE = "rlhf/tracking/console.py"
+CONSOLE = "rlhf/run/console.py"
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 
 

@@ -13,11 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = [*sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("rlhf/**/*.py")), "launch.py"]
 
-# The core trains, samples, logs, saves and resumes. Instruments prepare a run, or look at it; the
-# core imports none of them.
-ADAPTERS = {"data", "models", "engine", "rollout", "tracking", "checkpoint"}
-CORE = {"base", "config", "algorithms", "kernels", "rewards", "environments", "phases", "runtime"}
-CORE |= ADAPTERS
+# The core trains, samples, logs, saves and resumes. Options are methods that a run can do without.
+# Instruments prepare a run, or look at it. The core imports no instrument.
+CORE = {"base", "config", "algorithms", "data", "models", "engine", "rollout", "rewards"}
+CORE |= {"run", "phases", "runtime"}
+OPTIONS = {"options"}
 INSTRUMENTS = {
     "chat",
     "compare",
@@ -25,35 +25,34 @@ INSTRUMENTS = {
     "export",
     "gpu_check",
     "jobs",
-    "planning",
+    "plan",
     "replay",
     "report",
     "watch",
 }
 MOST_ROOMS = 24  # folders and files that a reader of rlhf/ meets first
 
-# What each room may import of the others. Adapters do not import one another.
-SHARED = {"base", "config"}
+# What each room may import of the others. Rooms from data to run do not import one another.
+SHARED = {"base", "config", "options"}
 MAY_IMPORT: dict[str, set[str]] = {
     "base": set(),
-    "config": {"base"},
+    "config": {"base", "options"},
     "algorithms": {"base"},
-    "kernels": {"base"},
     "rewards": SHARED,
-    "environments": SHARED,
-    **dict.fromkeys(ADAPTERS, SHARED | {"algorithms", "kernels"}),
-    "phases": SHARED | {"algorithms", "environments", "rewards"} | ADAPTERS,
-    "runtime": SHARED | {"algorithms", "environments", "kernels", "rewards", "phases"} | ADAPTERS,
-    "planning": SHARED | {"models"},
-    "jobs": SHARED | ADAPTERS | {"planning", "runtime"},
-    "report": SHARED | {"tracking", "checkpoint"},
-    "compare": SHARED | {"tracking", "data", "report"},
-    "watch": SHARED | {"tracking", "checkpoint", "report"},
-    "chat": SHARED | ADAPTERS | {"environments", "report"},
-    "export": SHARED | {"algorithms", "rewards", "phases"} | ADAPTERS,
-    "evaluate": CORE | {"export", "report"},
-    "replay": SHARED | {"tracking", "checkpoint", "runtime"},
-    "gpu_check": CORE | {"jobs", "planning"},
+    **dict.fromkeys(("data", "models", "engine", "rollout", "run"), SHARED | {"algorithms"}),
+    "phases": CORE - {"runtime"} | OPTIONS,
+    "runtime": CORE | OPTIONS,
+    "options": CORE - {"runtime"},
+    "plan": SHARED | {"models"},
+    "jobs": SHARED | {"data", "models", "engine", "rollout", "run", "runtime", "plan"},
+    "report": SHARED | {"run"},
+    "compare": SHARED | {"run", "data", "report"},
+    "watch": SHARED | {"run", "report"},
+    "chat": SHARED | {"data", "models", "engine", "rollout", "run", "report"},
+    "export": CORE | OPTIONS,
+    "evaluate": CORE | OPTIONS | {"export", "report"},
+    "replay": SHARED | {"run", "runtime"},
+    "gpu_check": CORE | OPTIONS | {"jobs", "plan"},
     "launch": SHARED | {"jobs", "report", "runtime"},
     "__init__": SHARED | {"phases"},  # the public names
 }
@@ -62,23 +61,30 @@ MAY_IMPORT: dict[str, set[str]] = {
 ONLY_IN = {
     "deepspeed": (
         "rlhf/engine/",
-        "rlhf/rollout/hybrid/hybrid_rollout.py",
+        "rlhf/options/hybrid_engine/hybrid_rollout.py",
+        "rlhf/options/sequence_parallel/ulysses.py",
         "rlhf/runtime/rendezvous.py",
     ),
     "triton": (
-        "rlhf/kernels/adamw_triton.py",
-        "rlhf/kernels/attention_triton.py",
-        "rlhf/kernels/logprobs_triton.py",
+        "rlhf/options/gpu_kernels/adamw_triton.py",
+        "rlhf/options/gpu_kernels/attention_triton.py",
+        "rlhf/options/gpu_kernels/logprobs_triton.py",
     ),
-    "wandb": ("rlhf/tracking/", "rlhf/report/dashboards.py"),
+    "wandb": ("rlhf/run/", "rlhf/report/dashboards.py"),
     "hydra": ("launch.py", "rlhf/config/", "rlhf/jobs/"),
 }
 TORCH_FREE = (
     "launch.py",
     "rlhf/base/cpu.py",
     "rlhf/config/",
-    "rlhf/environments/",
-    "rlhf/planning/",
+    "rlhf/options/environments/adapters.py",
+    "rlhf/options/environments/embedded.py",
+    "rlhf/options/environments/environment_host.py",
+    "rlhf/options/environments/interface.py",
+    "rlhf/options/environments/keys.py",
+    "rlhf/options/environments/process_pool.py",
+    "rlhf/options/environments/tools.py",
+    "rlhf/plan/",
     "rlhf/rewards/",
 )
 NEVER_IN = {
@@ -162,8 +168,8 @@ def check_lazy(source: str, path: str) -> list[str]:
 
 
 def check_auto_classes(source: str, path: str) -> list[str]:
-    """Auto classes of transformers outside models/."""
-    if path.startswith("rlhf/models/"):
+    """Auto classes of transformers outside models/ and the trunk, which is a model."""
+    if path.startswith(("rlhf/models/", "rlhf/options/trunk/")):
         return []
     names = (
         (node.lineno, name)
@@ -181,8 +187,8 @@ def check_auto_classes(source: str, path: str) -> list[str]:
 def test_the_core_imports_no_instrument() -> None:
     for part in CORE:
         assert not MAY_IMPORT[part] & INSTRUMENTS, part
-    assert CORE | INSTRUMENTS | {"launch", "__init__"} == MAY_IMPORT.keys()
-    assert len(CORE | INSTRUMENTS) <= MOST_ROOMS
+    assert CORE | OPTIONS | INSTRUMENTS | {"launch", "__init__"} == MAY_IMPORT.keys()
+    assert len(CORE | OPTIONS | INSTRUMENTS) <= MOST_ROOMS
 
 
 Check = Callable[[str, str], list[str]]
@@ -209,21 +215,21 @@ def test_source_follows_the_rule(check: Check) -> None:
         (check_direction, "rlhf/phases/ppo/loop.py", "import rlhf"),
         (check_direction, "rlhf/runtime/worker.py", "from launch import main"),
         (check_direction, "rlhf/utils.py", ""),
-        (check_direction, "rlhf/phases/ppo/loop.py", "from rlhf.planning.plan import plan_run"),
+        (check_direction, "rlhf/phases/ppo/loop.py", "from rlhf.plan.plan import plan_run"),
         (check_direction, "rlhf/runtime/worker.py", "def f():\n    import rlhf.report.run_page"),
         (check_places, "rlhf/phases/ppo/loop.py", "def f():\n    import deepspeed.comm as dist"),
         (check_places, "rlhf/rollout/hf.py", "from deepspeed import zero"),
         (check_places, "rlhf/phases/ppo/loop.py", "import wandb"),
-        (check_places, "rlhf/kernels/adamw.py", "def f():\n    import triton.language"),
+        (check_places, "rlhf/options/cpu_kernels/adamw.py", "def f():\n    import triton.language"),
         (check_places, "rlhf/runtime/worker.py", "from hydra.core import utils"),
         (check_places, "rlhf/config/load.py", "if TYPE_CHECKING:\n    from torch import Tensor"),
-        (check_places, "rlhf/planning/memory_model.py", "def f():\n    import torch"),
+        (check_places, "rlhf/plan/memory_model.py", "def f():\n    import torch"),
         (check_places, "launch.py", "import torch"),
         (check_places, "rlhf/algorithms/ppo.py", "import transformers"),
         (check_lazy, "rlhf/engine/zero.py", "import deepspeed"),
         (check_lazy, "rlhf/models/load.py", "try:\n    from transformers import x\nfinally: ..."),
         (check_lazy, "rlhf/engine/zero.py", "if not TYPE_CHECKING:\n    import deepspeed"),
-        (check_lazy, "rlhf/tracking/wandb.py", "class A:\n    import wandb"),
+        (check_lazy, "rlhf/run/wandb.py", "class A:\n    import wandb"),
         (check_auto_classes, "rlhf/data/a.py", "from transformers import AutoTokenizer as T"),
         (check_auto_classes, "rlhf/data/a.py", "transformers.AutoModelForCausalLM.from_config(c)"),
     ],
@@ -246,7 +252,7 @@ def test_rule_can_fail(check: Check, path: str, source: str) -> None:
             "from ..types import Mean\nfrom . import shared",
         ),
         (check_direction, "launch.py", "from rlhf.runtime.launcher import launch"),
-        (check_places, "rlhf/rollout/hybrid/hybrid_rollout.py", "def f():\n    import deepspeed"),
+        (check_places, "rlhf/runtime/rendezvous.py", "def f():\n    import deepspeed"),
         (check_lazy, "rlhf/engine/zero.py", "def f():\n    import deepspeed"),
         (check_lazy, "rlhf/engine/zero.py", "if TYPE_CHECKING:\n    import deepspeed"),
         (check_auto_classes, "rlhf/models/a.py", "from transformers import AutoTokenizer"),
@@ -283,7 +289,7 @@ def test_importing_rlhf_imports_nothing_heavy() -> None:
 
 def test_light_parts_import_nothing_heavy() -> None:
     assert not imports_of(
-        everything_in("config", "base/errors", "planning", "models/shapes", "models/model_uses")
+        everything_in("config", "base/errors", "plan", "models/shapes", "models/model_uses")
     )
 
 

@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 
 from rlhf.config.choices import Phase
-from rlhf.planning.plan import plan_run
+from rlhf.plan.plan import plan_run
 from tools.docs import planner_page as published
 from tools.docs.pages import composed
 from tools.docs.planner_page import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console as RichConsole
 
-from rlhf.tracking.console import Console
+from rlhf.run.console import Console
 from rlhf.watch import __main__ as command
 from rlhf.watch import __main__ as terminal
 from rlhf.watch.__main__ import drawing_of, trend

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import EnvironmentKind
-from rlhf.config.schema.environment import EnvironmentConfig, FailureRewards
-from rlhf.environments.interface import Observation, Step
-from rlhf.environments.process_pool import ProcessPool
+from rlhf.options.environments.interface import Observation, Step
+from rlhf.options.environments.keys import EnvironmentConfig, FailureRewards
+from rlhf.options.environments.process_pool import ProcessPool
 
 PAGE = Path("docs/environment_table.md")
 PACKAGES = {  # kind -> module, and distribution

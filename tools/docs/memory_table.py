@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from rlhf.config.machine_rates import GIB
 from rlhf.config.schema.run import RunConfig
-from rlhf.planning.phase_plan import PhasePlan
-from rlhf.planning.plan import plan_run
+from rlhf.plan.phase_plan import PhasePlan
+from rlhf.plan.plan import plan_run
 from tools.docs.pages import composed
 
 TRACED = Path(__file__).with_name("traced_memory.json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhf.tracking.metric_table import GROUPS, MetricInfo
+from rlhf.run.metric_table import GROUPS, MetricInfo
 from tools.docs.pages import write_below
 
 TABLE_MARK = "<!-- Made by `python -m tools.docs.metrics_page` from here to the end. -->\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 from rlhf.config.choices import Phase
 from rlhf.config.machine_rates import GIB
 from rlhf.config.schema.run import RunConfig
-from rlhf.planning.plan import EFFICIENCY, Plan, plan_run
+from rlhf.plan.plan import EFFICIENCY, Plan, plan_run
 from tools.docs.memory_table import memory_rows
 from tools.docs.pages import composed, write_below
 

@@ -19,8 +19,8 @@ from rlhf.config.choices import (
     Source,
 )
 from rlhf.config.schema.data import DataConfig
-from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.options.environments.keys import EnvironmentConfig
 
 GENERATED = (Source.synthetic, Source.environment)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.config.choices import AdvantageEstimator, Backend, GaeUnit, KlEstimator, KlPlacement
-from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.config.schema.ppo import COMPARING, PpoConfig, SurrogateName, ValueTargets
 from rlhf.config.schema.rollout import RolloutConfig
+from rlhf.options.environments.keys import EnvironmentConfig
 
 
 def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:

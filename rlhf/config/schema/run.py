@@ -11,7 +11,6 @@ from enum import StrEnum
 
 from rlhf.config.choices import Phase, PlanMode, Reuse, WandbMode
 from rlhf.config.schema.data import DataConfig
-from rlhf.config.schema.environment import EnvironmentConfig
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.keys import (
     ABOVE_0,
@@ -32,6 +31,7 @@ from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.rollout import RolloutConfig
 from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
 from rlhf.config.schema.zero import ZeroConfig
+from rlhf.options.environments.keys import EnvironmentConfig
 
 
 def phases_that_measure_best(config: RunConfig) -> frozenset[Phase]:

@@ -18,12 +18,12 @@ from rlhf.engine.torch_engine import allocate_weights
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding
 from rlhf.models.build import build_actor
 from rlhf.models.families import find_decoder_modules
-from rlhf.models.lora import adapter_of
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options.hybrid_engine.supported_models import TOLERANCES
+from rlhf.options.lora.lora import adapter_of
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder
-from rlhf.rollout.hybrid.supported_models import TOLERANCES
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Request, Scheduler
 

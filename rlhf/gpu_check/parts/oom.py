@@ -13,7 +13,7 @@ from rlhf.config.freeze import load_frozen_config
 from rlhf.config.machine_rates import GIB
 from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, checked_finding
 from rlhf.gpu_check.runs import USER_ERROR, planned_gib, start_run
-from rlhf.tracking.tracker import Tracker
+from rlhf.run.tracker import Tracker
 
 SHARE = 0.6  # share of the memory planned for SFT that torch may use
 RETRIED = "continuing with smaller micro-batches"

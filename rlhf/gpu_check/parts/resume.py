@@ -13,7 +13,7 @@ from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, skipped_finding
 from rlhf.gpu_check.runs import TINY_RUN, differing_files, resume_run, start_run
-from rlhf.tracking.tracker import Tracker
+from rlhf.run.tracker import Tracker
 
 KILLED_PHASE, KILLED_STEP = "ppo", 2
 WORDS = (

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.intervals import mean_gain
 from rlhf.base.stored_files import HELD_OUT, read_json
-from rlhf.checkpoint.results import write_json
 from rlhf.config.choices import Phase
-from rlhf.data.corpus import PtxBlocks
-from rlhf.phases.ppo.options.ptx import corpus_perplexity
+from rlhf.options.environments.episode_counterpart import play_at_random
+from rlhf.options.ptx.corpus import PtxBlocks
+from rlhf.options.ptx.ptx import corpus_perplexity
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext, phase_records
-from rlhf.phases.shared.episode_counterpart import play_at_random
 from rlhf.phases.shared.exporting import build_critic_export, save_export, save_trained_model
 from rlhf.phases.shared.policy_evaluation import (
     HeldOutPrompts,
@@ -24,6 +23,7 @@ from rlhf.phases.shared.policy_evaluation import (
     evaluate_policy,
     sample_answers,
 )
+from rlhf.run.results import write_json
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -29,17 +29,17 @@ from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.ppo import PpoConfig
 from rlhf.engine.devices import peak_memory_gib
-from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
-from rlhf.phases.ppo.models import Learner, step_optimizers_together
-from rlhf.phases.ppo.objective import Aggregation, MicroBatch, cut_micro_batches, policy_terms
-from rlhf.phases.ppo.options import ptx
-from rlhf.phases.ppo.options.branches import CriticCheck, with_step_values
-from rlhf.phases.ppo.options.rollout_logprobs import (
+from rlhf.options.ahead.overlapped_sampling import sample_ahead
+from rlhf.options.branches.branches import CriticCheck, with_step_values
+from rlhf.options.corrections.rollout_logprobs import (
     LogprobReuse,
     logprob_mismatch,
     with_proximal_share,
 )
-from rlhf.phases.ppo.overlapped_sampling import sample_ahead
+from rlhf.options.ptx import ptx
+from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
+from rlhf.phases.ppo.models import Learner, step_optimizers_together
+from rlhf.phases.ppo.objective import Aggregation, MicroBatch, cut_micro_batches, policy_terms
 from rlhf.phases.ppo.prompts import PromptLoader, sample_rollout
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.step_metrics import (

@@ -24,7 +24,7 @@ from rlhf.base.types import (
 )
 from rlhf.config.roles import Role
 from rlhf.models.language_model import kept_token_logprobs
-from rlhf.models.trunk import TrunkOutput
+from rlhf.options.trunk.trunk import TrunkOutput
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import (
     ModelOutputs,

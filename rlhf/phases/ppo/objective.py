@@ -13,14 +13,14 @@ from torch import Tensor
 from rlhf.algorithms.advantages import Advantages
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.algorithms.masking import masked_sum, sum_of_row_means
-from rlhf.algorithms.off_policy import interpolate_logprobs
 from rlhf.algorithms.ppo import PolicyLoss, cispo_loss, gspo_loss, policy_loss
 from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Rollout, take_rows
 from rlhf.config.choices import KlPlacement
 from rlhf.config.schema.ppo import LossAggregation, PpoConfig, ProximalPolicy, SurrogateName
-from rlhf.phases.ppo.options.rollout_logprobs import correction_metrics, weights_of
+from rlhf.options.corrections.off_policy import interpolate_logprobs
+from rlhf.options.corrections.rollout_logprobs import correction_metrics, weights_of
 from rlhf.phases.shared.scoring import (
     ResponseLogprobs,
     WholeSequences,

@@ -32,7 +32,7 @@ from rlhf.phases.shared.scoring import (
 )
 from rlhf.rewards.isolated import HERE, FailureError, end_reward_processes, start_reward_processes
 from rlhf.rewards.rules import Answers
-from rlhf.tracking.console import build_console
+from rlhf.run.console import build_console
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -25,18 +25,22 @@ from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
-from rlhf.environments.process_pool import build_pool
 from rlhf.models.build import build_actor, build_scorer, lora_spec, require_enough_positions
 from rlhf.models.language_model import Scorer
-from rlhf.models.members import Combination, load_ensemble
 from rlhf.models.pretrained import Shard
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.models.trunk import SharedTrunk
+from rlhf.options.ensembles.members import Combination, load_ensemble
+from rlhf.options.environments.episode_counterpart import build_answering_backend
+from rlhf.options.environments.process_pool import build_pool
+from rlhf.options.hybrid_engine.hybrid_rollout import (
+    adapt_deepspeed_layers,
+    copy_generate_to_wrapper,
+)
+from rlhf.options.trunk.trunk import SharedTrunk
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.ppo.step_metrics import StepSpeed
-from rlhf.phases.shared.episode_counterpart import build_answering_backend
 from rlhf.phases.shared.policies import (
     AdapterOff,
     build_policy,
@@ -48,12 +52,11 @@ from rlhf.phases.shared.policies import (
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
 from rlhf.phases.shared.preflight import require_support
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, zero_scores
-from rlhf.rollout.hybrid.hybrid_rollout import adapt_deepspeed_layers, copy_generate_to_wrapper
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from rlhf.phases.ppo.overlapped_sampling import SamplingProcesses
+    from rlhf.options.ahead.overlapped_sampling import SamplingProcesses
 
 Seeds = list[int] | None  # of the episodes that begin with prompts; None: no environment
 

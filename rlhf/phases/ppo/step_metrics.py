@@ -31,9 +31,9 @@ from rlhf.models.model_uses import (
     forward_flops,
     models_in_phase,
 )
-from rlhf.phases.ppo.options.rollout_logprobs import correction_metrics
+from rlhf.options.corrections.rollout_logprobs import correction_metrics
+from rlhf.options.environments.episode_counterpart import episode_values
 from rlhf.phases.ppo.targets import Targets
-from rlhf.phases.shared.episode_counterpart import episode_values
 from rlhf.phases.shared.scoring import kl_per_sequence
 
 ROUNDING = 1e-6  # scores that differ by less are the same score; relative to scores above 1

@@ -12,7 +12,13 @@ import torch
 
 from rlhf.base.errors import RlhfError
 from rlhf.base.types import Stateful, StatefulWithTensors
-from rlhf.checkpoint.phase_state import (
+from rlhf.config.choices import Phase
+from rlhf.config.schema.run import AlarmName, CheckpointConfig
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.step_signals import StoppedError
+from rlhf.run.jsonl import LOGS
+from rlhf.run.metric_table import better_direction
+from rlhf.run.phase_state import (
     BestStep,
     Checkpoint,
     SkippedError,
@@ -22,13 +28,7 @@ from rlhf.checkpoint.phase_state import (
     remove_stale_checkpoints,
     write_checkpoint,
 )
-from rlhf.config.choices import Phase
-from rlhf.config.schema.run import AlarmName, CheckpointConfig
-from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.step_signals import StoppedError
-from rlhf.tracking.jsonl import LOGS
-from rlhf.tracking.metric_table import better_direction
-from rlhf.tracking.trackers import StoppedByAlarmError
+from rlhf.run.trackers import StoppedByAlarmError
 
 NO_CHECKPOINTS = (
     "{}: no checkpoints inside the phase, since zero.nvme_path keeps the optimizer on a drive; "

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from rlhf.base.heartbeat import Heartbeat
 from rlhf.base.ranks import Ranks
 from rlhf.base.user_paths import expand_user_path
-from rlhf.checkpoint.phase_state import Checkpoint
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import PairsConfig
@@ -23,8 +22,9 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import TokenData, cache_key, limit_of, tokenise
 from rlhf.engine.settings import EngineSettings
 from rlhf.phases.shared.step_signals import StopRequests
-from rlhf.tracking.console import Console
-from rlhf.tracking.tracker import Tracker
+from rlhf.run.console import Console
+from rlhf.run.phase_state import Checkpoint
+from rlhf.run.tracker import Tracker
 
 if TYPE_CHECKING:
     from datasets import Dataset

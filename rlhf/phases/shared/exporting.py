@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from rlhf.base.types import Engine
-from rlhf.checkpoint.model_card import origin_sections, python_example
-from rlhf.checkpoint.model_folder import (
+from rlhf.config.choices import LoraExport
+from rlhf.config.schema.rollout import RolloutConfig
+from rlhf.models.sources import ModelSource
+from rlhf.options.lora.lora import (
+    adapter_tensors,
+    has_adapters,
+    merge_adapters_in_stream,
+    save_adapter,
+)
+from rlhf.options.trunk.trunk import SharedTrunk, build_critic_skeleton, select_critic_state
+from rlhf.phases.shared.context import RunContext
+from rlhf.run.model_card import origin_sections, python_example
+from rlhf.run.model_folder import (
     SHARD_BYTES,
     apply_umask,
     save_model,
     save_streamed,
     tensors_to_save,
 )
-from rlhf.config.choices import LoraExport
-from rlhf.config.schema.rollout import RolloutConfig
-from rlhf.models.lora import adapter_tensors, has_adapters, merge_adapters_in_stream, save_adapter
-from rlhf.models.sources import ModelSource
-from rlhf.models.trunk import SharedTrunk, build_critic_skeleton, select_critic_state
-from rlhf.phases.shared.context import RunContext
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -101,8 +101,8 @@ def require_parts(config: RunConfig, phases: Container[Phase]) -> None:
     if (is_trunk or adapted & {LoraRole.sft, LoraRole.actor}) and (
         policy := _build_empty("AutoModelForCausalLM", "model", config.model)
     ):
-        from rlhf.models.lora import add_adapters
-        from rlhf.models.trunk import SharedTrunk
+        from rlhf.options.lora.lora import add_adapters
+        from rlhf.options.trunk.trunk import SharedTrunk
 
         counts = (ppo.num_layers_unfrozen or 0, ppo.num_value_layers)
         if is_trunk:
@@ -111,7 +111,7 @@ def require_parts(config: RunConfig, phases: Container[Phase]) -> None:
             add_adapters(policy, lora, seed=0)
     if grows and (scorer := _build_empty("AutoModelForSequenceClassification", key, base)):
         from rlhf.models.language_model import Scorer
-        from rlhf.models.members import grow_members
+        from rlhf.options.ensembles.members import grow_members
 
         grow_members(Scorer(scorer), config.reward, seeds=())
 

@@ -33,15 +33,15 @@ from rlhf.engine.devices import TORCH_DTYPES
 from rlhf.models.build import build_actor, lora_spec
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.lora import adapter_of, disable_adapters
 from rlhf.models.pretrained import Shard, require_one_label_model
 from rlhf.models.sources import ModelSource
+from rlhf.options.hybrid_engine.hybrid_rollout import HybridEngineRollout, HybridSettings
+from rlhf.options.lora.lora import adapter_of, disable_adapters
+from rlhf.options.vllm.vllm_server import ServerSettings, VllmServerRollout
 from rlhf.phases.shared.exporting import write_weights
 from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.hf import HfRollout
-from rlhf.rollout.hybrid.hybrid_rollout import HybridEngineRollout, HybridSettings
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
-from rlhf.rollout.vllm_server import ServerSettings, VllmServerRollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

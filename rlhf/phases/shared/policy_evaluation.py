@@ -14,8 +14,12 @@ from rlhf.base.types import Engine, PromptBatch, Responses, Rollout, RolloutBack
 from rlhf.config.choices import Phase
 from rlhf.data.collate import EvalRows, collate_prompts, eval_batches
 from rlhf.data.records import Record, episode_seeds
+from rlhf.options.environments.episode_counterpart import (
+    episode_results,
+    episode_values,
+    shown_texts,
+)
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_records
-from rlhf.phases.shared.episode_counterpart import episode_results, episode_values, shown_texts
 from rlhf.phases.shared.scoring import (
     ScoringModels,
     kl_per_sequence,
@@ -23,7 +27,7 @@ from rlhf.phases.shared.scoring import (
     response_texts,
     score_responses,
 )
-from rlhf.tracking.tracker import Sample, Token
+from rlhf.run.tracker import Sample, Token
 
 if TYPE_CHECKING:
     from datasets import Dataset

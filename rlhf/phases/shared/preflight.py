@@ -17,11 +17,11 @@ from rlhf.data.phase_needs import (
 )
 from rlhf.data.splits import phase_answered_by_dpo
 from rlhf.engine.deepspeed_engine import op_unavailable_reason, require_quantizer
+from rlhf.options.hybrid_engine.hybrid_rollout import hybrid_engine_unavailable_reason
+from rlhf.options.hybrid_engine.supported_models import model_unsupported_reason
+from rlhf.options.vllm.vllm_server import VllmClient
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_tokens, reward_pairs
 from rlhf.phases.shared.model_checks import config_of, require_decoder
-from rlhf.rollout.hybrid.hybrid_rollout import hybrid_engine_unavailable_reason
-from rlhf.rollout.hybrid.supported_models import model_unsupported_reason
-from rlhf.rollout.vllm_server import VllmClient
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

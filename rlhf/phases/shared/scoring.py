@@ -32,7 +32,7 @@ from rlhf.base.types import (
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.data.collate import padded_width
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.models.members import Ensemble
+from rlhf.options.ensembles.members import Ensemble
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -19,7 +19,7 @@ from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
 from rlhf.data.collate import assign_rows_to_ranks, collate_pairs, eval_batches
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
-from rlhf.tracking.console import Console
+from rlhf.run.console import Console
 
 T = TypeVar("T")
 B = TypeVar("B")  # a micro-batch

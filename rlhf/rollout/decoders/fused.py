@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from rlhf.base.decoder_modules import BlockOrder, DecoderModules
 from rlhf.base.types import copy_to_device
-from rlhf.kernels.attention_gpu import gpu_attention
+from rlhf.options.gpu_kernels.attention_gpu import gpu_attention
 from rlhf.rollout.decoders.decoder import KvCache, Texts
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryEmbedding
 from rlhf.rollout.decoders.projections import ACTIVATIONS

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlhf.base.decoder_modules import BlockModules, DecoderModules, LowRank
-from rlhf.kernels.decode import Linear, Norm
+from rlhf.options.cpu_kernels.decode import Linear, Norm
 from rlhf.rollout.decoders.projections import (
     ACTIVATIONS,
     AdaptedProjection,

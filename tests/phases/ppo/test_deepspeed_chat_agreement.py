@@ -21,12 +21,12 @@ from rlhf.base.types import PromptBatch, Responses, StepReport
 from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.data.collate import collate_prompts
-from rlhf.data.corpus import PtxBlocks
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
+from rlhf.options.ptx.corpus import PtxBlocks
+from rlhf.options.ptx.ptx import PtxCorpus
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.models import SeparateModels
-from rlhf.phases.ppo.options.ptx import PtxCorpus
 from rlhf.phases.shared.scoring import ModelScores
 from tests.algorithms import deepspeed_chat_loops as seeds
 from tests.algorithms.loop_reference import Row, Rows

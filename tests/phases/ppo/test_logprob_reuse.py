@@ -17,8 +17,8 @@ from rlhf.base.types import Responses, Rollout
 from rlhf.config.choices import Backend, When
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.ppo import ProximalPolicy, RolloutCorrection
+from rlhf.options.corrections.rollout_logprobs import MISMATCH, LogprobReuse
 from rlhf.phases.ppo.loop import PPOTrainer
-from rlhf.phases.ppo.options.rollout_logprobs import MISMATCH, LogprobReuse
 from rlhf.phases.shared.scoring import score_responses
 from tests.phases.ppo.ppo_pieces import (
     MICRO,

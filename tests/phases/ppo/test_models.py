@@ -15,7 +15,7 @@ from rlhf.data.collate import collate_sequences
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel, Scorer, kept_token_logprobs
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.models.trunk import SharedTrunk
+from rlhf.options.trunk.trunk import SharedTrunk
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels, step_optimizers_together
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.policies import AdapterOff

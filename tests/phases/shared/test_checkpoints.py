@@ -21,15 +21,15 @@ from rlhf.base import atomic
 from rlhf.base.errors import RlhfError
 from rlhf.base.heartbeat import Heartbeat
 from rlhf.base.ranks import Ranks
-from rlhf.checkpoint import phase_state
-from rlhf.checkpoint.phase_state import SkippedError, checkpoint_folders
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import AlarmName
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.step_signals import StopRequests
-from rlhf.tracking.step_alarms import Alarm
-from rlhf.tracking.trackers import StoppedByAlarmError
+from rlhf.run import phase_state
+from rlhf.run.phase_state import SkippedError, checkpoint_folders
+from rlhf.run.step_alarms import Alarm
+from rlhf.run.trackers import StoppedByAlarmError
 
 
 @dataclass

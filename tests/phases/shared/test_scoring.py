@@ -16,8 +16,8 @@ from rlhf.data.synthetic import prompt_of_request
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.members import Combination, Ensemble, grow_members
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options.ensembles.members import Combination, Ensemble, grow_members
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.scoring import (
     JudgeScores,

@@ -1,1 +1,0 @@
-"""Optional kernels, in C for CPUs and in Triton for GPUs, that are faster than torch."""

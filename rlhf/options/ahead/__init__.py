@@ -1,0 +1,1 @@
+"""Sampling beside training, by a policy that is some updates older (docs/algorithms.md)."""

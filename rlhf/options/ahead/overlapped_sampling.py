@@ -1,0 +1,284 @@
+"""Sampling of coming steps: in turn with training, or at the same time in processes of its own.
+
+Weights and responses are files in a folder, named by step, which every rank and every sampling
+process can read. Rank 0 and a process send one another lines of JSON: first where the run is, then
+for each step ``{"step": t, "weights": folder}`` and the prompts of all ranks; the answer is
+``{"step": t}`` when the file with this process's share of the responses is there, or ``{"error":
+message}``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from rlhf.base.atomic import replace_atomically
+from rlhf.base.command import quieten_libraries
+from rlhf.base.cpu import num_usable_cores
+from rlhf.base.errors import CapabilityError, RlhfError, RolloutError
+from rlhf.base.isolated_process import IsolatedProcess, serve_lines
+from rlhf.base.ranks import Ranks
+from rlhf.base.safe_text import print_traceback
+from rlhf.base.stored_responses import join_rows, pack_responses, rows_of_rank, unpack_responses
+from rlhf.base.types import Engine, PromptBatch, Responses, StatefulWithTensors
+from rlhf.config.batches import divide_cores
+from rlhf.config.choices import Backend, Device, Phase, When
+from rlhf.config.freeze import load_run
+from rlhf.config.roles import Role
+from rlhf.config.schema.keys import YEAR_S
+from rlhf.config.schema.run import RunConfig
+from rlhf.engine.devices import resolve_dtype, use_threads
+from rlhf.engine.settings import EngineSettings
+from rlhf.engine.torch_engine import TorchEngine
+from rlhf.models.tokenizers import load_tokenizer
+from rlhf.options.ahead.ahead import AfterSampling, SamplingAhead, SamplingInTurn, StepSampler
+from rlhf.options.environments.episode_counterpart import build_answering_backend
+from rlhf.options.environments.process_pool import build_pool
+from rlhf.phases.ppo.prompts import PromptLoader, StepPrompts, shard_prompt_batch
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.policies import build_policy
+from rlhf.run.model_folder import SHARD_BYTES, write_shards
+
+if TYPE_CHECKING:
+    from rlhf.phases.ppo.rlhf_engine import RLHFEngine
+
+SAMPLING = "sampling"  # folder of weights and responses in RUN_DIR/ppo
+SERVES = "rlhf.options.ahead.overlapped_sampling:serve_samples"
+
+
+def sample_ahead(
+    context: RunContext, engine: RLHFEngine, loader: PromptLoader, *, steps: int
+) -> dict[str, StatefulWithTensors]:
+    """Let ``engine`` sample rollout.lag steps ahead; return what checkpoints store, by name."""
+    rollout, ranks = context.config.rollout, context.ranks
+    if rollout.lag == 0:
+        return {}
+    sampler: StepSampler = SamplingInTurn(engine.rollout)
+    if rollout.overlap:
+        sampler = engine.samplers = SamplingProcesses(context, loader)
+    engine.rollout = ahead = SamplingAhead(
+        sampler,
+        lambda step: loader.batch(step - 1),
+        lag=rollout.lag,
+        steps=steps,
+        pad_id=context.tokenizer.pad_token_id,
+        ranks=ranks,
+    )
+    if rollout.overlap and rollout.backend is Backend.vllm_server:
+        engine.policy = engine.policy._replace(
+            sampling=AfterSampling(engine.policy.sampling, ahead),
+            greedy=AfterSampling(engine.policy.greedy, ahead),
+        )
+    return {"pending": ahead}
+
+
+class SamplerPlace(NamedTuple):
+    """The first message to a sampling process: its run, its share and its cores."""
+
+    run_dir: str
+    folder: str  # for weights and responses
+    rank: int  # among ``num_samplers`` processes
+    num_samplers: int
+    threads: int
+
+
+class SamplingProcesses:
+    """A ``StepSampler`` whose processes each answer an equal share of a step's prompts.
+
+    Rank 0 starts them and talks to them. They end with it, and with the run.
+    """
+
+    def __init__(self, context: RunContext, loader: PromptLoader) -> None:
+        config, self._ranks = context.config, context.ranks
+        self._loader = loader
+        self._pad_id = context.tokenizer.pad_token_id
+        self._weights_of: dict[int, Path] = {}  # by step whose responses are not taken yet
+        self._written = 0  # snapshots of the weights
+        self._folder = context.run_dir / Phase.ppo / SAMPLING
+        if self._ranks.is_main:
+            shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
+        count, (own, threads) = config.rollout.samplers, divide_cores(config, num_usable_cores())
+        use_threads(own)
+        started = range(count if self._ranks.is_main else 0)
+        self._processes = [IsolatedProcess(SERVES) for _ in started]
+        for index, process in enumerate(self._processes):
+            place = SamplerPlace(str(context.run_dir), str(self._folder), index, count, threads)
+            process.send(place._asdict(), _in_a_year())
+
+    def begin(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
+        """Write the actor's weights, and send the processes the prompts of each batch."""
+        self._written += 1
+        weights = self._folder / f"weights-{self._written}"
+        stream = actor.stream_state(dict(actor.module.named_parameters()))
+        if self._ranks.is_main:
+            weights.mkdir(parents=True)
+            write_shards(weights, stream, SHARD_BYTES)
+        for _ in stream:  # every rank takes part in it
+            pass
+        for step in (int(batch.step or 0) for batch in batches):
+            self._weights_of[step] = weights
+            prompts = self._loader.prompts_of_all_ranks(step - 1)._asdict()
+            for process in self._processes:
+                with _explain_end():
+                    process.send({"step": step, "weights": str(weights), **prompts}, _in_a_year())
+
+    def finish(self, step: int) -> Responses:
+        """Return this rank's responses of ``step`` as soon as all processes have written theirs."""
+        from safetensors.torch import load_file
+
+        for process in self._processes:
+            with _explain_end():
+                answer = process.receive(_in_a_year())
+            if "error" in answer:
+                raise RolloutError(f"rollout.overlap=true: {answer['error']}")
+        self._ranks.barrier()
+        files = sorted(self._folder.glob(f"step-{step}-*.safetensors"))
+        parts = [unpack_responses(load_file(file)) for file in files]
+        found = rows_of_rank(join_rows(parts, pad_id=self._pad_id), self._ranks)
+        self._ranks.barrier()
+        weights = self._weights_of.pop(step)
+        if self._ranks.is_main:
+            for file in files:
+                file.unlink()
+            if weights not in self._weights_of.values():
+                shutil.rmtree(weights)
+        return found
+
+    def close(self) -> None:
+        """End the processes, and remove their files."""
+        for process in self._processes:
+            process.close()
+        if self._ranks.is_main:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _in_a_year() -> float:
+    """Return a deadline that never comes: the watchdog ends a run whose step never ends."""
+    return time.monotonic() + YEAR_S
+
+
+@contextmanager
+def _explain_end() -> Iterator[None]:
+    """Raise a RolloutError if the process that the block talks to has ended."""
+    try:
+        yield
+    except OSError as error:
+        raise RolloutError(
+            "rollout.overlap=true: a sampling process has ended; its last lines, if there are any, "
+            "are above. If it was killed for lack of memory, use a smaller rollout.max_rows, or "
+            "rollout.overlap=false"
+        ) from error
+
+
+def serve_samples(descriptor: int) -> None:
+    """Sample the steps that the socket names, until its other end is closed."""
+    serve_lines(descriptor, _answers)
+
+
+def _answers(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    given = next(messages, None)
+    if given is None:
+        return
+    sampler = None
+    for call in messages:
+        try:
+            sampler = sampler or SamplingWorker(SamplerPlace(**given))
+            sampler.sample(**call)
+        except RlhfError as error:
+            yield {"error": str(error)}
+        except Exception as error:
+            print_traceback(type(error), error, error.__traceback__)
+            yield {"error": f"{type(error).__name__}: {error}"}
+        else:
+            yield {"step": call["step"]}
+
+
+class SnapshotPolicy(TorchEngine):
+    """The policy with the weights of a snapshot."""
+
+    _loaded: Path | None = None
+
+    def load(self, weights: Path) -> None:
+        """Load the weights of a snapshot in place: CUDA graphs and joint projections keep them."""
+        from safetensors.torch import load_file
+
+        if weights == self._loaded:
+            return
+        parameters = dict(self.module.named_parameters())
+        for file in weights.glob("*.safetensors"):
+            for name, tensor in load_file(file).items():
+                parameters[name].data.copy_(tensor)
+        self._loaded = weights
+
+
+class SamplingWorker:
+    """The policy, and the backend that samples from it, of one sampling process."""
+
+    def __init__(self, place: SamplerPlace) -> None:
+        """Build the policy of the run."""
+        quieten_libraries()
+        use_threads(place.threads)
+        run_dir, self._folder = Path(place.run_dir), Path(place.folder)
+        self._config = config = load_run(run_dir)
+        device = _device_of(config, place.rank)
+        self._share = Ranks(place.rank, place.num_samplers, device)
+        self._tokenizer = load_tokenizer(run_dir / "tokenizer", key="run_dir")
+        dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
+        self._policy = SnapshotPolicy(
+            build_policy(config, self._tokenizer, dropout=0.0),
+            role=Role.actor,
+            settings=EngineSettings(zero=config.zero, dtype=dtype),
+            ranks=Ranks(device=device),
+        )
+        self._backend = build_answering_backend(
+            build_pool(config.environment) if config.environment.is_used else None,
+            config,
+            self._tokenizer,
+            dtype,
+            Ranks(device=device),
+            temperature=config.rollout.temperature,
+            keeps_graphs=config.rollout.keep_graphs is not When.never,
+        )
+
+    def sample(self, *, step: int, weights: str, **prompts: Any) -> None:
+        """Write this process's share of the responses of ``step`` to a file."""
+        from safetensors.torch import save_file
+
+        self._policy.load(Path(weights))
+        batch = shard_prompt_batch(
+            StepPrompts(**prompts),
+            step=step - 1,
+            config=self._config,
+            ranks=self._share,
+            pad_id=self._tokenizer.pad_token_id,
+        )
+        responses = self._backend.generate(self._policy, batch)
+        name = f"step-{step}-{self._share.rank:05}.safetensors"
+        with replace_atomically(self._folder / name) as building:
+            save_file(pack_responses(responses), building)
+
+
+def _device_of(config: RunConfig, index: int) -> torch.device:
+    """Return the device of sampling process ``index``: a GPU behind those of the node's ranks.
+
+    A process whose responses a server samples needs no GPU.
+    """
+    hardware = config.hardware
+    if hardware.device is Device.cpu or config.rollout.backend is Backend.vllm_server:
+        return torch.device("cpu")
+    place, found = hardware.ranks_per_node + index, torch.cuda.device_count()
+    if place >= found:
+        raise CapabilityError(
+            f"rollout.samplers={config.rollout.samplers} with "
+            f"hardware.ranks_per_node={hardware.ranks_per_node}: every "
+            f"sampling process needs a GPU of its own, and this node has {found}; use fewer "
+            "ranks_per_node or samplers, or rollout.overlap=false"
+        )
+    torch.cuda.set_device(place)
+    return torch.device("cuda", place)

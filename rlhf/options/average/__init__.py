@@ -1,0 +1,1 @@
+"""Moving average of the actor's weights."""

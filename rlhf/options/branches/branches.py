@@ -1,0 +1,232 @@
+"""Branches: continuations of responses from states in their middle, scored as PPO scores.
+
+They give the true values of states, which two options read: ppo.value_targets=monte_carlo has them
+where the steps of responses begin, for VinePPO; ppo.critic_check compares the critic's values with
+them in some states of some steps.
+
+Shapes: N = states or pairs of states, K = branches per state, B = sequences, T = response tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from copy import deepcopy
+from typing import NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+from rlhf.algorithms.advantages import branch_values, choose_steps, rewards_to_go
+from rlhf.base.random_streams import random_stream
+from rlhf.base.types import Responses, Rollout, copy_to_device, take_rows
+from rlhf.config.schema.ppo import PpoConfig, ValueTargets
+from rlhf.options.branches.critic_states import CriticState, measure_critic
+from rlhf.phases.ppo.rlhf_engine import RLHFEngine
+from rlhf.phases.ppo.targets import TargetMaker
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.scoring import score_responses, split_rows
+from rlhf.rollout.fast import FastRollout
+
+
+class BranchPoint(NamedTuple):
+    """A state to continue from: a row of a rollout, and the tokens of its response before it."""
+
+    row: int
+    prefix: list[int]
+
+
+class StateValues(NamedTuple):
+    """The critic's values, estimates of true values, and standard errors of the estimates."""
+
+    critic_N: Tensor
+    true_N: Tensor
+    errors_N: Tensor
+
+
+class Brancher(NamedTuple):
+    """A sampler of branches from states of ``rollout``, whose rewards ``maker`` makes."""
+
+    engine: RLHFEngine
+    rollout: Rollout
+    maker: TargetMaker
+    kl_ctl: float
+
+    @classmethod
+    def before_step(
+        cls, engine: RLHFEngine, rollout: Rollout, maker: TargetMaker, *, kl_ctl: float
+    ) -> Brancher:
+        """Return the sampler whose branches are scored as ``maker`` will score the rollout."""
+        maker = deepcopy(maker)
+        maker.update_moments(rollout)
+        return cls(engine, rollout, maker, kl_ctl)
+
+    def continue_responses(
+        self, states: list[BranchPoint], draws_NT: Tensor, *, limits: list[int] | None = None
+    ) -> Responses:
+        """Continue ``states`` with the current policy; return whole responses, prefixes included.
+
+        Response i has at most limits[i] tokens (None: rollout.max_response_tokens).
+        """
+        backend = self.engine.rollout
+        assert isinstance(backend, FastRollout), "only the fast backend continues responses"
+        prompts = take_rows(self.rollout.prompts, [state.row for state in states])
+        prompts = prompts._replace(draws_BT=copy_to_device(draws_NT, prompts.ids_BP.device))
+        prefixes = [state.prefix for state in states]
+        return backend.generate(self.engine.actor, prompts, limits=limits, prefixes=prefixes)
+
+    def evaluate(self, states: list[BranchPoint], draws_BT: Tensor) -> StateValues:
+        """Return values of ``states`` from branches, one for each row of ``draws_BT``.
+
+        No batch of branches is larger than the rollout.
+        """
+        branches = len(draws_BT) // len(states)
+        repeated = [state for state in states for _ in range(branches)]
+        size = max(1, len(self.rollout.scores_B) // branches) * branches
+        found = [
+            self._returns_and_values([repeated[row] for row in rows], draws_BT[rows])
+            for rows in split_rows(list(range(len(repeated))), size)
+        ]
+        returns_B, values_B = (torch.cat(each) for each in zip(*found, strict=True))
+        return StateValues(values_B[::branches], *branch_values(returns_B, branches=branches))
+
+    def _returns_and_values(
+        self, states: list[BranchPoint], draws_BT: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Continue each state once; return the rewards that follow it (B,), and its value (B,).
+
+        The log-probabilities of prefixes, which sampling does not measure, enter only the rewards
+        of prefixes.
+        """
+        responses = self.continue_responses(states, draws_BT)
+        sampled = score_responses(
+            self.engine.models,
+            take_rows(self.rollout.prompts, [state.row for state in states]),
+            responses,
+            micro_batch_size=self.engine.plan.micro,
+            with_policy=not self.rollout.reuses_logprobs,
+        )
+        targets = self.maker.held_out_targets(sampled, kl_ctl=self.kl_ctl)
+        assert targets is not None, "only GAE has a critic"
+        places = torch.tensor([len(state.prefix) for state in states])
+        places_B = copy_to_device(places, sampled.values_BT.device)
+        gamma = self.engine.config.ppo.gamma
+        returns_B = rewards_to_go(targets.rewards_BT, responses.keep_BT, places_B, gamma=gamma)
+        return returns_B, sampled.values_BT.gather(1, places_B[:, None]).squeeze(1)
+
+
+def with_step_values(
+    engine: RLHFEngine, rollout: Rollout, maker: TargetMaker, ppo: PpoConfig, *, kl_ctl: float
+) -> Rollout:
+    """Return ``rollout`` with the true values that ppo.value_targets=monte_carlo reads.
+
+    The random numbers of a response's branches are keyed by step and row of the rollout of all
+    ranks, so they do not depend on the number of ranks.
+    """
+    config, ranks = engine.config, engine.ranks
+    if ppo.value_targets is ValueTargets.gae:
+        return rollout
+    responses, tokens = rollout.responses, config.rollout.max_response_tokens
+    states: list[BranchPoint] = []
+    draws = []
+    for row, (ids_T, keep_T) in enumerate(zip(responses.ids_BT, responses.keep_BT, strict=True)):
+        ids = ids_T[keep_T].tolist()
+        starts = range(0, len(ids), ppo.value_step_tokens)
+        states += [BranchPoint(row, ids[:start]) for start in starts]
+        names = (str(rollout.prompts.step), ranks.rank * len(responses.ids_BT) + row)
+        stream = random_stream(config.seed, "step_values", *names)
+        draws.append(torch.rand(len(starts) * ppo.value_branches, tokens, generator=stream))
+    # All ranks evaluate as many states, since all must take part in passes of sharded models.
+    most = int(ranks.max(torch.tensor(len(states), device=ranks.device)))
+    surplus = most - len(states)
+    draws += [draws[0][: ppo.value_branches]] * surplus
+    brancher = Brancher.before_step(engine, rollout, maker, kl_ctl=kl_ctl)
+    found = brancher.evaluate(states + states[:1] * surplus, torch.cat(draws))
+    values_BT = torch.full_like(rollout.values_BT, torch.nan)
+    rows = [state.row for state in states]
+    columns = [len(state.prefix) for state in states]
+    values_BT[rows, columns] = found.true_N[: len(states)].to(values_BT)
+    return rollout._replace(step_values_BT=values_BT)
+
+
+class _Pair(NamedTuple):
+    """Two states after alternative steps from one earlier state of a response.
+
+    One is the response's own step, the other a step that is sampled.
+    """
+
+    own: BranchPoint
+    other: BranchPoint
+    place: float  # tokens before the own state, as a share of its response
+    differs: bool  # False: the other step ended the response, or is the same step
+
+
+class CriticCheck:
+    """A check of the critic at every ``ppo.critic_check.every``-th step."""
+
+    def __init__(self, context: RunContext, engine: RLHFEngine) -> None:
+        self._context = context
+        self._engine = engine
+        self._config = context.config.ppo.critic_check
+        self._num_pairs = self._config.states // 2  # over all ranks
+
+    def measure(
+        self, rollout: Rollout, maker: TargetMaker, *, step: int, kl_ctl: float
+    ) -> dict[str, float]:
+        """Return the metrics of a check, before the step's updates; {} at steps without a check.
+
+        The states of all ranks are recorded. Training reads nothing of a check.
+        """
+        config, context = self._config, self._context
+        if not config.every or step % config.every:
+            return {}
+        started = time.monotonic()
+        brancher = Brancher.before_step(self._engine, rollout, maker, kl_ctl=kl_ctl)
+        stream = random_stream(context.config.seed, "critic_check", step)
+        pairs = self._choose_pairs(brancher, stream)
+        draws_BT = self._draw(stream, config.states * config.branches)
+        states = [state for pair in pairs for state in (pair.own, pair.other)]
+        found = brancher.evaluate(states, draws_BT)
+        values = list(zip(*(each.tolist() for each in found), strict=True))
+        first = step * self._num_pairs + context.ranks.rank * len(pairs)
+        here = [
+            CriticState(first + number, pair.place, *each)
+            for number, pair in enumerate(pairs)
+            for each in values[2 * number :][: 1 + pair.differs]
+            if all(map(math.isfinite, each))
+        ]
+        everywhere = [state for of_rank in context.ranks.gather(here) for state in of_rank]
+        context.tracker.critic_states("ppo", step, everywhere)
+        metrics = {f"ppo/critic_{name}": x for name, x in measure_critic(everywhere).items()}
+        return metrics | {"time/critic_check_seconds": time.monotonic() - started}
+
+    def _choose_pairs(self, brancher: Brancher, stream: Generator) -> list[_Pair]:
+        """Choose responses at equal distances, and a step of each; sample the other steps."""
+        responses = brancher.rollout.responses
+        masked = zip(responses.ids_BT, responses.keep_BT, strict=True)
+        whole = [ids_T[keep_T].tolist() for ids_T, keep_T in masked]
+        mine = self._context.ranks.share(range(self._num_pairs))
+        rows = [number * len(whole) // len(mine) for number in range(len(mine))]
+        lengths_N = torch.tensor([len(whole[row]) for row in rows])
+        draws_N = torch.rand(self._num_pairs, generator=stream)[mine]
+        steps = choose_steps(draws_N, lengths_N, step_tokens=self._config.step_tokens)
+        starts, ends = (places_N.tolist() for places_N in steps)
+        sampled = brancher.continue_responses(
+            [BranchPoint(row, whole[row][:start]) for row, start in zip(rows, starts, strict=True)],
+            self._draw(stream, self._num_pairs),
+            limits=[max(end, 1) for end in ends],
+        )
+        pairs = []
+        for number, (row, end) in enumerate(zip(rows, ends, strict=True)):
+            own = BranchPoint(row, whole[row][:end])
+            ids = sampled.ids_BT[number][sampled.keep_BT[number]].tolist()
+            other, has_ended = BranchPoint(row, ids[:end]), bool(sampled.ended_B[number])
+            differs = not has_ended and other != own
+            pairs.append(_Pair(own, other, end / len(whole[row]), differs))
+        return pairs
+
+    def _draw(self, stream: Generator, rows: int) -> Tensor:
+        """Return this rank's share of uniform numbers for ``rows`` responses of all ranks."""
+        tokens = self._context.config.rollout.max_response_tokens
+        draws_BT = torch.rand(rows, tokens, generator=stream)
+        return draws_BT[self._context.ranks.share(range(rows))]

@@ -1,0 +1,1 @@
+"""Corrections for rollouts whose log-probabilities differ from the trainer's."""

@@ -1,0 +1,1 @@
+"""C kernels for CPUs, and the layers, decoder and optimizer that use them."""

@@ -1,0 +1,218 @@
+"""Log-probabilities from logits in one pass, where torch takes five on a CPU and ten on a GPU.
+
+Softmax of attention scores on a CPU, bf16 or fp32, as torch is slow on short rows.
+Shapes: N = tokens, V = vocabulary, ... = any leading dimensions, S = scores of a row.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache, partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.options.cpu_kernels.compiling import compile_kernel, try_kernels
+
+
+def logprob_kernel(logits: Tensor) -> LogprobKernel | GpuLogprobKernel | None:
+    """Return the kernel for the device and dtype of ``logits``, or None if there is none."""
+    return gpu_logprob_kernel(logits) if logits.is_cuda else cpu_logprob_kernel(logits)
+
+
+def cpu_logprob_kernel(logits: Tensor) -> LogprobKernel | None:
+    """Return the CPU kernel, which can also sample, for the dtype of ``logits``, or None."""
+    if not logits.is_cpu or logits.dtype not in {torch.bfloat16, torch.float32}:
+        return None
+    library = compile_kernel("logprobs", half=logits.dtype is torch.bfloat16)
+    return None if library is None else LogprobKernel(library, logits.dtype)
+
+
+class LogprobKernel:
+    """The compiled functions of logprobs.c, for contiguous logits of ``dtype`` on a CPU."""
+
+    def __init__(self, library: Any, dtype: torch.dtype) -> None:
+        self._library = library
+        self.dtype = dtype
+
+    def reduce_rows(
+        self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        """Write three fp32 vectors (N,) to ``outs``, all for the logits multiplied by ``scale``.
+
+        They are the log-sum-exp, the entropy and the logit of the token id. The logits may be a
+        block of the vocabulary. Ids then count from the block's first entry; for an id outside the
+        block the third vector keeps its value.
+        """
+        self._library.logprobs_read(
+            *self._shared_arguments(logits_NV, ids_N, scale),
+            *(ctypes.c_void_p(row_N.data_ptr()) for row_N in outs),
+        )
+
+    def replace_by_gradient_(
+        self,
+        logits_NV: Tensor,
+        ids_N: Tensor,
+        *,
+        scale: float,
+        log_sums_N: Tensor,
+        slopes_N: Tensor,
+    ) -> None:
+        """Overwrite the logits with their gradient, d sum(slopes * log-probs) / d logits.
+
+        ``slopes_N`` are the gradients of the log-probs. ``log_sums_N`` (fp32) are the log-sum-exps
+        of scale * logits over the whole vocabulary.
+        """
+        vectors = (log_sums_N.contiguous(), slopes_N.float().contiguous())
+        self._library.logprobs_slope(
+            *self._shared_arguments(logits_NV, ids_N, scale),
+            *(ctypes.c_void_p(row_N.data_ptr()) for row_N in vectors),
+        )
+
+    def draw(
+        self,
+        logits_NV: Tensor,
+        draws_N: Tensor,
+        *,
+        scale: float,
+        barred_N: Tensor | None,
+        end_id: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Sample tokens (N,) by inverse CDF; return them and their fp32 log-probabilities (N,).
+
+        ``draws_N`` are uniform random numbers. Where ``barred_N`` is True, ``end_id`` cannot be
+        sampled.
+        """
+        tokens_N = torch.empty(len(logits_NV), dtype=torch.int64)
+        logprobs_N = torch.empty(len(logits_NV))
+        draws_N = draws_N.double().contiguous()
+        barred_N = None if barred_N is None else barred_N.contiguous()  # must outlive the call
+        barred = None if barred_N is None else barred_N.data_ptr()
+        self._library.logprobs_draw(
+            *(ctypes.c_void_p(at) for at in (logits_NV.data_ptr(), draws_N.data_ptr(), barred)),
+            *(ctypes.c_int64(size) for size in logits_NV.shape),
+            ctypes.c_float(scale),
+            ctypes.c_int64(end_id),
+            *(ctypes.c_void_p(out_N.data_ptr()) for out_N in (tokens_N, logprobs_N)),
+        )
+        return tokens_N, logprobs_N
+
+    def _shared_arguments(self, logits_NV: Tensor, ids_N: Tensor, scale: float) -> tuple[Any, ...]:
+        assert logits_NV.is_contiguous()
+        assert logits_NV.dtype is self.dtype
+        assert ids_N.is_contiguous()
+        return (
+            ctypes.c_void_p(logits_NV.data_ptr()),
+            ctypes.c_void_p(ids_N.data_ptr()),
+            *(ctypes.c_int64(size) for size in logits_NV.shape),
+            ctypes.c_float(scale),
+        )
+
+
+DTYPES = {torch.bfloat16, torch.float16, torch.float32}
+BLOCK = 2**12  # logits that a program has in registers at a time: 16 in each of 256 threads
+WARPS = 8
+FUSED = {"enable_fp_fusion": True}  # set, as Triton warns otherwise: its default changes in 3.10
+
+
+def gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:
+    """Return the kernel for the device and dtype of ``logits``, or None if it cannot run."""
+    if logits.dtype not in DTYPES:
+        return None
+    kernels = logprobs_gpu_kernels(logits.device)
+    return None if kernels is None else GpuLogprobKernel(kernels)
+
+
+class GpuLogprobKernel:
+    """The kernels of logprobs_triton.py, with two of the methods of ``LogprobKernel``."""
+
+    def __init__(self, kernels: ModuleType) -> None:
+        self._kernels = kernels
+
+    def reduce_rows(
+        self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        """Write each row's log-sum-exp, entropy and logit of its id to ``outs``."""
+        assert all(out_N.is_contiguous() and out_N.dtype is torch.float32 for out_N in outs)
+        self._launch("reduce_row_kernel", logits_NV, ids_N, *outs, scale=scale)
+
+    def replace_by_gradient_(
+        self,
+        logits_NV: Tensor,
+        ids_N: Tensor,
+        *,
+        scale: float,
+        log_sums_N: Tensor,
+        slopes_N: Tensor,
+    ) -> None:
+        """Overwrite the logits with their gradient, d sum(slopes * log-probs) / d logits."""
+        vectors = (log_sums_N.contiguous(), slopes_N.float().contiguous())
+        self._launch("gradient_kernel", logits_NV, ids_N, *vectors, scale=scale)
+
+    def _launch(
+        self, name: str, logits_NV: Tensor, ids_N: Tensor, *vectors: Tensor, scale: float
+    ) -> None:
+        assert logits_NV.is_contiguous()
+        assert ids_N.is_contiguous()
+        rows, size = logits_NV.shape
+        kernel = getattr(self._kernels, name)[rows,]
+        kernel(logits_NV, ids_N, *vectors, scale, size, BLOCK=BLOCK, num_warps=WARPS, **FUSED)
+
+
+@cache
+def logprobs_gpu_kernels(device: torch.device) -> ModuleType | None:
+    """Return the module of the kernels, or log a warning and return None if they do not run."""
+    otherwise = "torch computes log-probs in ten passes over the logits, which is slower"
+    return try_kernels(partial(_load_kernels, device), otherwise=otherwise)
+
+
+def _load_kernels(device: torch.device) -> ModuleType:
+    """Import the kernels, compile each by launching it once on two logits; return their module."""
+    from rlhf.options.gpu_kernels import logprobs_triton
+
+    kernel = GpuLogprobKernel(logprobs_triton)
+    logits_NV = torch.zeros(1, 2, dtype=torch.bfloat16, device=device)
+    ids_N = torch.zeros(1, dtype=torch.int64, device=device)
+    sum_N, entropy_N, logit_N = torch.zeros(3, 1, device=device)
+    kernel.reduce_rows(logits_NV, ids_N, scale=1.0, outs=(sum_N, entropy_N, logit_N))
+    kernel.replace_by_gradient_(logits_NV, ids_N, scale=1.0, log_sums_N=sum_N, slopes_N=logit_N)
+    float(sum_N)  # waits for the GPU, so that a failed launch raises here
+    return logprobs_triton
+
+
+def softmax_(scores: Tensor) -> Tensor:
+    """Overwrite contiguous scores (..., S) with their softmax over S, and return them."""
+    library = _library_for(scores)
+    if library is None:
+        return torch.softmax(scores, dim=-1, out=scores)
+    library.softmax_rows(ctypes.c_void_p(scores.data_ptr()), *_sizes(scores))
+    return scores
+
+
+def softmax_gradient_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
+    """Overwrite ``slopes`` with scale times the gradient of the scores (..., S); return it.
+
+    ``slopes`` is first the gradient of ``shares``, which are the softmax of the scores.
+    """
+    library = _library_for(slopes)
+    if library is None:
+        found = torch._softmax_backward_data(slopes, shares, -1, shares.dtype)
+        return slopes.copy_(found).mul_(scale)
+    pointers = (ctypes.c_void_p(x.data_ptr()) for x in (slopes, shares))
+    library.softmax_slopes(*pointers, *_sizes(slopes), ctypes.c_float(scale))
+    return slopes
+
+
+def _library_for(x: Tensor) -> Any | None:
+    assert x.is_contiguous()
+    if not x.is_cpu or x.dtype not in (torch.bfloat16, torch.float32):
+        return None
+    if torch.compiler.is_compiling():  # torch.compile fuses torch's own softmax
+        return None
+    return compile_kernel("softmax", half=x.dtype is torch.bfloat16)
+
+
+def _sizes(x: Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64]:
+    return ctypes.c_int64(x.numel() // x.shape[-1]), ctypes.c_int64(x.shape[-1])

@@ -1,0 +1,1 @@
+"""Several reward models, trained together and combined to one score."""

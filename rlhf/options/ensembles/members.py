@@ -1,0 +1,256 @@
+"""Ensembles of reward models that share their lower blocks, and so cost less than as many models.
+
+The first member is an ordinary ``Scorer``, which is trained whole. Every further member has its own
+copy of the top blocks, of the norm after them, and a head of its own. It starts from hidden states
+that the forward pass of the first member records, and does not change the first member.
+
+Shapes: B = sequences, S = tokens, H = hidden size, M = members.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rlhf.algorithms.reward import combine_scores
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.foreign_errors import translate_errors
+from rlhf.config.choices import CombineName
+from rlhf.config.schema.supervised import RewardConfig
+from rlhf.models.language_model import Scorer
+from rlhf.models.sources import ModelSource
+from rlhf.models.weight_files import require_finite_weights, require_float_types, types_in_file
+from rlhf.options.trunk.trunk import BlockCall, Branch, find_block_and_tail_paths, record_calls
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MEMBERS_FILE = "members.safetensors"  # beside the weights of the first member
+OFFSETS = "offsets"  # the name of the members' zeros in that file
+
+
+class Combination(NamedTuple):
+    """The settings that make one score of the members' scores."""
+
+    members: int = 1
+    name: CombineName = CombineName.mean
+    coef: float = 0.0
+
+    @classmethod
+    def of(cls, config: RewardConfig) -> Combination:
+        """Return the settings in ``config``."""
+        return cls(config.members, config.combine, config.uncertainty_coef)
+
+    @property
+    def stored_members(self) -> int:
+        """Return the number of models that a run stores; averaged weights are one model."""
+        return 1 if self.name is CombineName.warm else self.members
+
+    def __call__(self, scores_M: Tensor) -> Tensor:
+        """Return the combined scores (...) of scores (..., M)."""
+        return combine_scores(scores_M, combine=self.name, coef=self.coef)
+
+
+class Member(nn.Module):
+    """The top blocks of one further member, the norm after them, and its head."""
+
+    def __init__(self, blocks: Sequence[nn.Module], tail: Sequence[nn.Module], head: nn.Module):
+        super().__init__()
+        self.branch = Branch(blocks, tail)
+        self.head = deepcopy(head)
+
+    def forward(self, calls: Sequence[BlockCall]) -> Tensor:
+        """Return fp32 values (B, S), from the calls of the first member's top blocks."""
+        values_BS1: Tensor = self.head(self.branch(calls))
+        return values_BS1.squeeze(-1).float()
+
+
+class Ensemble(nn.Module):
+    """A frozen ensemble, which returns one combined value for every token like a ``Scorer``.
+
+    ``offsets_M`` are subtracted from the members' values: the Bradley-Terry loss leaves the zero of
+    each member open.
+    """
+
+    def __init__(
+        self, first: Scorer, members: Sequence[Member], offsets_M: Tensor, combine: Combination
+    ) -> None:
+        super().__init__()
+        self.first = first
+        self.others = nn.ModuleList(members)
+        self.offsets_M: Tensor
+        self.register_buffer("offsets_M", offsets_M)
+        self.combine = combine
+
+    @property
+    def pretrained(self) -> PreTrainedModel:
+        """Return the first member as a transformers model."""
+        return self.first.pretrained
+
+    def member_values(self, ids_BS: Tensor) -> Tensor:
+        """Return fp32 values (B, S, M) of right-padded sequences."""
+        with record_member_calls(self.first, list(self.others)) as calls:
+            first_BS = self.first(ids_BS)
+        values = [first_BS, *(member(calls) for member in self.others)]
+        return torch.stack(values, dim=-1) - self.offsets_M
+
+    def forward(self, ids_BS: Tensor) -> Tensor:
+        """Return the combined fp32 values (B, S)."""
+        return self.combine(self.member_values(ids_BS))
+
+
+def record_member_calls(
+    scorer: Scorer, members: Sequence[nn.Module]
+) -> AbstractContextManager[list[BlockCall]]:
+    """Record, within the context, the calls of ``scorer`` from which ``members`` start."""
+    return record_calls(_own_parts(scorer, _num_layers(members))[0])
+
+
+def grow_members(scorer: Scorer, config: RewardConfig, *, seeds: Sequence[int]) -> list[Member]:
+    """Return one further member for each of ``seeds``, with copies of the scorer's top blocks.
+
+    The heads are drawn from the seeds; if weights will be averaged, they are copies too, since the
+    mean of unrelated heads is close to 0.
+
+    Raises:
+        CapabilityError: if the names of the blocks of the model's family are unknown.
+        ConfigError: if the model has too few layers.
+    """
+    total = len(_own_parts(scorer, 0)[0])
+    num_layers = config.num_own_layers(total)
+    if num_layers >= total:
+        raise ConfigError(
+            f"reward.member_layers={num_layers}: the reward model has {total} layers, and members "
+            f"share at least one; use at most {total - 1}"
+        )
+    blocks, tail = _own_parts(scorer, num_layers)
+    head = getattr(scorer.pretrained, scorer.head_name)
+    members = [Member(blocks, tail, head) for _ in seeds]
+    if config.combine is not CombineName.warm:
+        for member, seed in zip(members, seeds, strict=True):
+            _redraw_head(member.head, seed=seed)
+    return members
+
+
+def copy_first_member(scorer: Scorer, member: nn.Module) -> None:
+    """Copy the first member's own weights into ``member``."""
+    with torch.no_grad():
+        for name, weight in _own_state(scorer, _num_layers([member])).items():
+            member.get_parameter(name).copy_(weight)
+
+
+@contextmanager
+def swap_in_mean(scorer: Scorer, members: Sequence[nn.Module]) -> Iterator[None]:
+    """Replace the first member's own weights by the mean over all members within the context."""
+    own = _own_state(scorer, _num_layers(members))
+    before = {name: weight.clone() for name, weight in own.items()}
+    with torch.no_grad():
+        for name, weight in own.items():
+            others = [member.get_parameter(name) for member in members]
+            weight.copy_(torch.stack([weight.float(), *(w.float() for w in others)]).mean(dim=0))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, weight in own.items():
+                weight.copy_(before[name])
+
+
+def save_members(folder: Path, members: Sequence[nn.Module], offsets_M: Tensor) -> None:
+    """Write the weights of the members after the first, and all offsets, into a model folder."""
+    from safetensors.torch import save_file
+
+    weights = {
+        f"{number}.{name}": weight.detach().to("cpu", copy=True).contiguous()
+        for number, member in enumerate(members, start=1)
+        for name, weight in member.named_parameters()
+    }
+    save_file(weights | {OFFSETS: offsets_M.cpu()}, folder / MEMBERS_FILE)
+
+
+def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> Scorer | Ensemble:
+    """Return the ensemble stored in ``source``, whose first member is ``scorer``; or ``scorer``.
+
+    A folder without further members holds one model: a single one, or the mean of the members.
+
+    Raises:
+        CheckpointError: if the folder has another number of members, or a damaged file of them.
+    """
+    from safetensors.torch import load_file
+
+    file = Path(source.path or "") / MEMBERS_FILE
+    weights: Mapping[str, Tensor] = {}
+    if source.path is not None and file.is_file():
+        with translate_errors(source.failure):
+            require_float_types(types_in_file(str(file)), source)
+            weights = load_file(file)
+        for name, weight in weights.items():
+            require_finite_weights(f"{name} in {MEMBERS_FILE}", weight, source)
+        if OFFSETS not in weights or weights[OFFSETS].dim() != 1:
+            raise source.failure(f"{MEMBERS_FILE} must have one row of {OFFSETS}")
+    found = len(weights[OFFSETS]) if OFFSETS in weights else 1
+    wanted = combine.stored_members
+    if found != wanted:
+        raise CheckpointError(
+            f"{source.key}={source.path}: holds {found} reward models, and reward.members with "
+            f"reward.combine={combine.name} asks for {wanted}; set reward.members={found} "
+            "as in the run that trained them, or for an average of several reward.combine=warm"
+        )
+    if found == 1:
+        return scorer
+    numbers = [re.match(r"1\.branch\.blocks\.(\d{1,9})\.", name) for name in weights]
+    num_layers = 1 + max((int(number[1]) for number in numbers if number), default=-1)
+    owners = {name.partition(".")[0] for name in weights} - {OFFSETS}
+    if not num_layers or owners != {str(number) for number in range(1, found)}:
+        raise source.failure(f"{MEMBERS_FILE} must hold the layers of {found - 1} further members")
+    blocks, tail = _own_parts(scorer, num_layers)
+    head = getattr(scorer.pretrained, scorer.head_name)
+    members = [Member(blocks, tail, head) for _ in range(1, found)]
+    with translate_errors(source.failure):
+        for number, member in enumerate(members, start=1):
+            start = f"{number}."
+            member.load_state_dict(
+                {n.removeprefix(start): w for n, w in weights.items() if n.startswith(start)}
+            )
+    return Ensemble(scorer, members, weights[OFFSETS], combine)
+
+
+def _num_layers(members: Sequence[nn.Module]) -> int:
+    """Return the number of blocks that each of ``members`` has as its own."""
+    return len(list(members[0].get_submodule("branch.blocks").children()))
+
+
+def _own_parts(scorer: Scorer, num_layers: int) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Return the top ``num_layers`` blocks (0: all) of a scorer, and the modules after them."""
+    path, tail = find_block_and_tail_paths(scorer.pretrained, needed_by="reward.members", off="1")
+    base = scorer.pretrained.base_model
+    blocks = list(base.get_submodule(path))
+    return blocks[-num_layers:], [base.get_submodule(name) for name in tail]
+
+
+def _own_state(scorer: Scorer, num_layers: int) -> dict[str, nn.Parameter]:
+    """Return the first member's own weights under the names that a ``Member`` has for them."""
+    blocks, tail = _own_parts(scorer, num_layers)
+    parts = {f"branch.blocks.{i}": block for i, block in enumerate(blocks)}
+    parts |= {f"branch.tail.{i}": module for i, module in enumerate(tail)}
+    parts["head"] = getattr(scorer.pretrained, scorer.head_name)
+    return {
+        f"{place}.{name}": weight
+        for place, part in parts.items()
+        for name, weight in part.named_parameters()
+    }
+
+
+def _redraw_head(head: nn.Module, *, seed: int) -> None:
+    """Draw new weights of a head from ``seed``, with the deviation of its weights."""
+    weight = head.get_parameter("weight")
+    fresh = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        weight.copy_(fresh * weight.std())

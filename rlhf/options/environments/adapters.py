@@ -1,0 +1,324 @@
+"""Adapters of packages: gymnasium, textarena, reasoning_gym and GEM; and what they share."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from random import Random
+from typing import Any, TypeVar
+
+from rlhf.base.errors import ConfigError
+from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.isolated_process import failure_reason
+from rlhf.config.choices import EnvironmentKind
+from rlhf.options.environments.interface import Environment, Observation, Step
+
+T = TypeVar("T")
+INSTALL = "pip install 'rlhf[environments]'"
+
+
+def import_package(kind: EnvironmentKind, module: str, install: str = INSTALL) -> Any:
+    """Import the package of an adapter, or raise ConfigError."""
+    if find_spec(module) is None:
+        raise ConfigError(f"environment.kind={kind}: its package is not installed; {install}")
+    with translate_errors(lambda reason: ConfigError(f"environment.kind={kind}: {reason}")):
+        return import_module(module)
+
+
+@contextmanager
+def refuse_id(name: str) -> Iterator[None]:
+    """Raise a ConfigError that names ``environment.id`` if the package raises any error."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # packages raise AssertionError, AttributeError and what they like
+        raise ConfigError(
+            f"environment.id={name}: its package cannot make it with these environment.options "
+            f"({failure_reason(error, None)})"
+        ) from error
+
+
+class SeparateRandomness:
+    """An environment whose code uses Python's and NumPy's global random numbers.
+
+    Each episode has a state of its own: it is seeded by ``reset``, put in place during every call
+    and replaced by the caller's state afterwards.
+    """
+
+    def __init__(self, inner: Environment) -> None:
+        self._inner = inner
+        self._state: tuple[Any, Any] | None = None
+
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> Observation | str:
+        """Seed the global random numbers and begin an episode."""
+
+        def begin() -> Observation | str:
+            _seed_random_state(seed)
+            return self._inner.reset(seed=seed, row=row)
+
+        self._state = None
+        return self._with_own_state(begin)
+
+    def step(self, text: str) -> Step:
+        """Answer a turn with the random numbers of this episode."""
+        return self._with_own_state(lambda: self._inner.step(text))
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the inner environment's ``optimum``, ``tools`` and experts."""
+        return getattr(self._inner, name)
+
+    def _with_own_state(self, call: Callable[[], T]) -> T:
+        others = _random_state()
+        try:
+            if self._state is not None:
+                _set_random_state(self._state)
+            return call()
+        finally:
+            self._state = _random_state()
+            _set_random_state(others)
+
+
+@contextmanager
+def global_random(seed: int) -> Iterator[None]:
+    """Seed the global random numbers for the block, and restore them after it."""
+    others = _random_state()
+    _seed_random_state(seed)
+    try:
+        yield
+    finally:
+        _set_random_state(others)
+
+
+def _seed_random_state(seed: int) -> None:
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def _random_state() -> tuple[Any, Any]:
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def _set_random_state(state: tuple[Any, Any]) -> None:
+    random.setstate(state[0])
+    if state[1] is not None:
+        sys.modules["numpy"].random.set_state(state[1])
+
+
+INSTALL_GEM = (
+    "pip install gem-llm in an environment without 'rlhf[environments]', and rlhf after it: "
+    "gem-llm pins other versions of nltk, reasoning-gym and antlr4-python3-runtime, but "
+    "runs with Hydra's antlr4"
+)
+MOVES_OF_LAKE, MOVES_OF_CLIFF = "left down right up", "up right down left"
+ACTIONS = {
+    "Blackjack": "stick hit",
+    "FrozenLake": MOVES_OF_LAKE,
+    "FrozenLake8x8": MOVES_OF_LAKE,
+    "CliffWalking": MOVES_OF_CLIFF,
+    "CliffWalkingSlippery": MOVES_OF_CLIFF,
+    "Taxi": "south north east west pickup dropoff",
+}
+TAXI_PLACES = ("red", "green", "yellow", "blue", "taxi")
+
+
+class GymnasiumText:
+    """An environment of gymnasium with discrete actions and observations, such as toy text.
+
+    Its actions have names, and its observations are described in words.
+    """
+
+    def __init__(self, id: str, actions: Sequence[str] = (), **options: Any) -> None:
+        """Make the environment; ``actions`` names the actions of one that is not toy text."""
+        gymnasium = import_package(EnvironmentKind.gymnasium, "gymnasium")
+        with refuse_id(id):
+            self._env = gymnasium.make(id, **options)
+        spaces = gymnasium.spaces
+        seen = self._env.observation_space
+        parts = seen.spaces if isinstance(seen, spaces.Tuple) else [seen]
+        if not all(isinstance(part, spaces.Discrete) for part in [self._env.action_space, *parts]):
+            raise ConfigError(
+                f"environment.id={id}: its actions and observations must be Discrete (observations "
+                f"also Tuples of Discrete); they are {self._env.action_space} and {seen}"
+            )
+        self._name, first = self._env.spec.name, int(self._env.action_space.start)
+        count = int(self._env.action_space.n)
+        names = list(actions) or ACTIONS.get(self._name, "").split()
+        names = names or [str(first + i) for i in range(count)]
+        if len(names) != count:
+            raise ConfigError(
+                f"environment.options.actions={names}: environment.id={id} has {count} actions"
+            )
+        self._actions = {name: first + i for i, name in enumerate(names)}
+
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
+        """Begin an episode; return the names of the actions and the first observation."""
+        observation, _ = self._env.reset(seed=seed % 2**32)
+        self._seen = self._describe(observation)
+        return f"{', '.join(self._actions)}? {self._seen}"
+
+    def step(self, text: str) -> Step:
+        """Do the action that the turn names; any other text changes nothing."""
+        action = self._actions.get(text.strip())
+        if action is None:
+            return Step(f"{', '.join(self._actions)}? {self._seen}", info={"malformed": True})
+        observation, reward, terminated, truncated, _ = self._env.step(action)
+        self._seen = self._describe(observation)
+        info = {}
+        if self._name in ACTIONS:  # only the goal ends a walk along the cliff, with reward -1
+            won = reward > 0 or self._name.startswith("CliffWalking")
+            info["success"] = bool(terminated and won)
+        return Step(self._seen, float(reward), bool(terminated), bool(truncated), info)
+
+    def random_turn(self, rng: Random) -> str:
+        """Return the name of any action."""
+        return rng.choice(list(self._actions))
+
+    def _describe(self, observation: Any) -> str:
+        numbers = [
+            int(x) for x in (observation if isinstance(observation, tuple) else [observation])
+        ]
+        if self._name == "Blackjack":
+            return f"you {'soft ' if numbers[2] else ''}{numbers[0]} dealer {numbers[1]}"
+        if self._name == "Taxi":
+            row, column, passenger, goal = self._env.unwrapped.decode(numbers[0])
+            places = f"passenger {TAXI_PLACES[passenger]} goal {TAXI_PLACES[goal]}"
+            return f"row {row} column {column} {places}"
+        if self._name in ACTIONS:
+            world = self._env.unwrapped
+            columns = world.ncol if hasattr(world, "ncol") else world.shape[1]
+            return f"row {numbers[0] // columns} column {numbers[0] % columns}"
+        return " ".join(map(str, numbers))
+
+
+class TextArenaGame:
+    """A game of textarena for one player.
+
+    Its messages become observations, without the turns that the policy wrote.
+    """
+
+    def __init__(self, id: str, **options: Any) -> None:
+        """Make the game, or raise ConfigError."""
+        self._arena = import_package(EnvironmentKind.textarena, "textarena")
+        _check_game(id, json.dumps(options, sort_keys=True))
+        self._game = _make_game(self._arena, id, options)
+
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
+        """Begin the game; return its rules and board."""
+        self._game.reset(num_players=1, seed=seed)
+        return self._messages()
+
+    def step(self, text: str) -> Step:
+        """Make a move; the reward comes at the end."""
+        done, _ = self._game.step(text)
+        state = self._game.state
+        if not done:
+            return Step(self._messages(), info={"malformed": state.error_count > 0})
+        rewards, players = self._game.close()
+        info = {"success": rewards[0] >= 1, "malformed": bool(players[0]["invalid_move"])}
+        return Step(self._messages(), reward=float(rewards[0]), terminated=True, info=info)
+
+    def _messages(self) -> str:
+        own = self._arena.core.ObservationType.PLAYER_ACTION
+        _, messages = self._game.get_observation()
+        return "\n".join(str(text).strip() for _, text, kind in messages if kind is not own)
+
+
+def _make_game(arena: Any, id: str, options: Mapping[str, Any]) -> Any:
+    game = arena.make(id, **options)
+    while isinstance(game, arena.Wrapper):  # wrappers repeat the whole conversation in every turn
+        game = game.env
+    return game
+
+
+@lru_cache
+def _check_game(id: str, options: str) -> None:
+    """Raise ConfigError if the game cannot be begun for one player; ``options`` is JSON."""
+    arena = import_package(EnvironmentKind.textarena, "textarena")
+    with refuse_id(id):
+        game = _make_game(arena, id, json.loads(options))
+        game.reset(num_players=1, seed=0)
+    if not isinstance(game.state, arena.SinglePlayerState):
+        raise ConfigError(f"environment.id={id}: must be a game for one player; it has others too")
+
+
+class ReasoningQuestion:
+    """A question of a generator of reasoning_gym, and one turn for the answer.
+
+    The reward is the score of the answer, from 0 to 1.
+
+    ``optimum`` is 1 if the generator gives its own answer the score 1, and otherwise None.
+    """
+
+    def __init__(self, id: str, **options: Any) -> None:
+        """Prepare a generator, or raise ConfigError."""
+        self._package = import_package(EnvironmentKind.reasoning_gym, "reasoning_gym")
+        self._id, self._options = id, options
+        with refuse_id(id):
+            self._ask(0)
+            is_right = self._score(self.demonstration()) == 1
+        self.optimum = 1.0 if is_right else None
+
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
+        """Return the question of this seed."""
+        self._ask(seed % 2**31)
+        return str(self._entry["question"])
+
+    def step(self, text: str) -> Step:
+        """Score the answer."""
+        try:
+            score = self._score(text.strip())
+        except (
+            Exception
+        ):  # scorers read answers with int() or json.loads, and raise what they raise
+            info = {"success": False, "malformed": True}
+            return Step("", terminated=True, info=info)
+        return Step("", reward=score, terminated=True, info={"success": score >= 1})
+
+    def demonstration(self) -> str:
+        """Return the generator's own answer, which is empty if it has none."""
+        return str(self._entry["answer"] or "")
+
+    def _ask(self, seed: int) -> None:
+        # Some generators build all their rows at once, so that there is one.
+        self._data = self._package.create_dataset(self._id, seed=seed, size=1, **self._options)
+        self._entry = self._data[0]
+
+    def _score(self, answer: str) -> float:
+        return float(self._data.score_answer(answer, self._entry))
+
+
+class GemText:
+    """An environment of GEM (gem-llm), which has gymnasium's form over text already."""
+
+    def __init__(self, id: str, **options: Any) -> None:
+        """Make the environment, or raise ConfigError."""
+        gem = import_package(EnvironmentKind.gem, "gem", INSTALL_GEM)
+        with refuse_id(id):
+            self._env = gem.make(id, **options)
+
+    def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
+        """Begin an episode; return its instructions."""
+        observation, _ = self._env.reset(seed=seed % 2**32)
+        return str(observation)
+
+    def step(self, text: str) -> Step:
+        """Do the action that the turn holds in a box, as the instructions say."""
+        observation, reward, terminated, truncated, _ = self._env.step(text)
+        success = bool(terminated) and float(reward) >= 1
+        return Step(
+            str(observation), float(reward), bool(terminated), bool(truncated), {"success": success}
+        )
+
+    def random_turn(self, rng: Random) -> str:
+        """Return a random action, which GEM has for its games."""
+        with global_random(rng.getrandbits(32)):
+            return str(self._env.sample_random_action())

@@ -1,0 +1,231 @@
+"""One process with environments: its calls, their time limit, and replays after its end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from rlhf.base.errors import ConfigError
+from rlhf.base.isolated_process import SECONDS_TO_START, IsolatedProcess
+from rlhf.config.choices import FailureName
+from rlhf.options.environments.interface import (
+    EnvironmentFacts,
+    EpisodeStart,
+    Observation,
+    Player,
+    Reply,
+    Step,
+    failed,
+)
+from rlhf.options.environments.keys import EnvironmentConfig
+
+SECONDS_TO_SEND = 1.0  # the rest of a line whose beginning has arrived
+
+
+@dataclass
+class _History:
+    """What an episode was given and answered, so that another process can repeat it."""
+
+    start: EpisodeStart
+    process: int  # the number of the process in which it lives; see Host.starts
+    turns: list[str | Player] = field(default_factory=list)
+    answers: list[Step] = field(default_factory=list)
+
+
+class _Call(NamedTuple):
+    """A call of an environment: ``reset`` without a turn, otherwise ``step``."""
+
+    episode: int
+    history: _History
+    turn: str | Player | None = None
+    repeats: int | None = None  # a replay, whose answer must equal this answer of the history
+
+
+class Host:
+    """One process with the episodes that live in it; it runs one call at a time."""
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        self._config = config
+        self.starts = 0  # processes started so far
+        self.process: IsolatedProcess | None = None
+        self._histories: dict[int, _History] = {}
+        self._waiting: deque[_Call] = deque()
+        self._running: _Call | None = None
+        self._is_ready = False
+        self._calls = 0  # of this process
+        self.until = math.inf  # deadline of the running call or of the start
+        self.facts = EnvironmentFacts()
+
+    @property
+    def is_due(self) -> bool:
+        """Return True if a call has not been answered."""
+        return self._running is not None or bool(self._waiting)
+
+    def start(self) -> None:
+        """Start a process, which answers the configuration later."""
+        self.starts, self._calls, self._is_ready = self.starts + 1, 0, False
+        self.process = IsolatedProcess("rlhf.options.environments.process_pool:serve_environments")
+        self.until = time.monotonic() + SECONDS_TO_START
+        with suppress(OSError):  # receiving fails too
+            self.process.send(asdict(self._config), self.until)
+
+    def finish_start(self) -> None:
+        """Wait until the process is ready; raise ConfigError if it refuses the configuration."""
+        assert self.process is not None
+        try:
+            line = self.process.receive(self.until)
+        except OSError as error:
+            raise ConfigError(
+                f"environment.kind={self._config.kind}: its process does not start"
+            ) from error
+        if "error" in line:
+            raise ConfigError(str(line["error"]))
+        self.facts = EnvironmentFacts(line["optimum"], tuple(map(Player, line["players"])))
+        self._is_ready, self.until = True, math.inf
+
+    def begin(self, episode: int, start: EpisodeStart) -> list[Reply]:
+        """Begin an episode in place of an earlier one with its number."""
+        self._forget(episode)
+        history = self._histories[episode] = _History(start, self.starts)
+        self._waiting.append(_Call(episode, history))
+        return self.advance()
+
+    def give(self, episode: int, turn: str | Player) -> list[Reply]:
+        """Give a turn to an episode, or let a player take it."""
+        history = self._histories.get(episode)
+        if history is None:
+            raise KeyError(f"episode {episode} has not begun, or has ended")
+        self._waiting.append(_Call(episode, history, turn))
+        return self.advance()
+
+    def advance(self) -> list[Reply]:
+        """Send the next call if the process is free; return failures of calls."""
+        while self._waiting and self._running is None:
+            if self.process is None:
+                self.start()
+            if not self._is_ready:
+                return []
+            call = self._waiting[0]
+            is_elsewhere = call.history.process != self.starts
+            if call.turn is not None and call.repeats is None and is_elsewhere:
+                self._waiting.extendleft(reversed(_replays(call)))
+                call.history.process = self.starts
+                continue
+            self._waiting.popleft()
+            if call.turn is None:
+                call.history.process = self.starts
+            self.until = time.monotonic() + self._config.step_seconds
+            self._running, self._calls = call, self._calls + 1
+            assert self.process is not None
+            try:
+                self.process.send(_content(call), self.until)
+            except TimeoutError:
+                return self._end_process(FailureName.timeout)
+            except OSError:
+                if self._calls == 1:
+                    return self._end_process(FailureName.died)
+                self._running = None  # the process ended between two calls: this one did nothing
+                self._waiting.appendleft(call)
+                self.close()
+        return []
+
+    def receive(self) -> list[Reply]:
+        """Read what the process has sent; return the reply if it is complete."""
+        assert self.process is not None
+        try:
+            if not self._is_ready:
+                return self._receive_ready()
+            line = self.process.receive(time.monotonic() + SECONDS_TO_SEND)
+            if (call := self._running) is None:
+                self.close()  # nothing was asked
+                return []
+            reply = _reply_in(line, call.episode)
+        except TimeoutError:
+            return []
+        except (OSError, ValueError, TypeError, KeyError):  # no line of this program
+            return self._end_process(FailureName.died)
+        self._running, self.until = None, math.inf
+        return [*self._answered(call, reply), *self.advance()]
+
+    def expire(self) -> list[Reply]:
+        """End the process if its time is over; return the failure of its call."""
+        return self._end_process(FailureName.timeout) if time.monotonic() >= self.until else []
+
+    def close(self) -> None:
+        """End the process; what waits is answered by the next one."""
+        if self.process is not None:
+            self.process.close()
+        # Replays begin again from the start in the next process.
+        self._waiting = deque(call for call in self._waiting if call.repeats is None)
+        self.process, self.until, self._is_ready = None, math.inf, False
+
+    def _receive_ready(self) -> list[Reply]:
+        assert self.process is not None
+        if "error" in self.process.receive(time.monotonic() + SECONDS_TO_SEND):
+            return self._end_process(FailureName.died)
+        self._is_ready, self.until = True, math.inf
+        return self.advance()
+
+    def _answered(self, call: _Call, reply: Reply) -> list[Reply]:
+        """Return the reply, unless the call was a replay or its episode has been replaced."""
+        if self._histories.get(call.episode) is not call.history:
+            return []
+        if call.repeats is not None and reply.failure is None:
+            if reply.step == call.history.answers[call.repeats]:
+                return []
+            problem = "it answered differently when it was replayed after another episode's failure"
+            reply = failed(call.episode, FailureName.invalid, problem)
+        if reply.has_ended:
+            self._forget(call.episode)
+        else:
+            call.history.answers.append(reply.step)
+            call.history.turns += [] if call.turn is None else [call.turn]
+        return [reply]
+
+    def _end_process(self, failure: FailureName) -> list[Reply]:
+        """End the process; return the failures of its call, or of all calls if it did not start."""
+        seconds = self._config.step_seconds
+        problem = f"it took more than {seconds:g} s" if failure is FailureName.timeout else ""
+        calls = [] if self._running is None else [self._running]
+        if not self._is_ready:
+            failure, problem = FailureName.died, "its process does not start again"
+            calls = list(self._waiting)
+        self.close()
+        self._running = None
+        replies = []
+        for call in calls:
+            reply = failed(call.episode, failure, problem or "its process ended")
+            replies += self._answered(call, reply)
+        return [*replies, *self.advance()]
+
+    def _forget(self, episode: int) -> None:
+        self._histories.pop(episode, None)
+        self._waiting = deque(call for call in self._waiting if call.episode != episode)
+
+
+def _replays(call: _Call) -> list[_Call]:
+    """Return the calls that bring an episode to where it was before this call."""
+    turns = [None, *call.history.turns]
+    return [_Call(call.episode, call.history, turn, i) for i, turn in enumerate(turns)]
+
+
+def _content(call: _Call) -> dict[str, Any]:
+    if call.turn is None:
+        return {"episode": call.episode, "start": call.history.start}
+    kind = "player" if isinstance(call.turn, Player) else "text"
+    return {"episode": call.episode, kind: call.turn}
+
+
+def _reply_in(line: Mapping[str, Any], episode: int) -> Reply:
+    """Return the reply in a line of the process; ValueError: it is another episode's."""
+    (text, role), *others = line["step"]
+    failure = None if line["failure"] is None else FailureName(line["failure"])
+    if line["episode"] != episode:
+        raise ValueError(f"episode {line['episode']} instead of {episode}")
+    step = Step(Observation(text, role), *others)
+    return Reply(episode, step, failure, line["problem"], line["turn"])

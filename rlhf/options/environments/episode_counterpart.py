@@ -1,0 +1,283 @@
+"""The other side of episodes: environments, which answer the policy; and measures of episodes.
+
+It is where text meets tokens: a turn is decoded once, for the environment, and an observation is
+encoded once, for the policy. No text is encoded again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlhf.base.errors import RolloutError
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import PromptBatch, Responses, Rollout, RolloutBackend, Utterance
+from rlhf.config.choices import Dtype, FailureName
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.encoding import Encoder, plain_observation
+from rlhf.data.records import Record
+from rlhf.options.environments.episodes import EpisodeLimits, EpisodeRollout, Outcome
+from rlhf.options.environments.interface import (
+    EnvironmentPool,
+    EpisodeStart,
+    Observation,
+    Player,
+    Reply,
+    play_episodes,
+)
+from rlhf.options.environments.keys import EnvironmentConfig
+from rlhf.phases.shared.policies import build_rollout_backend
+from rlhf.phases.shared.scoring import describe_step
+from rlhf.rollout.scheduler import Continuation, Request
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ENVIRONMENT_FAULTS = (
+    FailureName.timeout,
+    FailureName.exception,
+    FailureName.died,
+    FailureName.invalid,
+)
+
+
+def build_answering_backend(
+    pool: EnvironmentPool | None,
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: Dtype,
+    ranks: Ranks,
+    **options: Any,
+) -> RolloutBackend:
+    """Build a backend whose responses are episodes with ``pool``; without one, single responses.
+
+    ``options`` are those of ``build_rollout_backend``.
+    """
+    backend = build_rollout_backend(config, tokenizer, dtype=dtype, ranks=ranks, **options)
+    if pool is None:
+        return backend
+    limits = EpisodeLimits(config.rollout.max_response_tokens, config.environment.max_tokens)
+    encoder = Encoder(tokenizer, config.data.template)
+    encoder.observations([("user", "")])  # a template that cannot render one is refused here
+    begin = partial(Episodes, config.environment, pool, tokenizer, encoder, limits)
+    pad_id = tokenizer.pad_token_id
+    return EpisodeRollout(backend, begin, limits, pad_id=pad_id, ranks=ranks)
+
+
+@dataclass(kw_only=True)
+class _Episode(Outcome):
+    """One episode so far."""
+
+    tokens: int = 0  # after the prompt
+    is_cut: bool = False  # the last turn reached its limit before its end token
+
+
+class Episodes:
+    """One batch of episodes with environments; an ``EpisodeCounterpart``.
+
+    Raises:
+        RolloutError: if an environment begins otherwise than its prompt, or, also from
+            ``continuations``, if faults of environments end more than max_failures episodes.
+    """
+
+    def __init__(
+        self,
+        config: EnvironmentConfig,
+        pool: EnvironmentPool,
+        tokenizer: PreTrainedTokenizerBase,
+        encoder: Encoder,
+        limits: EpisodeLimits,
+        prompts: PromptBatch,
+    ) -> None:
+        """Begin the episodes of ``prompts``."""
+        self._config = config
+        self._pool = pool
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._prompts = prompts
+        self._limits = limits
+        self._faults: Counter[str] = Counter()
+        self._failed: dict[int, Reply] = {}  # episodes whose environment did not begin
+        self._due: list[Reply] = []
+        assert prompts.seeds is not None, "prompts of episodes have seeds"
+        self._episodes = [_Episode() for _ in prompts.seeds]
+        rows = prompts.columns or [{}] * len(prompts.seeds)
+        for index, (seed, row) in enumerate(zip(prompts.seeds, rows, strict=True)):
+            pool.reset(index, seed=seed, row=row)
+        for _ in self._episodes:
+            self._due = self._due or pool.replies(wait=True)
+            self._begin(self._due.pop())
+
+    def end_turn(self, request: Request) -> None:
+        """Decode the turn that has just ended, and give it to the environment."""
+        episode, index = self._episodes[request.index], request.index
+        ids = request.ids[request.turn_starts[-1] :]
+        text = self._tokenizer.decode(ids, skip_special_tokens=True).strip()
+        episode.messages.append(Utterance("assistant", text))
+        episode.tokens, episode.is_cut = len(request.ids), not request.has_ended
+        if index in self._failed:
+            self._due.append(self._failed[index])
+        else:
+            self._pool.step(index, text)
+
+    def continuations(self, *, wait: bool) -> list[Continuation]:
+        """Return what follows turns: the next observation's ids, or the end of an episode."""
+        replies, self._due = self._due or self._pool.replies(wait=wait), []
+        answers = [(reply.episode, self._take(reply)) for reply in replies]
+        open_ones = [(index, answer) for index, answer in answers if answer is not None]
+        ids = self._encoder.observations([(answer.role, answer.text) for _, answer in open_ones])
+        over = [Continuation(index, None) for index, answer in answers if answer is None]
+        return over + [
+            self._next_turn(index, added) for (index, _), added in zip(open_ones, ids, strict=True)
+        ]
+
+    def outcomes(self) -> Sequence[Outcome]:
+        """Return what each episode came to."""
+        return self._episodes
+
+    def _begin(self, reply: Reply) -> None:
+        """Check that an environment begins as its prompt says, or note that it failed."""
+        if reply.failure is not None:
+            self._failed[reply.episode] = reply
+            return
+        first, expected = reply.observation, self._prompts.texts[reply.episode]
+        if not expected.endswith(plain_observation(first.role, first.text)):
+            raise RolloutError(
+                f"environment.kind={self._config.kind}: with the same seed and row, reset returned "
+                f"{first.text[:80]!r} now and {expected[-80:]!r} when the data was made; take all "
+                "randomness from the seed"
+            )
+
+    def _take(self, reply: Reply) -> Observation | None:
+        """Note what a reply brings; return the next observation, None if the episode is over."""
+        episode, step = self._episodes[reply.episode], reply.step
+        found = [FailureName.cut_turn] if episode.is_cut else []
+        found += [FailureName.malformed] if step.info.get("malformed") else []
+        found += [] if reply.failure is None else [reply.failure]
+        episode.failures += found
+        episode.rewards.append(step.reward + sum(self._price(name) for name in found))
+        if "success" in step.info:
+            episode.success = float(step.info["success"])
+        if reply.failure in ENVIRONMENT_FAULTS:
+            self._count_fault(reply)
+            return None
+        episode.ended = step.terminated
+        at_limit = len(episode.rewards) == self._config.max_turns
+        episode.truncated = not step.terminated and (step.truncated or at_limit)
+        if episode.ended or episode.truncated:
+            return None
+        observation = reply.observation
+        episode.messages.append(Utterance(observation.role, observation.text))
+        return observation
+
+    def _next_turn(self, index: int, added: list[int]) -> Continuation:
+        """Return an observation's ids, or the end of the episode if they do not fit."""
+        episode = self._episodes[index]
+        if episode.is_cut:
+            added = [self._encoder.end_id, *added]  # the turn has no end token of its own
+        begin = episode.tokens + len(added)
+        if begin >= self._limits.episode:
+            episode.failures.append(FailureName.too_long)
+            episode.rewards[-1] += self._price(FailureName.too_long)
+            episode.truncated = True
+            episode.messages.pop()  # the policy never reads it
+            return Continuation(index, None)
+        return Continuation(
+            index,
+            added,
+            limit=min(begin + self._limits.turn, self._limits.episode),
+            first_draw=len(episode.rewards) * self._limits.turn,
+        )
+
+    def _price(self, failure: FailureName) -> float:
+        price: float = getattr(self._config.failure_rewards, failure.value)
+        return price
+
+    def _count_fault(self, reply: Reply) -> None:
+        """Count a fault of an environment, and end the run if there are too many."""
+        self._faults[str(reply.failure)] += 1
+        if self._faults.total() > self._config.max_failures:
+            counts = ", ".join(f"{count} {name}" for name, count in self._faults.items())
+            raise RolloutError(
+                f"environment.kind={self._config.kind} failed {describe_step(self._prompts)} in "
+                f"{self._faults.total()} episodes ({counts}), more than environment.max_failures="
+                f"{self._config.max_failures}; the last one: {reply.problem}"
+            )
+
+
+FAILURES = "failures/"
+
+
+def episode_values(responses: Responses) -> dict[str, Tensor]:
+    """Return measures (B,) of episodes by name; {} of single responses.
+
+    ``failures/NAME`` counts a failure in each episode.
+    """
+    turns = responses.turns
+    if turns is None:
+        return {}
+    counts = {
+        f"{FAILURES}{name}": [found.count(name) for found in turns.failures] for name in FailureName
+    }
+    values = {
+        "return": turns.rewards_BT.sum(dim=1),
+        "success": turns.success_B,
+        "turns": turns.turn_BT.amax(dim=1) + 1,
+        "truncated": turns.truncated_B,
+        "observation_tokens": (turns.attend_BT & ~responses.keep_BT).sum(dim=1),
+    }
+    device = turns.success_B.device
+    values |= {name: torch.tensor(each, device=device) for name, each in counts.items()}
+    return {name: values_B.float() for name, values_B in values.items()}
+
+
+def shown_texts(rollout: Rollout, responses: Sequence[str]) -> list[tuple[str, str]]:
+    """Return prompt and response of each row as a reader sees them, given the ``responses``.
+
+    Episodes may begin alike: their seeds tell them apart.
+    """
+    prompts, turns = rollout.prompts, rollout.responses.turns
+    if turns is None or prompts.seeds is None:
+        return list(zip(prompts.texts, responses, strict=True))
+    texts = zip(prompts.seeds, prompts.texts, turns.messages, strict=True)
+    return [(f"[episode {seed}]{text}", spoken_text(said)) for seed, text, said in texts]
+
+
+def spoken_text(messages: Sequence[Utterance]) -> str:
+    """Return an episode's turns as one text, with observations in brackets."""
+    return " ".join(text if role == "assistant" else f"[{role}: {text}]" for role, text in messages)
+
+
+def play_at_random(
+    pool: EnvironmentPool, records: Sequence[Record], *, max_turns: int
+) -> float | None:
+    """Return the mean return of random turns in the records' episodes; None without such turns."""
+    if Player.random not in pool.facts.players:
+        return None
+    starts = [
+        EpisodeStart(r.episode.seed, r.columns or {}) for r in records if r.episode is not None
+    ]
+    played = play_episodes(pool, starts, player=Player.random, max_turns=max_turns)
+    return sum(episode.total for episode in played) / len(played)
+
+
+def episode_results(by_prompt: Mapping[str, list[float]], when: str) -> dict[str, Any]:
+    """Return the entries of result.json for episodes with these values; {} without episodes."""
+    values = {n.removeprefix("episode/"): v for n, v in by_prompt.items() if "episode/" in n}
+    if not values:
+        return {}
+    means = {name: sum(each) / len(each) for name, each in values.items()}
+    return {
+        **{f"{name}_{when}": means[name] for name in ("return", "success", "turns", "truncated")},
+        f"failures_{when}": {
+            name.removeprefix(FAILURES): int(sum(each))
+            for name, each in values.items()
+            if name.startswith(FAILURES) and any(each)
+        },
+    }

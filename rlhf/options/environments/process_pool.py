@@ -1,0 +1,283 @@
+"""The pools of a rank: its own environments here, others in processes that cannot end the run.
+
+A process and its host exchange lines of JSON: first the configuration and the answer whether it can
+be used, then for each call ``{"episode": e, "start": [seed, row]}``, ``{"episode": e, "text":
+turn}`` or ``{"episode": e, "player": name}`` and the fields of its ``Reply``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import wait as wait_for_any
+from random import Random
+from typing import Any
+
+from rlhf.base.errors import ConfigError, RlhfError
+from rlhf.base.isolated_process import failure_reason, import_user_object, serve_lines
+from rlhf.config.choices import EnvironmentKind
+from rlhf.config.rules.data import check_environment_keys
+from rlhf.options.environments.adapters import (
+    GemText,
+    GymnasiumText,
+    ReasoningQuestion,
+    SeparateRandomness,
+    TextArenaGame,
+    global_random,
+)
+from rlhf.options.environments.embedded import Blackjack, Calculator, NumberGuessing
+from rlhf.options.environments.environment_host import Host
+from rlhf.options.environments.interface import (
+    Environment,
+    EnvironmentFacts,
+    EpisodeStart,
+    Player,
+    Reply,
+    Step,
+    checked_observation,
+    checked_step,
+    reply_of,
+)
+from rlhf.options.environments.keys import EnvironmentConfig, FailureRewards
+from rlhf.options.environments.tools import ToolEnvironment, has_tools
+
+TURNS = {Player.expert: "demonstration", Player.random: "random_turn"}  # methods of players
+LONGEST_WAIT = 1000.0  # seconds; more milliseconds than fit into an int are refused
+
+
+def facts_of(environment: Environment) -> EnvironmentFacts:
+    """Return what an environment says of itself."""
+    optimum = getattr(environment, "optimum", None)
+    players = tuple(player for player, name in TURNS.items() if hasattr(environment, name))
+    return EnvironmentFacts(optimum, players)
+
+
+class EpisodeEnvironments:
+    """The environments of the episodes in this process; those that have ended are dropped."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self._make = make
+        self._environments: dict[int, tuple[Environment, Random]] = {}
+
+    def reset(self, episode: int, start: EpisodeStart) -> Reply:
+        """Begin an episode in an environment of its own."""
+
+        def call() -> Step:
+            environment = self._make()
+            self._environments[episode] = environment, Random(f"random {start.seed}")
+            return Step(checked_observation(environment.reset(seed=start.seed, row=start.row)))
+
+        return self._finished(reply_of(episode, call))
+
+    def step(self, episode: int, turn: str | Player) -> Reply:
+        """Give a turn to an episode, or let a player take it; KeyError if it is not open."""
+        environment, rng = self._environments[episode]
+        text = ""
+
+        def call() -> Step:
+            nonlocal text
+            text = self._turn_of(turn, environment, rng)
+            return checked_step(environment.step(text))
+
+        reply = reply_of(episode, call)
+        if isinstance(turn, Player):
+            reply = reply._replace(turn=text)
+        return self._finished(reply)
+
+    def _turn_of(self, turn: str | Player, environment: Any, rng: Random) -> str:
+        match turn:
+            case Player.expert:
+                return str(environment.demonstration())
+            case Player.random:
+                return str(environment.random_turn(rng))
+            case text:
+                return text
+
+    def _finished(self, reply: Reply) -> Reply:
+        if reply.has_ended:
+            self._environments.pop(reply.episode, None)
+        return reply
+
+
+class LocalPool:
+    """A pool whose environments run in this process; nothing limits their time."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self.facts = facts_of(make())  # a wrong configuration is refused here
+        self._episodes = EpisodeEnvironments(make)
+        self._replies: list[Reply] = []
+
+    def reset(self, episode: int, *, seed: int, row: Mapping[str, Any]) -> None:
+        """Begin the episode with this number, in place of an earlier one."""
+        self._replies.append(self._episodes.reset(episode, EpisodeStart(seed, row)))
+
+    def step(self, episode: int, turn: str | Player) -> None:
+        """Give a turn of the policy to an episode, or let a player take it."""
+        self._replies.append(self._episodes.step(episode, turn))
+
+    def replies(self, *, wait: bool) -> list[Reply]:  # noqa: ARG002 - all have been answered
+        """Return the replies since the last call."""
+        found, self._replies = self._replies, []
+        return found
+
+    def close(self) -> None:
+        """Forget all episodes."""
+        self._replies = []
+
+
+class ProcessPool:
+    """A pool of ``config.processes`` processes; episode e lives in process e modulo their number.
+
+    A call that takes more than ``config.step_seconds`` ends its process, and with it only its own
+    episode: the others are replayed in a new process before their next turn.
+    """
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        """Start the processes, or none: ConfigError if one cannot make the environment."""
+        self._hosts = [Host(config) for _ in range(config.processes)]
+        self._failures: list[Reply] = []  # of calls that could not be sent
+        try:
+            for host in self._hosts:
+                host.start()
+            for host in self._hosts:
+                host.finish_start()
+        except BaseException:
+            self.close()
+            raise
+        self.facts = self._hosts[0].facts
+
+    def reset(self, episode: int, *, seed: int, row: Mapping[str, Any]) -> None:
+        """Begin the episode with this number, in place of an earlier one."""
+        self._failures += self._host(episode).begin(episode, EpisodeStart(seed, row))
+
+    def step(self, episode: int, turn: str | Player) -> None:
+        """Give a turn of the policy to an episode, or let a player take it."""
+        self._failures += self._host(episode).give(episode, turn)
+
+    def replies(self, *, wait: bool) -> list[Reply]:
+        """Return replies since the last call; with ``wait`` at least one, [] if none is due."""
+        found, self._failures = self._failures, []
+        while True:
+            running: dict[Any, Host] = {
+                host.process.fileno(): host for host in self._hosts if host.process
+            }
+            until = min(host.until for host in self._hosts)
+            seconds = min(max(until - time.monotonic(), 0.0), LONGEST_WAIT)
+            seconds = seconds if wait and not found else 0.0
+            is_due = any(host.is_due for host in self._hosts)
+            for readable in wait_for_any([*running], seconds if is_due else 0.0):
+                found += running[readable].receive()
+            for host in self._hosts:
+                found += host.expire()
+            if found or not wait or not any(host.is_due for host in self._hosts):
+                return found
+
+    def close(self) -> None:
+        """End all processes."""
+        for host in self._hosts:
+            host.close()
+
+    def _host(self, episode: int) -> Host:
+        return self._hosts[episode % len(self._hosts)]
+
+
+def build_pool(config: EnvironmentConfig) -> LocalPool | ProcessPool:
+    """Return the pool of environments of a rank."""
+    if config.processes > 0:
+        return ProcessPool(config)
+    return LocalPool(environment_factory(config))
+
+
+def serve_environments(descriptor: int) -> None:
+    """Answer the calls on the socket until its other end is closed."""
+    serve_lines(descriptor, _answers)
+
+
+def _answers(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    given = next(messages, None)
+    if given is None:
+        return
+    try:
+        make = environment_factory(_config_of(given))
+        facts = facts_of(make())
+    except RlhfError as error:
+        yield {"error": str(error)}
+        return
+    except BaseException as error:  # the user's class may raise anything
+        yield {"error": f"environment.target={given['target']}: {failure_reason(error, None)}"}
+        return
+    yield facts._asdict()
+    episodes = EpisodeEnvironments(make)
+    for call in messages:
+        if "start" in call:
+            reply = episodes.reset(call["episode"], EpisodeStart(*call["start"]))
+        else:
+            turn = Player(call["player"]) if "player" in call else call["text"]
+            reply = episodes.step(call["episode"], turn)
+        yield reply._asdict()
+
+
+def _config_of(given: dict[str, Any]) -> EnvironmentConfig:
+    """Return the configuration that ``asdict`` turned into JSON."""
+    kind, rewards = EnvironmentKind(given["kind"]), FailureRewards(**given["failure_rewards"])
+    return EnvironmentConfig(**given | {"kind": kind, "failure_rewards": rewards})
+
+
+EMBEDDED: dict[EnvironmentKind, Callable[..., Environment]] = {
+    EnvironmentKind.number_guessing: NumberGuessing,
+    EnvironmentKind.calculator: Calculator,
+    EnvironmentKind.blackjack: Blackjack,
+}
+ADAPTERS: dict[EnvironmentKind, Callable[..., Environment]] = {
+    EnvironmentKind.gymnasium: GymnasiumText,
+    EnvironmentKind.textarena: TextArenaGame,
+    EnvironmentKind.reasoning_gym: ReasoningQuestion,
+    EnvironmentKind.gem: GemText,
+}
+
+
+def environment_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
+    """Return a function that makes environments; the code of a user is imported only once."""
+    kind = config.kind
+    if not config.is_used:
+        raise ConfigError(f"environment.kind={kind}: there is no environment to make")
+    check_environment_keys(config)
+    if kind in EMBEDDED:
+        return lambda: _made(f"environment.kind={kind}", EMBEDDED[kind], config)
+    if kind in ADAPTERS:
+        key = f"environment.id={config.id}"
+        return lambda: SeparateRandomness(_made(key, ADAPTERS[kind], config, id=config.id))
+    return _factory_of_user(config)
+
+
+def _factory_of_user(config: EnvironmentConfig) -> Callable[[], Environment]:
+    found, _ = import_user_object("environment.target", str(config.target))
+    key = f"environment.target={config.target}"
+    if not inspect.isclass(found):
+        raise ConfigError(f"{key}: must be a class, such as my_games:Chess")
+    has_steps = callable(getattr(found, "reset", None)) and callable(getattr(found, "step", None))
+    if config.kind is EnvironmentKind.custom and has_steps:
+        return lambda: SeparateRandomness(_made(key, found, config))
+    if not has_tools(found):
+        form = "reset(self, **row) and a public method for each tool"
+        if config.kind is EnvironmentKind.custom:
+            form = f"reset(self, *, seed, row) and step(self, text), or {form}"
+        raise ConfigError(f"{key}: must have the methods {form}")
+    return lambda: SeparateRandomness(ToolEnvironment(_made(key, found, config)))
+
+
+def _made(key: str, made: Callable[..., Any], config: EnvironmentConfig, **more: Any) -> Any:
+    """Call a class with ``environment.options``, after a check that it takes them.
+
+    Numbers that its constructor draws are the same for every episode.
+    """
+    try:
+        inspect.signature(made).bind(**more, **config.options)
+    except TypeError as error:
+        raise ConfigError(
+            f"environment.options={config.options}: {key} does not take them ({error}); it takes "
+            f"{inspect.signature(made)}"
+        ) from error
+    with global_random(0):
+        return made(**more, **config.options)

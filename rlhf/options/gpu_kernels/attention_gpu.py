@@ -1,0 +1,103 @@
+"""Attention of one new token per row over a KV cache on a GPU; reads only each row's own length.
+
+Shapes: B = rows, Q = query heads, K = key/value heads, D = head size, R = rows of the KV cache, L =
+its columns.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.options.cpu_kernels.compiling import try_kernels
+
+DTYPES = {torch.bfloat16, torch.float16, torch.float32}
+LEAST = 16  # rows and columns of the smallest matrix product on tensor cores
+BLOCK_BYTES = 2**14  # bytes of keys, and also of values, that a program holds at a time
+WARPS = 4
+FUSED = {"enable_fp_fusion": True}  # set, as Triton warns otherwise: its default changes in 3.10
+
+
+class GpuAttention:
+    """The kernel of attention_triton.py."""
+
+    def __init__(self, kernels: ModuleType, *, block_bytes: int = BLOCK_BYTES) -> None:
+        self._kernels = kernels
+        self._block_bytes = block_bytes
+
+    def __call__(
+        self,
+        query_BQD: Tensor,
+        key_BKD: Tensor,
+        value_BKD: Tensor,
+        kv_cache_2RKLD: Tensor,
+        positions_B: Tensor,
+    ) -> Tensor:
+        """Store keys and values at ``positions_B`` of a KV cache; return attention (B, Q, D).
+
+        The queries of a row attend to the row's columns up to its position, inclusive. Scores are
+        divided by the square root of D.
+        """
+        rows, num_heads, size = query_BQD.shape
+        num_kv_heads = kv_cache_2RKLD.shape[2]
+        newest = (query_BQD, key_BKD, value_BKD)
+        assert kv_cache_2RKLD.is_contiguous()
+        assert positions_B.is_contiguous()
+        assert all(each.stride(2) == 1 for each in newest)
+        out_BQD = query_BQD.new_empty(rows, num_heads, size)
+        strides = [each.stride(axis) for each in newest for axis in (0, 1)]
+        strides += [kv_cache_2RKLD.stride(axis) for axis in (0, 2)]
+        self._kernels.attend[rows, num_kv_heads](
+            newest,
+            kv_cache_2RKLD,
+            positions_B,
+            out_BQD,
+            tuple(strides),
+            **kernel_constants(num_heads // num_kv_heads, size, query_BQD.dtype, self._block_bytes),
+            num_warps=WARPS,
+            **FUSED,
+        )
+        return out_BQD
+
+
+def kernel_constants(
+    group: int, size: int, dtype: torch.dtype, block_bytes: int = BLOCK_BYTES
+) -> dict[str, Any]:
+    """Return the kernel's compile-time constants; ``group``: query heads per key head."""
+    wide = [max(LEAST, 1 << (each - 1).bit_length()) for each in (group, size)]
+    block = max(LEAST, block_bytes // (wide[1] * dtype.itemsize))
+    return {"SIZES": (group, size, *wide), "BLOCK": block}
+
+
+@cache
+def gpu_attention(
+    device: torch.device, dtype: torch.dtype, *, group: int, size: int
+) -> GpuAttention | None:
+    """Return the kernel for ``group`` query heads per key head, with heads of ``size`` numbers.
+
+    Return None for other devices or dtypes; log a warning and return None if it does not run.
+    """
+    if device.type != "cuda" or dtype not in DTYPES:
+        return None
+    otherwise = "torch attends over the KV cache to the longest row's length, which is slower"
+    load = partial(_load_kernel, device, dtype, group, size)
+    kernels = try_kernels(load, otherwise=otherwise)
+    return None if kernels is None else GpuAttention(kernels)
+
+
+def _load_kernel(device: torch.device, dtype: torch.dtype, group: int, size: int) -> ModuleType:
+    """Import the kernel, compile it by launching it once on two tokens; return its module."""
+    from rlhf.options.gpu_kernels import attention_triton
+
+    kv_cache_2RKLD = torch.zeros(2, 1, 1, 2, size, dtype=dtype, device=device)
+    query_BQD = torch.zeros(1, group, size, dtype=dtype, device=device)
+    key_BKD = query_BQD[:, :1]
+    positions_B = torch.ones(1, dtype=torch.int64, device=device)
+    attend = GpuAttention(attention_triton)
+    found = attend(query_BQD, key_BKD, key_BKD, kv_cache_2RKLD, positions_B)
+    float(found.sum())  # waits for the GPU, so that a failed launch raises here
+    return attention_triton

@@ -1,0 +1,1 @@
+"""Sampling by DeepSpeed's Hybrid Engine."""

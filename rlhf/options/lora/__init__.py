@@ -1,0 +1,1 @@
+"""Low-rank adapters: train a few weights, and keep the base model."""

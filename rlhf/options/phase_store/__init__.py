@@ -1,0 +1,1 @@
+"""A store of finished phases that later runs reuse."""

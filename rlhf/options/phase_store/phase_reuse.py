@@ -1,0 +1,276 @@
+"""Run a phase once for all runs that would train it with the same inputs; build result.json."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from filelock import Timeout
+
+from rlhf.base.errors import CheckpointError, ConfigError, RlhfError
+from rlhf.base.finite_numbers import find_non_finite, replace_non_finite
+from rlhf.base.foreign_errors import reason_of
+from rlhf.base.ranks import Ranks
+from rlhf.base.stored_files import PHASES, read_json
+from rlhf.config.choices import Phase, Reuse
+from rlhf.config.run_dir import refuse_links
+from rlhf.config.schema.run import RunConfig
+from rlhf.engine.devices import peak_memory_gib, reset_peak_memory, resolve_dtype
+from rlhf.options.phase_store.phase_store import PhaseStore, code_version, link_phase, phase_key
+from rlhf.phases.shared.context import RunContext, phase_data_hash
+from rlhf.run.finished_phase import (
+    STATE,
+    copy_phase_lines,
+    finish_phase,
+    iterate_metrics,
+    verify_phase,
+)
+from rlhf.run.results import phase_result_path, read_phase_result, read_plan, reused_phases
+
+REUSED = (Phase.sft, Phase.reward)  # sweeps and searches vary only later phases
+# The objective is a measure of the last phase: the first of these that the phase has.
+MEASURES: Mapping[Phase, tuple[str, ...]] = {
+    Phase.sft: ("perplexity_after",),
+    Phase.reward: ("accuracy",),
+    Phase.ppo: ("gold_after", "score_after"),
+    Phase.dpo: ("gold_after", "accuracy"),
+}
+
+
+def unfinished_phases(config: RunConfig, run_dir: Path) -> list[Phase]:
+    """Return the phases that have no result yet.
+
+    Raises:
+        DamagedFileError: if the result of a phase, here or in ``from_run``, has a wrong form.
+    """
+    for phase in reused_phases(config):
+        read_json(phase_result_path(Path(str(config.from_run)), phase), PHASES[phase])
+    results = {p: read_json(phase_result_path(run_dir, p), PHASES[p]) for p in config.phase.order}
+    return [phase for phase, result in results.items() if result is None]
+
+
+def build_run_result(config: RunConfig, run_dir: Path, ran: Sequence[Phase]) -> dict[str, Any]:
+    """Return the content of result.json; ``ran`` are the phases that this process ran."""
+    result = collect_results(config.phase.order, run_dir)
+    return result | compare_run_with_plan(run_dir, result["phases"], ran)
+
+
+def collect_results(order: Sequence[Phase], run_dir: Path) -> dict[str, Any]:
+    """Return the objective, the results of the phases and the versions of libraries."""
+    phases = {p.value: read_phase_result(run_dir, p) or {} for p in order}
+    return {
+        "objective": find_objective(phases, run_dir)[1],
+        "phases": phases,
+        "versions": library_versions(),
+    }
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python, of this package and of the libraries that compute."""
+    packages = ("rlhf", "torch", "deepspeed", "transformers")
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    return {"python": platform.python_version(), **versions}
+
+
+def find_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> tuple[str, float]:
+    """Return the name PHASE.MEASURE of the objective, and its value; a perplexity is negated.
+
+    Raises:
+        CheckpointError: if the last phase has no such measure.
+    """
+    phase, measures = list(phases.items())[-1]
+    for name in MEASURES[Phase(phase)]:
+        if isinstance(value := measures.get(name), int | float):
+            return f"{phase}.{name}", -value if phase == Phase.sft else value
+    raise CheckpointError(
+        f"{run_dir / phase / 'result.json'} has no {MEASURES[Phase(phase)][-1]}: it is damaged, or "
+        f"of another version. Restore it, or remove it: resume={run_dir} trains {phase} again"
+    )
+
+
+def require_finite_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> None:
+    """Check that all measures after training are finite, since a NaN policy may score 0."""
+    name, value = find_objective(phases, run_dir)
+    if not (bad := find_non_finite(phases)):
+        return
+    name = name if not math.isfinite(value) else bad[0]
+    phase = bad[0].partition(".")[0]
+    raise RlhfError(
+        f"{run_dir}: the run has ended without a usable model, since {name} is not a finite number "
+        f"(not finite: {', '.join(bad)}). Either the weights that {phase} started from are damaged "
+        f"or its training diverged: {run_dir}/report.html shows the step. Start a new run with a "
+        f"lower learning rate of {phase}, with hardware.dtype=fp32, or from other weights"
+    )
+
+
+def compare_phase_with_plan(
+    run_dir: Path, phase: Phase, seconds: float, ranks: Ranks
+) -> dict[str, dict[str, float]]:
+    """Return the phase's hours and peak memory in GiB, measured and planned, for its result.
+
+    On a CPU peak memory is counted from the start of the process, so it includes earlier phases.
+    """
+    measured = {"hours": seconds / 3600, "memory_gib": peak_memory_gib(ranks)}
+    phases = (read_plan(run_dir) or {"phases": {}})["phases"]
+    if phase not in phases:  # plan=off, or a model with an unknown shape
+        return {"measured": measured}
+    first = list(phases).index(phase) if ranks.device.type == "cuda" else 0
+    counted = list(phases)[first : list(phases).index(phase) + 1]
+    planned = {
+        "hours": phases[phase]["hours"],
+        "memory_gib": max(phases[name]["memory_gib_per_rank"] for name in counted),
+    }
+    return {"planned": planned, "measured": measured}
+
+
+def compare_run_with_plan(
+    run_dir: Path, phases: Mapping[str, Any], unfinished: Sequence[Phase]
+) -> dict[str, dict[str, float]]:
+    """Return the hours and peak memory in GiB of the whole run, measured and planned.
+
+    The time counts from the start of the process, so it includes loading libraries. The time of
+    phases that an earlier attempt finished is added. A run that took all its phases from others has
+    no peak memory of its own.
+    """
+    own = {name: each for name, each in phases.items() if "reused_from" not in each}
+    earlier = sum(each["seconds"] for name, each in own.items() if name not in unfinished)
+    measured = {"hours": (seconds_since_process_start() + earlier) / 3600}
+    if own:
+        measured["memory_gib"] = max(each["measured"]["memory_gib"] for each in own.values())
+    if not (plan := read_plan(run_dir)) or not plan["phases"]:
+        return {"measured": measured}
+    memory = max(each["memory_gib_per_rank"] for each in plan["phases"].values())
+    return {"planned": {"hours": plan["hours"], "memory_gib": memory}, "measured": measured}
+
+
+def seconds_since_process_start() -> float:
+    """Return the seconds since this process started, as Linux counts them."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), starttime
+    return float(Path("/proc/uptime").read_text().split()[0]) - started
+
+
+PrintNote = Callable[[str], None]
+
+
+def run_phase(
+    context: RunContext, phase: Phase, runner: Callable[[RunContext], dict[str, Any]]
+) -> None:
+    """Run a phase and write its result, or take it from another run that had the same inputs."""
+    config, run_dir, ranks = context.config, context.run_dir, context.ranks
+    if phase in reused_phases(config):
+        reuse_phase(context, phase, Path(str(config.from_run)))
+        return
+    store, key = PhaseStore(max_gib=config.reuse.max_gib), key_in_store(context, phase)
+    with ExitStack() as stack:
+        if key is not None:
+            stack.enter_context(hold_entry_lock(store, key, ranks))
+            # Only rank 0: others may not see its store, and files should be hashed only once.
+            found = store.find(key, phase, context.console.say) if ranks.is_main else None
+            if ranks.any(found is not None):
+                reuse_phase(context, phase, store.folder / key)
+                return
+        reset_peak_memory(ranks)
+        result = runner(replace(context, phase_started=time.monotonic()))
+        result |= compare_phase_with_plan(run_dir, phase, result["seconds"], ranks)
+        if ranks.is_main:
+            finish_phase(run_dir, phase, result)
+            if not config.checkpoint.keep_finished:
+                shutil.rmtree(run_dir / phase / STATE, ignore_errors=True)
+            if key is not None and replace_non_finite(result) == result:
+                store_phase(context, store, key, phase)
+        ranks.barrier()
+
+
+def store_phase(context: RunContext, store: PhaseStore, key: str, phase: Phase) -> None:
+    """Store a phase for other runs; a failure prints a line, since this run has the phase."""
+    try:
+        store.put(key, phase, context.run_dir)
+    except (OSError, CheckpointError) as error:
+        context.console.say(f"{phase}: not stored in {store.folder} ({reason_of(error)})")
+
+
+def verify_finished_phases(
+    run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: PrintNote
+) -> None:
+    """Verify the phases that a resumed run has finished, and remove what a killed attempt left."""
+    refuse_links(run_dir, [f"{phase}{under}" for phase in finished for under in ("", f"/{STATE}")])
+    for phase in finished:
+        if (notice := verify_phase(run_dir, phase)) is not None:
+            say(f"warning: {notice}")
+        left = [*(run_dir / phase).glob(".*.building")]
+        left += [] if config.checkpoint.keep_finished else [run_dir / phase / STATE]
+        for path in left:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def key_in_store(context: RunContext, phase: Phase) -> str | None:
+    """Return the phase's key in the store of phases; None if this run does not use the store."""
+    config, hardware = context.config, context.config.hardware
+    # What auto stands for depends on the machine, and on variables such as ONEDNN_MAX_CPU_ISA.
+    dtype = resolve_dtype(hardware.dtype, hardware.device)
+    config = replace(config, hardware=replace(hardware, dtype=dtype))
+    if config.reuse.phases is not Reuse.always or phase not in REUSED:
+        return None
+    so_far = config.phase.order[: config.phase.order.index(phase) + 1]
+    data = "".join(phase_data_hash(context, each) for each in so_far)
+    return phase_key(config, phase, data=data, code=code_version())
+
+
+@contextmanager
+def hold_entry_lock(store: PhaseStore, key: str, ranks: Ranks) -> Iterator[None]:
+    """Hold the lock of a store entry on rank 0 within the context; all ranks wait for the lock.
+
+    All ranks check together once per second, so that no collective waits longer than that.
+
+    Raises:
+        ConfigError: if the store cannot be written.
+    """
+    lock = store.lock(key)
+    while True:
+        if ranks.is_main:
+            try:
+                store.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+                with suppress(Timeout):
+                    lock.acquire(blocking=False)
+            except OSError as error:
+                raise ConfigError(
+                    f"reuse.phases=always: the store {store.folder} cannot be written "
+                    f"({error.strerror or error}); set RLHF_CACHE to a folder that can be written, "
+                    "or reuse.phases=never"
+                ) from error
+        if ranks.any(lock.is_locked):
+            break
+        time.sleep(1)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def reuse_phase(context: RunContext, phase: Phase, source: Path) -> None:
+    """Copy a finished phase, with its metrics and samples, from the folder ``source``.
+
+    Raises:
+        CheckpointError: if the phase is damaged. Entries of the store were verified before.
+    """
+    run_dir, ranks = context.run_dir, context.ranks
+    if ranks.is_main:
+        if phase in reused_phases(context.config) and (notice := verify_phase(source, phase)):
+            context.console.say(f"warning: {notice}")
+        run = (read_phase_result(source, phase) or {}).get("reused_from", str(source))
+        for step, values in iterate_metrics(source, phase):
+            context.tracker.log(phase, step, values)
+        copy_phase_lines(source, phase, run_dir, "samples.jsonl")
+        link_phase(source, phase, run_dir, reused_from=run)
+        context.console.say(f"{phase}: taken from {run}, which had the same inputs")
+    ranks.barrier()

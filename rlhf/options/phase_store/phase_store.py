@@ -1,0 +1,272 @@
+"""Reuse finished phases: runs whose phases have equal inputs train them once.
+
+The store is a folder with one entry per trained phase. The name of an entry is a hash of all that
+the phase's result depends on: its part of the configuration, its data, the weights that it starts
+from, the source code and the libraries. Model files in the store and in run directories are hard
+links to the same data where the file system allows it; nothing ever writes to a finished file.
+
+``python -m rlhf.options.phase_store.phase_store`` lists the entries; ``clear`` removes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from filelock import FileLock, Timeout
+
+from rlhf.base.atomic import replace_atomically
+from rlhf.base.cpu import cache_folder, read_cpu
+from rlhf.base.errors import CheckpointError
+from rlhf.base.foreign_errors import reason_of
+from rlhf.base.manifest import MANIFEST
+from rlhf.base.safe_text import for_terminal
+from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
+from rlhf.base.user_paths import expand_user_path
+from rlhf.config.choices import Phase
+from rlhf.config.effects import values_that_affect
+from rlhf.config.schema.run import RunConfig
+from rlhf.run.finished_phase import (
+    RESULT,
+    STATE,
+    copy_phase_lines,
+    finish_phase,
+    verify_phase,
+)
+from rlhf.run.results import phase_result_path, read_json_object, read_phase_result
+
+GIB = 1 << 30
+PACKAGE = Path(__file__).parents[2]
+LIBRARIES = ("torch", "transformers", "deepspeed", "peft")
+
+
+def code_version() -> str:
+    """Return a hash of this package's source files and of the versions of its libraries."""
+    digest = hashlib.sha256()
+    for path in sorted(each for each in PACKAGE.rglob("*.*") if each.suffix in {".py", ".c", ".h"}):
+        digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
+    for name in LIBRARIES:
+        digest.update(f"{name} {importlib.metadata.version(name)}".encode())
+    return digest.hexdigest()
+
+
+def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
+    """Return a hash of everything that the result of ``phase`` depends on.
+
+    ``data`` identifies the examples and the tokenizer of this phase and of the phases before it;
+    ``code`` is ``code_version()``.
+    """
+    so_far = config.phase.order[: config.phase.order.index(phase) + 1]
+    values = values_that_affect(config, frozenset(so_far))
+    depends = {
+        "phases": so_far,
+        "config": values,
+        "weights": [
+            _model_files(value) for key, value in values.items() if key.endswith("model.path")
+        ],
+        "data": data,
+        "code": code,
+        "cpu": read_cpu().name,
+    }
+    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _model_files(model: str | None) -> list[tuple[str, int, int]]:
+    """Return names, sizes and times of the files of a model folder; empty for a hub id."""
+    if not model or not (folder := expand_user_path(model, key="model.path")).is_dir():
+        return []
+    files = sorted(each for each in folder.iterdir() if each.is_file())
+    return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+
+
+class StoredPhase(NamedTuple):
+    """An entry of the store: a phase that some run has trained."""
+
+    key: str
+    phase: str
+    run: str
+    bytes: int
+    used: float  # seconds since the epoch
+
+
+class PhaseStore:
+    """A folder of finished phases; the least recently used ones are removed above ``max_gib``.
+
+    A run that trains, reuses or removes the entry KEY holds the lock on the file KEY.lock.
+    """
+
+    def __init__(self, folder: Path | None = None, *, max_gib: float) -> None:
+        self.folder = folder or cache_folder() / "phases"
+        self._max_bytes = max_gib * GIB
+
+    def lock(self, key: str) -> FileLock:
+        """Return the lock of an entry, not yet acquired."""
+        return FileLock(self.folder / f"{key}.lock")
+
+    def find(self, key: str, phase: Phase, say: Callable[[str], None]) -> Path | None:
+        """Return the folder that holds the phase; None if the store does not have it.
+
+        The caller holds the entry's lock. ``say`` prints why an entry is not used.
+        """
+        entry = self.folder / key
+        if not phase_result_path(entry, phase).exists():
+            return None
+        if (fault := _fault_of(entry, phase)) is not None:
+            say(f"{phase}: the stored phase {entry} is not used: {fault}")
+            return None
+        with suppress(OSError):  # the store may belong to root, and only root evicts
+            os.utime(entry)
+        return entry
+
+    def put(self, key: str, phase: Phase, run_dir: Path) -> None:
+        """Store the finished ``phase`` of ``run_dir``; the caller holds the entry's lock.
+
+        Raises:
+            OSError: if the store cannot be written.
+        """
+        make_own_folder(self.folder)
+        with replace_atomically(self.folder / key) as building:
+            building.mkdir(mode=0o755)
+            for name in ("metrics.jsonl", "samples.jsonl"):
+                copy_phase_lines(run_dir, phase, building, name)
+            link_phase(run_dir, phase, building, reused_from=str(run_dir.resolve()))
+            keep_others_from_writing(building, building / phase, building / phase / MANIFEST)
+        self._evict(keep=key)
+
+    def entries(self) -> list[StoredPhase]:
+        """Return the stored phases, damaged ones too, the most recently used first."""
+        paths = [each for each in self.folder.glob("[!.]*") if not each.is_symlink()]
+        found = [
+            _describe_entry(each, phase)
+            for each in paths
+            for phase in Phase
+            if (each / phase).is_dir()
+        ]
+        return sorted(found, key=lambda entry: entry.used, reverse=True)
+
+    def clear(self) -> list[str]:
+        """Remove the stored phases; return the keys that are in use or cannot be removed.
+
+        Runs that reused a phase keep its files.
+        """
+        self._remove_orphans()
+        return [
+            key for key in {entry.key: None for entry in self.entries()} if not self._remove(key)
+        ]
+
+    def _evict(self, *, keep: str) -> None:
+        total = 0
+        for entry in self.entries():
+            total += entry.bytes
+            if total > self._max_bytes and entry.key != keep:
+                self._remove(entry.key)
+        self._remove_orphans()
+
+    def _remove(self, key: str) -> bool:
+        """Remove an entry and its temporary files unless a run locks it; return True if gone."""
+        try:
+            with self.lock(key).acquire(blocking=False):
+                for path in (self.folder / key, self.folder / f".{key}.building"):
+                    if path.exists():
+                        shutil.rmtree(path)
+                (self.folder / f"{key}.lock").unlink()
+        except (OSError, Timeout):
+            pass
+        return not (self.folder / key).exists()
+
+    def _remove_orphans(self) -> None:
+        """Remove the unfinished entries and the locks that killed runs have left."""
+        for path in [*self.folder.glob(".*.building"), *self.folder.glob("*.lock")]:
+            key = path.stem.removeprefix(".")
+            if not (self.folder / key).exists():
+                self._remove(key)
+
+
+def _fault_of(entry: Path, phase: Phase) -> str | None:
+    """Return why an entry must not be used; None if it is intact and only this user wrote it."""
+    try:
+        if not (entry / phase / MANIFEST).is_file():
+            return f"it has no {MANIFEST}"
+        if not is_trusted(entry / phase / MANIFEST):
+            return "another user of this machine can have written it"
+        return verify_phase(entry, phase)
+    except CheckpointError as error:
+        return str(error).partition(" Restore it")[0]
+    except OSError as error:
+        return reason_of(error)
+
+
+def _describe_entry(entry: Path, phase: Phase) -> StoredPhase:
+    """Return an entry's key, phase, origin, size and last use, for the list of the store."""
+    try:
+        run = str(read_json_object(phase_result_path(entry, phase)).get("reused_from"))
+    except CheckpointError:
+        run = "damaged: it is not used"
+    size = used = 0.0
+    for path in (entry, *entry.rglob("*")):
+        with suppress(OSError):  # another process may remove it meanwhile
+            found = path.lstat()
+            size += found.st_size if stat.S_ISREG(found.st_mode) else 0
+            used = used or found.st_mtime
+    return StoredPhase(entry.name, phase, run, int(size), used)
+
+
+def link_phase(source: Path, phase: Phase, target: Path, *, reused_from: str) -> None:
+    """Put a finished phase of the folder ``source`` into ``target``, which has not run it.
+
+    The phase's result stores ``reused_from``, the run that trained it. The folder appears complete
+    or not at all. The caller must have verified the phase and copied its log lines.
+    """
+    result = read_phase_result(source, phase)
+    assert result is not None, f"{source} has not finished {phase}"
+    with replace_atomically(target / phase) as building:
+        left_out = shutil.ignore_patterns(STATE, RESULT, MANIFEST, ".*")
+        shutil.copytree(source / phase, building, copy_function=link_or_copy, ignore=left_out)
+        reused = {"reused_from": reused_from} | result
+        manifest = source / phase / MANIFEST  # an older version wrote none
+        files = read_json_object(manifest)["files"] if manifest.exists() else None
+        finish_phase(target, phase, reused, folder=building, files=files)
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Make a hard link, or a copy if the folders are on different file systems."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def main(arguments: list[str]) -> int:
+    """List or clear the store; return the exit code."""
+    store = PhaseStore(max_gib=math.inf)
+    entries = store.entries()
+    match arguments:
+        case []:
+            for entry in entries:
+                line = f"{entry.key}  {entry.phase:<6}  {entry.bytes / GIB:6.2f} GiB  {entry.run}"
+                sys.stdout.write(" ".join(for_terminal(line).splitlines()) + "\n")
+            sys.stdout.write(f"{len(entries)} phases in {store.folder}\n")
+        case ["clear"]:
+            kept = store.clear()
+            sys.stdout.write(f"removed {len(entries) - len(kept)} phases from {store.folder}\n")
+            if kept:
+                sys.stderr.write(f"in use, or of another user: {', '.join(kept)}\n")
+                return 1
+        case _:
+            sys.stderr.write("usage: python -m rlhf.options.phase_store.phase_store [clear]\n")
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Pretraining loss beside PPO, on a corpus (InstructGPT's PPO-ptx)."""

@@ -1,0 +1,1 @@
+"""Ranks that share each sequence (DeepSpeed-Ulysses)."""

@@ -1,0 +1,1 @@
+"""Actor, critic and reference that share the lower layers of one model."""

@@ -1,0 +1,1 @@
+"""Memory, time and cost of a configuration before it starts."""

@@ -1,0 +1,236 @@
+"""List other configurations of a run: the ZeRO settings of zero=auto, overrides that make it fit.
+
+``idle_options`` names options that have no effect, or only cost memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from rlhf.base.errors import ConfigError
+from rlhf.config.batches import num_ranks
+from rlhf.config.choices import Device, Dtype, LoraRole, Phase
+from rlhf.config.machine_rates import GIB, Machine
+from rlhf.config.roles import SHARDED_WEIGHTS
+from rlhf.config.rules.model import check_lora
+from rlhf.config.rules.rollout import check_rollout
+from rlhf.config.rules.zero import check_training_engine, check_zero
+from rlhf.config.schema.keys import ANSWERING_PHASES
+from rlhf.config.schema.run import RunConfig
+
+if TYPE_CHECKING:
+    from rlhf.plan.plan import Plan
+
+CHECKPOINTING = "model.gradient_checkpointing=true"
+ADAPTER_RANK = 16  # LoRA rank of lora=default and lora=all
+ROLES = {  # the models that each phase trains
+    Phase.sft: [LoraRole.sft],
+    Phase.reward: [LoraRole.reward],
+    Phase.dpo: [LoraRole.actor],
+    Phase.ppo: [LoraRole.actor, LoraRole.critic],
+}
+MOST_NODES = 128  # largest hardware.nodes that is proposed
+
+Change = tuple[str, RunConfig]  # overrides as text, and the resulting configuration
+Planner = Callable[[RunConfig], "Plan"]
+
+
+def advice(asked: RunConfig, planner: Planner) -> list[str]:
+    """Return overrides that make the run fit, each with its ZeRO setting and GiB per rank.
+
+    ``planner`` returns the plan of a configuration. The list has single changes, from small to
+    large. Changes are combined only if no single change fits.
+    """
+    found = _fitting_texts(_single_changes(asked, planner), planner)
+    return found or _fitting_texts(_combined_change(asked), planner)
+
+
+def _fitting_texts(changes: Iterable[Change], planner: Planner) -> list[str]:
+    """Return the text of every change with which the run fits."""
+    return [
+        text for words, config in changes if (text := _advice_if_it_fits(words, config, planner))
+    ]
+
+
+def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
+    """Yield single changes, from small to large."""
+    auto = _with_zero_auto(config)
+    prefix = "" if config.zero.auto else "zero=auto "
+    if prefix:
+        yield prefix.strip(), auto
+    for phase in config.phase.order:
+        settings = getattr(config, phase.value)
+        if (settings.micro_batch_size or 1) > 1:
+            smaller = replace(settings, micro_batch_size=1)
+            yield f"{phase}.micro_batch_size=1", replace(config, **{phase.value: smaller})
+    if config.rollout.overlap:
+        in_turn = replace(auto.rollout, overlap=False)
+        yield f"{prefix}rollout.overlap=false", replace(auto, rollout=in_turn)
+    if config.model.gradient_checkpointing is not True:
+        yield f"{prefix}{CHECKPOINTING}", _with_checkpointing(auto)
+    if _can_add_adapters(config):
+        yield f"{prefix}{_lora_override(config)}", _with_adapters(auto)
+    if config.hardware.device is Device.cuda:
+        yield from _more_nodes(auto, prefix, planner)
+
+
+def _combined_change(config: RunConfig) -> Iterator[Change]:
+    """Yield zero=auto, gradient checkpointing and adapters as one change, if it is possible."""
+    if _can_add_adapters(config):
+        words = f"zero=auto {CHECKPOINTING} {_lora_override(config)}"
+        yield words, _with_adapters(_with_checkpointing(_with_zero_auto(config)))
+
+
+def _with_zero_auto(config: RunConfig) -> RunConfig:
+    return replace(config, zero=replace(config.zero, auto=True))
+
+
+def _with_checkpointing(config: RunConfig) -> RunConfig:
+    return replace(config, model=replace(config.model, gradient_checkpointing=True))
+
+
+def _can_add_adapters(config: RunConfig) -> bool:
+    """Return True if a trained model has no adapters, unless the run has a shared trunk."""
+    wanted = {role for phase in config.phase.order for role in ROLES[phase]}
+    there = set(config.lora.roles) if config.lora.rank else set()
+    return not wanted <= there and not config.ppo.shared_trunk
+
+
+def _lora_override(config: RunConfig) -> str:
+    """Return the override that adds adapters in every phase that runs."""
+    lora = config.lora
+    is_default = lora.rank == ADAPTER_RANK and lora.roles == ROLES[Phase.ppo]
+    if lora.rank and not is_default:
+        return f"lora.roles=[{','.join(LoraRole)}]"
+    return "lora=all" if {Phase.sft, Phase.reward} & set(config.phase.order) else "lora=default"
+
+
+def _with_adapters(config: RunConfig) -> RunConfig:
+    roles = ROLES[Phase.ppo] if _lora_override(config) == "lora=default" else list(LoraRole)
+    rank = config.lora.rank or ADAPTER_RANK
+    return replace(config, lora=replace(config.lora, rank=rank, roles=roles))
+
+
+def _more_nodes(config: RunConfig, prefix: str, planner: Planner) -> Iterator[Change]:
+    """Double the number of nodes until the run fits; yield that change, or nothing."""
+    nodes = 2 * config.hardware.nodes
+    while nodes <= MOST_NODES:
+        larger = replace(config, hardware=replace(config.hardware, nodes=nodes))
+        words = f"{prefix}hardware.nodes={nodes}"
+        if _advice_if_it_fits(words, larger, planner):
+            yield words, larger
+            return
+        nodes *= 2
+
+
+def _advice_if_it_fits(words: str, config: RunConfig, planner: Planner) -> str | None:
+    """Return ``words`` with ZeRO setting and GiB per rank, or None if the run does not fit."""
+    try:
+        check_lora(config)
+        plan = planner(config)
+    except ConfigError:
+        return None
+    if not plan.fits:
+        return None
+    return f"{words} ({plan.zero_text}, {plan.bytes / GIB:.1f} GiB)"
+
+
+def idle_options(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence for every ZeRO++ or MixZ++ option that saves nothing here, with the reason.
+
+    ``zero.quantize_weights`` is never included, because it halves the traffic within a node too.
+    """
+    zero, ranks = config.zero, num_ranks(config)
+    if config.hardware.nodes == 1:
+        parts = zero.hpz_partition_size
+        key = f"zero.hpz_partition_size={parts} on one node"
+        if parts == ranks > 1:
+            yield f"{key} has no effect: the {ranks} ranks already hold all weights among them"
+        elif parts > 1:
+            yield (
+                f"{key} only costs memory, 1/{parts} of the weights on every rank: there is no "
+                "traffic between nodes to save"
+            )
+        # Stage 3 of DeepSpeed 0.19.8 (__avg_scatter_grads) quantizes only for two or more nodes.
+        if zero.quantize_gradients:
+            yield (
+                "zero.quantize_gradients=true has no effect on one node: DeepSpeed 0.19.8 "
+                "quantizes gradients only if there are several nodes"
+            )
+    if zero.quantize_frozen_weights and not _trains_partly_frozen_model(config):
+        yield (
+            f"zero.quantize_frozen_weights=true has no effect: lora.roles="
+            f"[{','.join(config.lora.roles)}] names no model that is trained here, so no trained "
+            "model has frozen weights"
+        )
+
+
+def _trains_partly_frozen_model(config: RunConfig) -> bool:
+    """Return True if a trained model has frozen weights, due to adapters or a shared trunk."""
+    order = config.phase.order
+    trained = {role for phase in order for role in ROLES[phase]}
+    return bool(trained & set(config.lora.roles)) or (
+        config.ppo.shared_trunk and Phase.ppo in order
+    )
+
+
+def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
+    """Return ``config`` under every valid ZeRO setting, or unchanged without zero.auto.
+
+    Raises:
+        ConfigError: if no setting is valid; it is the refusal of the simplest one.
+    """
+    if not config.zero.auto:
+        return [config]
+    found: list[RunConfig] = []
+    refusals: list[ConfigError] = []
+    for changes in _zero_settings(config):
+        candidate = replace(config, zero=replace(config.zero, auto=False, **changes))
+        zero = candidate.zero
+        if machine.dtype is Dtype.fp16 and 0 in (zero.stage, zero.critic_stage):
+            continue
+        try:
+            check_zero(candidate)
+            check_training_engine(candidate)
+            if ANSWERING_PHASES(candidate) & set(candidate.phase.order):
+                check_rollout(candidate)
+        except ConfigError as error:
+            refusals.append(error)
+        else:
+            found.append(candidate)
+    if not found:
+        raise refusals[0]
+    return found
+
+
+def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
+    """Yield combinations of ZeRO stages and offloading options, the simplest first."""
+    has_ppo, no = Phase.ppo in config.phase.order, (False,)
+    # On a CPU nothing can be offloaded, because the ranks' memory is the host's memory.
+    either = (False, True) if config.hardware.device is Device.cuda else no
+    for stage, critic_stage in product((1, 2, 3, 0), (None, 1, 2, 3, 0) if has_ppo else (None,)):
+        if stage == critic_stage:
+            continue
+        own = stage if critic_stage is None else critic_stage
+        shards = stage == SHARDED_WEIGHTS
+        yield from (
+            {
+                "stage": stage,
+                "critic_stage": critic_stage,
+                "offload_optimizer": optimizer,
+                "offload_parameters": parameters,
+                "offload_reference": reference,
+                "offload_reward": reward,
+                "offload_ema": ema,
+            }
+            for optimizer, parameters, reference, reward, ema in product(
+                either if stage else no,
+                either if shards else no,
+                either if shards else no,
+                either if has_ppo and own == SHARDED_WEIGHTS else no,
+                either if has_ppo and config.ppo.ema_beta else no,
+            )
+        )

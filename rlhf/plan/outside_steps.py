@@ -1,0 +1,194 @@
+"""Compute memory and time of a phase outside its training steps.
+
+They are the memory while models are built and in rollouts, and the time of evaluations and of
+building and saving models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+from rlhf.config.batches import num_data_parallel_ranks
+from rlhf.config.choices import Backend, Dtype, Phase, When
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
+from rlhf.models.model_uses import ModelUse
+from rlhf.plan import time_model
+from rlhf.plan.memory_model import HALF, SINGLE, Parts
+from rlhf.plan.phase_memory import PhaseMemory
+
+HF_LAYER_FACTOR = 6.0  # overhead per layer of generate(), relative to the fast rollout
+# Bytes per logit of a captured decode step: the logit in half precision and in fp32, the logit
+# divided by the temperature, and the probability.
+GRAPH_LOGIT = HALF + 3 * SINGLE
+BUILDING = "building"  # name of the moment in which models are built, before the first step
+ROUNDED_AT_ONCE = 2**24  # weights; as in rlhf/engine/masters.py
+
+# The order in which models are built (rlhf/phases/ppo/rlhf_engine.py).
+ORDER = (Role.reward, Role.sft, Role.reward_training, Role.actor, Role.reference, Role.critic)
+
+
+def tensor_parallel_size(scene: PhaseMemory) -> int:
+    """Return the tensor-parallel size of generation: the ranks that share one copy of weights."""
+    rollout = scene.config.rollout
+    is_hybrid = rollout.backend is Backend.hybrid_engine
+    return rollout.hybrid_engine.inference_tp_size if is_hybrid else 1
+
+
+def build_sampling(
+    scene: PhaseMemory, *, responses: int, rows: int, gathers: bool = False
+) -> time_model.Sampling:
+    """Return a ``Sampling`` of responses of maximum length to prompts of mean length.
+
+    An episode has its expected length, as few use all turns that they may take.
+    """
+    rollout, is_episode = scene.config.rollout, scene.config.environment.is_used
+    longest = scene.config.tokens_after_prompt[1]
+    return time_model.Sampling(
+        responses=responses,
+        rows=rows,
+        prompt_tokens=scene.load.tokens,
+        response_tokens=scene.response_tokens if is_episode else longest,
+        tensor_parallel=tensor_parallel_size(scene),
+        gathers=gathers,
+        layer_factor=HF_LAYER_FACTOR if rollout.backend is Backend.hf else 1.0,
+    )
+
+
+def seconds_outside_training_steps(scene: PhaseMemory, micro: int) -> dict[str, float]:
+    """Return the seconds of a supervised phase outside its steps, by activity.
+
+    The result is empty if the number of held-out examples is unknown.
+    """
+    if not scene.load.held_out:
+        return {}
+    config, phase = scene.config, scene.phase
+    settings = getattr(config, phase.value)
+    pair = 1 if phase is Phase.sft else 2
+    held_out = min(scene.load.held_out, settings.eval_examples)
+    evaluated = pair * held_out / num_data_parallel_ranks(config)
+    times = 2 if phase is Phase.sft else 1
+    if settings.eval_every and scene.load.steps:
+        times += (scene.load.steps - 1) // settings.eval_every
+    reading = 0.0
+    for model in scene.models:
+        work = scene.forward_work(model, sequences=evaluated, micro=micro)
+        reading += time_model.no_grad_pass_seconds(scene.at, model, work)
+    return {"evaluate": times * reading, "prepare": scene.preparation_seconds}
+
+
+def seconds_outside_ppo_steps(scene: PhaseMemory, micro: int) -> dict[str, float]:
+    """Return the seconds of PPO outside its steps, by activity.
+
+    The policy answers held-out prompts before and after training and, with ppo.eval_every, during
+    it. The result is empty if the number of held-out prompts is unknown.
+    """
+    config, load = scene.config, scene.load
+    if not load.held_out:
+        return {}
+    prompts = math.ceil(min(load.held_out, config.ppo.eval_prompts) / scene.at.machine.ranks)
+    times = 2 + bool(config.ppo.ema_beta)
+    if config.ppo.eval_every and load.steps:
+        times += load.steps // config.ppo.eval_every
+    answering = 0.0
+    if prompts:
+        how = build_sampling(scene, responses=prompts, rows=min(micro, prompts))
+        answering = time_model.sampling_seconds(scene.at, scene.models[0], how)
+    response = config.tokens_after_prompt[1]
+    for model in scene.models:
+        work = scene.forward_work(
+            model, sequences=prompts, micro=micro, answer=scene.response_tokens
+        )
+        answering += time_model.no_grad_pass_seconds(scene.at, model, work)
+    actor = scene.models[0]
+    block = config.rollout.max_prompt_tokens + response
+    blocks = replace(scene, load=replace(load, lengths=(block,)))
+    num_blocks = config.ppo.ptx_eval_blocks if config.data.ptx_path is not None else 0
+    corpus = blocks.forward_work(actor, sequences=num_blocks, micro=micro)
+    reading = time_model.no_grad_pass_seconds(scene.at, actor, corpus)
+    return {"evaluate": times * answering + 2 * reading, "prepare": scene.preparation_seconds}
+
+
+def copied_weight_bytes(scene: PhaseMemory, *, is_gathered: bool) -> int:
+    """Return the bytes of weights that the fast rollout copies.
+
+    On a CPU all weights are copied into the order in which decoding reads them. A GPU reads the
+    model's own weights, unless they are in another precision.
+    """
+    at, actor = scene.at, scene.models[0]
+    if not at.machine.is_gpu:
+        return 0 if is_gathered else actor.weights * at.bytes_per_weight(actor)
+    is_rounded = at.bytes_per_weight(actor) != HALF and at.machine.dtype is not Dtype.fp32
+    return actor.weights * HALF if is_rounded else 0
+
+
+def gathers_weights(scene: PhaseMemory, backend: Backend, needed: int) -> bool:
+    """Return True if the rollout gathers all sharded weights once, instead of at every token.
+
+    ``needed`` is the bytes that one rank needs in that case.
+    """
+    match backend:
+        case Backend.hf:
+            return False
+        case Backend.hybrid_engine:
+            return True
+        case _:
+            choice = scene.config.rollout.gather_weights
+            return choice is When.always or (choice is When.auto and needed <= scene.limit)
+
+
+def graph_bytes(scene: PhaseMemory, during: Parts, *, rows: int) -> Parts:
+    """Return the bytes by purpose that CUDA graphs of ``rows`` rows keep between rollouts.
+
+    ``during`` has the bytes by purpose of the rollout. The result is empty without CUDA graphs.
+    """
+    rollout, actor = scene.config.rollout, scene.models[0]
+    uses_graphs = rollout.cuda_graphs and rollout.backend is Backend.fast
+    is_sharded = stage_of(actor.role, scene.at.zero) == SHARDED_WEIGHTS
+    if is_sharded or not uses_graphs or not scene.at.machine.is_gpu:
+        return Counter()
+    return Counter(
+        kv_cache=during["kv_cache"],
+        logits=rows * actor.shape.vocab * GRAPH_LOGIT,
+        gathered_weights=copied_weight_bytes(scene, is_gathered=False),
+    )
+
+
+def memory_outside_steps(scene: PhaseMemory) -> dict[str, Parts]:
+    """Return the bytes by purpose at two moments: while models are built, and between steps."""
+    return {BUILDING: _building_peak_bytes(scene), "between steps": scene.resident_bytes()}
+
+
+def _building_peak_bytes(scene: PhaseMemory) -> Parts:
+    """Return the peak bytes by purpose while the models of ``scene`` are built, one by one."""
+    states = scene.resident_bytes()
+    if not scene.at.machine.is_gpu:
+        return states
+    built, peaks = Counter(process=states["process"]), []
+    for model in sorted(scene.models, key=lambda model: ORDER.index(model.role)):
+        held = Counter(scene.states[model.role].device)
+        del held["gradients"]
+        moments = _first_step_moment_bytes(scene, model)
+        held["optimizer"] -= moments
+        built += held
+        # DeepSpeed 0.19.8 takes a trial step, for which it allocates fp32 gradients of zeros.
+        zeros = 0 if scene.runs_on_torch(model) else moments // 2
+        peaks.append(built + Counter(optimizer=zeros, weights=_rounding_copy_bytes(scene, model)))
+    return max(peaks, key=Counter.total)
+
+
+def _rounding_copy_bytes(scene: PhaseMemory, model: ModelUse) -> int:
+    """Return the bytes of fp32 copies of frozen weights while the torch engine rounds them."""
+    if not (scene.runs_on_torch(model) and scene.at.bytes_per_weight(model) == HALF):
+        return 0
+    return SINGLE * min(model.weights - min(model.trained, model.weights), ROUNDED_AT_ONCE)
+
+
+def _first_step_moment_bytes(scene: PhaseMemory, model: ModelUse) -> int:
+    """Return the bytes of moments allocated in the first step; 0 for ``SplitAdamW``."""
+    has_half = scene.at.bytes_per_weight(model) == HALF
+    if has_half and scene.runs_on_torch(model):
+        return 0
+    states = scene.states[model.role].device["optimizer"]
+    return states * 2 // 3 if has_half else states  # in half precision 1/3 are fp32 masters

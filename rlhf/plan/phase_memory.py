@@ -1,0 +1,282 @@
+"""Compute the memory of one rank at each moment of a phase, under one ZeRO setting."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from rlhf.config.batches import rollout_plan
+from rlhf.config.choices import Backend, Dtype, Phase
+from rlhf.config.machine_rates import GIB
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, runs_on_torch, stage_of
+from rlhf.config.schema.run import RunConfig
+from rlhf.models.model_uses import ModelUse, forward_flops
+from rlhf.plan import memory_model
+from rlhf.plan.memory_model import Parts, States, backward_pass_moments
+from rlhf.plan.steps import Load
+from rlhf.plan.time_model import CostModel, Pass, forward_bytes
+
+KEPT_FREED = 1.4  # allocated / used memory, if the process keeps freed blocks of other lengths
+PREPARING = 1.0  # seconds per phase to tokenize its data and build its engines
+LOADED = 0.5e9  # bytes of weights read or written per second
+FRAGMENTED = 0.03  # share of the memory lost to fragmentation on a CPU
+FRAGMENTED_GPU = 0.02  # the same on a GPU, with expandable segments (rlhf/base/command.py)
+CUDA_CONTEXT = 0.8 * GIB  # bytes of a process on a GPU, with its libraries' workspaces
+NCCL = 0.5 * GIB  # bytes of the buffers of several communicators: an estimate
+CPU_PROCESS = 0.6 * GIB  # bytes of a process after its first steps, with torch and transformers
+PHASE_GROWTH = 0.12 * GIB  # bytes of code and buffers that oneDNN and torch keep per phase
+STEP_GROWTH = 0.2 * GIB  # further bytes after MANY_STEPS steps, for products of more sizes
+MANY_STEPS = 300
+RECORD = 2000  # bytes per example in memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseMemory:
+    """The memory of a phase under one ZeRO setting, for any micro-batch."""
+
+    config: RunConfig
+    at: CostModel
+    phase: Phase
+    models: tuple[ModelUse, ...]
+    load: Load
+
+    @cached_property
+    def states(self) -> dict[Role, States]:
+        """Return the bytes of each model's states: weights, gradients, optimizer and EMA."""
+        zero, machine = self.at.zero, self.at.machine
+        return {
+            model.role: memory_model.model_states(
+                model, zero, machine, is_hybrid=self._is_hybrid(model)
+            )
+            for model in self.models
+        }
+
+    @property
+    def limit(self) -> float:
+        """Return the bytes that one rank may use, which is its memory minus fragmentation."""
+        machine = self.at.machine
+        return machine.memory * (1 - (FRAGMENTED_GPU if machine.is_gpu else FRAGMENTED))
+
+    @property
+    def host(self) -> int:
+        """Return the bytes that one rank keeps in the host's memory or on NVMe."""
+        return sum(states.host.total() for states in self.states.values())
+
+    def resident_bytes(self, learner: ModelUse | None = None) -> Parts:
+        """Return the bytes by purpose that stay allocated while ``learner`` trains or none does.
+
+        The gradients of ``learner`` itself are not counted, but those of models that step together
+        with it are. DeepSpeed's stage 3 never frees gradients and their buckets.
+        """
+        role = None if learner is None else learner.role
+        return self._resident_bytes_by_role[role].copy()  # the caller may change it
+
+    @cached_property
+    def _resident_bytes_by_role(self) -> dict[Role | None, Parts]:
+        learners = (None, *(model.role for model in self.models))
+        return {learner: self._compute_resident_bytes(learner) for learner in learners}
+
+    def _compute_resident_bytes(self, learner: Role | None) -> Parts:
+        parts: Parts = Counter()
+        for model in self.models:
+            states = self.states[model.role]
+            held = Counter(states.device)
+            if not self.at.machine.is_gpu:  # the ranks' memory is the host's memory
+                held += states.host
+            if bucket := self._bucket_bytes(model, kept=True):
+                held["buffers"] = bucket
+            elif not _keeps_gradients(self, model, learner):
+                del held["gradients"]
+            parts += held
+        machine, config = self.at.machine, self.config
+        if machine.is_gpu:
+            parts["process"] = int(gpu_bytes_of_process(ranks=machine.ranks))
+        else:
+            parts["process"] = int(cpu_process_bytes(config, self.phase, self.load))
+        return parts
+
+    def training_peak(
+        self, model: ModelUse, *, sequences: int, tokens: int, positions: int, passes: int
+    ) -> Parts:
+        """Return the peak bytes by purpose while ``model`` is trained on micro-batches.
+
+        ``positions`` of the ``tokens`` tokens in each sequence get logits. An optimizer step has
+        ``passes`` micro-batches. Sequence parallelism divides activations, logits and scores by
+        the number of ranks, but not gathered weights and buckets.
+        """
+        size, is_gpu = self.at.bytes_per_weight(model), self.at.machine.is_gpu
+        share = self.at.zero.sequence_parallel_size
+        kept = memory_model.activation_bytes(
+            model,
+            sequences=sequences,
+            tokens=tokens,
+            size=size,
+            uses_matmul_attention=uses_matmul_attention(tokens, is_gpu=is_gpu),
+            share=share,
+        )
+        if keeps_freed := self.config.hardware.keep_freed_memory:
+            kept = round(kept * KEPT_FREED)
+        kept += memory_model.autocast_copy_bytes(model, size=size, dtype=self.at.machine.dtype)
+        is_sharded = stage_of(model.role, self.at.zero) == SHARDED_WEIGHTS
+        moments = backward_pass_moments(
+            model,
+            tokens=math.ceil(sequences * tokens / share),
+            positions=math.ceil(sequences * positions / share),
+            size=size,
+            activations=kept,
+            gradients=0 if is_sharded else self.states[model.role].device["gradients"],
+            is_first=passes == 1 and is_gpu and not is_sharded,
+            is_gpu=is_gpu,
+        )
+        matrices = 18 if keeps_freed else 3  # 18: freed matrices that the process keeps count too
+        scores = self._score_bytes(model, sequences, tokens, matrices)
+        moments.layers["activations"] += scores // share
+        buffers = self._bucket_bytes(model, kept=False) + self.gathered_bytes(model)
+        peak = max(moments, key=Counter.total)
+        return self.resident_bytes(model) + Counter(buffers=buffers) + peak
+
+    def scoring_peak(self, models: Iterable[ModelUse], *, sequences: int, tokens: int) -> Parts:
+        """Return the peak bytes by purpose while the models score a micro-batch one by one."""
+        each = []
+        for model in models:
+            activations = memory_model.no_grad_pass_bytes(
+                model,
+                sequences=sequences,
+                tokens=tokens,
+                size=self.at.bytes_per_weight(model),
+                is_gpu=self.at.machine.is_gpu,
+            )
+            activations += self._score_bytes(model, sequences, tokens, 2)
+            each.append(Counter(activations=activations, buffers=self.gathered_bytes(model)))
+        return self.resident_bytes() + max(each, key=Counter.total)
+
+    def forward_work(
+        self, model: ModelUse, *, sequences: float, micro: int, answer: float | None = None
+    ) -> Pass:
+        """Return the work of forward passes over ``sequences`` in micro-batches of size ``micro``.
+
+        Each micro-batch is padded to its longest sequence. In PPO, ``answer`` response tokens
+        follow each prompt, and only they get logits. Sequence parallelism divides the work.
+        """
+        is_sorted = self.config.data.bucket_by_length or answer is not None
+        lengths = self.load.widths(math.ceil(sequences / micro), micro=micro, is_sorted=is_sorted)
+        return _forward_work(
+            model,
+            lengths,
+            sequences=sequences,
+            answer=answer,
+            size=self.at.bytes_per_weight(model),
+            is_gpu=self.at.machine.is_gpu,
+            share=self.at.zero.sequence_parallel_size,
+        )
+
+    @property
+    def response_tokens(self) -> float:
+        """Return the expected number of tokens of a PPO response or episode."""
+        most = self.config.tokens_after_prompt[1]
+        return most if self.load.answer is None else self.load.answer
+
+    @property
+    def preparation_seconds(self) -> float:
+        """Return the seconds to prepare the data, build the models and save them at the end."""
+        weights = sum(model.weights * self.at.bytes_per_weight(model) for model in self.models)
+        return PREPARING + weights / LOADED
+
+    def gathered_bytes(self, model: ModelUse) -> int:
+        """Return the bytes of gathered weights in a pass of a sharded model."""
+        return memory_model.gathered_weight_bytes(model, self.at.zero, self.at.machine)
+
+    def runs_on_torch(self, model: ModelUse) -> bool:
+        """Return True if the torch engine runs ``model``, False if DeepSpeed does."""
+        machine, is_hybrid = self.at.machine, self._is_hybrid(model)
+        return runs_on_torch(
+            self.at.zero, ranks=machine.ranks, dtype=machine.dtype, is_hybrid=is_hybrid
+        )
+
+    def _bucket_bytes(self, model: ModelUse, *, kept: bool) -> int:
+        """Return the bytes of gradient buckets: of stage 3 if ``kept``, else of other stages."""
+        zero, machine = self.at.zero, self.at.machine
+        if kept is not (stage_of(model.role, zero) == SHARDED_WEIGHTS):
+            return 0
+        is_hybrid = self._is_hybrid(model)
+        return memory_model.gradient_bucket_bytes(model, zero, machine, is_hybrid=is_hybrid)
+
+    def _is_hybrid(self, model: ModelUse) -> bool:
+        """Return True if DeepSpeed's Hybrid Engine generates with ``model``."""
+        is_asked = self.config.rollout.backend is Backend.hybrid_engine
+        return is_asked and self.phase is Phase.ppo and model.role is Role.actor
+
+    def _score_bytes(self, model: ModelUse, sequences: int, tokens: int, matrices: int) -> int:
+        """Return the bytes of ``matrices`` score matrices per head; 0 if attention is fused."""
+        is_matmul = uses_matmul_attention(tokens, is_gpu=self.at.machine.is_gpu)
+        if not (is_matmul or model.shape.keeps_scores):
+            return 0
+        return matrices * memory_model.attention_score_bytes(
+            model.shape, sequences=sequences, tokens=tokens, size=self.at.bytes_per_weight(model)
+        )
+
+
+def _keeps_gradients(scene: PhaseMemory, model: ModelUse, learner: Role | None) -> bool:
+    """Return True if the gradients of ``model`` stay allocated while ``learner`` trains.
+
+    On a GPU, critic and actor step one after another, except in fp16 with ppo.align_overflow, where
+    an overflow skips both steps. A CPU process keeps the memory of freed gradients.
+    """
+    if learner is None or learner is model.role:
+        return False
+    is_fp16 = scene.at.machine.dtype is Dtype.fp16 and scene.config.ppo.align_overflow
+    return not scene.at.machine.is_gpu or (is_fp16 and learner is Role.actor)
+
+
+def uses_matmul_attention(tokens: float, *, is_gpu: bool) -> bool:
+    """Return True if attention uses matrix products, and False if it uses the fused kernel."""
+    return not is_gpu and tokens <= memory_model.LONGEST
+
+
+@lru_cache(maxsize=10_000)  # most ZeRO settings have the same work
+def _forward_work(
+    model: ModelUse,
+    lengths: tuple[int, ...],
+    *,
+    sequences: float,
+    answer: float | None,
+    size: int,
+    is_gpu: bool,
+    share: int,
+) -> Pass:
+    """Return the work of passes over ``sequences`` in micro-batches padded to ``lengths``."""
+    operations = touched = padded = 0.0
+    for length, count in Counter(lengths).items():
+        padded += count * sequences / len(lengths) * length
+        tokens = length + (answer or 0)
+        each = {
+            "sequences": count * sequences / len(lengths),
+            "tokens": tokens,
+            "positions": tokens if answer is None else answer,
+        }
+        operations += forward_flops(model, **each)
+        products = uses_matmul_attention(tokens, is_gpu=is_gpu)
+        touched += forward_bytes(model, **each, size=size, products=products)
+    return Pass(operations / share, touched / share, len(lengths), padded / share)
+
+
+def gpu_bytes_of_process(*, ranks: int) -> float:
+    """Return the GPU bytes of a process without models; more if there are several ``ranks``."""
+    return CUDA_CONTEXT + (NCCL if ranks > 1 else 0.0)
+
+
+def cpu_process_bytes(config: RunConfig, phase: Phase, load: Load) -> float:
+    """Return the bytes of a CPU process without models: libraries, examples and kept buffers.
+
+    oneDNN and torch keep code and buffers for every size of matrix product that has occurred.
+    """
+    order = config.phase.order
+    earlier = order.index(phase) if phase in order else 0
+    steps = load.steps or 0
+    if phase is Phase.ppo:
+        steps *= config.ppo.ppo_epochs * rollout_plan(config).mini_batches
+    sizes = (earlier + 1) * STEP_GROWTH * min(1.0, steps / MANY_STEPS)
+    return CPU_PROCESS + RECORD * load.records + earlier * PHASE_GROWTH + sizes

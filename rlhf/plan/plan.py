@@ -1,0 +1,265 @@
+"""Plan a whole run: the memory of each phase, whether the run fits, its duration and price."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from rlhf.base.cpu import Isa, usable_isa
+from rlhf.config.choices import Device, Dtype, Phase
+from rlhf.config.machine_rates import GIB, Machine, machine_of, typical_rates
+from rlhf.config.roles import Role, stage_of
+from rlhf.config.schema.run import RunConfig
+from rlhf.models.model_uses import ModelUse, models_in_phase
+from rlhf.plan.advice import advice, zero_candidates
+from rlhf.plan.memory_model import weight_bytes
+from rlhf.plan.phase_costs import plan_phase
+from rlhf.plan.phase_memory import PhaseMemory
+from rlhf.plan.phase_plan import PhasePlan, select_fastest
+from rlhf.plan.steps import Loads, assume_loads
+from rlhf.plan.time_model import CostModel, Efficiency
+
+# Shares of the peak rates: for GPUs fitted to table 1 of DeepSpeed-Chat's announcement, for CPUs to
+# runs of this project on an EPYC with AVX512-BF16 (docs/planner.md).
+EFFICIENCY = {
+    Device.cuda: Efficiency(
+        matmul=0.23,
+        sharded=0.65,
+        bandwidth=0.4,
+        attention=0.4,
+        link=0.3,
+        layer_seconds=30e-6,
+        message_seconds=650e-6,
+        layer_calls=40.0,  # counted by emulation: OPT 38, GPT-NeoX 45, Llama 61; GPUs fuse some
+        hooked_layer_seconds=0.5e-3,  # an estimate
+    ),
+    Device.cpu: Efficiency(
+        matmul=0.85,
+        sharded=1.0,
+        bandwidth=0.85,
+        attention=0.05,
+        link=0.5,
+        layer_seconds=0.0,
+        message_seconds=100e-6,
+        sharded_layer_seconds=6e-3,
+        touches=6.0,
+        layer_calls=450.0,
+        decode_calls=80.0,
+    ),
+}
+START_SECONDS = 4.0  # on a CPU, to import libraries and to run everything once
+RECORD_SECONDS = 6e-5  # on a CPU, to read, split and tokenise one example
+# Values for the compiled decode step (rlhf/options/cpu_kernels/decode.c): the share of the
+# bandwidth that its attention reaches, measured with AMX, and the calls of torch operations per
+# layer and step.
+COMPILED = {"attention": 0.35, "decode_calls": 4.0}
+HOST_RESERVED = 0.1  # share of the host's memory for the system, data and files being read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A plan of a run under one ZeRO setting."""
+
+    asked: RunConfig
+    """The configuration as composed, before planning."""
+    loads: Loads | None
+    """The steps and lengths of the data that was read; None if it was not read."""
+    config: RunConfig
+    """The composed configuration with the ZeRO setting of this plan."""
+    machine: Machine
+    models: dict[Phase, tuple[ModelUse, ...]]
+    phases: tuple[PhasePlan, ...]
+    records: int
+    """Number of examples of the whole run; 0 if unknown."""
+    limit: float
+    """Bytes that one rank may use."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return a sentence for each phase whose steps last longer than the watchdog waits."""
+        limit = self.config.launcher.watchdog_minutes
+        minutes = {p.phase: sum(p.step_seconds.values()) / 60 for p in self.phases}
+        return tuple(
+            f"launcher.watchdog_minutes={limit:g}: a step of {phase} takes about {each:.0f} "
+            f"minutes; a part of it that gives no sign for {limit:g} minutes ends the run. "
+            f"Set launcher.watchdog_minutes={2 * each:.0f}"
+            for phase, each in minutes.items()
+            if limit is not None and each > limit
+        )
+
+    @cached_property
+    def reason(self) -> str | None:
+        """Return the reason why the run does not fit, or None if it fits."""
+        for phase in self.phases:
+            if phase.bytes > self.limit:
+                return (
+                    f"{phase.phase} needs {phase.bytes / GIB:.1f} GiB on each rank "
+                    f"({phase.peak_moment}) and {self.limit / GIB:.1f} can be used"
+                )
+        host = self.offloaded_bytes
+        room = self.machine.host_memory_of_node * (1 - HOST_RESERVED)
+        if host > room and self.config.zero.nvme_path is None and self.machine.is_gpu:
+            return (
+                f"what is offloaded takes {host / GIB:.0f} GiB of a node's memory, and "
+                f"{room / GIB:.0f} can be used ({1 - HOST_RESERVED:.0%} of "
+                f"hardware.host_memory_gib={self.machine.host_memory_of_node / GIB:.0f})"
+            )
+        return None
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Return the bytes that a node's ranks offload, in the phase that offloads most."""
+        return max(phase.host for phase in self.phases) * self.machine.ranks_per_node
+
+    @property
+    def fits(self) -> bool:
+        """Return True if every phase fits into the memory of every rank and its host."""
+        return self.reason is None
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of one rank in the phase of peak memory."""
+        return max(phase.bytes for phase in self.phases)
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of start and phases; a phase of unknown length counts as one step."""
+        start = 0.0 if self.machine.is_gpu else START_SECONDS + self.records * RECORD_SECONDS
+        return start + sum(phase.seconds for phase in self.phases)
+
+    @property
+    def hours(self) -> float | None:
+        """Return the hours of the run, or None if the steps of a phase are unknown."""
+        if any(phase.steps is None for phase in self.phases):
+            return None
+        return self.seconds / 3600
+
+    @property
+    def price(self) -> float | None:
+        """Return the price in US dollars, or None if the time or hourly price is unknown."""
+        hours, per_hour = self.hours, self.machine.price_per_hour
+        return None if hours is None or per_hour is None else hours * per_hour
+
+    @cached_property
+    def fitting_overrides(self) -> list[str]:
+        """Return overrides that make the run fit; cached, because each needs a plan of its own."""
+        return [] if self.fits else advice(self.asked, partial(plan_run, loads=self.loads))
+
+    @property
+    def zero_text(self) -> str:
+        """Return the ZeRO setting as text, such as "ZeRO stage 2, optimiser offloaded"."""
+        zero = self.config.zero
+        own = self.stages.get(Role.critic, zero.stage) != zero.stage
+        critic = f" (critic: stage {zero.critic_stage})" if own else ""
+        offloaded = {
+            "optimiser": zero.offload_optimizer,
+            "weights": zero.offload_parameters,
+            "reference": zero.offload_reference and Role.reference in self.roles,
+            "reward model": zero.offload_reward and Role.reward in self.roles,
+            "moving average": zero.offload_ema,
+        }
+        names = [name for name, is_offloaded in offloaded.items() if is_offloaded]
+        offloads = f", {' and '.join(names)} offloaded" if names else ""
+        return f"ZeRO stage {zero.stage}{critic}{offloads}"
+
+    @property
+    def stages(self) -> dict[str, int]:
+        """Return the ZeRO stage of every model role in the run."""
+        return {role.value: stage_of(role, self.config.zero) for role in Role if role in self.roles}
+
+    @property
+    def roles(self) -> set[Role]:
+        """Return the roles of the models of all phases."""
+        return {model.role for models in self.models.values() for model in models}
+
+    @property
+    def saved_model_bytes(self) -> int:
+        """Return the bytes on disk of the models that the run saves, including moving averages."""
+        total = 0
+        for models in self.models.values():
+            for model in models:
+                if model.trained:
+                    size = weight_bytes(model.role, self.config.zero, self.machine.dtype)
+                    total += model.weights * size * (2 if model.has_ema else 1)
+        return total
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Return the bytes of checkpoints of the largest phase: all kept ones and the one written.
+
+        A checkpoint has, for every trained weight, the fp32 weight, two moments and the EMA if any.
+        """
+        config = self.asked.checkpoint
+        if not (config.every_minutes or config.every_steps or config.best):
+            return 0
+        count = config.keep + (config.best is not None) + 1
+        return count * max(
+            sum(4 * model.trained * (4 if model.has_ema else 3) for model in models)
+            for models in self.models.values()
+        )
+
+
+def plan_run(
+    config: RunConfig, loads: Loads | None = None, *, finished: Container[Phase] = ()
+) -> Plan:
+    """Return the plan of a run, without the ``finished`` phases.
+
+    With zero.auto this is the fastest plan that fits, or the plan with least memory if none fits.
+    ``loads`` are the steps and lengths of the data. Without them every length is the maximum.
+
+    Raises:
+        ConfigError: if a rule refuses every ZeRO setting of zero.auto.
+        UnknownModelError: if the shape of a model is not known.
+    """
+    # Choose micro-batches with typical rates, then predict times with measured rates. Measured
+    # rates vary from day to day; with other micro-batches the same seed would give another run.
+    typical = machine_of(config.hardware, typical_rates())
+    machine = machine_of(config.hardware)
+    found = assume_loads(config) if loads is None else loads
+    # Models are the same under all ZeRO settings; build them once, as shapes may come from files.
+    order = [phase for phase in config.phase.order if phase not in finished]
+    models = {phase: models_in_phase(config, phase) for phase in order}
+
+    def plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
+        shares = efficiency_of(machine)
+        at = CostModel(machine=machine, zero=candidate.zero, efficiency=shares)
+        scenes = [
+            PhaseMemory(
+                config=candidate, at=at, phase=phase, models=models[phase], load=found[phase]
+            )
+            for phase in order
+        ]
+        choices = like.phases if like else [None] * len(scenes)
+        return Plan(
+            asked=config,
+            loads=loads,
+            config=candidate,
+            machine=machine,
+            models=models,
+            phases=tuple(map(plan_phase, scenes, choices)),
+            records=max(load.records for load in found.values()),
+            limit=scenes[0].limit,
+        )
+
+    best = select_best_plan(
+        [plan(candidate, typical) for candidate in zero_candidates(config, typical)]
+    )
+    if machine == typical and not config.rollout.overlap:
+        return best
+    return plan(best.config, machine, like=best)
+
+
+def efficiency_of(machine: Machine) -> Efficiency:
+    """Return the shares of the peak rates that ``machine`` reaches."""
+    found = EFFICIENCY[Device.cuda if machine.is_gpu else Device.cpu]
+    is_compiled = machine.dtype in {Dtype.bf16, Dtype.fp32} and usable_isa() >= Isa.avx2
+    return replace(found, **COMPILED) if is_compiled and not machine.is_gpu else found
+
+
+def select_best_plan(plans: Sequence[Plan]) -> Plan:
+    """Return the first of the fastest plans that fit, else the plan with least memory."""
+    fitting = [plan for plan in plans if plan.fits]
+    if fitting:
+        return select_fastest(fitting, fitting[0].machine)[0]
+    return min(plans, key=lambda plan: plan.bytes)

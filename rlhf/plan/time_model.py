@@ -1,0 +1,273 @@
+"""Estimate the seconds of passes over models, communication, optimizer steps and decoding.
+
+FLOPs are counted as in Narayanan et al. (https://arxiv.org/abs/2104.04473, appendix): a weight
+takes 2 FLOPs per token in the forward pass and 4 in the backward pass. ``Efficiency`` holds the
+shares of the peak rates that a machine reaches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine
+from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
+from rlhf.config.schema.zero import ZeroConfig
+from rlhf.models.model_uses import ModelUse, backward_to_forward_ratio, forward_flops
+from rlhf.plan.memory_model import (
+    kv_cache_bytes,
+    layer_activation_bytes,
+    offloads_weights,
+    weight_bytes,
+)
+
+ADAM_BYTES = 28  # bytes read and written per weight: gradient, master, two moments, weight
+NVME_BYTES = 24  # bytes read and written per weight: master and moments
+INT8 = 0.5  # ratio to the bytes of half precision
+EXCHANGES = 5  # messages per layer with sequence parallelism: q, k, v, output and positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """The shares of peak rates that a machine reaches, and its overhead per layer and message."""
+
+    matmul: float
+    sharded: float
+    """Rate of passes of a sharded model, which wait for weights, relative to unsharded passes."""
+    bandwidth: float
+    attention: float
+    """Share of the peak bandwidth in reading the KV cache."""
+    link: float
+    layer_seconds: float
+    """Seconds of launches and waiting per layer and decode step."""
+    message_seconds: float
+    """Latency in seconds of one message between ranks."""
+    sharded_layer_seconds: float = 0.0
+    """Seconds of collectives per layer of a forward pass over a sharded model, if these do not
+    overlap with the computation."""
+    touches: float = 0.0
+    """Reads and writes of each byte of activations in a forward pass; 0: hidden by matmuls."""
+    layer_calls: float = 0.0
+    """Calls of torch operations in one layer of a forward pass."""
+    decode_calls: float = 0.0
+    """Calls of torch operations in one layer of a decode step, if the device waits for them."""
+    hooked_layer_seconds: float = 0.0
+    """Seconds of DeepSpeed's hooks in one layer of a forward pass over a sharded model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """The machine, ZeRO setting and efficiency that all estimates of a plan share."""
+
+    machine: Machine
+    zero: ZeroConfig
+    efficiency: Efficiency
+
+    @property
+    def operations(self) -> float:
+        """Return the FLOPs per second that one rank reaches in matrix products."""
+        return self.machine.operations * self.efficiency.matmul
+
+    def is_gathered(self, model: ModelUse) -> bool:
+        """Return True if the ranks gather the weights of ``model`` from each other."""
+        return self.machine.ranks > 1 and stage_of(model.role, self.zero) == SHARDED_WEIGHTS
+
+    def pass_flops_per_second(self, model: ModelUse) -> float:
+        """Return the FLOPs per second of a rank in passes of ``model``; lower if it is sharded."""
+        return self.operations * (self.efficiency.sharded if self.is_gathered(model) else 1.0)
+
+    @property
+    def bandwidth(self) -> float:
+        """Return the bytes per second that one rank reads from its memory."""
+        return self.machine.bandwidth * self.efficiency.bandwidth
+
+    def bytes_per_weight(self, model: ModelUse) -> int:
+        """Return the bytes per weight in the precision in which ``model`` computes."""
+        return weight_bytes(model.role, self.zero, self.machine.dtype)
+
+
+def forward_bytes(
+    model: ModelUse, *, sequences: float, tokens: float, positions: float, size: int, products: bool
+) -> float:
+    """Return the bytes of activations, scores and logits of a forward pass.
+
+    ``products``: attention uses matrix products, which write their scores to memory.
+    """
+    shape = model.shape
+    layer = layer_activation_bytes(shape, tokens, size=size, uses_matmul_attention=products)
+    scores = 2.0 * shape.heads * tokens * tokens * size if products else 0.0
+    logits = 0.0 if model.is_scorer else positions * shape.vocab * size
+    return sequences * (shape.layers * (layer + scores) + logits)
+
+
+class Pass(NamedTuple):
+    """The work of a model's forward passes in one step, on one rank."""
+
+    operations: float
+    """FLOPs."""
+    bytes: float
+    """Bytes of activations."""
+    passes: int
+    """Number of micro-batches."""
+    tokens: float = 0.0
+    """Tokens of this rank without responses; used only with sequence parallelism."""
+
+
+def computing_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
+    """Return the seconds of the forward passes, without waiting for gathered weights.
+
+    On a GPU, computing overlaps with the launches of later operations; on a CPU it does not.
+    """
+    efficiency = costs.efficiency
+    layers = work.passes * model.shape.layers
+    calls = layers * efficiency.layer_calls * costs.machine.call_seconds
+    if stage_of(model.role, costs.zero) == SHARDED_WEIGHTS:
+        calls += layers * efficiency.hooked_layer_seconds
+    computing = (
+        work.operations / costs.pass_flops_per_second(model)
+        + efficiency.touches * work.bytes / costs.bandwidth
+    )
+    together = max(computing, calls) if costs.machine.is_gpu else computing + calls
+    return together + (
+        layers * efficiency.sharded_layer_seconds if costs.is_gathered(model) else 0.0
+    )
+
+
+def gather_weights_seconds(
+    costs: CostModel, model: ModelUse, *, within_node: bool = False
+) -> float:
+    """Return the seconds to all-gather or load the full weights once; 0 if they are not sharded.
+
+    ``within_node``: the ranks of each node together hold all weights (ZeRO++ hpZ).
+    """
+    machine, zero = costs.machine, costs.zero
+    if stage_of(model.role, zero) != SHARDED_WEIGHTS:
+        return 0.0
+    size = model.weights * costs.bytes_per_weight(model)
+    is_int8 = zero.quantize_weights or (zero.quantize_frozen_weights and model.extra_weights)
+    moved = size * (INT8 if is_int8 else 1)
+    seconds = 0.0
+    if machine.ranks > 1:
+        seconds = _all_gather_seconds(costs, moved, within_node=within_node)
+    if offloads_weights(model.role, zero):
+        if zero.nvme_path is not None and not model.role.is_frozen:
+            return seconds + size / machine.nodes / machine.nvme_of_node
+        seconds += size / machine.ranks / machine.host_link
+    return seconds
+
+
+def _all_gather_seconds(costs: CostModel, moved: float, *, within_node: bool = False) -> float:
+    """Return the seconds of an all-gather of ``moved`` bytes; a reduce-scatter takes as long."""
+    machine = costs.machine
+    per_node = machine.ranks_per_node
+    inside = moved * (per_node - 1) / per_node / machine.link
+    outside = moved * (machine.nodes - 1) / machine.nodes / machine.network_of_node
+    latency = costs.efficiency.message_seconds * math.log2(machine.ranks)
+    return max(inside, 0.0 if within_node else outside) / costs.efficiency.link + latency
+
+
+def no_grad_pass_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
+    """Return the seconds of forward passes; computing overlaps with gathering weights."""
+    gathering = work.passes * gather_weights_seconds(costs, model)
+    exchanging = sequence_parallel_seconds(costs, model, work)
+    return max(computing_seconds(costs, model, work) + exchanging, gathering)
+
+
+def sequence_parallel_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
+    """Return the seconds that sequence parallelism adds to forward passes for its exchanges.
+
+    Each layer exchanges queries, keys and values before attention, and the output after it.
+    """
+    share, shape = costs.zero.sequence_parallel_size, model.shape
+    if share == 1:
+        return 0.0
+    per_token = 2 * (shape.heads + shape.kv_heads) * shape.head_dim * costs.bytes_per_weight(model)
+    moved = work.tokens * per_token * (share - 1) / share
+    latency = EXCHANGES * work.passes * costs.efficiency.message_seconds * math.log2(share)
+    return shape.layers * (moved / (costs.machine.link * costs.efficiency.link) + latency)
+
+
+def training_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
+    """Return the seconds of one step: forward passes (``work``), backward passes and optimizer."""
+    zero = costs.zero
+    if not model.trained:
+        return 0.0
+    compute = computing_seconds(costs, model, work) * (1 + backward_to_forward_ratio(model))
+    exchanging = sequence_parallel_seconds(costs, model, work)
+    compute += exchanging * (2 + model.checkpointed / model.shape.layers)
+    stage = stage_of(model.role, zero)
+    forward = gather_weights_seconds(costs, model)
+    backward = gather_weights_seconds(costs, model, within_node=zero.hpz_partition_size > 1)
+    reduces = work.passes if stage > 1 else 1  # stages 2 and 3 reduce after every micro-batch
+    moved = work.passes * (forward + backward) + reduces * _reduce_seconds(costs, model)
+    together = max(compute, moved) if zero.overlap_comm else compute + moved
+    return together + optimizer_seconds(costs, model)
+
+
+def _reduce_seconds(costs: CostModel, model: ModelUse) -> float:
+    machine, zero = costs.machine, costs.zero
+    if machine.ranks == 1:
+        return 0.0
+    is_int4 = zero.quantize_gradients and machine.nodes > 1  # on one node nothing is quantized
+    moved = model.trained * costs.bytes_per_weight(model) * (INT8 / 2 if is_int4 else 1)
+    both = 2 if stage_of(model.role, zero) < 2 else 1  # noqa: PLR2004  stages 0, 1: all-reduce
+    return both * _all_gather_seconds(costs, moved)
+
+
+def optimizer_seconds(costs: CostModel, model: ModelUse) -> float:
+    """Return the seconds of an AdamW step on a rank's share, and of gathering the new weights."""
+    machine, zero = costs.machine, costs.zero
+    stage = stage_of(model.role, zero)
+    share = model.trained / (machine.ranks if stage else 1)
+    back = 0.0
+    if stage in (1, 2) and machine.ranks > 1:
+        back = _all_gather_seconds(costs, model.trained * costs.bytes_per_weight(model))
+    # On a CPU the states are in the host's memory in any case.
+    if not zero.offload_optimizer or not stage or not machine.is_gpu:
+        return share * ADAM_BYTES / costs.bandwidth + back
+    of_node = share * machine.ranks_per_node
+    seconds = of_node * ADAM_BYTES / HOST_MEMORY_BANDWIDTH
+    seconds += 2 * share * costs.bytes_per_weight(model) / machine.host_link
+    if zero.nvme_path is not None:
+        seconds += of_node * NVME_BYTES / machine.nvme_of_node
+    return seconds + back
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """The responses that one rank samples in a rollout; lengths are in tokens."""
+
+    responses: int
+    rows: int
+    """Responses decoded at once."""
+    prompt_tokens: float
+    response_tokens: float
+    tensor_parallel: int
+    gathers: bool
+    """True: gather sharded weights once per rollout; False: layer by layer, at every token."""
+    layer_factor: float = 1.0
+    """Waiting time per layer, relative to the fast rollout."""
+
+
+def sampling_seconds(costs: CostModel, actor: ModelUse, how: Sampling) -> float:
+    """Return the seconds of a rollout: compute-bound prefill, then decoding token by token."""
+    machine, efficiency, tp = costs.machine, costs.efficiency, how.tensor_parallel
+    shape, size = actor.shape, costs.bytes_per_weight(actor)
+    waves = math.ceil(how.responses / how.rows)
+    tokens = how.prompt_tokens + how.response_tokens
+    prefill = forward_flops(actor, sequences=how.responses, tokens=how.prompt_tokens, positions=1)
+    step = forward_flops(actor, sequences=how.rows, tokens=1, positions=1)
+    seen = round(how.prompt_tokens + tokens) // 2
+    cached = kv_cache_bytes(shape, rows=how.rows, tokens=seen, size=size)
+    each = max(actor.weights * size / tp / costs.bandwidth, step / costs.operations)
+    each += cached / (machine.bandwidth * efficiency.attention)
+    layer = efficiency.layer_seconds + efficiency.decode_calls * machine.call_seconds
+    each += shape.layers * layer * how.layer_factor
+    if tp > 1:  # two all-reduces over the group's ranks in every layer
+        message = how.rows * tp * shape.hidden * size / (machine.link * efficiency.link)
+        waiting = efficiency.message_seconds * math.log2(tp)
+        each += 2 * shape.layers * (waiting + message)
+    whole = gather_weights_seconds(costs, actor)
+    gathering = whole if how.gathers else waves * how.response_tokens * whole
+    return prefill / costs.operations + waves * how.response_tokens * each + gathering

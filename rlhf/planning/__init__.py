@@ -1,1 +1,0 @@
-"""Estimate memory, time and cost of a run from its configuration, before the run starts."""

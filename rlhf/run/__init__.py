@@ -1,0 +1,1 @@
+"""One run directory: checkpoints, results, metrics, trackers and alarms."""

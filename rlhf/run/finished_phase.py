@@ -1,0 +1,161 @@
+"""Finish phases, and verify finished phases before their models are used.
+
+    <run>/<phase>/manifest.json   size and SHA-256 of every file, and of the phase's log lines
+    <run>/<phase>/result.json     written last: the phase is finished exactly if it exists
+
+The model files of several runs and of the store of phases may be hard links to the same data. A
+byte that is damaged in one of them is damaged in all, and the manifest of each one reveals it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rlhf.base.errors import CheckpointError
+from rlhf.base.manifest import MANIFEST, Identity, check_files, folder_identities
+from rlhf.base.stored_files import open_regular
+from rlhf.config.choices import Phase
+from rlhf.run.results import as_json_text, read_json_object, write_json
+
+STATE = "state"  # the checkpoints of a phase in progress, see phase_state.py
+RESULT = "result.json"
+NOT_LISTED = (STATE, MANIFEST, RESULT)
+
+
+def finish_phase(
+    run_dir: Path,
+    phase: Phase,
+    result: Mapping[str, Any],
+    *,
+    folder: Path | None = None,
+    files: Mapping[str, Identity] | None = None,
+) -> None:
+    """Write the manifest and the result of a phase whose files and log lines are complete.
+
+    ``folder`` holds the files (None: their place in ``run_dir``); ``files`` are their identities,
+    if they are known. Otherwise the files are read, and flushed to the drive.
+    """
+    folder = folder or run_dir / phase
+    folder.mkdir(parents=True, exist_ok=True)
+    if files is None:
+        files = folder_identities(folder, skip=NOT_LISTED)
+    logs = {path.name: _lines_identity(path, phase) for path in sorted(run_dir.glob("*.jsonl"))}
+    text = as_json_text(result).encode()
+    own: Identity = [len(text), hashlib.sha256(text).hexdigest()]
+    write_json(folder / MANIFEST, {"files": {**files, RESULT: own}, "logs": logs})
+    write_json(folder / RESULT, result)
+
+
+def verify_phase(run_dir: Path, phase: Phase) -> str | None:
+    """Compare a finished phase with its manifest; return a notice if log lines are lost, or None.
+
+    A phase of an older version, which has no manifest, is accepted with a notice.
+
+    Raises:
+        CheckpointError: naming the file that is missing, added or damaged, and the repair.
+    """
+    folder = run_dir / phase
+    if not (folder / MANIFEST).exists():
+        return f"{folder} has no {MANIFEST}, since an older version wrote it: it is not verified"
+    with _add_repair_advice(folder):
+        manifest = read_json_object(folder / MANIFEST)
+        files = manifest["files"]
+        listed = {name.partition("/")[0] for name in files}
+        others = {each.name for each in folder.iterdir()} - listed  # files of the user, and STATE
+        check_files(folder, files, skip=others)
+        for name, (count, digest) in manifest["logs"].items():
+            if not _has_lines(run_dir / name, phase, count, digest):
+                return (
+                    f"{run_dir / name} does not have the {count} lines that {phase} wrote: the "
+                    "models are intact, but the report may lack curves, samples or alarms"
+                )
+    return None
+
+
+def verify_model(folder: Path) -> None:
+    """Verify the model in ``folder``, a subfolder of its finished phase, as ``verify_phase`` does.
+
+    A model that no manifest lists is not verified.
+    """
+    phase_dir, prefix = folder.parent, f"{folder.name}/"
+    if not (phase_dir / RESULT).exists() or not (phase_dir / MANIFEST).exists():
+        return
+    with _add_repair_advice(phase_dir):
+        files = read_json_object(phase_dir / MANIFEST)["files"]
+        own = {name.removeprefix(prefix): files[name] for name in files if name.startswith(prefix)}
+        if own:
+            check_files(folder, own, skip=())
+
+
+def phase_lines(path: Path, phase: str) -> Iterator[bytes]:
+    """Yield the lines of a log that belong to a phase; skip a torn last line.
+
+    Raises:
+        CheckpointError: if another line is not a JSON object with a phase.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                owner = json.loads(line)["phase"]
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                if not line.endswith(b"\n"):
+                    return
+                raise CheckpointError(
+                    f"{path}, line {number}: not a JSON object with a phase. Remove the line, or "
+                    "restore the file"
+                ) from error
+            if owner == phase:
+                yield line
+
+
+def _lines_identity(path: Path, phase: str, count: int | None = None) -> Identity:
+    """Return the number and the hash of a phase's lines in a log, or of its first ``count`` lines.
+
+    Later lines may be written after the phase has ended, if a network drive refused them before.
+    """
+    lines = list(islice(phase_lines(path, phase), count))
+    return [len(lines), hashlib.sha256(b"".join(lines)).hexdigest()]
+
+
+def _has_lines(path: Path, phase: str, count: int, digest: str) -> bool:
+    try:
+        return _lines_identity(path, phase, count) == [count, digest]
+    except CheckpointError:
+        return False
+
+
+@contextmanager
+def _add_repair_advice(phase_dir: Path) -> Iterator[None]:
+    """Add to an error in the block how to repair the phase in ``phase_dir``."""
+    try:
+        yield
+    except (CheckpointError, OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+        is_named = isinstance(error, CheckpointError)
+        what = str(error) if is_named else f"{phase_dir / MANIFEST} is damaged: {error!r}."
+        raise CheckpointError(
+            f"{what} Restore it, or remove {phase_dir / RESULT}: "
+            f"python launch.py resume={phase_dir.parent} then trains {phase_dir.name} again"
+        ) from error
+
+
+def iterate_metrics(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield each logged step of a phase with its metrics; null is returned as NaN."""
+    for line in phase_lines(source / "metrics.jsonl", phase):
+        values = json.loads(line)
+        step = values.pop("step")
+        yield step, {n: math.nan if v is None else v for n, v in values.items() if n != "phase"}
+
+
+def copy_phase_lines(source: Path, phase: Phase, target: Path, name: str) -> None:
+    """Append a phase's lines in the log ``name`` of ``source`` to that log of ``target``."""
+    with open(target / name, "ab", opener=open_regular) as file:
+        file.writelines(phase_lines(source / name, phase))

@@ -1,0 +1,60 @@
+"""The table of metrics (metrics.yaml), which documents every metric that is logged."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rlhf.base.packaged_yaml import read_yaml_beside
+
+
+class MetricInfo(NamedTuple):
+    """Documentation of one metric; ``otherwise`` gives causes and fixes of unhealthy values."""
+
+    unit: str
+    meaning: str
+    healthy: str
+    otherwise: str
+    healthy_range: tuple[float, float] | None = None  # (low, high) if ``healthy`` is a range
+    better: str | None = None  # higher or lower; None: neither
+
+
+def _metric_info(*, healthy_range: tuple[float, float] | None = None, **texts: str) -> MetricInfo:
+    if healthy_range is not None:
+        low, high = healthy_range
+        healthy_range = (low, high)
+    return MetricInfo(**texts, healthy_range=healthy_range)
+
+
+# A TypeError if an entry lacks a field, or has an unknown one.
+GROUPS: Mapping[str, Mapping[str, MetricInfo]] = {
+    title: {name: _metric_info(**entry) for name, entry in group.items()}
+    for title, group in read_yaml_beside(__file__, "metrics.yaml").items()
+}
+METRICS = {name: info for group in GROUPS.values() for name, info in group.items()}
+
+
+def documented_name(name: str) -> str:
+    """Return the key of a metric in ``METRICS``, where NAME replaces a name that users choose."""
+    group, _, last = name.rpartition("/")
+    return f"{group}/NAME" if last and f"{group}/NAME" in METRICS else name
+
+
+def better_direction(name: str) -> str | None:
+    """Return in which direction the metric ``name`` is better: higher, lower or None (neither)."""
+    found = METRICS.get(documented_name(name))
+    return None if found is None else found.better
+
+
+def undocumented(name: str) -> str | None:
+    """Return a sentence with the nearest documented name, or None if a metric is documented."""
+    if documented_name(name) in METRICS:
+        return None
+    nearest = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.0)[0]
+    return f"{name} is not in rlhf/run/metrics.yaml; the nearest metric there is {nearest}"
+
+
+def is_timing(name: str) -> bool:
+    """Return True for metrics of time, speed or memory, which differ even between equal runs."""
+    return name.startswith(("time/", "speed/", "memory/")) or name.endswith("_per_second")

@@ -1,0 +1,139 @@
+"""Write the sections of a model card on a model's use, origin and metrics, from a run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf.base.safe_text import redact
+from rlhf.config.choices import Source
+from rlhf.config.freeze import FROZEN, frozen_keys, read_command
+from rlhf.run.results import finished_phases, read_phase_result
+
+PLACES = ("run_dir", "resume")  # keys that do not describe the model
+TIMES = ("seconds", "planned", "measured")
+LIMITS = """\
+- It was trained for research. Nobody has tested it for harmful, false, biased or private output:
+  it is not safe to deploy.
+- It learned from the data above only, besides the model that it started from. The data may have
+  rights of others, and its faults become the model's.
+- The results are of held-out examples of the same data. A reward model's score compares answers to
+  one prompt; a policy can raise it without better answers."""
+SYNTHETIC = """
+- The data is a generated task about short lists of words. The model can do nothing else."""
+LONGEST = 100  # characters of a question on one line
+QUESTION = re.compile(r"\bHuman:\s*((?:(?!Human:).)+?)\s*Assistant:\s*\Z", re.DOTALL)
+
+
+def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> str:
+    """Return the sections on command, settings, data and limits; "" if the run has no config.
+
+    ``rows`` has the numbers of training and held-out examples of each phase, if they are known.
+    """
+    if not (run_dir / FROZEN).is_file():
+        return ""
+    keys = frozen_keys(run_dir)
+    words = read_command(run_dir)
+    command = shlex.join(["python", "launch.py", *words])
+    sections = {
+        "Command": f"```bash\n{command}\n```" if words else "",
+        "Settings that differ from the presets": markdown_table(
+            ("key", "value"), _settings_of_command(words, keys)
+        ),
+        "Data": markdown_table(("what", "value"), _data_rows(keys, rows)),
+        "Limits": LIMITS + (SYNTHETIC if keys["data.source"] == Source.synthetic else ""),
+    }
+    text = "".join(f"\n\n## {title}\n\n{body}" for title, body in sections.items() if body)
+    return redact(text, os.environ)
+
+
+def results_section(run_dir: Path) -> str:
+    """Return the section with the final metrics of each finished phase."""
+    rows = [
+        (f"{phase}: {name.replace('_', ' ')}", _format_value(value))
+        for phase in finished_phases(run_dir)
+        for name, value in (read_phase_result(run_dir, phase) or {}).items()
+        if name not in TIMES
+    ]
+    return f"\n\n## Results\n\n{markdown_table(('measure', 'value'), rows)}" if rows else ""
+
+
+def markdown_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a Markdown table; an empty text if there are no rows."""
+    lines = ["| " + " | ".join(map(_escape_cell, row)) + " |" for row in rows]
+    head = [_escape_cell(title) for title in titles]
+    return "\n".join(
+        [f"| {' | '.join(head)} |", "| --- " * len(head) + "|", *lines] if lines else ""
+    )
+
+
+def _settings_of_command(
+    words: Iterable[str], keys: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield each key that the words of a command set, and the value that the run used."""
+    for word in words:
+        key, sign, typed = word.lstrip("+~").partition("=")
+        if sign and not word.startswith("-") and key not in PLACES:
+            yield key, _format_value(keys.get(key, typed))
+
+
+def _data_rows(
+    keys: Mapping[str, Any], rows: Mapping[str, tuple[int, int]]
+) -> Iterator[tuple[str, str]]:
+    yield "source", _format_value(keys["data.source"])
+    sets = [
+        f"{value}"
+        for key, value in keys.items()
+        if key.startswith("data.sets.") and key.endswith(".path")
+    ]
+    place = keys["data.path"] or sets or f"{keys['data.size']} generated examples"
+    yield "from", _format_value(place)
+    yield "proportions of SFT, reward and PPO", _format_value(keys["data.split"])
+    yield (
+        "held out",
+        "files of their own" if keys["data.eval_path"] else _format_value(keys["data.eval_share"]),
+    )
+    for phase, (train, held_out) in rows.items():
+        yield f"{phase}: examples", f"{train} to train on, {held_out} held out"
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(
+            f"{name.replace('_', ' ')} {_format_value(each)}" for name, each in value.items()
+        )
+    if isinstance(value, list):
+        return ", ".join(map(_format_value, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _escape_cell(text: str) -> str:
+    return text.replace("\n", " ").replace("|", "\\|")
+
+
+def python_example(folder: str, prompts: Iterable[str], *, has_chat_template: bool) -> list[str]:
+    """Return lines of Python that load the model and print its answer to the shortest prompt.
+
+    With a chat template the question is a message; without, it is the prompt itself.
+    """
+    if has_chat_template:
+        found = [match[1] for prompt in prompts if (match := QUESTION.search(prompt))]
+        question = _quote_shortest_text(found, "Your question")
+        argument, answer = f'[{{"role": "user", "content": {question}}}]', '[-1]["content"]'
+    else:
+        argument, answer = _quote_shortest_text(prompts, "Your prompt"), ""
+    return [
+        "from transformers import pipeline",
+        f'model = pipeline("text-generation", {json.dumps(folder)})',
+        f'print(model({argument})[0]["generated_text"]{answer})',
+    ]
+
+
+def _quote_shortest_text(texts: Iterable[str], otherwise: str) -> str:
+    short = min((text for text in texts if len(text) <= LONGEST), key=len, default=otherwise)
+    return json.dumps(short, ensure_ascii=False)

@@ -1,0 +1,235 @@
+"""Checkpoints inside a phase, complete and verified or not used, and its best step so far.
+
+    <run>/<phase>/state/step-00000040/
+        ENGINE/*.safetensors   the training state of one model (rlhf/engine/training_state.py)
+        state.json             everything else: step, counters of the engines and of the phase
+        manifest.json          size and SHA-256 of every file above
+
+A checkpoint is written to a temporary folder, flushed to the drive, and renamed. On loading every
+file is compared with the manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from rlhf.base.atomic import is_transient, remove, replace_atomically, retry_transient_errors
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.foreign_errors import remedy_of
+from rlhf.base.manifest import MANIFEST, check_files, file_identity, folder_identities
+from rlhf.base.stored_files import OTHERS, read_json
+from rlhf.config.choices import Phase
+from rlhf.config.schema.run import CheckpointConfig
+from rlhf.run.finished_phase import STATE
+from rlhf.run.model_folder import SHARD_BYTES, write_shards
+
+STATE_JSON = "state.json"
+GIB = 1 << 30
+Stream = Iterable[tuple[str, Tensor]]
+
+
+class SkippedError(CheckpointError):
+    """The error for a checkpoint that a network drive refused; the next checkpoint may succeed."""
+
+
+class Checkpoint(NamedTuple):
+    """A verified checkpoint of a phase."""
+
+    folder: Path
+    step: int
+    state: Mapping[str, Any]
+
+    def tensor_reader(self, engine: str) -> Callable[[str, slice], Tensor]:
+        """Return a function that reads a slice of a flat tensor of ``engine``, given its name.
+
+        Raises:
+            CheckpointError: when the function is called, if the checkpoint is of another model.
+        """
+        from safetensors import safe_open
+
+        paths = sorted((self.folder / engine).glob("*.safetensors"))
+        files: list[Any] = [safe_open(path, "pt") for path in paths]
+        places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - no dict
+
+        def read_part(name: str, part: slice) -> Tensor:
+            if name not in places:
+                raise CheckpointError(
+                    f"{self.folder}: {engine} has no {name}: it is the checkpoint of another model"
+                )
+            found: Tensor = places[name].get_slice(name)[part]
+            return found
+
+        return read_part
+
+
+def checkpoint_folder(phase_dir: Path, step: int) -> Path:
+    """Return the path of the checkpoint after ``step``."""
+    return phase_dir / STATE / f"step-{step:08}"
+
+
+def write_checkpoint(
+    phase_dir: Path,
+    step: int,
+    streams: Mapping[str, Stream],
+    state: Mapping[str, Any],
+    *,
+    wanted_bytes: int,
+) -> None:
+    """Write the checkpoint after ``step``; ``streams`` yield the flat tensors of each engine.
+
+    Raises:
+        SkippedError: if all retries failed; the caller can still read the rest of ``streams``.
+        CheckpointError: if the drive has no room or is read-only; earlier checkpoints stay.
+    """
+    from safetensors import SafetensorError
+
+    folder = checkpoint_folder(phase_dir, step)
+    try:
+        retry_transient_errors(lambda: folder.parent.mkdir(parents=True, exist_ok=True))
+        free = retry_transient_errors(lambda: shutil.disk_usage(folder.parent)).free
+        if free < wanted_bytes:
+            raise CheckpointError(
+                f"{folder}: a checkpoint needs {wanted_bytes / GIB:.3g} GiB, and "
+                f"{free / GIB:.3g} GiB are free. Earlier checkpoints are intact; make room and "
+                "resume the run, or set checkpoint.every_minutes=null"
+            )
+        with replace_atomically(folder) as building:
+            for engine, stream in streams.items():
+                (building / engine).mkdir(parents=True)
+                write_shards(building / engine, stream, SHARD_BYTES)
+            retry_transient_errors(
+                lambda: _write_state_and_manifest(building, {"step": step, **state})
+            )
+        retry_transient_errors(lambda: _flush_folder(folder.parent))
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        if is_transient(error):
+            raise SkippedError(
+                f"{folder}: the checkpoint is skipped, since the drive refused it several times "
+                f"({reason}). Earlier checkpoints are intact"
+            ) from error
+        raise CheckpointError(
+            f"{folder}: the checkpoint cannot be written ({reason}). Earlier "
+            f"checkpoints are intact; {remedy_of(error)}, and resume the run"
+        ) from error
+
+
+def _write_state_and_manifest(building: Path, state: Mapping[str, Any]) -> None:
+    """Write the state and the manifest beside the tensors, and flush all files to the drive."""
+    (building / MANIFEST).unlink(missing_ok=True)  # left by a failed attempt
+    (building / STATE_JSON).write_text(json.dumps(state), encoding="utf-8")
+    files = folder_identities(building)
+    (building / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
+    file_identity(building / MANIFEST, flush=True)
+
+
+def checkpoint_folders(phase_dir: Path) -> list[Path]:
+    """Return the folders of a phase's checkpoints, verified or not, the latest first."""
+    return sorted((phase_dir / STATE).glob("step-*"), reverse=True)
+
+
+def remove_stale_checkpoints(phase_dir: Path, *, last_step: int) -> None:
+    """Remove unfinished checkpoint folders, and all checkpoints of steps after ``last_step``."""
+    last = checkpoint_folder(phase_dir, last_step)
+    for folder in (phase_dir / STATE).glob("*step-*"):
+        if folder.name.startswith(".") or folder > last:
+            remove(folder)
+
+
+def find_latest_intact_checkpoint(phase_dir: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """Return the latest intact checkpoint, or None; ``say`` gets a warning per damaged one."""
+    for folder in checkpoint_folders(phase_dir):
+        try:
+            return load_checkpoint(folder)
+        except CheckpointError as error:
+            say(f"warning: {error} It is not used")
+    return None
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Return the checkpoint in ``folder``; a CheckpointError names a missing or damaged file."""
+    manifest = folder / MANIFEST
+    if (files := read_json(manifest, {OTHERS: [int, str]})) is None:
+        raise CheckpointError(f"{manifest} is missing.")
+    try:
+        check_files(folder, files)
+        found = load_checkpoint_unverified(folder)
+        if folder != checkpoint_folder(folder.parents[1], found.step):
+            raise CheckpointError(f"{folder} is of step {found.step}: it was renamed.")
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}.") from error
+    return found
+
+
+def load_checkpoint_unverified(folder: Path) -> Checkpoint:
+    """Return the checkpoint in ``folder`` without verifying it; rank 0 has verified it."""
+    state = json.loads((folder / STATE_JSON).read_text(encoding="utf-8"))
+    return Checkpoint(folder, state["step"], state)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass
+class BestStep:
+    """The best value of a metric so far, the step it was measured at, and evaluations since."""
+
+    metric: str | None  # None: checkpoint.best is no metric of this phase
+    patience: int | None
+    is_lower_better: bool = False
+    value: float | None = None
+    step: int | None = None
+    waits: int = 0
+
+    @classmethod
+    def before_first_evaluation(
+        cls, config: CheckpointConfig, phase: Phase, direction: Callable[[str], str | None]
+    ) -> BestStep:
+        """Return the state before the first evaluation of ``phase``."""
+        if config.best is None or not config.best.startswith(f"{phase}/"):
+            return cls(None, config.patience)
+        return cls(config.best, config.patience, direction(config.best) == "lower")
+
+    def update(
+        self, values: Mapping[str, float], step: int, *, is_resting: bool = False
+    ) -> str | None:
+        """Record the metrics after ``step``; return why the phase should stop early, or None.
+
+        NaN is never the best. An evaluation of a policy that ``is_resting`` exhausts no patience.
+
+        Raises:
+            ConfigError: if ``values`` lacks the metric.
+        """
+        if self.metric is None:
+            return None
+        if self.metric not in values:
+            raise ConfigError(
+                f"checkpoint.best={self.metric}: this run does not measure it; it measures "
+                f"{', '.join(values)}"
+            )
+        value = values[self.metric]
+        sign = -1 if self.is_lower_better else 1
+        is_better = self.value is None or sign * value > sign * self.value
+        if is_better and not math.isnan(value):
+            self.value, self.step, self.waits = value, step, 0
+            return None
+        self.waits += not is_resting
+        if self.patience is None or self.waits < self.patience:
+            return None
+        if self.value is None:
+            return f"{self.metric} was never a number"
+        return f"{self.metric} was best after step {self.step} ({self.value:.4g})"

@@ -1,0 +1,64 @@
+"""The interface of trackers: where the metrics, samples, alarms and results of a run go.
+
+docs/tracking.md describes how to record a run with a class of your own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rlhf.options.branches.critic_states import CriticState
+from rlhf.run.step_alarms import Alarm
+
+
+class Token(NamedTuple):
+    """A token of a response."""
+
+    text: str
+    kl: float  # nats: log p of the policy minus log p of the reference
+    value: float  # of the critic, before the token; 0 without a critic
+    advantage: float  # GAE, before whitening; 0 without a critic
+    reward: float  # the score at the last token, minus the KL penalty; 0 without a critic
+
+
+class Sample(NamedTuple):
+    """A response to a held-out prompt."""
+
+    prompt: str
+    response: str
+    ended: bool  # by itself, within the token limit
+    score: float
+    kl: float  # nats of the whole response, k1 estimate of KL(policy || reference)
+    tokens: Sequence[Token]
+    gold_parts: Mapping[str, float] | None = None  # ratings of a judge, if there is one
+    turns: Sequence[Mapping[str, str]] | None = None  # role and text; None: one response
+    model: str = "actor"  # what answered: "actor", or after the last step also "actor_ema"
+
+
+class Tracker:
+    """The base class of trackers, whose methods do nothing; trackers override what they need.
+
+    Rank 0 calls it between steps.
+    """
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        """Record metrics of one step; docs/metrics.md lists their names."""
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
+        """Record responses to prompts that stay the same; the phase takes ``steps`` steps."""
+
+    def critic_states(self, phase: str, step: int, states: Sequence[CriticState]) -> None:
+        """Record states with values and true values, of a check of the critic in a step."""
+
+    def alert(self, alarm: Alarm) -> None:
+        """Record an alarm."""
+
+    def digests(self, phase: str, step: int, weights: Mapping[str, str]) -> None:
+        """Record digests of the weights after a step, by the names of tensors."""
+
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """Record the content of result.json, after the last phase."""
+
+    def finish(self) -> None:
+        """Flush and close the tracker."""

@@ -1,0 +1,296 @@
+"""Trackers, which record the metrics, samples, alarms and results of a run."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+from rlhf.base.errors import CapabilityError, ConfigError, RlhfError
+from rlhf.base.stored_files import METRICS, read_lines
+from rlhf.config.choices import WandbMode
+from rlhf.config.freeze import flatten_keys
+from rlhf.config.run_dir import SWEEPS
+from rlhf.config.schema.run import AlarmsConfig, RunConfig
+from rlhf.options.branches.critic_states import CriticState
+from rlhf.run.jsonl import CRITIC, DIGESTS, JsonlWriter
+from rlhf.run.metric_table import undocumented
+from rlhf.run.step_alarms import Alarm, AlarmRules
+from rlhf.run.tracker import Sample, Tracker
+
+
+class TensorBoardTracker(Tracker):
+    """A tracker that writes scalars, samples as text, and the hyper-parameters with the result.
+
+    A resumed run repeats steps after its checkpoint; steps in the event files are not added again.
+    """
+
+    def __init__(self, folder: Path, run_config: Mapping[str, Any]) -> None:
+        """Open the event file.
+
+        Raises:
+            CapabilityError: if the package tensorboard is not installed.
+        """
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise CapabilityError(
+                "tracking.tensorboard=true: the package tensorboard is not installed; "
+                "pip install 'rlhf[tensorboard]', or use tracking=local"
+            ) from error
+        self._written = _last_step_by_tag(folder)
+        self._writer = SummaryWriter(str(folder))
+        self._config = run_config
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - names begin with it
+        """Write the metrics of one step, except those that the event files have already."""
+        for name, value in values.items():
+            if step > self._written.get(name, -1):
+                self._writer.add_scalar(name, value, step)
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - inherited
+        """Write responses as one text."""
+        if step <= self._written.get(f"{phase}/samples/text_summary", -1):
+            return
+        text = "\n\n".join(
+            f"{each.model}, score {each.score:.2f}, KL {each.kl:.2f}\n\n"
+            f"{_verbatim(each.prompt + each.response)}"
+            for each in samples
+        )
+        self._writer.add_text(f"{phase}/samples", text, step)
+
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """Write the hyper-parameters with the objective."""
+        parameters = {
+            key: value if isinstance(value, bool | int | float) else str(value)
+            for key, value in flatten_keys(self._config).items()
+            if value != {}
+        }
+        self._writer.add_hparams(parameters, {"objective": result["objective"]}, run_name=".")
+
+    def finish(self) -> None:
+        """Flush and close the file."""
+        self._writer.close()
+
+
+def _last_step_by_tag(folder: Path) -> dict[str, int]:
+    """Return the last step of every tag in the event files of a folder."""
+    if not folder.is_dir():
+        return {}
+    from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
+
+    sizes = {"scalars": 1, "tensors": 1}  # the last event is always kept
+    events = event_accumulator.EventAccumulator(str(folder), sizes).Reload()
+    tags = events.Tags()
+    last = {tag: events.Scalars(tag)[-1].step for tag in tags["scalars"]}
+    return last | {tag: events.Tensors(tag)[-1].step for tag in tags["tensors"]}
+
+
+def _verbatim(text: str) -> str:
+    """Return ``text`` as Markdown that shows it unchanged: text of a model is not markup."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+class StoppedByAlarmError(RlhfError):
+    """An alarm in alarms.stop ended the run."""
+
+    def __init__(self, alarm: Alarm) -> None:
+        super().__init__(f"{alarm.line} The run ends because alarms.stop has {alarm.name}")
+        self.alarm = alarm
+
+
+class Trackers(Tracker):
+    """A tracker that forwards to other trackers, and raises and prints alarms on what it forwards.
+
+    A tracker in ``others`` gets nothing more once it has failed: training must not stop.
+    """
+
+    def __init__(
+        self,
+        trackers: Sequence[Tracker],
+        alarms: AlarmsConfig,
+        say: Callable[[str], None],
+        others: Mapping[str, Tracker],
+    ) -> None:
+        self._trackers = trackers
+        self._others = dict(others)
+        self._rules = AlarmRules(alarms.mute)
+        self._stop = alarms.stop
+        self._say = say
+        self._logged: set[str] = set()
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        """Record metrics of one step, and the alarms that it raises.
+
+        Raises:
+            StoppedByAlarmError: if alarms.stop has one of the alarms.
+        """
+        for name in sorted(values.keys() - self._logged):
+            if problem := undocumented(name):
+                self._say(f"warning: {problem}. It is logged without a meaning")
+        self._logged |= values.keys()
+        self._call_each(lambda tracker: tracker.log(phase, step, values))
+        alarms = self._rules.check(phase, step, values)
+        for alarm in alarms:
+            self.alert(alarm)
+        for alarm in alarms:
+            if alarm.name in self._stop:
+                raise StoppedByAlarmError(alarm)
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
+        """Forward responses."""
+        self._call_each(lambda tracker: tracker.samples(phase, step, samples, steps=steps))
+
+    def critic_states(self, phase: str, step: int, states: Sequence[CriticState]) -> None:
+        """Forward states with values and true values."""
+        self._call_each(lambda tracker: tracker.critic_states(phase, step, states))
+
+    def alert(self, alarm: Alarm) -> None:
+        """Print an alarm as one line, and forward it."""
+        self._say(alarm.line)
+        self._call_each(lambda tracker: tracker.alert(alarm))
+
+    def digests(self, phase: str, step: int, weights: Mapping[str, str]) -> None:
+        """Forward digests of weights."""
+        self._call_each(lambda tracker: tracker.digests(phase, step, weights))
+
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """Forward the content of result.json."""
+        self._call_each(lambda tracker: tracker.conclude(result))
+
+    def finish(self) -> None:
+        """Close the other trackers."""
+        self._call_each(lambda tracker: tracker.finish())
+
+    def restore_alarm_series(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Give the alarm rules the metrics that an earlier attempt of the run has recorded."""
+        for line in lines:
+            values = {n: math.nan if v is None else v for n, v in line.items() if "/" in n}
+            self._rules.check(line["phase"], line["step"], values)
+
+    def _call_each(self, call: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self._others.items()):
+            try:
+                call(tracker)
+            except Exception as error:
+                del self._others[name]
+                self._say(
+                    f"warning: {name} failed ({type(error).__name__}: {error}). The run "
+                    "continues without it; metrics.jsonl and samples.jsonl have everything"
+                )
+        # Files come last: metrics.jsonl has no step that another tracker lacks.
+        for tracker in self._trackers:
+            call(tracker)
+
+
+class FileTracker(Tracker):
+    """A tracker that writes the logs of a run directory, one JSON object per line."""
+
+    def __init__(self, run_dir: Path, say: Callable[[str], None]) -> None:
+        self._run_dir = run_dir
+        self._say = say
+        self._writers: dict[str, JsonlWriter] = {}
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        """Append a line with the metrics of one step."""
+        self._write("metrics.jsonl", {"phase": phase, "step": step, **values})
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - inherited
+        """Append a line per response."""
+        for sample in samples:
+            line = {"phase": phase, "step": step, **sample._asdict()}
+            parts, tokens, turns = (line.pop(name) for name in ("gold_parts", "tokens", "turns"))
+            if turns is not None:
+                line["turns"] = turns
+            if parts is not None:
+                line |= {"gold": parts["gold"]}
+                line |= {"gold_parts": {k: v for k, v in parts.items() if k != "gold"}}
+            line["token_texts"] = [token.text for token in tokens]
+            line["token_kl"] = [round(token.kl, 3) for token in tokens]
+            line["token_values"] = [round(token.value, 3) for token in tokens]
+            line["token_advantages"] = [round(token.advantage, 3) for token in tokens]
+            line["token_rewards"] = [round(token.reward, 3) for token in tokens]
+            self._write("samples.jsonl", line)
+
+    def critic_states(self, phase: str, step: int, states: Sequence[CriticState]) -> None:
+        """Append a line per state."""
+        for state in states:
+            self._write(CRITIC, {"phase": phase, "step": step, **state._asdict()})
+
+    def alert(self, alarm: Alarm) -> None:
+        """Append a line with the alarm."""
+        self._write("alarms.jsonl", alarm._asdict())
+
+    def digests(self, phase: str, step: int, weights: Mapping[str, str]) -> None:
+        """Append a line with the digests."""
+        self._write(DIGESTS, {"phase": phase, "step": step, "weights": weights})
+
+    def finish(self) -> None:
+        """Close the files."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def _write(self, name: str, line: Mapping[str, Any]) -> None:
+        if name not in self._writers:
+            self._writers[name] = JsonlWriter(self._run_dir / name)
+        writer = self._writers[name]
+        was_late = writer.is_late
+        writer.write(line)
+        if writer.is_late and not was_late:
+            self._say(
+                f"warning: the drive refused {self._run_dir / name} several times. The run "
+                "continues; the lines are written when the drive takes them"
+            )
+
+
+def build_tracker(
+    config: RunConfig, run_dir: Path, *, is_main: bool, say: Callable[[str], None]
+) -> Tracker:
+    """Return the tracker of this rank; only the main rank records.
+
+    ``say`` prints alarms, and warnings of trackers that failed.
+
+    Raises:
+        CapabilityError: if Weights & Biases or TensorBoard is configured but not available.
+        ConfigError: if a tracker in tracking.others cannot be imported.
+    """
+    if not is_main:
+        return Tracker()
+    others: dict[str, Tracker] = {}
+    if config.tracking.wandb is not WandbMode.disabled:
+        from rlhf.run.wandb_run import WandbTracker
+
+        place = run_dir.resolve()
+        is_job = place.parents[1].name == SWEEPS.name  # runs/sweeps/SWEEP/JOB
+        others["Weights & Biases"] = WandbTracker(
+            config.tracking,
+            run_dir,
+            asdict(config),
+            name=place.name,
+            group=place.parent.name if is_job else config.name,
+            job_type="+".join(config.phase.order),
+        )
+    if config.tracking.tensorboard:
+        others["TensorBoard"] = TensorBoardTracker(run_dir / "tensorboard", asdict(config))
+    for path in config.tracking.others:
+        others[path] = _import_name(path)(config, run_dir)
+    trackers = Trackers([FileTracker(run_dir, say)], config.alarms, say, others)
+    trackers.restore_alarm_series(read_lines(run_dir / "metrics.jsonl", METRICS))
+    return trackers
+
+
+def _import_name(path: str) -> Callable[[RunConfig, Path], Tracker]:
+    """Return the class or function that ``package.module:NAME`` names."""
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"tracking.others={path}: {error}; give package.module:NAME of a class that "
+            "PYTHONPATH reaches, and that takes the configuration and the run directory"
+        ) from error
+    return cast("Callable[[RunConfig, Path], Tracker]", found)

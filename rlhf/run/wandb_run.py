@@ -1,0 +1,290 @@
+"""A run in Weights & Biases: one W&B run per run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf.base.errors import CapabilityError
+from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_lines, read_stored_text
+from rlhf.config.choices import Phase, WandbMode
+from rlhf.config.schema.run import TrackingConfig
+from rlhf.run.step_alarms import Alarm
+from rlhf.run.tracker import Sample, Tracker
+
+if TYPE_CHECKING:
+    import wandb
+
+
+INIT_TIMEOUT_SECONDS = 30.0
+INIT_ATTEMPTS = 3
+MOST_INCREMENTS = 99  # a run's page shows the latest 100 increments of a table
+# Files of an offline run have the format of LevelDB's log after a header of seven bytes; records
+# are protocol buffers (https://github.com/google/leveldb/blob/main/doc/log_format.md).
+BLOCK, FILE_HEADER, HEADER = 32768, 7, 7
+FULL, LAST = 1, 4  # kinds of chunks that complete a record
+
+# Prefixes of the metrics of each phase; only PPO logs metrics with other prefixes than its own.
+PREFIXES: Mapping[Phase, tuple[str, ...]] = {
+    Phase.sft: ("sft",),
+    Phase.reward: ("reward",),
+    Phase.ppo: ("ppo", "time", "speed", "memory", "rollout"),
+    Phase.dpo: ("dpo",),
+}
+
+# Metrics by which a table of runs is sorted, and the summary values that W&B keeps of them.
+SUMMARIES: Mapping[str, str] = {"sft/eval_loss": "min,last"} | dict.fromkeys(
+    (
+        *("reward/eval_accuracy", "dpo/eval_accuracy", "ppo/eval_score", "ppo/eval_gold"),
+        *("ppo/eval_exact", "ppo/eval_kl", "ppo/kl_to_reference", "ppo/clipfrac", "ppo/score_mean"),
+    ),
+    "max,last",
+)
+
+
+class WandbTracker(Tracker):
+    """A tracker that sends a run to Weights & Biases, or stores it in ``run_dir/wandb``.
+
+    Each phase has its own x axis, ``<phase>/step``. A resumed run repeats steps of the phase that
+    was stopped; steps that W&B has already are not sent again.
+    """
+
+    def __init__(
+        self,
+        config: TrackingConfig,
+        run_dir: Path,
+        run_config: dict[str, Any],
+        *,
+        name: str,
+        group: str,
+        job_type: str,
+    ) -> None:
+        """Start or resume the run.
+
+        Raises:
+            CapabilityError: if mode online lacks credentials, or the server cannot be reached.
+        """
+        from wandb.errors import Error
+
+        try:
+            _require_login(config.wandb)
+            names = {"name": name, "group": group, "job_type": job_type}
+            self._run = _start_run(config, run_dir, run_config, names)
+        except Error as error:
+            raise CapabilityError(
+                f"tracking.wandb={config.wandb}: Weights & Biases refused: {error}. "
+                "Check the network and `wandb login --verify`, or use tracking=wandb_offline."
+            ) from error
+        self._sent = self._last_sent_steps(run_dir, is_offline=config.wandb is WandbMode.offline)
+        self._tables: dict[str, wandb.Table] = {}
+        # Prompts and their responses before training; a resumed run reads them from samples.jsonl.
+        self._first: dict[str, str] = {
+            line["prompt"]: line["response"]
+            for line in read_lines(run_dir / "samples.jsonl", SAMPLE)
+            if line["step"] == 0
+        }
+        self._increment = -1
+        for phase, prefixes in PREFIXES.items():
+            self._run.define_metric(f"{phase}/step")
+            for prefix in prefixes:
+                self._run.define_metric(f"{prefix}/*", step_metric=f"{phase}/step")
+        for metric, summary in SUMMARIES.items():
+            step = f"{phase_of_metric(metric)}/step"
+            self._run.define_metric(metric, step_metric=step, summary=summary)
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        """Send the metrics of one step, unless W&B has them already."""
+        if step > self._sent.get(_kind_of_values(phase, values), -1):
+            self._run.log({**values, f"{phase}/step": step})
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
+        """Add responses to the table of samples, at most ``MOST_INCREMENTS`` times after step 0."""
+        if step == 0:
+            self._first = {sample.prompt: sample.response for sample in samples}
+        key, increment = f"{phase}/samples", MOST_INCREMENTS * step // max(steps, 1)
+        if increment == self._increment or step <= self._sent.get(
+            _kind_of_values(phase, [key]), -1
+        ):
+            return
+        self._increment = increment
+        rows = [self._table_row(step, sample) for sample in samples]
+        if phase not in self._tables:
+            import wandb
+
+            columns = list(rows[0])
+            self._tables[phase] = wandb.Table(columns=columns, log_mode="INCREMENTAL")
+        for row in rows:
+            self._tables[phase].add_data(*row.values())
+        self._run.log({key: self._tables[phase], f"{phase}/step": step})
+
+    def alert(self, alarm: Alarm) -> None:
+        """Send an alarm as an alert, which W&B forwards as its user has chosen."""
+        self._run.alert(title=f"{alarm.name} in {alarm.phase}", text=alarm.line)
+
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """Write the objective and the numbers of all phases to the run's summary."""
+        numbers = {
+            f"result/{phase}/{name}": value
+            for phase, measures in result["phases"].items()
+            for name, value in measures.items()
+            if isinstance(value, int | float)
+        }
+        for when in ("planned", "measured"):
+            numbers |= {f"{when}/{name}": value for name, value in result.get(when, {}).items()}
+        self._run.summary.update({"objective": result["objective"]} | numbers)
+
+    def finish(self) -> None:
+        """Upload the remaining data and end the run."""
+        self._run.finish()
+
+    def _table_row(self, step: int, sample: Sample) -> dict[str, Any]:
+        """Return a row of the table; all cells of a column have the same type."""
+        return {
+            "step": step,
+            "model": sample.model,
+            "prompt": sample.prompt,
+            "response": sample.response,
+            "response before": self._first.get(sample.prompt, ""),
+            "score": sample.score,
+            **(sample.gold_parts or {}),
+            "KL": sample.kl,
+            "tokens": len(sample.tokens),
+            "ended": sample.ended,
+        }
+
+    def _last_sent_steps(self, run_dir: Path, *, is_offline: bool) -> dict[str, int]:
+        """Return the last step that W&B has stored, for each kind of values.
+
+        A killed process loses what W&B has not stored yet, so the stored run is read.
+        """
+        sent: dict[str, int] = {}
+        if is_offline:
+            for line in read_history(run_dir):
+                for phase in PREFIXES:
+                    step = line.pop(f"{phase}/step", None)
+                    if step is not None:
+                        sent[_kind_of_values(phase, [n for n in line if not n.startswith("_")])] = (
+                            step
+                        )
+            return sent
+        for phase in PREFIXES:
+            step = self._run.summary.get(f"{phase}/step")
+            if step is not None:
+                kinds = [f"{phase}/samples", f"{phase}/eval_", phase]
+                sent |= {_kind_of_values(phase, [kind]): step for kind in kinds}
+        return sent
+
+
+def phase_of_metric(metric: str) -> Phase:
+    """Return the phase that logs a metric, and whose steps are the metric's x axis."""
+    prefix = metric.partition("/")[0]
+    return next(phase for phase, prefixes in PREFIXES.items() if prefix in prefixes)
+
+
+def _kind_of_values(phase: str, names: Iterable[str]) -> str:
+    """Return the kind of values that a phase logs at once: metrics, evaluation or samples."""
+    for part in ("samples", "eval_"):
+        if all(name.startswith(f"{phase}/{part}") for name in names):
+            return f"{phase}/{part}"
+    return phase
+
+
+def _require_login(mode: WandbMode) -> None:
+    """Check that mode online has credentials: ``wandb.init`` would otherwise prompt for them."""
+    import wandb
+
+    if mode is WandbMode.online and not wandb.login(prompt=False, verify=False):
+        raise CapabilityError(
+            "tracking.wandb=online: no Weights & Biases credentials on this machine (or WANDB_MODE "
+            "forbids the network). Type `wandb login`, set WANDB_API_KEY, or use "
+            "tracking=wandb_offline."
+        )
+
+
+def _start_run(
+    config: TrackingConfig, run_dir: Path, run_config: dict[str, Any], names: dict[str, Any]
+) -> wandb.Run:
+    """Start the W&B run; retry if the connection fails."""
+    import wandb
+    from wandb.errors import CommError
+
+    settings = wandb.Settings(
+        init_timeout=INIT_TIMEOUT_SECONDS,
+        # Console capture would record every frame of the progress bar.
+        console="off",
+        # quiet still prints the address of an online run; an offline run prints nothing.
+        quiet=True,
+        silent=config.wandb is WandbMode.offline,
+    )
+    for attempt in range(1, INIT_ATTEMPTS + 1):
+        try:
+            return wandb.init(
+                project=config.project,
+                entity=config.entity,
+                **names,
+                tags=config.tags,
+                config=run_config,
+                mode=config.wandb.value,
+                dir=run_dir,
+                id=_read_or_create_run_id(run_dir / "wandb_id"),
+                resume="allow",
+                settings=settings,
+            )
+        except CommError:
+            if attempt == INIT_ATTEMPTS:
+                raise
+            wandb.teardown()  # the service process may hold the run's id
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _read_or_create_run_id(path: Path) -> str:
+    """Return the id that a W&B sweep agent sets, or the id in ``path``, created on first use."""
+    prescribed = os.environ.get("WANDB_RUN_ID")
+    if prescribed is None and (stored := read_stored_text(path)) is not None:
+        if not re.fullmatch(r"[\w-]{1,64}", stored.strip()):
+            raise DamagedFileError(path, "it has no id of a W&B run")
+        return stored.strip()
+    run_id = prescribed or secrets.token_hex(8)
+    path.write_text(run_id + "\n", encoding="utf-8")
+    return run_id
+
+
+def read_records(path: Path) -> Iterator[Any]:
+    """Yield the records of a .wandb file up to a torn last one; wandb 0.31 has no reader."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, position, parts = path.read_bytes(), FILE_HEADER, b""
+    while position + HEADER <= len(data):
+        left = BLOCK - position % BLOCK
+        if left < HEADER:
+            position += left  # the rest of a block is padding
+            continue
+        _crc, length, kind = struct.unpack_from("<IHB", data, position)
+        position += HEADER
+        if position + length > len(data):
+            return
+        parts += data[position : position + length]
+        position += length
+        if kind in {FULL, LAST}:
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            parts = b""
+            yield record
+
+
+def read_history(run_dir: Path) -> list[dict[str, Any]]:
+    """Return what all attempts of a run have logged, in order: one dict per call of ``log``."""
+    found = []
+    for path in sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb")):
+        for record in read_records(path):
+            if record.HasField("history"):
+                items = record.history.item
+                named = {item.key or "/".join(item.nested_key): item.value_json for item in items}
+                found.append({name: json.loads(value) for name, value in named.items()})
+    return found

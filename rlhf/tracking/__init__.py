@@ -1,1 +1,0 @@
-"""Output of a run: metrics, samples, progress and the final summary."""

@@ -1,0 +1,264 @@
+"""Compile C where it runs: once for each CPU, and without harm if it cannot be done."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rlhf.base import cpu
+from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
+from rlhf.options.cpu_kernels import compiling
+from rlhf.options.cpu_kernels.compiling import KERNELS, compile_kernel, describe_kernels, kernel
+
+NO_GCC = "there is no C compiler; install gcc"
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nothing is loaded or compiled yet, and no cap is set."""
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(MAX_ISA, raising=False)
+    kernel.cache_clear()
+    yield
+    kernel.cache_clear()
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
+    """Make a script the only program on the PATH."""
+
+    def only(name: str, script: str) -> None:
+        path = tmp_path / "bin" / name
+        path.parent.mkdir()
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", str(path.parent))
+
+    return only
+
+
+needs_gcc = pytest.mark.skipif(
+    shutil.which("gcc") is None or read_cpu().isa is Isa.none, reason="no gcc, or no AVX2"
+)
+
+
+@needs_gcc
+def test_a_library_is_made_once(tmp_path: Path) -> None:
+    assert compile_kernel("adamw") is not None
+    (library,) = (tmp_path / "cache").iterdir()
+    written = library.stat().st_mtime_ns
+    kernel.cache_clear()
+    assert compile_kernel("adamw") is not None
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [library.name]
+    assert library.stat().st_mtime_ns == written
+
+
+@needs_gcc
+def test_a_kept_library_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compile_kernel("adamw") is not None
+    kernel.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert compile_kernel("adamw") is not None
+
+
+@needs_gcc
+@pytest.mark.parametrize("place", ["the library", "its folder"])
+def test_a_library_that_another_user_could_write_is_not_loaded(place: str, tmp_path: Path) -> None:
+    own = compile_kernel("adamw")
+    (library,) = (tmp_path / "cache").iterdir()
+    assert own is not None
+    assert own._name == str(library)
+    (library if place == "the library" else library.parent).chmod(0o777)
+    kernel.cache_clear()
+    again = compile_kernel("adamw")
+    assert again is not None
+    assert again._name != str(library), "compiled again, for this process only"
+
+
+@needs_gcc
+def test_nothing_is_compiled_in_a_folder_of_others(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)  # a link under the name of the new file would be followed
+    assert compile_kernel("adamw") is not None
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@needs_gcc
+def test_others_of_the_group_cannot_write_a_new_library(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        assert compile_kernel("adamw") is not None
+    finally:
+        os.umask(before)
+    (library,) = (tmp_path / "cache").iterdir()
+    assert [oct(path.stat().st_mode & 0o777) for path in (library, library.parent)] == 2 * ["0o755"]
+
+
+@needs_gcc
+def test_cpus_that_share_a_home_keep_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert compile_kernel("adamw") is not None
+    here = read_cpu()
+    monkeypatch.setattr(compiling, "read_cpu", lambda: here._replace(name="another CPU"))
+    kernel.cache_clear()
+    assert compile_kernel("adamw") is not None
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+@needs_gcc
+def test_a_lower_level_is_compiled_for_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if read_cpu().isa > Isa.avx2:
+        assert compile_kernel("adamw") is not None
+        monkeypatch.setenv(MAX_ISA, "avx2")
+    assert compile_kernel("adamw") is not None
+    assert len(list((tmp_path / "cache").iterdir())) == (2 if read_cpu().isa > Isa.avx2 else 1)
+
+
+@pytest.mark.parametrize("level", Isa)
+def test_kernels_above_the_cap_are_not_loaded(level: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MAX_ISA, level.name)
+    for name, needed in KERNELS.items():
+        if needed > level:
+            assert compile_kernel(name) is None
+            assert kernel(name, level).reason == f"RLHF_MAX_CPU_ISA={level.name}"
+
+
+def test_a_cap_of_none_says_that_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "read_cpu", lambda: cpu.Cpu("EPYC", frozenset()))
+    monkeypatch.setattr(compiling, "read_cpu", lambda: cpu.Cpu("EPYC", frozenset({"asimd"})))
+    monkeypatch.setenv(MAX_ISA, "none")
+    missing = "RLHF_MAX_CPU_ISA=none"
+    assert describe_kernels(half=True) == (
+        f"kernels: none in C (none); torch instead of adamw, logprobs, softmax, decode: {missing}"
+    )
+    assert describe_kernels(half=False) == (
+        f"kernels: none in C (none); torch instead of logprobs, softmax, decode: {missing}"
+    )
+
+
+def test_arm_has_adamw_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    arm = cpu.Cpu("Neoverse", frozenset({"asimd"}))
+    for module in (cpu, compiling):
+        monkeypatch.setattr(module, "read_cpu", lambda: arm)
+    monkeypatch.setenv("PATH", "")
+    assert kernel("decode", Isa.avx2) == (None, "needs an x86 CPU")
+    assert kernel("adamw", Isa.avx2) == (None, NO_GCC)
+
+
+@needs_gcc
+def test_without_amx_by_linux_the_next_level_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    if read_cpu().isa < Isa.avx512_bf16:
+        pytest.skip("this CPU has no AVX-512 for bf16")
+
+    class Refused:
+        def decode_enable(self) -> int:
+            return 0
+
+    load = compiling._load_library
+    monkeypatch.setattr(
+        compiling, "_load_library", lambda *of: Refused() if of[1] is Isa.amx else load(*of)
+    )
+    found = kernel("decode", Isa.amx)
+    assert found.reason == "Linux does not let this process use AMX"
+    assert isinstance(found.library, ctypes.CDLL)
+    monkeypatch.setattr(compiling, "usable_isa", lambda: Isa.amx)
+    monkeypatch.setattr(compiling, "KERNELS", {"decode": Isa.avx2})
+    assert (
+        describe_kernels(half=True)
+        == f"kernels: decode in C (amx); no amx for decode: {found.reason}"
+    )
+
+
+@needs_gcc
+def test_what_an_old_compiler_does_not_know_is_done_at_the_next_level(
+    compiler: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler(
+        "gcc",
+        'case "$*" in *ISA=AVX512*) echo "error: what is bf16?" >&2; exit 1;; esac\n'
+        f'PATH={shlex.quote(os.environ["PATH"])} exec gcc "$@"',
+    )
+    found = kernel("decode", Isa.avx512_bf16)
+    assert isinstance(found.library, ctypes.CDLL)
+    failed = f"{tmp_path}/bin/gcc failed with exit code 1 (error: what is bf16?)"
+    assert found.reason == failed
+    monkeypatch.setattr(compiling, "usable_isa", lambda: Isa.avx512_bf16)
+    monkeypatch.setattr(compiling, "KERNELS", {"decode": Isa.avx2})
+    assert describe_kernels(half=True) == (
+        f"kernels: decode in C (avx512_bf16); no avx512_bf16 for decode: {failed}"
+    )
+
+
+def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert kernel("adamw", Isa.avx2) == (None, NO_GCC)
+
+
+def test_the_threads_of_clang_are_not_mixed_with_those_of_torch(
+    compiler: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    compiler("cc", "echo Debian clang version 19.1.7")
+    assert kernel("adamw", Isa.avx2) == (
+        None,
+        f"{tmp_path}/bin/cc is not gcc, and only gcc shares torch's threads; install gcc",
+    )
+
+
+def test_a_compiler_that_fails_leaves_nothing(
+    compiler: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    gnu = 'echo "Copyright (C) 2022 Free Software Foundation, Inc."'
+    compiler(
+        "gcc", f'[ "$1" = --version ] && {gnu} || {{ echo "x: fatal error: no" >&2; exit 3; }}'
+    )
+    assert kernel("adamw", Isa.avx2) == (
+        None,
+        f"{tmp_path}/bin/gcc failed with exit code 3 (x: fatal error: no)",
+    )
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@needs_gcc
+def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLHF_CACHE", "/proc/nowhere")
+    assert compile_kernel("adamw") is not None
+
+
+@needs_gcc
+def test_a_mount_that_may_not_be_executed_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    load = ctypes.CDLL
+
+    def noexec(path: str) -> ctypes.CDLL:
+        if path.startswith(str(tmp_path)):
+            raise OSError(f"{path}: failed to map segment from shared object")
+        return load(path)
+
+    monkeypatch.setattr(ctypes, "CDLL", noexec)
+    assert compile_kernel("adamw") is not None
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kernel.cache_clear()
+    assert kernel("adamw", Isa.avx2) == (
+        None,
+        f"{tmp_path}/cache cannot hold compiled code (failed to map segment from shared object), "
+        "and neither can the temporary folder (failed to map segment from shared object); "
+        "set RLHF_CACHE to a folder that can be written and is not mounted noexec",
+    )
+
+
+def test_nowhere_to_write_means_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLHF_CACHE", "/proc/nowhere")
+    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+    reason = kernel("adamw", Isa.avx2).reason
+    assert reason is not None
+    assert reason.startswith("/proc/nowhere cannot hold compiled code (No such file or directory)")

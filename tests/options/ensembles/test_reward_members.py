@@ -1,0 +1,355 @@
+"""Members of a reward model: each learns as if it were alone, and the ensemble is saved whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from rlhf.algorithms.reward import end_loss
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.random_streams import random_stream, seed_for
+from rlhf.base.ranks import Ranks
+from rlhf.config.choices import CombineName, Dtype, Phase
+from rlhf.config.freeze import to_run_config
+from rlhf.data.collate import PairStep, pair_steps
+from rlhf.data.splits import PhaseData
+from rlhf.engine.settings import EngineSettings
+from rlhf.models.build import build_scorer
+from rlhf.models.sources import ModelSource
+from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options.cpu_kernels import cpu_layers
+from rlhf.options.ensembles.members import Combination, Ensemble, load_ensemble
+from rlhf.phases.reward import run_reward
+from rlhf.phases.reward_trainer import RewardTrainer
+from rlhf.phases.shared.context import RunContext, phase_tokens
+from rlhf.phases.shared.step_signals import StoppedError, StopRequests
+from rlhf.run.console import build_console
+from rlhf.run.phase_state import checkpoint_folders, load_checkpoint
+from tests.phases.run_pieces import Notes
+from tests.phases.test_fixed_examples import EVAL, TRAIN
+
+Compose = Callable[[list[str]], DictConfig]
+MakeContext = Callable[..., RunContext]
+
+SHAPE = "model.architecture={model_type:gpt_neox,hidden_size:8,intermediate_size:16,"
+SHAPE += "num_hidden_layers:4,num_attention_heads:2}"
+KEYS = ["phase=reward", "model.vocab_size=300", "data.template=plain", "hardware.dtype=fp32"]
+KEYS += ["reward.batch_size=6", "reward.micro_batch_size=3", "reward.epochs=2", "reward.loss=end"]
+KEYS += ["reward.lr=0.01", "reward.max_grad_norm=0.1", "reward.warmup_steps=1"]
+KEYS += ["reward.adam_eps=1e-3"]  # Adam would blow up the rounding of gradients that are 0
+NAMES = {  # of a member, and of a whole model
+    "branch.blocks.0": "gpt_neox.layers.3",
+    "branch.tail.0": "gpt_neox.final_layer_norm",
+    "head": "score",
+}
+PROMPT = "\n\nHuman: one\n\nAssistant:"
+
+
+@pytest.fixture
+def make_context(compose: Compose, tmp_path: Path) -> MakeContext:
+    """The context of a run of the reward phase on one rank, with engines of torch."""
+
+    def make(*overrides: str, shape: str = SHAPE) -> RunContext:
+        config = to_run_config(compose([*KEYS, shape, *overrides]))
+        config.data.cache_dir = str(tmp_path / "cache")
+        texts = [text for record in TRAIN for text in record if text]
+        return RunContext(
+            config=config,
+            run_dir=tmp_path,
+            ranks=Ranks(),
+            settings=EngineSettings(zero=config.zero, dtype=Dtype.fp32),
+            tokenizer=train_tokenizer(texts, vocab_size=300),
+            parts={Phase.reward: PhaseData(TRAIN, EVAL)},
+            judge=None,
+            console=build_console(is_main=False, log_every=1),
+            tracker=Notes(),
+        )
+
+    return make
+
+
+def steps_of(context: RunContext, groups: list[int], *, further: bool) -> list[PairStep]:
+    config = context.config.reward
+    names = ("members", "shuffle") if further else ("shuffle",)
+    epochs = config.member_epochs if further else config.epochs
+    seed = seed_for(context.config.seed, "reward", *names)
+    return pair_steps(groups, batch_size=config.batch_size, epochs=epochs, seed=seed)
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in module.named_parameters()}
+
+
+def train_alone(
+    context: RunContext,
+    state: dict[str, Tensor],
+    pair_weights_N: Tensor,
+    *,
+    trained: set[str],
+    further: bool,
+) -> dict[str, Tensor]:
+    """Train one whole model, row by row, from ``state``; only the weights ``trained`` learn."""
+    data = phase_tokens(context, Phase.reward).train
+    config = context.config.reward
+    source = ModelSource.from_config(context.config.model, key="model")
+    scorer = build_scorer(source, context.tokenizer, seed=1)
+    scorer.pretrained.load_state_dict(state, strict=False)
+    steps = steps_of(context, data["group"][:], further=further)
+    for name, weight in scorer.pretrained.named_parameters():
+        weight.requires_grad_(name in trained)
+    learning = [weight for weight in scorer.parameters() if weight.requires_grad]
+    groups = [
+        {"params": [w for w in learning if w.dim() > 1], "weight_decay": config.weight_decay},
+        {"params": [w for w in learning if w.dim() == 1], "weight_decay": 0.0},
+    ]
+    betas = (config.beta1, config.beta2)
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.adam_eps)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    for count, step in enumerate(steps):
+        for row, weight in zip(step.rows, step.weights, strict=True):
+            pair = data[row]
+            better, worse = (
+                scorer(torch.tensor([pair[side]]))[0, -1] for side in ("chosen_ids", "rejected_ids")
+            )
+            loss = weight * pair_weights_N[row] * end_loss(better, worse) / step.num_prompts
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(learning, config.max_grad_norm)
+        share = context_schedule(context, len(steps))(count)
+        for group in optimizer.param_groups:
+            group["lr"] = share * group["initial_lr"]
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights_of(scorer.pretrained)
+
+
+def context_schedule(context: RunContext, steps: int) -> Callable[[int], float]:
+    from rlhf.engine.settings import OptimizerSettings
+
+    return OptimizerSettings.from_config(context.config.reward, total_steps=steps).schedule
+
+
+def build_trainer(context: RunContext) -> RewardTrainer:
+    groups = phase_tokens(context, Phase.reward).train["group"][:]
+    return RewardTrainer(
+        context,
+        num_pairs=len(groups),
+        first_steps=len(steps_of(context, groups, further=False)),
+        member_steps=len(steps_of(context, groups, further=True)),
+    )
+
+
+def take_steps(trainer: RewardTrainer, context: RunContext, *, further: bool) -> None:
+    data = phase_tokens(context, Phase.reward).train
+    for step in steps_of(context, data["group"][:], further=further):
+        rows = data[step.rows]
+        trainer.train_step(step.rows, rows, step.weights, num_prompts=step.num_prompts)
+
+
+def train_together(context: RunContext) -> RewardTrainer:
+    trainer = build_trainer(context)
+    take_steps(trainer, context, further=False)
+    trainer.start_members()
+    take_steps(trainer, context, further=True)
+    return trainer
+
+
+def member_weights(trainer: RewardTrainer, number: int) -> dict[str, Tensor]:
+    """The member's own weights, under the names that they have in a whole model."""
+    if number == 0:
+        return weights_of(trainer.engines["model"].module.pretrained)
+    own = weights_of(trainer.engines[f"member_{number}"].module)
+    for old, new in NAMES.items():
+        own = {name.replace(old, new): weight for name, weight in own.items()}
+    return own
+
+
+def test_the_first_member_learns_like_a_single_model(make_context: MakeContext) -> None:
+    single = make_context()
+    alone = build_trainer_of_one(single)
+    together = train_together(make_context("reward.members=3"))
+    for name, weight in member_weights(alone, 0).items():
+        assert member_weights(together, 0)[name].equal(weight), name
+
+
+def build_trainer_of_one(context: RunContext) -> RewardTrainer:
+    trainer = build_trainer(context)
+    take_steps(trainer, context, further=False)
+    return trainer
+
+
+def test_each_further_member_learns_as_if_it_were_alone(make_context: MakeContext) -> None:
+    context = make_context("reward.members=3")
+    num_pairs = len(phase_tokens(context, Phase.reward).train)
+    trainer = build_trainer(context)
+    take_steps(trainer, context, further=False)
+    trainer.start_members()
+    first = member_weights(trainer, 0)
+    starts = [member_weights(trainer, number) for number in (1, 2)]
+    take_steps(trainer, context, further=True)
+
+    for number, start in enumerate(starts, start=1):
+        draws = random_stream(context.config.seed, "reward", "weights", number)
+        pair_weights_N = torch.empty(num_pairs).exponential_(generator=draws)
+        alone = train_alone(
+            context, first | start, pair_weights_N, trained=set(start), further=True
+        )
+        for name, weight in member_weights(trainer, number).items():
+            torch.testing.assert_close(weight, alone[name], atol=2e-5, rtol=1e-4)
+            if name.endswith("weight"):
+                assert not weight.equal(start[name]), "nothing was learned"
+    assert all(weight.equal(first[name]) for name, weight in member_weights(trainer, 0).items())
+    assert not starts[0]["score.weight"].equal(starts[1]["score.weight"])
+    assert not starts[0]["gpt_neox.layers.3.mlp.dense_h_to_4h.weight"].equal(
+        first["gpt_neox.layers.3.mlp.dense_h_to_4h.weight"]
+    ), "members start from the model before the reward phase"
+
+
+def saved_ensemble(context: RunContext, combine: Combination) -> nn.Module:
+    folder = context.run_dir / "reward" / "model"
+    source = ModelSource(key="model", path=str(folder))
+    return load_ensemble(build_scorer(source, context.tokenizer, seed=1), source, combine).eval()
+
+
+def test_the_saved_ensemble_scores_as_the_trained_one(make_context: MakeContext) -> None:
+    context = make_context("reward.members=3")
+    ids_BS = torch.tensor(context.tokenizer([f"{PROMPT} kiwi and plum"])["input_ids"])
+    result = run_reward(context)
+    assert set(result["member_accuracies"]) == {"member 1", "member 2", "member 3"}
+
+    ensemble = saved_ensemble(context, Combination(3, CombineName.mean))
+    assert isinstance(ensemble, Ensemble)
+    with torch.no_grad():
+        values_BSM = ensemble.member_values(ids_BS)
+    again = train_together(context)
+    again.close()
+    for number in range(3):
+        alone = build_scorer(
+            ModelSource(key="model", path=str(context.run_dir / "reward" / "model")),
+            context.tokenizer,
+            seed=1,
+        ).eval()
+        alone.pretrained.load_state_dict(member_weights(again, number), strict=False)
+        with torch.no_grad():
+            values_BS = alone(ids_BS) - ensemble.offsets_M[number]
+        torch.testing.assert_close(values_BSM[..., number], values_BS, atol=1e-5, rtol=1e-4)
+
+
+def test_the_members_mean_held_out_score_is_0(make_context: MakeContext) -> None:
+    context = make_context("reward.members=3")
+    run_reward(context)
+    ensemble = saved_ensemble(context, Combination(3, CombineName.mean))
+    data = phase_tokens(context, Phase.reward).eval
+    ends = [
+        ensemble.member_values(torch.tensor([row[side]]))[0, -1]
+        for row in data
+        for side in ("chosen_ids", "rejected_ids")
+    ]
+    torch.testing.assert_close(torch.stack(ends).mean(dim=0), torch.zeros(3), atol=1e-5, rtol=0)
+
+
+def test_warm_saves_the_mean_of_the_members_weights(make_context: MakeContext) -> None:
+    context = make_context("reward.members=3", "reward.combine=warm")
+    run_reward(context)
+    scorer = saved_ensemble(context, Combination())
+    trainer = train_together(context)
+    members = [member_weights(trainer, number) for number in range(3)]
+    saved = weights_of(scorer.pretrained)
+    for name in members[1]:
+        mean = torch.stack([own[name] for own in members]).mean(dim=0)
+        torch.testing.assert_close(saved[name], mean, atol=1e-6, rtol=1e-5)
+        if name.endswith("weight"):
+            assert not members[0][name].equal(members[1][name])
+    assert not (context.run_dir / "reward" / "model" / "members.safetensors").exists()
+
+
+def test_another_number_of_members_is_refused(make_context: MakeContext) -> None:
+    context = make_context("reward.members=3")
+    run_reward(context)
+    with pytest.raises(CheckpointError, match=r"holds 3 reward models.* asks for 1; set reward\.m"):
+        saved_ensemble(context, Combination())
+
+
+def test_members_share_at_least_one_layer(make_context: MakeContext) -> None:
+    context = make_context("reward.members=2", "reward.member_layers=4")
+    with pytest.raises(
+        ConfigError, match=r"member_layers=4: the reward model has 4 layers.*most 3"
+    ):
+        build_trainer(context)
+
+
+class StopAfter(StopRequests):
+    """Asks for the end of the run after ``steps`` more steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.left = steps
+
+    @property
+    def wants_stop(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    @wants_stop.setter
+    def wants_stop(self, value: bool) -> None: ...
+
+
+@pytest.mark.parametrize("stopped_after", [2, 4, 5])  # the first member takes 4 of 7 steps
+def test_a_resumed_ensemble_is_the_same_bit_for_bit(
+    stopped_after: int, make_context: MakeContext, tmp_path: Path
+) -> None:
+    keys = ("reward.members=3", "reward.member_epochs=1.5", "checkpoint.every_steps=1")
+    whole = make_context(*keys)
+    result = run_reward(whole)
+    files = sorted((tmp_path / "reward" / "model").glob("*.safetensors"))
+    expected = [load_file(file) for file in files]
+    assert len(files) == 2
+
+    first = replace(make_context(*keys), requests=StopAfter(stopped_after - 1))
+    with pytest.raises(StoppedError, match=f"step {stopped_after}"):
+        run_reward(first)
+    (folder,) = checkpoint_folders(tmp_path / "reward")
+    again = replace(make_context(*keys), resumes={Phase.reward: load_checkpoint(folder)})
+    resumed = run_reward(again)
+
+    for file, weights in zip(files, expected, strict=True):
+        found = load_file(file)
+        assert set(found) == set(weights)
+        assert all(found[name].equal(weight) for name, weight in weights.items()), file.name
+    for name in ("accuracy", "calibration_error", "member_accuracies", "steps"):
+        assert resumed[name] == result[name]
+
+
+def test_five_members_cost_less_than_twice_one_at_tiny(
+    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the products of a whole phase, counted, and in weights and optimizer states."""
+    monkeypatch.setattr(cpu_layers, "has_slow_mkl", lambda: False)  # oneDNN's are not counted
+    context = make_context("reward.members=5", "reward.epochs=1", shape="model=tiny")
+    trainer = build_trainer(context)
+    single_bytes = trainer.engines["model"].training_state.bytes
+    data = phase_tokens(context, Phase.reward).train
+    step = steps_of(context, data["group"][:], further=False)[0]
+    flops = []
+    for further in (False, True):
+        if further:
+            trainer.start_members()
+        with FlopCounterMode(display=False) as counter:
+            trainer.train_step(
+                step.rows, data[step.rows], step.weights, num_prompts=step.num_prompts
+            )
+        flops.append(counter.get_total_flops())
+    config = context.config.reward
+    work = (config.epochs * flops[0] + config.member_epochs * flops[1]) / flops[0]
+    states = sum(engine.training_state.bytes for engine in trainer.engines.values()) / single_bytes
+    print(f"five members: {work:.2f} times the products, {states:.2f} times the states of one")
+    assert 1 < work < 2
+    assert 1 < states < 2

@@ -1,0 +1,391 @@
+"""Environments that misbehave in a process pool: counted exactly, and unnoticed by others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.base.errors import ConfigError
+from rlhf.config.choices import FailureName
+from rlhf.config.schema.keys import YEAR_S
+from rlhf.options.environments.interface import Observation, Reply
+from rlhf.options.environments.keys import EnvironmentConfig
+from rlhf.options.environments.process_pool import ProcessPool, build_pool
+from tests.options.environments.test_factories import config_of
+
+MODULE = '''
+import math, os, random, socket, sys, time
+from rlhf.options.environments.interface import Observation
+
+def write_pid():
+    with open("pids", "a") as file:
+        file.write(f"{os.getpid()} ")
+
+class Unruly:
+    """Misbehave as the text or the row says; otherwise count the turns."""
+
+    def reset(self, *, seed, row):
+        self.turns = 0
+        if row.get("word"):
+            return self.answer(row["word"])[0]
+        return f"begin {seed} {random.random()}"
+
+    def step(self, text):
+        print("this must not reach the answers")
+        self.turns += 1
+        return self.answer(text)
+
+    def answer(self, text):
+        match text:
+            case "sleep": time.sleep(600)
+            case "raise": raise KeyError("no such\\nthing")
+            case "leave": sys.exit("bye")
+            case "die": os._exit(3)
+            case "fork": os.fork()
+            case "closes": os.closerange(3, 99)
+            case "set": return (str({str(i) for i in range(50)}), 0.0)
+            case "late": os.system(f"(sleep 0.3; kill -9 {os.getpid()}) &")
+            case "writes":
+                for fd in os.listdir("/proc/self/fd"):
+                    try: os.write(int(fd), b"[1]\\n")
+                    except OSError: pass
+            case "nan": return ("a", math.nan)
+            case "inf": return ("a", math.inf)
+            case "text reward": return ("a", "1")
+            case "true": return ("a", True)
+            case "megabytes": return ("a" * 2_000_000, 0.0)
+            case "none": return None
+            case "number": return (5, 0.0)
+            case "done": return ("a", 0.0, 1)
+            case "role": return (Observation("a", "system"), 0.0)
+            case "half": return ("\\ud800", 0.0)
+            case "six": return ("a", 0.0, False, False, {}, 1)
+            case "info": return ("a", 0.0, False, False, 3)
+            case "end": return ("over", 1, True, False, {"success": True, "odd": {1, 2}})
+            case "differs" if os.path.exists("differs"): return ("other", 0.0)
+            case "differs": open("differs", "w").close()
+        return (f"turn {self.turns} {random.random()}", 0.5)
+
+class Lookup:
+    def reset(self, **row):
+        return None
+
+    def look(self, place: str) -> str:
+        """Look.
+
+        Args:
+            place: Where.
+        """
+        return f"nothing at {place}"
+
+    def get_reward(self) -> float:
+        return 0.25
+
+class Refused:
+    def __init__(self):
+        raise ValueError("no licence")
+    def reset(self, *, seed, row): ...
+    def step(self, text): ...
+
+class Pids(Unruly):
+    def __init__(self):
+        write_pid()
+        if os.fork() == 0:
+            os.setsid()
+            write_pid()
+            time.sleep(600)
+'''
+REFUSED = "unruly_games:Refused"
+RUN = """
+import time
+from tests.options.environments.test_process_pool import pool_of
+pool = pool_of("Pids", processes=2)
+pool.reset(0, seed=0, row={})
+pool.reset(1, seed=0, row={})
+pool.step(0, "sleep")
+print("started", flush=True)
+pool.replies(wait=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unruly_games.py").write_text(MODULE)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.chdir(tmp_path)
+
+
+def pool_of(name: str = "Unruly", **keys: Any) -> ProcessPool:
+    target = f"unruly_games:{name}"
+    pool = build_pool(config_of("custom", target=target, run_code=True, **keys))
+    assert isinstance(pool, ProcessPool)
+    return pool
+
+
+@pytest.fixture
+def pool() -> Iterator[ProcessPool]:
+    made = pool_of(step_seconds=1.5)
+    yield made
+    made.close()
+
+
+def one(pool: ProcessPool) -> Reply:
+    (reply,) = pool.replies(wait=True)
+    return reply
+
+
+def begun(pool: ProcessPool, episode: int, word: str = "") -> Reply:
+    pool.reset(episode, seed=episode, row={"word": word})
+    return one(pool)
+
+
+def answered(pool: ProcessPool, episode: int, text: str) -> Reply:
+    pool.step(episode, text)
+    return one(pool)
+
+
+FAILURES = [
+    ("sleep", "timeout", "it took more than 1.5 s"),
+    ("raise", "exception", "KeyError: 'no such\\nthing'"),
+    ("leave", "exception", "SystemExit: bye"),
+    ("die", "died", "its process ended"),
+    ("closes", "died", "its process ended"),
+    ("writes", "died", "its process ended"),
+    ("nan", "invalid", "the reward is nan: must be a finite number up to 1e15"),
+    ("inf", "invalid", "the reward is inf: must be a finite number up to 1e15"),
+    ("text reward", "invalid", "the reward is a str: must be a number"),
+    ("true", "invalid", "the reward is a bool: must be a number"),
+    ("megabytes", "invalid", "the observation has 2000000 characters > 1000000"),
+    ("none", "invalid", "step returned a NoneType: must be a Step"),
+    ("number", "invalid", "the observation is a int: must be a str or an Observation"),
+    ("done", "invalid", "terminated is a int: must be True or False"),
+    ("role", "invalid", "the role of the observation is 'system': must be in ('user', 'tool')"),
+    ("half", "invalid", "the observation is no Unicode text"),
+    ("six", "invalid", "step returned 6 values: must be a Step"),
+    ("info", "invalid", "info is a int: must be a dict"),
+]
+
+
+def test_each_failure_has_its_name_and_leaves_the_neighbours_alone(pool: ProcessPool) -> None:
+    undisturbed = [begun(pool, 1000).step, answered(pool, 1000, "a").step]
+    undisturbed += [answered(pool, 1000, "b").step]
+    assert undisturbed[0].observation.text.startswith("begin 1000 0.")
+    for text, name, problem in FAILURES:
+        found = [begun(pool, 1000).step, answered(pool, 1000, "a").step]
+        begun(pool, 7)
+        failure = answered(pool, 7, text)
+        assert (failure.failure, failure.problem) == (FailureName(name), problem), text
+        with pytest.raises(KeyError, match="episode 7 has not begun, or has ended"):
+            pool.step(7, "again")
+        assert [*found, answered(pool, 1000, "b").step] == undisturbed, text
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("die", "died"), ("raise", "exception"), ("number", "invalid"), ("none", "exception")],
+)
+def test_a_reset_can_fail_too(word: str, name: str, pool: ProcessPool) -> None:
+    assert begun(pool, 0, word).failure == name
+    assert begun(pool, 0).failure is None
+
+
+def test_an_episode_can_end_and_begin_again(pool: ProcessPool) -> None:
+    first = begun(pool, 3)
+    end = answered(pool, 3, "end")
+    assert end.step[:4] == (Observation("over"), 1.0, True, False)
+    assert end.step.info == {"success": True, "odd": "{1, 2}"}
+    with pytest.raises(KeyError):
+        pool.step(3, "more")
+    assert begun(pool, 3) == first
+    assert pool.replies(wait=True) == pool.replies(wait=False) == []
+
+
+def test_a_forked_process_answers_only_once(pool: ProcessPool) -> None:
+    begun(pool, 0)
+    assert answered(pool, 0, "fork").failure is None
+    assert answered(pool, 0, "x").step.observation.text.startswith("turn 2")
+
+
+def test_a_process_that_ends_between_calls_fails_no_episode(pool: ProcessPool) -> None:
+    undisturbed = [begun(pool, 0), answered(pool, 0, "late x"), answered(pool, 0, "x")]
+    found = [begun(pool, 0), answered(pool, 0, "late")]
+    time.sleep(1)
+    found.append(answered(pool, 0, "x"))
+    assert found == undisturbed
+
+
+def test_sets_have_the_same_order_after_a_replay(pool: ProcessPool) -> None:
+    begun(pool, 0)
+    assert answered(pool, 0, "set").failure is None
+    begun(pool, 1)
+    assert answered(pool, 1, "die").failure == "died"
+    assert answered(pool, 0, "x").failure is None
+
+
+def test_an_episode_that_cannot_be_replayed_fails(pool: ProcessPool) -> None:
+    begun(pool, 0)
+    assert answered(pool, 0, "differs").failure is None
+    begun(pool, 1)
+    assert answered(pool, 1, "die").failure == "died"
+    reply = answered(pool, 0, "x")
+    assert reply.failure == "invalid"
+    assert "answered differently when it was replayed" in reply.problem
+
+
+def test_a_new_episode_takes_the_place_of_one_whose_call_runs(pool: ProcessPool) -> None:
+    undisturbed = begun(pool, 0)
+    pool.step(0, "sleep")
+    pool.reset(0, seed=0, row={})
+    assert one(pool) == undisturbed
+
+
+WORDS = ["a", "sleep", "raise", "die", "nan", "megabytes", "none", "number", "endless", "end"]
+EXPECTED = {"sleep": "timeout", "raise": "exception", "die": "died"}
+
+
+@pytest.mark.slow
+def test_a_hundred_environments_that_misbehave_are_counted_exactly() -> None:
+    pool = pool_of(processes=4, step_seconds=2.0)
+    try:
+        counts, turns, open_episodes = play(pool, 100)
+    finally:
+        pool.close()
+    assert counts == Counter(timeout=10, exception=10, died=10, invalid=40, end=10)
+    assert turns == {
+        episode: 20 for episode in range(100) if WORDS[episode % 10] in ("a", "endless")
+    }
+    assert open_episodes == 20
+
+
+def play(pool: ProcessPool, episodes: int) -> tuple[Counter[str], dict[int, int], int]:
+    """Play 20 turns: episode e says WORDS[e % 10] in turn e % 5, and "go on" in the others."""
+    counts: Counter[str] = Counter()
+    turns = dict.fromkeys(range(episodes), 0)
+    for episode in range(episodes):
+        pool.reset(episode, seed=episode, row={})
+    until = time.monotonic() + 120
+    waiting = episodes
+    while waiting:
+        assert time.monotonic() < until, "the pool hangs"
+        for reply in pool.replies(wait=True):
+            episode = reply.episode
+            if reply.failure is not None or reply.step.terminated:
+                counts[reply.failure or "end"] += 1
+                del turns[episode]
+            elif turns[episode] < 20:
+                said = WORDS[episode % 10] if turns[episode] == episode % 5 else "go on"
+                if turns[episode] > 0:
+                    text = reply.step.observation.text
+                    assert text.startswith(f"turn {turns[episode]} "), "it lost a turn"
+                turns[episode] += 1
+                pool.step(episode, said)
+                continue
+            waiting -= 1
+    return counts, turns, len(turns)
+
+
+def test_a_call_that_hangs_delays_no_other_process() -> None:
+    pool = pool_of(processes=2, step_seconds=5.0)
+    begun(pool, 0)
+    begun(pool, 1)
+    pool.step(0, "sleep")
+    started = time.monotonic()
+    assert answered(pool, 1, "x").episode == 1
+    assert time.monotonic() - started < 4
+    pool.close()
+
+
+def test_tools_run_in_a_process_and_the_first_observation_lists_them() -> None:
+    pool = pool_of("Lookup")
+    pool.reset(0, seed=0, row={"prompt": "Find it."})
+    first = one(pool).step.observation.text
+    assert first.endswith("\n\nFind it.")
+    assert '"required": ["place"]' in first
+    call = '<tool_call>{"name": "look", "arguments": {"place": "home"}}</tool_call>'
+    assert answered(pool, 0, call).step.observation == Observation("nothing at home", "tool")
+    assert answered(pool, 0, "<tool_call>").step.info == {"malformed": True}
+    assert answered(pool, 0, "It is away.").step[1:3] == (0.25, True)
+    pool.close()
+
+
+def test_a_year_is_a_time_limit() -> None:
+    pool = pool_of(step_seconds=YEAR_S)
+    assert begun(pool, 0).failure is None
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (
+            config_of("custom", target="unruly_games:Refused", run_code=True),
+            "ValueError: no licence",
+        ),
+        (config_of("custom", target="unruly_games:Refused"), "environment.run_code=true"),
+        (
+            config_of("number_guessing", options={"high": 0}),
+            r"environment\.options\.high=0: must be",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused_at_the_start(
+    config: EnvironmentConfig, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        build_pool(config)
+
+
+def test_both_pools_answer_the_same() -> None:
+    local = build_pool(config_of("number_guessing", processes=0))
+    remote = build_pool(config_of("number_guessing"))
+    for pool in (local, remote):
+        assert pool.facts.optimum == 1.0
+    for text in ["1", "x", "10", "4"]:
+        for pool in (local, remote):
+            pool.reset(0, seed=4, row={})
+            assert one(pool).step.observation == Observation("guess 1 to 10")
+            pool.step(0, text)
+        assert one(local) == one(remote)
+    remote.close()
+
+
+def pids(least: int) -> list[Path]:
+    """The processes that environments have noted, when there are this many."""
+    until = time.monotonic() + 10
+    while len(found := Path("pids").read_text().split()) < least:
+        assert time.monotonic() < until, f"{len(found)} processes instead of {least}"
+        time.sleep(0.02)
+    return [Path("/proc", pid) for pid in found]
+
+
+def assert_ended(processes: list[Path]) -> None:
+    until = time.monotonic() + 10
+    while any(process.exists() for process in processes):
+        assert time.monotonic() < until, "a process outlives the pool"
+        time.sleep(0.02)
+
+
+def test_no_process_outlives_the_pool() -> None:
+    pool = pool_of("Pids", processes=2)
+    begun(pool, 0)
+    left = pids(least=4)
+    pool.close()
+    assert_ended(left)
+
+
+def test_no_process_outlives_a_run_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", RUN], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout.readline() == "started\n"
+        left = pids(least=6)
+        os.kill(run.pid, signal.SIGKILL)
+    assert_ended(left)

@@ -1,0 +1,124 @@
+"""The Triton kernels by Triton's interpreter, on a CPU; test_triton.py starts this file.
+
+They pass the tests of the C kernel and of SplitAdamW. The tensors that they work on are longer than
+a part, which is here one block or two.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf.engine import masters
+from rlhf.options.cpu_kernels import split_adamw as lean_adamw
+from rlhf.options.cpu_kernels.adamw import (
+    BLOCK,
+    AdamwScalars,
+    ParameterTable,
+    SplitState,
+    adamw_gpu_kernels,
+)
+from rlhf.options.cpu_kernels.split_adamw import TorchAdamw
+from rlhf.options.gpu_kernels import adamw_triton
+from tests.options.cpu_kernels.test_adamw import (  # noqa: F401
+    numbers,
+    split_of,
+    test_half_moments_are_rounded_to_the_nearest_even,
+    test_one_step_by_hand,
+    test_squares_are_summed,
+    test_weights_come_back_bit_by_bit,
+    weights_of,
+)
+from tests.options.cpu_kernels.test_split_adamw import (  # noqa: F401
+    test_a_gradient_may_lie_transposed,
+    test_a_gradient_that_is_not_finite_shows_in_the_norm,
+    test_parameters_without_gradient_stay,
+    test_the_average_is_exact_and_so_is_the_way_back,
+)
+from tests.options.gpu_kernels.test_adamw_gpu import SCALARS
+from tests.rounding import assert_near
+
+CPU = torch.device("cpu")
+
+
+def table_of(sizes: list[int], part: int = 2 * BLOCK) -> ParameterTable:
+    return ParameterTable(adamw_triton, sizes, CPU, part=part)
+
+
+class Kernel:
+    """The functions of the C kernel."""
+
+    def step(
+        self, states: list[SplitState], gradients: list[Tensor], numbers: list[AdamwScalars]
+    ) -> None:
+        table_of([each.numel() for each in gradients]).step(states, gradients, numbers)
+
+    def sum_of_squares(self, gradients: list[Tensor]) -> float:
+        return float(
+            table_of([each.numel() for each in gradients], BLOCK).sum_of_squares(gradients)
+        )
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
+
+
+@pytest.fixture
+def way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def table(tensors: list[Tensor]) -> ParameterTable:
+        return table_of([tensor.numel() for tensor in tensors])
+
+    monkeypatch.setattr(lean_adamw, "_select_adamw", table)
+    monkeypatch.setattr(
+        masters, "_build_average_table", lambda shards: table([each.high for each in shards])
+    )
+
+
+def test_a_trial_runs_them_all() -> None:
+    assert adamw_gpu_kernels(CPU) is adamw_triton
+
+
+@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_they_do_what_operations_of_torch_do(moments: torch.dtype, shift: int) -> None:
+    """On several parameters at once, and on data that does not begin at a multiple of 16 bytes."""
+    sizes = [1, 5000, BLOCK, 2 * BLOCK + 1, 7]
+    ours = [split_of(numbers(size + shift, size), moments) for size in sizes]
+    ours = [SplitState(*(part[shift:] for part in split)) for split in ours]
+    theirs = [SplitState(*(part.clone() for part in split)) for split in ours]
+    table = table_of(sizes)
+    for seed in range(3):
+        gradients = [numbers(size, seed).bfloat16() for size in sizes]
+        table.step(ours, gradients, [SCALARS] * len(sizes))
+        TorchAdamw().step(theirs, gradients, [SCALARS] * len(sizes))
+    for one, other in zip(ours, theirs, strict=True):
+        assert_near(weights_of(one), weights_of(other), terms=30)  # 3 steps of 10 operations
+        assert_near(one[2:], other[2:], terms=30, dtype=moments)
+
+
+def test_positions_need_64_bits() -> None:
+    """In a parameter of 2^33 weights, of which only the last part has memory."""
+    skipped, size = 2**33, 1500
+    split = split_of(numbers(size))
+    expected = SplitState(*(part.clone() for part in split))
+    gradient = numbers(size, 1).bfloat16()
+    table = table_of([size])
+    table.step([expected], [gradient], [SCALARS])
+
+    table._parts = torch.tensor([[0, skipped, skipped + size]])
+    found = table._addresses
+
+    def shifted(*columns: list[Tensor]) -> tuple[Tensor, int]:
+        addresses, align = found(*columns)
+        widths = [column[0].element_size() for column in columns]
+        return addresses - skipped * torch.tensor([widths]), align
+
+    table._addresses = shifted
+    assert (
+        table.sum_of_squares([gradient]).item()
+        == table_of([size]).sum_of_squares([gradient]).item()
+    )
+    table.step([split], [gradient], [SCALARS])
+    assert all(torch.equal(one, other) for one, other in zip(split, expected, strict=True))

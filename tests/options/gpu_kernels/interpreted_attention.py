@@ -1,0 +1,112 @@
+"""attention_triton.py by Triton's interpreter, on a CPU; test_triton.py starts this file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from torch.nn import functional
+from triton.runtime import interpreter
+
+from rlhf.options.gpu_kernels import attention_gpu, attention_triton
+from rlhf.options.gpu_kernels.attention_gpu import GpuAttention
+from rlhf.rollout.decoders import fused
+from tests.rollout.decoder_checks import (
+    check_logprobs,
+    check_prompts_join_a_step,
+    check_rows_are_extended,
+    tiny_model,
+)
+from tests.rollout.test_fused_decoder import family
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-6}
+ROWS, COLUMNS = 5, 150
+POSITIONS = (0, 1, 31, 32, 149)  # of a row's newest token: around the ends of blocks
+SMALL_BLOCK = 2**10  # bytes: several blocks for the longer rows
+
+
+@pytest.fixture(autouse=True)
+def _products_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.9 interprets a product of bf16 numbers as one of the integers that store them."""
+    create_dot = interpreter.InterpreterBuilder.create_dot
+
+    def exact(operand: Any) -> Any:
+        if operand.dtype is not tl.bfloat16:
+            return operand
+        data = interpreter._convert_float(operand.data, tl.bfloat16, tl.float32, None)
+        return interpreter.TensorHandle(data.view(np.float32), tl.float32)
+
+    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return create_dot(self, exact(a), exact(b), *rest)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "block_bytes"),
+    [
+        (4, 4, 16, SMALL_BLOCK),
+        (4, 2, 64, SMALL_BLOCK),
+        (8, 1, 80, attention_gpu.BLOCK_BYTES),
+        (3, 3, 8, attention_gpu.BLOCK_BYTES),
+        (34, 2, 32, SMALL_BLOCK),
+    ],
+)
+def test_it_is_attention_over_each_row(
+    dtype: torch.dtype, heads: int, kv_heads: int, size: int, block_bytes: int
+) -> None:
+    """What is behind a row's position is hostile, and stays as it was; so do other rows."""
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    together = normal(ROWS, heads + 2 * kv_heads, size)  # as one projection gives it
+    query, key, value = together.split([heads, kv_heads, kv_heads], dim=1)
+    memory = normal(2, ROWS + 1, kv_heads, COLUMNS, size)
+    for row, position in enumerate(POSITIONS):
+        memory[:, row, :, position:] = torch.nan
+    before, positions = memory.clone(), torch.tensor(POSITIONS)
+    attend = GpuAttention(attention_triton, block_bytes=block_bytes)
+    found = attend(query, key, value, memory, positions)
+    for row, position in enumerate(POSITIONS):
+        before[:, row, :, position] = torch.stack([key[row], value[row]])
+        keys, values = before[:, row, :, : position + 1].double()
+        expected = functional.scaled_dot_product_attention(
+            query[row, :, None].double(), keys, values, enable_gqa=True
+        )
+        error = (found[row].double() - expected[:, 0]).abs().max()
+        assert error < ROUNDING[dtype] * values.abs().max(), position
+    assert torch.equal(memory.nan_to_num(9), before.nan_to_num(9))
+
+
+def test_a_later_block_may_have_the_largest_score() -> None:
+    query = torch.full((1, 1, 16), 4.0)
+    memory = torch.zeros(2, 1, 1, 64, 16)
+    memory[0, 0, 0, :63] = torch.linspace(-8, 8, 63)[:, None]
+    memory[1, 0, 0, :63] = torch.arange(63)[:, None]
+    zeros = torch.zeros(1, 1, 16)
+    attend = GpuAttention(attention_triton, block_bytes=SMALL_BLOCK)
+    found = attend(query, zeros, zeros, memory, torch.tensor([63]))
+    expected = functional.scaled_dot_product_attention(query[:, :, None], *memory)
+    torch.testing.assert_close(found, expected[:, :, 0])
+
+
+def test_decoders_compute_what_their_models_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    class Counted(GpuAttention):
+        def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+            calls.append(tensors)
+            return super().__call__(*tensors)
+
+    kernel = Counted(attention_triton, block_bytes=SMALL_BLOCK)
+    monkeypatch.setattr(fused, "gpu_attention", lambda *_, **__: kernel)
+    for check in (check_rows_are_extended, check_logprobs, check_prompts_join_a_step):
+        check(tiny_model("qwen3"), family)
+    assert calls

@@ -1,0 +1,67 @@
+"""The Triton kernels without a GPU, and a GPU without Triton.
+
+Triton is part of the tests' environment, in the version that the pinned torch requires on GPUs.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf.options.cpu_kernels import adamw, logprobs
+from rlhf.options.gpu_kernels import attention_gpu
+from rlhf.options.gpu_kernels.attention_gpu import GpuAttention
+from tests.runs import python
+
+KERNELS = ("adamw", "attention", "logprobs")
+
+
+def attention(device: torch.device) -> GpuAttention | None:
+    return attention_gpu.gpu_attention.__wrapped__(device, torch.bfloat16, group=1, size=64)
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        adamw.adamw_gpu_kernels.__wrapped__,
+        logprobs.logprobs_gpu_kernels.__wrapped__,
+        attention,
+    ],
+)
+def test_without_triton_a_line_says_so(
+    load: Callable[[torch.device], object],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for name in ("adamw_triton", "attention_triton", "logprobs_triton"):
+        monkeypatch.delitem(sys.modules, f"rlhf.options.gpu_kernels.{name}", raising=False)
+    with caplog.at_level(logging.WARNING):
+        assert load(torch.device("cuda", 0)) is None
+    assert len(caplog.messages) == 1
+    assert "No Triton for this GPU (" in caplog.text
+    assert "\n" not in caplog.messages[0]
+
+
+@pytest.mark.slow
+def test_the_kernels_compute_what_they_should() -> None:
+    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
+    tests = [Path(__file__).with_name(f"interpreted_{kernels}.py") for kernels in KERNELS]
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+    run = python("-m", "pytest", *options, *tests, popen=subprocess.Popen, TRITON_INTERPRET=1)
+    assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_the_kernels_compile_for_gpus(kernels: str, tmp_path: Path) -> None:
+    """What each kernel needs is printed: registers, bytes spilled and shared memory."""
+    run = python("-m", f"tests.kernels.compile_{kernels}", TRITON_CACHE_DIR=tmp_path)
+    print(run.stdout)
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,376 @@
+"""Adapters: off is the base, merged is the live model, and folders that peft reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.config.schema.model import LoraConfig
+from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.pretrained import require_one_label_model
+from rlhf.models.sources import ModelSource
+from rlhf.models.tokenizers import load_tokenizer
+from rlhf.options.lora.lora import (
+    add_adapters,
+    disable_adapters,
+    has_adapters,
+    is_adapter_name,
+    merge_adapters_in_stream,
+    save_adapter,
+)
+from tests.lora_settings import lora_config
+from tests.models_on_disk import (
+    FAMILIES,
+    disturb,
+    save_base,
+    small_tokenizer,
+    some_ids,
+    source_of,
+    whole_state,
+)
+
+IDS = some_ids()
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+# peft 0.21's PeftModel reads an attribute that transformers 5.23 has renamed.
+THEIR_WARNING = "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return small_tokenizer()
+
+
+def spec(**changes) -> LoraConfig:
+    return lora_config(**({"rank": 3, "alpha": 6.0} | changes))
+
+
+def adapted(family: str, tokenizer, **changes):
+    return build_actor(source_of(family), tokenizer, seed=1, lora=spec(**changes)).eval()
+
+
+def logits_of(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS, use_cache=False).logits
+
+
+def values_of(scorer) -> torch.Tensor:
+    with torch.no_grad():
+        return scorer(IDS)
+
+
+def trained_names(model) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_new_adapters_change_nothing_and_trained_ones_can_be_switched_off(family, tokenizer):
+    base = build_actor(source_of(family), tokenizer, seed=1).eval()
+    model = adapted(family, tokenizer)
+    assert type(model) is type(base)
+    assert has_adapters(model)
+    assert not has_adapters(base)
+    assert torch.equal(logits_of(model), logits_of(base))
+    disturb(model)
+    live = logits_of(model)
+    assert (live - logits_of(base)).abs().max() > 0.01
+    with disable_adapters(model):
+        assert torch.equal(logits_of(model), logits_of(base))
+    assert torch.equal(logits_of(model), live)
+
+
+def test_adapters_come_back_after_an_error_and_stay_off_in_a_nested_context(tokenizer) -> None:
+    def fails() -> None:
+        with disable_adapters(model):
+            raise RuntimeError("stop")
+
+    model = adapted("llama", tokenizer)
+    disturb(model)
+    live, before = logits_of(model), trained_names(model)
+    with pytest.raises(RuntimeError, match="stop"):
+        fails()
+    assert torch.equal(logits_of(model), live)
+    with disable_adapters(model):
+        with disable_adapters(model):
+            off = logits_of(model)
+        assert torch.equal(logits_of(model), off)
+        assert trained_names(model) == before
+    assert not torch.equal(off, live)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_alone_are_trained_on_every_layer_but_the_output(family, tokenizer) -> None:
+    model = adapted(family, tokenizer)
+    trained = trained_names(model)
+    linear = {"Linear", "OnednnLinear", "Conv1D"}
+    base = build_actor(source_of(family), tokenizer, seed=1)
+    layers = {n for n, m in base.named_modules() if type(m).__name__ in linear} - {"lm_head"}
+    wanted = {f"{layer}.lora_{side}.default.weight" for layer in layers for side in "AB"}
+    assert trained == wanted
+    assert all(map(is_adapter_name, trained))
+    assert not any(is_adapter_name(name) for name, _ in base.named_parameters())
+    assert all(p.dtype == torch.float32 for p in model.parameters() if p.requires_grad)
+
+
+def test_adapters_are_fp32_over_a_half_precision_base(tokenizer) -> None:
+    model = build_actor(source_of("llama"), tokenizer, seed=1).bfloat16()
+    add_adapters(model, spec(), seed=1)
+    kinds = {(is_adapter_name(name), p.dtype) for name, p in model.named_parameters()}
+    assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_scorer_trains_its_head_beside_the_adapters(family, tokenizer) -> None:
+    scorer = build_scorer(source_of(family), tokenizer, seed=1, lora=spec()).pretrained
+    trained = trained_names(scorer)
+    assert {name for name in trained if not is_adapter_name(name)} == {"score.weight"}
+    assert not any(name.startswith("score.lora") for name in trained)
+
+
+def test_all_but_adapted_weights_are_trained_where_that_is_asked_for(tokenizer) -> None:
+    model = adapted("gpt2", tokenizer, train_rest=True)
+    frozen = {name for name, _ in model.named_parameters()} - trained_names(model)
+    layers = {name.rpartition(".lora_A")[0] for name in trained_names(model) if "lora_A" in name}
+    assert frozen == {f"{layer}.base_layer.weight" for layer in layers}
+    assert {"transformer.wte.weight", "transformer.ln_f.bias"} <= trained_names(model)
+
+
+def test_adapters_follow_from_the_seed_and_leave_the_global_stream_alone(tokenizer) -> None:
+    def first_a(seed: int) -> torch.Tensor:
+        model = build_actor(source_of("llama"), tokenizer, seed=1)
+        add_adapters(model, spec(), seed=seed)
+        return model.model.layers[0].mlp.up_proj.lora_A.default.weight
+
+    before = torch.get_rng_state()
+    assert torch.equal(first_a(1), first_a(1))
+    assert not torch.equal(first_a(1), first_a(2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_layers_are_chosen_by_the_ends_of_their_names(tokenizer) -> None:
+    model = adapted("llama", tokenizer, target_modules=["q_proj", "1.mlp.up_proj"])
+    layers = {name.split(".lora_")[0] for name in trained_names(model)}
+    prefix = "model.layers."
+    ends = {"0.self_attn.q_proj", "1.self_attn.q_proj", "1.mlp.up_proj"}
+    assert layers == {prefix + end for end in ends}
+
+
+@pytest.mark.parametrize("name", ["query", "lm_head", "proj"])
+def test_a_name_of_no_layer_is_refused(name: str, tokenizer) -> None:
+    message = rf"lora\.target_modules=\['q_proj', '{name}'\]: .* from down_proj, .*q_proj"
+    with pytest.raises(ConfigError, match=message):
+        adapted("llama", tokenizer, target_modules=["q_proj", name])
+
+
+def test_the_scale_is_alpha_over_rank(tokenizer) -> None:
+    model = adapted("llama", tokenizer, target_modules=["up_proj"])
+    layer = model.model.layers[0].mlp.up_proj
+    disturb(model)
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(3))
+    a, b = layer.lora_A.default.weight, layer.lora_B.default.weight
+    expected = x @ layer.base_layer.weight.T + (6.0 / 3) * (x @ a.T) @ b.T
+    torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_weights_compute_what_the_live_model_does(family, tokenizer, tmp_path) -> None:
+    model = adapted(family, tokenizer)
+    disturb(model)
+    live, state = logits_of(model), whole_state(model)
+    for parameter in model.parameters():  # as under ZeRO-3: only ``state`` holds the weights
+        parameter.data = torch.empty(0)
+    model.save_pretrained(tmp_path, state_dict=dict(merge_adapters_in_stream(model, state.items())))
+    loaded = build_actor(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
+    assert not has_adapters(loaded)
+    torch.testing.assert_close(logits_of(loaded), live, **CLOSE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_scorers_give_the_live_values(family, tokenizer, tmp_path) -> None:
+    scorer = build_scorer(source_of(family), tokenizer, seed=1, lora=spec()).eval()
+    disturb(scorer)
+    model = scorer.pretrained
+    state = dict(merge_adapters_in_stream(model, whole_state(model).items()))
+    model.save_pretrained(tmp_path, state_dict=state)
+    loaded = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
+    torch.testing.assert_close(values_of(loaded), values_of(scorer), **CLOSE)
+    require_one_label_model(ModelSource(key="reward_model.path", path=str(tmp_path)))
+
+
+def test_merging_adds_in_fp32_and_rounds_once(tokenizer) -> None:
+    model = adapted("llama", tokenizer)
+    disturb(model)
+    state = {name: tensor.bfloat16() for name, tensor in whole_state(model).items()}
+    layer = "model.layers.0.mlp.up_proj"
+    w, a, b = (
+        state[f"{layer}.{part}.weight"].float()
+        for part in ("base_layer", "lora_A.default", "lora_B.default")
+    )
+    merged = dict(merge_adapters_in_stream(model, state.items()))[f"{layer}.weight"]
+    assert merged.dtype == torch.bfloat16
+    assert torch.equal(merged, (w + 2.0 * (b @ a)).bfloat16())
+
+
+def test_a_state_without_adapters_stays_as_it_is(tokenizer) -> None:
+    model = build_actor(source_of("llama"), tokenizer, seed=1)
+    state = whole_state(model)
+    merged = dict(merge_adapters_in_stream(model, state.items()))
+    assert merged.keys() == state.keys()
+    assert all(merged[name] is state[name] for name in state)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(THEIR_WARNING)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_language_models_adapter_is_read_by_peft_and_by_us(family, tokenizer, tmp_path) -> None:
+    base = save_base(tmp_path / "base", family, tokenizer)
+    source = ModelSource(key="m", path=str(tmp_path / "base"))
+    model = build_actor(source, tokenizer, seed=4, lora=spec()).eval()
+    disturb(model)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    save_adapter(folder, model, whole_state(model).items(), base=str(tmp_path / "base"))
+    tokenizer.save_pretrained(folder)
+    assert {path.name for path in folder.iterdir()} >= {"adapter_model.safetensors"}
+    assert not (folder / "model.safetensors").exists()
+
+    live = logits_of(model)
+    theirs = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"), folder
+    ).eval()
+    torch.testing.assert_close(logits_of(theirs), live, **CLOSE)
+    assert (live - logits_of(base)).abs().max() > 0.01
+
+    ours = build_actor(ModelSource(key="m", path=str(folder)), tokenizer, seed=5).eval()
+    assert not has_adapters(ours)
+    assert type(ours) is type(base)
+    torch.testing.assert_close(logits_of(ours), live, **CLOSE)
+    assert load_tokenizer(folder, key="k").get_vocab() == tokenizer.get_vocab()
+
+    with pytest.raises(CheckpointError, match=r"reward_model\.path=.*task_type=CAUSAL_LM"):
+        require_one_label_model(ModelSource(key="reward_model.path", path=str(folder)))
+    scorer = build_scorer(ModelSource(key="m", path=str(folder)), tokenizer, seed=5).pretrained
+    trunk, merged = scorer.base_model.state_dict(), ours.base_model.state_dict()
+    assert trunk.keys() == merged.keys()
+    assert all(torch.equal(trunk[name], merged[name]) for name in trunk)
+
+
+@pytest.mark.filterwarnings(THEIR_WARNING)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reward_models_adapter_holds_its_head(family, tokenizer, tmp_path: Path) -> None:
+    save_base(tmp_path / "base", family, tokenizer)
+    source = ModelSource(key="m", path=str(tmp_path / "base"))
+    scorer = build_scorer(source, tokenizer, seed=4, lora=spec()).eval()
+    disturb(scorer)
+    folder, model = tmp_path / "adapter", scorer.pretrained
+    folder.mkdir()
+    save_adapter(folder, model, whole_state(model).items(), base=str(tmp_path / "base"))
+    require_one_label_model(ModelSource(key="reward_model.path", path=str(folder)))
+    ours = build_scorer(ModelSource(key="m", path=str(folder)), tokenizer, seed=5).eval()
+    torch.testing.assert_close(values_of(ours), values_of(scorer), **CLOSE)
+
+    fresh = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "base", num_labels=1, pad_token_id=tokenizer.pad_token_id
+    )
+    theirs = PeftModel.from_pretrained(fresh, folder).eval()
+    with torch.no_grad():
+        at_the_end = theirs(IDS).logits[:, 0]
+    torch.testing.assert_close(at_the_end, values_of(scorer)[:, -1], **CLOSE)
+
+
+def test_adapters_over_a_trained_base_are_not_saved_alone(tokenizer, tmp_path: Path) -> None:
+    model = adapted("llama", tokenizer, train_rest=True)
+    with pytest.raises(ConfigError, match=r"lora\.train_rest=true.*use lora\.export=merged"):
+        save_adapter(tmp_path, model, whole_state(model).items(), base="somewhere")
+
+
+def test_a_base_folder_is_found_from_anywhere(tokenizer, tmp_path: Path, monkeypatch) -> None:
+    save_base(tmp_path / "base", "llama", tokenizer)
+    (tmp_path / "adapter").mkdir()
+    monkeypatch.chdir(tmp_path)
+    source = ModelSource(key="m", path="base")
+    model = build_actor(source, tokenizer, seed=4, lora=spec()).eval()
+    save_adapter(Path("adapter"), model, whole_state(model).items(), base="base")
+    monkeypatch.chdir(tmp_path / "adapter")
+    loaded = build_actor(ModelSource(key="m", path="../adapter"), tokenizer, seed=5).eval()
+    torch.testing.assert_close(logits_of(loaded), logits_of(model), **CLOSE)
+
+
+def test_an_adapter_over_an_adapter_is_merged_twice(tokenizer, tmp_path: Path) -> None:
+    save_base(tmp_path / "base", "llama", tokenizer)
+    place = tmp_path / "base"
+    for name, seed in (("first", 5), ("second", 6)):
+        source = ModelSource(key="m", path=str(place))
+        model = build_actor(source, tokenizer, seed=4, lora=spec()).eval()
+        disturb(model, seed=seed)
+        (tmp_path / name).mkdir()
+        save_adapter(tmp_path / name, model, whole_state(model).items(), base=str(place))
+        place = tmp_path / name
+    loaded = build_actor(ModelSource(key="m", path=str(place)), tokenizer, seed=7).eval()
+    torch.testing.assert_close(logits_of(loaded), logits_of(model), **CLOSE)
+    assert all(p.requires_grad for p in loaded.parameters()), "trained like those of a whole folder"
+
+
+def test_new_tokens_have_the_same_embeddings_when_an_adapter_comes_back(tmp_path: Path) -> None:
+    base_tokenizer, tokenizer = small_tokenizer(), small_tokenizer()
+    save_base(tmp_path / "base", "llama", base_tokenizer)
+    tokenizer.add_tokens(["<new>"])
+    source = ModelSource(key="m", path=str(tmp_path / "base"))
+    model = build_actor(source, tokenizer, seed=4, lora=spec()).eval()
+    disturb(model)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    save_adapter(folder, model, whole_state(model).items(), base=str(tmp_path / "base"))
+    loaded = build_actor(ModelSource(key="m", path=str(folder)), tokenizer, seed=8).eval()
+    assert len(loaded.get_input_embeddings().weight) == len(tokenizer)
+    torch.testing.assert_close(logits_of(loaded), logits_of(model), **CLOSE)
+
+
+def test_adapters_that_do_not_fit_are_refused(tokenizer, tmp_path: Path) -> None:
+    save_base(tmp_path / "base", "llama", tokenizer)
+    source = ModelSource(key="model.path", path=str(tmp_path / "base"))
+    model = build_actor(source, tokenizer, seed=4, lora=spec())
+    state, folder = whole_state(model), tmp_path / "adapter"
+    folder.mkdir()
+    place = ModelSource(key="model.path", path=str(folder))
+
+    lost = {name: t for name, t in state.items() if "layers.1.mlp.up_proj.lora_A" not in name}
+    save_adapter(folder, model, lost.items(), base=str(tmp_path / "base"))
+    with pytest.raises(CheckpointError, match=r"not fit its base .*layers\.1\.mlp\.up_proj"):
+        build_actor(place, tokenizer, seed=1)
+
+    save_adapter(folder, model, state.items(), base=str(tmp_path / "gone"))
+    with pytest.raises(
+        CheckpointError, match=r"base_model_name_or_path=.*gone is not a local folder"
+    ):
+        build_actor(place, tokenizer, seed=1)
+
+    other = build_actor(source_of("llama", fields={"intermediate_size": 32}), tokenizer, seed=1)
+    other.save_pretrained(tmp_path / "wide")
+    save_adapter(folder, model, state.items(), base=str(tmp_path / "wide"))
+    with pytest.raises(
+        CheckpointError, match=r"model\.path=.*does not fit its base .*size mismatch"
+    ):
+        build_actor(place, tokenizer, seed=1)
+
+    head = ModelSource(key="model.path", path=str(tmp_path / "base"))
+    scorer = build_scorer(head, tokenizer, seed=4, lora=spec()).pretrained
+    headless = {name: t for name, t in whole_state(scorer).items() if name != "score.weight"}
+    save_adapter(folder, scorer, headless.items(), base=str(tmp_path / "base"))
+    with pytest.raises(CheckpointError, match=r"'score\.weight' is missing"):
+        build_scorer(place, tokenizer, seed=1)
+
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"does not hold a model.*adapter_model\.safetensors"):
+        build_actor(place, tokenizer, seed=1)
+
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = None
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"base_model_name_or_path=None.*names a base model"):
+        build_actor(place, tokenizer, seed=1)

@@ -1,0 +1,259 @@
+"""The store of phases: keys change with what a phase depends on, and with nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.config.choices import Phase
+from rlhf.config.freeze import to_run_config
+from rlhf.options.phase_store import phase_store
+from rlhf.options.phase_store.phase_store import PhaseStore, link_phase, phase_key
+from rlhf.run.finished_phase import finish_phase, iterate_metrics
+from rlhf.run.results import read_phase_result, write_json
+
+Compose = Callable[[list[str]], DictConfig]
+
+
+def keys(compose: Compose, *overrides: str, data: str = "d", code: str = "c") -> list[str]:
+    config = to_run_config(compose(list(overrides)))
+    return [phase_key(config, p, data=data, code=code) for p in (Phase.sft, Phase.reward)]
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["ppo.kl_ctl=0.9", "rollout=hf", "name=other", "tracking.log_every=3", "run_dir=x", "plan=off",
+     "data.cache_dir=elsewhere", "reuse.phases=always", "dpo.beta=0.3"],
+)  # fmt: skip
+def test_what_a_phase_does_not_read_keeps_its_key(compose: Compose, override: str) -> None:
+    assert keys(compose, override) == keys(compose)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["seed=2", "sft.lr=1e-5", "model.vocab_size=300", "data.size=700", "zero=stage2",
+     "hardware.dtype=fp32", "lora=default"],
+)  # fmt: skip
+def test_what_both_phases_read_changes_both_keys(compose: Compose, override: str) -> None:
+    assert not set(keys(compose, override)) & set(keys(compose))
+
+
+def test_reward_phase_alone_reads_its_own_keys(compose: Compose) -> None:
+    sft, reward = keys(compose, "reward.lr=1e-5")
+    assert sft == keys(compose)[0]
+    assert reward != keys(compose)[1]
+
+
+def test_data_and_code_are_part_of_the_key(compose: Compose) -> None:
+    found = {
+        keys(compose)[0],
+        keys(compose)[1],
+        keys(compose, data="e")[0],
+        keys(compose, code="e")[0],
+    }
+    assert len(found) == 4
+
+
+def test_weights_that_a_phase_starts_from_are_part_of_the_key(
+    compose: Compose, tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"a")
+    words = ("model=pretrained", f"model.path={tmp_path}")
+    before = keys(compose, *words)
+    os.utime(tmp_path / "model.safetensors", ns=(1, 1))
+    assert keys(compose, *words) != before
+
+
+def run_with(tmp_path: Path, name: str, content: str) -> Path:
+    run_dir = tmp_path / name
+    (run_dir / "sft" / "model").mkdir(parents=True)
+    (run_dir / "sft" / "state").mkdir()
+    (run_dir / "sft" / "state" / "big").write_text("x")
+    (run_dir / "sft" / "model" / "weights").write_text(content)
+    lines = [
+        {"phase": "sft", "step": 1, "sft/loss": 2.5},
+        {"phase": "ppo", "step": 1, "ppo/kl_ctl": 1.0},
+        {"phase": "sft", "step": 2, "sft/loss": None},
+    ]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    finish_phase(run_dir, Phase.sft, {"steps": 2})
+    return run_dir
+
+
+def test_phase_comes_back_with_its_metrics_and_where_it_is_from(tmp_path: Path) -> None:
+    run_dir, store = run_with(tmp_path, "one", "w"), PhaseStore(tmp_path / "store", max_gib=1)
+    assert store.find("k", Phase.sft, print) is None
+    store.put("k", Phase.sft, run_dir)
+    entry = store.find("k", Phase.sft, print)
+    assert entry is not None
+    assert store.find("k", Phase.reward, print) is None
+    other = tmp_path / "other"
+    link_phase(entry, Phase.sft, other, reused_from="one")
+    weights = other / "sft" / "model" / "weights"
+    assert weights.read_text() == "w"
+    assert weights.samefile(run_dir / "sft" / "model" / "weights"), "one copy on the disk"
+    assert not (other / "sft" / "state").exists()
+    assert read_phase_result(other, Phase.sft) == {"reused_from": str(run_dir), "steps": 2}
+    (first, second) = iterate_metrics(entry, Phase.sft)
+    assert first == (1, {"sft/loss": 2.5})
+    assert second[0] == 2
+    assert math.isnan(second[1]["sft/loss"])
+
+
+def test_file_systems_without_links_get_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_link(source: str, target: str) -> None:
+        raise OSError(18, "cross-device link", source, target)
+
+    monkeypatch.setattr(os, "link", no_link)
+    run_dir = run_with(tmp_path, "one", "w")
+    link_phase(run_dir, Phase.sft, tmp_path / "other", reused_from="one")
+    copy = tmp_path / "other" / "sft" / "model" / "weights"
+    assert copy.read_text() == "w"
+    assert not copy.samefile(run_dir / "sft" / "model" / "weights")
+
+
+def test_phases_used_least_recently_are_removed_above_the_limit(tmp_path: Path) -> None:
+    store = PhaseStore(tmp_path / "store", max_gib=2.5 * 1500 / 2**30)
+    for number, name in enumerate("abc"):
+        store.put(name, Phase.sft, run_with(tmp_path, name, "w" * 700))
+        os.utime(store.folder / name, (number, number))
+        if name == "b":
+            assert store.find("a", Phase.sft, print) is not None  # used now
+    assert {entry.key for entry in store.entries()} == {"a", "c"}
+    assert (tmp_path / "b" / "sft" / "model" / "weights").exists(), "the run keeps its own"
+
+
+def test_store_is_listed_and_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+    assert phase_store.main([]) == 0
+    assert capsys.readouterr().out == f"0 phases in {tmp_path / 'phases'}\n"
+    PhaseStore(max_gib=1).put("k", Phase.sft, run_with(tmp_path, "one", "w"))
+    assert phase_store.main([]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("k  sft     ")
+    assert first.endswith(str(tmp_path / "one"))
+    assert last == f"1 phases in {tmp_path / 'phases'}"
+    assert phase_store.main(["clear"]) == 0
+    assert PhaseStore(max_gib=1).entries() == []
+    assert phase_store.main(["drop"]) == 2
+
+
+def test_code_version_follows_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phase_store, "PACKAGE", tmp_path)
+    (tmp_path / "a.py").write_text("x = 1\n")
+    first = phase_store.code_version()
+    (tmp_path / "a.txt").write_text("no source")
+    assert phase_store.code_version() == first
+    (tmp_path / "a.py").write_text("x = 2\n")
+    assert phase_store.code_version() != first
+
+
+def stored(tmp_path: Path) -> tuple[PhaseStore, Path]:
+    store = PhaseStore(tmp_path / "store", max_gib=1)
+    store.put("k", Phase.sft, run_with(tmp_path, "one", "w" * 100))
+    return store, store.folder / "k"
+
+
+def flip(path: Path) -> None:
+    path.write_bytes(bytes(each ^ 1 for each in path.read_bytes()))
+
+
+DAMAGES: Mapping[str, Callable[[Path], object]] = {
+    "weights": lambda entry: flip(entry / "sft" / "model" / "weights"),
+    "metrics": lambda entry: (entry / "metrics.jsonl").write_text(""),
+    "no manifest": lambda entry: (entry / "sft" / "manifest.json").unlink(),
+    "no result": lambda entry: (entry / "sft" / "result.json").write_text(""),
+    "world can write": lambda entry: entry.chmod(0o777),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_entry_that_is_damaged_or_may_be_is_not_used(damage: str, tmp_path: Path) -> None:
+    store, entry = stored(tmp_path)
+    assert store.find("k", Phase.sft, print) == entry
+    DAMAGES[damage](entry)
+    said: list[str] = []
+    assert store.find("k", Phase.sft, said.append) is None
+    (line,) = said
+    assert line.startswith(f"sft: the stored phase {entry} is not used: ")
+    # It stands in nobody's way.
+    store.put("other", Phase.sft, run_with(tmp_path, "two", "w"))
+    assert {each.key for each in store.entries()} == {"k", "other"}
+    assert store.clear() == []
+    assert list(store.folder.iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_an_entry_of_another_user_is_not_used(tmp_path: Path) -> None:
+    store, entry = stored(tmp_path)
+    store.folder.chmod(0o1777)
+    os.chown(entry, 12_345, 12_345)
+    said: list[str] = []
+    assert store.find("k", Phase.sft, said.append) is None
+    assert said[0].endswith("another user of this machine can have written it")
+
+
+def test_an_entry_does_not_depend_on_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store, entry = stored(tmp_path)
+    finally:
+        os.umask(before)
+    assert store.find("k", Phase.sft, print) == entry
+
+
+def test_what_a_killed_run_left_is_removed_unless_it_is_in_use(tmp_path: Path) -> None:
+    store, _ = stored(tmp_path)
+    for key in ("dead", "alive"):
+        (store.folder / f".{key}.building").mkdir()
+        (store.folder / f"{key}.lock").touch()
+    with store.lock("alive"), store.lock("k"):
+        assert store.clear() == ["k"]
+    assert {each.name for each in store.folder.iterdir()} == {
+        *("k", "k.lock", "alive.lock", ".alive.building")
+    }
+
+
+def test_the_list_cannot_command_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+    store = PhaseStore(max_gib=1)
+    store.put("k", Phase.sft, run_with(tmp_path, "one", "w"))
+    write_json(store.folder / "k" / "sft" / "result.json", {"reused_from": "\x1b]0;t\x07\nx"})
+    assert phase_store.main([]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert len(out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes_sft"),
+    [
+        (("checkpoint.best=sft/eval_loss", "checkpoint.load_best=true"), True),
+        (("checkpoint.best=sft/eval_loss", "checkpoint.patience=3"), True),
+        (("checkpoint.best=reward/eval_loss", "checkpoint.load_best=true"), False),
+        (("rollout.temperature=0.5",), True),
+        (("rollout.top_k=7",), True),
+    ],
+)
+def test_what_decides_the_exported_model_is_part_of_the_key(
+    compose: Compose, overrides: tuple[str, ...], changes_sft: bool
+) -> None:
+    words = ("sft.eval_every=2", "reward.eval_every=2")
+    (sft, reward), (plain_sft, plain_reward) = (
+        keys(compose, *words, *overrides),
+        keys(compose, *words),
+    )
+    assert (sft != plain_sft) is changes_sft
+    assert reward != plain_reward

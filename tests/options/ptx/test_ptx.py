@@ -1,0 +1,115 @@
+"""The corpus beside PPO: one optimiser step sees both gradients, each with its weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from rlhf.base.errors import ConfigError
+from rlhf.config.batches import BatchPlan
+from rlhf.config.freeze import to_run_config
+from rlhf.options.ptx.corpus import PtxBlocks
+from rlhf.options.ptx.ptx import PtxCorpus, corpus_perplexity
+from rlhf.phases.ppo.loop import PPOTrainer
+from tests.phases.ppo.ppo_pieces import PARTS, assert_gradient, separate_engine, some_rollout
+
+Compose = Callable[[list[str]], DictConfig]
+
+PLAN = BatchPlan(per_rank=3, micro=2, accumulation=2)  # the second micro-batch has one block
+BLOCKS = [
+    torch.randint(2, 258, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+    for n in (6, 3, 9, 2, 7)
+]
+COEFFICIENT = 0.25
+
+
+def corpus() -> PtxCorpus:
+    return PtxCorpus(PtxBlocks(BLOCKS, []), PLAN, seed=1)
+
+
+def nats(module: nn.Module, blocks: list[list[int]]) -> Tensor:
+    """Loss of every token that is predicted, each block alone."""
+    losses = []
+    for ids in blocks:
+        logits_SV = module.pretrained(torch.tensor([ids])).logits[0, :-1]
+        losses.append(-logits_SV.log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]])
+    return torch.cat(losses)
+
+
+def trained(compose: Compose, *overrides: str, with_corpus: bool, **options: Any) -> Any:
+    """An engine after one rollout, what its step told, and the trainer."""
+    engine = separate_engine(ptx_parts=PLAN.accumulation if with_corpus else 0, **options)
+    coefficient = f"ppo.ptx_coef={COEFFICIENT if with_corpus else 0}"
+    config = to_run_config(compose(["ppo.ppo_epochs=1", coefficient, *overrides])).ppo
+    trainer = PPOTrainer(engine, config, corpus() if with_corpus else None)
+    return engine, trainer.train_rlhf(some_rollout()), trainer
+
+
+def test_a_step_adds_the_mean_loss_of_the_corpus(compose: Compose) -> None:
+    alone, _, _ = trained(compose, with_corpus=False)
+    engine, stats, _ = trained(compose, with_corpus=True)
+    assert len(engine.actor.gradients) == 1, "both are in one optimiser step"
+    assert engine.actor.micro_steps == PARTS + PLAN.accumulation
+    assert engine.critic.micro_steps == PARTS
+    both, ppo = engine.actor.gradients[0], alone.actor.gradients[0]
+    losses = nats(engine.actor.module, corpus().batch(0, PLAN.per_rank))
+    rest = {name: both[name] - ppo[name] for name in both}
+    assert_gradient(rest, COEFFICIENT * losses.mean(), engine.actor.module)
+    assert stats.metrics["ppo/ptx_loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_every_step_takes_the_next_blocks(compose: Compose) -> None:
+    engine, _, trainer = trained(compose, "ppo.ppo_epochs=2", with_corpus=True)
+    trainer.train_rlhf(some_rollout())
+    alone, _, without = trained(compose, "ppo.ppo_epochs=2", with_corpus=False)
+    without.train_rlhf(some_rollout())
+    for update, (both, ppo) in enumerate(
+        zip(engine.actor.gradients, alone.actor.gradients, strict=True)
+    ):
+        losses = nats(engine.actor.module, corpus().batch(update, PLAN.per_rank))
+        rest = {name: both[name] - ppo[name] for name in both}
+        assert_gradient(rest, COEFFICIENT * losses.mean(), engine.actor.module)
+
+
+def test_while_the_actor_rests_the_corpus_rests_too(compose: Compose) -> None:
+    engine, stats, trainer = trained(compose, "ppo.actor_freeze_steps=1", with_corpus=True)
+    assert engine.actor.micro_steps == 0
+    assert "ppo/ptx_loss" not in stats.metrics
+    assert "ppo/ptx_loss" in trainer.train_rlhf(some_rollout()).metrics
+    assert len(engine.actor.gradients) == 1
+
+
+def test_an_epoch_takes_every_block_once(compose: Compose) -> None:
+    taken = [tuple(ids) for update in range(5) for ids in corpus().batch(update, PLAN.per_rank)]
+    assert sorted(taken) == sorted(tuple(ids) for ids in 3 * BLOCKS)
+    assert set(taken[:5]) == set(map(tuple, BLOCKS))
+    assert taken[:5] != taken[5:10]
+
+
+def test_a_weight_without_a_corpus_is_refused(compose: Compose) -> None:
+    config = to_run_config(compose(["ppo.ptx_coef=0.5"])).ppo
+    with pytest.raises(ConfigError, match=r"ppo\.ptx_coef=0\.5: there is no corpus.*ptx_coef=0"):
+        PPOTrainer(separate_engine(), config)
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_perplexity_is_that_of_the_tokens_together(count: int) -> None:
+    engine = separate_engine(dropout=0.5)
+    expected = math.exp(nats(separate_engine().actor.module.eval(), BLOCKS[:count]).mean().item())
+    assert corpus_perplexity(engine, BLOCKS[:count]) == pytest.approx(expected, rel=1e-5)
+    assert engine.actor.module.training
+
+
+def test_without_a_coefficient_a_corpus_is_not_used(compose: Compose) -> None:
+    engine = separate_engine()
+    config = to_run_config(compose(["ppo.ppo_epochs=1", "ppo.ptx_coef=0"])).ppo
+    stats = PPOTrainer(engine, config, corpus()).train_rlhf(some_rollout())
+    assert engine.actor.micro_steps == PARTS
+    assert "ppo/ptx_loss" not in stats.metrics

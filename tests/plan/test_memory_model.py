@@ -1,0 +1,425 @@
+"""Bytes of one rank, worked by hand, and what autograd really keeps for a backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf.config.choices import Dtype, MomentsDtype, TrainingEngine
+from rlhf.config.roles import Role, runs_on_torch
+from rlhf.models.build import ModelSource, build_actor
+from rlhf.models.shapes import FAMILIES
+from rlhf.plan import memory_model
+from tests.models_on_disk import small_tokenizer
+from tests.plan.planned import machine, shape, use
+from tests.zero_settings import zero_config
+
+RANKS = 4
+N = 2816  # weights: 2 layers of 872, and 1072 outside; 2 * 104 + 16 of them are in vectors
+DEEPSPEED = {"engine": TrainingEngine.deepspeed}
+SHARDED = {"param_persistence_threshold": 0}
+
+
+def states(
+    role: Role = Role.actor,
+    *,
+    dtype: Dtype = Dtype.bf16,
+    ranks: int = RANKS,
+    model: dict[str, Any] | None = None,
+    **zero: Any,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """States of a tiny model on its device and on the host."""
+    found = memory_model.model_states(
+        use(role, **(model or {})), zero_config(**zero), machine(dtype=dtype, ranks=ranks)
+    )
+    return dict(found.device), dict(found.host)
+
+
+@pytest.mark.parametrize(
+    ("stage", "weights", "gradients", "optimizer", "ema"),
+    [
+        (0, 4 * N, 4 * N, 8 * N, 4 * N),  # bf16 by autocast over fp32 weights, two moments
+        (1, 2 * N, 2 * N, 12 * N // 4, 4 * N // 4),  # master and moments are a quarter
+        (2, 2 * N, 2 * N // 4, 12 * N // 4, 4 * N // 4),
+        (3, 2 * N // 4, 2 * N // 4, 12 * N // 4, 4 * N // 4),
+    ],
+)
+def test_stages(stage: int, weights: int, gradients: int, optimizer: int, ema: int) -> None:
+    device, host = states(stage=stage, model={"has_ema": True}, **SHARDED)
+    assert device == {
+        "weights": weights,
+        "gradients": gradients,
+        "optimizer": optimizer,
+        "ema": ema,
+    }
+    assert not host
+
+
+def test_fp32_has_no_masters_beside_its_weights() -> None:
+    device, _ = states(stage=1, dtype=Dtype.fp32)
+    assert device == {"weights": 4 * N, "gradients": 4 * N, "optimizer": 8 * N // 4}
+
+
+def test_an_offloaded_optimizer_has_gradients_of_its_own_from_stage_2_on() -> None:
+    assert states(stage=1, offload_optimizer=True) == (
+        {"weights": 2 * N, "gradients": 2 * N},
+        {"optimizer": 12 * N // 4},
+    )
+    assert states(stage=2, offload_optimizer=True) == (
+        {"weights": 2 * N},
+        {"optimizer": 12 * N // 4, "gradients": 4 * N // 4},
+    )
+
+
+def test_offloaded_weights_and_average() -> None:
+    device, host = states(
+        stage=3,
+        offload_optimizer=True,
+        offload_parameters=True,
+        offload_ema=True,
+        model={"has_ema": True},
+        **SHARDED,
+    )
+    assert {name: size for name, size in device.items() if size} == {}
+    assert host == {
+        "weights": 2 * N // 4,
+        "gradients": 4 * N // 4,
+        "optimizer": 12 * N // 4,
+        "ema": 4 * N // 4,
+    }
+
+
+def test_weights_are_offloaded_in_stage_3_alone() -> None:
+    _, host = states(stage=2, offload_parameters=True)
+    assert not host
+
+
+def test_frozen_models_have_weights_alone() -> None:
+    assert states(Role.reference, stage=2) == ({"weights": 2 * N}, {})
+    assert states(Role.reference, stage=0) == ({"weights": 4 * N}, {})
+    assert states(Role.reward, stage=3, **SHARDED) == ({"weights": 2 * (N + 8) // 4}, {})
+    own = states(Role.reference, stage=1, reference_stage=3, offload_reference=True, **SHARDED)
+    assert own == ({"weights": 0}, {"weights": 2 * N // 4})
+    own = states(Role.reward, stage=1, critic_stage=3, offload_reward=True, **SHARDED)
+    assert own == ({"weights": 0}, {"weights": 2 * (N + 8) // 4})
+
+
+def test_the_critic_may_have_another_stage() -> None:
+    device, _ = states(Role.critic, stage=1, critic_stage=2)
+    assert device["gradients"] == 2 * ((N + 8) // 4)
+
+
+def test_adapters_alone_have_gradients_and_states() -> None:
+    learning = {"trained": 400, "extra_weights": 400}
+    device, _ = states(stage=2, model=learning)
+    assert device == {"weights": 2 * (N + 400), "gradients": 200, "optimizer": 1200}
+
+
+@pytest.mark.parametrize(
+    ("moments", "dtype", "optimizer"),
+    [
+        (MomentsDtype.fp32, Dtype.bf16, 2 + 8),  # the lower half of the master, and two moments
+        (MomentsDtype.bf16, Dtype.bf16, 2 + 4),
+        (MomentsDtype.fp32, Dtype.fp32, 8),
+    ],
+)
+def test_the_torch_engine_keeps_half_of_a_master(
+    moments: MomentsDtype, dtype: Dtype, optimizer: int
+) -> None:
+    device, _ = states(stage=1, ranks=1, dtype=dtype, moments=moments)
+    size = 4 if dtype is Dtype.fp32 else 2
+    assert device == {"weights": size * N, "gradients": size * N, "optimizer": optimizer * N}
+
+
+def test_which_engine_runs_the_models() -> None:
+    zero = zero_config(stage=1)
+    assert runs_on_torch(zero, dtype=Dtype.bf16, ranks=1)
+    assert not runs_on_torch(zero, dtype=Dtype.bf16, ranks=2)
+    assert not runs_on_torch(zero, dtype=Dtype.fp16, ranks=1)
+    assert not runs_on_torch(zero_config(**DEEPSPEED), dtype=Dtype.bf16, ranks=1)
+    assert not runs_on_torch(
+        zero_config(stage=1, offload_optimizer=True), dtype=Dtype.bf16, ranks=1
+    )
+
+
+def test_a_second_copy_of_the_weights_lies_in_each_node() -> None:
+    plain, _ = states(stage=3, ranks=16, **SHARDED)
+    twice, _ = states(stage=3, ranks=16, hpz_partition_size=8, **SHARDED)
+    assert plain["weights"] == 2 * N // 16
+    assert twice["weights"] == 2 * N // 16 + 2 * N // 8
+    # All ranks are the node's: that would be the same shards once more.
+    one_node, _ = states(stage=3, ranks=8, hpz_partition_size=8, **SHARDED)
+    assert one_node["weights"] == 2 * N // 8
+
+
+def test_frozen_weights_below_adapters_may_be_int8() -> None:
+    learning = {"trained": 400, "extra_weights": 400}
+    keys = {"stage": 3, "quantize_frozen_weights": True}
+    device, _ = states(dtype=Dtype.fp16, model=learning, **keys, **SHARDED)
+    assert device["weights"] == (N + 2 * 400) // 4
+
+
+@pytest.mark.parametrize(
+    ("threshold", "adapters", "found"),
+    [
+        (0, 0, 0),
+        (7, 0, 0),
+        (8, 0, 2 * 104),  # vectors are of 8 or 32, counted by the smaller
+        (None, 0, 2 * 104),
+        # Rank 2: sides of 8 give 16 weights, those of 32 give 64; 10 and 2 of them in a layer.
+        (16, 2 * 2 * 144, 2 * 104 + 2 * 2 * 10 * 8),
+        (64, 2 * 2 * 144, 2 * 104 + 2 * 2 * 144),
+    ],
+)
+def test_small_tensors_stay_whole(threshold: int | None, adapters: int, found: int) -> None:
+    model = use(extra_weights=adapters)
+    zero = zero_config(stage=3, param_persistence_threshold=threshold)
+    assert memory_model.count_persistent_weights(model, zero) == found
+
+
+def test_persistent_weights_come_on_top_of_the_shards() -> None:
+    device, _ = states(stage=3)
+    assert device["weights"] == 2 * N // 4 + 2 * 2 * 104
+
+
+def test_activations_by_hand() -> None:
+    # h = 8, 2 heads of 4, ffn 32 with relu, 5 tokens, 3 sequences, 2 bytes:
+    # norms 2 * 2 * 8, queries, keys, values and their mixture 4 * 8, the wide part 32: 96.
+    layer = 3 * 5 * 96 * 2
+    shapes = {"sequences": 3, "tokens": 5, "size": 2}
+    assert memory_model.activation_bytes(use(), **shapes, uses_matmul_attention=False) == 2 * layer
+    mask, shares = 5 * 5 * 2, 3 * 2 * 5 * 5 * 2
+    assert memory_model.activation_bytes(use(), **shapes, uses_matmul_attention=True) == 2 * (
+        layer + shares + mask
+    )
+    long = shapes | {"tokens": 13}  # more than three for each of a head's four dimensions
+    layer, mask = 3 * 13 * 96 * 2, 13 * 13 * 2
+    assert memory_model.activation_bytes(use(), **long, uses_matmul_attention=True) == 2 * (
+        layer + mask
+    )
+
+
+# Numbers of a token with 8 hidden, 4 heads of 2, 2 of keys and values, 20 wide:
+# norms 2 * 8 times input and result, RMSNorm's quotient, and its input in fp32.
+GROUPED = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 9}
+GROUPED |= {"num_key_value_heads": 2, "intermediate_size": 20}
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "uses_matmul_attention", "found"),
+    [
+        ("llama", 2, False, 16 * (4 + 2 * 2) + 2 * (2 * 8 + 2 * 4) + 2 * 4 * 20),
+        ("llama", 4, False, 16 * (4 + 2 * 4) + 4 * (2 * 8 + 2 * 4) + 4 * 4 * 20),
+        ("llama", 2, True, 16 * (4 + 2 * 2) + 2 * (4 * 8) + 2 * 4 * 20),  # keys for every head
+        # The inputs of norms of queries and keys in fp32, and their quotients.
+        ("qwen3", 2, True, 16 * 8 + 2 * 32 + (8 + 4) * (4 + 2) + 2 * 4 * 20),
+    ],
+)
+def test_activations_of_a_layer_by_hand(
+    family: str, size: int, uses_matmul_attention: bool, found: int
+) -> None:
+    of = FAMILIES[family](GROUPED)
+    assert (
+        memory_model.layer_activation_bytes(
+            of, 7, size=size, uses_matmul_attention=uses_matmul_attention
+        )
+        == 7 * found
+    )
+
+
+def test_plain_attention_keeps_its_shares_in_both_precisions() -> None:
+    bloom = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}
+    of = FAMILIES["bloom"](bloom)
+    # Norms 2 * 2 * 8, attention 4 * 8, the wide part 2 * 32, and 2 heads' shares of 7 tokens.
+    half = 2 * (32 + 32 + 64) + 2 * 7 * (4 + 2)
+    assert (
+        memory_model.layer_activation_bytes(of, 7, size=2, uses_matmul_attention=False) == 7 * half
+    )
+    single = 4 * (32 + 32 + 64) + 2 * 7 * 4
+    assert (
+        memory_model.layer_activation_bytes(of, 7, size=4, uses_matmul_attention=False)
+        == 7 * single
+    )
+
+
+def test_checkpointed_layers_keep_their_input() -> None:
+    shapes = {"sequences": 3, "tokens": 5, "size": 2, "uses_matmul_attention": False}
+    layer, inputs = 3 * 5 * 96 * 2, 3 * 5 * 8 * 2
+    # Two inputs, and the layer that is just computed again.
+    assert memory_model.activation_bytes(use(checkpointed=2), **shapes) == 2 * inputs + layer
+    assert memory_model.activation_bytes(use(checkpointed=1), **shapes) == layer + inputs + layer
+    deep = shape(num_hidden_layers=10)
+    some = use(shape=deep, checkpointed=7)
+    assert memory_model.activation_bytes(some, **shapes) == 3 * layer + 7 * inputs + layer
+
+
+def test_layers_below_all_that_learns_keep_nothing() -> None:
+    shapes = {"sequences": 3, "tokens": 5, "size": 2, "uses_matmul_attention": False}
+    assert memory_model.activation_bytes(use(layers=1), **shapes) == 3 * 5 * 96 * 2
+
+
+def test_logits_are_there_in_blocks() -> None:
+    # Logits in the model's precision; the softmax of at most 256 positions, twice in fp32.
+    gpu, cpu = (
+        partial(memory_model.logit_bytes, size=2, is_gpu=is_gpu) for is_gpu in (True, False)
+    )
+    assert gpu(use(), positions=10) == cpu(use(), positions=10) == 10 * 100 * (2 + 8)
+    assert gpu(use(), positions=10_000) == 100 * (1024 * 2 + 256 * 8)
+    assert cpu(use(), positions=10_000) == 100 * (1024 * 2 + 256 * 8)
+    wide = use(shape=shape(vocab_size=5_000))
+    assert gpu(wide, positions=10_000) == 5_000 * (1024 * 2 + 256 * 8)
+    assert cpu(wide, positions=10_000) == 2048 * (1024 * 2 + 256 * 8)
+    assert gpu(use(Role.critic), positions=10) == 0
+
+
+def test_reading_keeps_one_layer() -> None:
+    # 15 tokens of 2 * 8 + 2 * 32 numbers, and their logits.
+    wide = 15 * (16 + 64) * 2
+    reading = partial(memory_model.no_grad_pass_bytes, sequences=3, tokens=5, size=2, is_gpu=False)
+    assert reading(use()) == wide + 15 * 100 * (2 + 8)
+    assert reading(use(Role.reward)) == wide
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ({"stage": 0}, 0),
+        ({"stage": 1}, 2 * 1000 * 2),  # one is filled while the other is reduced
+        ({"stage": 2, "overlap_comm": False}, 1000 * 2),
+        ({"stage": 3}, 1000 * 2),
+        ({"stage": 2, "reduce_bucket_size": None}, 2 * 500_000_000 * 2),  # DeepSpeed's default
+    ],
+)
+def test_what_gradients_are_reduced_in(keys: dict[str, Any], found: int) -> None:
+    zero = zero_config(**{"reduce_bucket_size": 1000} | keys)
+    assert memory_model.gradient_bucket_bytes(use(), zero, machine()) == found
+    assert memory_model.gradient_bucket_bytes(use(Role.reference), zero, machine()) == 0
+    alone = memory_model.gradient_bucket_bytes(use(), zero, machine(ranks=1))
+    assert alone == 0  # torch has none
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ({"stage": 2}, 0),
+        ({"stage": 3}, 2 * N * 2),  # so small a model is whole, and comes next
+        ({"stage": 3, "max_live_parameters": 700, "prefetch_bucket_size": 300}, (700 + 300) * 2),
+    ],
+)
+def test_weights_that_are_gathered_for_a_pass(keys: dict[str, Any], found: int) -> None:
+    zero = zero_config(**keys)
+    assert memory_model.gathered_weight_bytes(use(), zero, machine()) == found
+    assert memory_model.gathered_weight_bytes(use(), zero, machine(ranks=1)) == 0
+
+
+def test_offloaded_weights_come_to_one_rank_too() -> None:
+    zero = zero_config(stage=3, offload_parameters=True)
+    alone = machine(ranks=1)
+    assert memory_model.gathered_weight_bytes(use(), zero, alone) == 2 * N * 2
+    reference = memory_model.gathered_weight_bytes(use(Role.reference), zero, alone)
+    assert reference == 0  # it is not offloaded
+
+
+def test_autocast_copies_matrices() -> None:
+    matrices = 2 * 768
+    model = use(extra_weights=10)
+    assert memory_model.autocast_copy_bytes(model, size=4, dtype=Dtype.bf16) == 2 * (matrices + 10)
+    assert memory_model.autocast_copy_bytes(model, size=2, dtype=Dtype.bf16) == 0
+    assert memory_model.autocast_copy_bytes(model, size=4, dtype=Dtype.fp32) == 0
+
+
+def test_keys_and_values() -> None:
+    # 3 rows of 5 tokens; keys and values of 2 layers, 2 heads of 4.
+    assert memory_model.kv_cache_bytes(shape(), rows=3, tokens=5, size=2) == 3 * 5 * 2 * 2 * 8 * 2
+
+
+WIDE = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}
+BLOCKS = {
+    "opt": WIDE | {"ffn_dim": 256, "word_embed_proj_dim": 64},
+    "llama": WIDE | {"intermediate_size": 160},
+    "mistral": WIDE | {"intermediate_size": 160, "num_key_value_heads": 2},
+    "qwen2": WIDE | {"intermediate_size": 160, "num_key_value_heads": 2},
+    "qwen3": WIDE | {"intermediate_size": 160, "num_key_value_heads": 2, "head_dim": 16},
+    "gpt_neox": WIDE | {"intermediate_size": 256},
+    "gpt2": {"n_embd": 64, "n_layer": 6, "n_head": 4, "n_positions": 128},
+    "bloom": {"hidden_size": 64, "n_layer": 6, "n_head": 4},
+}
+SEQUENCES, TOKENS = 3, 64
+
+
+def saved_bytes(module: Any, ids_BS: torch.Tensor) -> int:
+    """What a forward pass leaves for the backward one; parameters and buffers are there anyway."""
+    owned = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in owned:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    unpack: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        module.base_model(input_ids=ids_BS, use_cache=False)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, 3, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    # transformers has BLOOM with plain attention alone.
+    [(f, a) for f in BLOCKS for a in (None, "sdpa") if f != "bloom" or a is None],
+)
+def test_what_autograd_keeps(
+    family: str, dtype: torch.dtype, attention: str | None, checkpointing: bool | int
+) -> None:
+    tokenizer = small_tokenizer()
+    fields = {"model_type": family, "vocab_size": len(tokenizer), **BLOCKS[family]}
+    source = ModelSource(
+        key="model",
+        path=None,
+        architecture=fields,
+        attention=attention,
+        gradient_checkpointing=checkpointing,
+    )
+    module = build_actor(source, tokenizer, seed=1).to(dtype).train()
+    ids_BS = torch.arange(SEQUENCES * TOKENS).view(SEQUENCES, TOKENS)
+    of = FAMILIES[family](fields)
+    uses_matmul_attention = attention is None and family != "bloom"
+    again = {False: 0, 3: 3, True: 6}[checkpointing]
+    predicted = memory_model.activation_bytes(
+        use(shape=of, checkpointed=again),
+        sequences=SEQUENCES,
+        tokens=TOKENS,
+        size=dtype.itemsize,
+        uses_matmul_attention=uses_matmul_attention,
+    )
+    if again:  # autograd sees the layer that is computed again only in the backward pass
+        predicted -= memory_model.activation_bytes(
+            use(shape=of, layers=1),
+            sequences=SEQUENCES,
+            tokens=TOKENS,
+            size=dtype.itemsize,
+            uses_matmul_attention=uses_matmul_attention,
+        )
+    measured = saved_bytes(module, ids_BS)
+    last_norm = SEQUENCES * TOKENS * 64 * 12 if again == 6 else 0  # then it is not small
+    assert abs(measured - predicted) <= 0.15 * measured + last_norm
+
+
+def test_constants_are_those_of_the_code_that_planning_may_not_import() -> None:
+    from rlhf.models import output_layer as logprobs
+    from rlhf.options.cpu_kernels import cpu_layers
+    from rlhf.rollout import scheduler
+
+    assert memory_model.CPU_BLOCK == logprobs.CPU_BLOCK
+    assert memory_model.GPU_BLOCK == logprobs.GPU_BLOCK
+    assert memory_model.TORCH_TOKENS == logprobs.TORCH_TOKENS
+    assert memory_model.KEPT_TOKENS == cpu_layers.KEPT_TOKENS
+    assert memory_model.LONGEST == cpu_layers.LONGEST
+    assert memory_model.PREFILL_TOKENS == scheduler.PREFILL_TOKENS

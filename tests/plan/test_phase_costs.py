@@ -1,0 +1,333 @@
+"""What a phase takes: micro-batches, rows, the moment that takes most, the parts of a step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlhf.config.choices import Backend, Phase, When
+from rlhf.config.machine_rates import GIB, machine_of
+from rlhf.config.roles import Role
+from rlhf.config.schema.run import RunConfig
+from rlhf.models.model_uses import models_in_phase
+from rlhf.plan import memory_model, time_model
+from rlhf.plan.phase_costs import plan_phase
+from rlhf.plan.phase_memory import KEPT_FREED, PhaseMemory, uses_matmul_attention
+from rlhf.plan.phase_plan import PhasePlan
+from rlhf.plan.plan import EFFICIENCY, plan_run
+from rlhf.plan.steps import assume_loads
+from rlhf.plan.time_model import CostModel
+from tests.plan.planned import Compose, changed, named, run_of
+
+TRUNK = {"shared_trunk": True, "num_layers_unfrozen": 2}
+
+
+def scene(config: RunConfig, phase: Phase, *, steps: int | None = 1) -> PhaseMemory:
+    at = CostModel(
+        machine=machine_of(config.hardware),
+        zero=config.zero,
+        efficiency=EFFICIENCY[config.hardware.device],
+    )
+    load = replace(assume_loads(config)[phase], steps=steps)
+    models = models_in_phase(config, phase)
+    return PhaseMemory(config=config, at=at, phase=phase, models=models, load=load)
+
+
+def phase(config: RunConfig, of: Phase) -> PhasePlan:
+    return plan_phase(scene(config, of))
+
+
+def eight_gpus(compose: Compose, *more: str, **groups: dict[str, Any]) -> RunConfig:
+    """A policy of 1.3 B and a scorer of 350 M on eight GPUs, at stage 2."""
+    overrides = ("model=opt_1.3b", "model@reward_model=opt_350m", "hardware=8xa100_80g")
+    config = run_of(compose, *overrides, "zero=stage2", *more)
+    return changed(config, **groups) if groups else config
+
+
+def test_states_of_all_models_are_resident(compose: Compose) -> None:
+    here = scene(eight_gpus(compose), Phase.ppo)
+    policy, scorer = 1315758080, 331196928  # OPT-350M's head reads 512 numbers
+    uses = named(models_in_phase(here.config, Phase.ppo))
+    assert (uses["actor"].weights, uses["critic"].weights) == (policy, scorer)
+    parts = here.resident_bytes()
+    assert parts["weights"] == 2 * (2 * policy + 2 * scorer)
+    assert "gradients" not in parts
+    assert parts["optimizer"] == 12 * (policy // 8 + scorer // 8)
+    assert parts["process"] == int(0.8 * GIB + 0.5 * GIB)  # NCCL
+
+
+def test_stage_3_frees_neither_gradients_nor_their_buckets(compose: Compose) -> None:
+    config = eight_gpus(compose, zero={"stage": 3, "reduce_bucket_size": 1000})
+    parts = scene(config, Phase.ppo).resident_bytes()
+    assert parts["gradients"] > 0
+    assert parts["buffers"] == 2 * 1000 * 2  # actor's and critic's
+    mixed = eight_gpus(compose, zero={"critic_stage": 3, "reduce_bucket_size": 1000})
+    parts = scene(mixed, Phase.ppo).resident_bytes()
+    assert parts["gradients"] == 2 * (331196928 // 8)
+    assert parts["buffers"] == 1000 * 2
+
+
+def test_what_a_cpu_offloads_stays_in_its_memory(compose: Compose) -> None:
+    config = run_of(compose, "hardware.memory_gib=8", "hardware.dtype=bf16")
+    config = changed(config, zero={"auto": False, "stage": 2, "offload_optimizer": True})
+    here = scene(config, Phase.sft)
+    (model,) = here.models
+    assert here.resident_bytes()["optimizer"] == 12 * model.weights
+    assert here.host == 16 * model.weights  # and gradients in fp32
+
+
+def test_a_gpus_offloaded_states_are_not_on_it(compose: Compose) -> None:
+    config = eight_gpus(compose, zero={"offload_optimizer": True})
+    here = scene(config, Phase.sft)
+    assert "optimizer" not in here.resident_bytes()
+    assert here.host == 16 * (1315758080 // 8)
+
+
+def test_training_takes_activations_logits_and_buckets(compose: Compose) -> None:
+    here = scene(eight_gpus(compose, zero={"reduce_bucket_size": 1000}), Phase.ppo)
+    actor = here.models[0]
+    parts = here.training_peak(actor, sequences=2, tokens=256, positions=128, passes=2)
+    # Numbers of a layer and token: norms 4 h, attention 4 h, the wide part 4 h; h = 2048.
+    assert parts - here.resident_bytes() == Counter(
+        activations=2 * 256 * 24 * 12 * 2048 * 2 + 2 * 128 * 2048 * 4,
+        logits=256 * 50272 * (2 + 8),
+        gradients=2 * (1315758080 // 8) + 2 * 50272 * 2048,
+        buffers=2 * 1000 * 2,
+    )
+
+
+def test_autocast_copies_weights_at_stage_0(compose: Compose) -> None:
+    config = eight_gpus(compose, zero={"stage": 0})
+    here = scene(config, Phase.sft)
+    (model,) = here.models
+    extra = here.training_peak(model, sequences=1, tokens=64, positions=1, passes=2)
+    extra -= here.resident_bytes()
+    # Activations in fp32 at most, and a copy in bf16 of every weight of a linear layer.
+    slopes = 64 * (2 * 8192 + 2048) * 4
+    assert extra["activations"] == 64 * 24 * 12 * 2048 * 4 + slopes + 2 * 24 * 12 * 2048 * 2048
+
+
+def test_attention_by_matrix_products_works_in_scores(compose: Compose) -> None:
+    config = run_of(compose, "hardware.memory_gib=8", "hardware.dtype=bf16", "zero=stage1")
+    here = scene(config, Phase.sft)
+    (model,) = here.models
+    assert uses_matmul_attention(512, is_gpu=here.at.machine.is_gpu)
+    assert not uses_matmul_attention(513, is_gpu=here.at.machine.is_gpu)
+    one = memory_model.attention_score_bytes(model.shape, sequences=64, tokens=100, size=2)
+    assert one == 64 * 8 * 100 * 100 * 2
+    read = memory_model.no_grad_pass_bytes(model, sequences=64, tokens=100, size=2, is_gpu=False)
+    extra = here.scoring_peak([model], sequences=64, tokens=100) - here.resident_bytes()
+    assert extra["activations"] == read + 2 * one
+    kept = memory_model.activation_bytes(
+        model, sequences=64, tokens=100, size=2, uses_matmul_attention=True
+    )
+    few = here.training_peak(model, sequences=64, tokens=100, positions=1, passes=2)
+    kept = round(KEPT_FREED * kept)  # with what freed blocks of other lengths leave
+    assert few["activations"] == kept + 18 * one
+    assert few["logits"] == 0  # freed by then
+    gpu = scene(eight_gpus(compose), Phase.sft).at.machine
+    assert not uses_matmul_attention(10, is_gpu=gpu.is_gpu)
+
+
+def test_the_larger_of_two_readers_counts(compose: Compose) -> None:
+    here = scene(eight_gpus(compose), Phase.ppo)
+    uses = {model.role: model for model in here.models}
+    shapes = {"sequences": 4, "tokens": 256}
+    both = here.scoring_peak([uses[Role.reference], uses[Role.reward]], **shapes)
+    assert both == here.scoring_peak([uses[Role.reference]], **shapes)
+    assert both.total() > here.scoring_peak([uses[Role.reward]], **shapes).total()
+
+
+def test_micro_batches_are_chosen_within_the_cap(compose: Compose) -> None:
+    batches = {"sft": {"batch_size": 96}, "reward": {"batch_size": 96}}
+    config = eight_gpus(compose, hardware={"max_micro_batch_size": 8}, **batches)
+    assert phase(config, Phase.sft).micro_batch == 6  # of 12, the largest divisor up to 8
+    assert phase(config, Phase.reward).micro_batch == 4  # pairs
+    given = changed(config, sft={"micro_batch_size": 3})
+    assert phase(given, Phase.sft).micro_batch == 3
+
+
+def test_a_micro_batch_that_does_not_fit_is_made_smaller(compose: Compose) -> None:
+    cap = {"max_micro_batch_size": 8}
+    config = eight_gpus(compose, hardware=cap, sft={"batch_size": 64, "max_tokens": 2048})
+    whole = phase(config, Phase.sft)
+    assert whole.micro_batch == 8
+    less = changed(config, hardware={"memory_gib": whole.bytes / GIB - 1})
+    smaller = phase(less, Phase.sft)
+    assert smaller.micro_batch == 4
+    assert smaller.bytes <= scene(less, Phase.sft).limit
+    # Where none fits, the one that takes least is told.
+    none = phase(changed(config, hardware={"memory_gib": 4}), Phase.sft)
+    assert none.micro_batch == 1
+
+
+def test_rows_are_made_fewer_where_the_cache_does_not_fit(compose: Compose) -> None:
+    ppo = {"rollout_batch_size": 8 * 200, "mini_batch_size": 8 * 8}
+    lengths = {"max_prompt_tokens": 1024, "max_response_tokens": 1024}
+    config = eight_gpus(compose, ppo=ppo, rollout=lengths)
+    found = phase(config, Phase.ppo)
+    assert found.rows is not None
+    assert 1 < found.rows < 200
+    waves = -(-200 // found.rows)
+    assert found.rows == -(-200 // waves)  # waves of equal size
+    given = changed(config, rollout=lengths | {"max_rows": 3})
+    assert phase(given, Phase.ppo).rows == 3
+    plain = changed(config, rollout=lengths | {"backend": Backend.hf})
+    assert phase(plain, Phase.ppo).rows == 200  # generate has no rows that wait
+    few = changed(config, ppo={"rollout_batch_size": 64, "mini_batch_size": 64})
+    assert phase(few, Phase.ppo).rows == 8
+
+
+def test_the_moment_that_takes_most_is_told(compose: Compose) -> None:
+    config = eight_gpus(compose)
+    assert phase(config, Phase.ppo).peak_moment == "training of the actor"
+    assert phase(config, Phase.sft).peak_moment == "training"
+    lengths = {"max_prompt_tokens": 1024, "max_response_tokens": 1024, "keep_graphs": When.never}
+    many = {"rollout_batch_size": 8 * 160, "mini_batch_size": 8, "micro_batch_size": 1}
+    generating = eight_gpus(compose, ppo=many, rollout=lengths)
+    assert phase(generating, Phase.ppo).peak_moment == "generation"
+
+
+def test_dpo_reads_its_reference(compose: Compose) -> None:
+    config = eight_gpus(compose)
+    config = changed(config, phase={"order": [Phase.sft, Phase.dpo]})
+    found = phase(config, Phase.dpo)
+    assert set(found.step_seconds) == {"train", "score"}
+    assert found.peak_moment == "training"
+    assert set(phase(config, Phase.sft).step_seconds) == {"train"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "choice", "gathers"),
+    [
+        (Backend.fast, When.auto, True),
+        (Backend.fast, When.always, True),
+        (Backend.fast, When.never, False),
+        (Backend.hf, When.auto, False),
+        (Backend.hybrid_engine, When.auto, True),
+    ],
+)
+def test_whether_sharded_weights_are_made_whole(
+    backend: Backend, choice: When, gathers: bool, compose: Compose
+) -> None:
+    rollout = {"backend": backend, "gather_weights": choice}
+    found = phase(eight_gpus(compose, zero={"stage": 3}, rollout=rollout), Phase.ppo)
+    assert found.gathers is gathers
+    assert not phase(eight_gpus(compose, rollout=rollout), Phase.ppo).gathers  # nothing to gather
+
+
+def test_weights_are_gathered_only_where_they_fit(compose: Compose) -> None:
+    zero = {"stage": 3, "reduce_bucket_size": 10**6, "max_live_parameters": 10**6}
+    zero |= {"prefetch_bucket_size": 10**6}
+    ppo = {"rollout_batch_size": 8, "mini_batch_size": 8}
+    config = eight_gpus(compose, zero=zero, ppo=ppo)
+    assert phase(config, Phase.ppo).gathers
+    small = changed(config, hardware={"memory_gib": 6})
+    assert not phase(small, Phase.ppo).gathers
+
+
+def test_a_rollout_layer_by_layer_holds_some_gathered_weights(compose: Compose) -> None:
+    small = {"reduce_bucket_size": 1000, "max_live_parameters": 700, "prefetch_bucket_size": 300}
+    ppo = {"rollout_batch_size": 1024, "mini_batch_size": 8, "micro_batch_size": 1}
+    rollout = {"max_prompt_tokens": 1024, "max_response_tokens": 1024, "max_rows": 128}
+    config = eight_gpus(compose, zero={"stage": 3, **small}, ppo=ppo)
+    for way, gathered in ((When.never, 700 + 300), (When.always, 0)):
+        found = phase(changed(config, rollout=rollout | {"gather_weights": way}), Phase.ppo)
+        assert found.peak_moment == "generation"
+        assert found.parts["buffers"] == 2 * (2 * 1000 + gathered)  # and actor's and critic's
+
+
+def test_the_fast_rollout_saves_scoring_by_the_actor(compose: Compose) -> None:
+    reuses = phase(eight_gpus(compose), Phase.ppo).step_seconds["score"]
+    config = eight_gpus(compose, rollout={"reuse_logprobs": When.never})
+    measures = phase(config, Phase.ppo).step_seconds["score"]
+    here = scene(config, Phase.ppo)
+    work = time_model.forward_flops(here.models[0], sequences=16, tokens=288, positions=32)
+    assert measures - reuses == pytest.approx(work / here.at.operations)
+
+
+@pytest.mark.parametrize(
+    ("groups", "readings"),
+    [
+        ({}, 0),
+        ({"rollout": {"reuse_logprobs": When.never}}, 1),
+        ({"lora": {"rank": 4}}, 1),  # as the reference, without adapters
+        ({"lora": {"rank": 4}, "rollout": {"reuse_logprobs": When.never}}, 2),
+        ({"lora": {"rank": 4, "train_rest": True}}, 0),
+        ({"ppo": TRUNK}, 1),
+        # One pass tells of actor, reference and critic.
+        ({"ppo": TRUNK, "rollout": {"reuse_logprobs": When.never}}, 1),
+    ],
+)
+def test_how_often_the_actor_reads_a_rollout(
+    groups: dict[str, Any], readings: int, compose: Compose
+) -> None:
+    config = eight_gpus(compose, **groups)
+    here = scene(config, Phase.ppo)
+    spent = 0.0
+    for model in here.models:
+        times = readings if model.role is Role.actor else 1
+        work = time_model.forward_flops(model, sequences=16, tokens=288, positions=32)
+        spent += times * work / here.at.operations
+    assert phase(config, Phase.ppo).step_seconds["score"] == pytest.approx(spent)
+
+
+def test_without_a_reference_dpos_learner_is_read_in_its_place(compose: Compose) -> None:
+    order = {"order": [Phase.sft, Phase.dpo]}
+    config = eight_gpus(compose, phase=order, lora={"rank": 4})
+    (learner,) = models_in_phase(config, Phase.dpo)
+    here = scene(config, Phase.dpo)
+    settings = config.dpo
+    shape = {"sequences": 2 * settings.batch_size // 8, "tokens": settings.max_tokens}
+    work = time_model.forward_flops(learner, **shape, positions=settings.max_tokens)
+    found = phase(config, Phase.dpo).step_seconds["score"]
+    assert found == pytest.approx(work / here.at.operations)
+
+
+@pytest.mark.parametrize(
+    ("override", "branches"),
+    [
+        ("ppo.value_targets=monte_carlo", 8 * 9),  # of 32 tokens, 9 every 4 tokens
+        ("ppo.critic_check.every=8", 32 * 8 / 8 / 128),
+    ],
+)
+def test_branches_are_sampled_from_the_middle_and_scored(
+    override: str, branches: float, compose: Compose
+) -> None:
+    assert "branch" not in phase(eight_gpus(compose), Phase.ppo).step_seconds
+    found = phase(eight_gpus(compose, override), Phase.ppo).step_seconds
+    whole = found["generate"] / 2 + found["score"]
+    assert found["branch"] == pytest.approx(branches * whole)
+
+
+def test_updates_of_a_step(compose: Compose) -> None:
+    once = eight_gpus(compose, ppo={"ppo_epochs": 1, "mini_batch_size": 128})
+    train = phase(once, Phase.ppo).step_seconds["train"]
+    twice = changed(once, ppo={"ppo_epochs": 2})
+    assert phase(twice, Phase.ppo).step_seconds["train"] == pytest.approx(2 * train)
+
+
+def test_unknown_steps_count_as_one(compose: Compose) -> None:
+    config = eight_gpus(compose)
+    one = plan_phase(scene(config, Phase.sft, steps=None))
+    ten = plan_phase(scene(config, Phase.sft, steps=10))
+    assert ten.seconds == pytest.approx(10 * one.seconds)
+    assert one.seconds == pytest.approx(sum(one.step_seconds.values()))
+
+
+def test_tensor_parallel_generation_holds_a_part_of_the_weights(compose: Compose) -> None:
+    rollout = {"backend": Backend.hybrid_engine, "max_rows": 16}
+    ppo = {"rollout_batch_size": 128, "mini_batch_size": 8, "micro_batch_size": 1}
+    lengths = {"max_prompt_tokens": 1024, "max_response_tokens": 1024}
+    config = eight_gpus(compose, zero={"stage": 3}, ppo=ppo, rollout=rollout | lengths)
+    engine = config.rollout.hybrid_engine
+    halves = changed(
+        config, rollout={"hybrid_engine": type(engine)(**vars(engine) | {"inference_tp_size": 2})}
+    )
+    whole, half = (plan_run(each).phases[-1] for each in (config, halves))
+    assert whole.peak_moment == half.peak_moment == "generation"
+    assert whole.parts["gathered_weights"] == 2 * 1315758080
+    assert half.parts["gathered_weights"] == 1315758080

@@ -1,0 +1,87 @@
+"""What the planner says of model states is what two real ranks keep while they train."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.config.choices import Phase
+from rlhf.config.freeze import to_run_config
+from rlhf.models.model_uses import models_in_phase
+from rlhf.plan.memory_model import model_states
+from tests.plan.planned import machine
+from tests.plan.states_rank import CASES, LORA_RANK, OPT, RANKS, group_by_setting
+from tests.runs import TORCHRUN, python
+
+pytestmark = pytest.mark.slow
+
+Found = list[list[dict[str, Any]]]  # by rank, by case
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What both ranks measured."""
+    folder = tmp_path_factory.mktemp("states")
+    run = python(*TORCHRUN, "-m", "tests.plan.states_rank", folder)
+    assert run.returncode == 0, run.stderr
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=[str(case) for case in CASES])
+def test_the_plan_is_what_is_measured(
+    case: int, found: Found, compose: Callable[[list[str]], DictConfig]
+) -> None:
+    stage, lora, ema, threshold = CASES[case]
+    cases = [of_rank[case] for of_rank in found]
+    shape = {**OPT, "vocab_size": cases[0]["vocab"]}
+    config = to_run_config(
+        compose(
+            [
+                *(
+                    "model=opt_125m",
+                    f"ppo.ema_beta={0.99 * ema}",
+                    f"hardware.ranks_per_node={RANKS}",
+                ),
+                *(f"model.architecture.{key}={value}" for key, value in shape.items()),
+                *(["lora=default", f"lora.rank={LORA_RANK}"] if lora else []),
+            ]
+        )
+    )
+    actor = models_in_phase(config, Phase.ppo)[0]
+    zero = group_by_setting(stage, threshold)
+    states = model_states(actor, zero, machine(ranks=RANKS))
+    assert not states.host
+    planned = sum(states.device.values())
+    for of_rank in cases:
+        assert (actor.weights, actor.trained) == (of_rank["weights"], of_rank["trained"])
+        measured = sum(of_rank["bytes"].values())
+        assert abs(planned / measured - 1) <= 0.05, (states.device, of_rank["bytes"])
+
+
+SHARDED = [index for index, case in enumerate(CASES) if case[-1] == 0]
+
+
+@pytest.mark.parametrize("case", SHARDED, ids=[str(CASES[index]) for index in SHARDED])
+def test_what_two_ranks_keep(case: int, found: Found) -> None:
+    """Bytes per weight, by hand: ZeRO's table, with gradients in the precision of the weights.
+
+    Gradients of a parameter that lies on both sides of a boundary are whole on both ranks.
+    """
+    stage, _, ema, _ = CASES[case]
+    share = 1 if stage == 0 else 1 / RANKS
+    for of_rank in found:
+        weights, trained = of_rank[case]["weights"], of_rank[case]["trained"]
+        expected = {
+            "weights": weights * {0: 4, 1: 2, 2: 2, 3: 1}[stage],
+            "gradients": trained * {0: 4, 1: 2, 2: 1, 3: 1}[stage],
+            "masters": trained * share * (4 if stage else 0),
+            "moments": trained * share * 8,
+            "ema": trained * share * 4 * ema,
+        }
+        for name, bytes_ in expected.items():
+            slack = 0.3 * bytes_ if (name, stage) == ("gradients", 2) else 0.001 * bytes_
+            assert of_rank[case]["bytes"][name] == pytest.approx(bytes_, abs=slack + 1000), name

@@ -1,0 +1,328 @@
+"""Seconds worked by hand on a machine of round numbers, and what may never make a run slower."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from rlhf.config.choices import Dtype
+from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine, machine_of
+from rlhf.config.roles import Role
+from rlhf.models.model_uses import ModelUse
+from rlhf.models.shapes import ModelShape
+from rlhf.plan import time_model
+from rlhf.plan.plan import EFFICIENCY, plan_run
+from rlhf.plan.time_model import CostModel, Efficiency, Sampling
+from tests.plan.planned import Compose, changed, machine, run_of, shape, use
+from tests.zero_settings import zero_config
+
+N = 2816  # weights of the tiny model, 1536 of them in matrices; 800 in the head, tied
+PERFECT = Efficiency(
+    matmul=1.0,
+    sharded=1.0,
+    bandwidth=1.0,
+    attention=1.0,
+    link=1.0,
+    layer_seconds=0.0,
+    message_seconds=0.0,
+)
+
+
+def setting(
+    *, of: Machine | None = None, efficiency: Efficiency = PERFECT, **zero: Any
+) -> CostModel:
+    return CostModel(machine=of or machine(), zero=zero_config(**zero), efficiency=efficiency)
+
+
+def test_operations_of_a_forward_pass() -> None:
+    # 3 sequences of 5 tokens: 2 * 1536 for each token, attention 2 * 2 layers * 8 * 5 * 5 for each
+    # sequence, and 2 * 100 * 8 for each of its 4 positions with logits.
+    found = time_model.forward_flops(use(), sequences=3, tokens=5, positions=4)
+    assert found == 3 * (5 * 3072 + 800 + 4 * 1600)
+    scorer = time_model.forward_flops(use(Role.critic), sequences=3, tokens=5, positions=4)
+    assert scorer == 3 * (5 * 3072 + 800 + 4 * 16)
+    adapted = time_model.forward_flops(use(extra_weights=100), sequences=1, tokens=1, positions=0)
+    assert adapted == 2 * 1636 + 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        ({}, 2.0),
+        ({"checkpointed": 1}, 2.5),
+        ({"checkpointed": 2}, 3.0),
+        ({"trained": N // 2}, 1.5),
+        ({"layers": 1, "trained": N // 4}, 0.75),  # the lower half of a shared trunk
+    ],
+)
+def test_the_backward_pass(changes: dict[str, Any], share: float) -> None:
+    assert time_model.backward_to_forward_ratio(use(**changes)) == share
+
+
+def test_weights_are_whole_already_below_stage_3() -> None:
+    for stage in (0, 1, 2):
+        assert time_model.gather_weights_seconds(setting(stage=stage), use()) == 0
+
+
+def test_gathering_sharded_weights() -> None:
+    # 2 nodes of 2: half of 2 N bytes comes over the slower network, at 1e4 bytes per second.
+    assert time_model.gather_weights_seconds(setting(stage=3), use()) == pytest.approx(N / 1e4)
+    inside = time_model.gather_weights_seconds(setting(stage=3), use(), within_node=True)
+    assert inside == pytest.approx(N / 1e5)
+    alone = setting(of=machine(ranks=4, nodes=1), stage=3)
+    assert time_model.gather_weights_seconds(alone, use()) == pytest.approx(2 * N * 3 / 4 / 1e5)
+    packed = setting(stage=3, quantize_weights=True)
+    assert time_model.gather_weights_seconds(packed, use()) == pytest.approx(N / 2 / 1e4)
+    latency = setting(stage=3, efficiency=replace(PERFECT, message_seconds=0.25, link=0.5))
+    assert time_model.gather_weights_seconds(latency, use()) == pytest.approx(
+        2 * N / 1e4 + 2 * 0.25
+    )
+
+
+def test_offloaded_weights_come_over_the_hosts_link_or_from_nvme() -> None:
+    gathered = N / 1e4
+    host = setting(stage=3, offload_parameters=True)
+    assert time_model.gather_weights_seconds(host, use()) == pytest.approx(
+        gathered + 2 * N / 4 / 1e4
+    )
+    nvme = setting(stage=3, offload_parameters=True, nvme_path="x")
+    assert time_model.gather_weights_seconds(nvme, use()) == pytest.approx(
+        gathered + 2 * N / 2 / 1e3
+    )
+    # A frozen model has its own key, and stays in the host's memory.
+    reference = use(Role.reference)
+    assert time_model.gather_weights_seconds(host, reference) == pytest.approx(gathered)
+    own = setting(stage=3, offload_reference=True, nvme_path="x")
+    assert time_model.gather_weights_seconds(own, reference) == pytest.approx(
+        gathered + 2 * N / 4 / 1e4
+    )
+
+
+def test_reading_computes_while_weights_come() -> None:
+    at = setting(stage=3, efficiency=replace(PERFECT, matmul=0.5, sharded=0.8))
+    whole = N / 1e4
+    assert time_model.no_grad_pass_seconds(at, use(), time_model.Pass(4e5, 0, 1)) == pytest.approx(
+        1.0
+    )
+    assert time_model.no_grad_pass_seconds(at, use(), time_model.Pass(4e4, 0, 5)) == pytest.approx(
+        5 * whole
+    )
+    slow = replace(at, efficiency=replace(at.efficiency, sharded_layer_seconds=0.25))
+    assert time_model.no_grad_pass_seconds(
+        slow, use(), time_model.Pass(4e5, 0, 3)
+    ) == pytest.approx(1.0 + 3 * 2 * 0.25)
+    # Weights that are not gathered make nobody wait.
+    plain = replace(at, zero=zero_config(stage=2))
+    assert time_model.no_grad_pass_seconds(
+        plain, use(), time_model.Pass(4e5, 0, 1)
+    ) == pytest.approx(0.8)
+
+
+def test_a_training_step() -> None:
+    alone = machine(ranks=1, nodes=1)
+    at = setting(of=alone, stage=0)  # fp32 weights
+    adam = 28 * N / 1e6
+    found = time_model.training_seconds(at, use(), time_model.Pass(1e6, 0, 2))
+    assert found == pytest.approx(3.0 + adam)
+    assert time_model.training_seconds(at, use(Role.reference), time_model.Pass(1e6, 0, 2)) == 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "sums", "adam"),
+    [
+        (0, 2 * 2 * N / 1e4, 28 * N / 1e6),  # fp32 gradients, summed for all ranks, once
+        (1, 2 * N / 1e4, 28 * N / 4 / 1e6 + N / 1e4),  # weights come back from their ranks
+        (2, 3 * N / 1e4, 28 * N / 4 / 1e6 + N / 1e4),  # to one rank only, at every micro-batch
+        (3, 3 * N / 1e4 + 3 * 2 * N / 1e4, 28 * N / 4 / 1e6),  # weights twice in each as well
+    ],
+)
+def test_communication_of_a_training_step(stage: int, sums: float, adam: float) -> None:
+    work = 1e5
+    compute = 3 * work / 1e6
+    at = setting(stage=stage, overlap_comm=False)
+    found = time_model.training_seconds(at, use(), time_model.Pass(work, 0, 3))
+    assert found == pytest.approx(compute + sums + adam)
+    hidden = setting(stage=stage, overlap_comm=True)
+    found = time_model.training_seconds(hidden, use(), time_model.Pass(work, 0, 3))
+    assert found == pytest.approx(max(compute, sums) + adam)
+
+
+def test_the_second_copy_of_a_node_saves_the_backward_pass_the_network() -> None:
+    plain = time_model.training_seconds(setting(stage=3), use(), time_model.Pass(0, 0, 1))
+    at = setting(stage=3, hpz_partition_size=2)
+    found = time_model.training_seconds(at, use(), time_model.Pass(0, 0, 1))
+    assert plain - found == pytest.approx(N / 1e4 - N / 1e5)
+
+
+def test_quantised_gradients() -> None:
+    # int4 instead of 2 bytes.
+    plain = time_model.training_seconds(setting(stage=3), use(), time_model.Pass(0, 0, 1))
+    at = setting(stage=3, quantize_gradients=True)
+    found = time_model.training_seconds(at, use(), time_model.Pass(0, 0, 1))
+    assert plain - found == pytest.approx(N / 1e4 * 3 / 4)
+
+
+def test_gradients_are_not_quantised_on_one_node() -> None:
+    seconds = [
+        time_model.training_seconds(
+            setting(of=machine(nodes=1), stage=3, quantize_gradients=quantizes),
+            use(),
+            time_model.Pass(0, 0, 1),
+        )
+        for quantizes in (False, True)
+    ]
+    assert seconds[0] == seconds[1]
+
+
+def test_the_optimizer_of_a_node_is_the_hosts() -> None:
+    alone = machine(ranks=2, nodes=1)
+    back = 2 * N / 2 / 1e5
+    at = setting(of=alone, stage=2, offload_optimizer=True)
+    host = 28 * N / HOST_MEMORY_BANDWIDTH + 2 * 2 * N / 2 / 1e4 + back
+    assert time_model.optimizer_seconds(at, use()) == pytest.approx(host)
+    at = setting(of=alone, stage=3, offload_optimizer=True, nvme_path="x")
+    nvme = 28 * N / HOST_MEMORY_BANDWIDTH + 2 * 2 * N / 2 / 1e4 + 24 * N / 1e3
+    assert time_model.optimizer_seconds(at, use()) == pytest.approx(nvme)
+
+
+def test_a_cpus_optimizer_is_in_the_hosts_memory_in_any_case() -> None:
+    cpu = machine(is_gpu=False)
+    kept = time_model.optimizer_seconds(setting(of=cpu, stage=2), use())
+    away = time_model.optimizer_seconds(setting(of=cpu, stage=2, offload_optimizer=True), use())
+    assert away == kept
+
+
+SAMPLED = Sampling(
+    responses=6, rows=2, prompt_tokens=5, response_tokens=4, tensor_parallel=1, gathers=False
+)
+
+
+def test_a_rollout() -> None:
+    model, quick = use(), machine(operations=1e8)
+    prefill = 6 * (5 * 3072 + 800 + 1600) / 1e8
+    weights = 2 * N / 1e6  # a step reads them once; its products are less
+    cached = 2 * 7 * 32 * 2 / 1e6  # 2 rows of 5 to 9 tokens, 32 numbers each
+    found = time_model.sampling_seconds(setting(of=quick, stage=1), model, SAMPLED)
+    assert found == pytest.approx(prefill + 3 * 4 * (weights + cached))
+    worse = replace(PERFECT, layer_seconds=0.1, attention=0.5)
+    slow = setting(of=quick, stage=1, efficiency=worse)
+    later = time_model.sampling_seconds(slow, model, replace(SAMPLED, layer_factor=6.0))
+    assert later - found == pytest.approx(3 * 4 * (cached + 2 * 0.1 * 6))
+
+
+def test_many_rows_are_bound_by_products() -> None:
+    many = replace(SAMPLED, responses=100, rows=100)
+    step = 100 * (3072 + 32 + 1600) / 1e6
+    prefill = 100 * (5 * 3072 + 800 + 1600) / 1e6
+    cached = 100 * 7 * 32 * 2 / 1e6
+    found = time_model.sampling_seconds(setting(stage=1), use(), many)
+    assert found == pytest.approx(prefill + 4 * (step + cached))
+
+
+def test_sharded_weights_come_once_or_at_every_token() -> None:
+    plain = time_model.sampling_seconds(setting(stage=1), use(), SAMPLED)
+    at, whole = setting(stage=3), N / 1e4
+    once = time_model.sampling_seconds(at, use(), replace(SAMPLED, gathers=True))
+    assert once - plain == pytest.approx(whole)
+    each = time_model.sampling_seconds(at, use(), SAMPLED)
+    assert each - plain == pytest.approx(3 * 4 * whole)
+
+
+def test_tensor_parallel_ranks_read_a_part_and_send_the_rest() -> None:
+    at = setting(of=machine(operations=1e8, link=1e6), stage=1)
+    plain = time_model.sampling_seconds(at, use(), SAMPLED)
+    two = time_model.sampling_seconds(at, use(), replace(SAMPLED, tensor_parallel=2))
+    message = 2 * 2 * 8 * 2 / 1e6  # 2 ranks of 2 rows, 8 numbers
+    assert two - plain == pytest.approx(12 * (-N / 1e6 + 2 * 2 * message))
+
+
+GPU_PROFILES = ("8xa100_80g", "64xa100_80g", "8xh100_80g", "a6000_48g", "v100_32g")
+STAGES: tuple[dict[str, Any], ...] = (
+    *({"stage": stage} for stage in range(4)),
+    {"stage": 3, "offload_parameters": True, "offload_optimizer": True},
+)
+
+
+def seconds(at: CostModel, model: ModelUse, *, passes: int = 4) -> tuple[float, float, float]:
+    """Reading, training and sampling."""
+    work = time_model.forward_flops(model, sequences=8, tokens=512, positions=256)
+    how = Sampling(
+        responses=8,
+        rows=4,
+        prompt_tokens=256,
+        response_tokens=256,
+        tensor_parallel=1,
+        gathers=False,
+    )
+    return (
+        time_model.no_grad_pass_seconds(at, model, time_model.Pass(work, 0, passes)),
+        time_model.training_seconds(at, model, time_model.Pass(work, 0, passes)),
+        time_model.sampling_seconds(at, model, how),
+    )
+
+
+def large() -> ModelShape:
+    return shape(hidden_size=2048, ffn_dim=8192, num_hidden_layers=24, word_embed_proj_dim=2048)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", STAGES)
+@pytest.mark.parametrize("profile", GPU_PROFILES)
+def test_a_better_machine_is_never_slower(
+    profile: str, zero: dict[str, Any], compose: Compose
+) -> None:
+    config = run_of(compose, f"hardware={profile}")
+    here = machine_of(config.hardware)
+    efficiency = EFFICIENCY[config.hardware.device]
+    model = use(shape=large())
+    slow = seconds(setting(of=here, efficiency=efficiency, **zero), model)
+    for figure in ("operations", "bandwidth", "link", "network_of_node", "host_link"):
+        better = replace(here, **{figure: 1.5 * getattr(here, figure)})
+        fast = seconds(setting(of=better, efficiency=efficiency, **zero), model)
+        assert all(after <= before for before, after in zip(slow, fast, strict=True)), figure
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", GPU_PROFILES)
+@pytest.mark.parametrize(
+    ("stage", "key"),
+    [(2, "offload_optimizer"), (3, "offload_optimizer"), (3, "offload_parameters")],
+)
+def test_offloading_is_never_faster(stage: int, key: str, profile: str, compose: Compose) -> None:
+    config = run_of(compose, f"hardware={profile}")
+    here = machine_of(config.hardware)
+    efficiency = EFFICIENCY[config.hardware.device]
+    model = use(shape=large())
+    kept = seconds(setting(of=here, efficiency=efficiency, stage=stage), model)
+    for more in ({}, {"nvme_path": "x"}):
+        given = {"stage": stage, key: True, **more}
+        away = seconds(setting(of=here, efficiency=efficiency, **given), model)
+        assert all(before <= after for before, after in zip(kept, away, strict=True))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_more_ranks_are_never_slower_at_the_same_batch(stage: int, compose: Compose) -> None:
+    config = changed(
+        run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "zero=stage1"),
+        zero={"stage": stage},
+        ppo={"rollout_batch_size": 1024, "mini_batch_size": 1024},
+        sft={"batch_size": 64},
+        reward={"batch_size": 64},
+    )
+    plans = [
+        plan_run(changed(config, hardware={"ranks_per_node": ranks})) for ranks in (1, 2, 4, 8)
+    ]
+    for fewer, more in pairwise(plans):
+        for before, after in zip(fewer.phases, more.phases, strict=True):
+            assert sum(after.step_seconds.values()) <= sum(before.step_seconds.values())
+
+
+def test_fp32_numbers_are_twice_as_large() -> None:
+    half = time_model.gather_weights_seconds(setting(stage=3), use())
+    single = time_model.gather_weights_seconds(
+        setting(of=machine(dtype=Dtype.fp32), stage=3), use()
+    )
+    assert single == pytest.approx(2 * half)

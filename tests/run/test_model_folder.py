@@ -1,0 +1,70 @@
+"""Folders and files appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rlhf.run.model_folder import replace_folder_atomically, save_model
+from rlhf.run.results import phase_result_path, read_phase_result, write_json
+from tests.models_on_disk import small_tokenizer
+
+
+def stop_half_way(folder: Path) -> None:
+    with replace_folder_atomically(folder) as building:
+        (building / "weights").write_text("half of the n")
+        raise RuntimeError("stopped")
+
+
+def test_a_folder_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with replace_folder_atomically(folder) as building:
+        (building / "weights").write_text("old")
+        assert not folder.exists()
+    with pytest.raises(RuntimeError, match="stopped"):
+        stop_half_way(folder)
+    assert (folder / "weights").read_text() == "old"
+    with replace_folder_atomically(folder) as building:
+        assert not list(building.iterdir()), "nothing is left of the attempt before"
+        (building / "weights").write_text("new")
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    assert (folder / "weights").read_text() == "new"
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_weights_can_be_read_by_those_whom_the_umask_allows(
+    umask: int, mode: int, tmp_path: Path
+) -> None:
+    before = os.umask(umask)
+    try:
+        with replace_folder_atomically(tmp_path / "model") as building:
+            save_file({"a": torch.zeros(2)}, building / "model.safetensors")
+            (building / "config.json").write_text("{}")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()} == {mode}
+
+
+def test_a_phase_is_finished_when_its_result_is_there(tmp_path: Path) -> None:
+    assert read_phase_result(tmp_path, "sft") is None
+    write_json(phase_result_path(tmp_path, "sft"), {"perplexity_after": 2.5})
+    assert read_phase_result(tmp_path, "sft") == {"perplexity_after": 2.5}
+    assert [p.name for p in (tmp_path / "sft").iterdir()] == ["result.json"]
+
+
+def test_a_model_folder_holds_what_was_written_the_tokenizer_and_a_card(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        assert folder != tmp_path / "ppo" / "actor", "it is not in its place before it is whole"
+        (folder / "weights").write_text("numbers")
+
+    tokenizer, folder = small_tokenizer(), tmp_path / "ppo" / "actor"
+    save_model(folder, write, tokenizer, description="What it is.")
+    assert (folder / "weights").read_text() == "numbers"
+    assert type(tokenizer).from_pretrained(folder).get_vocab() == tokenizer.get_vocab()
+    card = (folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert card.endswith("# ppo/actor\n\nWhat it is.\n")

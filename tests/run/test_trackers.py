@@ -1,0 +1,161 @@
+"""The fan-out, and what each rank builds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.base.errors import ConfigError
+from rlhf.config.choices import WandbMode
+from rlhf.config.schema.run import AlarmsConfig, RunConfig, TrackingConfig
+from rlhf.options.branches.critic_states import CriticState
+from rlhf.run.tracker import Sample, Token, Tracker
+from rlhf.run.trackers import FileTracker, Trackers, build_tracker
+
+NO_ALARMS = AlarmsConfig(stop=[], mute=[])
+TOKENS = [Token(" r", 0.25, -1.23456, 0.5004, 0.75)]
+SAMPLE = Sample("p", "r", ended=True, score=0.5, kl=0.25, tokens=TOKENS)
+
+
+class Notes(Tracker):
+    """A tracker that remembers."""
+
+    def __init__(self, *_: object) -> None:
+        self.taken: list[tuple[str, int, dict[str, float]] | str] = []
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        self.taken.append((phase, step, dict(values)))
+
+    def finish(self) -> None:
+        self.taken.append("finished")
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
+        raise OSError("no space left")
+
+
+def run_config(
+    wandb: WandbMode, *, tensorboard: bool = False, others: Sequence[str] = ()
+) -> RunConfig:
+    """A run config of which only what trackers read is filled in."""
+    tracking = TrackingConfig(
+        wandb=wandb,
+        project="p",
+        entity=None,
+        tags=[],
+        tensorboard=tensorboard,
+        others=list(others),
+        show_config=False,
+        log_every=1,
+    )
+    rest: dict[str, Any] = {field.name: None for field in fields(RunConfig)}
+    return RunConfig(**rest | {"name": "default", "tracking": tracking, "alarms": NO_ALARMS})
+
+
+def test_all_trackers_are_told_the_same_in_order() -> None:
+    first, second = Notes(), Notes()
+    trackers = Trackers([first, second], NO_ALARMS, [].append, {})
+    trackers.log("sft", 3, {"sft/loss": 1.5})
+    trackers.finish()
+    assert first.taken == second.taken == [("sft", 3, {"sft/loss": 1.5}), "finished"]
+
+
+def test_an_undocumented_metric_is_logged_and_named_once() -> None:
+    """For example of a loss that a user has changed: the run goes on."""
+    notes, said = Notes(), list[str]()
+    trackers = Trackers([notes], NO_ALARMS, said.append, {})
+    for step in (1, 2):
+        trackers.log("sft", step, {"sft/grad_norm": 1.0, "sft/los": 1.0})
+    assert [taken[2] for taken in notes.taken] == [{"sft/grad_norm": 1.0, "sft/los": 1.0}] * 2
+    assert len(said) == 1
+    assert said[0].startswith("warning: sft/los is not in rlhf/run/metrics.yaml; the nearest")
+
+
+def test_a_metrics_line_holds_phase_step_and_values(tmp_path: Path) -> None:
+    tracker = FileTracker(tmp_path, [].append)
+    tracker.log("ppo", 12, {"ppo/clipfrac": 0.03})
+    tracker.finish()
+    expected = '{"phase": "ppo", "step": 12, "ppo/clipfrac": 0.03}\n'
+    assert (tmp_path / "metrics.jsonl").read_text() == expected
+
+
+def test_a_sample_line_holds_gold_only_if_it_is_known(tmp_path: Path) -> None:
+    tracker = FileTracker(tmp_path, [].append)
+    parts = {"gold": 0.0, "exact": 0.0, "polite": 0.5}
+    tracker.samples("ppo", 1, [SAMPLE, SAMPLE._replace(gold_parts=parts)], steps=5)
+    tracker.finish()
+    lines = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    plain = {"phase": "ppo", "step": 1, "prompt": "p", "response": "r", "ended": True}
+    plain |= {"score": 0.5, "kl": 0.25}
+    plain |= {"token_texts": [" r"], "token_kl": [0.25], "token_values": [-1.235]}
+    plain |= {"token_advantages": [0.5], "token_rewards": [0.75], "model": "actor"}
+    assert lines == [plain, plain | {"gold": 0.0, "gold_parts": {"exact": 0.0, "polite": 0.5}}]
+
+
+def test_each_state_of_a_check_of_the_critic_is_a_line(tmp_path: Path) -> None:
+    states = [CriticState(4, 0.5, 1.0, 2.0, 0.1), CriticState(5, 0.25, 3.0, 4.0, 0.2)]
+    tracker = FileTracker(tmp_path, [].append)
+    Trackers([tracker], NO_ALARMS, [].append, {}).critic_states("ppo", 8, states)
+    tracker.finish()
+    lines = [json.loads(line) for line in (tmp_path / "critic.jsonl").read_text().splitlines()]
+    assert lines == [{"phase": "ppo", "step": 8, **state._asdict()} for state in states]
+
+
+def test_a_tracker_that_fails_once_is_left_alone() -> None:
+    notes, said = Notes(), []
+    tracker = Trackers([], NO_ALARMS, said.append, {"Notes": notes})
+    tracker.log("sft", 1, {})
+    for step in (1, 2):
+        tracker.samples("sft", step, [SAMPLE], steps=2)
+    tracker.log("sft", 2, {})
+    tracker.finish()
+    assert notes.taken == [("sft", 1, {})]
+    (warning,) = said
+    assert warning.startswith("warning: Notes failed (OSError: no space left). The run continues")
+
+
+def test_a_tracker_of_the_user_is_imported(tmp_path: Path) -> None:
+    path = f"{__name__}:Notes"
+    config = run_config(WandbMode.disabled, others=[path])
+    said: list[str] = []
+    tracker = build_tracker(config, tmp_path, is_main=True, say=said.append)
+    tracker.samples("ppo", 1, [SAMPLE], steps=2)
+    tracker.finish()
+    assert said[0].startswith(f"warning: {path} failed")
+    for wrong in ("nowhere:Notes", f"{__name__}:None_", "word"):
+        config = run_config(WandbMode.disabled, others=[wrong])
+        with pytest.raises(ConfigError, match=rf"tracking\.others={wrong}: .*package\.module:NAME"):
+            build_tracker(config, tmp_path, is_main=True, say=said.append)
+
+
+def test_the_main_rank_writes_metrics_jsonl(tmp_path: Path) -> None:
+    tracker = build_tracker(run_config(WandbMode.disabled), tmp_path, is_main=True, say=[].append)
+    tracker.log("sft", 1, {"sft/loss": 1.0})
+    tracker.finish()
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["sft/loss"] == 1.0
+
+
+def test_the_other_ranks_write_nothing(tmp_path: Path) -> None:
+    config = run_config(WandbMode.online, tensorboard=True)
+    tracker = build_tracker(config, tmp_path, is_main=False, say=[].append)
+    assert type(tracker) is Tracker
+    tracker.log("sft", 1, {"sft/loss": 1.0})
+    tracker.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    modules = "console jsonl metric_table tracker trackers wandb_run".split()
+    paths = ["report.at_end", "report.summary", *(f"run.{module}" for module in modules)]
+    imports = "; ".join(f"import rlhf.{path}" for path in paths)
+    heavy = {"jinja2", "rich", "wandb", "torch", "tensorboard"}
+    code = f"import sys; {imports}; print({heavy} & set(sys.modules))"
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"

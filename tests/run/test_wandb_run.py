@@ -1,0 +1,298 @@
+"""Weights & Biases for real: offline into a folder, and online where that cannot work.
+
+Each run is a process of its own with an empty home: wandb reads credentials and settings but once.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import wandb
+from wandb.errors import CommError
+
+from rlhf.config.choices import WandbMode
+from rlhf.config.schema.run import TrackingConfig
+from rlhf.run.tracker import Sample, Token
+from rlhf.run.trackers import FileTracker
+from rlhf.run.wandb_run import MOST_INCREMENTS, WandbTracker, read_history, read_records
+from tests.runs import ROOT, TINY_RUN, launch, start
+
+CODE = """
+import sys
+from pathlib import Path
+from rlhf.config.choices import WandbMode
+from rlhf.config.schema.run import TrackingConfig
+from rlhf.base.errors import CapabilityError
+from rlhf.run import wandb_run
+
+wandb_run.INIT_TIMEOUT_SECONDS = 1.0
+wandb_run.INIT_ATTEMPTS = 2
+config = TrackingConfig(
+    wandb=WandbMode(sys.argv[1]),
+    project="rlhf",
+    entity=None,
+    tags=["tiny"],
+    tensorboard=False,
+    others=[],
+    show_config=False,
+    log_every=1,
+)
+try:
+    tracker = wandb_run.WandbTracker(
+        config,
+        Path(sys.argv[2]),
+        {"ppo": {"kl_ctl": 0.05}},
+        name="monday",
+        group="default",
+        job_type="sft+ppo",
+    )
+except CapabilityError as error:
+    sys.exit(f"CapabilityError: {error}")
+tracker.log("sft", 1, {"sft/loss": 2.5})
+tracker.log("ppo", 1, {"ppo/clipfrac": float("nan"), "time/step_seconds": 3.0})
+tracker.finish()
+"""
+KEY = "0123456789abcdef" * 3
+WATCHED = ("ppo/clipfrac", "ppo/kl_to_reference", "ppo/reward_mean")
+STEPS = 6
+
+
+class Machine:
+    """An empty home, in which trackers are run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.run_dir = folder / "run"
+        self.home.mkdir()
+        self.run_dir.mkdir()
+
+    def track(
+        self,
+        mode: str,
+        *,
+        stdin: int = subprocess.DEVNULL,
+        stderr: int = subprocess.PIPE,
+        **env: str,
+    ) -> subprocess.CompletedProcess[str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "NETRC"))}
+        return subprocess.run(
+            [sys.executable, "-c", CODE, mode, str(self.run_dir)],
+            env=inherited | {"HOME": str(self.home)} | env,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            timeout=60,  # a prompt would wait for ever
+            check=False,
+        )
+
+    def records(self) -> list[bytes]:
+        """What wandb keeps of each offline run."""
+        return [p.read_bytes() for p in self.run_dir.glob("wandb/offline-run-*/run-*.wandb")]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.mark.slow
+def test_offline_needs_no_account_and_prints_nothing(machine: Machine) -> None:
+    done = machine.track("offline")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    (record,) = machine.records()
+    for word in ("sft/loss", "sft/step", "ppo/*", "time/*", "speed/*", "monday", "tiny", "kl_ctl"):
+        assert word.encode() in record, word
+    run_id = (machine.run_dir / "wandb_id").read_text().strip()
+    assert machine.track("offline", WANDB_API_KEY=KEY).returncode == 0
+    assert (machine.run_dir / "wandb_id").read_text().strip() == run_id
+    runs = list(machine.run_dir.glob("wandb/offline-run-*/run-*.wandb"))
+    assert {path.name for path in runs} == {f"run-{run_id}.wandb"}
+    for path in (*machine.run_dir.rglob("*"), *machine.home.rglob("*")):
+        assert not path.is_file() or KEY.encode() not in path.read_bytes(), "the key is a secret"
+
+
+@pytest.mark.slow
+def test_the_id_of_a_sweep_agent_goes_first(machine: Machine) -> None:
+    (machine.run_dir / "wandb_id").write_text("mine\n")
+    machine.track("offline", WANDB_RUN_ID="theirs")
+    assert (machine.run_dir / "wandb_id").read_text() == "theirs\n"
+    assert list(machine.run_dir.glob("wandb/*/run-theirs.wandb"))
+
+
+@pytest.mark.slow
+def test_online_without_a_key_says_the_ways_out_and_does_not_ask(machine: Machine) -> None:
+    keyboard, terminal = pty.openpty()
+    try:
+        done = machine.track("online", stdin=terminal, stderr=terminal, TERM="xterm")
+        assert done.returncode == 1
+        said = os.read(keyboard, 10_000).decode()
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert "CapabilityError: tracking.wandb=online: no Weights & Biases credentials" in said
+    for way_out in ("`wandb login`", "WANDB_API_KEY", "tracking=wandb_offline"):
+        assert way_out in said
+    assert not (machine.run_dir / "wandb_id").exists()
+
+
+@pytest.mark.slow
+def test_a_malformed_key_is_refused_in_wandbs_words(machine: Machine) -> None:
+    done = machine.track("online", WANDB_API_KEY="short")
+    assert done.returncode == 1
+    assert "CapabilityError: tracking.wandb=online: Weights & Biases refused" in done.stderr
+    assert "40+ characters" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_is_an_error_within_seconds(machine: Machine) -> None:
+    done = machine.track("online", WANDB_API_KEY=KEY, WANDB_BASE_URL="http://127.0.0.1:9")
+    assert done.returncode == 1
+    assert "CapabilityError: tracking.wandb=online: Weights & Biases refused" in done.stderr
+    assert "tracking=wandb_offline" in done.stderr
+    assert KEY not in done.stderr
+
+
+@pytest.mark.slow
+def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    words = [*TINY_RUN, "tracking=wandb_offline", "tracking.tags=[tiny]", f"ppo.steps={STEPS}"]
+    words += ["ppo.sample_every=2", f"run_dir={run_dir}"]
+    process = start(ROOT / "launch.py", *words, cwd=tmp_path)
+    metrics = run_dir / "metrics.jsonl"
+    while not metrics.exists() or '"phase": "ppo", "step": 3' not in metrics.read_text():
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    run_id = (run_dir / "wandb_id").read_text().strip()
+    resumed = launch(f"resume={run_dir}", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+
+    files = sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
+    assert [path.name for path in files] == [f"run-{run_id}.wandb"] * 2
+    for path in files:
+        (run,) = [each.run for each in read_records(path) if each.HasField("run")]
+        assert (run.run_group, run.job_type) == ("smoke", "sft+reward+ppo")
+        assert list(run.tags) == ["tiny"]
+    logged = read_history(run_dir)
+    for name in WATCHED:
+        steps = [line["ppo/step"] for line in logged if name in line]
+        assert steps == list(range(1, STEPS + 1)), name
+    evaluated = [line["ppo/step"] for line in logged if "ppo/eval_score" in line]
+    assert evaluated == [0, STEPS]
+    tables = [line for line in logged if "ppo/samples/nrows" in line]
+    assert [line["ppo/step"] for line in tables] == [0, 2, 4, 6]
+    summaries = [each.summary for each in read_records(files[-1]) if each.HasField("summary")]
+    written = {"/".join(item.nested_key) or item.key for each in summaries for item in each.update}
+    assert {"objective", "result/ppo/gold_after", "ppo/clipfrac"} <= written
+
+
+class FakeRun:
+    """A W&B run that remembers what was logged."""
+
+    def __init__(self, **summary: int) -> None:
+        self.logged: list[dict[str, object]] = []
+        self.summary = {name.replace("_step", "/step"): step for name, step in summary.items()}
+
+    def define_metric(self, *_: object, **__: object) -> None: ...
+
+    def log(self, values: dict[str, object]) -> None:
+        self.logged.append(values)
+
+
+def fake_tracker(run_dir: Path, mode: WandbMode = WandbMode.offline) -> WandbTracker:
+    config = TrackingConfig(
+        wandb=mode,
+        project="p",
+        entity=None,
+        tags=[],
+        tensorboard=False,
+        others=[],
+        show_config=False,
+        log_every=1,
+    )
+    return WandbTracker(config, run_dir, {}, name="n", group="g", job_type="ppo")
+
+
+def test_samples_come_beside_the_response_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun()
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    tracker = fake_tracker(tmp_path)
+    parts = {"gold": 0.5, "exact": 1.0}
+    for step, response in ((0, "old"), (10, "new")):
+        sample = Sample("p", response, True, 1.5, 0.25, [Token("t", 0.1, 0.2, 0.3, 0.4)] * 3, parts)
+        tracker.samples("ppo", step, [sample], steps=10)
+    table = run.logged[-1]["ppo/samples"]
+    assert isinstance(table, wandb.Table)
+    names = "step,model,prompt,response,response before,score,gold,exact,KL,tokens,ended"
+    assert table.columns == names.split(",")
+    assert table.data[-1] == [10, "actor", "p", "new", "old", 1.5, 0.5, 1.0, 0.25, 3, True]
+
+
+def test_a_resumed_run_knows_the_response_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun()
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    files = FileTracker(tmp_path, [].append)
+    for step, response in ((0, "old"), (5, "later")):
+        files.samples("ppo", step, [Sample("p", response, True, 1.5, 0.25, [])], steps=10)
+    files.finish()
+    tracker = fake_tracker(tmp_path)
+    tracker.samples("ppo", 10, [Sample("p", "new", True, 1.5, 0.25, [])], steps=10)
+    table = run.logged[-1]["ppo/samples"]
+    assert isinstance(table, wandb.Table)
+    assert table.data[-1][3:5] == ["new", "old"]
+
+
+def test_long_phases_stay_below_a_hundred_increments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun()
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    tracker = fake_tracker(tmp_path)
+    for step in range(0, 5001, 5):
+        tracker.samples("ppo", step, [Sample("p", "r", True, 1.5, 0.25, [])], steps=5000)
+    assert len(run.logged) == MOST_INCREMENTS + 1
+    assert run.logged[-1]["ppo/step"] == 5000
+
+
+def test_a_connection_that_fails_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[str] = []
+
+    def init(*, id: str, **_: object) -> FakeRun:
+        attempts.append(id)
+        if attempts.count(id) < 3:
+            raise CommError("timed out")
+        return FakeRun()
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr(wandb, "teardown", lambda: attempts.append("teardown"))
+    fake_tracker(tmp_path)
+    assert attempts == [attempts[0], "teardown", attempts[0], "teardown", attempts[0]]
+
+
+def test_steps_that_the_server_has_are_not_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun(ppo_step=3)
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    monkeypatch.setattr(wandb, "login", lambda **_: True)
+    tracker = fake_tracker(tmp_path, WandbMode.online)
+    for step in (2, 3, 4):
+        tracker.log("ppo", step, {"ppo/clipfrac": 0.1})
+        tracker.log("ppo", step, {"ppo/eval_score": 0.1})
+    tracker.log("sft", 1, {"sft/loss": 0.1})
+    steps = [(name, line[name]) for line in run.logged for name in line if name.endswith("/step")]
+    assert steps == [("ppo/step", 4), ("ppo/step", 4), ("sft/step", 1)]
