@@ -47,13 +47,22 @@ MODULES = [
     "deepspeed.runtime.zero.muon.muon_optimizer",  # by its engine; it imports torch's compiler
     "peft",
     "hydra._internal.hydra",
+    "hydra._internal.logging_config",
     "hydra._internal.core_plugins.basic_launcher",
     "hydra._internal.core_plugins.basic_sweeper",
+    "numpy.ctypeslib",
+    "rich._emoji_codes",
     "rich.console",
     "rich.progress",
     "rich.table",
     "torch.distributed.run",
+    "rlhf.jobs.launch_command",
+    "rlhf.jobs.job",
+    "rlhf.report.at_end",
+    "rlhf.report.run_page",
+    "rlhf.report.summary",
     "transformers.models.auto.modeling_auto",
+    "transformers.models.gpt_neox.modeling_gpt_neox",
     "transformers.models.llama.modeling_llama",
     "transformers.models.opt.modeling_opt",
     "transformers.models.qwen3.modeling_qwen3",
@@ -185,6 +194,9 @@ def be_zygote(descriptor: int) -> NoReturn:
         import_module("tests.pretend_cuda.gpu").load()
     for module in MODULES:
         import_module(module)
+    re._MAXCACHE = 4096  # type: ignore[attr-defined]  # a run uses more patterns than the 512 kept
+    # Every model that is loaded or saved reads this table, which is built with the first.
+    import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
     compose_once()
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"a zygote has {threads} threads, of which a fork keeps one"

@@ -13,6 +13,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal import defaults_list
 from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.hydra import Hydra
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import open_dict
 from omegaconf.base import Metadata
@@ -28,11 +29,13 @@ def compose_quickly() -> None:
 
     Those of this project have none; one would fail with an AttributeError. Half of the time of a
     composition went into files, and a quarter into names that interpolations could refer to.
+    Nor does Hydra compose a command's words twice, just to find hydra.mode, if none can set it.
     """
     yaml.SafeLoader = yaml.CSafeLoader
     defaults_list._create_interpolation_map = lambda *_: None
     Metadata.__deepcopy__ = _copied  # type: ignore[attr-defined]
     ConfigRepository.load_config = _load_once(ConfigRepository.load_config)  # type: ignore[method-assign]
+    Hydra.get_mode = _mode_if_named(Hydra.get_mode)  # type: ignore[method-assign]
 
 
 def compose_once() -> None:
@@ -59,6 +62,17 @@ def _load_once(load: Load) -> Load:
         return deepcopy(loaded[key])
 
     return load_config
+
+
+def _mode_if_named(get_mode: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``get_mode`` that composes only for words about Hydra: no file of ours has a mode."""
+
+    def mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+        if not any("hydra" in word for word in overrides):
+            return None
+        return get_mode(hydra, config_name, overrides)
+
+    return mode
 
 
 def _copied(metadata: Metadata, memo: dict[int, Any]) -> Metadata:

@@ -45,6 +45,8 @@ FORMS: Mapping[str, str] = {
     "an HTTP credential": r"(?i)(authorization[\"']?:\s*[\"']?\w+\s|"
     r"\bbearer\s+(?=\S*\d|\S{20}))[\w.~+/=-]{8,}",
 }
+_SECRETS = tuple(re.compile(form) for form in (*FORMS.values(), *NAMED_VALUES))
+_SECRET_NAME = re.compile(SECRET_NAME)
 SHORTEST = 8  # characters of a secret in the environment: shorter values are ordinary words
 
 
@@ -52,10 +54,10 @@ def redact(text: str, environment: Mapping[str, str]) -> str:
     """Return ``text`` without secrets: those in ``environment``, and what looks like a secret."""
     for name, value in environment.items():
         is_path = value.startswith(("/", "~/", "./", "../"))
-        if len(value) >= SHORTEST and not is_path and re.fullmatch(SECRET_NAME, name):
+        if len(value) >= SHORTEST and not is_path and _SECRET_NAME.fullmatch(name):
             text = text.replace(value, REDACTED)
-    for form in (*FORMS.values(), *NAMED_VALUES):
-        text = re.sub(form, rf"\1{REDACTED}", text)
+    for form in _SECRETS:
+        text = form.sub(rf"\1{REDACTED}", text)
     return text
 
 

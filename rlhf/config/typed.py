@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from io import StringIO
 from types import UnionType
 from typing import Any, get_args
@@ -104,6 +104,7 @@ def format_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+@lru_cache(maxsize=4)  # a run reads its own file a dozen times; the mapping is only read
 def parse_plain_yaml(text: str) -> DictConfig:
     """Return the mapping in ``text``, which must contain only plain values, as runs write them.
 

@@ -53,8 +53,7 @@ def assert_first_losses(run_dir: Path, plain: Path) -> None:
 DEEPSPEED = "zero.engine=deepspeed"  # by default one rank runs in plain torch
 MICRO = [f"{phase}.micro_batch_size=4" for phase in ("sft", "reward", "ppo")]
 WAYS = {
-    "micro-batches": ["zero=stage0", *MICRO],
-    "stage1": ["zero=stage1"],
+    "stage1, micro-batches": ["zero=stage1", *MICRO],
     "stage0, deepspeed": ["zero=stage0", DEEPSPEED],
     "stage1, deepspeed": ["zero=stage1", DEEPSPEED],
     "stage2, deepspeed": ["zero=stage2", DEEPSPEED],
@@ -66,7 +65,11 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", soaked(WAYS, "stage0, deepspeed", "stage1, deepspeed"))
+# Two ranks in the same stage, and half precision below, compute with the same engines.
+ONE_RANK = [f"stage{stage}, deepspeed" for stage in range(4)]
+
+
+@pytest.mark.parametrize("way", soaked(WAYS, *ONE_RANK, "stage1, 2 ranks"))
 def test_first_losses_are_equal(way: str, plain: Path, tmp_path: Path) -> None:
     run = finished(tmp_path / "run", *WAYS[way], *WHOLE_ROLLOUT)
     assert_first_losses(run, plain)
@@ -108,18 +111,25 @@ def test_ranks_with_sharded_weights_give_the_responses_of_one(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "stage", "engine"),
+    ("dtype", "stage", "engine", "phase"),
     [
-        *(("bf16", stage, engine) for stage in (0, 1, 3) for engine in ("torch", "deepspeed")),
-        ("fp16", 1, "auto"),
-        ("fp16", 2, "auto"),
+        ("bf16", 0, "torch", "sft"),
+        ("bf16", 1, "torch", "pipeline"),
+        ("bf16", 3, "torch", "sft"),
+        ("bf16", 0, "deepspeed", "sft"),
+        ("bf16", 1, "deepspeed", "sft"),
+        ("bf16", 3, "deepspeed", "pipeline"),
+        ("fp16", 1, "auto", "sft"),
+        ("fp16", 2, "auto", "pipeline"),
     ],
 )
 def test_half_precision_follows_fp32(
-    dtype: str, stage: int, engine: str, plain: Path, tmp_path: Path
+    dtype: str, stage: int, engine: str, phase: str, plain: Path, tmp_path: Path
 ) -> None:
+    """The first phase tells: those of ``pipeline`` must only run to their end."""
     run = tmp_path / "run"
     how = [f"hardware.dtype={dtype}", f"zero.engine={engine}", f"zero=stage{stage}"]
+    how += [f"phase={phase}"]
     program = ["-m", "tests.emulated_fp16"] if dtype == "fp16" else ["launch.py"]
     process = python(*program, *TINY_RUN, *how, f"run_dir={run}", cwd=ROOT)
     assert process.returncode == 0, process.stderr
