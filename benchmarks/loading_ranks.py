@@ -72,7 +72,7 @@ def peak_of(action: Callable[[], Made]) -> tuple[Made, dict[str, float]]:
 def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
     """Loading a frozen model, its engine included, and saving it; bytes of it and of the shard."""
     from rlhf.config.batches import BatchPlan
-    from rlhf.config.choices import Dtype, LoraExport
+    from rlhf.config.choices import Dtype
     from rlhf.config.roles import Role
     from rlhf.engine.select import build_engine
     from rlhf.engine.settings import EngineSettings
@@ -81,6 +81,7 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
     from rlhf.models.language_model import LanguageModel
     from rlhf.models.sources import ModelSource
     from rlhf.models.tokenizers import load_tokenizer
+    from rlhf.options.lora.keys import LoraExport
     from rlhf.phases.shared.exporting import build_export
 
     folder = Path(task["folder"])

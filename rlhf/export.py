@@ -25,19 +25,10 @@ from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.types import Engine
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.choices import (
-    Backend,
-    Device,
-    Dtype,
-    LoraExport,
-    Phase,
-    RewardKind,
-    TrainingEngine,
-)
+from rlhf.config.choices import Device, Dtype, Phase, RewardKind, TrainingEngine
 from rlhf.config.freeze import MICRO_BATCHES, OF_MODELS, load_run, refuse_code_of_run
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.schema.zero import ZeroConfig
 from rlhf.engine.devices import current_ranks, precision_of_weights
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.build import build_actor, build_scorer
@@ -45,6 +36,8 @@ from rlhf.models.pretrained import find_adapter_chain
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.weight_files import stored_dtype
+from rlhf.options import Backend, ZeroConfig
+from rlhf.options.lora.keys import LoraExport
 from rlhf.phases.dpo import DpoTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.reward_trainer import RewardTrainer

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlhf.config.choices import LoraExport, LoraRole
-from rlhf.config.schema.model import LoraConfig
+from rlhf.options.lora.keys import LoraConfig, LoraExport, LoraRole
 
 
 def lora_config(**changes: Any) -> LoraConfig:

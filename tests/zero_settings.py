@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from rlhf.config.schema.zero import ZeroConfig
+from rlhf.options import ZeroConfig
 
 BASE = Path(__file__).parents[1] / "conf" / "base" / "zero.yaml"
 

@@ -20,12 +20,13 @@ from rlhf.chat.talker import (
     move_to_best_device,
     require_language_model,
 )
-from rlhf.config.choices import CombineName, Dtype
+from rlhf.config.choices import Dtype
 from rlhf.config.freeze import FROZEN, OF_MODELS, frozen_keys, refuse_code_of_run
 from rlhf.models.build import build_scorer
 from rlhf.models.language_model import Scorer
 from rlhf.models.sources import RUN_FOLDER, ModelSource, load_failure
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
+from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import Combination, Ensemble, load_ensemble
 from rlhf.report.next_commands import POLICIES
 from rlhf.rollout.sampling import SamplingSettings

@@ -57,33 +57,6 @@ class RewardKind(StrEnum):
     json = "json"
 
 
-class EnvironmentKind(StrEnum):
-    """Environments; none: single responses."""
-
-    none = "none"
-    number_guessing = "number_guessing"
-    calculator = "calculator"
-    blackjack = "blackjack"
-    gymnasium = "gymnasium"
-    textarena = "textarena"
-    reasoning_gym = "reasoning_gym"
-    gem = "gem"
-    tools = "tools"
-    custom = "custom"
-
-
-class FailureName(StrEnum):
-    """What can go wrong in an episode: faults of the environment, then of the policy."""
-
-    timeout = "timeout"  # a step took longer than environment.step_seconds
-    exception = "exception"  # the environment raised an error
-    died = "died"  # its process ended
-    invalid = "invalid"  # it returned something else than a step, or a reward that is no number
-    malformed = "malformed"  # the policy's turn could not be read; the episode goes on
-    cut_turn = "cut_turn"  # the policy's turn reached its token limit; the episode goes on
-    too_long = "too_long"  # the next observation does not fit; the episode is cut
-
-
 class Device(StrEnum):
     """Devices of the ranks."""
 
@@ -131,15 +104,6 @@ class RewardLossName(StrEnum):
     regression = "regression"
 
 
-class CombineName(StrEnum):
-    """Ways to make one score of the members of a reward model; warm averages their weights."""
-
-    mean = "mean"
-    worst = "worst"
-    uncertainty = "uncertainty"
-    warm = "warm"
-
-
 class KlEstimator(StrEnum):
     """Estimators of KL(policy || reference) from one sampled token.
 
@@ -157,13 +121,6 @@ class KlPlacement(StrEnum):
     reward = "reward"
     loss = "loss"
     advantage = "advantage"
-
-
-class GaeUnit(StrEnum):
-    """Time steps of generalised advantage estimation."""
-
-    token = "token"
-    turn = "turn"
 
 
 class DpoLossName(StrEnum):
@@ -200,37 +157,12 @@ class LrSchedule(StrEnum):
     inverse_sqrt = "inverse_sqrt"
 
 
-class LoraRole(StrEnum):
-    """Models that can get adapters; the policy of DPO counts as actor."""
-
-    sft = "sft"
-    reward = "reward"
-    actor = "actor"
-    critic = "critic"
-
-
-class LoraExport(StrEnum):
-    """Forms in which a model with adapters is saved."""
-
-    merged = "merged"
-    adapter = "adapter"
-
-
 class Template(StrEnum):
     """Formats of conversations: Human/Assistant turns, or the tokenizer's chat template."""
 
     auto = "auto"
     plain = "plain"
     chat = "chat"
-
-
-class Backend(StrEnum):
-    """Programs that sample responses: ours, generate, DeepSpeed's Hybrid Engine, a vLLM server."""
-
-    fast = "fast"
-    hf = "hf"
-    hybrid_engine = "hybrid_engine"
-    vllm_server = "vllm_server"
 
 
 class When(StrEnum):
@@ -254,14 +186,6 @@ class MomentsDtype(StrEnum):
 
     fp32 = "fp32"
     bf16 = "bf16"
-
-
-class Reuse(StrEnum):
-    """Which runs reuse finished phases with equal inputs, from the store of phases."""
-
-    sweep = "sweep"
-    always = "always"
-    never = "never"
 
 
 class PlanMode(StrEnum):

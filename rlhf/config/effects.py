@@ -19,6 +19,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.hydra_errors import REWARD_MODEL_GROUP
 from rlhf.config.schema.keys import Affects, AtResume, Unread
 from rlhf.config.schema.run import RunConfig
+from rlhf.options import modules_of
 
 
 class Effect(NamedTuple):
@@ -38,7 +39,11 @@ class Effect(NamedTuple):
 @cache
 def effects() -> dict[str, Effect]:
     """Return the effect of every dotted key of the schema, without groups."""
-    return dict(_effects_in(RunConfig, "", {}))
+    found = dict(_effects_in(RunConfig, "", {}))
+    for option in modules_of("keys"):
+        for key, rule in getattr(option, "UNREAD", {}).items():
+            found[key] = found[key]._replace(unread=(*found[key].unread, rule))
+    return found
 
 
 def _effects_in(

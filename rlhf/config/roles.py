@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rlhf.config.choices import Dtype, LoraRole, ModelInit, Phase, RewardKind, TrainingEngine
-from rlhf.config.schema.model import LoraConfig, ModelConfig
+from rlhf.config.choices import Dtype, ModelInit, Phase, RewardKind, TrainingEngine
+from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.schema.zero import ZeroConfig
+from rlhf.options import ZeroConfig
+from rlhf.options.lora.keys import LoraConfig, LoraRole
 
 SHARDED_WEIGHTS = 3  # the ZeRO stage that also shards the weights
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
-from rlhf.config.schema.supervised import RewardConfig
 from rlhf.data.detect import to_records
 from rlhf.data.records import Record
 from rlhf.data.tables import find_tables, rows_of
+from rlhf.options import RewardConfig
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -14,9 +14,8 @@ from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.batches import examples_per_step, largest_batch_sizes, phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.rules.ppo import check_ppo
-from rlhf.config.schema.data import DataConfig
-from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.options import DataConfig, PpoConfig
 from rlhf.options.ptx.corpus import ptx_texts, reads_corpus
 
 

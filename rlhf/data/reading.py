@@ -6,12 +6,13 @@ from collections import Counter
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase, Source
-from rlhf.config.schema.data import DataConfig, DatasetConfig
+from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.column_rules import ColumnRules, parse_columns
 from rlhf.data.detect import NONE_WANTED, Converted, Wanted, to_records
 from rlhf.data.records import RawDataset, clean_dataset, drop_repeated_examples
 from rlhf.data.synthetic_pairs import add_right_answers, generate_records
 from rlhf.data.tables import Table, Tables, find_tables, rows_of, shorten_list
+from rlhf.options import DataConfig
 
 
 def load_datasets(config: DataConfig, *, seed: int, keep: Wanted = NONE_WANTED) -> list[RawDataset]:

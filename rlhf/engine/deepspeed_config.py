@@ -8,10 +8,10 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from rlhf.config.batches import BatchPlan
-from rlhf.config.choices import Backend, Dtype
+from rlhf.config.choices import Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.schema.zero import ZeroConfig
+from rlhf.options import Backend, ZeroConfig
 
 
 def deepspeed_config(

@@ -19,12 +19,12 @@ from rlhf.base.types import StepReport
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
-from rlhf.config.schema.zero import ZeroConfig
 from rlhf.engine.deepspeed_config import deepspeed_config
 from rlhf.engine.masters import MovingAverage, masters_of
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
 from rlhf.engine.training_state import BaseEngine, DeepSpeedState, TrainingState
 from rlhf.engine.zero3_partition import skip_shm_kernel_compilation
+from rlhf.options import ZeroConfig
 
 DRIVE_BLOCK = 512  # bytes per block that a drive reads or writes
 

@@ -14,7 +14,7 @@ from rlhf.base.types import Schedule
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import Role, runs_on_torch, setting_unsupported_by_torch
 from rlhf.config.schema.supervised import OptimizerConfig
-from rlhf.config.schema.zero import ZeroConfig
+from rlhf.options import ZeroConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.manifest import Identity, file_identity
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.files import READERS
 from rlhf.data.tables import SAMPLE
+from rlhf.options import DataConfig
 from rlhf.run.results import write_json
 
 INPUTS = "inputs.json"

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.choices import PlanMode, Reuse, Source, Template
+from rlhf.config.choices import PlanMode, Source, Template
 from rlhf.config.effects import refuse_unread_keys
 from rlhf.config.freeze import (
     FROZEN,
@@ -45,6 +45,7 @@ from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.sweep_jobs import open_log
 from rlhf.jobs.this_machine import apply_auto_hardware, is_hardware_auto, this_machine
 from rlhf.models.tokenizers import tokenizer_place
+from rlhf.options.phase_store.keys import Reuse
 from rlhf.plan.decide import plan_and_configure
 from rlhf.plan.plan_tables import plan_as_json, plan_summary, tables
 from rlhf.run.console import Console, build_console, config_tree

@@ -22,7 +22,6 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.batches import examples_per_step, phase_steps
 from rlhf.config.choices import ModelInit, Phase, PlanMode, Source, Template
 from rlhf.config.roles import tokenizer_base
-from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
@@ -37,6 +36,7 @@ from rlhf.data.splits import PhaseData, describe_division, phase_answered_by_dpo
 from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, limit_of
 from rlhf.jobs.input_files import data_paths
 from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
+from rlhf.options import DataConfig
 from rlhf.plan.steps import Load, Loads
 from rlhf.run.console import build_console
 from rlhf.runtime.run_data import load_phase_data

@@ -13,8 +13,6 @@ import torch
 from rlhf.base.decoder_modules import CACHE_NAMES, end_ids_of
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.config.choices import LoraRole
-from rlhf.config.schema.model import LoraConfig
 from rlhf.models.language_model import Scorer
 from rlhf.models.pretrained import Shard, draw_weights_by_block, load_pretrained, shard_parameters
 from rlhf.models.sources import ModelSource
@@ -25,6 +23,7 @@ from rlhf.options.cpu_kernels.cpu_layers import (
     use_matmul_attention,
     use_onednn_products,
 )
+from rlhf.options.lora.keys import LoraConfig, LoraRole
 from rlhf.options.lora.lora import add_adapters
 
 if TYPE_CHECKING:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rlhf.config.choices import AdvantageEstimator, CombineName, LoraRole, ModelInit, Phase
+from rlhf.config.choices import AdvantageEstimator, ModelInit, Phase
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.schema.supervised import RewardConfig
 from rlhf.models.shapes import ModelShape, shape_of
 from rlhf.models.sources import config_fields
+from rlhf.options import RewardConfig
+from rlhf.options.ensembles.keys import CombineName
+from rlhf.options.lora.keys import LoraRole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,15 +4,43 @@ A folder has, as far as its option needs them, these modules; each plugs into on
 (``rlhf/base/seams.py`` has their interfaces). The core names no option: it asks this table for the
 modules of a seam. ``keys`` and ``rules`` are imported for every configuration, and import no torch;
 the other modules only if the configuration switches their option on.
+
+The groups of the configuration are composed here, of the core's keys and those of the options.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
+
+from rlhf.config.schema.checkpoint import CheckpointKeys
+from rlhf.config.schema.data import DataKeys
+from rlhf.config.schema.ppo import PpoKeys
+from rlhf.config.schema.rollout import RolloutKeys
+from rlhf.config.schema.supervised import RewardKeys
+from rlhf.config.schema.zero import ZeroKeys
+from rlhf.options.ahead.keys import AheadKeys
+from rlhf.options.average.keys import AverageKeys, AverageOffloadKeys
+from rlhf.options.branches.keys import BranchKeys
+from rlhf.options.corrections.keys import CorrectionKeys
+from rlhf.options.distillation.keys import DistillationKeys
+from rlhf.options.ensembles.keys import EnsembleKeys
+from rlhf.options.environments.keys import EnvironmentGroup, TurnKeys
+from rlhf.options.hybrid_engine.keys import HybridEngineKeys
+from rlhf.options.lora.keys import FrozenWeightKeys, LoraGroup
+from rlhf.options.phase_store.keys import ReuseGroup
+from rlhf.options.ptx.keys import PtxDataKeys, PtxKeys
+from rlhf.options.replay.keys import DigestKeys
+from rlhf.options.resampling.keys import ResamplingKeys
+from rlhf.options.sequence_parallel.keys import SequenceParallelKeys
+from rlhf.options.trunk.keys import TrunkKeys
+from rlhf.options.vllm.keys import ServerKeys
 
 if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
@@ -26,8 +54,13 @@ class Option(NamedTuple):
 
     def module(self, seam: str) -> ModuleType | None:
         """Return the option's module for ``seam``; None if it does not plug into this seam."""
-        name = f"{__name__}.{self.name}.{seam}"
-        return import_module(name) if find_spec(name) else None
+        return _import_module_of(self.name, seam)
+
+
+@cache
+def _import_module_of(option: str, seam: str) -> ModuleType | None:
+    name = f"{__name__}.{option}.{seam}"
+    return import_module(name) if find_spec(name) else None
 
 
 OPTIONS = (
@@ -49,6 +82,7 @@ OPTIONS = (
     Option("hybrid_engine", lambda config: config.rollout.backend == "hybrid_engine"),
     Option("vllm", lambda config: config.rollout.backend == "vllm_server"),
     Option("phase_store", lambda config: config.reuse.phases != "never"),
+    Option("replay", lambda config: config.checkpoint.digest_every > 0),
     Option("cpu_kernels", lambda config: config.hardware.device == "cpu"),
     Option("gpu_kernels", lambda config: config.hardware.device == "cuda"),
 )
@@ -61,3 +95,60 @@ def modules_of(seam: str, config: RunConfig | None = None) -> Iterator[ModuleTyp
             module = option.module(seam)
             if module is not None:
                 yield module
+
+
+class Backend(StrEnum):
+    """Programs that sample responses: ours, generate, DeepSpeed's Hybrid Engine, a vLLM server."""
+
+    fast = "fast"
+    hf = "hf"
+    hybrid_engine = "hybrid_engine"
+    vllm_server = "vllm_server"
+
+
+@dataclass(kw_only=True)
+class PpoConfig(
+    DistillationKeys,
+    ResamplingKeys,
+    BranchKeys,
+    TurnKeys,
+    PtxKeys,
+    AverageKeys,
+    CorrectionKeys,
+    TrunkKeys,
+    PpoKeys,
+):
+    """Proximal policy optimisation against the reward model."""
+
+
+@dataclass(kw_only=True)
+class RewardConfig(EnsembleKeys, RewardKeys):
+    """Reward model training."""
+
+
+@dataclass(kw_only=True)
+class RolloutConfig(ServerKeys, HybridEngineKeys, AheadKeys, RolloutKeys):
+    """Settings for sampling responses."""
+
+    backend: Backend
+    """fast: this project's decode loop; hf: generate; hybrid_engine: DeepSpeed; vllm_server."""
+
+
+@dataclass(kw_only=True)
+class ZeroConfig(SequenceParallelKeys, AverageOffloadKeys, FrozenWeightKeys, ZeroKeys):
+    """Training engine, and DeepSpeed's sharding and offloading of the models."""
+
+
+@dataclass(kw_only=True)
+class DataConfig(PtxDataKeys, DataKeys):
+    """Sources of examples, and their division over phases."""
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig(DigestKeys, CheckpointKeys):
+    """Checkpoints inside a phase, from which resume continues (docs/resume.md)."""
+
+
+@dataclass(kw_only=True)
+class OptionGroups(EnvironmentGroup, LoraGroup, ReuseGroup):
+    """The groups of a run that belong to one option each."""

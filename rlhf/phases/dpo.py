@@ -18,7 +18,7 @@ from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import PreferenceBatch, TokenModel, TokenPositions
 from rlhf.config.batches import phase_plans, phase_steps
-from rlhf.config.choices import LoraRole, Phase
+from rlhf.config.choices import Phase
 from rlhf.config.roles import Role, adapter_lr
 from rlhf.data.splits import phase_answered_by_dpo
 from rlhf.engine.devices import peak_memory_gib
@@ -27,6 +27,7 @@ from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import require_enough_positions
 from rlhf.models.language_model import kept_token_logprobs
+from rlhf.options.lora.keys import LoraRole
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens

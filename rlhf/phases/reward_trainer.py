@@ -25,15 +25,16 @@ from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.random_streams import random_stream, seed_for
 from rlhf.base.types import PreferenceBatch
 from rlhf.config.batches import phase_plans
-from rlhf.config.choices import CombineName, LoraRole, Phase, RewardLossName
+from rlhf.config.choices import Phase, RewardLossName
 from rlhf.config.roles import Role, adapter_lr
-from rlhf.config.schema.supervised import RewardConfig
 from rlhf.data.pair_numbers import PairColumn
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import build_scorer, lora_spec, require_enough_positions
 from rlhf.models.language_model import Scorer
+from rlhf.options import RewardConfig
+from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import (
     Member,
     copy_first_member,
@@ -41,6 +42,7 @@ from rlhf.options.ensembles.members import (
     record_member_calls,
     swap_in_mean,
 )
+from rlhf.options.lora.keys import LoraRole
 from rlhf.phases.reward_evaluation import RewardEvaluation, measure_scores
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policies import reward_model_source

@@ -13,7 +13,7 @@ from rlhf.base.metrics import Metrics, loss_metrics, perplexity
 from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import SequenceBatch, TokenModel
 from rlhf.config.batches import phase_plans, phase_steps
-from rlhf.config.choices import LoraRole, LossOn, Phase
+from rlhf.config.choices import LossOn, Phase
 from rlhf.config.roles import Role, adapter_lr
 from rlhf.data.collate import collate_sequences
 from rlhf.engine.select import build_engine
@@ -29,6 +29,7 @@ from rlhf.models.language_model import (
     set_attention_function,
 )
 from rlhf.models.sources import ModelSource
+from rlhf.options.lora.keys import LoraRole
 from rlhf.options.sequence_parallel.ulysses import sequence_parallel_attention
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.batches import num_ranks
-from rlhf.config.choices import Device, Dtype, LoraRole, Phase
+from rlhf.config.choices import Device, Dtype, Phase
 from rlhf.config.machine_rates import GIB, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.rules.model import check_lora
@@ -20,6 +20,7 @@ from rlhf.config.rules.rollout import check_rollout
 from rlhf.config.rules.zero import check_training_engine, check_zero
 from rlhf.config.schema.keys import ANSWERING_PHASES
 from rlhf.config.schema.run import RunConfig
+from rlhf.options.lora.keys import LoraRole
 
 if TYPE_CHECKING:
     from rlhf.plan.plan import Plan

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import Backend, Phase, PlanMode, When
+from rlhf.config.choices import Phase, PlanMode, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.rules.run import validate
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import UnknownModelError
+from rlhf.options import Backend
 from rlhf.plan.advice import idle_options
 from rlhf.plan.plan import Plan, plan_run
 from rlhf.plan.steps import Loads

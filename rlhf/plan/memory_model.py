@@ -14,9 +14,9 @@ from typing import NamedTuple
 from rlhf.config.choices import Dtype, MomentsDtype
 from rlhf.config.machine_rates import Machine
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, runs_on_torch, stage_of
-from rlhf.config.schema.zero import ZeroConfig
 from rlhf.models.model_uses import ModelUse
 from rlhf.models.shapes import ModelShape
+from rlhf.options import ZeroConfig
 
 HALF, SINGLE = 2, 4  # bytes per element
 CPU_BLOCK = (1024, 2048)  # tokens and vocabulary entries whose logits exist at the same time

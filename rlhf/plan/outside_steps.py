@@ -11,9 +11,10 @@ from collections import Counter
 from dataclasses import replace
 
 from rlhf.config.batches import num_data_parallel_ranks
-from rlhf.config.choices import Backend, Dtype, Phase, When
+from rlhf.config.choices import Dtype, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.models.model_uses import ModelUse
+from rlhf.options import Backend
 from rlhf.plan import time_model
 from rlhf.plan.memory_model import HALF, SINGLE, Parts
 from rlhf.plan.phase_memory import PhaseMemory

@@ -15,9 +15,10 @@ from rlhf.config.batches import (
     phase_plans,
     rollout_plan,
 )
-from rlhf.config.choices import Backend, Phase, When
+from rlhf.config.choices import Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
-from rlhf.config.schema.ppo import PpoConfig, ValueTargets
+from rlhf.options import Backend, PpoConfig
+from rlhf.options.branches.keys import ValueTargets
 from rlhf.plan import memory_model, time_model
 from rlhf.plan.outside_steps import (
     BUILDING,

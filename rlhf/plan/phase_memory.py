@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from rlhf.config.batches import rollout_plan
-from rlhf.config.choices import Backend, Dtype, Phase
+from rlhf.config.choices import Dtype, Phase
 from rlhf.config.machine_rates import GIB
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, runs_on_torch, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse, forward_flops
+from rlhf.options import Backend
 from rlhf.plan import memory_model
 from rlhf.plan.memory_model import Parts, States, backward_pass_moments
 from rlhf.plan.steps import Load

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.batches import phase_steps
 from rlhf.config.choices import SPLIT_PHASES, Phase, Source
-from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.options import DataConfig
 
 COUNTED = (".jsonl", ".csv")  # file types with one example per line
 LARGEST = 2**30  # bytes; the lines of larger files are not counted

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
-from rlhf.config.schema.zero import ZeroConfig
 from rlhf.models.model_uses import ModelUse, backward_to_forward_ratio, forward_flops
+from rlhf.options import ZeroConfig
 from rlhf.plan.memory_model import (
     kv_cache_bytes,
     layer_activation_bytes,

@@ -28,7 +28,7 @@ from rlhf.base.foreign_errors import remedy_of
 from rlhf.base.manifest import MANIFEST, check_files, file_identity, folder_identities
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.config.choices import Phase
-from rlhf.config.schema.run import CheckpointConfig
+from rlhf.options import CheckpointConfig
 from rlhf.run.finished_phase import STATE
 from rlhf.run.model_folder import SHARD_BYTES, write_shards
 

@@ -12,7 +12,6 @@ from random import Random
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase, Source
 from rlhf.config.roles import reward_key_by_column
-from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import first_record
 from rlhf.data.reading import describe_data, load_datasets
@@ -25,6 +24,7 @@ from rlhf.data.splits import (
     divide_over_phases,
     largest_remainder,
 )
+from rlhf.options import DataConfig
 from rlhf.options.environments.interface import (
     EnvironmentPool,
     EpisodeStart,

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import FailureName, Phase, PlanMode, RewardLossName, Source
+from rlhf.config.choices import Phase, PlanMode, RewardLossName, Source
 from rlhf.config.hydra_errors import did_you_mean
 from rlhf.config.schema.run import RunConfig
+from rlhf.options.environments.keys import FailureName
 from rlhf.phases.shared.model_checks import MODEL_CHECKS
 from rlhf.rewards.isolated import check_reward_parts
 from rlhf.run.metric_table import METRICS, better_direction

@@ -15,7 +15,7 @@ from rlhf.config.hydra_errors import (
     to_hydra_override,
     unknown_key_error,
 )
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.options import PpoConfig
 
 
 @pytest.mark.parametrize(

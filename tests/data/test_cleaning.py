@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.config.choices import Source, Template
-from rlhf.config.schema.data import DataConfig
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import (
     RawDataset,
@@ -22,6 +21,7 @@ from rlhf.data.records import (
     fingerprint,
 )
 from rlhf.data.synthetic_pairs import generate_records
+from rlhf.options import DataConfig
 
 
 def dataset(*train: Record, held_out: list[Record] | None = None) -> RawDataset:

@@ -19,13 +19,14 @@ from pyarrow import Table, parquet
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.choices import Phase, Source, Template
 from rlhf.config.freeze import to_run_config
-from rlhf.config.schema.data import DataConfig, DatasetConfig
+from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.reading import describe_data, load_datasets
 from rlhf.data.records import RawDataset, Record
 from rlhf.data.splits import divide_over_phases
 from rlhf.data.synthetic_pairs import generate_records
 from rlhf.data.tables import SAMPLES
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options import DataConfig
 
 HH = Path(__file__).parents[3] / "shared" / "data" / "hh_harmless_dev.jsonl"
 Rows = list[dict[str, Any]]

@@ -13,10 +13,10 @@ from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.roles import Role
-from rlhf.config.schema.zero import ZeroConfig
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.devices import current_ranks
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.options import ZeroConfig
 from tests.emulated_fp16 import emulate_fp16
 from tests.plain_engine import whole_state
 from tests.zero_settings import zero_config

@@ -9,8 +9,8 @@ import pytest
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype, MomentsDtype, TrainingEngine
 from rlhf.config.roles import Role, has_half_weights, stage_of
-from rlhf.config.schema.zero import ZeroConfig
 from rlhf.engine.deepspeed_config import deepspeed_config
+from rlhf.options import ZeroConfig
 
 PLAN = BatchPlan(per_rank=32, micro=8, accumulation=4)
 RANKS = 16

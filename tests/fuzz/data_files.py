@@ -25,11 +25,12 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import to_run_config
-from rlhf.config.schema.data import DataConfig, DatasetConfig
+from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.reading import describe_data, load_datasets
 from rlhf.data.splits import blend_datasets, check_usable_examples, divide_over_phases
 from rlhf.data.tokens import Limit, tokenise
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options import DataConfig
 from rlhf.options.ptx.corpus import ptx_texts
 from tests.fuzz.case import Case
 

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlhf.config.choices import CombineName
 from rlhf.models.build import build_scorer
 from rlhf.models.sources import ModelSource
+from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import (
     MEMBERS_FILE,
     Combination,

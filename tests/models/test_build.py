@@ -11,7 +11,6 @@ import torch
 from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.config.choices import LoraRole
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import adapter_lr
 from rlhf.models.build import (
@@ -23,6 +22,7 @@ from rlhf.models.build import (
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, train_tokenizer
+from rlhf.options.lora.keys import LoraRole
 from rlhf.options.lora.lora import has_adapters
 from tests.lora_settings import lora_config
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from rlhf.config.choices import AdvantageEstimator, CombineName, LoraRole, ModelInit, Phase
+from rlhf.config.choices import AdvantageEstimator, ModelInit, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.model_uses import UnknownModelError, models_in_phase
+from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import grow_members
+from rlhf.options.lora.keys import LoraRole
 from rlhf.options.trunk.trunk import SharedTrunk
 from tests.conftest import Compose
 from tests.lora_settings import lora_config

@@ -18,12 +18,12 @@ from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.roles import Role
-from rlhf.config.schema.zero import ZeroConfig
 from rlhf.engine.devices import current_ranks
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options import ZeroConfig
 from tests.engine.test_deepspeed_config import zero
 from tests.lora_settings import lora_config
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from rlhf.config.choices import Backend, Phase, When
+from rlhf.config.choices import Phase, When
 from rlhf.config.machine_rates import GIB, machine_of
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import models_in_phase
+from rlhf.options import Backend
 from rlhf.plan import memory_model, time_model
 from rlhf.plan.phase_costs import plan_phase
 from rlhf.plan.phase_memory import KEPT_FREED, PhaseMemory, uses_matmul_attention

@@ -11,12 +11,12 @@ from torch import nn
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.choices import When
-from rlhf.config.schema.model import LoraConfig
 from rlhf.data.collate import collate_prompts
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options.lora.keys import LoraConfig
 from rlhf.options.lora.lora import adapter_of
 from rlhf.rollout.fast import FastRollout, FastSettings, free_bytes
 from rlhf.rollout.hf import HfRollout

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
-from rlhf.config.choices import Device, Dtype, LoraExport
+from rlhf.config.choices import Device, Dtype
 from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.devices import current_ranks
@@ -22,6 +22,7 @@ from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel, Scorer
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options.lora.keys import LoraExport
 from rlhf.options.lora.lora import merge_adapters_in_stream, save_adapter
 from rlhf.phases.shared.exporting import build_export
 from rlhf.run.model_folder import tensors_to_save

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from rlhf.config.choices import EnvironmentKind
+from rlhf.options.environments.keys import EnvironmentKind
 from tools.docs import environments_page
 from tools.docs.environments_page import Trial, next_turn, replace_section, try_environment
 

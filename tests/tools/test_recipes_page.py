@@ -9,10 +9,11 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.config.batches import num_ranks, phase_plans, rollout_plan
-from rlhf.config.choices import LoraRole, Phase
+from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.data.reading import load_datasets
 from rlhf.data.splits import divide_over_phases
+from rlhf.options.lora.keys import LoraRole
 from tools.docs import recipes_page as recipes
 from tools.docs.recipes_page import TABLE_MARK, renew_page
 

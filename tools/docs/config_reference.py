@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of
 from rlhf.config.hydra_errors import describe_type
-from rlhf.config.schema.run import RunConfig, phases_that_measure_best
-from rlhf.config.schema.supervised import phases_that_combine
+from rlhf.config.schema.checkpoint import phases_that_measure_best
+from rlhf.config.schema.run import RunConfig
+from rlhf.options.ensembles.keys import phases_that_combine
 from tools.docs.conf_comments import explanation
 from tools.docs.pages import write_below
 

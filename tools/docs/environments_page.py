@@ -18,9 +18,8 @@ from random import Random
 from typing import NamedTuple
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import EnvironmentKind
 from rlhf.options.environments.interface import Observation, Step
-from rlhf.options.environments.keys import EnvironmentConfig, FailureRewards
+from rlhf.options.environments.keys import EnvironmentConfig, EnvironmentKind, FailureRewards
 from rlhf.options.environments.process_pool import ProcessPool
 
 PAGE = Path("docs/environment_table.md")

@@ -10,17 +10,14 @@ from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.config.choices import (
     SPLIT_PHASES,
     AdvantageEstimator,
-    Backend,
-    EnvironmentKind,
-    GaeUnit,
     Phase,
     RewardKind,
     ScaleReward,
     Source,
 )
-from rlhf.config.schema.data import DataConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.options.environments.keys import EnvironmentConfig
+from rlhf.options import Backend, DataConfig
+from rlhf.options.environments.keys import EnvironmentConfig, EnvironmentKind, GaeUnit
 
 GENERATED = (Source.synthetic, Source.environment)
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlhf.base.errors import ConfigError, refuse_first
-from rlhf.config.choices import Backend, LoraExport, LoraRole, ModelInit, Phase, Source
+from rlhf.config.choices import ModelInit, Phase, Source
 from rlhf.config.roles import SHARDED_WEIGHTS, has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.options import Backend
+from rlhf.options.lora.keys import LoraExport, LoraRole
 
 # Beginnings of the names of sizes in transformers' configurations.
 COUNTS = ("hidden_size", "intermediate_size", "num_attention", "num_hidden", "num_key", "head_dim")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from rlhf.base.errors import ConfigError, refuse_first
-from rlhf.config.choices import AdvantageEstimator, Backend, GaeUnit, KlEstimator, KlPlacement
-from rlhf.config.schema.ppo import COMPARING, PpoConfig, SurrogateName, ValueTargets
-from rlhf.config.schema.rollout import RolloutConfig
-from rlhf.options.environments.keys import EnvironmentConfig
+from rlhf.config.choices import AdvantageEstimator, KlEstimator, KlPlacement
+from rlhf.config.schema.ppo import COMPARING, SurrogateName
+from rlhf.options import Backend, PpoConfig, RolloutConfig
+from rlhf.options.branches.keys import ValueTargets
+from rlhf.options.environments.keys import EnvironmentConfig, GaeUnit
 
 
 def check_ppo(ppo: PpoConfig, *, lora_rank: int) -> None:

@@ -7,11 +7,12 @@ from dataclasses import MISSING, fields
 from urllib.parse import urlsplit
 
 from rlhf.base.errors import ConfigError, refuse_first
-from rlhf.config.choices import LoraRole, ModelInit, Phase, RewardKind, RewardLossName, Source
+from rlhf.config.choices import ModelInit, Phase, RewardKind, RewardLossName, Source
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_reward_model, stage_of
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.schema.supervised import RewardConfig
+from rlhf.options import RewardConfig
+from rlhf.options.lora.keys import LoraRole
 
 OF_ALL = ("kind", "weight", "normalise")
 OF_PROCESSES = (*OF_ALL, "timeout_seconds", "fallback")

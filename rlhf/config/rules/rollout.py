@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rlhf.base.errors import ConfigError, refuse_first
-from rlhf.config.choices import Backend, Device, MomentsDtype, TrainingEngine, When
+from rlhf.config.choices import Device, MomentsDtype, TrainingEngine, When
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.config.schema.ppo import PpoConfig, ProximalPolicy, RolloutCorrection
-from rlhf.config.schema.rollout import RolloutConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.options import Backend, PpoConfig, RolloutConfig
+from rlhf.options.corrections.keys import ProximalPolicy, RolloutCorrection
 
 BACKEND = "rollout.backend=hybrid_engine"
 OPTIMIZER_STAGE = 2

@@ -10,8 +10,8 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Device, Dtype, MomentsDtype, Phase, TrainingEngine
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, setting_unsupported_by_torch, stage_of
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.schema.zero import ZeroConfig
 from rlhf.config.typed import format_value
+from rlhf.options import ZeroConfig
 
 DECIDED: Mapping[str, str] = read_yaml_beside(__file__, "deepspeed_entries.yaml")
 

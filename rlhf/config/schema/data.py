@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf.config.choices import Phase, Source, Template
-from rlhf.config.schema.keys import AT_LEAST_0, BETWEEN_0_AND_1, NO_PHASE, Unread, key, results_of
+from rlhf.config.schema.keys import AT_LEAST_0, BETWEEN_0_AND_1, NO_PHASE, Unread, key
 
 
 @dataclass(kw_only=True)
@@ -43,7 +43,7 @@ GENERATED = [_generated_by(Source.synthetic), _generated_by(Source.environment)]
 
 
 @dataclass(kw_only=True)
-class DataConfig:
+class DataKeys:
     """Sources of examples, and their division over phases."""
 
     source: Source
@@ -76,11 +76,5 @@ class DataConfig:
     """plain: Human/Assistant turns; chat: the tokenizer's template; auto: chat if there is one."""
     bucket_by_length: bool
     """Put sequences of similar length into one micro-batch, which reduces padding."""
-    ptx_path: str | None = key(affects=results_of(Phase.ppo), is_inherited=False)
-    """Corpus to mix into PPO (ppo.ptx_coef): file, folder or hub id; null: the SFT examples."""
-    ptx_subset: str | None = key(affects=results_of(Phase.ppo), is_inherited=False)
-    """Configuration name of ptx_path on the hub; null: the dataset's default."""
-    ptx_column: str = key(affects=results_of(Phase.ppo), is_inherited=False)
-    """Column of ptx_path that holds the text."""
     cache_dir: str = key(affects=NO_PHASE, is_inherited=False)
     """Folder that keeps tokenised data between runs."""

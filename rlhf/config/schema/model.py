@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf.config.choices import LoraExport, LoraRole, ModelInit, Phase
+from rlhf.config.choices import ModelInit
 from rlhf.config.schema.keys import (
     ABOVE_0,
     AT_LEAST_0,
@@ -14,7 +14,6 @@ from rlhf.config.schema.keys import (
     AtResume,
     Unread,
     key,
-    results_of,
 )
 
 RANDOM = Unread(
@@ -32,9 +31,6 @@ SFT_MODEL = Unread(
     "{group}.init=sft and gold start from the SFT model of the same run",
     "use {option}=pretrained {group}.path={value}",
 )
-NO_ADAPTERS = [
-    Unread(lambda lora: lora.rank == 0, "lora.rank=0 trains without adapters", "add lora=default")
-]
 
 
 @dataclass(kw_only=True)
@@ -85,29 +81,3 @@ class ModelConfig:
     """matmul (this project's; sdpa on a GPU), eager, sdpa or flash_attention_2; null: matmul."""
     trust_remote_code: bool = key(unread=[SFT_MODEL])
     """Run Python code from the model's repository; enable only for code that you have read."""
-
-
-@dataclass(kw_only=True)
-class LoraConfig:
-    """Low-rank adapters (https://arxiv.org/abs/2106.09685), made with peft."""
-
-    rank: int = key(AT_LEAST_0)
-    """Rank of the adapters; 0: no adapters."""
-    alpha: float = key(ABOVE_0, unread=NO_ADAPTERS)
-    """The output of an adapter is multiplied by alpha / rank."""
-    dropout: float = key(FROM_0_BELOW_1, unread=NO_ADAPTERS)
-    """Dropout probability of the adapters' input."""
-    target_modules: list[str] | None = key(unread=NO_ADAPTERS)
-    """Suffixes of the names of adapted layers; null: all linear layers except the output layer."""
-    roles: list[LoraRole] = key(unread=NO_ADAPTERS)
-    """Models that get adapters: some of sft, reward, actor (also DPO's policy), critic."""
-    train_rest: bool = key(unread=NO_ADAPTERS)
-    """Also train weights without adapters: embeddings, norms, biases (as DeepSpeed-Chat does)."""
-    lr: float | None = key(ABOVE_0, unread=NO_ADAPTERS)
-    """Peak learning rate of the adapters; null: the learning rate of the phase."""
-    critic_rank: int | None = key(ABOVE_0, affects=results_of(Phase.ppo), unread=NO_ADAPTERS)
-    """Rank of the critic's adapters; null: rank."""
-    critic_lr: float | None = key(ABOVE_0, affects=results_of(Phase.ppo), unread=NO_ADAPTERS)
-    """Peak learning rate of the critic's adapters; null: lr, or if that is null, ppo.critic_lr."""
-    export: LoraExport = key(unread=NO_ADAPTERS)
-    """merged: save an ordinary model; adapter: save a peft folder that names its base model."""

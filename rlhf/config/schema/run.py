@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlhf.config.choices import Phase, PlanMode, Reuse, WandbMode
-from rlhf.config.schema.data import DataConfig
+from rlhf.config.choices import Phase, PlanMode, WandbMode
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.keys import (
     ABOVE_0,
@@ -20,24 +19,23 @@ from rlhf.config.schema.keys import (
     MINUTES,
     NO_PHASE,
     PORT,
-    SECONDS,
     AtResume,
     key,
     results_of,
 )
-from rlhf.config.schema.model import LoraConfig, ModelConfig
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.rewards import RewardTerm
-from rlhf.config.schema.rollout import RolloutConfig
-from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
-from rlhf.config.schema.zero import ZeroConfig
-from rlhf.options.environments.keys import EnvironmentConfig
-
-
-def phases_that_measure_best(config: RunConfig) -> frozenset[Phase]:
-    """Return the set of the phase that measures checkpoint.best; empty if that is null."""
-    name = (config.checkpoint.best or "").partition("/")[0]
-    return frozenset(phase for phase in Phase if phase == name)
+from rlhf.config.schema.supervised import DpoConfig, SftConfig
+from rlhf.options import (
+    CheckpointConfig,
+    DataConfig,
+    OptionGroups,
+    PpoConfig,
+    RewardConfig,
+    RolloutConfig,
+    ZeroConfig,
+    modules_of,
+)
 
 
 @dataclass(kw_only=True)
@@ -46,44 +44,6 @@ class PhaseConfig:
 
     order: list[Phase]
     """Phases to run: some of sft, reward, ppo, dpo, in this order, each once; not ppo with dpo."""
-
-
-@dataclass(kw_only=True)
-class ReuseConfig:
-    """The store of finished phases: runs whose SFT or reward phase have equal inputs share it."""
-
-    phases: Reuse
-    """sweep: jobs of a sweep take phases from the store; always: all runs; never: none."""
-    max_gib: float = key(ABOVE_0)
-    """Size of the store, GiB; above it the phases used least recently are removed."""
-
-
-@dataclass(kw_only=True)
-class CheckpointConfig:
-    """Checkpoints inside a phase, from which resume continues (docs/resume.md)."""
-
-    every_minutes: float | None = key(ABOVE_0)
-    """Minutes between checkpoints; null: not by time."""
-    every_steps: int | None = key(ABOVE_0)
-    """Steps between checkpoints; null: not by steps."""
-    keep: int = key(ABOVE_0)
-    """Latest checkpoints that are kept; the best one is kept beside them."""
-    keep_finished: bool
-    """Keep the checkpoints of a finished phase too, for python -m rlhf.export."""
-    best: str | None = key(affects=phases_that_measure_best)
-    """Held-out metric whose best checkpoint is kept, such as ppo/eval_score; null: none."""
-    load_best: bool = key(affects=phases_that_measure_best)
-    """End the phase of the metric with its best checkpoint instead of the last step."""
-    patience: int | None = key(ABOVE_0, affects=phases_that_measure_best)
-    """End the phase after this many evaluations in a row without a new best; null: never."""
-    stop_after: str | None
-    """Step after which the run stops with a checkpoint, such as ppo/40; resume continues it."""
-    digest_every: int = key(AT_LEAST_0)
-    """Steps between digests of the weights, which python -m rlhf.replay compares; 0: no digests."""
-    most_skipped: int | None = key(ABOVE_0)
-    """Steps in a row with gradients that are not finite after which the run ends; null: never."""
-    grace_seconds: int = key(SECONDS)
-    """Seconds after SIGTERM in which a step may end and a checkpoint be written."""
 
 
 class AlarmName(StrEnum):
@@ -159,8 +119,8 @@ class TrackingConfig:
 
 
 @dataclass(kw_only=True)
-class RunConfig:
-    """The whole configuration of one run."""
+class RunKeys:
+    """The keys and groups of a run that every run has; options add groups of their own."""
 
     name: str = key(affects=NO_PHASE, at_resume=AtResume.fixed)
     """Name of the run; its directories are in runs/<name>/."""
@@ -179,7 +139,6 @@ class RunConfig:
     phase: PhaseConfig = key(
         affects=NO_PHASE, at_resume=AtResume.fixed
     )  # a phase depends on the phases before it
-    reuse: ReuseConfig = key(affects=NO_PHASE)
     checkpoint: CheckpointConfig = key(affects=NO_PHASE)
     alarms: AlarmsConfig = key(affects=NO_PHASE)
     model: ModelConfig = key(affects=EVERY_PHASE, is_inherited=True)
@@ -187,28 +146,31 @@ class RunConfig:
     hardware: HardwareConfig = key(affects=EVERY_PHASE)
     zero: ZeroConfig = key(affects=EVERY_PHASE, at_resume=AtResume.rounding)
     launcher: LauncherConfig = key(affects=NO_PHASE)
-    lora: LoraConfig = key(affects=EVERY_PHASE)
     sft: SftConfig = key(affects=results_of(Phase.sft), is_inherited=True)
     reward: RewardConfig = key(affects=results_of(Phase.reward), is_inherited=True)
     dpo: DpoConfig = key(affects=results_of(Phase.dpo))
     ppo: PpoConfig = key(affects=results_of(Phase.ppo))
     rollout: RolloutConfig = key(affects=ANSWERING_PHASES)
-    environment: EnvironmentConfig = key(
-        affects=results_of(Phase.sft, Phase.ppo, Phase.dpo), is_inherited=True
-    )
     rewards: dict[str, RewardTerm] = key(affects=results_of(Phase.ppo))
     """Parts of which a score is the weighted sum (docs/rewards.md); {}: the reward model alone."""
     data: DataConfig = key(affects=EVERY_PHASE, is_inherited=True)
     tracking: TrackingConfig = key(affects=NO_PHASE)
 
+
+@dataclass(kw_only=True)
+class RunConfig(OptionGroups, RunKeys):
+    """The whole configuration of one run."""
+
     @property
     def tokens_after_prompt(self) -> tuple[str, int]:
         """Return key and value of the most tokens after a prompt: of a response, or an episode."""
-        if self.environment.is_used:
-            return "environment.max_tokens", self.environment.max_tokens
+        for option in modules_of("lengths", self):
+            key, tokens = option.tokens_after_prompt(self)
+            return key, tokens
         return "rollout.max_response_tokens", self.rollout.max_response_tokens
 
     @property
     def max_policy_tokens(self) -> int:
         """Return the most tokens that the policy can write after a prompt, in all its turns."""
-        return self.environment.turns * self.rollout.max_response_tokens
+        turns = [option.most_turns(self) for option in modules_of("lengths", self)]
+        return max(turns, default=1) * self.rollout.max_response_tokens

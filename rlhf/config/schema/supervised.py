@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from rlhf.config.choices import CombineName, DpoLossName, LossOn, LrSchedule, Phase, RewardLossName
+from rlhf.config.choices import DpoLossName, LossOn, LrSchedule, RewardLossName
 from rlhf.config.schema.keys import (
     ABOVE_0,
     AT_LEAST_0,
@@ -14,9 +13,7 @@ from rlhf.config.schema.keys import (
     FROM_0_TO_1,
     ROWS,
     AtResume,
-    Unread,
     key,
-    results_of,
 )
 
 
@@ -86,31 +83,8 @@ class PairsConfig(ExamplesConfig):
     """Share of training pairs whose answers are exchanged, to study wrong labels; 0: none."""
 
 
-def phases_that_combine(config: Any) -> frozenset[Phase]:
-    """Return the phases that read reward.combine: training only distinguishes warm."""
-    trains = {Phase.reward} if config.reward.combine is CombineName.warm else set()
-    return frozenset({Phase.ppo, *trains})
-
-
-SHARED_LAYERS = 4  # a member has one of so many layers as its own, the others are shared
-SINGLE = (
-    Unread(
-        lambda reward: reward.members == 1,
-        "{group}.members=1 trains a single model",
-        "add {group}.members=5",
-    ),
-)
-UNWEIGHTED = (
-    Unread(
-        lambda reward: reward.combine is not CombineName.uncertainty,
-        "{group}.combine does not weigh the variance",
-        "add {group}.combine=uncertainty",
-    ),
-)
-
-
 @dataclass(kw_only=True)
-class RewardConfig(PairsConfig):
+class RewardKeys(PairsConfig):
     """Reward model training."""
 
     loss: RewardLossName
@@ -122,23 +96,6 @@ class RewardConfig(PairsConfig):
     """Columns with the scores of the chosen and of the rejected response, for loss=regression."""
     group_pairs: bool
     """Keep all pairs of one prompt in one batch, each prompt with weight 1 (InstructGPT)."""
-    members: int = key(ABOVE_0, affects=results_of(Phase.reward, Phase.ppo), is_inherited=True)
-    """Reward models of the ensemble: the first is trained whole, the others on its layers."""
-    member_layers: int | None = key(
-        ABOVE_0, affects=results_of(Phase.reward, Phase.ppo), is_inherited=True, unread=SINGLE
-    )
-    """Top layers that each further member has as its own; null: a quarter of all, at least one."""
-    member_epochs: float = key(ABOVE_0, unread=SINGLE)
-    """Passes over the pairs in which the further members learn, after those of the first."""
-    reweight_pairs: bool = key(unread=SINGLE)
-    """Each further member draws its own weight of each pair in its loss (Bayesian bootstrap)."""
-    combine: CombineName = key(affects=phases_that_combine, is_inherited=False, unread=SINGLE)
-    """Score of a response: mean, worst or uncertainty (mean minus variance) of the members'
-    scores; warm: the score of one model with the mean of the members' weights."""
-    uncertainty_coef: float = key(
-        AT_LEAST_0, affects=results_of(Phase.ppo), is_inherited=False, unread=UNWEIGHTED
-    )
-    """Factor of the variance over the members, for combine=uncertainty."""
     groups_path: str | None
     """JSON Lines file of held-out pairs with a column ``group``; null: none."""
 
@@ -146,10 +103,6 @@ class RewardConfig(PairsConfig):
     def reads_numbers(self) -> bool:
         """Return True if the loss reads numbers of each pair."""
         return self.margin_column is not None or self.score_columns is not None
-
-    def num_own_layers(self, total: int) -> int:
-        """Return the number of a member's own layers in a model of ``total`` layers."""
-        return self.member_layers or max(1, total // SHARED_LAYERS)
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, FROZEN_STAGE, ZERO_STAG
 
 
 @dataclass(kw_only=True)
-class ZeroConfig:
+class ZeroKeys:
     """Training engine, and DeepSpeed's sharding and offloading of the models."""
 
     engine: TrainingEngine
@@ -35,20 +35,14 @@ class ZeroConfig:
     """Keep the reference's shards in the host's memory; stage 3."""
     offload_reward: bool
     """Keep the reward model's shards in the host's memory; stage 3."""
-    offload_ema: bool
-    """Keep the moving average of the actor's weights in the host's memory."""
     nvme_path: str | None
     """Folder on an NVMe drive for offloaded states and weights; null: host memory; stage 3."""
     quantize_weights: bool
     """All-gather weights as int8 (ZeRO++ qwZ); stage 3 on GPUs."""
     quantize_gradients: bool
     """Reduce gradients as int4 if there are several nodes (ZeRO++ qgZ); stage 3 on GPUs."""
-    quantize_frozen_weights: bool
-    """All-gather frozen weights as int8 (MixZ++); stage 3 with LoRA and fp16 on GPUs."""
     hpz_partition_size: int = key(ABOVE_0)
     """GPUs of a node that share a second copy of the weights (ZeRO++ hpZ); 1: no second copy."""
-    sequence_parallel_size: int = key(ABOVE_0)
-    """Ranks of a node that share each sequence (Ulysses), in a run of SFT only; 1: none."""
     overlap_comm: bool
     """Reduce gradients during the backward pass."""
     reduce_bucket_size: int | None = key(ABOVE_0)

@@ -28,7 +28,7 @@ from rlhf.base.safe_text import print_traceback
 from rlhf.base.stored_responses import join_rows, pack_responses, rows_of_rank, unpack_responses
 from rlhf.base.types import Engine, PromptBatch, Responses, StatefulWithTensors
 from rlhf.config.batches import divide_cores
-from rlhf.config.choices import Backend, Device, Phase, When
+from rlhf.config.choices import Device, Phase, When
 from rlhf.config.freeze import load_run
 from rlhf.config.roles import Role
 from rlhf.config.schema.keys import YEAR_S
@@ -37,6 +37,7 @@ from rlhf.engine.devices import resolve_dtype, use_threads
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.tokenizers import load_tokenizer
+from rlhf.options import Backend
 from rlhf.options.ahead.ahead import AfterSampling, SamplingAhead, SamplingInTurn, StepSampler
 from rlhf.options.environments.episode_counterpart import build_answering_backend
 from rlhf.options.environments.process_pool import build_pool

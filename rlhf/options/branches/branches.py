@@ -20,8 +20,9 @@ from torch import Generator, Tensor
 from rlhf.algorithms.advantages import branch_values, choose_steps, rewards_to_go
 from rlhf.base.random_streams import random_stream
 from rlhf.base.types import Responses, Rollout, copy_to_device, take_rows
-from rlhf.config.schema.ppo import PpoConfig, ValueTargets
+from rlhf.options import PpoConfig
 from rlhf.options.branches.critic_states import CriticState, measure_critic
+from rlhf.options.branches.keys import ValueTargets
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.context import RunContext

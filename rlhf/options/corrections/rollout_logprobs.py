@@ -20,8 +20,8 @@ from rlhf.base.metrics import Maximum, Mean, Metrics, Minimum, Moments
 from rlhf.base.random_streams import random_stream
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.choices import When
-from rlhf.config.schema.ppo import CorrectionMode, PpoConfig, ProximalPolicy, RolloutCorrection
-from rlhf.config.schema.rollout import RolloutConfig
+from rlhf.options import PpoConfig, RolloutConfig
+from rlhf.options.corrections.keys import CorrectionMode, ProximalPolicy, RolloutCorrection
 from rlhf.options.corrections.off_policy import CorrectionLevel, RolloutWeights, rollout_weights
 
 MISMATCH = "ppo/logprob_mismatch"  # mean |rollout - training| per token, with the same weights

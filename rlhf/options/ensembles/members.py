@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from rlhf.algorithms.reward import combine_scores
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.config.choices import CombineName
-from rlhf.config.schema.supervised import RewardConfig
 from rlhf.models.language_model import Scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import require_finite_weights, require_float_types, types_in_file
+from rlhf.options import RewardConfig
+from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.trunk.trunk import BlockCall, Branch, find_block_and_tail_paths, record_calls
 
 if TYPE_CHECKING:

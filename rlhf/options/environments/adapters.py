@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.isolated_process import failure_reason
-from rlhf.config.choices import EnvironmentKind
 from rlhf.options.environments.interface import Environment, Observation, Step
+from rlhf.options.environments.keys import EnvironmentKind
 
 T = TypeVar("T")
 INSTALL = "pip install 'rlhf[environments]'"

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.isolated_process import SECONDS_TO_START, IsolatedProcess
-from rlhf.config.choices import FailureName
 from rlhf.options.environments.interface import (
     EnvironmentFacts,
     EpisodeStart,
@@ -22,7 +21,7 @@ from rlhf.options.environments.interface import (
     Step,
     failed,
 )
-from rlhf.options.environments.keys import EnvironmentConfig
+from rlhf.options.environments.keys import EnvironmentConfig, FailureName
 
 SECONDS_TO_SEND = 1.0  # the rest of a line whose beginning has arrived
 

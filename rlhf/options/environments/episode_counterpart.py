@@ -18,7 +18,7 @@ from torch import Tensor
 from rlhf.base.errors import RolloutError
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses, Rollout, RolloutBackend, Utterance
-from rlhf.config.choices import Dtype, FailureName
+from rlhf.config.choices import Dtype
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder, plain_observation
 from rlhf.data.records import Record
@@ -31,7 +31,7 @@ from rlhf.options.environments.interface import (
     Reply,
     play_episodes,
 )
-from rlhf.options.environments.keys import EnvironmentConfig
+from rlhf.options.environments.keys import EnvironmentConfig, FailureName
 from rlhf.phases.shared.policies import build_rollout_backend
 from rlhf.phases.shared.scoring import describe_step
 from rlhf.rollout.scheduler import Continuation, Request

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 from rlhf.base.finite_numbers import float_or_infinity
 from rlhf.base.isolated_process import failure_reason
-from rlhf.config.choices import FailureName
 from rlhf.config.schema.keys import LARGEST_SCORE
+from rlhf.options.environments.keys import FailureName
 
 
 class Observation(NamedTuple):

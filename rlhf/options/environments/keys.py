@@ -1,12 +1,57 @@
-"""Schema of the config group ``environment``."""
+"""Keys of the group ``environment``, and the time step of PPO's advantages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from rlhf.config.choices import EnvironmentKind
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, NO_PHASE, SCORE, SECONDS, Unread, key
+from rlhf.config.choices import Phase
+from rlhf.config.schema.keys import (
+    ABOVE_0,
+    AT_LEAST_0,
+    NO_PHASE,
+    SCORE,
+    SECONDS,
+    Unread,
+    key,
+    results_of,
+)
+
+
+class EnvironmentKind(StrEnum):
+    """Environments; none: single responses."""
+
+    none = "none"
+    number_guessing = "number_guessing"
+    calculator = "calculator"
+    blackjack = "blackjack"
+    gymnasium = "gymnasium"
+    textarena = "textarena"
+    reasoning_gym = "reasoning_gym"
+    gem = "gem"
+    tools = "tools"
+    custom = "custom"
+
+
+class FailureName(StrEnum):
+    """What can go wrong in an episode: faults of the environment, then of the policy."""
+
+    timeout = "timeout"  # a step took longer than environment.step_seconds
+    exception = "exception"  # the environment raised an error
+    died = "died"  # its process ended
+    invalid = "invalid"  # it returned something else than a step, or a reward that is no number
+    malformed = "malformed"  # the policy's turn could not be read; the episode goes on
+    cut_turn = "cut_turn"  # the policy's turn reached its token limit; the episode goes on
+    too_long = "too_long"  # the next observation does not fit; the episode is cut
+
+
+class GaeUnit(StrEnum):
+    """Time steps of generalised advantage estimation."""
+
+    token = "token"
+    turn = "turn"
+
 
 NO_ENVIRONMENT = Unread(
     lambda environment: environment.kind is EnvironmentKind.none,
@@ -71,3 +116,20 @@ class EnvironmentConfig:
     def turns(self) -> int:
         """Return the most turns of a response: 1 without an environment."""
         return self.max_turns if self.is_used else 1
+
+
+@dataclass(kw_only=True)
+class EnvironmentGroup:
+    """Group of the run."""
+
+    environment: EnvironmentConfig = key(
+        affects=results_of(Phase.sft, Phase.ppo, Phase.dpo), is_inherited=True
+    )
+
+
+@dataclass(kw_only=True)
+class TurnKeys:
+    """Part of the group ``ppo``."""
+
+    gae_unit: GaeUnit
+    """Time step of gamma and lam: token, or turn of an episode with an environment."""

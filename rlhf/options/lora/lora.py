@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from rlhf.base.decoder_modules import LowRank
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.config.schema.model import LoraConfig
 from rlhf.models.sources import ModelSource
+from rlhf.options.lora.keys import LoraConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

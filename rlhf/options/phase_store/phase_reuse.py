@@ -21,10 +21,11 @@ from rlhf.base.finite_numbers import find_non_finite, replace_non_finite
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.ranks import Ranks
 from rlhf.base.stored_files import PHASES, read_json
-from rlhf.config.choices import Phase, Reuse
+from rlhf.config.choices import Phase
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import peak_memory_gib, reset_peak_memory, resolve_dtype
+from rlhf.options.phase_store.keys import Reuse
 from rlhf.options.phase_store.phase_store import PhaseStore, code_version, link_phase, phase_key
 from rlhf.phases.shared.context import RunContext, phase_data_hash
 from rlhf.run.finished_phase import (

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.errors import DataError
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.schema.data import DataConfig, DatasetConfig
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.files import READERS
 from rlhf.data.records import Record, Row
@@ -31,6 +30,7 @@ from rlhf.data.tables import (
     tables_at,
 )
 from rlhf.data.tokens import Limit, sft_columns
+from rlhf.options import DataConfig, PpoConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -27,8 +27,8 @@ from rlhf.base.types import PromptBatch, Rollout, StepReport, TokenTargets
 from rlhf.config.batches import exact_div, phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
-from rlhf.config.schema.ppo import PpoConfig
 from rlhf.engine.devices import peak_memory_gib
+from rlhf.options import PpoConfig
 from rlhf.options.ahead.overlapped_sampling import sample_ahead
 from rlhf.options.branches.branches import CriticCheck, with_step_values
 from rlhf.options.corrections.rollout_logprobs import (

@@ -18,7 +18,9 @@ from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Rollout, take_rows
 from rlhf.config.choices import KlPlacement
-from rlhf.config.schema.ppo import LossAggregation, PpoConfig, ProximalPolicy, SurrogateName
+from rlhf.config.schema.ppo import LossAggregation, SurrogateName
+from rlhf.options import PpoConfig
+from rlhf.options.corrections.keys import ProximalPolicy
 from rlhf.options.corrections.off_policy import interpolate_logprobs
 from rlhf.options.corrections.rollout_logprobs import correction_metrics, weights_of
 from rlhf.phases.shared.scoring import (

@@ -13,9 +13,8 @@ from rlhf.base.random_streams import seed_for
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Extras, PromptBatch, RolloutBackend, StatefulWithTensors
 from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan, rollout_plan
-from rlhf.config.choices import AdvantageEstimator, Dtype, LoraRole, Phase, When
+from rlhf.config.choices import AdvantageEstimator, Dtype, Phase, When
 from rlhf.config.roles import Role, adapter_lr, has_reward_model
-from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import OptimizerConfig
 from rlhf.data.encoding import Encoder
@@ -29,6 +28,7 @@ from rlhf.models.build import build_actor, build_scorer, lora_spec, require_enou
 from rlhf.models.language_model import Scorer
 from rlhf.models.pretrained import Shard
 from rlhf.models.tokenizers import load_tokenizer
+from rlhf.options import PpoConfig
 from rlhf.options.ensembles.members import Combination, load_ensemble
 from rlhf.options.environments.episode_counterpart import build_answering_backend
 from rlhf.options.environments.process_pool import build_pool
@@ -36,6 +36,7 @@ from rlhf.options.hybrid_engine.hybrid_rollout import (
     adapt_deepspeed_layers,
     copy_generate_to_wrapper,
 )
+from rlhf.options.lora.keys import LoraRole
 from rlhf.options.trunk.trunk import SharedTrunk
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch

@@ -22,7 +22,6 @@ from rlhf.base.types import PromptBatch, Responses, Rollout, StepReport
 from rlhf.config.choices import Phase
 from rlhf.config.machine_rates import machine_of
 from rlhf.config.roles import Role
-from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import (
     ModelUse,
@@ -31,6 +30,7 @@ from rlhf.models.model_uses import (
     forward_flops,
     models_in_phase,
 )
+from rlhf.options import PpoConfig
 from rlhf.options.corrections.rollout_logprobs import correction_metrics
 from rlhf.options.environments.episode_counterpart import episode_values
 from rlhf.phases.ppo.targets import Targets

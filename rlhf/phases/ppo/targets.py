@@ -30,11 +30,13 @@ from rlhf.algorithms.masking import whiten
 from rlhf.base.metrics import Moments
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Rollout, TokenTargets, Turns
-from rlhf.config.choices import AdvantageEstimator, GaeUnit, KlPlacement, RewardKind, ScaleReward
-from rlhf.config.schema.ppo import COMPARING, PpoConfig
+from rlhf.config.choices import AdvantageEstimator, KlPlacement, RewardKind, ScaleReward
+from rlhf.config.schema.ppo import COMPARING
 from rlhf.config.schema.rewards import RewardTerm
+from rlhf.options import PpoConfig
 from rlhf.options.corrections.off_policy import RolloutWeights
 from rlhf.options.corrections.rollout_logprobs import step_weights
+from rlhf.options.environments.keys import GaeUnit
 from rlhf.phases.ppo.reward_mix import sum_weighted_scores
 
 

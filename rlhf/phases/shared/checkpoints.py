@@ -13,7 +13,8 @@ import torch
 from rlhf.base.errors import RlhfError
 from rlhf.base.types import Stateful, StatefulWithTensors
 from rlhf.config.choices import Phase
-from rlhf.config.schema.run import AlarmName, CheckpointConfig
+from rlhf.config.schema.run import AlarmName
+from rlhf.options import CheckpointConfig
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.run.jsonl import LOGS

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from rlhf.base.types import Engine
-from rlhf.config.choices import LoraExport
-from rlhf.config.schema.rollout import RolloutConfig
 from rlhf.models.sources import ModelSource
+from rlhf.options import RolloutConfig
+from rlhf.options.lora.keys import LoraExport
 from rlhf.options.lora.lora import (
     adapter_tensors,
     has_adapters,

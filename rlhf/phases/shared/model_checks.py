@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import CapabilityError, ConfigError
-from rlhf.config.choices import AdvantageEstimator, Backend, LoraRole, ModelInit, Phase
+from rlhf.config.choices import AdvantageEstimator, ModelInit, Phase
 from rlhf.config.roles import has_reward_model, reward_model_base
 from rlhf.config.rules.model import check_sequence_lengths
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.families import FAMILIES
 from rlhf.models.sources import ModelSource, config_fields
+from rlhf.options import Backend
+from rlhf.options.lora.keys import LoraRole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -26,7 +26,7 @@ from rlhf.base.types import (
 )
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.batches import rollout_plan
-from rlhf.config.choices import Backend, Dtype, LoraRole, Phase
+from rlhf.config.choices import Dtype, Phase
 from rlhf.config.roles import has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import TORCH_DTYPES
@@ -35,7 +35,9 @@ from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.pretrained import Shard, require_one_label_model
 from rlhf.models.sources import ModelSource
+from rlhf.options import Backend
 from rlhf.options.hybrid_engine.hybrid_rollout import HybridEngineRollout, HybridSettings
+from rlhf.options.lora.keys import LoraRole
 from rlhf.options.lora.lora import adapter_of, disable_adapters
 from rlhf.options.vllm.vllm_server import ServerSettings, VllmServerRollout
 from rlhf.phases.shared.exporting import write_weights

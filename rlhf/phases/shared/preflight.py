@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rlhf.base.errors import CapabilityError, ConfigError
-from rlhf.config.choices import Backend, LoraRole, Phase
+from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.pair_numbers import read_pair_groups
 from rlhf.data.phase_needs import (
@@ -17,8 +17,10 @@ from rlhf.data.phase_needs import (
 )
 from rlhf.data.splits import phase_answered_by_dpo
 from rlhf.engine.deepspeed_engine import op_unavailable_reason, require_quantizer
+from rlhf.options import Backend
 from rlhf.options.hybrid_engine.hybrid_rollout import hybrid_engine_unavailable_reason
 from rlhf.options.hybrid_engine.supported_models import model_unsupported_reason
+from rlhf.options.lora.keys import LoraRole
 from rlhf.options.vllm.vllm_server import VllmClient
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_tokens, reward_pairs
 from rlhf.phases.shared.model_checks import config_of, require_decoder

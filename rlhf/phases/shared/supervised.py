@@ -15,8 +15,9 @@ from rlhf.base.random_streams import seed_dropout
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Engine, Model, PreferenceBatch
 from rlhf.config.batches import num_data_parallel_ranks
-from rlhf.config.schema.supervised import DpoConfig, RewardConfig, SftConfig
+from rlhf.config.schema.supervised import DpoConfig, SftConfig
 from rlhf.data.collate import assign_rows_to_ranks, collate_pairs, eval_batches
+from rlhf.options import RewardConfig
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.console import Console

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from rlhf.base.errors import CapabilityError
-from rlhf.config.choices import CombineName
 from rlhf.models.build import build_scorer
 from rlhf.models.families import family_of, find_submodule
 from rlhf.models.language_model import Scorer
 from rlhf.models.sources import ModelSource
+from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import (
     Combination,
     Ensemble,

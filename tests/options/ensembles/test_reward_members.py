@@ -17,7 +17,7 @@ from rlhf.algorithms.reward import end_loss
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.random_streams import random_stream, seed_for
 from rlhf.base.ranks import Ranks
-from rlhf.config.choices import CombineName, Dtype, Phase
+from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.data.collate import PairStep, pair_steps
 from rlhf.data.splits import PhaseData
@@ -26,6 +26,7 @@ from rlhf.models.build import build_scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options.cpu_kernels import cpu_layers
+from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import Combination, Ensemble, load_ensemble
 from rlhf.phases.reward import run_reward
 from rlhf.phases.reward_trainer import RewardTrainer

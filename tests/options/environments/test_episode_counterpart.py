@@ -14,7 +14,6 @@ from omegaconf import DictConfig
 from rlhf.base.errors import RolloutError
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses
-from rlhf.config.choices import FailureName
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import collate_prompts
@@ -25,6 +24,7 @@ from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options.environments.embedded import NumberGuessing
 from rlhf.options.environments.episode_counterpart import build_answering_backend
 from rlhf.options.environments.interface import Observation, Player, Reply, Step
+from rlhf.options.environments.keys import FailureName
 from rlhf.options.environments.process_pool import LocalPool
 from tests.plain_engine import PlainEngine
 

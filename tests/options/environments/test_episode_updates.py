@@ -15,8 +15,8 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import LogprobOptions, Rollout, TermScores, Turns, Utterance
 from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
-from rlhf.config.schema.ppo import PpoConfig
 from rlhf.config.schema.rewards import RewardTerm
+from rlhf.options import PpoConfig
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.scoring import (

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import EnvironmentKind
 from rlhf.options.environments.embedded import Calculator
-from rlhf.options.environments.keys import EnvironmentConfig, FailureRewards
+from rlhf.options.environments.keys import EnvironmentConfig, EnvironmentKind, FailureRewards
 from rlhf.options.environments.process_pool import LocalPool, build_pool, environment_factory
 
 MODULE = """

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.config.choices import FailureName
 from rlhf.options.environments.interface import (
     InvalidAnswerError,
     Observation,
@@ -18,6 +17,7 @@ from rlhf.options.environments.interface import (
     Step,
     checked_step,
 )
+from rlhf.options.environments.keys import FailureName
 from rlhf.options.environments.process_pool import LocalPool
 
 

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import FailureName
 from rlhf.config.schema.keys import YEAR_S
 from rlhf.options.environments.interface import Observation, Reply
-from rlhf.options.environments.keys import EnvironmentConfig
+from rlhf.options.environments.keys import EnvironmentConfig, FailureName
 from rlhf.options.environments.process_pool import ProcessPool, build_pool
 from tests.options.environments.test_factories import config_of
 

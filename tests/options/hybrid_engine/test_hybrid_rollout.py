@@ -21,7 +21,7 @@ from rlhf.algorithms.schedule import lr_schedule
 from rlhf.base.errors import CapabilityError
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.batches import BatchPlan
-from rlhf.config.choices import Backend, Device, Dtype
+from rlhf.config.choices import Device, Dtype
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_prompts
@@ -32,6 +32,7 @@ from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options import Backend
 from rlhf.options.hybrid_engine.hybrid_rollout import (
     HybridEngineRollout,
     HybridSettings,

@@ -11,11 +11,11 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.config.schema.model import LoraConfig
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
+from rlhf.options.lora.keys import LoraConfig
 from rlhf.options.lora.lora import (
     add_adapters,
     disable_adapters,

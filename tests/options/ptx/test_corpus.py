@@ -14,11 +14,11 @@ from omegaconf import DictConfig
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Template
 from rlhf.config.freeze import to_run_config
-from rlhf.config.schema.data import DataConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options import DataConfig
 from rlhf.options.ptx.corpus import blocks_of_texts, cut_blocks, ptx_blocks, ptx_texts
 
 TEXTS = [f"text number {n} of many" for n in range(20)]

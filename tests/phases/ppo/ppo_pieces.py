@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.batches import BatchPlan
-from rlhf.config.choices import Backend, When
+from rlhf.config.choices import When
 from rlhf.data.collate import collate_prompts
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options import Backend
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.targets import TargetMaker, Targets
 from rlhf.phases.shared.scoring import ModelScores

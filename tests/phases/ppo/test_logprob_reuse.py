@@ -14,9 +14,10 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Mean, Metrics
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Responses, Rollout
-from rlhf.config.choices import Backend, When
+from rlhf.config.choices import When
 from rlhf.config.freeze import to_run_config
-from rlhf.config.schema.ppo import ProximalPolicy, RolloutCorrection
+from rlhf.options import Backend
+from rlhf.options.corrections.keys import ProximalPolicy, RolloutCorrection
 from rlhf.options.corrections.rollout_logprobs import MISMATCH, LogprobReuse
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.shared.scoring import score_responses

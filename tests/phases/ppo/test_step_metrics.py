@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlhf.base.types import PromptBatch, Responses
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.options import PpoConfig
 from rlhf.phases.ppo.step_metrics import (
     duplicate_mask,
     early_end_reason,

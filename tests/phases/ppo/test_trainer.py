@@ -17,7 +17,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import LogprobOptions, Rollout
 from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
-from rlhf.config.schema.ppo import PpoConfig
+from rlhf.options import PpoConfig
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.step_metrics import num_optimizer_steps
 from rlhf.phases.ppo.targets import TargetMaker

@@ -13,11 +13,13 @@ import torch
 from omegaconf import DictConfig
 
 from rlhf.base.errors import CapabilityError, ConfigError, DataError
-from rlhf.config.choices import Backend, LoraRole, Phase
+from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.tokens import TokenData
 from rlhf.models.families import FAMILIES
+from rlhf.options import Backend
+from rlhf.options.lora.keys import LoraRole
 from rlhf.phases.shared import preflight as rollout_checks
 from rlhf.phases.shared.preflight import require_data, require_support
 from tests.rollout.decoder_checks import FAMILIES as DECODED

@@ -10,13 +10,13 @@ import torch
 
 from rlhf.base.errors import RewardError
 from rlhf.base.types import PromptBatch, Responses, Rollout, take_rows
-from rlhf.config.choices import CombineName
 from rlhf.data.collate import collate_prompts
 from rlhf.data.synthetic import prompt_of_request
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import Combination, Ensemble, grow_members
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.scoring import (

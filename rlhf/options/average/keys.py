@@ -1,0 +1,23 @@
+"""Keys of the moving average: its decay, and where it is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf.config.schema.keys import FROM_0_BELOW_1, key
+
+
+@dataclass(kw_only=True)
+class AverageKeys:
+    """Part of the group ``ppo``."""
+
+    ema_beta: float = key(FROM_0_BELOW_1)
+    """Decay per optimizer step of a moving average of the actor's weights; 0: no average."""
+
+
+@dataclass(kw_only=True)
+class AverageOffloadKeys:
+    """Part of the group ``zero``."""
+
+    offload_ema: bool
+    """Keep the moving average of the actor's weights in the host's memory."""

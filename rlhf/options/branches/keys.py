@@ -1,0 +1,60 @@
+"""Keys of PPO for values of states that are sampled: targets of the critic, and its checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rlhf.config.schema.keys import ABOVE_0, ABOVE_1, AT_LEAST_0, NO_PHASE, Unread, key
+
+
+class ValueTargets(StrEnum):
+    """Sources of advantages and of the critic's targets."""
+
+    gae = "gae"
+    monte_carlo = "monte_carlo"
+
+
+NO_BRANCHES = Unread(
+    lambda ppo: ppo.value_targets is ValueTargets.gae,
+    "{group}.value_targets=gae samples no branches",
+    "add {group}.value_targets=monte_carlo",
+)
+NO_LAMBDA = Unread(
+    lambda ppo: ppo.value_targets is ValueTargets.monte_carlo,
+    "{group}.value_targets=monte_carlo has no lambda",
+    "add {group}.value_targets=gae",
+)
+UNREAD = dict.fromkeys(("ppo.lam", "ppo.lam_critic", "ppo.lam_length_alpha"), NO_LAMBDA)
+NO_CHECK = Unread(
+    lambda check: check.every == 0, "{group}.every=0 checks nothing", "add {group}.every=8"
+)
+
+
+@dataclass(kw_only=True)
+class CriticCheckConfig:
+    """Checks of the critic against true values (docs/algorithms.md)."""
+
+    every: int = key(AT_LEAST_0)
+    """PPO steps between checks, which sample responses from states in the middle of responses;
+    0: none. 8 costs 7 % of the default run's steps."""
+    states: int = key(ABOVE_0, unread=[NO_CHECK])
+    """States per check, over all ranks: pairs that follow alternative steps from one state."""
+    branches: int = key(ABOVE_1, unread=[NO_CHECK])
+    """Continuations sampled from each state; their mean estimates its true value."""
+    step_tokens: int = key(ABOVE_0, unread=[NO_CHECK])
+    """Tokens of a step, by which the two states of a pair differ."""
+
+
+@dataclass(kw_only=True)
+class BranchKeys:
+    """Part of the group ``ppo``."""
+
+    value_targets: ValueTargets
+    """gae; or monte_carlo (VinePPO): mean returns of continuations from each step's beginning."""
+    value_branches: int = key(ABOVE_1, unread=[NO_BRANCHES])
+    """Continuations per step of a response with value_targets=monte_carlo."""
+    value_step_tokens: int = key(ABOVE_0, unread=[NO_BRANCHES])
+    """Tokens of a step of a response with value_targets=monte_carlo."""
+    critic_check: CriticCheckConfig = key(affects=NO_PHASE)
+    """Checks of the critic against true values, which are sampled (docs/algorithms.md)."""

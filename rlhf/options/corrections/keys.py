@@ -1,0 +1,69 @@
+"""Keys of PPO for responses whose log-probabilities differ from those of training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rlhf.config.schema.keys import ABOVE_0_TO_1, ABOVE_1, FROM_0_BELOW_1, Unread, key
+
+
+class RolloutCorrection(StrEnum):
+    """Levels of importance weights for responses that another policy sampled."""
+
+    none = "none"
+    token = "token"
+    sequence = "sequence"
+    geometric = "geometric"
+
+
+class CorrectionMode(StrEnum):
+    """What happens to an importance weight beyond its limits: it is cut off, or becomes 0."""
+
+    truncate = "truncate"
+    mask = "mask"
+
+
+class ProximalPolicy(StrEnum):
+    """Policies around which the ratio is clipped."""
+
+    step_start = "step_start"
+    interpolated = "interpolated"
+
+
+NO_CORRECTION = Unread(
+    lambda ppo: ppo.rollout_correction is RolloutCorrection.none,
+    "{group}.rollout_correction=none weighs nothing",
+    "add {group}.rollout_correction=token, sequence or geometric",
+)
+TRUNCATING = Unread(
+    lambda ppo: ppo.rollout_correction_mode is CorrectionMode.truncate,
+    "{group}.rollout_correction_mode=truncate has only a cap",
+    "add {group}.rollout_correction_mode=mask",
+)
+AT_STEP_START = Unread(
+    lambda ppo: ppo.proximal_policy is ProximalPolicy.step_start,
+    "{group}.proximal_policy=step_start does not interpolate",
+    "add {group}.proximal_policy=interpolated",
+)
+
+
+@dataclass(kw_only=True)
+class CorrectionKeys:
+    """Part of the group ``ppo``."""
+
+    rollout_correction: RolloutCorrection
+    """Weigh losses by p_proximal / p_sampled: of each token, or the product over the response
+    (sequence), or its geometric mean over the response (geometric)."""
+    rollout_correction_mode: CorrectionMode = key(unread=[NO_CORRECTION])
+    """Weights beyond the limits are cut off at the cap (truncate), or become 0 (mask)."""
+    rollout_correction_cap: float = key(ABOVE_1, unread=[NO_CORRECTION])
+    """Largest weight of rollout_correction."""
+    rollout_correction_floor: float = key(FROM_0_BELOW_1, unread=[NO_CORRECTION, TRUNCATING])
+    """Smallest weight of rollout_correction_mode=mask (IcePop: 0.5); 0: none."""
+    rollout_correction_control: bool = key(unread=[NO_CORRECTION])
+    """Deal the weights to tokens, or responses, at random: a control for rollout_correction."""
+    proximal_policy: ProximalPolicy
+    """The ratio is clipped around: the policy at the step's start, or A-3PO's interpolation."""
+    proximal_share: float | None = key(ABOVE_0_TO_1, unread=[AT_STEP_START])
+    """Share of the sampler in proximal_policy=interpolated; null: A-3PO's 1 / rollout.lag, or 1."""

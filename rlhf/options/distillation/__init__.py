@@ -1,0 +1,1 @@
+"""On-policy distillation: the reference of the KL penalty is a teacher."""

@@ -1,0 +1,13 @@
+"""Key of PPO that names the teacher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(kw_only=True)
+class DistillationKeys:
+    """Part of the group ``ppo``."""
+
+    teacher_path: str | None
+    """Model folder or hub id of a teacher, which is the reference of the KL penalty; null: none."""

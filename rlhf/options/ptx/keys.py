@@ -1,0 +1,32 @@
+"""Keys of the pretraining loss: its weight and batches in PPO, and the corpus among the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf.config.choices import Phase
+from rlhf.config.schema.keys import AT_LEAST_0, ROWS, key, results_of
+
+
+@dataclass(kw_only=True)
+class PtxKeys:
+    """Part of the group ``ppo``."""
+
+    ptx_coef: float = key(AT_LEAST_0)
+    """Weight of the language-model loss on data.ptx_path (InstructGPT's gamma); 0: none."""
+    ptx_batch_size: int | None = key(ROWS)
+    """Blocks of the corpus per optimizer step, over all ranks; null: mini_batch_size."""
+    ptx_eval_blocks: int = key(AT_LEAST_0)
+    """Maximum held-out blocks of data.ptx_path to measure perplexity on; 0: do not measure it."""
+
+
+@dataclass(kw_only=True)
+class PtxDataKeys:
+    """Part of the group ``data``."""
+
+    ptx_path: str | None = key(affects=results_of(Phase.ppo), is_inherited=False)
+    """Corpus to mix into PPO (ppo.ptx_coef): file, folder or hub id; null: the SFT examples."""
+    ptx_subset: str | None = key(affects=results_of(Phase.ppo), is_inherited=False)
+    """Configuration name of ptx_path on the hub; null: the dataset's default."""
+    ptx_column: str = key(affects=results_of(Phase.ppo), is_inherited=False)
+    """Column of ptx_path that holds the text."""

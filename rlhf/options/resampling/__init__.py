@@ -1,0 +1,1 @@
+"""DAPO's dynamic sampling: replace prompts whose responses all have the same score."""

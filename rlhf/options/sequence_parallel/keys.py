@@ -1,0 +1,15 @@
+"""Key of the ZeRO group that lets several ranks share each sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf.config.schema.keys import ABOVE_0, key
+
+
+@dataclass(kw_only=True)
+class SequenceParallelKeys:
+    """Part of the group ``zero``."""
+
+    sequence_parallel_size: int = key(ABOVE_0)
+    """Ranks of a node that share each sequence (Ulysses), in a run of SFT only; 1: none."""

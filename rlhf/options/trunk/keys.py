@@ -1,0 +1,19 @@
+"""Keys of PPO that share the lower layers of actor, critic and reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, key
+
+
+@dataclass(kw_only=True)
+class TrunkKeys:
+    """Part of the group ``ppo``."""
+
+    shared_trunk: bool
+    """Make critic and reference branches of the actor's trunk (trlx's hydra model)."""
+    num_layers_unfrozen: int | None = key(ABOVE_0)
+    """Top layers that a shared trunk trains; the reference is a frozen copy. null: not shared."""
+    num_value_layers: int = key(AT_LEAST_0)
+    """Top layers that the critic of a shared trunk does not share; 0: only its value head."""

@@ -1,0 +1,27 @@
+"""Keys of the vLLM server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf.config.schema.keys import NO_PHASE, SECONDS, key
+
+
+@dataclass(kw_only=True)
+class ServerConfig:
+    """The server of backend=vllm_server (docs/rollouts.md)."""
+
+    url: str
+    """Address of a vLLM server of this run's own."""
+    timeout_seconds: float = key(SECONDS)
+    """Longest time for one answer: a response, or loading the weights."""
+    weights_dir: str | None
+    """Folder in which both processes see the weights; null: a temporary folder of this machine."""
+
+
+@dataclass(kw_only=True)
+class ServerKeys:
+    """Part of the group ``rollout``."""
+
+    server: ServerConfig = key(affects=NO_PHASE)
+    """Options of backend=vllm_server."""
