@@ -51,7 +51,7 @@ def by_rollout(task: dict[str, Any], work: Work) -> tuple[Generate, Any]:
     from rlhf import RLHFEngine
     from rlhf.base.cpu import num_usable_cores
     from rlhf.engine.devices import use_threads
-    from rlhf.phases.shared.policies import build_rollout_backend
+    from rlhf.phases.shared.backends import build_rollout_backend
     from rlhf.runtime.worker import keep_freed_memory
 
     use_threads(num_usable_cores())

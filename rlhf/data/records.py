@@ -37,20 +37,12 @@ class Message(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A response in an episode, and the observation that followed it."""
+    """One of several responses to learn, and the observation that followed it."""
 
     response: str
     observation: str | None
-    """None: the episode ended."""
+    """None: nothing followed."""
     role: str = "user"
-
-
-class RecordedEpisode(NamedTuple):
-    """An episode of an environment, whose first observation is a record's prompt."""
-
-    seed: int
-    turns: tuple[Exchange, ...] = ()
-    """A demonstration."""
 
 
 class Record(NamedTuple):
@@ -66,10 +58,12 @@ class Record(NamedTuple):
     text: str | None = None
     columns: Mapping[str, Any] | None = None
     """Other columns of its row, which rewards read; None: no reward reads any."""
-    episode: RecordedEpisode | None = None
-    """The episode that begins with the prompt; None: no environment."""
+    seed: int | None = None
+    """The seed of what answers the responses to the prompt; None: nothing answers."""
+    exchanges: tuple[Exchange, ...] = ()
+    """All responses of a demonstration that has several."""
     messages: tuple[Message, ...] | None = None
-    """The turns of the prompt if its source has messages; ``prompt`` shows them as text."""
+    """The messages of the prompt if its source has any; ``prompt`` shows them as text."""
     place: tuple[str, int] | None = None
     """The file and row that it was read from."""
 
@@ -80,17 +74,15 @@ class Record(NamedTuple):
 
     @property
     def spoken(self) -> tuple[str | None, ...]:
-        """Return the texts, and those of the turns of an episode."""
-        turns = self.episode.turns if self.episode else ()
+        """Return the texts, and the texts of all exchanges."""
         return self.texts + tuple(
-            text for turn in turns for text in (turn.response, turn.observation)
+            text for each in self.exchanges for text in (each.response, each.observation)
         )
 
 
-def episode_seeds(records: Sequence[Record]) -> list[int] | None:
-    """Return the seeds of the records' episodes; None without an environment."""
-    seeds = [record.episode.seed for record in records if record.episode is not None]
-    return seeds or None
+def record_seeds(records: Sequence[Record]) -> list[int] | None:
+    """Return the seeds of the records; None if they have none."""
+    return [record.seed for record in records if record.seed is not None] or None
 
 
 class RawDataset(NamedTuple):

@@ -85,8 +85,8 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
     The first ``prompt_tokens`` ids of a sequence precede the response. Plain text has no prompt and
     is encoded unchanged with any template.
     """
-    if any(record.episode for _, record in rows):
-        return episode_columns(rows, encoder, limit)
+    if any(record.seed is not None for _, record in rows):
+        return exchange_columns(rows, encoder, limit)
     answered = [(i, r) for i, r in rows if r.text is None and r.prompt and r.chosen]
     plain = [(i, r) for i, r in rows if r.text is not None]
     left_out = Counter({"no response": len(rows) - len(answered) - len(plain)})
@@ -103,19 +103,19 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
     return columns, left_out
 
 
-def episode_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
-    """Return the columns of SFT sequences of several turns, and counts of dropped ones by reason.
+def exchange_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
+    """Return the columns of sequences of several responses, and counts of dropped sequences.
 
     Column ``observed`` has the start and end of every observation after the prompt.
     """
     left_out: Counter[str] = Counter()
     columns: Columns = {"row": [], "ids": [], "prompt_tokens": [], "length": [], "observed": []}
     for index, record in rows:
-        turns = record.episode.turns if record.episode else ()
-        prompt = encoder.asked(record)
-        said = [(turn.role, turn.observation or "") for turn in turns[:-1]]
+        exchanges, prompt = record.exchanges, encoder.asked(record)
+        said = [(each.role, each.observation or "") for each in exchanges[:-1]]
         observations = [*encoder.observations(said), []]
-        responses = encoder.responses([prompt] * len(turns), [turn.response for turn in turns])
+        answers = [each.response for each in exchanges]
+        responses = encoder.responses([prompt] * len(answers), answers)
         (ids,), observed = encoder.prompts([prompt]), []
         length = len(ids)
         for response, observation in zip(responses, observations, strict=True):
@@ -290,19 +290,19 @@ def cache_key(
     template: Template = Template.plain,
 ) -> str:
     """Return a hash of the records, phase, limit, template, tokenizer and format version."""
-    digest = hashlib.sha256(f"{FORMAT_VERSION}/{phase}/{limit}".encode())
+    found = hashlib.sha256(f"{FORMAT_VERSION}/{phase}/{limit}".encode())
     identity = tokenizer_identity(tokenizer)
     if template is Template.chat:
         identity["chat_template"] = tokenizer.chat_template
-    digest.update(json.dumps(identity, sort_keys=True).encode())
+    found.update(json.dumps(identity, sort_keys=True).encode())
     for records in (part.train, part.eval):
-        digest.update(b"\x00side")
+        found.update(b"\x00side")
         for record in records:
-            turns = [record.episode.turns] if record.episode else []
-            digest.update(json.dumps([*record.texts, *turns, record.messages]).encode())
+            exchanges = [] if record.seed is None else [record.exchanges]
+            found.update(json.dumps([*record.texts, *exchanges, record.messages]).encode())
             if record.columns and phase is Phase.reward:  # a loss may read numbers of pairs
-                digest.update(json.dumps(record.columns, default=str, sort_keys=True).encode())
-    return digest.hexdigest()[:32]
+                found.update(json.dumps(record.columns, default=str, sort_keys=True).encode())
+    return found.hexdigest()[:32]
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

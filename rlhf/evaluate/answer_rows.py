@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.seams import ResponsesSeam
 from rlhf.config.batches import BatchPlan, phase_plans
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.freeze import load_run, refuse_code_of_run
@@ -27,11 +28,11 @@ from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
+from rlhf.options import modules_of
 from rlhf.options.ensembles.members import Combination, load_ensemble
-from rlhf.options.environments.episode_counterpart import build_answering_backend, shown_texts
-from rlhf.options.environments.process_pool import build_pool
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.reward_mix import build_reward_mix
+from rlhf.phases.shared.backends import RolloutBackends
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policies import policy_source
 from rlhf.phases.shared.policy_evaluation import (
@@ -39,8 +40,9 @@ from rlhf.phases.shared.policy_evaluation import (
     HeldOutPrompts,
     answer_prompts,
     measure_answers,
+    show_answers,
 )
-from rlhf.phases.shared.scoring import JudgeScores, ModelScores, response_texts, zero_scores
+from rlhf.phases.shared.scoring import JudgeScores, ModelScores, zero_scores
 from rlhf.run.finished_phase import verify_model
 from rlhf.runtime.run_data import load_phase_data
 
@@ -95,8 +97,8 @@ class Evaluator:
         self._reference = self.load_start()
         self.reward_model = self._load_reward_model()
         self._rewards = build_reward_mix(self.config.rewards, context.tokenizer)
-        environment = self.config.environment
-        self._pool = build_pool(environment) if environment.is_used else None
+        dtype, ranks = context.settings.dtype, context.ranks
+        self._backends = RolloutBackends(self.config, context.tokenizer, dtype, ranks)
 
     @property
     def decoders(self) -> list[Decoding]:
@@ -147,15 +149,7 @@ class Evaluator:
             self._rewards,
             temperature=self.config.rollout.temperature,
         )
-        backend = partial(
-            build_answering_backend,
-            self._pool,
-            self.config,
-            context.tokenizer,
-            context.settings.dtype,
-            context.ranks,
-            temperature=decoder.temperature,
-        )
+        backend = partial(self._backends.build, temperature=decoder.temperature)
         policy = AnsweringPolicy(actor, backend(), backend(greedy=True), models, self.plan.micro)
         answering = partial(answer_prompts, context, policy, self.prompts, num_prompts=num_prompts)
         for rollout, batch in answering(sample=sample, greedy=decoder.greedy):
@@ -163,23 +157,22 @@ class Evaluator:
                 key: values_B.tolist()
                 for key, values_B in measure_answers(context, rollout).items()
             }
-            shown = shown_texts(rollout, response_texts(context.tokenizer, rollout.responses))
+            shown = show_answers(context, rollout)
             for row in batch.keep_B.nonzero().flatten().tolist():
                 measured = {key: each[row] for key, each in values.items()}
                 yield {
                     "model": name,
                     "decoder": decoder.name,
                     "sample": sample,
-                    "prompt": shown[row][0],
-                    "response": shown[row][1],
+                    "prompt": shown[row].prompt,
+                    "response": shown[row].response,
                     **measured,
                     "right": self._is_right(measured),
                 }
 
     def close(self) -> None:
-        """End the processes of rewards and environments."""
-        if self._pool is not None:
-            self._pool.close()
+        """End the processes of rewards and of what answers the responses."""
+        self._backends.close()
         if self._rewards is not None:
             self._rewards.close()
 
@@ -188,7 +181,8 @@ class Evaluator:
 
         None if the run has neither.
         """
-        for name in ("gold/exact", "episode/success"):
+        options: Iterator[ResponsesSeam] = modules_of("responses", self.config)
+        for name in ("gold/exact", *(option.SUCCESS for option in options)):
             if name in measured:
                 return bool(measured[name])
         kinds = {name: part.kind for name, part in self.config.rewards.items()}

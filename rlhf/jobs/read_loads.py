@@ -199,7 +199,7 @@ class CountedData:
         records = [record for record in part.train[: self._most] if record.chosen]
         texts = [record.chosen or "" for record in records]
         lengths = [min(most, len(ids)) for ids in encoder.texts_with_end(texts)]
-        if any(record.episode for record in records):
+        if any(record.exchanges for record in records):
             rows = list(enumerate(records))
             found, _ = COLUMNS_OF[Phase.sft](rows, encoder, Limit("", sys.maxsize))
             pairs = zip(found["length"], found["prompt_tokens"], strict=True)

@@ -17,7 +17,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.config.schema.checkpoint import CheckpointKeys
 from rlhf.config.schema.data import DataKeys
@@ -88,7 +88,7 @@ OPTIONS = (
 )
 
 
-def modules_of(seam: str, config: RunConfig | None = None) -> Iterator[ModuleType]:
+def modules_of(seam: str, config: RunConfig | None = None) -> Iterator[Any]:
     """Yield the modules for ``seam`` of the options that ``config`` switches on; None: of all."""
     for option in OPTIONS:
         if config is None or option.is_on(config):

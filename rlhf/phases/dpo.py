@@ -29,6 +29,7 @@ from rlhf.models.build import require_enough_positions
 from rlhf.models.language_model import kept_token_logprobs
 from rlhf.options.lora.keys import LoraRole
 from rlhf.phases.ppo.models import SeparateModels
+from rlhf.phases.shared.backends import build_rollout_backend
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.exporting import save_trained_model
@@ -36,7 +37,6 @@ from rlhf.phases.shared.policies import (
     AdapterOff,
     build_policy,
     build_reference,
-    build_rollout_backend,
     policy_source,
 )
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy, HeldOutPrompts, evaluate_policy
@@ -107,7 +107,7 @@ def _evaluate_answers(
     """Return entries of result.json about the policy's answers; their names end in ``when``."""
     num_prompts = context.config.dpo.eval_prompts
     answers = evaluate_policy(context, trainer.answering, held_out, num_prompts=num_prompts)
-    result = answers.result(when)
+    result = answers.result(context.config, when)
     del result[f"score_{when}"]  # always 0: DPO has no reward model
     return result
 

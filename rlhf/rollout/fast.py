@@ -25,7 +25,7 @@ from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
 from rlhf.rollout.decoders.layers import AdapterOf
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
-from rlhf.rollout.scheduler import Counterpart, Request, Scheduler
+from rlhf.rollout.scheduler import Pause, Request, Scheduler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -90,12 +90,12 @@ class FastRollout:
         return pad_responses(requests, pad_id=self._pad_id, device=prompts.ids_BP.device)
 
     def converse(
-        self, actor: Engine, prompts: PromptBatch, counterpart: Counterpart, *, max_tokens: int
+        self, actor: Engine, prompts: PromptBatch, pause: Pause, *, max_tokens: int
     ) -> list[Request]:
-        """Return one episode per prompt, of at most ``max_tokens`` tokens after the prompt."""
+        """Return one request per prompt that pauses and continues, up to ``max_tokens`` tokens."""
         requests = self._build_requests(prompts)
         tokens = max(len(request.prompt) for request in requests) + max_tokens
-        self._answer(actor, prompts, requests, tokens=tokens, counterpart=counterpart)
+        self._answer(actor, prompts, requests, tokens=tokens, pause=pause)
         return requests
 
     def _answer(
@@ -105,11 +105,11 @@ class FastRollout:
         requests: list[Request],
         *,
         tokens: int,
-        counterpart: Counterpart | None = None,
+        pause: Pause | None = None,
     ) -> None:
         """Answer all ``requests``, each of at most ``tokens`` tokens with its prompt."""
         rows = min(self._settings.max_rows or len(requests), len(requests))
-        parked = 0 if counterpart is None else rows
+        parked = 0 if pause is None else rows
         with actor.evaluating() as module:
             model = getattr(module, "pretrained", module)
             parts = self._find_modules(model, tokens=tokens)
@@ -128,7 +128,7 @@ class FastRollout:
                     stop=self._stop,
                     max_rows=rows,
                     any_rank_works=self._ranks.any if is_layerwise else bool,
-                    counterpart=counterpart,
+                    pause=pause,
                 )
                 with self._autocast_for(decoder):
                     scheduler.run(requests, prompts.draws_BT)

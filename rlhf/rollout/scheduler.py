@@ -1,7 +1,7 @@
 """Continuous batching: finished rows are removed, and waiting prompts take their place.
 
-In a counterpart a row whose turn has ended is parked, and its place is free for others, until the
-observation that follows is there; then the row is extended by it and goes on.
+A row may pause when its request is answered: its place is free for others until tokens are added
+to the request; then the row is extended by them and continues.
 
 Shapes: B = rows in use, J = distinct prompts that join, N = responses to generate, P = prompt
 tokens, T = response tokens, V = vocabulary.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,17 +29,17 @@ JOINING_SHARE = 8  # a prefill that needs its own pass waits until 1/8 of the ro
 
 @dataclass
 class Request:
-    """A response that is being generated, or an episode: turns, and observations between them."""
+    """A response that is being generated; one that continues has observations between its parts."""
 
     index: int  # row of the response in the batch
     prompt: tuple[int, ...]
-    limit: int  # number of ids at which the response, or the turn, is cut
+    limit: int  # number of ids at which the response, or the part, is cut
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # 0 at observations
     has_ended: bool = False
     turn_starts: list[int] = field(default_factory=lambda: [0])  # indices in ids
-    turn_ends: list[int] = field(default_factory=list)  # of finished turns
-    first_draw: int = 0  # column of the random draws at which the turn begins
+    turn_ends: list[int] = field(default_factory=list)  # of finished parts
+    first_draw: int = 0  # column of the random draws at which the part begins
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -69,89 +69,38 @@ class Request:
         self.limit, self.first_draw, self.has_ended = limit, first_draw, False
 
 
-class Continuation(NamedTuple):
-    """What follows a turn: an observation, or the end of the episode."""
+class PausedRows(Protocol):
+    """Rows of a decoder behind those that decode, whose requests wait for what is added to them.
 
-    row: int  # of the episode in the batch
-    observation: list[int] | None  # None: the episode is over
-    limit: int = 0  # number of ids of the request at which the next turn is cut
-    first_draw: int = 0  # column of the random draws at which the next turn begins
-
-
-class Counterpart(Protocol):
-    """The other side of episodes, which answers the turns of the policy."""
-
-    def end_turn(self, request: Request) -> None:
-        """Take the turn that ``request`` has just finished; do not wait for the answer."""
-
-    def continuations(self, *, wait: bool) -> list[Continuation]:
-        """Return what follows turns since the last call; with ``wait`` at least one, if due."""
-
-
-class ParkedRows:
-    """Rows of a decoder behind those that decode, with requests that wait for an observation.
-
-    If the rows of a pass change the rounding of one another, replies are taken when no row is
-    active and all replies are there, so that the passes, and with them the numbers, do not depend
-    on how long an environment takes.
+    An answered request pauses here instead of leaving the decoder. It continues with tokens added
+    by ``Request.extend``, or ends.
     """
 
-    def __init__(
-        self, counterpart: Counterpart, decoder: Decoder | DrawingDecoder, places: range
-    ) -> None:
-        self._counterpart = counterpart
-        self._decoder = decoder
-        self._free = list(places)
-        self._held: dict[int, tuple[int, Request]] = {}  # by index: place, and request
-        self._continued: list[tuple[Request, list[int]]] = []  # with the tokens to add
-
     def __len__(self) -> int:
-        return len(self._held)
+        """Return the number of requests that pause."""
 
     def add(self, row: int, request: Request) -> None:
-        """Give the turn that ``request`` has finished to the counterpart, and move its row here."""
-        request.turn_ends.append(len(request.ids))
-        self._counterpart.end_turn(request)
-        place = self._free.pop()
-        self._decoder.move_row(row, place, columns=request.newest_position)
-        self._held[request.index] = place, request
+        """Let ``request``, which is answered, pause; move its row here."""
 
     def take_replies(self, *, is_idle: bool) -> None:
-        """Take what follows turns; ``is_idle``: the decoder has nothing else to do."""
-        takes_some = self._decoder.rows_are_exact
-        while (is_idle or takes_some) and len(self._held) > len(self._continued):
-            wait = is_idle and not (takes_some and self._continued)
-            for each in self._counterpart.continuations(wait=wait):
-                place, request = self._held[each.row]
-                if each.observation is None:
-                    del self._held[each.row]
-                    self._free.append(place)
-                    continue
-                newest = request.ids[-1:]
-                request.extend(each.observation, limit=each.limit, first_draw=each.first_draw)
-                self._continued.append((request, newest + each.observation))
-            if takes_some:
-                break
-        self._continued.sort(key=lambda each: each[0].index)
+        """Take what is added to requests; ``is_idle``: the decoder has nothing else to do."""
 
     def next_to_continue(self, most: int) -> list[tuple[Request, list[int]]]:
-        """Return requests that go on in the next pass, with the tokens to add to their rows."""
-        most = most if self._decoder.extends_together else 1
-        chosen, self._continued = self._continued[:most], self._continued[most:]
-        return chosen
+        """Return requests that continue in the next pass, with the tokens to add to their rows."""
 
     def leave(self, request: Request, row: int, *, columns: int) -> None:
         """Move the row of ``request``, which holds ``columns`` tokens, back to ``row``."""
-        place, _ = self._held.pop(request.index)
-        self._free.append(place)
-        self._decoder.move_row(place, row, columns=columns)
+
+
+# Called with a decoder and its rows for requests that pause.
+Pause = Callable[[Decoder | DrawingDecoder, range], PausedRows]
 
 
 class Scheduler:
     """A loop that drives a decoder until every request is answered.
 
     Active request i is row i of the decoder; when it ends, the last active request takes its row.
-    In a ``counterpart`` requests whose turn has ended are parked in the rows from ``max_rows`` on.
+    With ``pause`` answered requests pause in the rows from ``max_rows`` on.
 
     ``any_rank_works`` takes whether this rank has work left and returns whether any rank has: if a
     forward pass needs all ranks, a rank that has finished runs dummy passes for the others.
@@ -166,7 +115,7 @@ class Scheduler:
         stop: StopTexts,
         max_rows: int,
         any_rank_works: Callable[[bool], bool],
-        counterpart: Counterpart | None = None,
+        pause: Pause | None = None,
     ) -> None:
         self._decoder = decoder
         self._sampling = sampling
@@ -175,15 +124,15 @@ class Scheduler:
         self._max_rows = max_rows
         self._any_rank_works = any_rank_works
         self._active: list[Request] = []
-        self._parked: ParkedRows | None = None
-        if counterpart is not None:
-            self._parked = ParkedRows(counterpart, decoder, range(max_rows, 2 * max_rows))
+        self._paused: PausedRows | None = None
+        if pause is not None:
+            self._paused = pause(decoder, range(max_rows, 2 * max_rows))
 
     def run(self, requests: Sequence[Request], draws_NT: Tensor) -> None:
         """Answer all ``requests``; row n of ``draws_NT`` decides the tokens of request n."""
         # Longest first: a prefill gets texts of similar length, and equal texts are adjacent.
         waiting = sorted(requests, key=lambda r: (len(r.text), r.text), reverse=True)
-        while self._any_rank_works(bool(waiting or self._active or self._parked)):
+        while self._any_rank_works(bool(waiting or self._active or self._paused)):
             beat()
             if continued := self._next_to_continue(waiting):
                 requests, logits_BV = self._extend(continued, draws_NT.device)
@@ -194,7 +143,7 @@ class Scheduler:
                 drawn_2B = self._draw_tokens(requests, logits_BV, draws_NT)
             elif self._active:
                 requests, drawn_2B = self._active, self._decode(draws_NT)
-            else:  # other ranks work, or the last parked episode has just ended
+            else:  # other ranks work, or the last paused request has just ended
                 if not isinstance(self._decoder, DrawingDecoder):
                     ids_1 = torch.zeros(1, dtype=torch.long, device=draws_NT.device)
                     self._decoder.decode(ids_1, [0])
@@ -216,7 +165,7 @@ class Scheduler:
 
     def _select_for_prefill(self, waiting: Sequence[Request]) -> list[Request]:
         """Return the first of ``waiting`` that fit into one prefill; [] to decode on meanwhile."""
-        free = self._max_rows - len(self._active) - len(self._parked or ())
+        free = self._max_rows - len(self._active) - len(self._paused or ())
         packs = isinstance(self._decoder, PackingDecoder)
         fewest = 1 if packs else max(1, self._max_rows // JOINING_SHARE)
         if not waiting or (self._active and free < fewest):
@@ -281,11 +230,11 @@ class Scheduler:
             )
 
     def _remove_answered(self) -> None:
-        """Remove answered requests, or park them; the last row moves into each gap."""
-        if self._parked is not None:
+        """Remove answered requests, or let them pause; the last row moves into each gap."""
+        if self._paused is not None:
             for row, request in enumerate(self._active):
                 if request.is_answered:
-                    self._parked.add(row, request)
+                    self._paused.add(row, request)
         for row in range(len(self._active)):
             while self._active and self._active[-1].is_answered:
                 self._active.pop()
@@ -295,22 +244,22 @@ class Scheduler:
                 self._active[row] = last
 
     def _next_to_continue(self, waiting: Sequence[Request]) -> list[tuple[Request, list[int]]]:
-        """Return parked requests that go on in the next pass, with the tokens to add."""
-        if not self._parked:
+        """Return paused requests that continue in the next pass, with the tokens to add."""
+        if not self._paused:
             return []
-        self._parked.take_replies(is_idle=not (self._active or self._select_for_prefill(waiting)))
-        return self._parked.next_to_continue(self._max_rows)
+        self._paused.take_replies(is_idle=not (self._active or self._select_for_prefill(waiting)))
+        return self._paused.next_to_continue(self._max_rows)
 
     def _extend(
         self, continued: list[tuple[Request, list[int]]], device: torch.device
     ) -> tuple[list[Request], Tensor]:
-        """Move parked rows behind the active ones and add their tokens, as ``_prefill`` does."""
-        parked, behind = self._parked, len(self._active)
-        assert parked is not None
+        """Move paused rows behind the active ones and add their tokens, as ``_prefill`` does."""
+        paused, behind = self._paused, len(self._active)
+        assert paused is not None
         lengths = [len(ids) for _, ids in continued]
         starts = [request.newest_position + 1 - len(ids) for request, ids in continued]
         for row, (request, _) in enumerate(continued, start=behind):
-            parked.leave(request, row, columns=starts[row - behind])
+            paused.leave(request, row, columns=starts[row - behind])
         added = [torch.tensor(ids) for _, ids in continued]
         ids_JP = copy_to_device(pad_sequence(added, batch_first=True), device)
         first, logits_BV = self._run_texts(Texts(ids_JP, lengths, starts))

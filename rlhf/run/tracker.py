@@ -32,7 +32,7 @@ class Sample(NamedTuple):
     kl: float  # nats of the whole response, k1 estimate of KL(policy || reference)
     tokens: Sequence[Token]
     gold_parts: Mapping[str, float] | None = None  # ratings of a judge, if there is one
-    turns: Sequence[Mapping[str, str]] | None = None  # role and text; None: one response
+    messages: Sequence[Mapping[str, str]] | None = None  # role and text; None: one response
     model: str = "actor"  # what answered: "actor", or after the last step also "actor_ema"
 
 

@@ -202,9 +202,9 @@ class FileTracker(Tracker):
         """Append a line per response."""
         for sample in samples:
             line = {"phase": phase, "step": step, **sample._asdict()}
-            parts, tokens, turns = (line.pop(name) for name in ("gold_parts", "tokens", "turns"))
-            if turns is not None:
-                line["turns"] = turns
+            parts, tokens, said = (line.pop(each) for each in ("gold_parts", "tokens", "messages"))
+            if said is not None:
+                line["turns"] = said
             if parts is not None:
                 line |= {"gold": parts["gold"]}
                 line |= {"gold_parts": {k: v for k, v in parts.items() if k != "gold"}}

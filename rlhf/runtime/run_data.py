@@ -1,42 +1,22 @@
-"""The records of a run: from data sets, or episodes of its environment.
-
-SFT learns from the turns of the environment's expert; PPO begins with first observations.
-"""
+"""The records of a run: from data sets, or from an option that makes them (seam ``sources``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from random import Random
+from collections.abc import Callable
 
-from rlhf.base.errors import ConfigError, DataError
-from rlhf.config.choices import SPLIT_PHASES, Phase, Source
+from rlhf.base.seams import SourcesSeam
+from rlhf.config.choices import Phase
 from rlhf.config.roles import reward_key_by_column
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.encoding import first_record
 from rlhf.data.reading import describe_data, load_datasets
-from rlhf.data.records import Exchange, Record, RecordedEpisode
 from rlhf.data.splits import (
     PhaseData,
     blend_datasets,
     check_usable_examples,
     describe_division,
     divide_over_phases,
-    largest_remainder,
 )
-from rlhf.options import DataConfig
-from rlhf.options.environments.interface import (
-    EnvironmentPool,
-    EpisodeStart,
-    Observation,
-    PlayedEpisode,
-    Player,
-    play_episodes,
-)
-from rlhf.options.environments.keys import EnvironmentConfig
-from rlhf.options.environments.process_pool import build_pool
-
-MANY = 2**31  # seeds of some packages have 32 bits with a sign
+from rlhf.options import modules_of
 
 
 def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase, PhaseData]:
@@ -47,8 +27,9 @@ def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase
         ConfigError: if data.sets describes columns wrongly, or an environment has no expert.
     """
     data, order, seed = config.data, config.phase.order, config.seed
-    if data.source is Source.environment:
-        parts = load_episodes(data, config.environment, order, seed=seed)
+    source: SourcesSeam | None = next(modules_of("sources", config), None)
+    if source is not None:
+        parts = source.load_parts(config)
     else:
         datasets = load_datasets(data, seed=seed, keep=reward_key_by_column(config))
         for dataset in datasets:
@@ -66,65 +47,3 @@ def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase
     check_usable_examples(parts, order)
     say(describe_division(parts, order))
     return parts
-
-
-def load_episodes(
-    data: DataConfig, environment: EnvironmentConfig, order: Sequence[Phase], *, seed: int
-) -> dict[Phase, PhaseData]:
-    """Return the episodes of the phases in ``order``, divided by data.split.
-
-    Each episode has a seed of its own, which follows from ``seed``.
-
-    Raises:
-        ConfigError: if the environment has no expert whose turns SFT could learn.
-        DataError: if an episode fails, or a phase gets too few of them.
-    """
-    seeds = Random(f"episodes {seed}").sample(range(MANY), data.size)
-    parts: dict[Phase, PhaseData] = {}
-    with closing(build_pool(environment)) as pool:
-        for phase, size in zip(SPLIT_PHASES, largest_remainder(data.size, data.split), strict=True):
-            own, seeds = seeds[:size], seeds[size:]
-            if phase not in order:
-                parts[phase] = PhaseData([], [])
-                continue
-            records = _play(environment, pool, own, plays=phase is Phase.sft)
-            held_out = max(1, round(size * data.eval_share))
-            if held_out >= size:
-                raise DataError(
-                    f"data.size={data.size} with data.split={data.split}: the {phase} phase gets "
-                    f"{size} episodes and needs two or more, one of them held out"
-                )
-            parts[phase] = PhaseData(records[held_out:], records[:held_out])
-    return parts
-
-
-def _play(
-    environment: EnvironmentConfig, pool: EnvironmentPool, seeds: list[int], *, plays: bool
-) -> list[Record]:
-    """Return a record for each seed, with the expert's turns if it ``plays``."""
-    if plays and Player.expert not in pool.facts.players:
-        raise ConfigError(
-            f"environment.kind={environment.kind}: it has no expert (demonstration), so SFT has "
-            "nothing to learn from; use phase=ppo with model=pretrained model.path=FOLDER"
-        )
-    player = Player.expert if plays else None
-    starts = [EpisodeStart(seed) for seed in seeds]
-    played = play_episodes(pool, starts, player=player, max_turns=environment.max_turns)
-    for episode, start in zip(played, starts, strict=True):
-        if episode.failure is not None:
-            raise DataError(
-                f"environment.kind={environment.kind}: the episode with seed {start.seed} failed "
-                f"({episode.failure}): {episode.problem}"
-            )
-    return [_record(start, episode) for start, episode in zip(starts, played, strict=True)]
-
-
-def _record(start: EpisodeStart, episode: PlayedEpisode) -> Record:
-    turns = tuple(Exchange(f" {turn.text}", *_observed(turn.observation)) for turn in episode.turns)
-    chosen = turns[0].response if turns else None
-    first = first_record(episode.first.role, episode.first.text)
-    return first._replace(chosen=chosen, columns={}, episode=RecordedEpisode(start.seed, turns))
-
-
-def _observed(observation: Observation | None) -> tuple[str | None, str]:
-    return (None, "user") if observation is None else (observation.text, observation.role)

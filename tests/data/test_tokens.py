@@ -11,7 +11,7 @@ import pytest
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
 from rlhf.data.encoding import Encoder
-from rlhf.data.records import Exchange, Record, RecordedEpisode
+from rlhf.data.records import Exchange, Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import Limit, cache_key, tokenise
 from rlhf.models.tokenizers import train_tokenizer
@@ -114,7 +114,7 @@ def test_lengths_and_prompts_of_pairs_are_told(tokenizer, tmp_path: Path) -> Non
 def episode_of(role: str) -> PhaseData:
     """An episode of two turns, with an observation that ``role`` says."""
     turns = (Exchange(" kiwi", "plum", role), Exchange(" fig", None))
-    return PhaseData([PAIR._replace(episode=RecordedEpisode(1, turns))], [])
+    return PhaseData([PAIR._replace(seed=1, exchanges=turns)], [])
 
 
 def test_the_cache_is_keyed_by_all_that_changes_it(tokenizer) -> None:

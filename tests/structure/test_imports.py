@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -88,8 +89,18 @@ def file_names(paths: Iterable[str]) -> list[str]:
         name
         for path in paths
         if (name := Path(path).name) not in {"__init__.py", "__main__.py"}
+        and not plugs_in(path)
         and not (path.startswith(GROUPED) or (name in free and is_group(name)))
     ]
+
+
+# Modules that several options have, and the core looks up by their name.
+SEAMS = set(re.findall(r'"""``(\w+)``', (ROOT / "rlhf/base/seams.py").read_text()))
+
+
+def plugs_in(path: str) -> bool:
+    """The file is an option's module for a seam, whose names are those of the seam."""
+    return path.startswith("rlhf/options/") and Path(path).stem in SEAMS
 
 
 def is_group(name: str) -> bool:
@@ -135,7 +146,8 @@ SAME_EVERYWHERE = {"main", "tasks"}
 
 
 def test_no_public_name_stands_twice() -> None:
-    names = (name for source in SOURCES.values() for name in public_names(source))
+    sources = (source for path, source in SOURCES.items() if not plugs_in(path))
+    names = (name for source in sources for name in public_names(source))
     assert set(repeated(names)) <= SAME_EVERYWHERE
 
 

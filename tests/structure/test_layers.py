@@ -57,6 +57,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": SHARED | {"phases"},  # the public names
 }
 
+INTERFACES = "rlhf/base/seams.py"  # of options, for type checkers only: it imports every room
+
 # The only places that may import a module, and places that may not.
 ONLY_IN = {
     "deepspeed": (
@@ -133,6 +135,8 @@ def part_of(module: str) -> str | None:
 def check_direction(source: str, path: str) -> list[str]:
     """Imports of rlhf against the direction of the layers."""
     part = part_of(path.removesuffix(".py").replace("/", "."))
+    if path == INTERFACES:
+        return []
     if part not in MAY_IMPORT:
         return [f"{path}: {part} has no place in MAY_IMPORT"]
     return [

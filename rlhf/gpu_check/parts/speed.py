@@ -28,7 +28,7 @@ from rlhf.gpu_check.rows import (
 )
 from rlhf.gpu_check.runs import SHORT_RUN, start_run
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
-from rlhf.phases.shared.policies import build_rollout_backend
+from rlhf.phases.shared.backends import build_rollout_backend
 from rlhf.rollout.fast import unpad_prompts
 
 COMMON = (

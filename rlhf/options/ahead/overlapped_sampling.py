@@ -39,9 +39,8 @@ from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.options import Backend
 from rlhf.options.ahead.ahead import AfterSampling, SamplingAhead, SamplingInTurn, StepSampler
-from rlhf.options.environments.episode_counterpart import build_answering_backend
-from rlhf.options.environments.process_pool import build_pool
 from rlhf.phases.ppo.prompts import PromptLoader, StepPrompts, shard_prompt_batch
+from rlhf.phases.shared.backends import RolloutBackends
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policies import build_policy
 from rlhf.run.model_folder import SHARD_BYTES, write_shards
@@ -237,12 +236,8 @@ class SamplingWorker:
             settings=EngineSettings(zero=config.zero, dtype=dtype),
             ranks=Ranks(device=device),
         )
-        self._backend = build_answering_backend(
-            build_pool(config.environment) if config.environment.is_used else None,
-            config,
-            self._tokenizer,
-            dtype,
-            Ranks(device=device),
+        backends = RolloutBackends(config, self._tokenizer, dtype, Ranks(device=device))
+        self._backend = backends.build(
             temperature=config.rollout.temperature,
             keeps_graphs=config.rollout.keep_graphs is not When.never,
         )

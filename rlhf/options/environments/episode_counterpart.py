@@ -7,34 +7,23 @@ encoded once, for the policy. No text is encoded again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from rlhf.base.errors import RolloutError
-from rlhf.base.ranks import Ranks
-from rlhf.base.types import PromptBatch, Responses, Rollout, RolloutBackend, Utterance
-from rlhf.config.choices import Dtype
-from rlhf.config.schema.run import RunConfig
+from rlhf.base.types import PromptBatch, Utterance
 from rlhf.data.encoding import Encoder, plain_observation
-from rlhf.data.records import Record
-from rlhf.options.environments.episodes import EpisodeLimits, EpisodeRollout, Outcome
+from rlhf.options.environments.episodes import EpisodeLimits, Outcome
 from rlhf.options.environments.interface import (
     EnvironmentPool,
-    EpisodeStart,
     Observation,
-    Player,
     Reply,
-    play_episodes,
 )
 from rlhf.options.environments.keys import EnvironmentConfig, FailureName
-from rlhf.phases.shared.policies import build_rollout_backend
+from rlhf.options.environments.parked_rows import Continuation
 from rlhf.phases.shared.scoring import describe_step
-from rlhf.rollout.scheduler import Continuation, Request
+from rlhf.rollout.scheduler import Request
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,29 +34,6 @@ ENVIRONMENT_FAULTS = (
     FailureName.died,
     FailureName.invalid,
 )
-
-
-def build_answering_backend(
-    pool: EnvironmentPool | None,
-    config: RunConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    dtype: Dtype,
-    ranks: Ranks,
-    **options: Any,
-) -> RolloutBackend:
-    """Build a backend whose responses are episodes with ``pool``; without one, single responses.
-
-    ``options`` are those of ``build_rollout_backend``.
-    """
-    backend = build_rollout_backend(config, tokenizer, dtype=dtype, ranks=ranks, **options)
-    if pool is None:
-        return backend
-    limits = EpisodeLimits(config.rollout.max_response_tokens, config.environment.max_tokens)
-    encoder = Encoder(tokenizer, config.data.template)
-    encoder.observations([("user", "")])  # a template that cannot render one is refused here
-    begin = partial(Episodes, config.environment, pool, tokenizer, encoder, limits)
-    pad_id = tokenizer.pad_token_id
-    return EpisodeRollout(backend, begin, limits, pad_id=pad_id, ranks=ranks)
 
 
 @dataclass(kw_only=True)
@@ -209,75 +175,3 @@ class Episodes:
                 f"{self._faults.total()} episodes ({counts}), more than environment.max_failures="
                 f"{self._config.max_failures}; the last one: {reply.problem}"
             )
-
-
-FAILURES = "failures/"
-
-
-def episode_values(responses: Responses) -> dict[str, Tensor]:
-    """Return measures (B,) of episodes by name; {} of single responses.
-
-    ``failures/NAME`` counts a failure in each episode.
-    """
-    turns = responses.turns
-    if turns is None:
-        return {}
-    counts = {
-        f"{FAILURES}{name}": [found.count(name) for found in turns.failures] for name in FailureName
-    }
-    values = {
-        "return": turns.rewards_BT.sum(dim=1),
-        "success": turns.success_B,
-        "turns": turns.turn_BT.amax(dim=1) + 1,
-        "truncated": turns.truncated_B,
-        "observation_tokens": (turns.attend_BT & ~responses.keep_BT).sum(dim=1),
-    }
-    device = turns.success_B.device
-    values |= {name: torch.tensor(each, device=device) for name, each in counts.items()}
-    return {name: values_B.float() for name, values_B in values.items()}
-
-
-def shown_texts(rollout: Rollout, responses: Sequence[str]) -> list[tuple[str, str]]:
-    """Return prompt and response of each row as a reader sees them, given the ``responses``.
-
-    Episodes may begin alike: their seeds tell them apart.
-    """
-    prompts, turns = rollout.prompts, rollout.responses.turns
-    if turns is None or prompts.seeds is None:
-        return list(zip(prompts.texts, responses, strict=True))
-    texts = zip(prompts.seeds, prompts.texts, turns.messages, strict=True)
-    return [(f"[episode {seed}]{text}", spoken_text(said)) for seed, text, said in texts]
-
-
-def spoken_text(messages: Sequence[Utterance]) -> str:
-    """Return an episode's turns as one text, with observations in brackets."""
-    return " ".join(text if role == "assistant" else f"[{role}: {text}]" for role, text in messages)
-
-
-def play_at_random(
-    pool: EnvironmentPool, records: Sequence[Record], *, max_turns: int
-) -> float | None:
-    """Return the mean return of random turns in the records' episodes; None without such turns."""
-    if Player.random not in pool.facts.players:
-        return None
-    starts = [
-        EpisodeStart(r.episode.seed, r.columns or {}) for r in records if r.episode is not None
-    ]
-    played = play_episodes(pool, starts, player=Player.random, max_turns=max_turns)
-    return sum(episode.total for episode in played) / len(played)
-
-
-def episode_results(by_prompt: Mapping[str, list[float]], when: str) -> dict[str, Any]:
-    """Return the entries of result.json for episodes with these values; {} without episodes."""
-    values = {n.removeprefix("episode/"): v for n, v in by_prompt.items() if "episode/" in n}
-    if not values:
-        return {}
-    means = {name: sum(each) / len(each) for name, each in values.items()}
-    return {
-        **{f"{name}_{when}": means[name] for name in ("return", "success", "turns", "truncated")},
-        f"failures_{when}": {
-            name.removeprefix(FAILURES): int(sum(each))
-            for name, each in values.items()
-            if name.startswith(FAILURES) and any(each)
-        },
-    }

@@ -24,8 +24,9 @@ from rlhf.base.types import (
     copy_to_device,
     pad_rows,
 )
+from rlhf.options.environments.parked_rows import Counterpart, ParkedRows
 from rlhf.rollout.fast import FastRollout, Sampled, pad_responses, unpad_prompts
-from rlhf.rollout.scheduler import Counterpart, Request
+from rlhf.rollout.scheduler import Request
 
 
 @dataclass(kw_only=True)
@@ -81,8 +82,8 @@ class EpisodeRollout:
         """Return one episode per prompt."""
         counterpart, measures = self._begin(prompts), True
         if isinstance(self._backend, FastRollout):
-            tokens = self._limits.episode
-            episodes = self._backend.converse(actor, prompts, counterpart, max_tokens=tokens)
+            pause, tokens = partial(ParkedRows, counterpart), self._limits.episode
+            episodes = self._backend.converse(actor, prompts, pause, max_tokens=tokens)
         else:
             episodes, measures = self._turn_by_turn(actor, prompts, counterpart)
         device, outcomes = prompts.ids_BP.device, counterpart.outcomes()

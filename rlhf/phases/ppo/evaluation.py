@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from rlhf.base.intervals import mean_gain
 from rlhf.base.stored_files import HELD_OUT, read_json
 from rlhf.config.choices import Phase
-from rlhf.options.environments.episode_counterpart import play_at_random
 from rlhf.options.ptx.corpus import PtxBlocks
 from rlhf.options.ptx.ptx import corpus_perplexity
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
@@ -63,7 +62,8 @@ class PpoEvaluation:
         If ``when`` is "after", 95 % intervals of the mean gains since "before" are returned too.
         """
         evaluation = self._evaluate_policy()
-        result, self._by_prompt[when] = evaluation.result(when), evaluation.by_prompt
+        result = evaluation.result(self._context.config, when)
+        self._by_prompt[when] = evaluation.by_prompt
         if self._context.ranks.is_main:
             write_json(self._file, self._by_prompt, indent=None)
         if log is not None:
@@ -94,18 +94,9 @@ class PpoEvaluation:
         return result
 
     def _yardsticks(self) -> dict[str, float]:
-        """Return what returns of the environment are compared with: its optimum, random turns."""
-        pool, config = self._engine.pool, self._context.config
-        if pool is None:
-            return {}
-        rows = self._prompts.examples["row"][: config.ppo.eval_prompts]
-        records = [self._prompts.records[row] for row in rows]
-        max_turns = config.environment.max_turns
-        found = {
-            "optimum": pool.facts.optimum,
-            "random_return": play_at_random(pool, records, max_turns=max_turns),
-        }
-        return {name: value for name, value in found.items() if value is not None}
+        """Return what the results are compared with, if something answers the responses."""
+        rows = self._prompts.examples["row"][: self._context.config.ppo.eval_prompts]
+        return self._engine.backends.yardsticks([self._prompts.records[row] for row in rows])
 
     def evaluate_metrics(self) -> dict[str, float]:
         """Evaluate the policy and return its metrics."""

@@ -19,7 +19,7 @@ from rlhf.base.types import Extras, PromptBatch, Rollout, take_rows
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import collate_prompts
-from rlhf.data.records import episode_seeds
+from rlhf.data.records import record_seeds
 from rlhf.phases.ppo.step_metrics import equal_group_mask
 from rlhf.phases.shared.context import RunContext
 
@@ -59,7 +59,7 @@ class PromptLoader:
             chosen["ids"],
             [each.prompt or "" for each in records],
             [each.columns or {} for each in records],
-            episode_seeds(records),
+            record_seeds(records),
         )
 
     def batch(self, step: int, *, attempt: int = 0) -> PromptBatch:

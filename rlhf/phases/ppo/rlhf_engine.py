@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,8 +29,6 @@ from rlhf.models.pretrained import Shard
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.options import PpoConfig
 from rlhf.options.ensembles.members import Combination, load_ensemble
-from rlhf.options.environments.episode_counterpart import build_answering_backend
-from rlhf.options.environments.process_pool import build_pool
 from rlhf.options.hybrid_engine.hybrid_rollout import (
     adapt_deepspeed_layers,
     copy_generate_to_wrapper,
@@ -42,6 +39,7 @@ from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.ppo.step_metrics import StepSpeed
+from rlhf.phases.shared.backends import RolloutBackends
 from rlhf.phases.shared.policies import (
     AdapterOff,
     build_policy,
@@ -59,7 +57,7 @@ if TYPE_CHECKING:
 
     from rlhf.options.ahead.overlapped_sampling import SamplingProcesses
 
-Seeds = list[int] | None  # of the episodes that begin with prompts; None: no environment
+Seeds = list[int] | None  # of what answers the responses; None: nothing answers
 
 
 class RLHFEngine:
@@ -108,9 +106,8 @@ class RLHFEngine:
         if self.settings.hybrid_engine is not None:
             layers = adapt_deepspeed_layers(self.actor.module)
             self.constant_metrics["rollout/accelerated_layers"] = layers
-        self.pool = build_pool(config.environment) if config.environment.is_used else None
-        dtype, ranks = self.settings.dtype, self.ranks
-        backend = partial(build_answering_backend, self.pool, config, self.tokenizer, dtype, ranks)
+        self.backends = RolloutBackends(config, self.tokenizer, self.settings.dtype, self.ranks)
+        backend = self.backends.build
         temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
         self.samplers: SamplingProcesses | None = None  # with rollout.overlap, the phase sets it
         self.rollout: RolloutBackend = backend(temperature=temperature, keeps_graphs=keeps)
@@ -140,7 +137,8 @@ class RLHFEngine:
         """Return this rank's share of one step's prompts; ``texts`` are the prompts of all ranks.
 
         ``columns`` has the dataset columns that rewards read of each prompt, ``seeds`` the seeds of
-        their episodes. Each prompt is repeated ``ppo.responses_per_prompt`` times in a row.
+        what answers their responses. Each prompt is repeated ``ppo.responses_per_prompt`` times in
+        a row.
         Responses are sampled with the random numbers that a run uses in its step ``step``.
         """
         ids = Encoder(self.tokenizer, self.config.data.template).prompts(texts)
@@ -150,7 +148,7 @@ class RLHFEngine:
 
     def close(self) -> None:
         """End the processes of the run, close the engines, free their memory."""
-        for processes in (self.pool, self.rewards, self.samplers):
+        for processes in (self.backends, self.rewards, self.samplers):
             if processes is not None:
                 processes.close()
         for engine in self._engines:

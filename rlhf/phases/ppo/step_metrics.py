@@ -32,7 +32,7 @@ from rlhf.models.model_uses import (
 )
 from rlhf.options import PpoConfig
 from rlhf.options.corrections.rollout_logprobs import correction_metrics
-from rlhf.options.environments.episode_counterpart import episode_values
+from rlhf.options.environments.responses import measure
 from rlhf.phases.ppo.targets import Targets
 from rlhf.phases.shared.scoring import kl_per_sequence
 
@@ -88,8 +88,8 @@ def rollout_metrics(
         metrics["ppo/fallback_share"] = Mean.of(rollout.parts.failed_BK.any(dim=1).float())
     if rollout.disagreement_B is not None:
         metrics["ppo/disagreement"] = Mean.of(rollout.disagreement_B)
-    for name, values_B in episode_values(rollout.responses).items():
-        metrics[f"ppo/episode/{name}"] = Mean.of(values_B)
+    for name, values_B in measure(rollout.responses).items():
+        metrics[f"ppo/{name}"] = Mean.of(values_B)
     if rollout.replaced_B is not None:
         metrics["ppo/replaced_share"] = Mean.of(rollout.replaced_B)
     if targets.weights is not None:

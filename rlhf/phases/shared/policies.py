@@ -1,11 +1,10 @@
-"""Build what PPO and DPO share: the trained policy, its reference, and its rollout backend.
+"""Build what PPO and DPO share: the trained policy and its reference.
 
 Models start from an earlier phase of the run, or from a model in the configuration.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,34 +15,22 @@ from torch import Tensor, nn
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import seed_for
-from rlhf.base.ranks import Ranks
 from rlhf.base.types import (
     LogprobOptions,
-    RolloutBackend,
     TokenEngine,
     TokenLogprobs,
     TokenPositions,
 )
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.batches import rollout_plan
-from rlhf.config.choices import Dtype, Phase
+from rlhf.config.choices import Phase
 from rlhf.config.roles import has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
-from rlhf.engine.devices import TORCH_DTYPES
 from rlhf.models.build import build_actor, lora_spec
-from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.pretrained import Shard, require_one_label_model
 from rlhf.models.sources import ModelSource
-from rlhf.options import Backend
-from rlhf.options.hybrid_engine.hybrid_rollout import HybridEngineRollout, HybridSettings
 from rlhf.options.lora.keys import LoraRole
-from rlhf.options.lora.lora import adapter_of, disable_adapters
-from rlhf.options.vllm.vllm_server import ServerSettings, VllmServerRollout
-from rlhf.phases.shared.exporting import write_weights
-from rlhf.rollout.fast import FastRollout, FastSettings
-from rlhf.rollout.hf import HfRollout
-from rlhf.rollout.sampling import SamplingSettings, StopTexts
+from rlhf.options.lora.lora import disable_adapters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -146,74 +133,6 @@ def build_reference(
         return None
     seed = seed_for(config.seed, "model")
     return LanguageModel(build_actor(source, tokenizer, seed=seed, shard=shard))
-
-
-def build_rollout_backend(
-    config: RunConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    temperature: float,
-    dtype: Dtype,
-    ranks: Ranks,
-    greedy: bool = False,
-    keeps_graphs: bool = False,
-) -> RolloutBackend:
-    """Build the backend of ``rollout.backend``, which samples responses at ``temperature``.
-
-    ``dtype`` must not be auto. With ``greedy`` the backend always takes the most likely token. With
-    ``keeps_graphs`` it keeps CUDA graphs and KV cache between rollouts.
-    """
-    rollout = config.rollout
-    sampling = SamplingSettings(
-        max_tokens=rollout.max_response_tokens,
-        temperature=temperature,
-        top_k=1 if greedy else rollout.top_k,
-        top_p=rollout.top_p,
-        min_tokens=rollout.min_response_tokens,
-    )
-    pad_id = tokenizer.pad_token_id
-    stop = StopTexts(tokenizer, rollout.stop)
-    match rollout.backend:
-        case Backend.hf:
-            return HfRollout(sampling, pad_id=pad_id, stop=stop)
-        case Backend.hybrid_engine:
-            hybrid = HybridSettings(
-                dtype=TORCH_DTYPES[dtype],
-                max_rows=rollout.max_rows or rollout_plan(config).per_rank,
-                max_prompt_tokens=rollout.max_prompt_tokens,
-                cuda_graphs=rollout.hybrid_engine.enable_cuda_graph,
-            )
-            return HybridEngineRollout(sampling, hybrid, pad_id=pad_id, stop=stop)
-        case Backend.vllm_server:
-            server = ServerSettings(
-                url=rollout.server.url,
-                timeout=rollout.server.timeout_seconds,
-                weights_dir=expand_user_path(
-                    rollout.server.weights_dir or tempfile.gettempdir(),
-                    key="rollout.server.weights_dir",
-                ),
-                stop=list(rollout.stop),
-            )
-            return VllmServerRollout(
-                sampling, server, write=write_weights, pad_id=pad_id, ranks=ranks
-            )
-        case Backend.fast:
-            settings = FastSettings(
-                dtype=TORCH_DTYPES[dtype],
-                max_rows=rollout.max_rows,
-                gather_weights=rollout.gather_weights,
-                cuda_graphs=rollout.cuda_graphs,
-                keeps_graphs=keeps_graphs,
-            )
-            return FastRollout(
-                sampling,
-                settings,
-                pad_id=pad_id,
-                stop=stop,
-                adapter_of=adapter_of,
-                find_modules=find_decoder_modules,
-                ranks=ranks,
-            )
 
 
 class AdapterOff:

@@ -10,15 +10,13 @@ from torch import Tensor
 
 from rlhf.base.intervals import mean_of
 from rlhf.base.random_streams import random_stream
+from rlhf.base.seams import ResponsesSeam, Shown
 from rlhf.base.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend, TokenTargets
 from rlhf.config.choices import Phase
+from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import EvalRows, collate_prompts, eval_batches
-from rlhf.data.records import Record, episode_seeds
-from rlhf.options.environments.episode_counterpart import (
-    episode_results,
-    episode_values,
-    shown_texts,
-)
+from rlhf.data.records import Record, record_seeds
+from rlhf.options import modules_of
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_records
 from rlhf.phases.shared.scoring import (
     ScoringModels,
@@ -72,15 +70,16 @@ class PolicyEvaluation(NamedTuple):
     by_prompt: dict[str, list[float]]
 
     def means_of(self, group: str) -> dict[str, float]:
-        """Return the means of gold, parts or episode, without this prefix; {} without them."""
+        """Return the means of a group, such as gold or parts, without its prefix."""
         prefix = f"{group}/"
         found = {name: mean for name, mean in self.means.items() if name.startswith(prefix)}
         return {name.removeprefix(prefix): mean for name, mean in found.items()}
 
-    def result(self, when: str) -> dict[str, Any]:
+    def result(self, config: RunConfig, when: str) -> dict[str, Any]:
         """Return the entries of result.json; their names end in ``when``."""
         values: dict[str, Any] = {f"{t}_{when}": self.means[name] for name, t in TITLES.items()}
-        values |= episode_results(self.by_prompt, when)
+        for option in _response_options(config):
+            values |= option.results(self.by_prompt, when)
         if parts := self.means_of("parts"):
             values[f"score_parts_{when}"] = parts
         if gold := self.means_of("gold"):
@@ -94,7 +93,8 @@ class PolicyEvaluation(NamedTuple):
         values |= self.means_of("gold")
         if "greedy" in self.means:
             values["exact_greedy"] = self.means["greedy"]
-        for group in ("parts", "episode"):
+        groups = {name.partition("/")[0] for name in self.means if "/" in name}
+        for group in ["parts", *sorted(groups - {"gold", "parts"})]:
             values |= {f"{group}/{name}": mean for name, mean in self.means_of(group).items()}
         return {f"ppo/eval_{name}": value for name, value in values.items()}
 
@@ -129,8 +129,10 @@ def measure_answers(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
         "kl": kl_per_sequence(rollout),
         "ended": responses.ended_B,
         "tokens": responses.keep_BT.sum(dim=1),
-        **{f"episode/{name}": each for name, each in episode_values(responses).items()},
-    } | _gold_ratings(context, rollout.prompts, responses)
+    }
+    for option in _response_options(context.config):
+        values |= option.measure(responses)
+    values |= _gold_ratings(context, rollout.prompts, responses)
     if rollout.parts is not None:
         scores_KB = rollout.parts.scores_BK.unbind(1)
         names = context.config.rewards
@@ -146,6 +148,18 @@ def _write_rows(
     for name, values_B in values.items():
         zeros_N = torch.zeros(total, dtype=torch.float64, device=values_B.device)
         into.setdefault(name, zeros_N)[rows] = values_B[batch.keep_B].double()
+
+
+def show_answers(context: RunContext, rollout: Rollout) -> list[Shown]:
+    """Return prompt and response of each row as a reader sees them."""
+    texts = response_texts(context.tokenizer, rollout.responses)
+    for option in _response_options(context.config):
+        return option.show(rollout, texts)
+    return [Shown(*each) for each in zip(rollout.prompts.texts, texts, strict=True)]
+
+
+def _response_options(config: RunConfig) -> Iterator[ResponsesSeam]:
+    return modules_of("responses", config)
 
 
 HeldOutTargets = Callable[[Rollout], TokenTargets | None]
@@ -167,15 +181,11 @@ def sample_answers(
     samples: list[Sample] = []
     for rollout, batch in answer_prompts(context, policy, held_out, num_prompts=SAMPLES):
         of_tokens = targets(rollout)
-        texts = response_texts(context.tokenizer, rollout.responses)
-        turns, shown = rollout.responses.turns, shown_texts(rollout, texts)
+        shown = show_answers(context, rollout)
         ended, kls = rollout.responses.ended_B.tolist(), kl_per_sequence(rollout).tolist()
         for row in batch.keep_B.nonzero().flatten().tolist():
-            prompt, response = shown[row]
             sample = Sample(
-                prompt=prompt,
-                response=response,
-                turns=None if turns is None else [m._asdict() for m in turns.messages[row]],
+                **shown[row]._asdict(),
                 ended=ended[row],
                 score=float(rollout.scores_B[row]),
                 kl=kls[row],
@@ -183,7 +193,7 @@ def sample_answers(
                 model=model,
                 gold_parts=None
                 if context.judge is None
-                else context.judge.rate(prompt, texts[row], ended=ended[row]),
+                else context.judge.rate(shown[row].prompt, shown[row].response, ended=ended[row]),
             )
             samples.append(sample)
     return samples
@@ -250,7 +260,7 @@ def _batches(
     total = min(len(held_out.examples), num_prompts)
     draws_NT = torch.rand(
         total,
-        context.config.environment.turns * context.config.rollout.max_response_tokens,
+        context.config.max_policy_tokens,
         generator=random_stream(context.config.seed, "evaluation", *([sample] if sample else [])),
     )
     for batch in eval_batches(total, batch_size=policy.micro, ranks=context.ranks):
@@ -265,4 +275,4 @@ def _batches(
             device=context.ranks.device,
             columns=[each.columns or {} for each in records],
         )
-        yield prompts._replace(seeds=episode_seeds(records)), batch
+        yield prompts._replace(seeds=record_seeds(records)), batch

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.base.seams import BackendsSeam
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.pair_numbers import read_pair_groups
@@ -16,17 +15,10 @@ from rlhf.data.phase_needs import (
     require_examples,
 )
 from rlhf.data.splits import phase_answered_by_dpo
-from rlhf.engine.deepspeed_engine import op_unavailable_reason, require_quantizer
-from rlhf.options import Backend
-from rlhf.options.hybrid_engine.hybrid_rollout import hybrid_engine_unavailable_reason
-from rlhf.options.hybrid_engine.supported_models import model_unsupported_reason
-from rlhf.options.lora.keys import LoraRole
-from rlhf.options.vllm.vllm_server import VllmClient
+from rlhf.engine.deepspeed_engine import require_quantizer
+from rlhf.options import modules_of
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_tokens, reward_pairs
 from rlhf.phases.shared.model_checks import config_of, require_decoder
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 
 def require_support(config: RunConfig) -> None:
@@ -34,39 +26,14 @@ def require_support(config: RunConfig) -> None:
 
     Raises:
         CapabilityError: if they do not; the message names the reason and what works.
-        ConfigError: if rollout.backend=hybrid_engine is combined with the DPO phase.
-        RolloutError: if the server of rollout.backend=vllm_server cannot be used.
+        ConfigError, RolloutError: if an option's rollout backend cannot be used.
     """
     require_quantizer(config.zero)
     if not {Phase.ppo, Phase.dpo} & set(config.phase.order):
         return
-    hybrid = config.rollout.backend in {Backend.hybrid_engine, Backend.vllm_server}
-    model = config_of("model", config.model) if hybrid else None
-    if config.rollout.backend is Backend.hybrid_engine:
-        if Phase.dpo in config.phase.order:
-            raise ConfigError(
-                "rollout.backend=hybrid_engine with the dpo phase: only PPO's actor has the "
-                "Hybrid Engine; use rollout=fast"
-            )
-        if config.lora.rank and LoraRole.actor in config.lora.roles:
-            # Checked here, so that plan=only accepts DeepSpeed-Chat's recipes, which have both.
-            raise CapabilityError(
-                f"rollout.backend=hybrid_engine with lora.rank={config.lora.rank} on the actor: "
-                "the Hybrid Engine's layers read only the base weights and would "
-                "generate without the adapters; use rollout=fast, which merges adapters for each "
-                "rollout, or lora=none"
-            )
-        tensor_parallel = config.rollout.hybrid_engine.inference_tp_size
-        obstacle = hybrid_engine_unavailable_reason(tensor_parallel=tensor_parallel)
-        obstacle = obstacle or op_unavailable_reason("InferenceBuilder")
-        if obstacle is None and model is not None:
-            obstacle = _add_model_type(model, model_unsupported_reason(model))
-        if obstacle is not None:
-            raise CapabilityError(f"rollout.backend=hybrid_engine: {obstacle}; use rollout=fast")
-    if config.rollout.backend is Backend.vllm_server:
-        server = config.rollout.server
-        ties = model is not None and model.tie_word_embeddings
-        VllmClient(server.url, timeout=server.timeout_seconds).check(ties_embeddings=ties)
+    option: BackendsSeam | None = next(modules_of("backends", config), None)
+    if option is not None:
+        option.check(config, config_of("model", config.model))
     require_decoder(config, config.phase.order)
 
 
@@ -94,9 +61,3 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
             reward_pairs(context)
     if Phase.ppo in found:
         require_corpus(context.config.ppo, context.config.data, seed=context.config.seed)
-
-
-def _add_model_type(config: PreTrainedConfig, obstacle: str | None) -> str | None:
-    if obstacle is None:
-        return None
-    return f"a model of model_type={config.model_type} {obstacle}"

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import RolloutError
 from rlhf.base.ranks import Ranks
-from rlhf.base.types import PromptBatch, Responses
+from rlhf.base.types import PromptBatch, Responses, RolloutBackend
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import collate_prompts
@@ -22,10 +22,11 @@ from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options.environments.embedded import NumberGuessing
-from rlhf.options.environments.episode_counterpart import build_answering_backend
 from rlhf.options.environments.interface import Observation, Player, Reply, Step
 from rlhf.options.environments.keys import FailureName
 from rlhf.options.environments.process_pool import LocalPool
+from rlhf.options.environments.responses import EnvironmentPartner
+from rlhf.phases.shared.backends import build_rollout_backend
 from tests.plain_engine import PlainEngine
 
 Compose = Callable[[list[str]], DictConfig]
@@ -91,6 +92,12 @@ def prompts_of(rows: list[int]) -> PromptBatch:
     return prompts._replace(seeds=rows, columns=[{} for _ in rows])
 
 
+def backend_of(config: RunConfig, pool: LocalPool, dtype: Any = "fp32") -> RolloutBackend:
+    shared: Any = {"temperature": 1.0, "dtype": dtype, "ranks": Ranks()}
+    backend = build_rollout_backend(config, TOKENIZER, **shared)
+    return EnvironmentPartner(config, pool).wrap(backend, TOKENIZER, Ranks())
+
+
 def episodes_of(
     config: RunConfig,
     rows: list[int],
@@ -99,8 +106,7 @@ def episodes_of(
     dtype: Any = "fp32",
 ) -> Responses:
     pool = pool or LocalPool(NumberGuessing)
-    backend = build_answering_backend(pool, config, TOKENIZER, dtype, Ranks(), temperature=1.0)
-    return backend.generate(ACTOR, prompts_of(rows))
+    return backend_of(config, pool, dtype).generate(ACTOR, prompts_of(rows))
 
 
 def row_of(responses: Responses, row: int) -> tuple[Any, ...]:
@@ -179,9 +185,7 @@ def test_no_text_is_encoded_again(config: RunConfig) -> None:
 
 def test_each_turn_has_random_numbers_of_its_own(config: RunConfig) -> None:
     rows, found = list(range(32)), []
-    backend = build_answering_backend(
-        LocalPool(Told), config, TOKENIZER, "fp32", Ranks(), temperature=1.0
-    )
+    backend = backend_of(config, LocalPool(Told))
     for sign in (0, 1):  # other numbers from the second turn of three tokens on
         prompts = prompts_of(rows)
         draws_BT = torch.cat([prompts.draws_BT[:, :3], (sign - prompts.draws_BT[:, 3:]).abs()], 1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 import pytest
 import torch
 
+from rlhf.options.environments.parked_rows import Continuation, ParkedRows
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
-from rlhf.rollout.scheduler import Continuation, Request, Scheduler
+from rlhf.rollout.scheduler import Request, Scheduler
 from tests.rollout.test_scheduler import (
     END,
     PROMPTS,
@@ -82,7 +84,7 @@ def run(table: type[TableDecoder], counterpart: Table, *, max_rows: int) -> list
         stop=StopTexts(TOKENIZER, []),
         max_rows=max_rows,
         any_rank_works=bool,
-        counterpart=counterpart,
+        pause=partial(ParkedRows, counterpart),
     ).run(requests, torch.rand(len(PROMPTS), 4 * TURN))
     return requests
 

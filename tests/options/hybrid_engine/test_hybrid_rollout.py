@@ -33,6 +33,7 @@ from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import Backend
+from rlhf.options.hybrid_engine import backends
 from rlhf.options.hybrid_engine.hybrid_rollout import (
     HybridEngineRollout,
     HybridSettings,
@@ -48,7 +49,6 @@ from rlhf.options.hybrid_engine.supported_models import (
 )
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
-from rlhf.phases.shared import preflight as rollout_checks
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.run.metric_table import undocumented
@@ -428,8 +428,8 @@ def test_ppo_learns_from_its_rollouts(
     compose: Callable[[list[str]], DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step of PPO on the CPU: its rules and the look at the machine are passed over."""
-    monkeypatch.setattr(rollout_checks, "hybrid_engine_unavailable_reason", lambda **_: None)
-    monkeypatch.setattr(rollout_checks, "op_unavailable_reason", lambda _: None)
+    monkeypatch.setattr(backends, "hybrid_engine_unavailable_reason", lambda **_: None)
+    monkeypatch.setattr(backends, "op_unavailable_reason", lambda _: None)
     save_models(tmp_path, policy="some words", reward="some words")
     paths = ["phase=ppo", "model=pretrained", "model@reward_model=pretrained"]
     paths += [f"model.path={tmp_path / 'policy'}", f"reward_model.path={tmp_path / 'reward'}"]

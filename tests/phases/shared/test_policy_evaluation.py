@@ -133,7 +133,7 @@ def test_gold_scores_are_those_of_the_texts(
     ended = [len(ids) % 2 == 0 for ids in held_out.examples["ids"]]
     assert result.means["gold/exact"] == pytest.approx(sum(ended) / len(ended))
     assert result.means["greedy"] == 0, "the greedy answers are others"
-    entries = result.result("before")
+    entries = result.result(context.config, "before")
     assert entries["gold_before"] == result.means["gold/gold"]
     assert entries["exact_before"] == result.means["gold/exact"]
     assert entries["exact_greedy_before"] == 0

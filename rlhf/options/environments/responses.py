@@ -1,0 +1,127 @@
+"""Episodes as responses: their environments, their measures, and how a reader sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rlhf.base.ranks import Ranks
+from rlhf.base.seams import Shown
+from rlhf.base.types import Responses, Rollout, RolloutBackend, Utterance
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.encoding import Encoder
+from rlhf.data.records import Record
+from rlhf.options.environments.episode_counterpart import Episodes
+from rlhf.options.environments.episodes import EpisodeLimits, EpisodeRollout
+from rlhf.options.environments.interface import EnvironmentPool, EpisodeStart, Player, play_episodes
+from rlhf.options.environments.keys import FailureName
+from rlhf.options.environments.process_pool import build_pool
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+GROUP, FAILURES = "episode/", "failures/"
+SUCCESS = f"{GROUP}success"
+
+
+class EnvironmentPartner:
+    """The environments of one process; a ``Partner``."""
+
+    def __init__(self, config: RunConfig, pool: EnvironmentPool) -> None:
+        self._config = config
+        self._pool = pool
+
+    def wrap(
+        self, backend: RolloutBackend, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
+    ) -> RolloutBackend:
+        """Return a backend whose responses are episodes."""
+        config = self._config
+        limits = EpisodeLimits(config.rollout.max_response_tokens, config.environment.max_tokens)
+        encoder = Encoder(tokenizer, config.data.template)
+        encoder.observations([("user", "")])  # a template that cannot render one is refused here
+        begin = partial(Episodes, config.environment, self._pool, tokenizer, encoder, limits)
+        pad_id = tokenizer.pad_token_id
+        return EpisodeRollout(backend, begin, limits, pad_id=pad_id, ranks=ranks)
+
+    def yardsticks(self, records: Sequence[Record]) -> dict[str, float]:
+        """Return the largest expected return, and the mean return of random turns, if known."""
+        facts, found = self._pool.facts, {}
+        if facts.optimum is not None:
+            found["optimum"] = facts.optimum
+        if Player.random in facts.players:
+            starts = [EpisodeStart(r.seed, r.columns or {}) for r in records if r.seed is not None]
+            most = self._config.environment.max_turns
+            played = play_episodes(self._pool, starts, player=Player.random, max_turns=most)
+            found["random_return"] = sum(episode.total for episode in played) / len(played)
+        return found
+
+    def close(self) -> None:
+        """End the processes of the environments."""
+        self._pool.close()
+
+
+def open_partner(config: RunConfig) -> EnvironmentPartner:
+    """Return the environments of this process."""
+    return EnvironmentPartner(config, build_pool(config.environment))
+
+
+def measure(responses: Responses) -> dict[str, Tensor]:
+    """Return measures (B,) of episodes; {} of single responses.
+
+    ``episode/failures/NAME`` counts a failure in each episode.
+    """
+    turns = responses.turns
+    if turns is None:
+        return {}
+    counts = {
+        f"{FAILURES}{name}": [found.count(name) for found in turns.failures] for name in FailureName
+    }
+    values = {
+        "return": turns.rewards_BT.sum(dim=1),
+        "success": turns.success_B,
+        "turns": turns.turn_BT.amax(dim=1) + 1,
+        "truncated": turns.truncated_B,
+        "observation_tokens": (turns.attend_BT & ~responses.keep_BT).sum(dim=1),
+    }
+    device = turns.success_B.device
+    values |= {name: torch.tensor(each, device=device) for name, each in counts.items()}
+    return {f"{GROUP}{name}": values_B.float() for name, values_B in values.items()}
+
+
+def show(rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
+    """Return prompt, turns and observations of each row; a prompt begins with its seed.
+
+    Episodes may begin alike: their seeds tell them apart.
+    """
+    prompts, turns = rollout.prompts, rollout.responses.turns
+    if turns is None or prompts.seeds is None:
+        return [Shown(*each) for each in zip(prompts.texts, texts, strict=True)]
+    return [
+        Shown(f"[episode {seed}]{text}", spoken_text(said), [each._asdict() for each in said])
+        for seed, text, said in zip(prompts.seeds, prompts.texts, turns.messages, strict=True)
+    ]
+
+
+def spoken_text(messages: Sequence[Utterance]) -> str:
+    """Return an episode's turns as one text, with observations in brackets."""
+    return " ".join(text if role == "assistant" else f"[{role}: {text}]" for role, text in messages)
+
+
+def results(by_prompt: Mapping[str, list[float]], when: str) -> dict[str, Any]:
+    """Return the entries of result.json for episodes with these values; {} without episodes."""
+    values = {n.removeprefix(GROUP): v for n, v in by_prompt.items() if n.startswith(GROUP)}
+    if not values:
+        return {}
+    means = {name: sum(each) / len(each) for name, each in values.items()}
+    return {
+        **{f"{name}_{when}": means[name] for name in ("return", "success", "turns", "truncated")},
+        f"failures_{when}": {
+            name.removeprefix(FAILURES): int(sum(each))
+            for name, each in values.items()
+            if name.startswith(FAILURES) and any(each)
+        },
+    }

@@ -1,0 +1,86 @@
+"""Make the records of a run from episodes: SFT learns the expert's turns, PPO plays its own."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from random import Random
+
+from rlhf.base.errors import ConfigError, DataError
+from rlhf.config.choices import SPLIT_PHASES, Phase
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.encoding import first_record
+from rlhf.data.records import Exchange, Record
+from rlhf.data.splits import PhaseData, largest_remainder
+from rlhf.options.environments.interface import (
+    EnvironmentPool,
+    EpisodeStart,
+    Observation,
+    PlayedEpisode,
+    Player,
+    play_episodes,
+)
+from rlhf.options.environments.keys import EnvironmentConfig
+from rlhf.options.environments.process_pool import build_pool
+
+MANY = 2**31  # seeds of some packages have 32 bits with a sign
+
+
+def load_parts(config: RunConfig) -> dict[Phase, PhaseData]:
+    """Return the episodes of the run's phases, divided by data.split.
+
+    Each episode has a seed of its own, which follows from the run's.
+
+    Raises:
+        ConfigError: if the environment has no expert whose turns SFT could learn.
+        DataError: if an episode fails, or a phase gets too few of them.
+    """
+    data, environment, order = config.data, config.environment, config.phase.order
+    seeds = Random(f"episodes {config.seed}").sample(range(MANY), data.size)
+    parts: dict[Phase, PhaseData] = {}
+    with closing(build_pool(environment)) as pool:
+        for phase, size in zip(SPLIT_PHASES, largest_remainder(data.size, data.split), strict=True):
+            own, seeds = seeds[:size], seeds[size:]
+            if phase not in order:
+                parts[phase] = PhaseData([], [])
+                continue
+            records = _play(environment, pool, own, plays=phase is Phase.sft)
+            held_out = max(1, round(size * data.eval_share))
+            if held_out >= size:
+                raise DataError(
+                    f"data.size={data.size} with data.split={data.split}: the {phase} phase gets "
+                    f"{size} episodes and needs two or more, one of them held out"
+                )
+            parts[phase] = PhaseData(records[held_out:], records[:held_out])
+    return parts
+
+
+def _play(
+    environment: EnvironmentConfig, pool: EnvironmentPool, seeds: list[int], *, plays: bool
+) -> list[Record]:
+    """Return a record for each seed, with the expert's turns if it ``plays``."""
+    if plays and Player.expert not in pool.facts.players:
+        raise ConfigError(
+            f"environment.kind={environment.kind}: it has no expert (demonstration), so SFT has "
+            "nothing to learn from; use phase=ppo with model=pretrained model.path=FOLDER"
+        )
+    player = Player.expert if plays else None
+    starts = [EpisodeStart(seed) for seed in seeds]
+    played = play_episodes(pool, starts, player=player, max_turns=environment.max_turns)
+    for episode, start in zip(played, starts, strict=True):
+        if episode.failure is not None:
+            raise DataError(
+                f"environment.kind={environment.kind}: the episode with seed {start.seed} failed "
+                f"({episode.failure}): {episode.problem}"
+            )
+    return [_record(start, episode) for start, episode in zip(starts, played, strict=True)]
+
+
+def _record(start: EpisodeStart, episode: PlayedEpisode) -> Record:
+    turns = tuple(Exchange(f" {turn.text}", *_observed(turn.observation)) for turn in episode.turns)
+    chosen = turns[0].response if turns else None
+    first = first_record(episode.first.role, episode.first.text)
+    return first._replace(chosen=chosen, columns={}, seed=start.seed, exchanges=turns)
+
+
+def _observed(observation: Observation | None) -> tuple[str | None, str]:
+    return (None, "user") if observation is None else (observation.text, observation.role)

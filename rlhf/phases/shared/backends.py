@@ -1,0 +1,117 @@
+"""Build the backends that sample responses from the policy: the core's, or an option's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlhf.base.ranks import Ranks
+from rlhf.base.seams import BackendsSeam, Partner, ResponsesSeam
+from rlhf.base.types import RolloutBackend
+from rlhf.config.choices import Dtype
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.records import Record
+from rlhf.engine.devices import TORCH_DTYPES
+from rlhf.models.families import find_decoder_modules
+from rlhf.options import Backend, modules_of
+from rlhf.options.lora.lora import adapter_of
+from rlhf.rollout.fast import FastRollout, FastSettings
+from rlhf.rollout.hf import HfRollout
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class BackendParts(NamedTuple):
+    """What every backend is built from, beside its own keys."""
+
+    settings: SamplingSettings
+    stop: StopTexts
+    pad_id: int
+    dtype: Dtype  # not auto
+    ranks: Ranks
+
+
+def build_rollout_backend(
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    temperature: float,
+    dtype: Dtype,
+    ranks: Ranks,
+    greedy: bool = False,
+    keeps_graphs: bool = False,
+) -> RolloutBackend:
+    """Build the backend of ``rollout.backend``, which samples responses at ``temperature``.
+
+    ``dtype`` must not be auto. With ``greedy`` the backend always takes the most likely token. With
+    ``keeps_graphs`` it keeps CUDA graphs and KV cache between rollouts.
+    """
+    rollout = config.rollout
+    settings = SamplingSettings(
+        max_tokens=rollout.max_response_tokens,
+        temperature=temperature,
+        top_k=1 if greedy else rollout.top_k,
+        top_p=rollout.top_p,
+        min_tokens=rollout.min_response_tokens,
+    )
+    stop, pad_id = StopTexts(tokenizer, rollout.stop), tokenizer.pad_token_id
+    option: BackendsSeam | None = next(modules_of("backends", config), None)
+    if option is not None:
+        return option.build(config, BackendParts(settings, stop, pad_id, dtype, ranks))
+    if rollout.backend is Backend.hf:
+        return HfRollout(settings, pad_id=pad_id, stop=stop)
+    return FastRollout(
+        settings,
+        FastSettings(
+            dtype=TORCH_DTYPES[dtype],
+            max_rows=rollout.max_rows,
+            gather_weights=rollout.gather_weights,
+            cuda_graphs=rollout.cuda_graphs,
+            keeps_graphs=keeps_graphs,
+        ),
+        pad_id=pad_id,
+        stop=stop,
+        adapter_of=adapter_of,
+        find_modules=find_decoder_modules,
+        ranks=ranks,
+    )
+
+
+class RolloutBackends:
+    """Builds a process's backends, whose responses are conversations if an option has a partner."""
+
+    def __init__(
+        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, dtype: Dtype, ranks: Ranks
+    ) -> None:
+        """Start the partner; ``close`` ends it."""
+        self._config, self._tokenizer, self._dtype, self._ranks = config, tokenizer, dtype, ranks
+        option: ResponsesSeam | None = next(modules_of("responses", config), None)
+        self._partner: Partner | None = None if option is None else option.open_partner(config)
+
+    def build(
+        self, *, temperature: float, greedy: bool = False, keeps_graphs: bool = False
+    ) -> RolloutBackend:
+        """Build a backend, as ``build_rollout_backend`` does."""
+        backend = build_rollout_backend(
+            self._config,
+            self._tokenizer,
+            temperature=temperature,
+            dtype=self._dtype,
+            ranks=self._ranks,
+            greedy=greedy,
+            keeps_graphs=keeps_graphs,
+        )
+        if self._partner is None:
+            return backend
+        return self._partner.wrap(backend, self._tokenizer, self._ranks)
+
+    def yardsticks(self, records: Sequence[Record]) -> dict[str, float]:
+        """Return numbers that results with these ``records`` compare with; {} without a partner."""
+        return {} if self._partner is None else self._partner.yardsticks(records)
+
+    def close(self) -> None:
+        """End the partner."""
+        if self._partner is not None:
+            self._partner.close()
