@@ -6,7 +6,7 @@ Shapes: B = sequences, T = response tokens.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -15,19 +15,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlhf.base.ranks import Ranks
-from rlhf.base.types import NO_TURN, Batch, Responses, Turns, Utterance, take_rows
+from rlhf.base.types import NO_NUMBER, Batch, Responses, take_rows
 
 FACTS = "facts"  # the name of the tensor that holds, as JSON, everything that is no tensor
 
 
 def pack_responses(responses: Responses) -> dict[str, Tensor]:
     """Return ``responses`` as tensors on the host, by name."""
-    found = responses._asdict() | (responses.turns._asdict() if responses.turns else {})
+    found = responses._asdict() | dict(responses.extras)
     tensors = {name: each.cpu() for name, each in found.items() if isinstance(each, Tensor)}
-    facts: dict[str, Any] = {"names": list(tensors)}
-    if responses.turns is not None:
-        facts |= {"messages": found["messages"], "failures": found["failures"]}
-    text = json.dumps(facts).encode()
+    lists = {name: each for name, each in found.items() if isinstance(each, list)}
+    text = json.dumps({"names": list(tensors)} | lists).encode()
     return tensors | {FACTS: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
 
@@ -38,15 +36,14 @@ def names_of_tensors(facts: Tensor) -> list[str]:
 
 
 def unpack_responses(packed: Mapping[str, Tensor]) -> Responses:
-    """Return the responses, on the host, that ``pack_responses`` packed."""
-    facts = _read_facts(packed[FACTS])
-    fields: dict[str, Any] = {n: packed[n] for n in facts["names"] if n in Responses._fields}
-    if "messages" not in facts:
-        return Responses(**fields)
-    own: dict[str, Any] = {n: packed[n] for n in facts["names"] if n in Turns._fields}
-    messages = [[Utterance(*each) for each in episode] for episode in facts["messages"]]
-    turns = Turns(**own, messages=messages, failures=facts["failures"])
-    return Responses(**fields, turns=turns)
+    """Return the responses, on the host, that ``pack_responses`` packed.
+
+    Tuples in lists of ``extras`` have become lists.
+    """
+    lists = _read_facts(packed[FACTS])
+    tensors: dict[str, Any] = {name: packed[name] for name in lists.pop("names")}
+    own = {name: tensors.pop(name) for name in Responses._fields if name in tensors}
+    return Responses(**own, extras=tensors | lists)
 
 
 def _read_facts(facts: Tensor) -> dict[str, Any]:
@@ -60,17 +57,20 @@ def join_rows(parts: Sequence[Batch], *, pad_id: int) -> Batch:
     Their tensors (B, T) are padded on the right to one width, and (B, P) on the left. What is not
     stored per row comes from the first part.
     """
-    joined: list[Any] = []
-    for name, columns in zip(parts[0]._fields, zip(*parts, strict=True), strict=True):  # type: ignore[attr-defined]
-        if isinstance(columns[0], tuple):
-            joined.append(join_rows(columns, pad_id=pad_id))
-        elif isinstance(columns[0], Tensor):
+
+    def join(name: str, columns: Sequence[Any]) -> Any:
+        first = columns[0]
+        if isinstance(first, tuple):
+            return join_rows(columns, pad_id=pad_id)
+        if isinstance(first, Mapping):
+            return {key: join(key, [each[key] for each in columns]) for key in first}
+        if isinstance(first, Tensor):
             width = max(each.shape[-1] for each in columns)
-            joined.append(torch.cat([_resized(name, each, width, pad_id) for each in columns]))
-        else:
-            is_list = isinstance(columns[0], list)
-            joined.append(list(chain(*columns)) if is_list else columns[0])
-    return type(parts[0])(*joined)
+            return torch.cat([_resized(name, each, width, pad_id) for each in columns])
+        return list(chain(*columns)) if isinstance(first, list) else first
+
+    names = parts[0]._fields  # type: ignore[attr-defined]
+    return type(parts[0])(*map(join, names, zip(*parts, strict=True)))
 
 
 def rows_of_rank(responses: Responses, ranks: Ranks) -> Responses:
@@ -80,24 +80,21 @@ def rows_of_rank(responses: Responses, ranks: Ranks) -> Responses:
     """
     mine = take_rows(responses, ranks.share(range(len(responses.ids_BT))))
     width = int(mine.attend_BT.sum(dim=1).max())
-    return _map_tensors(mine, lambda name, each: _resized(name, each, width, 0).to(ranks.device))
 
+    def change(name: str, each: Any) -> Any:
+        is_tensor = isinstance(each, Tensor)
+        return _resized(name, each, width, 0).to(ranks.device) if is_tensor else each
 
-def _map_tensors(batch: Batch, change: Callable[[str, Tensor], Tensor]) -> Batch:
-    """Return ``batch`` with each tensor, named by its field, changed."""
-    changed: list[Any] = []
-    for name, each in batch._asdict().items():  # type: ignore[attr-defined]
-        if isinstance(each, tuple):
-            changed.append(_map_tensors(each, change))
-        else:
-            changed.append(change(name, each) if isinstance(each, Tensor) else each)
-    return type(batch)(*changed)
+    changed = {name: change(name, each) for name, each in mine._asdict().items()}
+    extras = {name: change(name, each) for name, each in mine.extras.items()}
+    return Responses(**changed | {"extras": extras})
 
 
 def _resized(name: str, tensor: Tensor, width: int, pad_id: int) -> Tensor:
     """Return a tensor (B, T) or (B, P) padded or cut to ``width`` columns, any other as it is."""
     if not name.endswith(("_BT", "_BP")):
         return tensor
-    fill = {"ids_BT": pad_id, "ids_BP": pad_id, "turn_BT": NO_TURN}.get(name, 0)
+    fill = NO_NUMBER if tensor.dtype is torch.long else 0
+    fill = pad_id if name in {"ids_BT", "ids_BP"} else fill
     missing = width - tensor.shape[1]
     return pad(tensor, (missing, 0) if name.endswith("_BP") else (0, missing), value=fill)

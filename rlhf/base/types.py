@@ -53,45 +53,28 @@ class PromptBatch(NamedTuple):
     seeds: list[int] | None = None  # of the environment's episodes; None: no environment
 
 
-NO_TURN = -1  # in Turns.turn_BT, at a token that the policy did not write, and at padding
-
-
-class Utterance(NamedTuple):
-    """What was said in an episode after its prompt: by the assistant, a user or a tool."""
-
-    role: str
-    text: str
-
-
-class Turns(NamedTuple):
-    """What responses of several turns have besides those of one: observations between turns."""
-
-    attend_BT: Tensor  # True at all tokens of the sequence, those of observations included
-    turn_BT: Tensor  # the turn, from 0, of a token that the policy wrote; -1 elsewhere
-    rewards_BT: Tensor  # the environment's reward of a turn, at its last token; 0 elsewhere
-    truncated_B: Tensor  # True: the episode was cut, and the critic's value stands for the rest
-    success_B: Tensor  # 1 or 0 as the environment says; 0 where it says nothing
-    messages: list[list[Utterance]]
-    failures: list[list[str]]  # names of FailureName, one for each failure of an episode
+NO_NUMBER = -1  # in an integer tensor (B, T), at padding
 
 
 class Responses(NamedTuple):
     """Sampled responses, right-padded to T; the end token, if there is one, is kept.
 
     ``keep_BT`` is True at tokens that the policy wrote, which count in losses and statistics,
-    ``attend_BT`` also at observations. ``ended_B``: the response, or episode, ended by itself.
+    ``attend_BT`` also at other tokens that it reads. ``ended_B``: the response ended by itself.
+    ``extras`` are tensors and lists of options by name, with one entry per response.
     """
 
     ids_BT: Tensor
     keep_BT: Tensor
     ended_B: Tensor
     logprobs_BT: Tensor | None = None  # of the policy that sampled; None if it measured none
-    turns: Turns | None = None  # of an episode with an environment; None: single responses
+    extras: Mapping[str, Any] = {}  # "attend_BT": see above; the others belong to options
 
     @property
     def attend_BT(self) -> Tensor:
         """Return the mask (B, T) that is True at all tokens of the sequence."""
-        return self.keep_BT if self.turns is None else self.turns.attend_BT
+        attend_BT: Tensor = self.extras.get("attend_BT", self.keep_BT)
+        return attend_BT
 
 
 class TermScores(NamedTuple):
@@ -102,7 +85,11 @@ class TermScores(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """Responses with all that PPO needs to learn from them, computed before any update."""
+    """Responses with all that PPO needs to learn from them, computed before any update.
+
+    ``measures`` are numbers (B,) by name, whose means are logged as ppo/NAME; ``extras`` are
+    tensors and lists of options by name, with one entry per response.
+    """
 
     prompts: PromptBatch
     responses: Responses
@@ -113,10 +100,9 @@ class Rollout(NamedTuple):
     seconds: Mapping[str, float] | None = None  # durations of "generate" and "score"
     parts: TermScores | None = None  # what scores_B is the weighted sum of; None: of no parts
     last_values_B: Tensor | None = None  # values after the last token
-    disagreement_B: Tensor | None = None  # of the reward model's members; None: a single one
     reuses_logprobs: bool = False  # logprobs_BT were measured by the rollout backend
-    step_values_BT: Tensor | None = None  # true values where a step begins, NaN elsewhere
-    replaced_B: Tensor | None = None  # bool: of prompts that were sampled in place of others
+    measures: Mapping[str, Tensor] = {}
+    extras: Mapping[str, Any] = {}
 
 
 Batch = TypeVar("Batch", bound=tuple[Any, ...])
@@ -124,18 +110,18 @@ Batch = TypeVar("Batch", bound=tuple[Any, ...])
 
 def take_rows(batch: Batch, rows: list[int]) -> Batch:
     """Return ``batch`` (a named tuple) with only these rows, in this order."""
-    taken: list[Any] = []
     places = torch.tensor(rows, dtype=torch.long)
-    for part in batch:
+
+    def take(part: Any) -> Any:
         if isinstance(part, tuple):
-            taken.append(take_rows(part, rows))
-        elif isinstance(part, list):
-            taken.append([part[row] for row in rows])
-        else:
-            taken.append(
-                part[copy_to_device(places, part.device)] if isinstance(part, Tensor) else part
-            )
-    return type(batch)(*taken)
+            return take_rows(part, rows)
+        if isinstance(part, Mapping):
+            return {name: take(each) for name, each in part.items()}
+        if isinstance(part, list):
+            return [part[row] for row in rows]
+        return part[copy_to_device(places, part.device)] if isinstance(part, Tensor) else part
+
+    return type(batch)(*map(take, batch))
 
 
 class TokenPositions(NamedTuple):

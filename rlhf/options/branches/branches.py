@@ -29,6 +29,8 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.scoring import score_responses, split_rows
 from rlhf.rollout.fast import FastRollout
 
+STEP_VALUES = "step_values_BT"  # in Rollout.extras: true values where steps begin, else NaN
+
 
 class BranchPoint(NamedTuple):
     """A state to continue from: a row of a rollout, and the tokens of its response before it."""
@@ -147,7 +149,7 @@ def with_step_values(
     rows = [state.row for state in states]
     columns = [len(state.prefix) for state in states]
     values_BT[rows, columns] = found.true_N[: len(states)].to(values_BT)
-    return rollout._replace(step_values_BT=values_BT)
+    return rollout._replace(extras={**rollout.extras, STEP_VALUES: values_BT})
 
 
 class _Pair(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlhf.base.errors import RolloutError
-from rlhf.base.types import PromptBatch, Utterance
+from rlhf.base.types import PromptBatch
 from rlhf.data.encoding import Encoder, plain_observation
 from rlhf.options.environments.episodes import EpisodeLimits, Outcome
 from rlhf.options.environments.interface import (
@@ -22,6 +22,7 @@ from rlhf.options.environments.interface import (
 )
 from rlhf.options.environments.keys import EnvironmentConfig, FailureName
 from rlhf.options.environments.parked_rows import Continuation
+from rlhf.options.environments.turns import Utterance
 from rlhf.phases.shared.scoring import describe_step
 from rlhf.rollout.scheduler import Request
 

@@ -14,17 +14,15 @@ import torch
 
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import (
-    NO_TURN,
     Engine,
     PromptBatch,
     Responses,
     RolloutBackend,
-    Turns,
-    Utterance,
     copy_to_device,
     pad_rows,
 )
 from rlhf.options.environments.parked_rows import Counterpart, ParkedRows
+from rlhf.options.environments.turns import NO_TURN, Turns, Utterance
 from rlhf.rollout.fast import FastRollout, Sampled, pad_responses, unpad_prompts
 from rlhf.rollout.scheduler import Request
 
@@ -184,4 +182,5 @@ def pad_episodes(
         messages=[outcome.messages for outcome in outcomes],
         failures=[outcome.failures for outcome in outcomes],
     )
-    return padded._replace(keep_BT=turns.turn_BT >= 0, ended_B=copy(ended_B), turns=turns)
+    keep_BT, extras = turns.turn_BT >= 0, turns._asdict()
+    return padded._replace(keep_BT=keep_BT, ended_B=copy(ended_B), extras=extras)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlhf.base.ranks import Ranks
 from rlhf.base.seams import Shown
-from rlhf.base.types import Responses, Rollout, RolloutBackend, Utterance
+from rlhf.base.types import Responses, Rollout, RolloutBackend
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.records import Record
@@ -20,6 +20,7 @@ from rlhf.options.environments.episodes import EpisodeLimits, EpisodeRollout
 from rlhf.options.environments.interface import EnvironmentPool, EpisodeStart, Player, play_episodes
 from rlhf.options.environments.keys import FailureName
 from rlhf.options.environments.process_pool import build_pool
+from rlhf.options.environments.turns import Utterance, turns_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,7 +75,7 @@ def measure(responses: Responses) -> dict[str, Tensor]:
 
     ``episode/failures/NAME`` counts a failure in each episode.
     """
-    turns = responses.turns
+    turns = turns_of(responses)
     if turns is None:
         return {}
     counts = {
@@ -97,7 +98,7 @@ def show(rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
 
     Episodes may begin alike: their seeds tell them apart.
     """
-    prompts, turns = rollout.prompts, rollout.responses.turns
+    prompts, turns = rollout.prompts, turns_of(rollout.responses)
     if turns is None or prompts.seeds is None:
         return [Shown(*each) for each in zip(prompts.texts, texts, strict=True)]
     return [

@@ -128,7 +128,7 @@ def sample_rollout(
     config, pad_id = context.config.ppo, context.tokenizer.pad_token_id
     rollout, size = generate(loader.batch(step)), config.responses_per_prompt
     if config.resampling_rounds:
-        rollout = rollout._replace(replaced_B=torch.zeros_like(rollout.responses.ended_B))
+        rollout = _with_replaced_share(rollout, 0.0)
     for number in range(1, config.resampling_rounds + 1):
         is_equal = equal_group_mask(scores_of(rollout).view(-1, size)).tolist()
         equal = [group for group, holds in enumerate(is_equal) if holds]
@@ -140,7 +140,7 @@ def sample_rollout(
         others = [group for group, holds in enumerate(is_equal) if not holds]
         rows = [group * size + place for group in (equal + others)[:most] for place in range(size)]
         fresh = generate(take_rows(loader.batch(step, attempt=number), rows))
-        fresh = fresh._replace(replaced_B=torch.ones_like(fresh.responses.ended_B))
+        fresh = _with_replaced_share(fresh, 1.0)
         source = list(range(len(rollout.scores_B)))
         for place, row in enumerate(rows[: len(equal) * size]):
             source[row] = len(source) + place
@@ -148,6 +148,12 @@ def sample_rollout(
         rollout = take_rows(join_rows([rollout, fresh], pad_id=pad_id), source)
         rollout = rollout._replace(seconds=seconds)
     return rollout
+
+
+def _with_replaced_share(rollout: Rollout, share: float) -> Rollout:
+    """Return ``rollout`` with a share of 1 if its prompts were sampled in place of others."""
+    share_B = torch.full_like(rollout.scores_B, share)
+    return rollout._replace(measures={**rollout.measures, "replaced_share": share_B})
 
 
 def _add_seconds(rollout: Rollout, fresh: Rollout) -> dict[str, float]:

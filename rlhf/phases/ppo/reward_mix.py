@@ -83,8 +83,7 @@ class RewardMix:
                     rated = ratings(self._judge, self._tokenizer, prompts, responses)
                     scores_B = model_scores_B.new_tensor([each["gold"] for each in rated])
                 case RewardKind.environment:
-                    assert responses.turns is not None, "kind=environment without an environment"
-                    scores_B = responses.turns.rewards_BT.sum(dim=1)
+                    scores_B = responses.extras["rewards_BT"].sum(dim=1)
                 case _:
                     scores, problem = self._receive_scores(name, len(model_scores_B))
                     scores_B = model_scores_B.new_tensor(scores)

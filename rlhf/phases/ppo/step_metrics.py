@@ -86,12 +86,8 @@ def rollout_metrics(
         for name, scores_B in zip(part_names, rollout.parts.scores_BK.unbind(1), strict=True):
             metrics[f"ppo/parts/{name}"] = Mean.of(scores_B)
         metrics["ppo/fallback_share"] = Mean.of(rollout.parts.failed_BK.any(dim=1).float())
-    if rollout.disagreement_B is not None:
-        metrics["ppo/disagreement"] = Mean.of(rollout.disagreement_B)
-    for name, values_B in measure(rollout.responses).items():
+    for name, values_B in (dict(rollout.measures) | measure(rollout.responses)).items():
         metrics[f"ppo/{name}"] = Mean.of(values_B)
-    if rollout.replaced_B is not None:
-        metrics["ppo/replaced_share"] = Mean.of(rollout.replaced_B)
     if targets.weights is not None:
         metrics |= correction_metrics(targets.weights, keep_BT)
     return metrics

@@ -29,7 +29,7 @@ from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.masking import whiten
 from rlhf.base.metrics import Moments
 from rlhf.base.ranks import Ranks
-from rlhf.base.types import Rollout, TokenTargets, Turns
+from rlhf.base.types import Rollout, TokenTargets
 from rlhf.config.choices import AdvantageEstimator, KlPlacement, RewardKind, ScaleReward
 from rlhf.config.schema.ppo import COMPARING
 from rlhf.config.schema.rewards import RewardTerm
@@ -37,6 +37,7 @@ from rlhf.options import PpoConfig
 from rlhf.options.corrections.off_policy import RolloutWeights
 from rlhf.options.corrections.rollout_logprobs import step_weights
 from rlhf.options.environments.keys import GaeUnit
+from rlhf.options.environments.turns import Turns, turns_of
 from rlhf.phases.ppo.reward_mix import sum_weighted_scores
 
 
@@ -120,8 +121,8 @@ class TargetMaker:
         )
         charged = kl_ctl if config.kl_placement is KlPlacement.reward else 0.0
         shaped_BT = token_rewards(kl_BT, scores_B, keep_BT, kl_ctl=charged)
-        if rollout.responses.turns is not None:
-            of_turns_BT = self._turn_rewards(rollout.responses.turns)
+        if (turns := turns_of(rollout.responses)) is not None:
+            of_turns_BT = self._turn_rewards(turns)
             shaped_BT = shaped_BT + of_turns_BT
             scores_B = scores_B + of_turns_BT.sum(dim=1)
         rewards_BT = shaped_BT
@@ -165,7 +166,7 @@ class TargetMaker:
 
         The environment's part is left out: its rewards belong to turns.
         """
-        if not self._part_moments and rollout.responses.turns is None:
+        if not self._part_moments and turns_of(rollout.responses) is None:
             return rollout.scores_B
         scores_BK = [_part_scores(rollout, number) for number in range(len(self._parts))]
         for number, (name, part) in enumerate(self._parts.items()):
@@ -187,7 +188,7 @@ class TargetMaker:
         self, rewards_BT: Tensor, costs_BT: Tensor, rollout: Rollout
     ) -> Advantages:
         """Return advantages with one time step per turn; ``rewards_BT`` include ``costs_BT``."""
-        turns, config = rollout.responses.turns, self._config
+        turns, config = turns_of(rollout.responses), self._config
         assert turns is not None, "ppo.gae_unit=turn without an environment"
         estimate = partial(
             turn_gae,
@@ -208,8 +209,8 @@ class TargetMaker:
         config, keep_BT = self._config, rollout.responses.keep_BT
         group = config.responses_per_prompt
         match config.advantage_estimator:
-            case AdvantageEstimator.gae if rollout.step_values_BT is not None:
-                values_BT = rollout.step_values_BT
+            case AdvantageEstimator.gae if "step_values_BT" in rollout.extras:
+                values_BT = rollout.extras["step_values_BT"]
                 return step_advantages(rewards_BT, values_BT, keep_BT, gamma=config.gamma)
             case AdvantageEstimator.gae:
                 estimate = partial(
@@ -282,7 +283,7 @@ def _decouple(
 
 def _values_after_cut(rollout: Rollout) -> Tensor | None:
     """Return the critic's values (B,) of the rest of episodes that were cut; 0 of the others."""
-    turns, values_B = rollout.responses.turns, rollout.last_values_B
+    turns, values_B = turns_of(rollout.responses), rollout.last_values_B
     if turns is None or values_B is None:
         return None
     return values_B.masked_fill(~turns.truncated_B, 0.0)

@@ -101,10 +101,10 @@ def response_values(critic: ValueModel, sequences: WholeSequences) -> Tensor:
 
 
 class ResponseScores(NamedTuple):
-    """Scores of whole responses."""
+    """Scores of whole responses, and measures (B,) of the scores by name."""
 
     scores_B: Tensor
-    disagreement_B: Tensor | None = None  # deviation over an ensemble's members; None: no ensemble
+    measures: Mapping[str, Tensor] = {}
 
 
 # Scores whole responses: a reward model, or a judge instead of it.
@@ -126,7 +126,8 @@ class ModelScores:
                 return ResponseScores(sequences.at_end(self.model(sequences.ids_BS)))
             values_MBS = module.member_values(sequences.ids_BS).unbind(-1)
             scores_BM = torch.stack([sequences.at_end(each) for each in values_MBS], dim=1)
-            return ResponseScores(module.combine(scores_BM), disagreement(scores_BM))
+            measures = {"disagreement": disagreement(scores_BM)}
+            return ResponseScores(module.combine(scores_BM), measures)
 
 
 def zero_scores(sequences: WholeSequences) -> ResponseScores:
@@ -173,7 +174,7 @@ class ModelOutputs(NamedTuple):
     values_BT: Tensor
     last_values_B: Tensor  # after the last token
     scores_B: Tensor
-    disagreement_B: Tensor | None = None  # None: the reward model has no members
+    measures: Mapping[str, Tensor] = {}  # of the scores, by name
 
 
 class ScoringModels(Protocol):
@@ -210,7 +211,7 @@ def score_responses(
         sequences = WholeSequences(take_rows(prompts, rows), take_rows(responses, rows))
         outputs.append(models.score(sequences, with_policy=with_policy))
     place = sorted(range(len(order)), key=order.__getitem__)
-    policy, *others, disagreements = zip(*outputs, strict=True)
+    policy, *others, measures = zip(*outputs, strict=True)
     logprobs_BT = torch.cat(policy)[place] if with_policy else responses.logprobs_BT
     assert logprobs_BT is not None, "the rollout backend measured no log-probabilities"
     reference_BT, values_BT, last_values_B, scores_B = (torch.cat(each)[place] for each in others)
@@ -224,11 +225,17 @@ def score_responses(
         raise RewardError(
             f"{what} failed {describe_step(prompts)}: {NO_SCORE} for {count} responses. {fix}"
         )
-    rollout = Rollout(prompts, responses, logprobs_BT, reference_BT, values_BT, scores_B)
-    if disagreements[0] is not None:
-        rollout = rollout._replace(disagreement_B=torch.cat(disagreements)[place])
-    return rollout._replace(
-        parts=parts, reuses_logprobs=not with_policy, last_values_B=last_values_B
+    return Rollout(
+        prompts,
+        responses,
+        logprobs_BT,
+        reference_BT,
+        values_BT,
+        scores_B,
+        parts=parts,
+        last_values_B=last_values_B,
+        reuses_logprobs=not with_policy,
+        measures={n: torch.cat([each[n] for each in measures])[place] for n in measures[0]},
     )
 
 

@@ -14,9 +14,10 @@ import torch
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.ranks import Ranks
 from rlhf.base.stored_responses import join_rows, pack_responses, rows_of_rank, unpack_responses
-from rlhf.base.types import PromptBatch, Responses, Turns, Utterance
+from rlhf.base.types import PromptBatch, Responses
 from rlhf.gpu_check.runs import differing_files
 from rlhf.options.ahead.ahead import AfterSampling, SamplingAhead, SamplingInTurn
+from rlhf.options.environments.turns import Turns, Utterance, turns_of
 from tests.runs import EPISODES, ROOT, TINY_RUN, finished, start
 from tests.runtime.test_launcher import children, wait_for
 
@@ -127,17 +128,17 @@ def episodes(lengths: list[int]) -> Responses:
         [["timeout"] * (length % 2) for length in lengths],
     )
     ids_BT = torch.where(attend_BT, places + 10, 3)
-    return Responses(ids_BT, keep_BT, torch.ones(size) > 0, places * -0.1 * keep_BT, turns)
+    logprobs_BT, ended_B = places * -0.1 * keep_BT, torch.ones(size) > 0
+    return Responses(ids_BT, keep_BT, ended_B, logprobs_BT, turns._asdict())
 
 
-def assert_equal(found: object, expected: object) -> None:
-    if isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected)
-    elif isinstance(expected, Turns | Responses):
-        for one, other in zip(found, expected, strict=True):
-            assert_equal(one, other)
-    else:
-        assert found == expected
+def assert_equal(found: Responses, expected: Responses) -> None:
+    turns, expected_turns = turns_of(found), turns_of(expected)
+    assert turns is not None
+    assert expected_turns is not None
+    parts = [*found[:-1], *turns], [*expected[:-1], *expected_turns]
+    for one, other in zip(*parts, strict=True):
+        assert torch.equal(one, other) if isinstance(other, torch.Tensor) else one == other
 
 
 def test_responses_of_ranks_join_and_divide_as_if_sampled_together() -> None:
@@ -149,7 +150,7 @@ def test_responses_of_ranks_join_and_divide_as_if_sampled_together() -> None:
         assert_equal(rows_of_rank(whole, Ranks(rank, 3)), part)
     others = rows_of_rank(whole, Ranks(1, 2))  # rows 3 to 5, on another number of ranks
     assert others.ids_BT.tolist() == [[10, 11, 12], [10, 3, 3], [10, 3, 3]]
-    assert others.turns.failures == [["timeout"], ["timeout"], ["timeout"]]
+    assert turns_of(others).failures == [["timeout"], ["timeout"], ["timeout"]]
 
 
 @pytest.mark.slow

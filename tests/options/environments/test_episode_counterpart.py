@@ -26,6 +26,7 @@ from rlhf.options.environments.interface import Observation, Player, Reply, Step
 from rlhf.options.environments.keys import FailureName
 from rlhf.options.environments.process_pool import LocalPool
 from rlhf.options.environments.responses import EnvironmentPartner
+from rlhf.options.environments.turns import Turns, turns_of
 from rlhf.phases.shared.backends import build_rollout_backend
 from tests.plain_engine import PlainEngine
 
@@ -109,10 +110,15 @@ def episodes_of(
     return backend_of(config, pool, dtype).generate(ACTOR, prompts_of(rows))
 
 
+def turns_in(responses: Responses) -> Turns:
+    turns = turns_of(responses)
+    assert turns is not None
+    return turns
+
+
 def row_of(responses: Responses, row: int) -> tuple[Any, ...]:
     """Everything about one episode, without padding."""
-    attend_T, turns = responses.attend_BT[row], responses.turns
-    assert turns is not None
+    attend_T, turns = responses.attend_BT[row], turns_in(responses)
     columns = (responses.ids_BT, responses.keep_BT, turns.turn_BT, turns.rewards_BT)
     logprobs = (
         None if responses.logprobs_BT is None else responses.logprobs_BT[row][attend_T].tolist()
@@ -191,7 +197,7 @@ def test_each_turn_has_random_numbers_of_its_own(config: RunConfig) -> None:
         draws_BT = torch.cat([prompts.draws_BT[:, :3], (sign - prompts.draws_BT[:, 3:]).abs()], 1)
         responses = backend.generate(ACTOR, prompts._replace(draws_BT=draws_BT))
         said = [
-            [m.text for m in each if m.role == "assistant"] for each in responses.turns.messages
+            [m.text for m in each if m.role == "assistant"] for each in turns_in(responses).messages
         ]
         found.append(said)
     assert [each[0] for each in found[0]] == [each[0] for each in found[1]]
@@ -201,21 +207,18 @@ def test_each_turn_has_random_numbers_of_its_own(config: RunConfig) -> None:
 def test_limits_cut_an_episode(config: RunConfig) -> None:
     environment = replace(config.environment, max_turns=2)
     short = episodes_of(replace(config, environment=environment), list(range(16)))
-    assert short.turns is not None
-    assert int(short.turns.turn_BT.max()) == 1
-    assert torch.equal(short.turns.truncated_B, ~short.ended_B)
+    assert int(turns_in(short).turn_BT.max()) == 1
+    assert torch.equal(turns_in(short).truncated_B, ~short.ended_B)
     environment = replace(config.environment, max_tokens=20)
     tight = episodes_of(replace(config, environment=environment), list(range(16)))
-    assert tight.turns is not None
     assert tight.ids_BT.shape[1] <= 20
-    too_long = [FailureName.too_long in failures for failures in tight.turns.failures]
+    too_long = [FailureName.too_long in failures for failures in turns_in(tight).failures]
     assert any(too_long)
-    assert tight.turns.truncated_B.tolist() == too_long
+    assert turns_in(tight).truncated_B.tolist() == too_long
     prices = replace(environment.failure_rewards, too_long=environment.failure_rewards.too_long - 8)
     environment = replace(environment, failure_rewards=prices)
     priced = episodes_of(replace(config, environment=environment), list(range(16)))
-    assert priced.turns is not None
-    less_BT = tight.turns.rewards_BT - priced.turns.rewards_BT
+    less_BT = turns_in(tight).rewards_BT - turns_in(priced).rewards_BT
     assert less_BT.sum(dim=1).tolist() == [8.0 * each for each in too_long]
 
 
@@ -242,12 +245,11 @@ def test_failures_are_counted_and_priced(config: RunConfig) -> None:
     responses = episodes_of(
         replace(config, environment=environment), list(range(16)), LocalPool(Broken)
     )
-    assert responses.turns is not None
-    names = [[n for n in found if n != "cut_turn"] for found in responses.turns.failures]
+    names = [[n for n in found if n != "cut_turn"] for found in turns_in(responses).failures]
     assert names == [[], ["exception"], ["invalid"], ["malformed"]] * 4
-    assert responses.turns.rewards_BT.sum(dim=1).tolist() == [0.5, -1.0, 0.0, 0.25] * 4
+    assert turns_in(responses).rewards_BT.sum(dim=1).tolist() == [0.5, -1.0, 0.0, 0.25] * 4
     assert responses.ended_B.tolist() == [True, False, False, True] * 4
-    assert not responses.turns.truncated_B.any(), "a fault of the environment promises nothing"
+    assert not turns_in(responses).truncated_B.any(), "a fault of the environment promises nothing"
     environment = replace(config.environment, max_failures=7)
     with pytest.raises(RolloutError, match=r"8 episodes \(.*\), more than .*max_failures=7"):
         episodes_of(replace(config, environment=environment), list(range(16)), LocalPool(Broken))

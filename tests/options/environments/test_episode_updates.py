@@ -12,11 +12,12 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from rlhf.base.ranks import Ranks
-from rlhf.base.types import LogprobOptions, Rollout, TermScores, Turns, Utterance
+from rlhf.base.types import LogprobOptions, Rollout, TermScores
 from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.options import PpoConfig
+from rlhf.options.environments.turns import Turns, Utterance
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.scoring import (
@@ -61,7 +62,8 @@ def rollout(engine: Any) -> Rollout:
         [[Utterance("assistant", "")]] * 4,
         [[]] * 4,
     )
-    responses = plain.responses._replace(keep_BT=TURNS >= 0, ended_B=~CUT, turns=turns)
+    extras = turns._asdict()
+    responses = plain.responses._replace(keep_BT=TURNS >= 0, ended_B=~CUT, extras=extras)
     scored = score_responses(engine.models, plain.prompts, responses, micro_batch_size=MICRO)
     noise_BT = torch.randn(TURNS.shape, generator=torch.Generator().manual_seed(1))
     returns_B = REWARDS.sum(dim=1)

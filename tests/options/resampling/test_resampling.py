@@ -25,6 +25,7 @@ SCORES = [
     [(5, 5), (0, 9), (0, 3), (4, 4)],
     [(6, 7), (0, 9), (0, 9), (8, 8)],
 ]
+ATTEMPTED = torch.zeros(SIZE * GROUPS)  # no prompt, without rounds
 ATTEMPT = [2, 0, 1, 2]  # from which a prompt comes after two rounds
 
 
@@ -104,7 +105,7 @@ def test_prompts_with_equal_scores_are_replaced_up_to_a_cap(
         assert found.scores_B[row] == score
         assert found.parts is not None
         assert found.parts.scores_BK[row, 0] == score
-        assert found.replaced_B is None or found.replaced_B[row] == (attempt > 0)
+        assert found.measures.get("replaced_share", ATTEMPTED)[row] == (attempt > 0)
     rows = sum({0: [8], 1: [8, 6], 2: [8, 6, 4]}[rounds])
     assert found.seconds == {"generate": rounds + 1.0, "score": float(rows)}
 

@@ -263,12 +263,11 @@ def test_an_ensemble_scores_by_its_combination(
         models.actor, models.reference, models.critic, scores, temperature=TEMPERATURE
     )
     found = score_responses(several, rollout.prompts, rollout.responses, micro_batch_size=2)
-    assert found.disagreement_B is not None
     for row in range(4):
         prompt, response = unpadded(rollout, row)
         with torch.no_grad():
             members_M = ensemble.member_values(torch.tensor([prompt + response]))[0, -1]
         terms = terms_of_scores(models)
         assert_near(found.scores_B[row], members_M.min(), terms=terms)
-        assert_near(found.disagreement_B[row], members_M.std(correction=0), terms=terms)
-    assert rollout.disagreement_B is None
+        assert_near(found.measures["disagreement"][row], members_M.std(correction=0), terms=terms)
+    assert not rollout.measures
