@@ -20,7 +20,7 @@ from itertools import product
 from pathlib import Path
 
 from rlhf.gpu_check.runs import differing_files
-from rlhf.run.jsonl import DIGESTS
+from rlhf.options.replay.keys import LOG as DIGESTS
 from tests.runs import EPISODES, finished
 
 TASKS = {

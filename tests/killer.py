@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from rlhf.options.replay import steps
 from rlhf.phases import sft
 from rlhf.phases.ppo import loop
 from rlhf.phases.shared import checkpoints
@@ -81,7 +82,7 @@ class Disturber(Tracker):
     """Changes one weight of the critic after the step that DISTURB_AT names, PHASE:STEP."""
 
     def __init__(self, *_: object) -> None:
-        self._logged, original = "", checkpoints.weight_digests
+        self._logged, original = "", steps.weight_digests
 
         def weight_digests(engines: Mapping[str, Any]) -> dict[str, str]:
             if self._logged == os.environ.get("DISTURB_AT"):
@@ -89,7 +90,7 @@ class Disturber(Tracker):
                     next(engines["critic"].module.parameters()).view(-1)[7] += 0.1
             return original(engines)
 
-        checkpoints.weight_digests = weight_digests
+        steps.weight_digests = weight_digests
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         self._logged = f"{phase}:{step}"

@@ -6,16 +6,16 @@ resumed run draws the same numbers as a run that never stopped.
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 from torch import Tensor
+
+from rlhf.base.hashing import sha256_of
 
 
 def seed_for(seed: int, *names: str | int) -> int:
     """Return the seed (63 bits) of the stream called ``names`` in a run with this ``seed``."""
     text = "/".join(str(part) for part in (seed, *names))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    return int(sha256_of(text.encode())[:16], 16) >> 1
 
 
 def random_stream(seed: int, *names: str | int) -> torch.Generator:

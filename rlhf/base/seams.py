@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from rlhf.base.ranks import Ranks
-    from rlhf.base.types import Responses, Rollout, RolloutBackend
+    from rlhf.base.types import Responses, Rollout, RolloutBackend, StatefulWithTensors
     from rlhf.config.choices import Phase
     from rlhf.config.schema.run import RunConfig
     from rlhf.data.records import Record
     from rlhf.data.splits import PhaseData
     from rlhf.phases.shared.backends import BackendParts
+    from rlhf.phases.shared.context import RunContext
 
 
 class SourcesSeam(Protocol):
@@ -43,6 +44,24 @@ class BackendsSeam(Protocol):
 
     def build(self, config: RunConfig, parts: BackendParts) -> RolloutBackend:
         """Return the backend."""
+
+
+class StepsSeam(Protocol):
+    """``steps``: looks at the trained models after a step.
+
+    Used by replay.
+    """
+
+    def after_step(
+        self,
+        context: RunContext,
+        phase: Phase,
+        step: int,
+        engines: Mapping[str, StatefulWithTensors],
+        *,
+        is_last: bool,
+    ) -> None:
+        """Read the engines after ``step``, before its checkpoint; every rank calls it."""
 
 
 class Shown(NamedTuple):

@@ -227,8 +227,11 @@ class StatefulWithTensors(Stateful, Protocol):
     def training_state(self) -> State:
         """Return the tensors: an engine's are masters, moments and the moving average."""
 
-    def weight_digests(self) -> Mapping[str, int]:
-        """Return a digest of each trained tensor of weights; all ranks must call it together."""
+    def sum_over_weights(self, of_slice: Callable[[Tensor, int], Tensor]) -> Mapping[str, int]:
+        """Return the sums of ``of_slice(slice, start)`` over the flat fp32 weights, by tensor.
+
+        They are integers modulo 2^64; all ranks must call it together.
+        """
 
 
 class Engine(Model, StatefulWithTensors, Protocol):

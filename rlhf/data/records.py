@@ -6,10 +6,10 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from typing import Any, NamedTuple, TypeVar
 
 from rlhf.base.errors import DataError
+from rlhf.base.hashing import blake2b_of
 from rlhf.config.choices import Phase
 
 SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant"}
@@ -251,7 +251,7 @@ def _why_unusable(record: Record) -> str | None:
 def fingerprint(*texts: str | None) -> bytes:
     """Return a 16-byte hash that is equal for texts that differ only in whitespace and case."""
     same = (None if text is None else " ".join(text.split()).casefold() for text in texts)
-    return blake2b(repr(tuple(same)).encode(), digest_size=16).digest()
+    return blake2b_of(repr(tuple(same)).encode())
 
 
 def drop_repeated_examples(datasets: Sequence[RawDataset]) -> list[RawDataset]:

@@ -12,7 +12,6 @@ numbers in column ``group`` mean equal prompts.
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import os
 import sys
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError, DataError
 from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import MANIFEST, check_files, folder_identities
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
@@ -290,19 +290,22 @@ def cache_key(
     template: Template = Template.plain,
 ) -> str:
     """Return a hash of the records, phase, limit, template, tokenizer and format version."""
-    found = hashlib.sha256(f"{FORMAT_VERSION}/{phase}/{limit}".encode())
     identity = tokenizer_identity(tokenizer)
     if template is Template.chat:
         identity["chat_template"] = tokenizer.chat_template
-    found.update(json.dumps(identity, sort_keys=True).encode())
-    for records in (part.train, part.eval):
-        found.update(b"\x00side")
-        for record in records:
-            exchanges = [] if record.seed is None else [record.exchanges]
-            found.update(json.dumps([*record.texts, *exchanges, record.messages]).encode())
-            if record.columns and phase is Phase.reward:  # a loss may read numbers of pairs
-                found.update(json.dumps(record.columns, default=str, sort_keys=True).encode())
-    return found.hexdigest()[:32]
+
+    def parts() -> Iterator[str]:
+        yield f"{FORMAT_VERSION}/{phase}/{limit}"
+        yield json.dumps(identity, sort_keys=True)
+        for records in (part.train, part.eval):
+            yield "\x00side"
+            for record in records:
+                exchanges = [] if record.seed is None else [record.exchanges]
+                yield json.dumps([*record.texts, *exchanges, record.messages])
+                if record.columns and phase is Phase.reward:  # a loss may read numbers of pairs
+                    yield json.dumps(record.columns, default=str, sort_keys=True)
+
+    return sha256_of(each.encode() for each in parts())[:32]
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from rlhf.base.ranks import Ranks
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.engine.masters import CHUNK, Masters, MovingAverage, Split, fp32_weights, masters_of
+from rlhf.engine.masters import Masters, MovingAverage, Split, fp32_weights, masters_of
 
 ReadPart = Callable[[str, slice], Tensor]  # part of the flat tensor with this name
+OfSlice = Callable[[Tensor, int], Tensor]  # an integer of a flat fp32 slice and its start
 AdamMoments = Mapping[str, Tensor]  # "first" and "second" of one shard
 
 
@@ -99,13 +100,13 @@ class TrainingState:
         self._masters.publish()
 
     @torch.no_grad()
-    def weight_digests(self) -> dict[str, int]:
-        """Return a digest of the fp32 weights of each parameter, equal on any number of ranks."""
+    def sum_over_weights(self, of_slice: OfSlice) -> dict[str, int]:
+        """Return the sum of ``of_slice`` over the slices of each parameter, modulo 2^64."""
         own = []
         for place in self._places:
             _, offset, start, length = place.piece
             flat = fp32_weights(self._masters.shards[place.piece.shard]).reshape(-1)
-            own.append(digest_of_slice(flat[offset : offset + length], start))
+            own.append(of_slice(flat[offset : offset + length], start))
         found = self._ranks.sum(torch.stack(own)).tolist()
         return {place.name: each % 2**64 for place, each in zip(self._places, found, strict=True)}
 
@@ -118,21 +119,6 @@ class TrainingState:
         whole = torch.zeros(place.size, dtype=own.dtype, device=self._ranks.device)
         whole[start : start + length].copy_(own)
         return self._ranks.sum(whole.view(torch.int32)).view(own.dtype)
-
-
-def digest_of_slice(slice_N: Tensor, start: int) -> Tensor:
-    """Return the part of a flat fp32 tensor's digest that a slice, from ``start`` on, contributes.
-
-    The digest is the sum of bits_i * (2 i + 1) modulo 2^64 over the elements i: parts add up in any
-    order, and a change of any one element changes it. It detects faults, not forgeries.
-    """
-    total = torch.zeros((), dtype=torch.int64, device=slice_N.device)
-    for chunk_N in torch.split(slice_N, CHUNK):
-        end = start + len(chunk_N)
-        odd_N = torch.arange(2 * start + 1, 2 * end + 1, 2, device=chunk_N.device)
-        total += odd_N.mul_(chunk_N.view(torch.int32)).sum()
-        start = end
-    return total
 
 
 def adamw_moments(adamw: torch.optim.AdamW, shard: Tensor) -> AdamMoments:
@@ -261,9 +247,9 @@ class BaseEngine:
         """Return the tensors that training changes."""
         raise NotImplementedError
 
-    def weight_digests(self) -> dict[str, int]:
-        """Return a digest of the fp32 weights of each trained parameter."""
-        return self.training_state.weight_digests()
+    def sum_over_weights(self, of_slice: OfSlice) -> dict[str, int]:
+        """Return the sum of ``of_slice`` over the slices of each parameter, modulo 2^64."""
+        return self.training_state.sum_over_weights(of_slice)
 
     def swap_in_average(self) -> AbstractContextManager[None]:
         """Swap in the moving average of the weights; every rank must enter and leave."""

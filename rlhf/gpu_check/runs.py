@@ -15,7 +15,7 @@ from typing import Any
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.jobs.sweep_jobs import PARENT
-from rlhf.run.jsonl import DIGESTS
+from rlhf.run.jsonl import OPTIONS_LOGS
 from rlhf.run.metric_table import is_timing
 from rlhf.run.results import read_json_object, read_plan
 from rlhf.runtime.launch_mode import LAUNCHER
@@ -36,7 +36,7 @@ TINY_RUN = (
     *("ppo.steps=3", "ppo.eval_prompts=8", "rollout.max_response_tokens=8"),
 )
 TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
-COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", DIGESTS, "held_out.json")
+COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS, "held_out.json")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ grammar: https://hydra.cc/docs/advanced/override_grammar.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
+from rlhf.base.hashing import sha256_of
 from rlhf.config.freeze import to_run_config
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmName, RunConfig
@@ -145,8 +145,8 @@ def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
         raise ConfigError(f"sweep={names[0]}: no key has an interval or several values to try")
     described = {**asdict(study), "trials": 0, "slots": 0, "space": space, "fixed": fixed}
     text = json.dumps(described, sort_keys=True, default=str)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return Search(study, space, fixed, SWEEPS / f"{names[0].replace('/', '_')}-{digest}")
+    mark = sha256_of(text.encode())[:8]
+    return Search(study, space, fixed, SWEEPS / f"{names[0].replace('/', '_')}-{mark}")
 
 
 def example_config(search: Search, conf: Path) -> RunConfig:

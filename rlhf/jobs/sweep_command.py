@@ -6,7 +6,6 @@ values that differ between jobs. The same command again therefore continues the 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from omegaconf import OmegaConf
 from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.hashing import sha256_of
 from rlhf.config.rules.run import refuse_secrets_in_command
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.typed import format_value
@@ -87,9 +87,9 @@ def add_sweep_folders(words: Sequence[str], typed_words: Sequence[str]) -> list[
         return list(words)
     values = dict(word.split("=", 1) for word in typed_words if "=" in word)
     name = next((values[key] for key in NAMED_BY if key in values), "sweep").replace("/", "_")
-    digest = hashlib.sha256("\n".join(sorted(ours)).encode()).hexdigest()[:8]
+    own = sha256_of("\n".join(sorted(ours)).encode())[:8]
     folders = [
-        f"hydra.sweep.dir={SWEEPS / f'{name}-{digest}'}",
+        f"hydra.sweep.dir={SWEEPS / f'{name}-{own}'}",
         "hydra.sweep.subdir='${rlhf_job_folder:${hydra.job.override_dirname}}'",
         f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]",
     ]
@@ -101,8 +101,8 @@ def job_folder_name(text: str) -> str:
     name = text.replace("/", "_")
     if name == text and len(name.encode()) <= MOST_BYTES:
         return name
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{name.encode()[: MOST_BYTES - 9].decode(errors='ignore')}-{digest}"
+    own = sha256_of(text.encode())[:8]
+    return f"{name.encode()[: MOST_BYTES - 9].decode(errors='ignore')}-{own}"
 
 
 # Here and not in a function: the processes of joblib import this module, and Hydra resolves there.

@@ -15,7 +15,7 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import CRITIC_STATE, SAMPLE, read_lines
 from rlhf.base.stored_files import METRICS as METRICS_LINE
 from rlhf.config.freeze import frozen_keys
-from rlhf.run.jsonl import CRITIC
+from rlhf.options.branches.keys import LOG as CRITIC
 from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, read_alarms

@@ -7,7 +7,6 @@ agree, and all other runs do not.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import replace_non_finite
+from rlhf.base.hashing import sha256_of
 from rlhf.base.intervals import Estimate, mean_with_interval
 from rlhf.base.manifest import MANIFEST
 from rlhf.base.stored_files import MANIFEST_FORM, RESULT, read_json
@@ -219,7 +219,7 @@ def _scorer(folder: Path, keys: Mapping[str, Any]) -> str:
     kinds = {value for key, value in parts.items() if re.fullmatch(r"rewards\.[^.]+\.kind", key)}
     if not parts and keys.get("reward_model.init") == ModelInit.gold:
         return "the judge"
-    found = [f"rewards {_digest(parts)}"] if parts else []
+    found = [f"rewards {_short_hash(parts)}"] if parts else []
     if not parts or RewardKind.model in kinds:
         found.append(f"reward model {_weights_of_reward_model(folder, keys)}")
     return " with ".join(found)
@@ -230,8 +230,8 @@ def _weights_of_reward_model(folder: Path, keys: Mapping[str, Any]) -> str:
     path = folder / "reward" / MANIFEST
     if (manifest := read_json(path, MANIFEST_FORM)) is not None:
         files = manifest["files"]
-        return _digest({name: files[name] for name in files if name.endswith(".safetensors")})
-    return _digest({key: keys[key] for key in keys if key.startswith("reward_model.")})
+        return _short_hash({name: files[name] for name in files if name.endswith(".safetensors")})
+    return _short_hash({key: keys[key] for key in keys if key.startswith("reward_model.")})
 
 
 def _texts(keys: Mapping[str, Any]) -> str:
@@ -242,6 +242,6 @@ def _texts(keys: Mapping[str, Any]) -> str:
     return " ".join(named)
 
 
-def _digest(values: Mapping[str, Any]) -> str:
+def _short_hash(values: Mapping[str, Any]) -> str:
     text = json.dumps(values, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:SHOWN]
+    return sha256_of(text.encode())[:SHOWN]

@@ -9,7 +9,6 @@ byte that is damaged in one of them is damaged in all, and the manifest of each 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import CheckpointError
+from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import MANIFEST, Identity, check_files, folder_identities
 from rlhf.base.stored_files import open_regular
 from rlhf.config.choices import Phase
@@ -48,7 +48,7 @@ def finish_phase(
         files = folder_identities(folder, skip=NOT_LISTED)
     logs = {path.name: _lines_identity(path, phase) for path in sorted(run_dir.glob("*.jsonl"))}
     text = as_json_text(result).encode()
-    own: Identity = [len(text), hashlib.sha256(text).hexdigest()]
+    own: Identity = [len(text), sha256_of(text)]
     write_json(folder / MANIFEST, {"files": {**files, RESULT: own}, "logs": logs})
     write_json(folder / RESULT, result)
 
@@ -70,8 +70,8 @@ def verify_phase(run_dir: Path, phase: Phase) -> str | None:
         listed = {name.partition("/")[0] for name in files}
         others = {each.name for each in folder.iterdir()} - listed  # files of the user, and STATE
         check_files(folder, files, skip=others)
-        for name, (count, digest) in manifest["logs"].items():
-            if not _has_lines(run_dir / name, phase, count, digest):
+        for name, (count, sha256) in manifest["logs"].items():
+            if not _has_lines(run_dir / name, phase, count, sha256):
                 return (
                     f"{run_dir / name} does not have the {count} lines that {phase} wrote: the "
                     "models are intact, but the report may lack curves, samples or alarms"
@@ -123,12 +123,12 @@ def _lines_identity(path: Path, phase: str, count: int | None = None) -> Identit
     Later lines may be written after the phase has ended, if a network drive refused them before.
     """
     lines = list(islice(phase_lines(path, phase), count))
-    return [len(lines), hashlib.sha256(b"".join(lines)).hexdigest()]
+    return [len(lines), sha256_of(lines)]
 
 
-def _has_lines(path: Path, phase: str, count: int, digest: str) -> bool:
+def _has_lines(path: Path, phase: str, count: int, sha256: str) -> bool:
     try:
-        return _lines_identity(path, phase, count) == [count, digest]
+        return _lines_identity(path, phase, count) == [count, sha256]
     except CheckpointError:
         return False
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlhf.options.branches.critic_states import CriticState
 from rlhf.run.step_alarms import Alarm
 
 
@@ -48,14 +47,11 @@ class Tracker:
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
         """Record responses to prompts that stay the same; the phase takes ``steps`` steps."""
 
-    def critic_states(self, phase: str, step: int, states: Sequence[CriticState]) -> None:
-        """Record states with values and true values, of a check of the critic in a step."""
-
     def alert(self, alarm: Alarm) -> None:
         """Record an alarm."""
 
-    def digests(self, phase: str, step: int, weights: Mapping[str, str]) -> None:
-        """Record digests of the weights after a step, by the names of tensors."""
+    def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Record lines of one step for ``log``, a file that an option adds to the run."""
 
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Record the content of result.json, after the last phase."""

@@ -15,8 +15,7 @@ from rlhf.config.choices import WandbMode
 from rlhf.config.freeze import flatten_keys
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
-from rlhf.options.branches.critic_states import CriticState
-from rlhf.run.jsonl import CRITIC, DIGESTS, JsonlWriter
+from rlhf.run.jsonl import JsonlWriter
 from rlhf.run.metric_table import undocumented
 from rlhf.run.step_alarms import Alarm, AlarmRules
 from rlhf.run.tracker import Sample, Tracker
@@ -144,18 +143,14 @@ class Trackers(Tracker):
         """Forward responses."""
         self._call_each(lambda tracker: tracker.samples(phase, step, samples, steps=steps))
 
-    def critic_states(self, phase: str, step: int, states: Sequence[CriticState]) -> None:
-        """Forward states with values and true values."""
-        self._call_each(lambda tracker: tracker.critic_states(phase, step, states))
-
     def alert(self, alarm: Alarm) -> None:
         """Print an alarm as one line, and forward it."""
         self._say(alarm.line)
         self._call_each(lambda tracker: tracker.alert(alarm))
 
-    def digests(self, phase: str, step: int, weights: Mapping[str, str]) -> None:
-        """Forward digests of weights."""
-        self._call_each(lambda tracker: tracker.digests(phase, step, weights))
+    def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Forward lines of an option's log."""
+        self._call_each(lambda tracker: tracker.lines(log, phase, step, lines))
 
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Forward the content of result.json."""
@@ -215,18 +210,14 @@ class FileTracker(Tracker):
             line["token_rewards"] = [round(token.reward, 3) for token in tokens]
             self._write("samples.jsonl", line)
 
-    def critic_states(self, phase: str, step: int, states: Sequence[CriticState]) -> None:
-        """Append a line per state."""
-        for state in states:
-            self._write(CRITIC, {"phase": phase, "step": step, **state._asdict()})
-
     def alert(self, alarm: Alarm) -> None:
         """Append a line with the alarm."""
         self._write("alarms.jsonl", alarm._asdict())
 
-    def digests(self, phase: str, step: int, weights: Mapping[str, str]) -> None:
-        """Append a line with the digests."""
-        self._write(DIGESTS, {"phase": phase, "step": step, "weights": weights})
+    def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Append the lines."""
+        for line in lines:
+            self._write(log, {"phase": phase, "step": step, **line})
 
     def finish(self) -> None:
         """Close the files."""

@@ -43,7 +43,7 @@ class PlannedEngine(TrainingEngine):
     def swap_in_average(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def weight_digests(self) -> dict[str, int]:
+    def sum_over_weights(self, _: Any) -> dict[str, int]:
         return {}
 
     def close(self) -> None: ...
@@ -66,8 +66,9 @@ class Notes(Tracker):
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
         self.sample += [(phase, step, sample) for sample in samples]
 
-    def critic_states(self, phase: str, step: int, states: Sequence[CriticState]) -> None:
-        self.critic += [(step, state) for state in states]
+    def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+        assert log == "critic.jsonl"
+        self.critic += [(step, CriticState(**line)) for line in lines]
 
     def steps_with(self, name: str) -> list[int]:
         return [step for step, values in self.logged if name in values]

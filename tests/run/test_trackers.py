@@ -101,7 +101,8 @@ def test_a_sample_line_holds_gold_only_if_it_is_known(tmp_path: Path) -> None:
 def test_each_state_of_a_check_of_the_critic_is_a_line(tmp_path: Path) -> None:
     states = [CriticState(4, 0.5, 1.0, 2.0, 0.1), CriticState(5, 0.25, 3.0, 4.0, 0.2)]
     tracker = FileTracker(tmp_path, [].append)
-    Trackers([tracker], NO_ALARMS, [].append, {}).critic_states("ppo", 8, states)
+    trackers = Trackers([tracker], NO_ALARMS, [].append, {})
+    trackers.lines("critic.jsonl", "ppo", 8, [state._asdict() for state in states])
     tracker.finish()
     lines = [json.loads(line) for line in (tmp_path / "critic.jsonl").read_text().splitlines()]
     assert lines == [{"phase": "ppo", "step": 8, **state._asdict()} for state in states]

@@ -9,7 +9,7 @@ import pytest
 
 from rlhf.base.stored_files import CRITIC_STATE, read_lines
 from rlhf.options.branches.critic_states import CriticState
-from rlhf.run.jsonl import CRITIC
+from rlhf.options.branches.keys import LOG as CRITIC
 from tests.runs import ROOT, TINY_RUN, finished, metrics, python, soaked
 
 pytestmark = pytest.mark.slow

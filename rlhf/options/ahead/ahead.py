@@ -18,6 +18,7 @@ from rlhf.base.stored_responses import (
     unpack_responses,
 )
 from rlhf.base.types import Engine, PromptBatch, Responses, RolloutBackend
+from rlhf.engine.training_state import OfSlice
 
 STEPS = "steps"  # the name of the tensor with the numbers of the pending steps
 
@@ -128,7 +129,7 @@ class SamplingAhead:
             self._pending[step] = rows_of_rank(whole, self._ranks)
             self._begun = step
 
-    def weight_digests(self) -> dict[str, int]:
+    def sum_over_weights(self, of_slice: OfSlice) -> dict[str, int]:  # noqa: ARG002 - inherited
         """Return nothing, and wait for no responses: there are no weights."""
         return {}
 

@@ -22,7 +22,7 @@ from rlhf.base.random_streams import random_stream
 from rlhf.base.types import Responses, Rollout, copy_to_device, take_rows
 from rlhf.options import PpoConfig
 from rlhf.options.branches.critic_states import CriticState, measure_critic
-from rlhf.options.branches.keys import ValueTargets
+from rlhf.options.branches.keys import LOG, ValueTargets
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.context import RunContext
@@ -199,7 +199,7 @@ class CriticCheck:
             if all(map(math.isfinite, each))
         ]
         everywhere = [state for of_rank in context.ranks.gather(here) for state in of_rank]
-        context.tracker.critic_states("ppo", step, everywhere)
+        context.tracker.lines(LOG, "ppo", step, [each._asdict() for each in everywhere])
         metrics = {f"ppo/critic_{name}": x for name, x in measure_critic(everywhere).items()}
         return metrics | {"time/critic_check_seconds": time.monotonic() - started}
 

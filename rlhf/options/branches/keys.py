@@ -15,6 +15,8 @@ class ValueTargets(StrEnum):
     monte_carlo = "monte_carlo"
 
 
+LOG = "critic.jsonl"  # in a run directory
+
 NO_BRANCHES = Unread(
     lambda ppo: ppo.value_targets is ValueTargets.gae,
     "{group}.value_targets=gae samples no branches",

@@ -7,7 +7,6 @@ computes instead. Kernels of Triton, for GPUs, are tried out before a run uses t
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import os
 import shutil
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from rlhf.base.atomic import replace_atomically
 from rlhf.base.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
+from rlhf.base.hashing import sha256_of
 from rlhf.base.trust import keep_others_from_writing, make_own_folder, require_trusted
 
 logger = logging.getLogger(__name__)
@@ -110,8 +110,8 @@ def _load_library(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
     texts = [source.read_bytes(), *(h.read_bytes() for h in sorted(source.parent.glob("*.h")))]
     # The CPU's name separates machines that share a home folder but have different CPUs.
     key = f"{options} {read_cpu().name} {sorted(read_cpu().flags)}"
-    digest = hashlib.sha256(b"".join(texts) + key.encode()).hexdigest()[:16]
-    library = cache_folder() / f"{source.stem}-{digest}.so"
+    built_of = sha256_of([*texts, key.encode()])[:16]
+    library = cache_folder() / f"{source.stem}-{built_of}.so"
     try:
         make_own_folder(library.parent)
         if not library.exists():

@@ -10,7 +10,6 @@ links to the same data where the file system allows it; nothing ever writes to a
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -29,6 +28,7 @@ from rlhf.base.atomic import replace_atomically
 from rlhf.base.cpu import cache_folder, read_cpu
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import reason_of
+from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import MANIFEST
 from rlhf.base.safe_text import for_terminal
 from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
@@ -52,12 +52,10 @@ LIBRARIES = ("torch", "transformers", "deepspeed", "peft")
 
 def code_version() -> str:
     """Return a hash of this package's source files and of the versions of its libraries."""
-    digest = hashlib.sha256()
-    for path in sorted(each for each in PACKAGE.rglob("*.*") if each.suffix in {".py", ".c", ".h"}):
-        digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
-    for name in LIBRARIES:
-        digest.update(f"{name} {importlib.metadata.version(name)}".encode())
-    return digest.hexdigest()
+    paths = sorted(each for each in PACKAGE.rglob("*.*") if each.suffix in {".py", ".c", ".h"})
+    sources = [each.relative_to(PACKAGE).as_posix().encode() + each.read_bytes() for each in paths]
+    versions = [f"{name} {importlib.metadata.version(name)}".encode() for name in LIBRARIES]
+    return sha256_of([*sources, *versions])
 
 
 def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
@@ -78,7 +76,7 @@ def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
         "code": code,
         "cpu": read_cpu().name,
     }
-    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
+    return sha256_of(json.dumps(depends, sort_keys=True).encode())[:16]
 
 
 def _model_files(model: str | None) -> list[tuple[str, int, int]]:

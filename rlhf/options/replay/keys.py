@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from rlhf.config.schema.keys import AT_LEAST_0, key
 
+LOG = "digests.jsonl"  # in a run directory
+
 
 @dataclass(kw_only=True)
 class DigestKeys:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from rlhf.base.errors import RlhfError
+from rlhf.base.seams import StepsSeam
 from rlhf.base.types import Stateful, StatefulWithTensors
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import AlarmName
-from rlhf.options import CheckpointConfig
+from rlhf.options import CheckpointConfig, modules_of
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.run.jsonl import LOGS
@@ -187,9 +188,10 @@ class Checkpoints:
 
     def _finish_step(self) -> None:
         context, requests = self._context, self._context.requests
-        every, is_last = self._config.digest_every, self._is_over or self.step == self._total
-        if self._can_write and every and (is_last or self.step % every == 0):
-            context.tracker.digests(self.phase, self.step, weight_digests(self._engines))
+        is_last = self._is_over or self.step == self._total
+        options: Iterator[StepsSeam] = modules_of("steps", context.config)
+        for option in options if self._can_write else ():
+            option.after_step(context, self.phase, self.step, self._engines, is_last=is_last)
         if self._config.stop_after == f"{self.phase}/{self.step}":
             requests.wants_checkpoint = requests.wants_stop = True
         # Only the main rank looks at the time. None is due while steps are skipped.
@@ -262,15 +264,6 @@ def _load_engines(engines: Mapping[str, StatefulWithTensors], checkpoint: Checkp
     for name, engine in engines.items():
         engine.training_state.load(checkpoint.tensor_reader(name))
         engine.load_state_dict(checkpoint.state["engines"][name])
-
-
-def weight_digests(engines: Mapping[str, StatefulWithTensors]) -> dict[str, str]:
-    """Return the digest of each tensor of weights as ENGINE/PARAMETER; every rank must call it."""
-    return {
-        f"{name}/{parameter}": f"{digest:016x}"
-        for name, engine in engines.items()
-        for parameter, digest in engine.weight_digests().items()
-    }
 
 
 def _sizes_of_logs(run_dir: Path) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf.base.hashing import sha256_of
 from rlhf.base.heartbeat import Heartbeat
 from rlhf.base.ranks import Ranks
 from rlhf.base.user_paths import expand_user_path
@@ -89,7 +89,7 @@ def phase_data_hash(context: RunContext, phase: Phase) -> str:
     """
     config = context.config
     groups = read_pair_groups(config.reward.groups_path) if phase is Phase.reward else {}
-    measured = hashlib.sha256(repr(sorted(groups.items())).encode()).hexdigest() if groups else ""
+    measured = sha256_of(repr(sorted(groups.items())).encode()) if groups else ""
     return measured + cache_key(
         labelled_records(context, phase),
         phase,

@@ -1,0 +1,51 @@
+"""Write digests of the weights after a step to digests.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rlhf.base.types import StatefulWithTensors
+from rlhf.config.choices import Phase
+from rlhf.engine.masters import CHUNK
+from rlhf.options.replay.keys import LOG
+from rlhf.phases.shared.context import RunContext
+
+
+def after_step(
+    context: RunContext,
+    phase: Phase,
+    step: int,
+    engines: Mapping[str, StatefulWithTensors],
+    *,
+    is_last: bool,
+) -> None:
+    """Log digests of the weights every ``checkpoint.digest_every`` steps, and after the last."""
+    if is_last or step % context.config.checkpoint.digest_every == 0:
+        context.tracker.lines(LOG, phase, step, [{"weights": weight_digests(engines)}])
+
+
+def weight_digests(engines: Mapping[str, StatefulWithTensors]) -> dict[str, str]:
+    """Return the digest of each tensor of weights as ENGINE/PARAMETER; every rank must call it."""
+    return {
+        f"{name}/{parameter}": f"{digest:016x}"
+        for name, engine in engines.items()
+        for parameter, digest in engine.sum_over_weights(digest_of_slice).items()
+    }
+
+
+def digest_of_slice(slice_N: Tensor, start: int) -> Tensor:
+    """Return the part of a flat fp32 tensor's digest that a slice, from ``start`` on, contributes.
+
+    The digest is the sum of bits_i * (2 i + 1) modulo 2^64 over the elements i: parts add up in any
+    order, and a change of any one element changes it. It detects faults, not forgeries.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=slice_N.device)
+    for chunk_N in torch.split(slice_N, CHUNK):
+        end = start + len(chunk_N)
+        odd_N = torch.arange(2 * start + 1, 2 * end + 1, 2, device=chunk_N.device)
+        total += odd_N.mul_(chunk_N.view(torch.int32)).sum()
+        start = end
+    return total
