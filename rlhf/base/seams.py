@@ -6,7 +6,7 @@ annotates them with the class below that describes NAME. Importing this file imp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -16,11 +16,17 @@ if TYPE_CHECKING:
     from rlhf.base.ranks import Ranks
     from rlhf.base.types import Responses, Rollout, RolloutBackend, StatefulWithTensors
     from rlhf.config.choices import Phase
+    from rlhf.config.roles import Role
+    from rlhf.config.schema.model import ModelConfig
     from rlhf.config.schema.run import RunConfig
     from rlhf.data.records import Record
     from rlhf.data.splits import PhaseData
+    from rlhf.models.model_uses import ModelUse
     from rlhf.phases.shared.backends import BackendParts
     from rlhf.phases.shared.context import RunContext
+    from rlhf.plan.phase_memory import PhaseMemory
+    from rlhf.plan.phase_plan import PhasePlan
+    from rlhf.plan.time_model import CostModel, Pass
 
 
 class SourcesSeam(Protocol):
@@ -108,3 +114,111 @@ class ResponsesSeam(Protocol):
 
     def show(self, rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
         """Return how a reader sees each row, whose response decodes to ``texts[row]``."""
+
+
+class Generation(NamedTuple):
+    """How a rollout generates responses, as far as its costs depend on it."""
+
+    gathers: bool | None = None
+    """Whether sharded weights are gathered once per rollout; None: rollout.gather_weights."""
+    tensor_parallel: int = 1
+    """Number of ranks that share one copy of the weights."""
+    caches_per_row: int = 1
+    """Sequences whose KV cache is kept for each row that is decoded."""
+    ends_early: bool = False
+    """True if few responses use all tokens that they may have."""
+
+
+class Saving(NamedTuple):
+    """A change of a configuration that needs less memory."""
+
+    words: str
+    """The change as overrides."""
+    config: RunConfig
+    is_exact: bool
+    """True if the changed run computes the same weights."""
+
+
+class Costs:
+    """``costs``: the bytes, FLOPs and seconds that an option adds to a plan.
+
+    The module has an object of a subclass as ``COSTS``, which has the methods that its option
+    needs; the methods here add nothing. Used by the planner and ``rlhf/models/model_uses.py``.
+    """
+
+    def model_sources(
+        self, config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
+    ) -> dict[Role, tuple[str, ModelConfig]]:
+        """Return the config key and value of each model of ``phase``, trained models first."""
+        return sources
+
+    def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
+        """Return what ``phase`` holds of ``model``, such as its number of trained weights."""
+        return model
+
+    def adapt_generation(self, config: RunConfig, generation: Generation) -> Generation:
+        """Return how the policy generates responses."""
+        return generation
+
+    def ranks_per_sequence(self, config: RunConfig) -> int:
+        """Return the number of ranks that divide each training sequence."""
+        return 1
+
+    def activation_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
+        """Return bytes that a training pass stores in addition, on all ``ranks_per_sequence``."""
+        return 0
+
+    def pass_seconds(self, costs: CostModel, model: ModelUse, work: Pass) -> float:
+        """Return seconds that forward passes over ``work`` take in addition."""
+        return 0.0
+
+    def training_passes(self, config: RunConfig) -> int:
+        """Return the number of further micro-batches of an optimizer step of PPO."""
+        return 0
+
+    def step_seconds(
+        self, config: RunConfig, tokens: float, seconds: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Return seconds per PPO step of further activities, by name.
+
+        ``tokens`` is the expected length of a response; ``seconds`` has the usual activities.
+        """
+        return {}
+
+    def evaluations(self, config: RunConfig) -> int:
+        """Return how often more the held-out prompts are answered."""
+        return 0
+
+    def evaluation_seconds(self, scene: PhaseMemory, micro: int) -> float:
+        """Return the seconds of other evaluations of PPO, in micro-batches of size ``micro``."""
+        return 0.0
+
+    def rearrange_ppo(
+        self,
+        scene: PhaseMemory,
+        plan: PhasePlan,
+        plan_ppo: Callable[[PhaseMemory], PhasePlan],
+        plan_rollout: Callable[[PhaseMemory, int, int], PhasePlan],
+    ) -> PhasePlan:
+        """Return the plan of PPO with the choices of ``plan``, if other processes take part in it.
+
+        ``plan_ppo`` plans another scene with the same choices; ``plan_rollout`` plans a number of
+        responses, of which a number is decoded at once.
+        """
+        return plan
+
+    def offloads(self) -> dict[str, str]:
+        """Return the fields of ``zero`` that offload what the option holds, and its name."""
+        return {}
+
+    def savings(self, config: RunConfig) -> Iterator[Saving]:
+        """Yield changes of the option's keys with which the run needs less memory."""
+        yield from ()
+
+    def idle_keys(self, config: RunConfig) -> Iterator[str]:
+        """Yield a sentence for each key that has no effect with the option."""
+        yield from ()
+
+    def doubts(self, config: RunConfig, phases: Collection[Phase]) -> Iterator[str]:
+        """Yield sentences on why ``phases`` may cost more than their user expects."""
+        yield from ()

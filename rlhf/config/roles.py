@@ -110,15 +110,15 @@ def tokenizer_base(config: RunConfig) -> tuple[str, ModelConfig]:
 
 
 def setting_unsupported_by_torch(
-    zero: ZeroConfig, *, ranks: int, dtype: Dtype | None = None, is_hybrid: bool = False
+    zero: ZeroConfig, *, ranks: int, dtype: Dtype | None = None, needs_deepspeed: str | None = None
 ) -> str | None:
     """Return the first setting that plain torch does not support, as key=value, or None.
 
-    ``is_hybrid`` is True for a model that DeepSpeed's Hybrid Engine generates with. Without a
-    ``dtype``, precision is not considered.
+    ``needs_deepspeed`` is such a setting of another group. Without a ``dtype``, precision is not
+    considered.
     """
-    if is_hybrid:
-        return "rollout.backend=hybrid_engine"
+    if needs_deepspeed is not None:
+        return needs_deepspeed
     if dtype is Dtype.fp16:
         return "hardware.dtype=fp16"
     for key in (
@@ -139,8 +139,13 @@ def setting_unsupported_by_torch(
     return f"hardware.nodes*hardware.ranks_per_node={ranks}" if ranks > 1 else None
 
 
-def runs_on_torch(zero: ZeroConfig, *, ranks: int, dtype: Dtype, is_hybrid: bool = False) -> bool:
+def runs_on_torch(
+    zero: ZeroConfig, *, ranks: int, dtype: Dtype, needs_deepspeed: str | None = None
+) -> bool:
     """Return True if plain torch runs a model, because DeepSpeed is neither chosen nor needed."""
     if zero.engine is TrainingEngine.deepspeed:
         return False
-    return setting_unsupported_by_torch(zero, ranks=ranks, dtype=dtype, is_hybrid=is_hybrid) is None
+    found = setting_unsupported_by_torch(
+        zero, ranks=ranks, dtype=dtype, needs_deepspeed=needs_deepspeed
+    )
+    return found is None

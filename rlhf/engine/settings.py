@@ -31,17 +31,18 @@ class EngineSettings:
     def setting_unsupported_by_torch(self, role: Role, *, ranks: int) -> str | None:
         """Return the first setting that plain torch does not support, as key=value, or None."""
         return setting_unsupported_by_torch(
-            self.zero, ranks=ranks, dtype=self.dtype, is_hybrid=self._is_hybrid(role)
+            self.zero, ranks=ranks, dtype=self.dtype, needs_deepspeed=self._needs_deepspeed(role)
         )
 
     def runs_on_torch(self, role: Role, *, ranks: int) -> bool:
         """Return True if plain torch runs the model of ``role``."""
         return runs_on_torch(
-            self.zero, ranks=ranks, dtype=self.dtype, is_hybrid=self._is_hybrid(role)
+            self.zero, ranks=ranks, dtype=self.dtype, needs_deepspeed=self._needs_deepspeed(role)
         )
 
-    def _is_hybrid(self, role: Role) -> bool:
-        return self.hybrid_engine is not None and role is Role.actor
+    def _needs_deepspeed(self, role: Role) -> str | None:
+        is_hybrid = self.hybrid_engine is not None and role is Role.actor
+        return "rollout.backend=hybrid_engine" if is_hybrid else None
 
     def __post_init__(self) -> None:
         """Raise CapabilityError for fp16 at stage 0, which keeps none of the masters it needs."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
+from rlhf.base.seams import Costs
 from rlhf.config.choices import AdvantageEstimator, ModelInit, Phase
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.shapes import ModelShape, shape_of
 from rlhf.models.sources import config_fields
-from rlhf.options import RewardConfig
-from rlhf.options.ensembles.keys import CombineName
-from rlhf.options.lora.keys import LoraRole
+from rlhf.options import modules_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +30,22 @@ class ModelUse:
     """Number of layers that the backward pass goes through."""
     checkpointed: int
     """Number of layers that the backward pass recomputes (gradient checkpointing)."""
-    has_ema: bool = False
-    member_weights: int = 0
-    """Weights of the members of an ensemble after the first."""
+    fp32_copies: tuple[str, ...] = ()
+    """Names of copies of the trained weights; the key zero.offload_NAME moves one to the host."""
+    successive_weights: int = 0
+    """Weights that score every text in turn, and are trained one after another."""
+    is_own_reference: bool = False
+    """True if the model without what is trained is the reference too."""
+    scores_at_once: bool = False
+    """True if one pass scores a rollout for policy, reference and critic."""
+    needs_deepspeed: str | None = None
+    """Setting, as key=value, for which only DeepSpeed can run the model."""
 
     @cached_property
     def weights(self) -> int:
-        """Return the number of all weights, extra weights and members included."""
+        """Return the number of all weights."""
         first = self.shape.scorer_weights if self.is_scorer else self.shape.weights
-        return first + self.extra_weights + self.member_weights
+        return first + self.extra_weights + self.successive_weights
 
 
 def forward_flops(model: ModelUse, *, sequences: float, tokens: float, positions: float) -> float:
@@ -48,9 +54,9 @@ def forward_flops(model: ModelUse, *, sequences: float, tokens: float, positions
     Logits, or a scorer's values, are computed at ``positions`` tokens of each sequence.
     """
     shape = model.shape
-    # In training the members learn after the first, and cost about as much per step.
-    members = 0 if model.trained else model.member_weights
-    products = 2 * (shape.multiplied_weights + model.extra_weights + members) * tokens
+    # In training successive weights cost about as much per step as the first alone.
+    further = 0 if model.trained else model.successive_weights
+    products = 2 * (shape.multiplied_weights + model.extra_weights + further) * tokens
     # 4 FLOPs per pair of tokens, for half of all pairs, since attention is causal.
     attention = 2 * shape.layers * shape.heads * shape.head_dim * tokens * tokens
     width = 1 if model.is_scorer else shape.vocab
@@ -71,67 +77,67 @@ class UnknownModelError(Exception):
     """A model has an unknown shape; the message names its configuration key."""
 
 
+def costs_of(config: RunConfig | None) -> tuple[Costs, ...]:
+    """Return the costs of the options that ``config`` switches on; None: of all options."""
+    return tuple(module.COSTS for module in modules_of("costs", config))
+
+
 def models_in_phase(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
     """Return the models of ``phase``, trained models first.
 
     Raises:
         UnknownModelError: if the shape of a model is not known.
     """
+    options = costs_of(config)
+    sources = _model_sources(config, phase)
+    for option in options:
+        sources = option.model_sources(config, phase, sources)
+    models: list[ModelUse] = []
+    for role, source in sources.items():
+        if role is Role.reference and models[0].is_own_reference and source == sources[Role.actor]:
+            continue
+        model = _model_use(config, source, role)
+        for option in options:
+            model = option.adapt_model(config, phase, model)
+        models.append(model)
+    return tuple(models)
+
+
+def _model_sources(config: RunConfig, phase: Phase) -> dict[Role, tuple[str, ModelConfig]]:
+    """Return the config key and value of each model of ``phase``, trained models first."""
     policy, scorer = ("model", config.model), reward_model_base(config)
     match phase:
         case Phase.sft:
-            return (_model_use(config, policy, Role.sft, LoraRole.sft),)
+            return {Role.sft: policy}
         case Phase.reward:
-            use = _model_use(config, scorer, Role.reward_training, LoraRole.reward)
-            return (_add_members(use, config.reward),)
+            return {Role.reward_training: scorer}
         case Phase.dpo:
-            actor = _model_use(config, policy, Role.actor, LoraRole.actor)
-            return (actor, *_frozen_reference(config, actor))
-        case Phase.ppo if config.ppo.shared_trunk:
-            return (_trunk_use(config, policy), *_frozen_reward_model(config, scorer))
+            return {Role.actor: policy, Role.reference: policy}
         case Phase.ppo:
-            actor = _model_use(config, policy, Role.actor, LoraRole.actor)
-            critic = _model_use(config, scorer, Role.critic, LoraRole.critic)
             has_critic = config.ppo.advantage_estimator is AdvantageEstimator.gae
-            learning = (actor, critic) if has_critic else (actor,)
-            return (
-                *learning,
-                *_frozen_reference(config, actor, teacher=config.ppo.teacher_path),
-                *_frozen_reward_model(config, scorer),
-            )
+            critic = {Role.critic: scorer} if has_critic else {}
+            reward = {Role.reward: scorer} if has_reward_model(config) else {}
+            return {Role.actor: policy, **critic, Role.reference: policy, **reward}
 
 
-def _model_use(
-    config: RunConfig, model: tuple[str, ModelConfig], role: Role, lora_role: LoraRole | None
-) -> ModelUse:
-    key, source = model
-    shape = shape_of(source, key=key)
+def _model_use(config: RunConfig, source: tuple[str, ModelConfig], role: Role) -> ModelUse:
+    key, model = source
+    shape = shape_of(model, key=key)
     if shape is None:
-        raise UnknownModelError(_unknown_shape_message(key, source))
+        raise UnknownModelError(_unknown_shape_message(key, model))
     is_scorer = role in (Role.reward_training, Role.critic, Role.reward)
     weights = shape.scorer_weights if is_scorer else shape.weights
-    lora = config.lora
-    has_adapters = bool(lora.rank) and lora_role in lora.roles
-    rank = lora.critic_rank if lora_role is LoraRole.critic and lora.critic_rank else lora.rank
-    adapters = shape.adapter_weights(rank) if has_adapters else 0
-    trained = 0 if role.is_frozen else weights
-    if has_adapters:
-        rest = weights - shape.multiplied_weights if lora.train_rest else 0
-        head = shape.embedding if is_scorer and not lora.train_rest else 0
-        trained = adapters + rest + head
     own = config.reward_model if is_scorer else config.model
     checkpointing = own.gradient_checkpointing
-    has_ema = bool(config.ppo.ema_beta) and Phase.ppo in config.phase.order
     layers = shape.layers if checkpointing is True else min(int(checkpointing), shape.layers)
     return ModelUse(
         role=role,
         shape=shape,
         is_scorer=is_scorer,
-        trained=trained,
-        extra_weights=adapters,
+        trained=0 if role.is_frozen else weights,
+        extra_weights=0,
         layers=0 if role.is_frozen else shape.layers,
         checkpointed=0 if role.is_frozen else layers,
-        has_ema=role is Role.actor and has_ema,
     )
 
 
@@ -141,56 +147,3 @@ def _unknown_shape_message(key: str, model: ModelConfig) -> str:
     if kind := config_fields(model, key=key).get("model_type"):
         return f"the planner does not know model_type={kind} of {origin}"
     return f"{origin} has no readable config.json here and {key}.architecture has no model_type"
-
-
-def _frozen_reference(
-    config: RunConfig, actor: ModelUse, *, teacher: str | None = None
-) -> tuple[ModelUse, ...]:
-    """Return the frozen reference, or () if the actor without its adapters is the reference.
-
-    A ``teacher``, the folder or hub id of another model, takes its place.
-    """
-    key, model = "model", config.model
-    if teacher is not None:
-        key, model = "ppo.teacher", replace(model, init=ModelInit.pretrained, path=teacher)
-    elif actor.extra_weights and not config.lora.train_rest:
-        return ()
-    return (_model_use(config, (key, model), Role.reference, None),)
-
-
-def _frozen_reward_model(
-    config: RunConfig, scorer: tuple[str, ModelConfig]
-) -> tuple[ModelUse, ...]:
-    """Return the frozen reward model, or () if the run has none."""
-    if not has_reward_model(config):
-        return ()
-    use = _model_use(config, scorer, Role.reward, None)
-    return (use if config.reward.combine is CombineName.warm else _add_members(use, config.reward),)
-
-
-def _add_members(use: ModelUse, config: RewardConfig) -> ModelUse:
-    """Return the model with the weights of its further members: top layers, norm and head."""
-    shape = use.shape
-    layers = min(config.num_own_layers(shape.layers), shape.layers)
-    own = layers * shape.layer_weights + shape.tail + shape.embedding
-    further = (config.members - 1) * own
-    trained = 0 if use.role.is_frozen else use.trained + further
-    return replace(use, trained=trained, member_weights=further)
-
-
-def _trunk_use(config: RunConfig, policy: tuple[str, ModelConfig]) -> ModelUse:
-    """Return the shared trunk as one model; its branches are counted as extra weights."""
-    ppo = config.ppo
-    use = _model_use(config, policy, Role.actor, None)
-    shape = use.shape
-    unfrozen = min(ppo.num_layers_unfrozen or 0, shape.layers)
-    top = unfrozen * shape.layer_weights + shape.tail + shape.head
-    branch = ppo.num_value_layers * shape.layer_weights + shape.tail if ppo.num_value_layers else 0
-    learning = top + branch + shape.embedding
-    return replace(
-        use,
-        trained=learning,
-        extra_weights=learning,  # the reference's copy of the top, the critic's layers and head
-        layers=unfrozen + ppo.num_value_layers,
-        checkpointed=max(0, use.checkpointed - (shape.layers - unfrozen)),
-    )

@@ -72,7 +72,7 @@ OPTIONS = (
         "branches",
         lambda config: config.ppo.value_targets != "gae" or config.ppo.critic_check.every > 0,
     ),
-    Option("ptx", lambda config: config.ppo.ptx_coef > 0),
+    Option("ptx", lambda config: config.ppo.ptx_coef > 0 or config.data.ptx_path is not None),
     Option("average", lambda config: config.ppo.ema_beta > 0),
     Option("distillation", lambda config: config.ppo.teacher_path is not None),
     Option("trunk", lambda config: config.ppo.shared_trunk),

@@ -15,24 +15,17 @@ from rlhf.config.batches import num_ranks
 from rlhf.config.choices import Device, Dtype, Phase
 from rlhf.config.machine_rates import GIB, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.config.rules.model import check_lora
 from rlhf.config.rules.rollout import check_rollout
+from rlhf.config.rules.run import validate
 from rlhf.config.rules.zero import check_training_engine, check_zero
 from rlhf.config.schema.keys import ANSWERING_PHASES
 from rlhf.config.schema.run import RunConfig
-from rlhf.options.lora.keys import LoraRole
+from rlhf.models.model_uses import costs_of
 
 if TYPE_CHECKING:
     from rlhf.plan.plan import Plan
 
 CHECKPOINTING = "model.gradient_checkpointing=true"
-ADAPTER_RANK = 16  # LoRA rank of lora=default and lora=all
-ROLES = {  # the models that each phase trains
-    Phase.sft: [LoraRole.sft],
-    Phase.reward: [LoraRole.reward],
-    Phase.dpo: [LoraRole.actor],
-    Phase.ppo: [LoraRole.actor, LoraRole.critic],
-}
 MOST_NODES = 128  # largest hardware.nodes that is proposed
 
 Change = tuple[str, RunConfig]  # overrides as text, and the resulting configuration
@@ -67,22 +60,25 @@ def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
         if (settings.micro_batch_size or 1) > 1:
             smaller = replace(settings, micro_batch_size=1)
             yield f"{phase}.micro_batch_size=1", replace(config, **{phase.value: smaller})
-    if config.rollout.overlap:
-        in_turn = replace(auto.rollout, overlap=False)
-        yield f"{prefix}rollout.overlap=false", replace(auto, rollout=in_turn)
+    savings = [saving for option in costs_of(None) for saving in option.savings(auto)]
+    for saving in savings:
+        if saving.is_exact:
+            yield f"{prefix}{saving.words}", saving.config
     if config.model.gradient_checkpointing is not True:
         yield f"{prefix}{CHECKPOINTING}", _with_checkpointing(auto)
-    if _can_add_adapters(config):
-        yield f"{prefix}{_lora_override(config)}", _with_adapters(auto)
+    for saving in savings:
+        if not saving.is_exact:
+            yield f"{prefix}{saving.words}", saving.config
     if config.hardware.device is Device.cuda:
         yield from _more_nodes(auto, prefix, planner)
 
 
 def _combined_change(config: RunConfig) -> Iterator[Change]:
-    """Yield zero=auto, gradient checkpointing and adapters as one change, if it is possible."""
-    if _can_add_adapters(config):
-        words = f"zero=auto {CHECKPOINTING} {_lora_override(config)}"
-        yield words, _with_adapters(_with_checkpointing(_with_zero_auto(config)))
+    """Yield zero=auto, gradient checkpointing and a saving that changes the run as one change."""
+    auto = _with_checkpointing(_with_zero_auto(config))
+    for saving in (saving for option in costs_of(None) for saving in option.savings(auto)):
+        if not saving.is_exact:
+            yield f"zero=auto {CHECKPOINTING} {saving.words}", saving.config
 
 
 def _with_zero_auto(config: RunConfig) -> RunConfig:
@@ -91,28 +87,6 @@ def _with_zero_auto(config: RunConfig) -> RunConfig:
 
 def _with_checkpointing(config: RunConfig) -> RunConfig:
     return replace(config, model=replace(config.model, gradient_checkpointing=True))
-
-
-def _can_add_adapters(config: RunConfig) -> bool:
-    """Return True if a trained model has no adapters, unless the run has a shared trunk."""
-    wanted = {role for phase in config.phase.order for role in ROLES[phase]}
-    there = set(config.lora.roles) if config.lora.rank else set()
-    return not wanted <= there and not config.ppo.shared_trunk
-
-
-def _lora_override(config: RunConfig) -> str:
-    """Return the override that adds adapters in every phase that runs."""
-    lora = config.lora
-    is_default = lora.rank == ADAPTER_RANK and lora.roles == ROLES[Phase.ppo]
-    if lora.rank and not is_default:
-        return f"lora.roles=[{','.join(LoraRole)}]"
-    return "lora=all" if {Phase.sft, Phase.reward} & set(config.phase.order) else "lora=default"
-
-
-def _with_adapters(config: RunConfig) -> RunConfig:
-    roles = ROLES[Phase.ppo] if _lora_override(config) == "lora=default" else list(LoraRole)
-    rank = config.lora.rank or ADAPTER_RANK
-    return replace(config, lora=replace(config.lora, rank=rank, roles=roles))
 
 
 def _more_nodes(config: RunConfig, prefix: str, planner: Planner) -> Iterator[Change]:
@@ -130,11 +104,11 @@ def _more_nodes(config: RunConfig, prefix: str, planner: Planner) -> Iterator[Ch
 def _advice_if_it_fits(words: str, config: RunConfig, planner: Planner) -> str | None:
     """Return ``words`` with ZeRO setting and GiB per rank, or None if the run does not fit."""
     try:
-        check_lora(config)
         plan = planner(config)
+        if not plan.fits:
+            return None
+        validate(plan.config)
     except ConfigError:
-        return None
-    if not plan.fits:
         return None
     return f"{words} ({plan.zero_text}, {plan.bytes / GIB:.1f} GiB)"
 
@@ -161,21 +135,8 @@ def idle_options(config: RunConfig) -> Iterator[str]:
                 "zero.quantize_gradients=true has no effect on one node: DeepSpeed 0.19.8 "
                 "quantizes gradients only if there are several nodes"
             )
-    if zero.quantize_frozen_weights and not _trains_partly_frozen_model(config):
-        yield (
-            f"zero.quantize_frozen_weights=true has no effect: lora.roles="
-            f"[{','.join(config.lora.roles)}] names no model that is trained here, so no trained "
-            "model has frozen weights"
-        )
-
-
-def _trains_partly_frozen_model(config: RunConfig) -> bool:
-    """Return True if a trained model has frozen weights, due to adapters or a shared trunk."""
-    order = config.phase.order
-    trained = {role for phase in order for role in ROLES[phase]}
-    return bool(trained & set(config.lora.roles)) or (
-        config.ppo.shared_trunk and Phase.ppo in order
-    )
+    for option in costs_of(config):
+        yield from option.idle_keys(config)
 
 
 def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
@@ -212,6 +173,8 @@ def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
     has_ppo, no = Phase.ppo in config.phase.order, (False,)
     # On a CPU nothing can be offloaded, because the ranks' memory is the host's memory.
     either = (False, True) if config.hardware.device is Device.cuda else no
+    fields = [key for option in costs_of(config) for key in option.offloads()]
+    unused = dict.fromkeys((key for option in costs_of(None) for key in option.offloads()), False)
     for stage, critic_stage in product((1, 2, 3, 0), (None, 1, 2, 3, 0) if has_ppo else (None,)):
         if stage == critic_stage:
             continue
@@ -225,13 +188,14 @@ def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
                 "offload_parameters": parameters,
                 "offload_reference": reference,
                 "offload_reward": reward,
-                "offload_ema": ema,
+                **unused,
+                **dict(zip(fields, held, strict=True)),
             }
-            for optimizer, parameters, reference, reward, ema in product(
+            for optimizer, parameters, reference, reward, *held in product(
                 either if stage else no,
                 either if shards else no,
                 either if shards else no,
                 either if has_ppo and own == SHARDED_WEIGHTS else no,
-                either if has_ppo and config.ppo.ema_beta else no,
+                *(either if has_ppo else no for _ in fields),
             )
         )

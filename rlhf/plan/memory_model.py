@@ -46,13 +46,8 @@ def weight_bytes(role: Role, zero: ZeroConfig, dtype: Dtype) -> int:
     return HALF if has_half_weights(role, zero, dtype) else SINGLE
 
 
-def model_states(
-    model: ModelUse, zero: ZeroConfig, machine: Machine, *, is_hybrid: bool = False
-) -> States:
-    """Return one rank's bytes of a model's weights, gradients, master weights, moments and EMA.
-
-    ``is_hybrid`` is True for a model that DeepSpeed's Hybrid Engine generates with.
-    """
+def model_states(model: ModelUse, zero: ZeroConfig, machine: Machine) -> States:
+    """Return one rank's bytes of a model's weights, gradients, masters, moments and copies."""
     role, stage, ranks = model.role, stage_of(model.role, zero), machine.ranks
     size = weight_bytes(role, zero, machine.dtype)
     device, host = Counter[str](), Counter[str]()
@@ -71,7 +66,7 @@ def model_states(
     if not trained:
         return States(device=device, host=host)
     half = size == HALF
-    if runs_on_torch(zero, ranks=ranks, dtype=machine.dtype, is_hybrid=is_hybrid):
+    if runs_on_torch(zero, ranks=ranks, dtype=machine.dtype, needs_deepspeed=model.needs_deepspeed):
         device["gradients"] = trained * size
         moment = HALF if zero.moments is MomentsDtype.bf16 else SINGLE
         device["optimizer"] = trained * (HALF * half + 2 * moment)
@@ -84,9 +79,9 @@ def model_states(
         else:
             device["gradients"] = kept * size
         (host if zero.offload_optimizer else device)["optimizer"] = states
-    if model.has_ema:
+    for name in model.fp32_copies:
         share = trained // ranks if stage else trained
-        (host if zero.offload_ema else device)["ema"] = share * SINGLE
+        (host if getattr(zero, f"offload_{name}") else device)[name] = share * SINGLE
     return States(device=device, host=host)
 
 
@@ -120,11 +115,13 @@ def activation_bytes(
     size: int,
     uses_matmul_attention: bool,
     share: int = 1,
+    further: int = 0,
 ) -> int:
     """Return the bytes stored for the backward pass of ``sequences`` of ``tokens`` tokens.
 
     ``uses_matmul_attention``: attention uses matrix products instead of the fused kernel. ``size``
-    is the bytes per element. With sequence parallelism, ``share`` ranks divide the sequences.
+    is the bytes per element. ``share`` ranks divide the sequences, and ``further`` bytes that they
+    store in addition.
     """
     shape = model.shape
     whole: float = sequences * layer_activation_bytes(
@@ -135,19 +132,8 @@ def activation_bytes(
     kept = model.layers - model.checkpointed
     inputs = sequences * model.checkpointed * shape.hidden * tokens * size
     # A checkpointed layer recomputes all its activations for its own backward pass.
-    found = kept * whole + inputs + (whole if model.checkpointed else 0)
-    if share > 1:
-        found += sequence_parallel_bytes(model, sequences=sequences, tokens=tokens, size=size)
+    found = kept * whole + inputs + (whole if model.checkpointed else 0) + further
     return round(found / share)
-
-
-def sequence_parallel_bytes(model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
-    """Return the bytes that sequence parallelism stores in addition to ``activation_bytes``.
-
-    Each layer stores the output of attention twice: before and after the ranks exchange it.
-    """
-    layers = model.layers - model.checkpointed + (1 if model.checkpointed else 0)
-    return layers * sequences * tokens * model.shape.heads * model.shape.head_dim * size
 
 
 def layer_activation_bytes(
@@ -212,9 +198,7 @@ def no_grad_pass_bytes(
     return wide * size + logit_bytes(model, positions=sequences * tokens, size=size, is_gpu=is_gpu)
 
 
-def gradient_bucket_bytes(
-    model: ModelUse, zero: ZeroConfig, machine: Machine, *, is_hybrid: bool = False
-) -> int:
+def gradient_bucket_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -> int:
     """Return the bytes of DeepSpeed's gradient buckets; their size is fixed by the configuration.
 
     Stage 3 keeps its bucket allocated. Stages 1 and 2 allocate one bucket per backward pass. With
@@ -222,7 +206,7 @@ def gradient_bucket_bytes(
     """
     stage = stage_of(model.role, zero)
     ranks, dtype = machine.ranks, machine.dtype
-    is_torch = runs_on_torch(zero, ranks=ranks, dtype=dtype, is_hybrid=is_hybrid)
+    is_torch = runs_on_torch(zero, ranks=ranks, dtype=dtype, needs_deepspeed=model.needs_deepspeed)
     if not model.trained or stage == 0 or is_torch:
         return 0
     pair = 2 if zero.overlap_comm and stage < SHARDED_WEIGHTS else 1

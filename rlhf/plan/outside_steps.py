@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 from rlhf.config.batches import num_data_parallel_ranks
 from rlhf.config.choices import Dtype, Phase, When
@@ -18,42 +17,34 @@ from rlhf.options import Backend
 from rlhf.plan import time_model
 from rlhf.plan.memory_model import HALF, SINGLE, Parts
 from rlhf.plan.phase_memory import PhaseMemory
+from rlhf.plan.phase_plan import BUILDING
 
 HF_LAYER_FACTOR = 6.0  # overhead per layer of generate(), relative to the fast rollout
 # Bytes per logit of a captured decode step: the logit in half precision and in fp32, the logit
 # divided by the temperature, and the probability.
 GRAPH_LOGIT = HALF + 3 * SINGLE
-BUILDING = "building"  # name of the moment in which models are built, before the first step
 ROUNDED_AT_ONCE = 2**24  # weights; as in rlhf/engine/masters.py
 
 # The order in which models are built (rlhf/phases/ppo/rlhf_engine.py).
 ORDER = (Role.reward, Role.sft, Role.reward_training, Role.actor, Role.reference, Role.critic)
 
 
-def tensor_parallel_size(scene: PhaseMemory) -> int:
-    """Return the tensor-parallel size of generation: the ranks that share one copy of weights."""
-    rollout = scene.config.rollout
-    is_hybrid = rollout.backend is Backend.hybrid_engine
-    return rollout.hybrid_engine.inference_tp_size if is_hybrid else 1
-
-
 def build_sampling(
     scene: PhaseMemory, *, responses: int, rows: int, gathers: bool = False
 ) -> time_model.Sampling:
-    """Return a ``Sampling`` of responses of maximum length to prompts of mean length.
+    """Return a ``Sampling`` of responses to prompts of mean length.
 
-    An episode has its expected length, as few use all turns that they may take.
+    Responses have their maximum length, unless few responses reach it.
     """
-    rollout, is_episode = scene.config.rollout, scene.config.environment.is_used
     longest = scene.config.tokens_after_prompt[1]
     return time_model.Sampling(
         responses=responses,
         rows=rows,
         prompt_tokens=scene.load.tokens,
-        response_tokens=scene.response_tokens if is_episode else longest,
-        tensor_parallel=tensor_parallel_size(scene),
+        response_tokens=scene.response_tokens if scene.generation.ends_early else longest,
+        tensor_parallel=scene.generation.tensor_parallel,
         gathers=gathers,
-        layer_factor=HF_LAYER_FACTOR if rollout.backend is Backend.hf else 1.0,
+        layer_factor=HF_LAYER_FACTOR if scene.config.rollout.backend is Backend.hf else 1.0,
     )
 
 
@@ -74,8 +65,7 @@ def seconds_outside_training_steps(scene: PhaseMemory, micro: int) -> dict[str, 
         times += (scene.load.steps - 1) // settings.eval_every
     reading = 0.0
     for model in scene.models:
-        work = scene.forward_work(model, sequences=evaluated, micro=micro)
-        reading += time_model.no_grad_pass_seconds(scene.at, model, work)
+        reading += scene.no_grad_seconds(model, sequences=evaluated, micro=micro)
     return {"evaluate": times * reading, "prepare": scene.preparation_seconds}
 
 
@@ -89,26 +79,19 @@ def seconds_outside_ppo_steps(scene: PhaseMemory, micro: int) -> dict[str, float
     if not load.held_out:
         return {}
     prompts = math.ceil(min(load.held_out, config.ppo.eval_prompts) / scene.at.machine.ranks)
-    times = 2 + bool(config.ppo.ema_beta)
+    times = 2 + sum(option.evaluations(config) for option in scene.at.options)
     if config.ppo.eval_every and load.steps:
         times += load.steps // config.ppo.eval_every
     answering = 0.0
     if prompts:
         how = build_sampling(scene, responses=prompts, rows=min(micro, prompts))
         answering = time_model.sampling_seconds(scene.at, scene.models[0], how)
-    response = config.tokens_after_prompt[1]
     for model in scene.models:
-        work = scene.forward_work(
+        answering += scene.no_grad_seconds(
             model, sequences=prompts, micro=micro, answer=scene.response_tokens
         )
-        answering += time_model.no_grad_pass_seconds(scene.at, model, work)
-    actor = scene.models[0]
-    block = config.rollout.max_prompt_tokens + response
-    blocks = replace(scene, load=replace(load, lengths=(block,)))
-    num_blocks = config.ppo.ptx_eval_blocks if config.data.ptx_path is not None else 0
-    corpus = blocks.forward_work(actor, sequences=num_blocks, micro=micro)
-    reading = time_model.no_grad_pass_seconds(scene.at, actor, corpus)
-    return {"evaluate": times * answering + 2 * reading, "prepare": scene.preparation_seconds}
+    further = sum(option.evaluation_seconds(scene, micro) for option in scene.at.options)
+    return {"evaluate": times * answering + further, "prepare": scene.preparation_seconds}
 
 
 def copied_weight_bytes(scene: PhaseMemory, *, is_gathered: bool) -> int:
@@ -124,19 +107,15 @@ def copied_weight_bytes(scene: PhaseMemory, *, is_gathered: bool) -> int:
     return actor.weights * HALF if is_rounded else 0
 
 
-def gathers_weights(scene: PhaseMemory, backend: Backend, needed: int) -> bool:
+def gathers_weights(scene: PhaseMemory, needed: int) -> bool:
     """Return True if the rollout gathers all sharded weights once, instead of at every token.
 
     ``needed`` is the bytes that one rank needs in that case.
     """
-    match backend:
-        case Backend.hf:
-            return False
-        case Backend.hybrid_engine:
-            return True
-        case _:
-            choice = scene.config.rollout.gather_weights
-            return choice is When.always or (choice is When.auto and needed <= scene.limit)
+    if scene.generation.gathers is not None:
+        return scene.generation.gathers
+    choice = scene.config.rollout.gather_weights
+    return choice is When.always or (choice is When.auto and needed <= scene.limit)
 
 
 def graph_bytes(scene: PhaseMemory, during: Parts, *, rows: int) -> Parts:

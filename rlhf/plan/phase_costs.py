@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
 
-from rlhf.base.cpu import num_usable_cores
-from rlhf.config.batches import (
-    BatchPlan,
-    RolloutPlan,
-    divide_cores,
-    divisors,
-    phase_plans,
-    rollout_plan,
-)
+from rlhf.config.batches import BatchPlan, RolloutPlan, divisors, phase_plans, rollout_plan
 from rlhf.config.choices import Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
-from rlhf.options import Backend, PpoConfig
-from rlhf.options.branches.keys import ValueTargets
+from rlhf.options import Backend
 from rlhf.plan import memory_model, time_model
 from rlhf.plan.outside_steps import (
-    BUILDING,
     build_sampling,
     copied_weight_bytes,
     gathers_weights,
@@ -29,7 +18,6 @@ from rlhf.plan.outside_steps import (
     memory_outside_steps,
     seconds_outside_ppo_steps,
     seconds_outside_training_steps,
-    tensor_parallel_size,
 )
 from rlhf.plan.phase_memory import PhaseMemory
 from rlhf.plan.phase_plan import PhasePlan, best_plan
@@ -40,14 +28,16 @@ KEEPS_BELOW = 0.9  # keep CUDA graphs only below this share of the memory: plans
 def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
     """Return the plan of a phase with the fastest micro-batch that fits, else the least memory.
 
-    If ``like`` is given, the micro-batch and the rows of that earlier plan are used. Only then are
-    memory and time of rollout.overlap counted: it must not change what is chosen, since sampling
-    in turn and beside training are the same run.
+    If ``like`` is given, the micro-batch and the rows of that earlier plan are used. Only then do
+    options rearrange PPO, which does not change what is chosen.
     """
     if scene.phase is Phase.ppo:
-        if like is not None and scene.config.rollout.overlap:
-            return _plan_beside_training(scene, like)
-        return _plan_ppo(scene, like)
+        found = _plan_ppo(scene, like)
+        for option in scene.at.options if like else ():
+            found = option.rearrange_ppo(
+                scene, found, lambda other: _plan_ppo(other, like), _plan_rollout
+            )
+        return found
     plan = phase_plans(scene.config)[scene.phase]
     sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, plan)
     return best_plan([_plan_supervised(scene, plan, micro) for micro in sizes], scene)
@@ -102,7 +92,7 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     learning = phase_plans(config)[Phase.ppo]
     counts = [like.rows] if like and like.rows else _candidate_rows(scene, rollout)
     sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, learning)
-    sampled = [_plan_rollout(scene, rollout, rows) for rows in counts]
+    sampled = [_plan_rollout(scene, rollout.per_rank, rows) for rows in counts]
     trained = [_plan_training(scene, rollout, learning, micro) for micro in sizes]
     generation, training = best_plan(sampled, scene), best_plan(trained, scene)
     kept = graph_bytes(scene, generation.parts, rows=generation.rows or 0)
@@ -111,12 +101,10 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     choice = config.rollout.keep_graphs
     keeps = bool(kept) and (choice is When.always or (choice is When.auto and fits))
     if keeps:
-        later = {name: parts + kept for name, parts in training.moments.items() if name != BUILDING}
-        training = replace(training, moments=training.moments | later)
+        training = replace(training, moments=training.add_to_moments(kept))
     seconds = generation.step_seconds | training.step_seconds
-    if branches := _branches_per_response(config.ppo, scene.response_tokens):
-        # A branch begins, on average, in the middle of a response, and is scored whole.
-        seconds["branch"] = branches * (seconds["generate"] / 2 + seconds["score"])
+    for option in scene.at.options:
+        seconds |= option.step_seconds(config, scene.response_tokens, seconds)
     return replace(
         training,
         rows=generation.rows,
@@ -125,66 +113,6 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
         moments=generation.moments | training.moments,
         step_seconds=seconds,
     )
-
-
-def _branches_per_response(ppo: PpoConfig, tokens: float) -> float:
-    """Return how many branches a step samples for each of its responses of ``tokens`` tokens."""
-    found = 0.0
-    if ppo.value_targets is ValueTargets.monte_carlo:
-        found += math.ceil(tokens / ppo.value_step_tokens) * ppo.value_branches
-    check = ppo.critic_check
-    if check.every:
-        found += check.states * check.branches / check.every / ppo.rollout_batch_size
-    return found
-
-
-def _plan_beside_training(scene: PhaseMemory, like: PhasePlan) -> PhasePlan:
-    """Plan PPO with processes of their own that sample while ranks train."""
-    machine = scene.at.machine
-    own, theirs = divide_cores(scene.config, num_usable_cores())
-    ranks = _plan_ppo(_with_cores(scene, own), like)
-    process = _plan_sampling_process(_with_cores(scene, theirs), ranks.rows or 0)
-    if machine.is_gpu:  # each process has a GPU of its own
-        moments = ranks.moments | {"generation beside training": process.parts}
-    else:
-        samplers = process.bytes * scene.config.rollout.samplers // machine.ranks_per_node
-        moments = {
-            name: parts if name == BUILDING else parts + Counter(samplers=samplers)
-            for name, parts in ranks.moments.items()
-        }
-    seconds = ranks.step_seconds | process.step_seconds
-    return replace(ranks, moments=moments, step_seconds=seconds, overlaps=True)
-
-
-def _with_cores(scene: PhaseMemory, cores: int) -> PhaseMemory:
-    """Return ``scene`` with the rates that a process has on ``cores`` cores of a node's CPU."""
-    machine = scene.at.machine
-    if machine.is_gpu:
-        return scene
-    share = cores * machine.ranks_per_node / num_usable_cores()  # rates are those of a rank
-    slower = replace(
-        machine, operations=machine.operations * share, bandwidth=machine.bandwidth * share
-    )
-    return replace(scene, at=replace(scene.at, machine=slower))
-
-
-def _plan_sampling_process(scene: PhaseMemory, rows: int) -> PhasePlan:
-    """Plan a process that holds the policy's weights, whole, and samples its share of a step.
-
-    It decodes ``rows`` responses at once, or all of its share if these are all of a rank's.
-    """
-    rollout, at = rollout_plan(scene.config), scene.at
-    share = scene.config.ppo.rollout_batch_size // scene.config.rollout.samplers
-    # The highest stage whose weights are whole: the precision of weights depends on the stage.
-    stage = min(at.zero.stage, SHARDED_WEIGHTS - 1)
-    zero = replace(at.zero, stage=stage, offload_parameters=False)
-    process = replace(
-        scene,
-        at=replace(at, machine=replace(at.machine, ranks=1, nodes=1), zero=zero),
-        models=(replace(scene.models[0], trained=0, has_ema=False),),
-    )
-    rows = share if rows == rollout.per_rank else min(rows, share)
-    return _plan_rollout(process, replace(rollout, per_rank=share), rows)
 
 
 def _candidate_rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:
@@ -198,13 +126,13 @@ def _candidate_rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:
     return sorted({*few, *(math.ceil(share / waves) for waves in few)})
 
 
-def _plan_rollout(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhasePlan:
-    """Plan the rollout of one PPO step with ``rows`` responses decoded at once."""
+def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
+    """Plan the rollout of ``responses`` in one PPO step, of which ``rows`` are decoded at once."""
     config, at, actor = scene.config, scene.at, scene.models[0]
     settings, size = config.rollout, scene.at.bytes_per_weight(scene.models[0])
     # The fast rollout allocates its KV cache for the longest allowed prompts.
     tokens = settings.max_prompt_tokens + config.tokens_after_prompt[1]
-    held = 2 * rows if config.environment.is_used else rows  # parked episodes keep their KV cache
+    held = rows * scene.generation.caches_per_row
     parts = scene.resident_bytes()
     is_sharded = stage_of(actor.role, at.zero) == SHARDED_WEIGHTS
     # A rank of a tensor-parallel group holds all rows of the group, but only its own heads.
@@ -214,15 +142,15 @@ def _plan_rollout(scene: PhaseMemory, rollout: RolloutPlan, rows: int) -> PhaseP
     prefill = min(memory_model.PREFILL_TOKENS, rows * scene.load.longest)
     wide = 4 * actor.shape.hidden + 2 * actor.shape.ffn
     parts["activations"] = prefill * wide * size + rows * actor.shape.vocab * memory_model.SINGLE
-    whole = actor.weights * size // tensor_parallel_size(scene)
-    gathers = is_sharded and gathers_weights(scene, settings.backend, parts.total() + whole)
+    whole = actor.weights * size // scene.generation.tensor_parallel
+    gathers = is_sharded and gathers_weights(scene, parts.total() + whole)
     if gathers:
         parts["gathered_weights"] = whole
     if settings.backend is Backend.fast:
         parts["gathered_weights"] += copied_weight_bytes(scene, is_gathered=gathers)
     if not gathers:
         parts["buffers"] += scene.gathered_bytes(actor)
-    how = build_sampling(scene, responses=rollout.per_rank, rows=rows, gathers=gathers)
+    how = build_sampling(scene, responses=responses, rows=rows, gathers=gathers)
     return PhasePlan(
         phase=Phase.ppo,
         micro_batch=0,
@@ -250,11 +178,10 @@ def _plan_training(
     reuses = is_fast and config.rollout.reuse_logprobs is not When.never
     updates = config.ppo.ppo_epochs * rollout.mini_batches
     for model in scene.models:
-        work = scene.forward_work(
+        readings = _actor_scoring_passes(scene, reuses=reuses) if model.role is Role.actor else 1
+        score += readings * scene.no_grad_seconds(
             model, sequences=rollout.per_rank, micro=micro, answer=scene.response_tokens
         )
-        readings = _actor_scoring_passes(scene, reuses=reuses) if model.role is Role.actor else 1
-        score += readings * time_model.no_grad_pass_seconds(at, model, work)
         if not model.trained:
             continue
         moments[f"training of the {model.role}"] = scene.training_peak(
@@ -262,7 +189,8 @@ def _plan_training(
             sequences=micro,
             tokens=longest,
             positions=response,
-            passes=learning.per_rank // micro + bool(config.ppo.ptx_coef),
+            passes=learning.per_rank // micro
+            + sum(option.training_passes(config) for option in at.options),
         )
         batch = scene.forward_work(
             model, sequences=learning.per_rank, micro=micro, answer=scene.response_tokens
@@ -281,7 +209,7 @@ def _plan_training(
 
 def _actor_scoring_passes(scene: PhaseMemory, *, reuses: bool) -> int:
     """Return the number of actor forward passes that score a rollout before training."""
-    if scene.config.ppo.shared_trunk:
-        return 1  # one pass scores for actor, reference and critic
+    if scene.models[0].scores_at_once:
+        return 1
     is_reference = all(model.role is not Role.reference for model in scene.models)
     return (0 if reuses else 1) + is_reference  # as the reference, the actor runs without adapters

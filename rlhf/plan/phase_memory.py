@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from rlhf.base.seams import Generation
 from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.machine_rates import GIB
@@ -18,7 +19,7 @@ from rlhf.options import Backend
 from rlhf.plan import memory_model
 from rlhf.plan.memory_model import Parts, States, backward_pass_moments
 from rlhf.plan.steps import Load
-from rlhf.plan.time_model import CostModel, Pass, forward_bytes
+from rlhf.plan.time_model import CostModel, Pass, forward_bytes, no_grad_pass_seconds
 
 KEPT_FREED = 1.4  # allocated / used memory, if the process keeps freed blocks of other lengths
 PREPARING = 1.0  # seconds per phase to tokenize its data and build its engines
@@ -46,14 +47,25 @@ class PhaseMemory:
 
     @cached_property
     def states(self) -> dict[Role, States]:
-        """Return the bytes of each model's states: weights, gradients, optimizer and EMA."""
+        """Return the bytes of each model's states: weights, gradients, optimizer and copies."""
         zero, machine = self.at.zero, self.at.machine
         return {
-            model.role: memory_model.model_states(
-                model, zero, machine, is_hybrid=self._is_hybrid(model)
-            )
-            for model in self.models
+            model.role: memory_model.model_states(model, zero, machine) for model in self.models
         }
+
+    @cached_property
+    def generation(self) -> Generation:
+        """Return how PPO's responses are generated."""
+        is_hf = self.config.rollout.backend is Backend.hf
+        found = Generation(gathers=False if is_hf else None)
+        for option in self.at.options:
+            found = option.adapt_generation(self.config, found)
+        return found
+
+    @cached_property
+    def ranks_per_sequence(self) -> int:
+        """Return the number of ranks that divide each training sequence."""
+        return math.prod(each.ranks_per_sequence(self.config) for each in self.at.options)
 
     @property
     def limit(self) -> float:
@@ -105,18 +117,20 @@ class PhaseMemory:
         """Return the peak bytes by purpose while ``model`` is trained on micro-batches.
 
         ``positions`` of the ``tokens`` tokens in each sequence get logits. An optimizer step has
-        ``passes`` micro-batches. Sequence parallelism divides activations, logits and scores by
-        the number of ranks, but not gathered weights and buckets.
+        ``passes`` micro-batches. Ranks that share sequences divide activations, logits and scores,
+        but not gathered weights and buckets.
         """
         size, is_gpu = self.at.bytes_per_weight(model), self.at.machine.is_gpu
-        share = self.at.zero.sequence_parallel_size
+        share, work = self.ranks_per_sequence, {"sequences": sequences, "tokens": tokens}
         kept = memory_model.activation_bytes(
             model,
-            sequences=sequences,
-            tokens=tokens,
+            **work,
             size=size,
             uses_matmul_attention=uses_matmul_attention(tokens, is_gpu=is_gpu),
             share=share,
+            further=sum(
+                each.activation_bytes(model, **work, size=size) for each in self.at.options
+            ),
         )
         if keeps_freed := self.config.hardware.keep_freed_memory:
             kept = round(kept * KEPT_FREED)
@@ -160,7 +174,7 @@ class PhaseMemory:
         """Return the work of forward passes over ``sequences`` in micro-batches of size ``micro``.
 
         Each micro-batch is padded to its longest sequence. In PPO, ``answer`` response tokens
-        follow each prompt, and only they get logits. Sequence parallelism divides the work.
+        follow each prompt, and only they get logits. Ranks that share sequences divide the work.
         """
         is_sorted = self.config.data.bucket_by_length or answer is not None
         lengths = self.load.widths(math.ceil(sequences / micro), micro=micro, is_sorted=is_sorted)
@@ -171,8 +185,15 @@ class PhaseMemory:
             answer=answer,
             size=self.at.bytes_per_weight(model),
             is_gpu=self.at.machine.is_gpu,
-            share=self.at.zero.sequence_parallel_size,
+            share=self.ranks_per_sequence,
         )
+
+    def no_grad_seconds(
+        self, model: ModelUse, *, sequences: float, micro: int, answer: float | None = None
+    ) -> float:
+        """Return the seconds of passes without gradients over ``forward_work``."""
+        work = self.forward_work(model, sequences=sequences, micro=micro, answer=answer)
+        return no_grad_pass_seconds(self.at, model, work)
 
     @property
     def response_tokens(self) -> float:
@@ -192,9 +213,9 @@ class PhaseMemory:
 
     def runs_on_torch(self, model: ModelUse) -> bool:
         """Return True if the torch engine runs ``model``, False if DeepSpeed does."""
-        machine, is_hybrid = self.at.machine, self._is_hybrid(model)
+        machine, needs = self.at.machine, model.needs_deepspeed
         return runs_on_torch(
-            self.at.zero, ranks=machine.ranks, dtype=machine.dtype, is_hybrid=is_hybrid
+            self.at.zero, ranks=machine.ranks, dtype=machine.dtype, needs_deepspeed=needs
         )
 
     def _bucket_bytes(self, model: ModelUse, *, kept: bool) -> int:
@@ -202,13 +223,7 @@ class PhaseMemory:
         zero, machine = self.at.zero, self.at.machine
         if kept is not (stage_of(model.role, zero) == SHARDED_WEIGHTS):
             return 0
-        is_hybrid = self._is_hybrid(model)
-        return memory_model.gradient_bucket_bytes(model, zero, machine, is_hybrid=is_hybrid)
-
-    def _is_hybrid(self, model: ModelUse) -> bool:
-        """Return True if DeepSpeed's Hybrid Engine generates with ``model``."""
-        is_asked = self.config.rollout.backend is Backend.hybrid_engine
-        return is_asked and self.phase is Phase.ppo and model.role is Role.actor
+        return memory_model.gradient_bucket_bytes(model, zero, machine)
 
     def _score_bytes(self, model: ModelUse, sequences: int, tokens: int, matrices: int) -> int:
         """Return the bytes of ``matrices`` score matrices per head; 0 if attention is fused."""

@@ -11,6 +11,7 @@ from rlhf.config.machine_rates import Machine
 from rlhf.plan.memory_model import Parts
 from rlhf.plan.phase_memory import PhaseMemory
 
+BUILDING = "building"  # name of the moment in which models are built, before the first step
 FILLED = 0.93  # share of a GPU that plans should fill at most, as their memory may be 6 % off
 ROOM = 0.25  # relative difference of seconds that a plan of at most that share may cost
 SLACK = 0.05  # relative difference of estimated seconds on a GPU that counts as equal
@@ -34,13 +35,13 @@ class PhasePlan:
     host: int
     """Bytes that one rank keeps in the host's memory or on NVMe."""
     step_seconds: dict[str, float]
-    """Seconds per step by activity: generate, score, branch, train."""
+    """Seconds per step by activity, such as generate, score and train."""
     steps: int | None
     """Steps of the phase; None if the examples cannot be counted."""
     other_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of the whole phase outside its steps, by purpose."""
-    overlaps: bool = False
-    """True if sampling takes place while the ranks score and train."""
+    beside: str | None = None
+    """The activity of a step that other processes do while the ranks do the rest."""
 
     @property
     def peak_moment(self) -> str:
@@ -61,16 +62,22 @@ class PhasePlan:
     def seconds(self) -> float:
         """Return the seconds of the phase, or of one step if the number of steps is unknown.
 
-        If sampling overlaps with training, a step takes as long as the slower of them, and training
-        waits for the first responses.
+        If other processes do a part of a step, it takes as long as the slower part, and the ranks
+        wait for the first part.
         """
-        sampling = self.step_seconds.get("generate", 0.0)
-        training = sum(self.step_seconds.values()) - sampling
-        step = max(sampling, training) if self.overlaps else sampling + training
+        theirs = self.step_seconds.get(self.beside or "generate", 0.0)
+        own = sum(self.step_seconds.values()) - theirs
+        step = theirs + own if self.beside is None else max(theirs, own)
         if self.steps is None:
             return step
-        waiting = sampling + training - step if self.overlaps else 0.0
+        waiting = theirs + own - step
         return step * self.steps + waiting + sum(self.other_seconds.values())
+
+    def add_to_moments(self, parts: Parts) -> dict[str, Parts]:
+        """Return the moments with ``parts`` added to those after the models are built."""
+        return {
+            name: each if name == BUILDING else each + parts for name, each in self.moments.items()
+        }
 
 
 def best_plan(options: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePlan:

@@ -11,7 +11,7 @@ from rlhf.config.choices import Device, Dtype, Phase
 from rlhf.config.machine_rates import GIB, Machine, machine_of, typical_rates
 from rlhf.config.roles import Role, stage_of
 from rlhf.config.schema.run import RunConfig
-from rlhf.models.model_uses import ModelUse, models_in_phase
+from rlhf.models.model_uses import ModelUse, costs_of, models_in_phase
 from rlhf.plan.advice import advice, zero_candidates
 from rlhf.plan.memory_model import weight_bytes
 from rlhf.plan.phase_costs import plan_phase
@@ -157,8 +157,9 @@ class Plan:
             "weights": zero.offload_parameters,
             "reference": zero.offload_reference and Role.reference in self.roles,
             "reward model": zero.offload_reward and Role.reward in self.roles,
-            "moving average": zero.offload_ema,
         }
+        for option in costs_of(self.config):
+            offloaded |= {name: getattr(zero, key) for key, name in option.offloads().items()}
         names = [name for name, is_offloaded in offloaded.items() if is_offloaded]
         offloads = f", {' and '.join(names)} offloaded" if names else ""
         return f"ZeRO stage {zero.stage}{critic}{offloads}"
@@ -175,27 +176,27 @@ class Plan:
 
     @property
     def saved_model_bytes(self) -> int:
-        """Return the bytes on disk of the models that the run saves, including moving averages."""
+        """Return the bytes on disk of the models that the run saves, and of their copies."""
         total = 0
         for models in self.models.values():
             for model in models:
                 if model.trained:
                     size = weight_bytes(model.role, self.config.zero, self.machine.dtype)
-                    total += model.weights * size * (2 if model.has_ema else 1)
+                    total += model.weights * size * (1 + len(model.fp32_copies))
         return total
 
     @property
     def checkpoint_bytes(self) -> int:
         """Return the bytes of checkpoints of the largest phase: all kept ones and the one written.
 
-        A checkpoint has, for every trained weight, the fp32 weight, two moments and the EMA if any.
+        A checkpoint has, for every trained weight, the fp32 weight, two moments and all copies.
         """
         config = self.asked.checkpoint
         if not (config.every_minutes or config.every_steps or config.best):
             return 0
         count = config.keep + (config.best is not None) + 1
         return count * max(
-            sum(4 * model.trained * (4 if model.has_ema else 3) for model in models)
+            sum(4 * model.trained * (3 + len(model.fp32_copies)) for model in models)
             for models in self.models.values()
         )
 
@@ -220,10 +221,11 @@ def plan_run(
     # Models are the same under all ZeRO settings; build them once, as shapes may come from files.
     order = [phase for phase in config.phase.order if phase not in finished]
     models = {phase: models_in_phase(config, phase) for phase in order}
+    options = costs_of(config)
 
     def plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
         shares = efficiency_of(machine)
-        at = CostModel(machine=machine, zero=candidate.zero, efficiency=shares)
+        at = CostModel(machine=machine, zero=candidate.zero, efficiency=shares, options=options)
         scenes = [
             PhaseMemory(
                 config=candidate, at=at, phase=phase, models=models[phase], load=found[phase]
@@ -245,8 +247,6 @@ def plan_run(
     best = select_best_plan(
         [plan(candidate, typical) for candidate in zero_candidates(config, typical)]
     )
-    if machine == typical and not config.rollout.overlap:
-        return best
     return plan(best.config, machine, like=best)
 
 

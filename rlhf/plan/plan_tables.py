@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.config.choices import Phase, Source
 from rlhf.config.machine_rates import GB, GIB
 from rlhf.config.schema.keys import ANSWERING_PHASES
+from rlhf.models.model_uses import costs_of
 from rlhf.plan.advice import idle_options
 from rlhf.plan.phase_plan import PhasePlan
 from rlhf.plan.plan import Plan
@@ -15,12 +16,8 @@ from rlhf.plan.steps import describe_examples
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# The purposes of memory; "samplers" are processes that sample beside training, of all of a CPU's
-# ranks together.
-PARTS = (
-    "weights gradients optimizer ema activations logits kv_cache gathered_weights buffers process "
-    "samplers"
-).split()
+STATES = ("weights", "gradients", "optimizer")  # purposes of memory, before those of options
+WORK = ("activations", "logits", "kv_cache", "gathered_weights", "buffers", "process")
 SMALL = 4 * GIB  # bytes per rank; the table of a smaller plan is in MiB
 MIB = 2**20
 
@@ -67,8 +64,16 @@ def _phase_json(plan: Plan, phase: PhasePlan) -> dict[str, Any]:
         "other_seconds": phase.other_seconds,
         "memory_gib_per_rank": phase.bytes / GIB,
         "moment": phase.peak_moment,
-        "memory": {part: phase.parts[part] / GIB for part in PARTS if phase.parts[part]},
+        "memory": {part: phase.parts[part] / GIB for part in _purposes(plan) if phase.parts[part]},
     }
+
+
+def _purposes(plan: Plan) -> list[str]:
+    """Return the purposes of memory in the order of the table; those of options come last."""
+    models = (model for models in plan.models.values() for model in models)
+    copies = (name for model in models for name in model.fp32_copies)
+    found = (part for phase in plan.phases for part in phase.parts)
+    return list(dict.fromkeys((*STATES, *copies, *WORK, *found)))
 
 
 def _lengths(plan: Plan, phase: Phase) -> dict[str, tuple[float, int]]:
@@ -144,7 +149,7 @@ def tables(plan: Plan) -> list[RenderableType]:
         if any(numbers):
             table.add_row(name, *(f"{number:.{digits}f}" if number else "" for number in numbers))
 
-    for part in PARTS:
+    for part in _purposes(plan):
         add_row(part.replace("_", " "), [p.parts[part] / divisor for p in plan.phases], digits)
     table.add_section()
     add_row(f"{unit} per rank", [phase.bytes / divisor for phase in plan.phases], digits)
@@ -159,7 +164,8 @@ def tables(plan: Plan) -> list[RenderableType]:
         found = (each.get(name) for each in lengths)
         cells = ("" if tokens is None else "{:.0f} (max {})".format(*tokens) for tokens in found)
         table.add_row(f"{name}, tokens", *cells)
-    for part in ("generate", "score", "branch", "train"):
+    activities = (part for phase in plan.phases for part in phase.step_seconds if part != "train")
+    for part in dict.fromkeys(("generate", "score", *activities, "train")):
         add_row(f"{part}, s per step", [each.step_seconds.get(part) for each in plan.phases])
     for part, name in {"evaluate": "evaluate, s in all", "prepare": "build and save, s"}.items():
         add_row(name, [each.other_seconds.get(part) for each in plan.phases], digits=1)
@@ -188,11 +194,8 @@ def _doubts(plan: Plan) -> list[str]:
             "data=synthetic is a toy task with short texts: set data, data.path, "
             f"{', '.join(sizes)} as in your run before you believe time and price"
         )
-    lora = plan.config.lora
-    whole = [phase for phase in (Phase.sft, Phase.reward) if phase in phases]
-    if lora.rank and whole and not {*whole} & {*lora.roles}:
-        text = f"{' and '.join(whole)} train all weights; lora=all trains adapters there too"
-        notes.append(f"lora.roles=[{','.join(lora.roles)}]: {text}")
+    for option in costs_of(plan.config):
+        notes += option.doubts(plan.config, phases)
     if plan.loads is None:
         notes.append("the data was not read: every text is assumed to be as long as its limit")
     return notes

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rlhf.base.seams import Costs
 from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
 from rlhf.models.model_uses import ModelUse, backward_to_forward_ratio, forward_flops
@@ -25,7 +26,6 @@ from rlhf.plan.memory_model import (
 ADAM_BYTES = 28  # bytes read and written per weight: gradient, master, two moments, weight
 NVME_BYTES = 24  # bytes read and written per weight: master and moments
 INT8 = 0.5  # ratio to the bytes of half precision
-EXCHANGES = 5  # messages per layer with sequence parallelism: q, k, v, output and positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +58,12 @@ class Efficiency:
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """The machine, ZeRO setting and efficiency that all estimates of a plan share."""
+    """The machine, ZeRO setting, efficiency and options that all estimates of a plan share."""
 
     machine: Machine
     zero: ZeroConfig
     efficiency: Efficiency
+    options: tuple[Costs, ...] = ()
 
     @property
     def operations(self) -> float:
@@ -111,7 +112,7 @@ class Pass(NamedTuple):
     passes: int
     """Number of micro-batches."""
     tokens: float = 0.0
-    """Tokens of this rank without responses; used only with sequence parallelism."""
+    """Tokens of this rank without responses."""
 
 
 def computing_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
@@ -170,22 +171,8 @@ def _all_gather_seconds(costs: CostModel, moved: float, *, within_node: bool = F
 def no_grad_pass_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
     """Return the seconds of forward passes; computing overlaps with gathering weights."""
     gathering = work.passes * gather_weights_seconds(costs, model)
-    exchanging = sequence_parallel_seconds(costs, model, work)
-    return max(computing_seconds(costs, model, work) + exchanging, gathering)
-
-
-def sequence_parallel_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
-    """Return the seconds that sequence parallelism adds to forward passes for its exchanges.
-
-    Each layer exchanges queries, keys and values before attention, and the output after it.
-    """
-    share, shape = costs.zero.sequence_parallel_size, model.shape
-    if share == 1:
-        return 0.0
-    per_token = 2 * (shape.heads + shape.kv_heads) * shape.head_dim * costs.bytes_per_weight(model)
-    moved = work.tokens * per_token * (share - 1) / share
-    latency = EXCHANGES * work.passes * costs.efficiency.message_seconds * math.log2(share)
-    return shape.layers * (moved / (costs.machine.link * costs.efficiency.link) + latency)
+    further = sum(option.pass_seconds(costs, model, work) for option in costs.options)
+    return max(computing_seconds(costs, model, work) + further, gathering)
 
 
 def training_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
@@ -194,8 +181,8 @@ def training_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
     if not model.trained:
         return 0.0
     compute = computing_seconds(costs, model, work) * (1 + backward_to_forward_ratio(model))
-    exchanging = sequence_parallel_seconds(costs, model, work)
-    compute += exchanging * (2 + model.checkpointed / model.shape.layers)
+    further = sum(option.pass_seconds(costs, model, work) for option in costs.options)
+    compute += further * (2 + model.checkpointed / model.shape.layers)
     stage = stage_of(model.role, zero)
     forward = gather_weights_seconds(costs, model)
     backward = gather_weights_seconds(costs, model, within_node=zero.hpz_partition_size > 1)

@@ -181,7 +181,7 @@ def test_layers_that_are_computed_again(asked: bool | int, layers: int, compose:
 
 def test_the_moving_average_is_the_actors_in_ppo(compose: Compose) -> None:
     def averaged(config: RunConfig, phase: Phase) -> list[str]:
-        return [model.role.value for model in models_in_phase(config, phase) if model.has_ema]
+        return [model.role.value for model in models_in_phase(config, phase) if model.fp32_copies]
 
     config = tiny_opt(compose, ppo={"ema_beta": 0.99})
     assert averaged(config, Phase.ppo) == ["actor"]

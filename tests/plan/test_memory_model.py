@@ -49,7 +49,7 @@ def states(
     ],
 )
 def test_stages(stage: int, weights: int, gradients: int, optimizer: int, ema: int) -> None:
-    device, host = states(stage=stage, model={"has_ema": True}, **SHARDED)
+    device, host = states(stage=stage, model={"fp32_copies": ("ema",)}, **SHARDED)
     assert device == {
         "weights": weights,
         "gradients": gradients,
@@ -81,7 +81,7 @@ def test_offloaded_weights_and_average() -> None:
         offload_optimizer=True,
         offload_parameters=True,
         offload_ema=True,
-        model={"has_ema": True},
+        model={"fp32_copies": ("ema",)},
         **SHARDED,
     )
     assert {name: size for name, size in device.items() if size} == {}

@@ -14,7 +14,7 @@ from rich.console import Console
 from rlhf.config.choices import Phase, Source
 from rlhf.config.machine_rates import GIB
 from rlhf.plan.plan import Plan, plan_run
-from rlhf.plan.plan_tables import PARTS, plan_as_json, plan_summary, tables
+from rlhf.plan.plan_tables import STATES, WORK, plan_as_json, plan_summary, tables
 from rlhf.plan.steps import Load
 from rlhf.run.results import PLAN, write_json
 from tests.plan.planned import Compose, changed, run_of
@@ -123,7 +123,7 @@ def test_every_part_is_told(compose: Compose) -> None:
         for phase in plan_as_json(plan_run(config))["phases"].values():
             assert sum(phase["memory"].values()) == pytest.approx(phase["memory_gib_per_rank"])
             seen |= set(phase["memory"])
-    assert seen == set(PARTS)
+    assert seen == {*STATES, "ema", *WORK, "samplers"}
 
 
 def test_a_refusal_has_a_reason_and_ways_out(compose: Compose) -> None:

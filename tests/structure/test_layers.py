@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(("data", "models", "engine", "rollout", "run"), SHARED | {"algorithms"}),
     "phases": CORE - {"runtime"} | OPTIONS,
     "runtime": CORE | OPTIONS,
-    "options": CORE - {"runtime"},
+    "options": CORE - {"runtime"} | {"plan"},  # types of what costs change
     "plan": SHARED | {"models"},
     "jobs": SHARED | {"data", "models", "engine", "rollout", "run", "runtime", "plan"},
     "report": SHARED | {"run"},
@@ -76,6 +76,7 @@ ONLY_IN = {
     "hydra": ("launch.py", "rlhf/config/", "rlhf/jobs/"),
 }
 TORCH_FREE = (
+    *(path for path in FILES if path.startswith("rlhf/options/") and path.endswith("/costs.py")),
     "launch.py",
     "rlhf/base/cpu.py",
     "rlhf/config/",

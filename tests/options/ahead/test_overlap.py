@@ -7,7 +7,7 @@ import pytest
 from rlhf.config.choices import Phase
 from rlhf.config.machine_rates import GIB
 from rlhf.config.schema.run import RunConfig
-from rlhf.plan import phase_costs
+from rlhf.options.ahead import costs
 from rlhf.plan.phase_plan import PhasePlan
 from rlhf.plan.plan import Plan, plan_run
 from rlhf.plan.plan_tables import plan_as_json
@@ -25,7 +25,7 @@ def ppo_of(plan: Plan) -> PhasePlan:
 @pytest.fixture
 def config(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """A run on a CPU with two cores."""
-    monkeypatch.setattr(phase_costs, "num_usable_cores", lambda: 2)
+    monkeypatch.setattr(costs, "num_usable_cores", lambda: 2)
     words = ("experiment=smoke", "hardware.memory_gib=8", "hardware.dtype=bf16")
     return run_of(compose, *words, "hardware.peak_tflops=1", "hardware.memory_bandwidth_gb=40")
 
@@ -47,7 +47,7 @@ def test_a_step_takes_as_long_as_the_slower_half_of_the_cores(config: RunConfig)
 def test_cores_per_rank_moves_time_from_training_to_sampling(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phase_costs, "num_usable_cores", lambda: 4)
+    monkeypatch.setattr(costs, "num_usable_cores", lambda: 4)
     even = ppo_of(plan_run(changed(config, rollout=BESIDE))).step_seconds
     fewer = changed(config, rollout=BESIDE, hardware={"cores_per_rank": 1})
     found = ppo_of(plan_run(fewer)).step_seconds

@@ -1,0 +1,35 @@
+"""Costs of the moving average of the actor's weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlhf.base.seams import Costs
+from rlhf.config.choices import Phase
+from rlhf.config.roles import Role
+from rlhf.config.schema.run import RunConfig
+
+if TYPE_CHECKING:
+    from rlhf.models.model_uses import ModelUse
+
+
+class AverageCosts(Costs):
+    """A copy of the actor's trained weights in fp32, and its evaluation after training."""
+
+    def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
+        """Add the copy to the actor."""
+        if model.role is Role.actor and Phase.ppo in config.phase.order:
+            return replace(model, fp32_copies=(*model.fp32_copies, "ema"))
+        return model
+
+    def evaluations(self, config: RunConfig) -> int:
+        """Return 1: the average answers the held-out prompts at the end."""
+        return 1
+
+    def offloads(self) -> dict[str, str]:
+        """Return the field that moves the copy to the host."""
+        return {"offload_ema": "moving average"}
+
+
+COSTS = AverageCosts()

@@ -1,0 +1,36 @@
+"""Costs of sampling continuations from states of responses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from rlhf.base.seams import Costs
+from rlhf.config.schema.run import RunConfig
+from rlhf.options.branches.keys import ValueTargets
+
+
+class BranchCosts(Costs):
+    """The seconds in which continuations are sampled and scored."""
+
+    def step_seconds(
+        self, config: RunConfig, tokens: float, seconds: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Return the seconds of the continuations of a step."""
+        branches = _branches_per_response(config, tokens)
+        # A branch begins, on average, in the middle of a response, and is scored whole.
+        return {"branch": branches * (seconds["generate"] / 2 + seconds["score"])}
+
+
+def _branches_per_response(config: RunConfig, tokens: float) -> float:
+    """Return how many branches a step samples for each of its responses of ``tokens`` tokens."""
+    ppo, found = config.ppo, 0.0
+    if ppo.value_targets is ValueTargets.monte_carlo:
+        found += math.ceil(tokens / ppo.value_step_tokens) * ppo.value_branches
+    check = ppo.critic_check
+    if check.every:
+        found += check.states * check.branches / check.every / ppo.rollout_batch_size
+    return found
+
+
+COSTS = BranchCosts()

@@ -1,0 +1,34 @@
+"""Costs of several reward models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlhf.base.seams import Costs
+from rlhf.config.choices import Phase
+from rlhf.config.roles import Role
+from rlhf.config.schema.run import RunConfig
+from rlhf.options.ensembles.keys import CombineName
+
+if TYPE_CHECKING:
+    from rlhf.models.model_uses import ModelUse
+
+
+class EnsembleCosts(Costs):
+    """The weights of the reward models after the first: top layers, norm and head."""
+
+    def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
+        """Add the weights, unless members are averaged to one model after their training."""
+        reward, shape = config.reward, model.shape
+        is_one = model.role is Role.reward and reward.combine is CombineName.warm
+        if is_one or model.role not in (Role.reward_training, Role.reward):
+            return model
+        layers = min(reward.num_own_layers(shape.layers), shape.layers)
+        own = layers * shape.layer_weights + shape.tail + shape.embedding
+        further = (reward.members - 1) * own
+        trained = 0 if model.role.is_frozen else model.trained + further
+        return replace(model, trained=trained, successive_weights=further)
+
+
+COSTS = EnsembleCosts()

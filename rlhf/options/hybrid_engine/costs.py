@@ -1,0 +1,32 @@
+"""Costs of sampling by DeepSpeed's Hybrid Engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlhf.base.seams import Costs, Generation
+from rlhf.config.choices import Phase
+from rlhf.config.roles import Role
+from rlhf.config.schema.run import RunConfig
+
+if TYPE_CHECKING:
+    from rlhf.models.model_uses import ModelUse
+
+
+class HybridEngineCosts(Costs):
+    """Weights that are gathered for each rollout, and DeepSpeed's states for the actor."""
+
+    def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
+        """Return the actor of PPO as one that DeepSpeed runs in any case."""
+        if phase is Phase.ppo and model.role is Role.actor:
+            return replace(model, needs_deepspeed="rollout.backend=hybrid_engine")
+        return model
+
+    def adapt_generation(self, config: RunConfig, generation: Generation) -> Generation:
+        """Gather all weights, divided by the ranks of a tensor-parallel group."""
+        size = config.rollout.hybrid_engine.inference_tp_size
+        return generation._replace(gathers=True, tensor_parallel=size)
+
+
+COSTS = HybridEngineCosts()

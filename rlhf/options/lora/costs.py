@@ -1,0 +1,86 @@
+"""Costs of adapters, and what they save."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlhf.base.seams import Costs, Saving
+from rlhf.config.choices import Phase
+from rlhf.config.roles import Role
+from rlhf.config.schema.run import RunConfig
+from rlhf.options.lora.keys import LoraRole
+
+if TYPE_CHECKING:
+    from rlhf.models.model_uses import ModelUse
+
+RANK = 16  # of lora=default and lora=all
+ROLES = {  # the models that each phase trains
+    Phase.sft: [LoraRole.sft],
+    Phase.reward: [LoraRole.reward],
+    Phase.dpo: [LoraRole.actor],
+    Phase.ppo: [LoraRole.actor, LoraRole.critic],
+}
+ROLE_OF = {  # the name in lora.roles of each trained model
+    Role.sft: LoraRole.sft,
+    Role.reward_training: LoraRole.reward,
+    Role.actor: LoraRole.actor,
+    Role.critic: LoraRole.critic,
+}
+
+
+class LoraCosts(Costs):
+    """Adapters in the layers of trained models, whose other weights are frozen."""
+
+    def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
+        """Add adapters to ``model``; without them, a policy is its own reference."""
+        lora, shape = config.lora, model.shape
+        role = ROLE_OF.get(model.role)
+        if role not in lora.roles:
+            return model
+        own_rank = lora.critic_rank if role is LoraRole.critic else None
+        adapters = shape.adapter_weights(own_rank or lora.rank)
+        rest = model.weights - shape.multiplied_weights if lora.train_rest else 0
+        head = shape.embedding if model.is_scorer and not lora.train_rest else 0
+        return replace(
+            model,
+            trained=adapters + rest + head,
+            extra_weights=adapters,
+            is_own_reference=not lora.train_rest,
+        )
+
+    def savings(self, config: RunConfig) -> Iterator[Saving]:
+        """Yield the change that adds adapters in every phase that runs."""
+        lora = config.lora
+        wanted = {role for phase in config.phase.order for role in ROLES[phase]}
+        if wanted <= set(lora.roles if lora.rank else ()):
+            return
+        words, roles = f"lora.roles=[{','.join(LoraRole)}]", list(LoraRole)
+        if not lora.rank or (lora.rank == RANK and lora.roles == ROLES[Phase.ppo]):
+            words = "lora=all"
+            if not {Phase.sft, Phase.reward} & set(config.phase.order):
+                words, roles = "lora=default", ROLES[Phase.ppo]
+        adapted = replace(lora, rank=lora.rank or RANK, roles=roles)
+        yield Saving(words, replace(config, lora=adapted), is_exact=False)
+
+    def idle_keys(self, config: RunConfig) -> Iterator[str]:
+        """Yield a sentence if frozen weights are to be quantized, and no trained model has some."""
+        roles = config.lora.roles
+        trained = {role for phase in config.phase.order for role in ROLES[phase]}
+        if config.zero.quantize_frozen_weights and not trained & set(roles):
+            yield (
+                f"zero.quantize_frozen_weights=true has no effect: lora.roles=[{','.join(roles)}] "
+                "names no model that is trained here, so no trained model has frozen weights"
+            )
+
+    def doubts(self, config: RunConfig, phases: Collection[Phase]) -> Iterator[str]:
+        """Yield a sentence if the phases before PPO train all weights."""
+        roles = config.lora.roles
+        whole = [phase for phase in (Phase.sft, Phase.reward) if phase in phases]
+        if whole and not {*whole} & {*roles}:
+            text = f"{' and '.join(whole)} train all weights; lora=all trains adapters there too"
+            yield f"lora.roles=[{','.join(roles)}]: {text}"
+
+
+COSTS = LoraCosts()

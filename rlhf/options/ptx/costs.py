@@ -1,0 +1,33 @@
+"""Costs of a pretraining corpus beside PPO."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlhf.base.seams import Costs
+from rlhf.config.schema.run import RunConfig
+
+if TYPE_CHECKING:
+    from rlhf.plan.phase_memory import PhaseMemory
+
+
+class CorpusCosts(Costs):
+    """A further micro-batch per optimizer step, and the loss on the corpus before and after."""
+
+    def training_passes(self, config: RunConfig) -> int:
+        """Return 1 if the policy is trained on the corpus."""
+        return int(config.ppo.ptx_coef > 0)
+
+    def evaluation_seconds(self, scene: PhaseMemory, micro: int) -> float:
+        """Return the seconds in which the policy reads blocks of the corpus, twice."""
+        config = scene.config
+        if config.data.ptx_path is None:
+            return 0.0
+        block = config.rollout.max_prompt_tokens + config.tokens_after_prompt[1]
+        blocks = replace(scene, load=replace(scene.load, lengths=(block,)))
+        sequences = config.ppo.ptx_eval_blocks
+        return 2 * blocks.no_grad_seconds(scene.models[0], sequences=sequences, micro=micro)
+
+
+COSTS = CorpusCosts()

@@ -1,0 +1,43 @@
+"""Costs of sequences that several ranks share (DeepSpeed-Ulysses)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from rlhf.base.seams import Costs
+from rlhf.config.schema.run import RunConfig
+
+if TYPE_CHECKING:
+    from rlhf.models.model_uses import ModelUse
+    from rlhf.plan.time_model import CostModel, Pass
+
+EXCHANGES = 5  # messages per layer: queries, keys, values, output and positions
+
+
+class SequenceParallelCosts(Costs):
+    """Sequences divided by ranks, which exchange them before and after attention."""
+
+    def ranks_per_sequence(self, config: RunConfig) -> int:
+        """Return zero.sequence_parallel_size."""
+        return config.zero.sequence_parallel_size
+
+    def activation_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
+        """Return the bytes of the output of attention, stored before and after its exchange."""
+        layers = model.layers - model.checkpointed + (1 if model.checkpointed else 0)
+        return layers * sequences * tokens * model.shape.heads * model.shape.head_dim * size
+
+    def pass_seconds(self, costs: CostModel, model: ModelUse, work: Pass) -> float:
+        """Return the seconds of the exchanges.
+
+        Each layer exchanges queries, keys and values before attention, and the output after it.
+        """
+        share, shape = costs.zero.sequence_parallel_size, model.shape
+        size = costs.bytes_per_weight(model)
+        per_token = 2 * (shape.heads + shape.kv_heads) * shape.head_dim * size
+        moved = work.tokens * per_token * (share - 1) / share
+        latency = EXCHANGES * work.passes * costs.efficiency.message_seconds * math.log2(share)
+        return shape.layers * (moved / (costs.machine.link * costs.efficiency.link) + latency)
+
+
+COSTS = SequenceParallelCosts()

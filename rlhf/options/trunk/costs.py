@@ -1,0 +1,51 @@
+"""Costs of an actor, critic and reference that share their lower layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rlhf.base.seams import Costs
+from rlhf.config.choices import Phase
+from rlhf.config.roles import Role
+from rlhf.config.schema.model import ModelConfig
+from rlhf.config.schema.run import RunConfig
+
+if TYPE_CHECKING:
+    from rlhf.models.model_uses import ModelUse
+
+
+class TrunkCosts(Costs):
+    """One model in PPO instead of three; its branches are counted as extra weights."""
+
+    def model_sources(
+        self, config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
+    ) -> dict[Role, tuple[str, ModelConfig]]:
+        """Return the sources without critic and reference."""
+        if phase is not Phase.ppo:
+            return sources
+        inside = (Role.critic, Role.reference)
+        return {role: source for role, source in sources.items() if role not in inside}
+
+    def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
+        """Return the shared trunk for the actor."""
+        if phase is not Phase.ppo or model.role is not Role.actor:
+            return model
+        ppo, shape = config.ppo, model.shape
+        unfrozen = min(ppo.num_layers_unfrozen or 0, shape.layers)
+        top = unfrozen * shape.layer_weights + shape.tail + shape.head
+        branch = 0
+        if ppo.num_value_layers:
+            branch = ppo.num_value_layers * shape.layer_weights + shape.tail
+        learning = top + branch + shape.embedding
+        return replace(
+            model,
+            trained=learning,
+            extra_weights=learning,  # the reference's copy of the top, the critic's layers and head
+            layers=unfrozen + ppo.num_value_layers,
+            checkpointed=max(0, model.checkpointed - (shape.layers - unfrozen)),
+            scores_at_once=True,
+        )
+
+
+COSTS = TrunkCosts()
