@@ -29,15 +29,14 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config, refuse_code_of_run
 from rlhf.config.run_dir import lock_run_dir
-from rlhf.options.phase_store.phase_reuse import library_versions
-from rlhf.options.phase_store.phase_store import link_or_copy, link_phase
 from rlhf.options.replay.keys import LOG as DIGESTS
-from rlhf.run.finished_phase import copy_phase_lines, verify_phase
+from rlhf.run.finished_phase import copy_phase_lines, link_or_copy, link_phase, verify_phase
 from rlhf.run.jsonl import LOGS
 from rlhf.run.metric_table import is_timing
 from rlhf.run.phase_state import checkpoint_folder, checkpoint_folders, load_checkpoint
 from rlhf.run.results import read_json_object, read_phase_result
 from rlhf.runtime.launch_mode import LAUNCHER, require_launcher
+from rlhf.runtime.phase_runs import library_versions
 
 DIFFERS = 1  # exit code
 SHOWN = 8  # differing values that are printed

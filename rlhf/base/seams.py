@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from rlhf.base.ranks import Ranks
     from rlhf.base.types import Responses, Rollout, RolloutBackend, StatefulWithTensors
-    from rlhf.config.choices import Phase
+    from rlhf.config.choices import Dtype, Phase
     from rlhf.config.roles import Role
     from rlhf.config.schema.model import ModelConfig
     from rlhf.config.schema.run import RunConfig
@@ -68,6 +70,32 @@ class StepsSeam(Protocol):
         is_last: bool,
     ) -> None:
         """Read the engines after ``step``, before its checkpoint; every rank calls it."""
+
+
+class PhasesSeam(Protocol):
+    """``phases``: runs a phase, or takes its result from somewhere else.
+
+    Used by phase_store.
+    """
+
+    def train_once(
+        self,
+        context: RunContext,
+        phase: Phase,
+        train: Callable[[], dict[str, Any]],
+        reuse: Callable[[Path], None],
+    ) -> None:
+        """Call ``train``, which returns the result, or ``reuse`` with the folder of a like run."""
+
+
+class KernelsSeam(Protocol):
+    """``kernels``: computes on the run's device what torch would compute more slowly.
+
+    Used by cpu_kernels.
+    """
+
+    def describe(self, dtype: Dtype) -> str | None:
+        """Return one line on the kernels that a run in ``dtype`` uses; None if it uses none."""
 
 
 class Shown(NamedTuple):

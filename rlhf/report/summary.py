@@ -113,7 +113,7 @@ def summary_blocks(result: Mapping[str, Any]) -> Iterator[SummaryBlock]:
 
 
 def objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
-    """Describe the objective, a result of the last phase that runtime/phase_reuse.py chooses."""
+    """Describe the objective, a result of the last phase that runtime/phase_runs.py chooses."""
     last = [name for name in PHASE_ROWS if name in phases][-1]
     if "gold_after" in phases[last]:
         return f"held-out gold score after {last.upper()}"

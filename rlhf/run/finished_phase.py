@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError
 from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import MANIFEST, Identity, check_files, folder_identities
 from rlhf.base.stored_files import open_regular
 from rlhf.config.choices import Phase
-from rlhf.run.results import as_json_text, read_json_object, write_json
+from rlhf.run.results import as_json_text, read_json_object, read_phase_result, write_json
 
 STATE = "state"  # the checkpoints of a phase in progress, see phase_state.py
 RESULT = "result.json"
@@ -159,3 +162,28 @@ def copy_phase_lines(source: Path, phase: Phase, target: Path, name: str) -> Non
     """Append a phase's lines in the log ``name`` of ``source`` to that log of ``target``."""
     with open(target / name, "ab", opener=open_regular) as file:
         file.writelines(phase_lines(source / name, phase))
+
+
+def link_phase(source: Path, phase: Phase, target: Path, *, reused_from: str) -> None:
+    """Put a finished phase of the folder ``source`` into ``target``, which has not run it.
+
+    The phase's result stores ``reused_from``, the run that trained it. The folder appears complete
+    or not at all. The caller must have verified the phase and copied its log lines.
+    """
+    result = read_phase_result(source, phase)
+    assert result is not None, f"{source} has not finished {phase}"
+    with replace_atomically(target / phase) as building:
+        left_out = shutil.ignore_patterns(STATE, RESULT, MANIFEST, ".*")
+        shutil.copytree(source / phase, building, copy_function=link_or_copy, ignore=left_out)
+        reused = {"reused_from": reused_from} | result
+        manifest = source / phase / MANIFEST  # an older version wrote none
+        files = read_json_object(manifest)["files"] if manifest.exists() else None
+        finish_phase(target, phase, reused, folder=building, files=files)
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Make a hard link, or a copy if the folders are on different file systems."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -7,7 +7,7 @@ import ctypes.util
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,9 @@ from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.ranks import Ranks
+from rlhf.base.seams import KernelsSeam
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.choices import Device, Dtype, ModelInit, Phase, Source, Template
+from rlhf.config.choices import ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.run_dir import lock_run_dir, refuse_links, refuse_other_config
@@ -32,15 +33,7 @@ from rlhf.engine.devices import current_ranks, resolve_dtype, use_threads
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.sources import RUN_FOLDER
 from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, load_tokenizer
-from rlhf.options.ahead.overlapped_sampling import SAMPLING
-from rlhf.options.cpu_kernels.compiling import describe_kernels
-from rlhf.options.phase_store.phase_reuse import (
-    build_run_result,
-    require_finite_objective,
-    run_phase,
-    unfinished_phases,
-    verify_finished_phases,
-)
+from rlhf.options import modules_of
 from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.reward_mix import try_reward_parts
@@ -61,6 +54,13 @@ from rlhf.run.phase_state import (
 from rlhf.run.results import read_plan, write_json
 from rlhf.run.trackers import build_tracker
 from rlhf.runtime.out_of_memory import explain_out_of_memory
+from rlhf.runtime.phase_runs import (
+    build_run_result,
+    require_finite_objective,
+    run_phase,
+    unfinished_phases,
+    verify_finished_phases,
+)
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals, num_cores_per_rank
 from rlhf.runtime.run_data import load_phase_data
 from rlhf.runtime.start_checks import check_start
@@ -75,6 +75,8 @@ RUNNERS: dict[Phase, Callable[[RunContext], dict[str, Any]]] = {
     Phase.ppo: run_ppo,
     Phase.dpo: run_dpo,
 }
+# Folders of phases that a run needs only while it runs; an option's module ``keys`` names its own.
+SCRATCH = [keys.SCRATCH for keys in modules_of("keys") if hasattr(keys, "SCRATCH")]
 
 
 def end_stuck_process(reason: str) -> None:
@@ -148,8 +150,8 @@ def run_phases(
             context.tracker.conclude(build_run_result(config, run_dir, unfinished))
         finally:
             context.tracker.finish()
-            if ranks.is_main:  # the policy's weights, which a failed run would keep
-                shutil.rmtree(run_dir / Phase.ppo / SAMPLING, ignore_errors=True)
+            for folder in SCRATCH if ranks.is_main else ():  # a failed run would keep them
+                shutil.rmtree(run_dir / Phase.ppo / folder, ignore_errors=True)
     result = build_run_result(config, run_dir, unfinished)
     if ranks.is_main:
         write_json(run_dir / "result.json", result)
@@ -193,8 +195,10 @@ def build_context(
         f"run {run_dir}: {', '.join(config.phase.order)} on {ranks.size} x {ranks.device.type}, "
         f"{dtype}, ZeRO stage {config.zero.stage}, seed {config.seed}"
     )
-    if dtype in {Dtype.bf16, Dtype.fp32} and config.hardware.device is Device.cpu:
-        console.say(describe_kernels(half=dtype is Dtype.bf16))
+    kernels: Iterator[KernelsSeam] = modules_of("kernels", config)
+    for line in (option.describe(dtype) for option in kernels):
+        if line is not None:
+            console.say(line)
     parts = load_phase_data(config, console.say)
     refuse_written_links(run_dir, unfinished)
     tokenizer = create_or_load_tokenizer(config, run_dir, parts)
@@ -217,7 +221,7 @@ def build_context(
 
 def refuse_written_links(run_dir: Path, unfinished: Sequence[Phase]) -> None:
     """Check that nothing which the phases ``unfinished`` write is a link."""
-    under = ("", f"/{STATE}", f"/{SAMPLING}")
+    under = ("", f"/{STATE}", *(f"/{folder}" for folder in SCRATCH))
     phases = [f"{phase}{each}" for phase in unfinished for each in under]
     names = ("tokenizer", "wandb", "wandb_id", "tensorboard")
     refuse_links(run_dir, [*LOGS, *names, *phases])

@@ -13,13 +13,14 @@ from random import Random
 from rlhf.base.errors import CheckpointError
 from rlhf.base.manifest import folder_identities
 from rlhf.config.choices import Phase
-from rlhf.options.phase_store import phase_store
-from rlhf.options.phase_store.phase_store import PhaseStore, link_phase
+from rlhf.options.phase_store.__main__ import main
+from rlhf.options.phase_store.phase_store import PhaseStore
 from rlhf.run.finished_phase import (
     NOT_LISTED,
     copy_phase_lines,
     finish_phase,
     iterate_metrics,
+    link_phase,
 )
 from tests.fuzz.case import Case
 
@@ -87,8 +88,8 @@ def use(store: PhaseStore, run_dir: Path, folder: Path) -> None:
         assert store.find(KEY, Phase.sft, said.append) is not None, said
     os.environ["RLHF_CACHE"] = str(folder)
     store.folder.rename(folder / "phases")
-    assert phase_store.main([]) == 0
-    assert phase_store.main(["clear"]) == 0
+    assert main([]) == 0
+    assert main(["clear"]) == 0
     if said:
         raise CheckpointError("; ".join(said))
 

@@ -21,7 +21,6 @@ from rlhf.config.freeze import load_run
 from rlhf.evaluate.__main__ import compute_figures
 from rlhf.evaluate.answer_rows import policy_folders
 from rlhf.export import export_final
-from rlhf.options.phase_store.phase_reuse import build_run_result, unfinished_phases
 from rlhf.options.phase_store.phase_store import PhaseStore
 from rlhf.report.compare_runs import compare
 from rlhf.report.run_page import EVALUATION, write_report
@@ -33,6 +32,7 @@ from rlhf.run.phase_state import find_latest_intact_checkpoint
 from rlhf.run.results import read_plan, write_json
 from rlhf.run.trackers import build_tracker
 from rlhf.run.wandb_run import _read_or_create_run_id
+from rlhf.runtime.phase_runs import build_run_result, unfinished_phases
 from tests.fuzz.case import Case
 from tests.runs import finished
 

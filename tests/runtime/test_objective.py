@@ -11,10 +11,10 @@ import pytest
 from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.finite_numbers import replace_non_finite, restore_nan
 from rlhf.config.freeze import FROZEN
-from rlhf.options.phase_store.phase_reuse import find_objective, require_finite_objective
 from rlhf.report.comparison import read_run
 from rlhf.report.summary import summary_table
 from rlhf.run.results import read_objective, write_json
+from rlhf.runtime.phase_runs import find_objective, require_finite_objective
 
 TIMES = {"seconds": 1.0, "measured": {"hours": 0.1, "memory_gib": 1.0}}
 BAD = {

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from rlhf.config.choices import Phase
-from rlhf.options.phase_store.phase_reuse import compare_run_with_plan
 from rlhf.report.summary import summary_table
+from rlhf.runtime.phase_runs import compare_run_with_plan
 
 SFT = {"perplexity_before": 3.0, "perplexity_after": 2.0, "reused_from": "a", "seconds": 5.0}
 

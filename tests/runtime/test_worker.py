@@ -12,8 +12,8 @@ from omegaconf import DictConfig
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.options.phase_store.phase_reuse import collect_results
 from rlhf.run.results import phase_result_path, write_json
+from rlhf.runtime.phase_runs import collect_results
 from rlhf.runtime.worker import create_or_load_tokenizer, drop_repeated_lines
 from tests.models_on_disk import save_models
 from tests.runs import TINY_RUN, launch

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, AtResume, key
 
+SCRATCH = "sampling"  # folder of weights and responses in RUN_DIR/ppo
+
 
 @dataclass(kw_only=True)
 class AheadKeys:

@@ -39,6 +39,7 @@ from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.options import Backend
 from rlhf.options.ahead.ahead import AfterSampling, SamplingAhead, SamplingInTurn, StepSampler
+from rlhf.options.ahead.keys import SCRATCH
 from rlhf.phases.ppo.prompts import PromptLoader, StepPrompts, shard_prompt_batch
 from rlhf.phases.shared.backends import RolloutBackends
 from rlhf.phases.shared.context import RunContext
@@ -48,7 +49,6 @@ from rlhf.run.model_folder import SHARD_BYTES, write_shards
 if TYPE_CHECKING:
     from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 
-SAMPLING = "sampling"  # folder of weights and responses in RUN_DIR/ppo
 SERVES = "rlhf.options.ahead.overlapped_sampling:serve_samples"
 
 
@@ -100,7 +100,7 @@ class SamplingProcesses:
         self._pad_id = context.tokenizer.pad_token_id
         self._weights_of: dict[int, Path] = {}  # by step whose responses are not taken yet
         self._written = 0  # snapshots of the weights
-        self._folder = context.run_dir / Phase.ppo / SAMPLING
+        self._folder = context.run_dir / Phase.ppo / SCRATCH
         if self._ranks.is_main:
             shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
         count, (own, threads) = config.rollout.samplers, divide_cores(config, num_usable_cores())

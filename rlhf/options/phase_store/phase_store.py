@@ -5,18 +5,16 @@ the phase's result depends on: its part of the configuration, its data, the weig
 from, the source code and the libraries. Model files in the store and in run directories are hard
 links to the same data where the file system allows it; nothing ever writes to a finished file.
 
-``python -m rlhf.options.phase_store.phase_store`` lists the entries; ``clear`` removes them.
+``python -m rlhf.options.phase_store`` lists the entries; ``clear`` removes them.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
-import math
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -30,20 +28,17 @@ from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import MANIFEST
-from rlhf.base.safe_text import for_terminal
 from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.effects import values_that_affect
 from rlhf.config.schema.run import RunConfig
 from rlhf.run.finished_phase import (
-    RESULT,
-    STATE,
     copy_phase_lines,
-    finish_phase,
+    link_phase,
     verify_phase,
 )
-from rlhf.run.results import phase_result_path, read_json_object, read_phase_result
+from rlhf.run.results import phase_result_path, read_json_object
 
 GIB = 1 << 30
 PACKAGE = Path(__file__).parents[2]
@@ -217,54 +212,3 @@ def _describe_entry(entry: Path, phase: Phase) -> StoredPhase:
             size += found.st_size if stat.S_ISREG(found.st_mode) else 0
             used = used or found.st_mtime
     return StoredPhase(entry.name, phase, run, int(size), used)
-
-
-def link_phase(source: Path, phase: Phase, target: Path, *, reused_from: str) -> None:
-    """Put a finished phase of the folder ``source`` into ``target``, which has not run it.
-
-    The phase's result stores ``reused_from``, the run that trained it. The folder appears complete
-    or not at all. The caller must have verified the phase and copied its log lines.
-    """
-    result = read_phase_result(source, phase)
-    assert result is not None, f"{source} has not finished {phase}"
-    with replace_atomically(target / phase) as building:
-        left_out = shutil.ignore_patterns(STATE, RESULT, MANIFEST, ".*")
-        shutil.copytree(source / phase, building, copy_function=link_or_copy, ignore=left_out)
-        reused = {"reused_from": reused_from} | result
-        manifest = source / phase / MANIFEST  # an older version wrote none
-        files = read_json_object(manifest)["files"] if manifest.exists() else None
-        finish_phase(target, phase, reused, folder=building, files=files)
-
-
-def link_or_copy(source: str, target: str) -> None:
-    """Make a hard link, or a copy if the folders are on different file systems."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
-
-def main(arguments: list[str]) -> int:
-    """List or clear the store; return the exit code."""
-    store = PhaseStore(max_gib=math.inf)
-    entries = store.entries()
-    match arguments:
-        case []:
-            for entry in entries:
-                line = f"{entry.key}  {entry.phase:<6}  {entry.bytes / GIB:6.2f} GiB  {entry.run}"
-                sys.stdout.write(" ".join(for_terminal(line).splitlines()) + "\n")
-            sys.stdout.write(f"{len(entries)} phases in {store.folder}\n")
-        case ["clear"]:
-            kept = store.clear()
-            sys.stdout.write(f"removed {len(entries) - len(kept)} phases from {store.folder}\n")
-            if kept:
-                sys.stderr.write(f"in use, or of another user: {', '.join(kept)}\n")
-                return 1
-        case _:
-            sys.stderr.write("usage: python -m rlhf.options.phase_store.phase_store [clear]\n")
-            return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -14,11 +14,12 @@ from omegaconf import DictConfig
 from rlhf.base.errors import CheckpointError
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
-from rlhf.options.phase_store import phase_reuse
-from rlhf.options.phase_store.phase_reuse import key_in_store, store_phase, verify_finished_phases
+from rlhf.options.phase_store import phases
 from rlhf.options.phase_store.phase_store import PhaseStore
+from rlhf.options.phase_store.phases import key_in_store, store_phase
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.finished_phase import finish_phase
+from rlhf.runtime.phase_runs import verify_finished_phases
 from tests.runs import TINY_RUN, launch, new_cache
 
 Compose = Callable[[list[str]], DictConfig]
@@ -99,11 +100,11 @@ def test_a_run_of_reused_phases_ends_resumes_and_notices_damage(tmp_path: Path) 
 def test_the_key_of_a_phase_knows_the_precision_that_auto_chose(
     compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phase_reuse, "phase_data_hash", lambda *_: "data")
+    monkeypatch.setattr(phases, "phase_data_hash", lambda *_: "data")
     found = []
     for dtype, chosen in (("auto", "fp32"), ("auto", "bf16"), ("fp32", "fp32")):
         words = ["reuse.phases=always", f"hardware.dtype={dtype}"]
         context = cast("RunContext", SimpleNamespace(config=to_run_config(compose(words))))
-        monkeypatch.setattr(phase_reuse, "resolve_dtype", lambda *_, c=chosen: Dtype(c))
+        monkeypatch.setattr(phases, "resolve_dtype", lambda *_, c=chosen: Dtype(c))
         found.append(key_in_store(context, Phase.sft))
     assert found[0] == found[2] != found[1]

@@ -14,8 +14,9 @@ from omegaconf import DictConfig
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.options.phase_store import phase_store
-from rlhf.options.phase_store.phase_store import PhaseStore, link_phase, phase_key
-from rlhf.run.finished_phase import finish_phase, iterate_metrics
+from rlhf.options.phase_store.__main__ import main
+from rlhf.options.phase_store.phase_store import PhaseStore, phase_key
+from rlhf.run.finished_phase import finish_phase, iterate_metrics, link_phase
 from rlhf.run.results import read_phase_result, write_json
 
 Compose = Callable[[list[str]], DictConfig]
@@ -135,17 +136,17 @@ def test_store_is_listed_and_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
-    assert phase_store.main([]) == 0
+    assert main([]) == 0
     assert capsys.readouterr().out == f"0 phases in {tmp_path / 'phases'}\n"
     PhaseStore(max_gib=1).put("k", Phase.sft, run_with(tmp_path, "one", "w"))
-    assert phase_store.main([]) == 0
+    assert main([]) == 0
     first, last = capsys.readouterr().out.splitlines()
     assert first.startswith("k  sft     ")
     assert first.endswith(str(tmp_path / "one"))
     assert last == f"1 phases in {tmp_path / 'phases'}"
-    assert phase_store.main(["clear"]) == 0
+    assert main(["clear"]) == 0
     assert PhaseStore(max_gib=1).entries() == []
-    assert phase_store.main(["drop"]) == 2
+    assert main(["drop"]) == 2
 
 
 def test_code_version_follows_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +232,7 @@ def test_the_list_cannot_command_the_terminal(
     store = PhaseStore(max_gib=1)
     store.put("k", Phase.sft, run_with(tmp_path, "one", "w"))
     write_json(store.folder / "k" / "sft" / "result.json", {"reused_from": "\x1b]0;t\x07\nx"})
-    assert phase_store.main([]) == 0
+    assert main([]) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert len(out.splitlines()) == 2
