@@ -14,11 +14,13 @@ from hydra import compose, initialize_config_dir
 from hydra._internal import defaults_list
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.hydra import Hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import open_dict
 from omegaconf.base import Metadata
 
 from rlhf.config.freeze import to_run_config
+from rlhf.config.schema.run import RunConfig
 
 CONF = Path(__file__).parents[1] / "conf"
 Load = Callable[[ConfigRepository, str], ConfigResult | None]
@@ -38,13 +40,15 @@ def compose_quickly() -> None:
     Hydra.get_mode = _mode_if_named(Hydra.get_mode)  # type: ignore[method-assign]
 
 
-def compose_once() -> None:
+def compose_once() -> RunConfig:
     """Compose the defaults: what is composed after it, also in forks, has their files in memory."""
+    other, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", ["experiment=smoke"], return_hydra_config=True)
+    GlobalHydra.instance().hydra = other
     with open_dict(config):
         del config["hydra"]
-    to_run_config(config)
+    return to_run_config(config)
 
 
 def _load_once(load: Load) -> Load:

@@ -45,8 +45,8 @@ class Moments:
         kept, count = _mask_values(values, keep)
         return cls(kept.sum(), kept.square().sum(), count)
 
-    def __add__(self, other: Moments) -> Moments:
-        return Moments(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     @property
     def mean(self) -> Tensor:

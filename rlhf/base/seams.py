@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlhf.data.records import Record
     from rlhf.data.splits import PhaseData
     from rlhf.models.model_uses import ModelUse
+    from rlhf.phases.ppo.hooks import PpoHook
     from rlhf.phases.shared.backends import BackendParts
     from rlhf.phases.shared.context import RunContext
     from rlhf.plan.phase_memory import PhaseMemory
@@ -250,3 +251,13 @@ class Costs:
     def doubts(self, config: RunConfig, phases: Collection[Phase]) -> Iterator[str]:
         """Yield sentences on why ``phases`` may cost more than their user expects."""
         yield from ()
+
+
+class HooksSeam(Protocol):
+    """``hooks``: takes part in the steps of PPO.
+
+    Used by ahead, average, branches, corrections, environments, ptx and resampling.
+    """
+
+    HOOK: type[PpoHook]
+    """The class of the hook; PpoHook has its methods."""

@@ -101,6 +101,7 @@ class Rollout(NamedTuple):
     parts: TermScores | None = None  # what scores_B is the weighted sum of; None: of no parts
     last_values_B: Tensor | None = None  # values after the last token
     reuses_logprobs: bool = False  # logprobs_BT were measured by the rollout backend
+    policy_age: int = 0  # steps from the weights that sampled to those that learn
     measures: Mapping[str, Tensor] = {}
     extras: Mapping[str, Any] = {}
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +26,7 @@ from rlhf.base.isolated_process import IsolatedProcess, serve_lines
 from rlhf.base.ranks import Ranks
 from rlhf.base.safe_text import print_traceback
 from rlhf.base.stored_responses import join_rows, pack_responses, rows_of_rank, unpack_responses
-from rlhf.base.types import Engine, PromptBatch, Responses, StatefulWithTensors
+from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.config.batches import divide_cores
 from rlhf.config.choices import Device, Phase, When
 from rlhf.config.freeze import load_run
@@ -38,7 +38,6 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.options import Backend
-from rlhf.options.ahead.ahead import AfterSampling, SamplingAhead, SamplingInTurn, StepSampler
 from rlhf.options.ahead.keys import SCRATCH
 from rlhf.phases.ppo.prompts import PromptLoader, StepPrompts, shard_prompt_batch
 from rlhf.phases.shared.backends import RolloutBackends
@@ -46,36 +45,7 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policies import build_policy
 from rlhf.run.model_folder import SHARD_BYTES, write_shards
 
-if TYPE_CHECKING:
-    from rlhf.phases.ppo.rlhf_engine import RLHFEngine
-
 SERVES = "rlhf.options.ahead.overlapped_sampling:serve_samples"
-
-
-def sample_ahead(
-    context: RunContext, engine: RLHFEngine, loader: PromptLoader, *, steps: int
-) -> dict[str, StatefulWithTensors]:
-    """Let ``engine`` sample rollout.lag steps ahead; return what checkpoints store, by name."""
-    rollout, ranks = context.config.rollout, context.ranks
-    if rollout.lag == 0:
-        return {}
-    sampler: StepSampler = SamplingInTurn(engine.rollout)
-    if rollout.overlap:
-        sampler = engine.samplers = SamplingProcesses(context, loader)
-    engine.rollout = ahead = SamplingAhead(
-        sampler,
-        lambda step: loader.batch(step - 1),
-        lag=rollout.lag,
-        steps=steps,
-        pad_id=context.tokenizer.pad_token_id,
-        ranks=ranks,
-    )
-    if rollout.overlap and rollout.backend is Backend.vllm_server:
-        engine.policy = engine.policy._replace(
-            sampling=AfterSampling(engine.policy.sampling, ahead),
-            greedy=AfterSampling(engine.policy.greedy, ahead),
-        )
-    return {"pending": ahead}
 
 
 class SamplerPlace(NamedTuple):

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from rlhf.algorithms.advantages import branch_values, choose_steps, rewards_to_go
 from rlhf.base.random_streams import random_stream
 from rlhf.base.types import Responses, Rollout, copy_to_device, take_rows
 from rlhf.options import PpoConfig
 from rlhf.options.branches.critic_states import CriticState, measure_critic
-from rlhf.options.branches.keys import LOG, ValueTargets
+from rlhf.options.branches.keys import LOG
+from rlhf.options.branches.values import branch_values, choose_steps, rewards_to_go
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.context import RunContext
@@ -127,8 +127,6 @@ def with_step_values(
     ranks, so they do not depend on the number of ranks.
     """
     config, ranks = engine.config, engine.ranks
-    if ppo.value_targets is ValueTargets.gae:
-        return rollout
     responses, tokens = rollout.responses, config.rollout.max_response_tokens
     states: list[BranchPoint] = []
     draws = []

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.intervals import mean_gain
 from rlhf.base.stored_files import HELD_OUT, read_json
 from rlhf.config.choices import Phase
-from rlhf.options.ptx.corpus import PtxBlocks
-from rlhf.options.ptx.ptx import corpus_perplexity
+from rlhf.phases.ppo.hooks import ActorVariant, PpoHook
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext, phase_records
 from rlhf.phases.shared.exporting import build_critic_export, save_export, save_trained_model
@@ -32,22 +31,22 @@ GAINS = {"score": "score", "gold/gold": "gold", "gold/exact": "exact"}  # metric
 
 
 class PpoEvaluation:
-    """An evaluation of the policy on the same held-out prompts and corpus blocks at any step."""
+    """An evaluation of the policy on the same held-out prompts at any step."""
 
     def __init__(
         self,
         context: RunContext,
         engine: RLHFEngine,
         examples: Dataset,
-        blocks: PtxBlocks | None,
+        hooks: Sequence[PpoHook],
     ) -> None:
         self._context = context
         self._engine = engine
         self._file = context.run_dir / "ppo" / "held_out.json"
         self._prompts = HeldOutPrompts(examples, phase_records(context, Phase.ppo).eval)
         self._by_prompt: dict[str, dict[str, list[float]]] = {}
-        limit = context.config.ppo.ptx_eval_blocks
-        self._blocks = blocks.eval[:limit] if blocks is not None else []
+        self._hooks = hooks
+        self.variants = [each for hook in hooks for each in hook.actor_variants(engine)]
 
     def read_results(self) -> None:
         """Read the values that an earlier attempt of this phase wrote to ppo/held_out.json."""
@@ -70,8 +69,8 @@ class PpoEvaluation:
             log(evaluation.metrics())
         if when == "after":
             result |= self._gain_intervals() | self._yardsticks()
-        if self._blocks:
-            result[f"corpus_perplexity_{when}"] = corpus_perplexity(self._engine, self._blocks)
+        for hook in self._hooks:
+            result |= hook.results(self._engine, self._prompts, when)
         return result
 
     def _gain_intervals(self) -> dict[str, Any]:
@@ -103,7 +102,7 @@ class PpoEvaluation:
         return self._evaluate_policy().metrics()
 
     def write_samples(self, targets: HeldOutTargets, *, step: int, is_last: bool = False) -> None:
-        """Log answers to a few held-out prompts; if ``is_last``, the moving average's answers too.
+        """Log answers to a few held-out prompts; if ``is_last``, those of variants too.
 
         The last answers come from the weights that PPO ends with, which may be the weights of an
         earlier step (checkpoint.load_best). Prompts and random numbers are the same at every step,
@@ -112,9 +111,9 @@ class PpoEvaluation:
         context, config = self._context, self._context.config.ppo
         answer = partial(sample_answers, context, self._engine.policy, self._prompts, targets)
         samples = answer(model="actor")
-        if is_last and config.ema_beta:
-            with self._engine.actor.swap_in_average():
-                samples += answer(model="actor_ema")
+        for variant in self.variants if is_last else []:
+            with variant.swap_in():
+                samples += answer(model=f"actor_{variant.name}")
         context.tracker.samples("ppo", step, samples, steps=config.steps or step)
 
     def _evaluate_policy(self) -> PolicyEvaluation:
@@ -123,16 +122,16 @@ class PpoEvaluation:
         return evaluate_policy(self._context, policy, self._prompts, num_prompts=num_prompts)
 
 
-def save_models(context: RunContext, engine: RLHFEngine) -> None:
-    """Write the actor, its moving average and the critic, if there are such models."""
+def save_models(context: RunContext, engine: RLHFEngine, variants: Sequence[ActorVariant]) -> None:
+    """Write the actor, its variants and the critic, if there is one."""
     ppo, folder = context.config.ppo, context.run_dir / "ppo"
     actor, source = engine.actor, engine.policy_source
     what = "A language model after PPO."
     save_trained_model(context, actor, folder / "actor", source=source, what=what)
-    if ppo.ema_beta:
-        what = "The moving average of a language model during PPO."
-        with actor.swap_in_average():
-            save_trained_model(context, actor, folder / "actor_ema", source=source, what=what)
+    for variant in variants:
+        place = folder / f"actor_{variant.name}"
+        with variant.swap_in():
+            save_trained_model(context, actor, place, source=source, what=variant.what)
     what = "PPO's critic: one label, read at every position."
     as_critic: Any = {"folder": folder / "critic", "what": what, "answers": False}
     if ppo.shared_trunk:

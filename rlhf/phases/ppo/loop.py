@@ -20,7 +20,6 @@ from torch import Tensor
 
 from rlhf.algorithms.kl import KlController, adapt_lr_scale
 from rlhf.algorithms.ppo import value_loss
-from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Metrics, accumulate_metrics, loss_metrics
 from rlhf.base.random_streams import random_stream, seed_dropout
 from rlhf.base.types import PromptBatch, Rollout, StepReport, TokenTargets
@@ -29,18 +28,19 @@ from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.engine.devices import peak_memory_gib
 from rlhf.options import PpoConfig
-from rlhf.options.ahead.overlapped_sampling import sample_ahead
-from rlhf.options.branches.branches import CriticCheck, with_step_values
-from rlhf.options.corrections.rollout_logprobs import (
-    LogprobReuse,
-    logprob_mismatch,
-    with_proximal_share,
-)
-from rlhf.options.ptx import ptx
 from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
-from rlhf.phases.ppo.models import Learner, step_optimizers_together
-from rlhf.phases.ppo.objective import Aggregation, MicroBatch, cut_micro_batches, policy_terms
-from rlhf.phases.ppo.prompts import PromptLoader, sample_rollout
+from rlhf.phases.ppo.hooks import PpoHook, build_hooks
+from rlhf.phases.ppo.logprob_reuse import LogprobReuse, logprob_mismatch
+from rlhf.phases.ppo.models import step_optimizers_together
+from rlhf.phases.ppo.objective import (
+    SURROGATES,
+    Aggregation,
+    MicroBatch,
+    Surrogate,
+    cut_micro_batches,
+    policy_terms,
+)
+from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.step_metrics import (
     PpoStats,
@@ -63,13 +63,14 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     steps = phase_steps(context.config, Phase.ppo, examples=len(data.train))
     config = replace(config, steps=steps)
     context = replace(context, config=replace(context.config, ppo=config))
-    blocks = ptx.load_corpus_blocks(context)
+    hooks = build_hooks(context.config, context)
     engine = RLHFEngine(context.config, context.ranks)
-    trainer = PPOTrainer(engine, config, ptx.build_ptx_corpus(context, blocks))
+    trainer = PPOTrainer(engine, config, hooks)
     loader = PromptLoader(context, data.train)
-    evaluation = PpoEvaluation(context, engine, data.eval, blocks)
-    check = CriticCheck(context, engine).measure
-    stored = engine.trained_engines | sample_ahead(context, engine, loader, steps=steps)
+    evaluation = PpoEvaluation(context, engine, data.eval, hooks)
+    stored = engine.trained_engines
+    for hook in hooks:
+        stored |= hook.begin(trainer, loader)
     checkpoints = Checkpoints(context, Phase.ppo, stored, trainer)
     if checkpoints.is_resumed:
         evaluation.read_results()
@@ -77,12 +78,14 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
         checkpoints.results = evaluation.evaluate_for_result("before", log=checkpoints.log_held_out)
         evaluation.write_samples(trainer.held_out_targets, step=0)
 
-    scores_of = trainer.target_maker.clipped_scores
     with context.console.progress("ppo", steps) as progress:
         for step in checkpoints.steps(steps):
-            rollout = sample_rollout(trainer.generate_experience, scores_of, loader, step - 1)
-            checked = check(rollout, trainer.target_maker, step=step, kl_ctl=trainer.kl.coefficient)
-            values = checked | trainer.train_rlhf(rollout).metrics
+            rollout = trainer.generate_experience(loader.batch(step - 1))
+            values: dict[str, float] = {}
+            for hook in hooks:
+                rollout, found = hook.before_training(trainer, rollout)
+                values |= found
+            values |= trainer.train_rlhf(rollout).metrics
             checkpoints.log_step(values, optimizer_steps=num_optimizer_steps(values))
             progress.advance(step, values)
             if (reason := early_end_reason(config, values)) is not None:
@@ -97,10 +100,12 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     result = checkpoints.results | evaluation.evaluate_for_result(
         "after", log=checkpoints.log_held_out
     )
-    save_models(context, engine)
-    if config.ema_beta:
-        with engine.actor.swap_in_average():
-            result |= evaluation.evaluate_for_result("after_ema")
+    save_models(context, engine, evaluation.variants)
+    for variant in evaluation.variants:
+        with variant.swap_in():
+            result |= evaluation.evaluate_for_result(f"after_{variant.name}")
+    for hook in hooks:
+        hook.close()
     engine.close()
     return result | {
         "kl_to_reference": result["kl_after"],
@@ -114,13 +119,15 @@ class Objective(NamedTuple):
     """The losses of PPO on one mini-batch."""
 
     config: PpoConfig
+    surrogate: Surrogate
     kl_ctl: float
     mean: Aggregation
     measures_mismatch: bool  # log-probabilities were reused, and no weight has changed since
 
     def actor_loss(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[Tensor, Metrics]:
         """Return the surrogate plus penalties, and their metrics."""
-        total, found = policy_terms(policy, batch, self.mean, self.config, kl_ctl=self.kl_ctl)
+        config, surrogate, kl_ctl = self.config, self.surrogate, self.kl_ctl
+        total, found = policy_terms(policy, batch, self.mean, config, surrogate, kl_ctl=kl_ctl)
         if self.measures_mismatch:
             found |= logprob_mismatch(policy.logprobs_BT, batch.logprobs_BT, batch.keep_BT)
         return total / self.mean.divisor, found
@@ -141,34 +148,26 @@ class Objective(NamedTuple):
 class PPOTrainer:
     """PPO on the models of an ``RLHFEngine``: generate experience, then learn from it.
 
-    Raises:
-        ConfigError: if ``config.ptx_coef`` is set and there is no ``corpus``.
+    Without ``hooks`` the options that are on have their own.
     """
 
     def __init__(
-        self, engine: RLHFEngine, config: PpoConfig, corpus: ptx.PtxCorpus | None = None
+        self, engine: RLHFEngine, config: PpoConfig, hooks: Sequence[PpoHook] | None = None
     ) -> None:
-        if config.ptx_coef and corpus is None:
-            raise ConfigError(
-                f"ppo.ptx_coef={config.ptx_coef}: there is no corpus to learn from; give "
-                "PPOTrainer a corpus, or set ppo.ptx_coef=0"
-            )
         self.engine = engine
         self.config = config
-        self.corpus = corpus if config.ptx_coef else None
+        self.hooks = build_hooks(replace(engine.config, ppo=config)) if hooks is None else hooks
         self.kl = KlController(config.kl_ctl, config.kl_target, config.kl_horizon)
         self.steps_done = 0
-        self.target_maker = TargetMaker(
-            config, engine.ranks, engine.config.rewards, seed=engine.config.seed
-        )
-        self._reuse = LogprobReuse(engine.config.rollout, config)
-        self._updates_done = 0
+        self.updates_done = 0
+        self.target_maker = TargetMaker(config, engine.ranks, engine.config.rewards, self.hooks)
+        self._reuse = LogprobReuse(engine.config.rollout, config, self.hooks)
         self._score_average: float | None = None
 
     def generate_experience(self, prompts: PromptBatch) -> Rollout:
         """Return scored responses to ``prompts``: parts 1 and 2 of a PPO step."""
         engine, started = self.engine, time.monotonic()
-        # 1. Sample responses with the current policy, or take those sampled ahead (rollout.lag).
+        # 1. Sample responses with the current policy.
         responses = engine.rollout.generate(engine.actor, prompts)
         sampled = time.monotonic()
         # 2. Score them: log-probabilities of policy and reference, values, reward-model scores.
@@ -176,8 +175,8 @@ class PPOTrainer:
         rollout = score_responses(
             engine.models, prompts, responses, micro_batch_size=micro, with_policy=not reuses
         )
-        kl_ctl = self.kl.coefficient
-        rollout = with_step_values(engine, rollout, self.target_maker, self.config, kl_ctl=kl_ctl)
+        for hook in self.hooks:
+            rollout = hook.after_scoring(self, rollout)
         seconds = {"generate": sampled - started, "score": time.monotonic() - sampled}
         return rollout._replace(seconds=seconds)
 
@@ -187,8 +186,7 @@ class PPOTrainer:
         Raises:
             ConfigError: if the rollout does not divide into mini-batches.
         """
-        started, engine, lag = time.monotonic(), self.engine, self.engine.config.rollout.lag
-        config = with_proximal_share(self.config, lag=lag, steps_done=self.steps_done)
+        started, engine, config = time.monotonic(), self.engine, self.config
         ranks, max_tokens = engine.ranks, engine.config.max_policy_tokens
         seed_dropout(engine.config.seed, "ppo", self.steps_done, rank=ranks.rank)
         # 3. Rewards (scores minus the KL penalty) and advantages, which all updates share.
@@ -197,13 +195,17 @@ class PPOTrainer:
         targets = self.target_maker.make(rollout, kl_ctl=kl_ctl)
 
         # 4. Clipped updates: passes over shuffled mini-batches, each cut into micro-batches.
+        surrogate = SURROGATES[config.surrogate]
+        for hook in self.hooks:
+            surrogate = hook.surrogate(surrogate, rollout)
         learned: Metrics = {}
         updates: list[dict[Role, StepReport]] = []
         for rows in self._mini_batches(rollout):
             batches = cut_micro_batches(rollout, targets.advantages, rows, size=engine.plan.micro)
             keep_BT = rollout.responses.keep_BT[rows]
             mean = Aggregation.for_mini_batch(config, keep_BT, ranks, max_tokens=max_tokens)
-            objective = Objective(config, kl_ctl, mean, self._reuse.is_measured(rollout, updates))
+            measures = self._reuse.is_measured(rollout, updates)
+            objective = Objective(config, surrogate, kl_ctl, mean, measures)
             update: Metrics = {}
             reports: dict[Role, StepReport] = {}
             for learners in engine.models.learner_groups(trains_actor=self.trains_actor):
@@ -212,10 +214,11 @@ class PPOTrainer:
                     loss, metrics = learner.loss(batch, objective)
                     learner.engine.backward(loss)
                     update = accumulate_metrics(update, metrics)
-                update |= self._add_corpus_gradient(learners)
+                for hook in self.hooks:
+                    update |= hook.add_gradient(self, learners)
                 reports |= step_optimizers_together(learners)
             updates.append(reports)
-            self._updates_done += 1
+            self.updates_done += 1
             learned = accumulate_metrics(learned, update)
             if self._exceeds_update_kl(update):
                 break
@@ -237,7 +240,7 @@ class PPOTrainer:
         """Return the trainer state that later steps need, without the models, as JSON values."""
         return {
             "steps_done": self.steps_done,
-            "updates_done": self._updates_done,
+            "updates_done": self.updates_done,
             "kl_coefficient": self.kl.coefficient,
             "score_average": self._score_average,
             "mismatch": self._reuse.mismatch,
@@ -246,7 +249,7 @@ class PPOTrainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the trainer state from what ``state_dict`` returned."""
-        self.steps_done, self._updates_done = state["steps_done"], state["updates_done"]
+        self.steps_done, self.updates_done = state["steps_done"], state["updates_done"]
         self.kl = replace(self.kl, coefficient=state["kl_coefficient"])
         self._score_average = state["score_average"]
         self._reuse.mismatch = state["mismatch"]
@@ -269,14 +272,6 @@ class PPOTrainer:
             names = ("mini_batches", self.engine.ranks.rank, self.steps_done, epoch)
             shuffle = random_stream(self.engine.config.seed, *names)
             yield from split_rows(torch.randperm(total, generator=shuffle).tolist(), size)
-
-    def _add_corpus_gradient(self, learners: Sequence[Learner]) -> Metrics:
-        """Backpropagate the corpus loss if ``learners`` include the actor; return its metrics."""
-        if self.corpus is None or all(learner.role is not Role.actor for learner in learners):
-            return {}
-        coefficient = self.config.ptx_coef
-        update = self._updates_done
-        return ptx.add_corpus_gradient(self.engine, self.corpus, coefficient, update=update)
 
     def _exceeds_update_kl(self, learned: Metrics) -> bool:
         """Return True if KL(old || new) of an update, over all ranks, is above stop_update_kl."""

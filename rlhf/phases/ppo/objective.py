@@ -6,7 +6,7 @@ Shapes: B = sequences of a micro-batch, T = response tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -20,9 +20,6 @@ from rlhf.base.types import Rollout, take_rows
 from rlhf.config.choices import KlPlacement
 from rlhf.config.schema.ppo import LossAggregation, SurrogateName
 from rlhf.options import PpoConfig
-from rlhf.options.corrections.keys import ProximalPolicy
-from rlhf.options.corrections.off_policy import interpolate_logprobs
-from rlhf.options.corrections.rollout_logprobs import correction_metrics, weights_of
 from rlhf.phases.shared.scoring import (
     ResponseLogprobs,
     WholeSequences,
@@ -66,10 +63,13 @@ def cut_micro_batches(
     return batches
 
 
+Total = Callable[[Tensor, Tensor], Tensor]  # reduces (B, T) under a mask to a scalar
+
+
 class Aggregation(NamedTuple):
     """The mean of token losses over a mini-batch: ``total(x_BT, keep_BT) / divisor``."""
 
-    total: Callable[[Tensor, Tensor], Tensor]
+    total: Total
     divisor: Tensor | int
     num_tokens: Tensor  # kept response tokens of the mini-batch, over all ranks
 
@@ -92,48 +92,69 @@ class Aggregation(NamedTuple):
                 return cls(masked_sum, num_tokens, num_tokens)
 
 
+class SurrogateInputs(NamedTuple):
+    """The tensors (B, T) that a surrogate reads: of the new policy, the old one, and targets."""
+
+    logprobs_BT: Tensor
+    old_logprobs_BT: Tensor
+    advantages_BT: Tensor
+    keep_BT: Tensor
+
+
+class Surrogate(Protocol):
+    """The actor's loss without penalties; options may replace it (``PpoHook.surrogate``)."""
+
+    def __call__(
+        self, inputs: SurrogateInputs, config: PpoConfig, total: Total, /
+    ) -> tuple[PolicyLoss, Metrics]:
+        """Return the loss, a ``total`` over tokens, and metrics that are not in the loss."""
+
+
+def _clip(
+    inputs: SurrogateInputs, config: PpoConfig, total: Total, /
+) -> tuple[PolicyLoss, Metrics]:
+    low, high, dual = config.cliprange, config.cliprange_high, config.dual_clip
+    loss = policy_loss(*inputs, cliprange=low, cliprange_high=high, dual_clip=dual, total=total)
+    return loss, {}
+
+
+def _gspo(
+    inputs: SurrogateInputs, config: PpoConfig, total: Total, /
+) -> tuple[PolicyLoss, Metrics]:
+    low, high = config.cliprange, config.cliprange_high
+    return gspo_loss(*inputs, cliprange=low, cliprange_high=high, total=total), {}
+
+
+def _cispo(
+    inputs: SurrogateInputs, config: PpoConfig, total: Total, /
+) -> tuple[PolicyLoss, Metrics]:
+    high = config.cliprange_high or config.cliprange
+    return cispo_loss(*inputs, cliprange_high=high, total=total), {}
+
+
+SURROGATES: dict[SurrogateName, Surrogate] = {
+    SurrogateName.clip: _clip,
+    SurrogateName.gspo: _gspo,
+    SurrogateName.cispo: _cispo,
+}
+
+
 def policy_terms(
     policy: ResponseLogprobs,
     batch: MicroBatch,
     mean: Aggregation,
     config: PpoConfig,
+    surrogate: Surrogate,
     *,
     kl_ctl: float,
 ) -> tuple[Tensor, Metrics]:
     """Return surrogate plus penalties, each a ``mean.total`` over tokens, and their metrics."""
-    surrogate, weighing = _surrogate(policy, batch, mean, config)
+    inputs = SurrogateInputs(
+        policy.logprobs_BT, batch.logprobs_BT, batch.advantages_BT, batch.keep_BT
+    )
+    loss, of_surrogate = surrogate(inputs, config, mean.total)
     penalty, found = _penalty(policy, batch, mean, config, kl_ctl=kl_ctl)
-    return surrogate.loss + penalty, loss_metrics("ppo", surrogate) | weighing | found
-
-
-def _surrogate(
-    policy: ResponseLogprobs, batch: MicroBatch, mean: Aggregation, config: PpoConfig
-) -> tuple[PolicyLoss, Metrics]:
-    """Return the loss that ppo.surrogate names, and metrics of weights that only this loss knows.
-
-    With ppo.proximal_policy=interpolated the batch's log-probabilities are those of the policy that
-    sampled. They and ``policy`` give the proximal policy, and its weights.
-    """
-    old_BT, advantages_BT, metrics = batch.logprobs_BT, batch.advantages_BT, Metrics()
-    if config.proximal_policy is ProximalPolicy.interpolated:
-        assert config.proximal_share is not None, "the step's config has a share"
-        old_BT = interpolate_logprobs(policy.logprobs_BT, old_BT, share=config.proximal_share)
-        weights = weights_of(config, old_BT, batch.logprobs_BT, batch.keep_BT)
-        advantages_BT = advantages_BT * weights.weights_BT
-        metrics = correction_metrics(weights, batch.keep_BT)
-    inputs = (policy.logprobs_BT, old_BT, advantages_BT, batch.keep_BT)
-    low, high, total = config.cliprange, config.cliprange_high, mean.total
-    match config.surrogate:
-        case SurrogateName.clip:
-            dual = config.dual_clip
-            loss = policy_loss(
-                *inputs, cliprange=low, cliprange_high=high, dual_clip=dual, total=total
-            )
-        case SurrogateName.gspo:
-            loss = gspo_loss(*inputs, cliprange=low, cliprange_high=high, total=total)
-        case SurrogateName.cispo:
-            loss = cispo_loss(*inputs, cliprange_high=high or low, total=total)
-    return loss, metrics
+    return loss.loss + penalty, loss_metrics("ppo", loss) | of_surrogate | found
 
 
 def _penalty(

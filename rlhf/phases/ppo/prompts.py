@@ -5,22 +5,18 @@ Shapes: B = sequences of this rank, T = response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from rlhf.base.random_streams import Shuffle, random_stream, seed_for
 from rlhf.base.ranks import Ranks
-from rlhf.base.stored_responses import join_rows
-from rlhf.base.types import Extras, PromptBatch, Rollout, take_rows
+from rlhf.base.types import Extras, PromptBatch
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import collate_prompts
 from rlhf.data.records import record_seeds
-from rlhf.phases.ppo.step_metrics import equal_group_mask
 from rlhf.phases.shared.context import RunContext
 
 if TYPE_CHECKING:
@@ -107,56 +103,3 @@ def shard_prompt_batch(
     )
     own = None if prompts.seeds is None else [prompts.seeds[row] for row in mine]
     return batch._replace(step=step + 1, seeds=own)
-
-
-def sample_rollout(
-    generate: Callable[[PromptBatch], Rollout],
-    scores_of: Callable[[Rollout], Tensor],
-    loader: PromptLoader,
-    step: int,
-) -> Rollout:
-    """Return the scored responses of step ``step``, counted from 0, after all rounds.
-
-    ppo.resampling_rounds is DAPO's dynamic sampling, https://arxiv.org/abs/2503.14476: an estimator
-    that compares the responses to one prompt learns nothing if all have the same score, so such a
-    prompt is replaced by another one, until the scores differ or the rounds are used up. Prompts
-    and random numbers are keyed by step and round, and each prompt is replaced alone: neither
-    resuming nor the number of ranks changes a response. ``scores_of`` returns the scores (B,) that
-    are compared.
-    """
-    context, ranks = loader.context, loader.context.ranks
-    config, pad_id = context.config.ppo, context.tokenizer.pad_token_id
-    rollout, size = generate(loader.batch(step)), config.responses_per_prompt
-    if config.resampling_rounds:
-        rollout = _with_replaced_share(rollout, 0.0)
-    for number in range(1, config.resampling_rounds + 1):
-        is_equal = equal_group_mask(scores_of(rollout).view(-1, size)).tolist()
-        equal = [group for group, holds in enumerate(is_equal) if holds]
-        # Every rank answers as many prompts as the rank that needs most, since all must take part
-        # in the passes of sharded models; it drops what it does not need.
-        most = int(ranks.max(torch.tensor(len(equal), device=ranks.device)))
-        if most == 0:
-            break
-        others = [group for group, holds in enumerate(is_equal) if not holds]
-        rows = [group * size + place for group in (equal + others)[:most] for place in range(size)]
-        fresh = generate(take_rows(loader.batch(step, attempt=number), rows))
-        fresh = _with_replaced_share(fresh, 1.0)
-        source = list(range(len(rollout.scores_B)))
-        for place, row in enumerate(rows[: len(equal) * size]):
-            source[row] = len(source) + place
-        seconds = _add_seconds(rollout, fresh)
-        rollout = take_rows(join_rows([rollout, fresh], pad_id=pad_id), source)
-        rollout = rollout._replace(seconds=seconds)
-    return rollout
-
-
-def _with_replaced_share(rollout: Rollout, share: float) -> Rollout:
-    """Return ``rollout`` with a share of 1 if its prompts were sampled in place of others."""
-    share_B = torch.full_like(rollout.scores_B, share)
-    return rollout._replace(measures={**rollout.measures, "replaced_share": share_B})
-
-
-def _add_seconds(rollout: Rollout, fresh: Rollout) -> dict[str, float]:
-    """Return the seconds of both rollouts together, by part."""
-    first, second = rollout.seconds or {}, fresh.seconds or {}
-    return {name: first[name] + second[name] for name in first}

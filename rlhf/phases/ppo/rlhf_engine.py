@@ -55,8 +55,6 @@ from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, zero_sc
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from rlhf.options.ahead.overlapped_sampling import SamplingProcesses
-
 Seeds = list[int] | None  # of what answers the responses; None: nothing answers
 
 
@@ -109,7 +107,6 @@ class RLHFEngine:
         self.backends = RolloutBackends(config, self.tokenizer, self.settings.dtype, self.ranks)
         backend = self.backends.build
         temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
-        self.samplers: SamplingProcesses | None = None  # with rollout.overlap, the phase sets it
         self.rollout: RolloutBackend = backend(temperature=temperature, keeps_graphs=keeps)
         # The actor with the rollout backends that an evaluation samples with.
         self.policy = AnsweringPolicy(
@@ -148,7 +145,7 @@ class RLHFEngine:
 
     def close(self) -> None:
         """End the processes of the run, close the engines, free their memory."""
-        for processes in (self.backends, self.rewards, self.samplers):
+        for processes in (self.backends, self.rewards):
             if processes is not None:
                 processes.close()
         for engine in self._engines:

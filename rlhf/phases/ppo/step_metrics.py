@@ -31,8 +31,6 @@ from rlhf.models.model_uses import (
     models_in_phase,
 )
 from rlhf.options import PpoConfig
-from rlhf.options.corrections.rollout_logprobs import correction_metrics
-from rlhf.options.environments.responses import measure
 from rlhf.phases.ppo.targets import Targets
 from rlhf.phases.shared.scoring import kl_per_sequence
 
@@ -86,11 +84,8 @@ def rollout_metrics(
         for name, scores_B in zip(part_names, rollout.parts.scores_BK.unbind(1), strict=True):
             metrics[f"ppo/parts/{name}"] = Mean.of(scores_B)
         metrics["ppo/fallback_share"] = Mean.of(rollout.parts.failed_BK.any(dim=1).float())
-    for name, values_B in (dict(rollout.measures) | measure(rollout.responses)).items():
-        metrics[f"ppo/{name}"] = Mean.of(values_B)
-    if targets.weights is not None:
-        metrics |= correction_metrics(targets.weights, keep_BT)
-    return metrics
+    metrics |= {f"ppo/{name}": Mean.of(each) for name, each in rollout.measures.items()}
+    return metrics | dict(targets.metrics)
 
 
 def equal_group_mask(scores_GR: Tensor) -> Tensor:
@@ -140,16 +135,13 @@ def _optimizer_step_values(updates: list[dict[Role, StepReport]]) -> dict[str, f
 
 def _to_floats(metrics: Metrics) -> dict[str, float]:
     """Return merged metrics as floats; ``Moments`` become a mean and a standard deviation."""
-    values = {name: m.value() for name, m in metrics.items() if not isinstance(m, Moments)}
-    moments = {name: m for name, m in metrics.items() if isinstance(m, Moments)}
+    moments = {name: m for name, m in metrics.items() if type(m) is Moments}
+    values = {name: m.value() for name, m in metrics.items() if name not in moments}
     errors = moments.pop("value_errors", None)
     if errors is not None:
         values["ppo/value_error"] = errors.mean_square.item()
         total = moments["ppo/returns"].variance
         values["ppo/explained_variance"] = float(1 - errors.variance / total) if total > 0 else 0.0
-    if (weights := moments.pop("rollout_weights", None)) is not None:
-        squares = weights.mean_square.clamp(min=1e-300)  # 0 if every token was rejected
-        values["ppo/rollout_sample_size"] = (weights.mean.square() / squares).item()
     for name, moment in moments.items():
         values[f"{name}_mean"], values[f"{name}_std"] = moment.value(), moment.std()
     return values

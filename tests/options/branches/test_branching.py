@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rlhf.algorithms.advantages import (
+from rlhf.options.branches.values import (
     branch_values,
     choose_steps,
     rewards_to_go,

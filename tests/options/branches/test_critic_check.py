@@ -34,7 +34,7 @@ from rlhf.phases.shared.scoring import ModelScores
 from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.run.metric_table import is_timing
-from tests.phases.ppo.ppo_pieces import source
+from tests.phases.ppo.ppo_pieces import maker_of, source
 from tests.phases.ppo.test_phase import SHORT
 from tests.phases.run_pieces import run_context
 from tests.plain_engine import PlainEngine
@@ -173,9 +173,9 @@ def test_monte_carlo_advantages_are_differences_of_true_values(compose: Compose)
     words = ["ppo.value_targets=monte_carlo", "ppo.value_branches=2000", "ppo.value_step_tokens=2"]
     words += ["ppo.rollout_batch_size=2000", "ppo.mini_batch_size=2000", f"ppo.gamma={GAMMA}"]
     words += [f"ppo.missing_end_penalty={PENALTY}", f"ppo.clip_reward_value={CLIP}"]
-    config = to_run_config(compose([*words, "ppo.whiten_advantages=false"])).ppo
-    maker = TargetMaker(config, Ranks())
-    rollout = with_step_values(engine, rollout, maker, config, kl_ctl=KL_CTL)
+    config = to_run_config(compose([*words, "ppo.whiten_advantages=false"]))
+    maker = maker_of(config)
+    rollout = with_step_values(engine, rollout, maker, config.ppo, kl_ctl=KL_CTL)
     made = maker.make(rollout, kl_ctl=KL_CTL)
     first, other = (exact_value(engine, prompt, []) for prompt in ([2, 3, 4], [4, 4]))
     after = exact_value(engine, [2, 3, 4], [3, 2])

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from omegaconf import DictConfig
 
-from rlhf.base.ranks import Ranks
-from rlhf.options.corrections.rollout_logprobs import (
-    correction_metrics,
-    step_weights,
-    with_proximal_share,
-)
+from rlhf.algorithms.masking import masked_sum
+from rlhf.config.freeze import to_run_config
+from rlhf.config.schema.run import RunConfig
+from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.loop import PPOTrainer
+from rlhf.phases.ppo.objective import SurrogateInputs
 from rlhf.phases.ppo.step_metrics import step_values_to_log
-from tests.phases.ppo.ppo_pieces import some_rollout
+from tests.phases.ppo.ppo_pieces import maker_of, some_rollout
 from tests.phases.ppo.test_logprob_reuse import trainer_of
+from tests.phases.ppo.test_targets import BARE, rollout_of
 
 Compose = Callable[[list[str]], DictConfig]
 ERROR = 0.3  # nats by which the sampler is above and below the policy, in turn
@@ -50,19 +54,36 @@ def test_nothing_left_is_a_sample_size_of_0(compose: Compose) -> None:
     rollout = some_rollout()
     far_BT = rollout.logprobs_BT + 5
     rollout = rollout._replace(responses=rollout.responses._replace(logprobs_BT=far_BT))
-    weights = step_weights(trainer.config, rollout, seed=1, rank=0)
-    assert weights is not None
-    found = step_values_to_log(correction_metrics(weights, rollout.responses.keep_BT), [])
+    found = step_values_to_log(dict(trainer.target_maker.make(rollout, kl_ctl=0.0).metrics), [])
     assert found["ppo/rollout_sample_size"] == found["ppo/rollout_weight"] == 0.0
 
 
+def share_of(config: RunConfig, *, steps_done: int) -> float:
+    """The share of the sampler's log-probabilities in those of the proximal policy."""
+    hooks, rollout, seen = build_hooks(config), some_rollout(), []
+    trainer: Any = SimpleNamespace(steps_done=steps_done)
+
+    def surrogate(inputs: SurrogateInputs, *_: object) -> Any:
+        seen.append(inputs.old_logprobs_BT)
+        return None, {}
+
+    for hook in hooks:
+        rollout = hook.after_scoring(trainer, rollout)
+    for hook in hooks:
+        surrogate = hook.surrogate(surrogate, rollout)
+    ones_BT = torch.ones(rollout.values_BT.shape)
+    inputs = SurrogateInputs(0 * ones_BT, -ones_BT, ones_BT, rollout.responses.keep_BT)
+    surrogate(inputs, config.ppo, masked_sum)
+    return -float(seen[0][0, 0])
+
+
 def test_the_share_of_the_sampler_is_one_by_its_age(compose: Compose) -> None:
-    keys = ["ppo.rollout_correction=token", "ppo.proximal_policy=interpolated"]
-    trainer = trainer_of(compose, "auto", *keys)
-    ages = [with_proximal_share(trainer.config, lag=3, steps_done=step) for step in range(6)]
-    assert [each.proximal_share for each in ages] == [1, 1, 1 / 2, 1 / 3, 1 / 3, 1 / 3]
-    given = trainer_of(compose, "auto", *keys, "ppo.proximal_share=0.7").config
-    assert with_proximal_share(given, lag=3, steps_done=9).proximal_share == 0.7
+    keys = ["ppo.rollout_correction=token", "ppo.proximal_policy=interpolated", "rollout.lag=3"]
+    config = to_run_config(compose(keys))
+    shares = [share_of(config, steps_done=steps) for steps in range(6)]
+    assert shares == pytest.approx([1, 1, 1 / 2, 1 / 3, 1 / 3, 1 / 3])
+    given = to_run_config(compose([*keys, "ppo.proximal_share=0.7"]))
+    assert share_of(given, steps_done=9) == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
@@ -79,5 +100,44 @@ def test_an_interpolated_policy_shares_the_distance(compose: Compose, share: flo
     assert found["ppo/ratio_mean"] == pytest.approx(mean(share * ERROR), abs=1e-4)
     assert found["ppo/rollout_weight"] == pytest.approx(mean((1 - share) * ERROR), abs=1e-4)
     assert found["ppo/logprob_mismatch"] == pytest.approx(ERROR, abs=1e-4)
-    rollout = trainer.generate_experience(some_rollout().prompts)
-    assert step_weights(trainer.config, rollout, seed=1, rank=Ranks().rank) is None
+
+
+def test_correction_multiplies_the_advantages_that_updates_use(compose: Compose) -> None:
+    plain = rollout_of(1.0, 3.0)
+    sampled_BT = torch.tensor([[0.1, -0.1], [-9.0, 0.0]])
+    measured = plain._replace(responses=plain.responses._replace(logprobs_BT=sampled_BT))
+    correction = ["ppo.rollout_correction=token"]
+    masks = ["ppo.rollout_correction_mode=mask", "ppo.rollout_correction_floor=0.95"]
+    without, found, masked = (
+        maker_of(to_run_config(compose([*BARE, *more]))).make(measured, kl_ctl=0.0)
+        for more in ([], correction, [*correction, *masks])
+    )
+    assert not without.metrics
+    ratios_BT = torch.tensor([[-0.1, 0.1], [9.0, 0.0]]).exp()
+    rejecting_BT = ratios_BT * torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+    for targets, weights_BT in ((found, ratios_BT.clamp(max=2.0)), (masked, rejecting_BT)):
+        weight = targets.metrics["ppo/rollout_weight"].value()
+        assert weight == pytest.approx(weights_BT.mean().item())
+        expected_BT = without.advantages.advantages_BT * weights_BT
+        torch.testing.assert_close(targets.advantages.advantages_BT, expected_BT)
+        assert torch.equal(targets.advantages.returns_BT, without.advantages.returns_BT)
+        assert torch.equal(targets.raw.advantages_BT, without.raw.advantages_BT)
+
+
+def test_the_control_is_keyed_by_seed_and_step(compose: Compose) -> None:
+    keys = ["ppo.rollout_correction=sequence"]
+    keys += ["ppo.rollout_correction_mode=mask", "ppo.rollout_correction_control=true"]
+    config = to_run_config(compose([*BARE, *keys]))
+    plain = rollout_of(*range(1, 65))
+    sampled_BT = torch.linspace(-1, 1, 64)[:, None].expand(64, 2)
+    responses = plain.responses._replace(logprobs_BT=sampled_BT)
+    rejected = {}
+    for seed, step in ((1, 1), (1, 2), (2, 1)):
+        rollout = plain._replace(prompts=plain.prompts._replace(step=step), responses=responses)
+        for _ in range(2):  # the same again, as after a resume
+            made = maker_of(replace(config, seed=seed)).make(rollout, kl_ctl=0.0)
+            found = (made.advantages.advantages_BT == 0)[:, 0].tolist()
+            assert rejected.setdefault((seed, step), found) == found
+    # A response is rejected if its product of 2 tokens, exp(-2 * sampled), is above 2.
+    assert {sum(each) for each in rejected.values()} == {int((sampled_BT[:, 0] < -0.3466).sum())}
+    assert len({tuple(each) for each in rejected.values()}) == 3

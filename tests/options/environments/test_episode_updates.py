@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,15 +12,13 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from rlhf.base.ranks import Ranks
 from rlhf.base.types import LogprobOptions, Rollout, TermScores
 from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.rewards import RewardTerm
-from rlhf.options import PpoConfig
+from rlhf.config.schema.run import RunConfig
 from rlhf.options.environments.turns import Turns, Utterance
 from rlhf.phases.ppo.loop import PPOTrainer
-from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.scoring import (
     WholeSequences,
     response_logprobs,
@@ -27,7 +26,13 @@ from rlhf.phases.shared.scoring import (
     score_responses,
 )
 from tests.algorithms import loop_reference as reference
-from tests.phases.ppo.ppo_pieces import MICRO, TEMPERATURE, separate_engine, some_rollout
+from tests.phases.ppo.ppo_pieces import (
+    MICRO,
+    TEMPERATURE,
+    maker_of,
+    separate_engine,
+    some_rollout,
+)
 
 Compose = Callable[[list[str]], DictConfig]
 # The turn of each token; -1: an observation, and padding behind the last turn.
@@ -37,16 +42,22 @@ CUT = torch.tensor([False, True, False, True])
 WEIGHT = 0.8
 
 
-def config_of(compose: Compose, *overrides: str) -> PpoConfig:
+def config_of(compose: Compose, *overrides: str) -> RunConfig:
     plain = ["experiment=number_guessing", "ppo.ppo_epochs=1", "ppo.warmup_steps=0"]
-    return to_run_config(compose([*plain, *overrides])).ppo
+    return to_run_config(compose([*plain, *overrides]))
+
+
+def engine_of(config: RunConfig, *, weight: float = 1.0) -> Any:
+    """An engine whose responses are episodes."""
+    built = separate_engine()
+    rewards = {"game": RewardTerm(kind=RewardKind.environment, weight=weight)}
+    built.config = replace(built.config, environment=config.environment, rewards=rewards)
+    return built
 
 
 @pytest.fixture
-def engine() -> Any:
-    built = separate_engine()
-    built.config.rewards = {"game": RewardTerm(kind=RewardKind.environment, weight=WEIGHT)}
-    return built
+def engine(compose: Compose) -> Any:
+    return engine_of(config_of(compose), weight=WEIGHT)
 
 
 @pytest.fixture
@@ -96,7 +107,10 @@ def advantages_of(
 def test_a_step_agrees_with_loops(engine: Any, rollout: Rollout, compose: Compose) -> None:
     overrides = ["ppo.kl_ctl=0.3", "ppo.gamma=0.9", "ppo.lam=0.8", "ppo.clip_reward_value=1.1"]
     config = config_of(compose, *overrides)
-    stats = PPOTrainer(engine, config).train_rlhf(rollout)
+    trainer = PPOTrainer(engine, config.ppo)
+    for hook in trainer.hooks:
+        rollout = hook.after_scoring(trainer, rollout)
+    stats = trainer.train_rlhf(rollout)
     old, other = written(rollout.logprobs_BT), written(rollout.reference_logprobs_BT)
     kl = reference.kl_per_token(old, other, "k1")
     given = written((WEIGHT * REWARDS).clamp(-1.1, 1.1))
@@ -110,7 +124,7 @@ def test_a_step_agrees_with_loops(engine: Any, rollout: Rollout, compose: Compos
         new = written(response_logprobs(engine.actor, sequences, options).logprobs_BT)
         values = written(response_values(engine.critic, sequences))
     actor = reference.policy_loss(
-        new, old, reference.whiten(advantages, shift_mean=True), cliprange=config.cliprange
+        new, old, reference.whiten(advantages, shift_mean=True), cliprange=config.ppo.cliprange
     )
     critic = reference.value_loss(values, written(rollout.values_BT), returns, cliprange=None)
     assert stats.actor_loss == pytest.approx(actor.mean, abs=1e-5)
@@ -131,7 +145,7 @@ def test_a_step_agrees_with_loops(engine: Any, rollout: Rollout, compose: Compos
 def test_turns_charge_each_token_its_own_kl_once(rollout: Rollout, compose: Compose) -> None:
     config = config_of(compose, "ppo.gae_unit=turn", "ppo.gamma=0.9", "ppo.lam=0.8")
     terms = {"game": RewardTerm(kind=RewardKind.environment, weight=WEIGHT)}
-    made = TargetMaker(config, Ranks(), terms).make(rollout, kl_ctl=0.3)
+    made = maker_of(config, terms).make(rollout, kl_ctl=0.3)
     old, other = written(rollout.logprobs_BT), written(rollout.reference_logprobs_BT)
     kl = reference.kl_per_token(old, other, "k1")
     last = (rollout.last_values_B * CUT).tolist()
@@ -173,15 +187,14 @@ def test_what_stands_in_observations_changes_no_gradient(
     config = config_of(compose, f"ppo.gae_unit={unit}")
     gradients = []
     for value in (0.0, 1e3, float("nan")):
-        engine = separate_engine()
-        engine.config.rewards = {"game": RewardTerm(kind=RewardKind.environment)}
+        engine = engine_of(config)
         spoiled = rollout._replace(
             **{
                 name: getattr(rollout, name).masked_fill(TURNS < 0, value)
                 for name in ("logprobs_BT", "reference_logprobs_BT", "values_BT")
             }
         )
-        PPOTrainer(engine, config).train_rlhf(spoiled)
+        PPOTrainer(engine, config.ppo).train_rlhf(spoiled)
         gradients.append([engine.actor.gradients[0], engine.critic.gradients[0]])
     for others in gradients[1:]:
         for expected, found in zip(gradients[0], others, strict=True):

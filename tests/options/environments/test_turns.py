@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.algorithms.advantages import Advantages, gae, turn_gae
+from rlhf.algorithms.advantages import Advantages, gae
+from rlhf.options.environments.turn_advantages import turn_gae
 from tests.algorithms.padded_batches import assert_close, f64, normal, quick, seeds
 
 shares = st.floats(0.0, 1.0)

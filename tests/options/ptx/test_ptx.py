@@ -15,6 +15,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.options.ptx.corpus import PtxBlocks
+from rlhf.options.ptx.hooks import CorpusHook
 from rlhf.options.ptx.ptx import PtxCorpus, corpus_perplexity
 from rlhf.phases.ppo.loop import PPOTrainer
 from tests.phases.ppo.ppo_pieces import PARTS, assert_gradient, separate_engine, some_rollout
@@ -46,8 +47,9 @@ def trained(compose: Compose, *overrides: str, with_corpus: bool, **options: Any
     """An engine after one rollout, what its step told, and the trainer."""
     engine = separate_engine(ptx_parts=PLAN.accumulation if with_corpus else 0, **options)
     coefficient = f"ppo.ptx_coef={COEFFICIENT if with_corpus else 0}"
-    config = to_run_config(compose(["ppo.ppo_epochs=1", coefficient, *overrides])).ppo
-    trainer = PPOTrainer(engine, config, corpus() if with_corpus else None)
+    config = to_run_config(compose(["ppo.ppo_epochs=1", coefficient, *overrides]))
+    hook = CorpusHook(config, corpus() if with_corpus else None)
+    trainer = PPOTrainer(engine, config.ppo, [hook])
     return engine, trainer.train_rlhf(some_rollout()), trainer
 
 
@@ -109,7 +111,8 @@ def test_perplexity_is_that_of_the_tokens_together(count: int) -> None:
 
 def test_without_a_coefficient_a_corpus_is_not_used(compose: Compose) -> None:
     engine = separate_engine()
-    config = to_run_config(compose(["ppo.ppo_epochs=1", "ppo.ptx_coef=0"])).ppo
-    stats = PPOTrainer(engine, config, corpus()).train_rlhf(some_rollout())
+    config = to_run_config(compose(["ppo.ppo_epochs=1", "ppo.ptx_coef=0"]))
+    trainer = PPOTrainer(engine, config.ppo, [CorpusHook(config, corpus())])
+    stats = trainer.train_rlhf(some_rollout())
     assert engine.actor.micro_steps == PARTS
     assert "ppo/ptx_loss" not in stats.metrics

@@ -13,12 +13,14 @@ from omegaconf import DictConfig
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses, Rollout, TermScores
 from rlhf.config.freeze import to_run_config
-from rlhf.phases.ppo.prompts import PromptLoader, sample_rollout
+from rlhf.phases.ppo.hooks import build_hooks
+from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.ppo.step_metrics import equal_group_mask
 from rlhf.phases.ppo.targets import TargetMaker
 
 Compose = Callable[[list[str]], DictConfig]
 SIZE, GROUPS = 2, 4
+STEPS_DONE = 7
 # Scores of both responses to each prompt, by attempt; a prompt is replaced if they are equal.
 SCORES = [
     [(0, 0), (0, 1), (1, 1), (2, 2)],
@@ -38,7 +40,7 @@ class Loader:
         self.context: Any = None
 
     def batch(self, step: int, *, attempt: int = 0) -> PromptBatch:
-        assert step == 7
+        assert step == STEPS_DONE
         self.attempts.append(attempt)
         ids_B1 = torch.tensor([[1000 + 100 * attempt + row] for row in self.rows])
         ids_BP = torch.cat([torch.zeros(len(ids_B1), attempt, dtype=torch.long), ids_B1], dim=1)
@@ -67,13 +69,18 @@ def answer(prompts: PromptBatch) -> Rollout:
 def sampled(compose: Compose, rounds: int, loader: Loader, ranks: Ranks | None = None) -> Rollout:
     keys = ["ppo.advantage_estimator=grpo", f"ppo.responses_per_prompt={SIZE}"]
     keys += ["ppo.missing_end_penalty=0", f"ppo.resampling_rounds={rounds}"]
-    config = to_run_config(compose(keys)).ppo
+    config = to_run_config(compose(keys))
     tokenizer = SimpleNamespace(pad_token_id=0)
-    loader.context = SimpleNamespace(
-        config=SimpleNamespace(ppo=config), ranks=ranks or Ranks(), tokenizer=tokenizer
+    loader.context = SimpleNamespace(ranks=ranks or Ranks(), tokenizer=tokenizer)
+    maker = TargetMaker(config.ppo, Ranks())
+    trainer: Any = SimpleNamespace(
+        generate_experience=answer, target_maker=maker, steps_done=STEPS_DONE
     )
-    scores_of = TargetMaker(config, Ranks()).clipped_scores
-    return sample_rollout(answer, scores_of, cast(PromptLoader, cast(Any, loader)), 7)
+    rollout = answer(loader.batch(STEPS_DONE))
+    for hook in build_hooks(config):
+        hook.begin(trainer, cast(PromptLoader, cast(Any, loader)))
+        rollout, _ = hook.before_training(trainer, rollout)
+    return rollout
 
 
 def texts_of(attempts: list[int]) -> list[str]:

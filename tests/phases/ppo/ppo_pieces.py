@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,16 +14,18 @@ from torch import Tensor, nn
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.batches import BatchPlan
-from rlhf.config.choices import When
+from rlhf.config.schema.rewards import RewardTerm
+from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import collate_prompts
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.options import Backend
+from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.targets import TargetMaker, Targets
 from rlhf.phases.shared.scoring import ModelScores
 from tests.plain_engine import PlainEngine, TrainingEngine
+from tests.quick_hydra import compose_once
 from tests.rounding import assert_near, terms_of
 
 UNTIMED = SimpleNamespace(metrics=lambda *_, **__: {})  # in place of StepSpeed
@@ -30,9 +35,6 @@ PROMPT_LENGTHS = [2, 4, 3, 1]
 MAX_TOKENS = 8
 LENGTHS = [3, 5, 1, 4]  # response tokens of each row
 TEMPERATURE = 0.7
-ROLLOUT_CONFIG = SimpleNamespace(
-    backend=Backend.fast, reuse_logprobs=When.auto, max_logprob_mismatch=0.05, lag=0
-)
 ARCHITECTURE = {
     "model_type": "llama",
     "hidden_size": 8,
@@ -45,6 +47,21 @@ ARCHITECTURE = {
 
 def source(**options: Any) -> ModelSource:
     return ModelSource(key="model", path=None, architecture=ARCHITECTURE, **options)
+
+
+_defaults = cache(compose_once)
+
+
+def engine_config(*, max_tokens: int = MAX_TOKENS, **rollout: Any) -> RunConfig:
+    """The configuration of an engine, with these keys of its group rollout."""
+    defaults = _defaults()
+    rollout = {"max_response_tokens": max_tokens, **rollout}
+    return replace(defaults, seed=1, rewards={}, rollout=replace(defaults.rollout, **rollout))
+
+
+def maker_of(config: RunConfig, parts: Mapping[str, RewardTerm] | None = None) -> TargetMaker:
+    """The maker of targets of a run, with the hooks of its options."""
+    return TargetMaker(config.ppo, Ranks(), parts, build_hooks(config))
 
 
 def separate_engine(
@@ -88,9 +105,7 @@ def separate_engine(
         ranks=Ranks(),
         plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=PARTS),
         tokenizer=tokenizer,
-        config=SimpleNamespace(
-            seed=1, rollout=ROLLOUT_CONFIG, rewards={}, max_policy_tokens=MAX_TOKENS
-        ),
+        config=engine_config(),
         constant_metrics={},
         speed=UNTIMED,
     )

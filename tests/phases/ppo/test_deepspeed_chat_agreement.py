@@ -24,6 +24,7 @@ from rlhf.data.collate import collate_prompts
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.options.ptx.corpus import PtxBlocks
+from rlhf.options.ptx.hooks import CorpusHook
 from rlhf.options.ptx.ptx import PtxCorpus
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.models import SeparateModels
@@ -32,7 +33,7 @@ from tests.algorithms import deepspeed_chat_loops as seeds
 from tests.algorithms.loop_reference import Row, Rows
 from tests.algorithms.padded_batches import keep_of
 from tests.models_on_disk import small_tokenizer, source_of
-from tests.phases.ppo.ppo_pieces import ROLLOUT_CONFIG, UNTIMED
+from tests.phases.ppo.ppo_pieces import UNTIMED, engine_config
 from tests.plain_engine import PlainEngine
 
 Compose = Callable[[list[str]], DictConfig]
@@ -103,16 +104,16 @@ class Run:
             has_critic=True,
             ranks=Ranks(),
             plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=ROWS // MICRO),
-            config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG, rewards={}, max_policy_tokens=6),
+            config=engine_config(max_tokens=6),
             constant_metrics={},
             speed=UNTIMED,
             tokenizer=TOKENIZER,
             rollout=SimpleNamespace(generate=lambda *_: self.responses),
         )
         overrides = ["ppo=deepspeed_chat", f"ppo.ptx_coef={ptx_coef}"]
-        config = to_run_config(compose(overrides)).ppo
+        config = to_run_config(compose(overrides))
         corpus = PtxCorpus(PtxBlocks(BLOCKS, []), engine.plan, seed=1) if ptx_coef else None
-        self.trainer = PPOTrainer(engine, config, corpus)
+        self.trainer = PPOTrainer(engine, config.ppo, [CorpusHook(config, corpus)])
         self.rollout = self.trainer.generate_experience(self.prompts)
 
     def learn(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +19,13 @@ from rlhf.config.choices import When
 from rlhf.config.freeze import to_run_config
 from rlhf.options import Backend
 from rlhf.options.corrections.keys import ProximalPolicy, RolloutCorrection
-from rlhf.options.corrections.rollout_logprobs import MISMATCH, LogprobReuse
+from rlhf.phases.ppo.hooks import build_hooks
+from rlhf.phases.ppo.logprob_reuse import MISMATCH, LogprobReuse
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.shared.scoring import score_responses
 from tests.phases.ppo.ppo_pieces import (
     MICRO,
+    engine_config,
     kept,
     log_distributions,
     separate_engine,
@@ -33,14 +36,14 @@ Compose = Callable[[list[str]], DictConfig]
 ERROR = 0.01  # of every log-probability that the rollout measured
 
 
-def settings(mode: str, *, limit: float = 0.05, lag: int = 0) -> Any:
+def settings(mode: str, *, limit: float = 0.05) -> Any:
     return SimpleNamespace(
-        lag=lag, backend=Backend.hf, reuse_logprobs=When(mode), max_logprob_mismatch=limit
+        backend=Backend.hf, reuse_logprobs=When(mode), max_logprob_mismatch=limit
     )
 
 
 def ppo_with(dropout: float) -> Any:
-    return SimpleNamespace(actor_dropout=dropout, rollout_correction=RolloutCorrection.none)
+    return SimpleNamespace(actor_dropout=dropout)
 
 
 def responses(*, measured: bool = True) -> Responses:
@@ -83,12 +86,14 @@ def test_decisions(mode: str, mismatch: float | None, dropout: float, *, reuses:
 def test_a_lag_and_a_correction_decide(
     mode: str, lag: int, correction: str, proximal: str, *, reuses: bool
 ) -> None:
-    ppo: Any = SimpleNamespace(
-        actor_dropout=0.0,
+    config = engine_config(reuse_logprobs=When(mode), lag=lag)
+    ppo = replace(
+        config.ppo,
         rollout_correction=RolloutCorrection(correction),
         proximal_policy=ProximalPolicy(proximal),
     )
-    assert LogprobReuse(settings(mode, lag=lag), ppo).can_reuse(responses()) == reuses
+    reuse = LogprobReuse(config.rollout, ppo, build_hooks(replace(config, ppo=ppo)))
+    assert reuse.can_reuse(responses()) == reuses
 
 
 def test_without_measured_logprobs_nothing_is_reused() -> None:
@@ -126,9 +131,7 @@ def trainer_of(
 ) -> PPOTrainer:
     engine = separate_engine(lr=0.02, **options)
     engine.rollout = Sampler(error=error)
-    engine.config = SimpleNamespace(
-        seed=1, rollout=settings(mode, lag=lag), rewards={}, max_policy_tokens=6
-    )
+    engine.config = engine_config(max_tokens=6, reuse_logprobs=When(mode), lag=lag)
     return PPOTrainer(engine, to_run_config(compose(["ppo.ppo_epochs=2", *overrides])).ppo)
 
 

@@ -167,49 +167,6 @@ def test_an_estimator_over_groups_has_no_held_out_targets(compose: Compose) -> N
     assert maker.held_out_targets(rollout_of(1.0, 2.0, 3.0), kl_ctl=0) is None
 
 
-def test_correction_multiplies_the_advantages_that_updates_use(compose: Compose) -> None:
-    plain = rollout_of(1.0, 3.0)
-    sampled_BT = torch.tensor([[0.1, -0.1], [-9.0, 0.0]])
-    measured = plain._replace(responses=plain.responses._replace(logprobs_BT=sampled_BT))
-    correction = ["ppo.rollout_correction=token"]
-    masks = ["ppo.rollout_correction_mode=mask", "ppo.rollout_correction_floor=0.95"]
-    without, found, masked = (
-        TargetMaker(to_run_config(compose([*BARE, *more])).ppo, Ranks()).make(measured, kl_ctl=0.0)
-        for more in ([], correction, [*correction, *masks])
-    )
-    assert without.weights is None
-    ratios_BT = torch.tensor([[-0.1, 0.1], [9.0, 0.0]]).exp()
-    rejecting_BT = ratios_BT * torch.tensor([[0.0, 1.0], [0.0, 1.0]])
-    for targets, weights_BT in ((found, ratios_BT.clamp(max=2.0)), (masked, rejecting_BT)):
-        assert targets.weights is not None
-        torch.testing.assert_close(targets.weights.weights_BT, weights_BT)
-        expected_BT = without.advantages.advantages_BT * weights_BT
-        torch.testing.assert_close(targets.advantages.advantages_BT, expected_BT)
-        assert torch.equal(targets.advantages.returns_BT, without.advantages.returns_BT)
-        assert torch.equal(targets.raw.advantages_BT, without.raw.advantages_BT)
-
-
-def test_the_control_is_keyed_by_seed_and_step(compose: Compose) -> None:
-    keys = ["ppo.rollout_correction=sequence"]
-    keys += ["ppo.rollout_correction_mode=mask", "ppo.rollout_correction_control=true"]
-    config = to_run_config(compose([*BARE, *keys])).ppo
-    plain = rollout_of(*range(64))
-    sampled_BT = torch.linspace(-1, 1, 64)[:, None].expand(64, 2)
-    responses = plain.responses._replace(logprobs_BT=sampled_BT)
-    rejected = {}
-    for seed, step in ((1, 1), (1, 2), (2, 1)):
-        rollout = plain._replace(prompts=plain.prompts._replace(step=step), responses=responses)
-        for _ in range(2):  # the same again, as after a resume
-            maker = TargetMaker(config, Ranks(), seed=seed)
-            weights = maker.make(rollout, kl_ctl=0.0).weights
-            assert weights is not None
-            found = weights.limited_BT[:, 0].tolist()
-            assert rejected.setdefault((seed, step), found) == found
-    # A response is rejected if its product of 2 tokens, exp(-2 * sampled), is above 2.
-    assert {sum(each) for each in rejected.values()} == {int((sampled_BT[:, 0] < -0.3466).sum())}
-    assert len({tuple(each) for each in rejected.values()}) == 3
-
-
 def test_actor_and_critic_have_their_own_lambda(compose: Compose) -> None:
     """The critic's targets with lam_critic=1 are returns, whatever the values."""
     values_BT = torch.tensor([[0.5, 2.0], [-1.0, 0.25]])

@@ -21,7 +21,7 @@ from rlhf.phases.ppo.loop import Objective, PPOTrainer
 from rlhf.phases.ppo.models import Learner
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import ResponseLogprobs
-from tests.phases.ppo.ppo_pieces import ROLLOUT_CONFIG, UNTIMED
+from tests.phases.ppo.ppo_pieces import UNTIMED, engine_config
 
 Compose = Callable[[list[str]], DictConfig]
 ROWS, T = 4, 3
@@ -96,7 +96,7 @@ def trained(compose: Compose) -> Callable[..., SimpleNamespace]:
             has_critic=True,
             ranks=Ranks(),
             plan=BatchPlan(per_rank=2, micro=1, accumulation=2),
-            config=SimpleNamespace(seed=1, rollout=ROLLOUT_CONFIG, rewards={}, max_policy_tokens=6),
+            config=engine_config(max_tokens=6),
             constant_metrics={},
             speed=UNTIMED,
         )

@@ -1,0 +1,58 @@
+"""The hook that lets PPO sample rollout.lag steps ahead."""
+
+from __future__ import annotations
+
+from rlhf.base.types import Rollout, StatefulWithTensors
+from rlhf.config.choices import When
+from rlhf.options import Backend
+from rlhf.options.ahead.ahead import AfterSampling, SamplingAhead, SamplingInTurn, StepSampler
+from rlhf.options.ahead.overlapped_sampling import SamplingProcesses
+from rlhf.phases.ppo.hooks import PpoHook
+from rlhf.phases.ppo.loop import PPOTrainer
+from rlhf.phases.ppo.prompts import PromptLoader
+
+
+class AheadHook(PpoHook):
+    """Replaces the engine's backend by one that samples ahead."""
+
+    samples_older_policy = True
+    _processes: SamplingProcesses | None = None
+
+    @property
+    def reuses_logprobs(self) -> When | None:
+        """Return always: PPO's ratio compares with the policy that sampled."""
+        return When.always
+
+    def after_scoring(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
+        """Return the rollout with the age of its policy."""
+        return rollout._replace(policy_age=min(self.config.rollout.lag, trainer.steps_done))
+
+    def begin(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:
+        """Let the engine sample ahead; pending responses are part of checkpoints."""
+        rollout, engine, context = self.config.rollout, trainer.engine, loader.context
+        assert self.config.ppo.steps is not None
+        sampler: StepSampler = SamplingInTurn(engine.rollout)
+        if rollout.overlap:
+            sampler = self._processes = SamplingProcesses(context, loader)
+        engine.rollout = ahead = SamplingAhead(
+            sampler,
+            lambda step: loader.batch(step - 1),
+            lag=rollout.lag,
+            steps=self.config.ppo.steps,
+            pad_id=context.tokenizer.pad_token_id,
+            ranks=context.ranks,
+        )
+        if rollout.overlap and rollout.backend is Backend.vllm_server:
+            engine.policy = engine.policy._replace(
+                sampling=AfterSampling(engine.policy.sampling, ahead),
+                greedy=AfterSampling(engine.policy.greedy, ahead),
+            )
+        return {"pending": ahead}
+
+    def close(self) -> None:
+        """End the sampling processes."""
+        if self._processes is not None:
+            self._processes.close()
+
+
+HOOK = AheadHook

@@ -1,0 +1,18 @@
+"""The hook that evaluates and saves the moving average of the actor's weights."""
+
+from __future__ import annotations
+
+from rlhf.phases.ppo.hooks import ActorVariant, PpoHook
+from rlhf.phases.ppo.rlhf_engine import RLHFEngine
+
+
+class AverageHook(PpoHook):
+    """Adds the moving average to the actor's weights that the phase keeps."""
+
+    def actor_variants(self, engine: RLHFEngine) -> list[ActorVariant]:
+        """Return the moving average."""
+        what = "The moving average of a language model during PPO."
+        return [ActorVariant("ema", what, engine.actor.swap_in_average)]
+
+
+HOOK = AverageHook

@@ -1,0 +1,63 @@
+"""True values of states from branches, and advantages from true values.
+
+A state is a prompt and the first tokens of a response. Its true value is the expected sum of the
+rewards that follow it; the mean over sampled continuations (branches) is an unbiased estimate:
+VinePPO, https://arxiv.org/abs/2410.01679 section 4.
+
+Shapes: B = sequences, T = response tokens, N = states, K = branches per state.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlhf.algorithms.advantages import Advantages, reinforce_pp_advantages
+
+
+def choose_steps(draws_N: Tensor, lengths_N: Tensor, *, step_tokens: int) -> tuple[Tensor, Tensor]:
+    """Choose a step of each response by a uniform number: any state at which a token follows.
+
+    Returns the number of response tokens before each step (N,), and up to its end (N,). A step has
+    ``step_tokens`` tokens, or fewer if the response has fewer before the state.
+    """
+    ends_N = (draws_N * lengths_N).long().clamp(max=lengths_N - 1)
+    return (ends_N - step_tokens).clamp(min=0), ends_N
+
+
+def rewards_to_go(rewards_BT: Tensor, keep_BT: Tensor, places_B: Tensor, *, gamma: float) -> Tensor:
+    """Return the discounted sums (B,) of the rewards from token ``places_B`` on."""
+    returns_BT = reinforce_pp_advantages(rewards_BT, keep_BT, gamma=gamma).returns_BT
+    return returns_BT.gather(1, places_B[:, None]).squeeze(1)
+
+
+def branch_values(returns_B: Tensor, *, branches: int) -> tuple[Tensor, Tensor]:
+    """Return the means of adjacent groups of ``branches`` returns, and their standard errors."""
+    returns_NK = returns_B.double().view(-1, branches)
+    return returns_NK.mean(dim=1), returns_NK.std(dim=1) / branches**0.5
+
+
+def step_advantages(
+    rewards_BT: Tensor, step_values_BT: Tensor, keep_BT: Tensor, *, gamma: float
+) -> Advantages:
+    """Compute VinePPO's advantages of steps, https://arxiv.org/abs/2410.01679 section 4.
+
+        A = sum of the step's rewards + V(after the step) - V(before the step)
+
+    ``step_values_BT`` has V before the first token of each step, and NaN at other tokens. All
+    tokens of a step get its advantage. The critic's target is V at first tokens, and at others the
+    rewards up to the next step plus V there.
+    """
+    starts_BT = ~step_values_BT.isnan()
+    target_B = torch.zeros_like(rewards_BT[:, 0])  # of the next token
+    returns, targets = [], []
+    for t in reversed(range(rewards_BT.shape[1])):
+        return_B = torch.where(keep_BT[:, t], rewards_BT[:, t] + gamma * target_B, 0.0)
+        target_B = torch.where(starts_BT[:, t], step_values_BT[:, t], return_B)
+        returns.append(return_B)
+        targets.append(target_B)
+    returns_BT, targets_BT = (torch.stack(each[::-1], dim=1) for each in (returns, targets))
+    columns_T = torch.arange(starts_BT.shape[1], device=keep_BT.device)
+    first_BT = (starts_BT * columns_T).cummax(dim=1).values
+    of_steps_BT = (returns_BT - targets_BT).gather(1, first_BT)
+    return Advantages(of_steps_BT.masked_fill(~keep_BT, 0.0), targets_BT)

@@ -1,0 +1,132 @@
+"""The hook that weighs losses between the policy that sampled and the proximal policy.
+
+``rollout.responses.logprobs_BT`` are of the policy that sampled, and ``rollout.logprobs_BT`` of the
+proximal policy, which the updates start from; ppo.rollout_correction weighs tokens by their ratio.
+Shapes: B = sequences of this rank, T = response tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from rlhf.algorithms.ppo import PolicyLoss
+from rlhf.base.metrics import Mean, Metrics, Minimum, Moments
+from rlhf.base.random_streams import random_stream
+from rlhf.base.types import Rollout
+from rlhf.config.choices import When
+from rlhf.options import PpoConfig
+from rlhf.options.corrections.keys import CorrectionMode, ProximalPolicy
+from rlhf.options.corrections.off_policy import (
+    CorrectionLevel,
+    RolloutWeights,
+    interpolate_logprobs,
+    rollout_weights,
+)
+from rlhf.phases.ppo.hooks import PpoHook
+from rlhf.phases.ppo.objective import Surrogate, SurrogateInputs, Total
+from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
+
+
+class CorrectionHook(PpoHook):
+    """Weighs the advantages of a step once or, with an interpolated proximal policy, its losses."""
+
+    @property
+    def is_interpolated(self) -> bool:
+        """Return True if the proximal policy changes with every update."""
+        return self.config.ppo.proximal_policy is ProximalPolicy.interpolated
+
+    @property
+    def reuses_logprobs(self) -> When | None:
+        """Return never, as weights need two policies, unless the second is interpolated."""
+        return When.always if self.is_interpolated else When.never
+
+    def target_steps(self, steps: TargetSteps) -> TargetSteps:
+        """Return the steps with weights at the end."""
+        return steps if self.is_interpolated else {**steps, "weigh": self._weigh}
+
+    def surrogate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
+        """Return the loss around the interpolated proximal policy."""
+        if not self.is_interpolated:
+            return surrogate
+        share = self.config.ppo.proximal_share
+        if share is None:  # A-3PO's, https://arxiv.org/abs/2512.06547
+            share = 1.0 / max(1, rollout.policy_age)
+
+        def interpolated(
+            inputs: SurrogateInputs, config: PpoConfig, total: Total, /
+        ) -> tuple[PolicyLoss, Metrics]:
+            logprobs_BT, sampled_BT, advantages_BT, keep_BT = inputs
+            old_BT = interpolate_logprobs(logprobs_BT, sampled_BT, share=share)
+            weights = weights_of(config, old_BT, sampled_BT, keep_BT)
+            weighed_BT = advantages_BT * weights.weights_BT
+            weighed = SurrogateInputs(logprobs_BT, old_BT, weighed_BT, keep_BT)
+            loss, metrics = surrogate(weighed, config, total)
+            return loss, metrics | correction_metrics(weights, keep_BT)
+
+        return interpolated
+
+    def _weigh(self, maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+        """Step: weigh advantages, if the policy that sampled was measured.
+
+        A factor of an advantage that is not negative scales the token's loss as well. The random
+        numbers of ppo.rollout_correction_control are keyed by step and rank.
+        """
+        config, sampled_BT = maker.config, rollout.responses.logprobs_BT
+        if sampled_BT is None:
+            return targets
+        shuffle, keep_BT = None, rollout.responses.keep_BT
+        if config.rollout_correction_control:
+            names = ("correction_control", str(rollout.prompts.step), maker.ranks.rank)
+            shuffle = random_stream(self.config.seed, *names)
+        weights = weights_of(config, rollout.logprobs_BT, sampled_BT, keep_BT, shuffle)
+        used = targets.advantages
+        return targets._replace(
+            advantages=used._replace(advantages_BT=used.advantages_BT * weights.weights_BT),
+            metrics={**targets.metrics, **correction_metrics(weights, keep_BT)},
+        )
+
+
+def weights_of(
+    config: PpoConfig,
+    logprobs_BT: Tensor,
+    sampled_BT: Tensor,
+    keep_BT: Tensor,
+    shuffle: torch.Generator | None = None,
+) -> RolloutWeights:
+    """Return the weights between the proximal policy and the policy that sampled."""
+    return rollout_weights(
+        logprobs_BT,
+        sampled_BT,
+        keep_BT,
+        level=cast(CorrectionLevel, config.rollout_correction.value),
+        cap=config.rollout_correction_cap,
+        masks=config.rollout_correction_mode is CorrectionMode.mask,
+        floor=config.rollout_correction_floor,
+        shuffle=shuffle,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSize(Moments):
+    """The effective sample size of weights, as a share of their number."""
+
+    def value(self) -> float:
+        """Return the squared mean divided by the mean square; 0 if all weights are 0."""
+        return (self.mean.square() / self.mean_square.clamp(min=1e-300)).item()
+
+
+def correction_metrics(weights: RolloutWeights, keep_BT: Tensor) -> Metrics:
+    """Return metrics of the weights of response tokens."""
+    return {
+        "ppo/rollout_weight": Mean.of(weights.weights_BT, keep_BT),
+        "ppo/rollout_weight_min": Minimum.of(weights.weights_BT, keep_BT),
+        "ppo/rollout_limited_share": Mean.of(weights.limited_BT, keep_BT),
+        "ppo/rollout_sample_size": SampleSize.of(weights.weights_BT, keep_BT),
+    }
+
+
+HOOK = CorrectionHook

@@ -1,0 +1,96 @@
+"""The hook that lets PPO learn from episodes: rewards of turns, their advantages, and measures.
+
+Shapes: B = episodes of this rank, T = tokens after the prompt, K = parts of the score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from rlhf.algorithms.advantages import Advantages, gae
+from rlhf.base.types import Rollout
+from rlhf.config.choices import AdvantageEstimator, RewardKind
+from rlhf.options.environments.keys import GaeUnit
+from rlhf.options.environments.responses import measure
+from rlhf.options.environments.turn_advantages import turn_gae
+from rlhf.options.environments.turns import Turns, turns_of
+from rlhf.phases.ppo.hooks import PpoHook
+from rlhf.phases.ppo.loop import PPOTrainer
+from rlhf.phases.ppo.reward_mix import sum_weighted_scores
+from rlhf.phases.ppo.targets import (
+    TargetMaker,
+    Targets,
+    TargetSteps,
+    decouple,
+    scaled_part_scores,
+)
+
+
+class EpisodeHook(PpoHook):
+    """Adds what episodes have in addition to single responses."""
+
+    def target_steps(self, steps: TargetSteps) -> TargetSteps:
+        """Return the steps with rewards of turns, and the estimator of ppo.gae_unit."""
+        penalise, estimate = steps["penalise"], steps["estimate"]
+
+        def add_turn_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+            return _add_turn_rewards(maker, penalise(maker, targets, rollout), rollout)
+
+        if self.config.ppo.advantage_estimator is AdvantageEstimator.gae:
+            estimate = _estimate
+        own = {"combine": _combine, "penalise": add_turn_rewards, "estimate": estimate}
+        return {**steps, **own}
+
+    def after_scoring(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:  # noqa: ARG002
+        """Return the rollout with the measures of its episodes."""
+        measures = {**rollout.measures, **measure(rollout.responses)}
+        return rollout._replace(measures=measures)
+
+
+def _combine(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+    """Step: sum the other parts: rewards of the environment belong to turns."""
+    scores_BK = scaled_part_scores(maker, rollout)
+    for number, part in enumerate(maker.parts.values()):
+        if part.kind is RewardKind.environment:
+            scores_BK[:, number] = 0.0
+    return targets._replace(scores_B=sum_weighted_scores(maker.parts, scores_BK))
+
+
+def _add_turn_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+    """Add the environment's rewards of turns, clipped like scores."""
+    clip = maker.config.clip_reward_value
+    weights = [p.weight for p in maker.parts.values() if p.kind is RewardKind.environment]
+    of_turns_BT = sum(weights) * _turns(rollout).rewards_BT
+    if clip is not None:
+        of_turns_BT = of_turns_BT.clamp(-clip, clip)
+    return targets._replace(
+        rewards_BT=targets.rewards_BT + of_turns_BT,
+        scores_B=targets.scores_B + of_turns_BT.sum(dim=1),
+    )
+
+
+def _estimate(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+    """Step: estimate advantages by GAE; the critic's value stands for the rest of cut episodes.
+
+    With ppo.gae_unit=turn a time step is a turn.
+    """
+    config, turns, keep_BT = maker.config, _turns(rollout), rollout.responses.keep_BT
+    assert rollout.last_values_B is not None, "the rollout was scored without a critic"
+    last_values_B = rollout.last_values_B.masked_fill(~turns.truncated_B, 0.0)
+    rewards_BT, values_BT = targets.scaled_rewards_BT, rollout.values_BT
+    estimate: Callable[..., Advantages] = partial(gae, rewards_BT, values_BT, keep_BT)
+    if config.gae_unit is GaeUnit.turn:
+        costs_BT = targets.penalty_BT
+        estimate = partial(turn_gae, rewards_BT + costs_BT, costs_BT, values_BT, turns.turn_BT)
+    estimate = partial(estimate, gamma=config.gamma, last_values_B=last_values_B)
+    return targets._replace(raw=decouple(estimate, keep_BT, config))
+
+
+def _turns(rollout: Rollout) -> Turns:
+    turns = turns_of(rollout.responses)
+    assert turns is not None, "an environment without episodes"
+    return turns
+
+
+HOOK = EpisodeHook

@@ -1,0 +1,76 @@
+"""DAPO's dynamic sampling, https://arxiv.org/abs/2503.14476.
+
+An estimator that compares the responses to one prompt learns nothing if all have the same score, so
+such a prompt is replaced by another one, until the scores differ or the rounds are used up.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rlhf.base.stored_responses import join_rows
+from rlhf.base.types import Rollout, StatefulWithTensors, take_rows
+from rlhf.phases.ppo.hooks import PpoHook
+from rlhf.phases.ppo.loop import PPOTrainer
+from rlhf.phases.ppo.prompts import PromptLoader
+from rlhf.phases.ppo.step_metrics import equal_group_mask
+
+
+class ResamplingHook(PpoHook):
+    """Replaces prompts before a step learns from them.
+
+    Prompts and random numbers are keyed by step and round, and each prompt is replaced alone:
+    neither resuming nor the number of ranks changes a response.
+    """
+
+    _loader: PromptLoader | None = None
+
+    def begin(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:  # noqa: ARG002
+        """Keep the loader, from which other prompts come."""
+        self._loader = loader
+        return {}
+
+    def before_training(
+        self, trainer: PPOTrainer, rollout: Rollout
+    ) -> tuple[Rollout, dict[str, float]]:
+        """Return the scored responses of a step after all rounds."""
+        assert self._loader is not None, "begin comes first"
+        ranks, pad_id = self._loader.context.ranks, self._loader.context.tokenizer.pad_token_id
+        config, size = self.config.ppo, self.config.ppo.responses_per_prompt
+        rollout = _with_replaced_share(rollout, 0.0)
+        for number in range(1, config.resampling_rounds + 1):
+            scores_B = trainer.target_maker.clipped_scores(rollout)
+            is_equal = equal_group_mask(scores_B.view(-1, size)).tolist()
+            equal = [group for group, holds in enumerate(is_equal) if holds]
+            # Every rank answers as many prompts as the rank that needs most, since all must take
+            # part in the passes of sharded models; it drops what it does not need.
+            most = int(ranks.max(torch.tensor(len(equal), device=ranks.device)))
+            if most == 0:
+                break
+            others = [group for group, holds in enumerate(is_equal) if not holds]
+            groups = (equal + others)[:most]
+            rows = [group * size + place for group in groups for place in range(size)]
+            prompts = take_rows(self._loader.batch(trainer.steps_done, attempt=number), rows)
+            fresh = _with_replaced_share(trainer.generate_experience(prompts), 1.0)
+            source = list(range(len(rollout.scores_B)))
+            for place, row in enumerate(rows[: len(equal) * size]):
+                source[row] = len(source) + place
+            seconds = _add_seconds(rollout, fresh)
+            rollout = take_rows(join_rows([rollout, fresh], pad_id=pad_id), source)
+            rollout = rollout._replace(seconds=seconds)
+        return rollout, {}
+
+
+def _with_replaced_share(rollout: Rollout, share: float) -> Rollout:
+    """Return ``rollout`` with a share of 1 if its prompts were sampled in place of others."""
+    share_B = torch.full_like(rollout.scores_B, share)
+    return rollout._replace(measures={**rollout.measures, "replaced_share": share_B})
+
+
+def _add_seconds(rollout: Rollout, fresh: Rollout) -> dict[str, float]:
+    """Return the seconds of both rollouts together, by part."""
+    first, second = rollout.seconds or {}, fresh.seconds or {}
+    return {name: first[name] + second[name] for name in first}
+
+
+HOOK = ResamplingHook

@@ -1,0 +1,95 @@
+"""The log-probabilities of a rollout: reused from sampling, or recomputed by the trainer.
+
+A rollout has two kinds of log-probabilities: ``rollout.responses.logprobs_BT`` of the policy that
+sampled, and ``rollout.logprobs_BT`` of the proximal policy, which the updates start from. Both are
+the same if log-probabilities are reused.
+Shapes: B = sequences of this rank, T = response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from rlhf.base.errors import ConfigError
+from rlhf.base.metrics import Maximum, Mean, Metrics
+from rlhf.base.types import Responses, Rollout
+from rlhf.config.choices import When
+from rlhf.options import PpoConfig, RolloutConfig
+from rlhf.phases.ppo.hooks import PpoHook
+
+MISMATCH = "ppo/logprob_mismatch"  # mean |rollout - training| per token, with the same weights
+LARGE = 0.1  # nats; the ratio of such a token is off by more than a tenth
+
+
+class LogprobReuse:
+    """The decision for each step whether log-probabilities are reused; equal on every rank.
+
+    With reuse_logprobs=auto options decide (``PpoHook.reuses_logprobs``). Without such an option
+    they are reused as long as the last measured mismatch, over all ranks, is small enough, and
+    never under dropout, because training then cannot measure a mismatch.
+    """
+
+    def __init__(
+        self, config: RolloutConfig, ppo: PpoConfig, hooks: Sequence[PpoHook] = ()
+    ) -> None:
+        self._config = config
+        self._mode = _mode_of_run(config, ppo, hooks)
+        self._is_comparable = not any(hook.samples_older_policy for hook in hooks)
+        self.mismatch: float | None = None  # not measured yet
+
+    def can_reuse(self, responses: Responses) -> bool:
+        """Return True if the actor need not be run to score ``responses``."""
+        config = self._config
+        if responses.logprobs_BT is None and self._mode is When.always:
+            raise ConfigError(
+                f"rollout.reuse_logprobs=always: rollout.backend={config.backend} measures no "
+                "log-probabilities; use rollout.reuse_logprobs=auto"
+            )
+        if self._mode is not When.auto:
+            return self._mode is When.always
+        if responses.logprobs_BT is None or self.mismatch is None:
+            return False
+        return self.mismatch <= config.max_logprob_mismatch
+
+    def is_measured(self, rollout: Rollout, updates: Sequence[object]) -> bool:
+        """Return True if training can now measure the mismatch of reused log-probabilities.
+
+        It cannot after an update, nor if an older policy sampled.
+        """
+        return rollout.reuses_logprobs and not updates and self._is_comparable
+
+    def recomputed_mismatch(self, rollout: Rollout) -> Metrics:
+        """Return the mismatch of log-probabilities that were measured and recomputed.
+
+        There is none if an older policy sampled: two policies would be compared.
+        """
+        measured_BT = rollout.responses.logprobs_BT
+        if measured_BT is None or rollout.reuses_logprobs or not self._is_comparable:
+            return {}
+        return logprob_mismatch(measured_BT, rollout.logprobs_BT, rollout.responses.keep_BT)
+
+    def store_mismatch(self, values: Mapping[str, float]) -> None:
+        """Store the mismatch of a step from its metrics over all ranks, if it was measured."""
+        self.mismatch = values.get(MISMATCH, self.mismatch)
+
+
+def _mode_of_run(config: RolloutConfig, ppo: PpoConfig, hooks: Sequence[PpoHook]) -> When:
+    """Return the configured mode; of auto, what does not depend on a measured mismatch."""
+    if config.reuse_logprobs is not When.auto:
+        return config.reuse_logprobs
+    for hook in reversed(hooks):
+        if hook.reuses_logprobs is not None:
+            return hook.reuses_logprobs
+    return When.never if ppo.actor_dropout else When.auto
+
+
+def logprob_mismatch(one_BT: Tensor, other_BT: Tensor, keep_BT: Tensor) -> Metrics:
+    """Return metrics of the difference of two measurements of the same log-probabilities."""
+    apart_BT = (one_BT - other_BT).abs()
+    return {
+        MISMATCH: Mean.of(apart_BT, keep_BT),
+        f"{MISMATCH}_share": Mean.of((apart_BT > LARGE).float(), keep_BT),
+        f"{MISMATCH}_max": Maximum.of(apart_BT, keep_BT),
+    }
