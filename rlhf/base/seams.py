@@ -7,7 +7,7 @@ annotates them with the class below that describes NAME. Importing this file imp
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rlhf.base.ranks import Ranks
     from rlhf.base.types import Responses, Rollout, RolloutBackend, StatefulWithTensors
+    from rlhf.chat.talker import Talker
     from rlhf.config.choices import Dtype, Phase
     from rlhf.config.roles import Role
     from rlhf.config.schema.model import ModelConfig
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from rlhf.plan.phase_memory import PhaseMemory
     from rlhf.plan.phase_plan import PhasePlan
     from rlhf.plan.time_model import CostModel, Pass
+    from rlhf.report.charts import RunFiles
+    from rlhf.report.run_charts import ChartSection
+    from rlhf.rollout.sampling import SamplingSettings
 
 
 class SourcesSeam(Protocol):
@@ -143,6 +147,64 @@ class ResponsesSeam(Protocol):
 
     def show(self, rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
         """Return how a reader sees each row, whose response decodes to ``texts[row]``."""
+
+
+class Policy(NamedTuple):
+    """A policy that a run may have in its directory.
+
+    A module ``keys`` names those of its option, which are made from trained ones, as ``POLICIES``.
+    """
+
+    name: str
+    """What results and evaluations call it."""
+    model: str
+    """What samples and chats call it."""
+    folder: str
+    """Its place in the run directory."""
+    label: str
+    """What people read."""
+    suffix: str = ""
+    """The end of the names of its measures in result.json, such as score_after_SUFFIX."""
+
+
+class ReportParts:
+    """``report``: what an option adds to the summary and the report of a run.
+
+    The module has an object of a subclass as ``REPORT``. Used by ``rlhf/report/``.
+    """
+
+    changes: ClassVar[Mapping[str, str]] = {}
+    """Measures of result.json with values before and after training, by label."""
+    yardsticks: ClassVar[Mapping[str, str]] = {}
+    """Numbers of result.json with which the score compares, by label."""
+
+    def sections(self, run: RunFiles) -> Sequence[ChartSection]:
+        """Return further charts of the run."""
+        return ()
+
+
+class ChatSeam(Protocol):
+    """``chat``: what a model does by itself, in the place of a chat. Used by environments."""
+
+    FLAG: str
+    """The flag of ``rlhf.chat`` that starts it, with its meaning in ``HELP``."""
+    HELP: str
+    PROMPT_MARK: str
+    """A regular expression of what precedes the prompts of samples.jsonl."""
+
+    def suits(self, keys: Mapping[str, object]) -> bool:
+        """Return True if a run with these keys was trained for it."""
+
+    def play(
+        self,
+        run_dir: Path,
+        talker: Talker,
+        sampling: SamplingSettings,
+        *,
+        seed: int,
+        write: Callable[[str], None],
+    ) -> None:
+        """Write what the model ``talker`` of a run does."""
 
 
 class Generation(NamedTuple):

@@ -76,11 +76,6 @@ SAMPLE: Form = {
     "gold_parts?": {OTHERS: MAYBE_FLOAT},
     "turns?": [{"role": str, "text": str}],
 }
-CRITIC_STATE: Form = {
-    **LINE,
-    "pair": int,
-    **dict.fromkeys(("place", "value", "true_value", "error"), float),
-}
 ANSWER: Form = {
     **{name: str for name in ("model", "decoder", "prompt", "response")},
     **{"sample": int, "score": MAYBE_FLOAT, "kl": MAYBE_FLOAT, "tokens": float},

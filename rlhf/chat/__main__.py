@@ -1,12 +1,11 @@
 """Chat with a model of a run, or with any model.
 
-    python -m rlhf.chat RUN_DIR [--model sft|actor|actor_ema|FOLDER] [--environment]
+    python -m rlhf.chat RUN_DIR [--model NAME|FOLDER]
     python -m rlhf.chat MODEL
 
-MODEL is a Hugging Face folder, or a hub id in this machine's cache. With --environment the model
-plays an episode of the run's environment. Otherwise each line is a message. Answers go to stdout
-and everything else to stderr, so that `echo hello | python -m rlhf.chat RUN_DIR` prints the answer
-only.
+MODEL is a Hugging Face folder, or a hub id in this machine's cache. Each line is a message.
+Answers go to stdout and everything else to stderr, so that
+`echo hello | python -m rlhf.chat RUN_DIR` prints the answer only.
 """
 
 from __future__ import annotations
@@ -24,8 +23,11 @@ from rlhf.base.command import command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError
 from rlhf.base.safe_text import for_terminal, strip_control_characters
 from rlhf.base.user_paths import expand_user_path
+from rlhf.options import modules_of
+from rlhf.run.policies import folders_by_model
 
 if TYPE_CHECKING:
+    from rlhf.base.seams import ChatSeam
     from rlhf.chat.run_models import LoneModel, RunModels
     from rlhf.rollout.sampling import SamplingSettings
 
@@ -92,17 +94,18 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     else:
         torch.seed()
     lone = find_lone_model(options.place)
-    if lone is not None and (options.model or options.environment):
-        raise ConfigError(f"--model and --environment need the directory of a run: {options.place}")
+    if lone is not None and (options.model or options.playing):
+        flags = " and ".join(("--model", *(seam.FLAG for seam in _seams())))
+        raise ConfigError(f"{flags} need the directory of a run: {options.place}")
     run_dir = expand_user_path(options.place, key="RUN_DIR")
     models = lone or RunModels(run_dir, options.model, trusts_code=options.trust_code)
     sampling = chosen_sampling(models.sampling, options)
-    if isinstance(models, RunModels) and options.environment:
-        from rlhf.chat.dialogue import play_episode
+    if isinstance(models, RunModels) and options.playing:
         from rlhf.config.freeze import refuse_code_of_run
 
         refuse_code_of_run(run_dir, trusts_code=options.trust_code)
-        play_episode(models, run_dir, sampling, seed=options.seed or 0, write=write)
+        seed, seam = options.seed or 0, options.playing
+        seam.play(run_dir, models.talker, sampling, seed=seed, write=write)
         return
     dialogue = Dialogue(models, sampling, write=write, say=say)
     is_terminal = sys.stdin.isatty()
@@ -116,17 +119,26 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         say("")
 
 
+def _seams() -> list[ChatSeam]:
+    return list(modules_of("chat"))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Chat as the command says; return the exit code."""
     parser = command_parser("rlhf.chat", __doc__, runs_code=True)
     parser.add_argument("place", type=Path, metavar="RUN_DIR|MODEL")
-    parser.add_argument("--model", help="sft, actor, actor_ema or FOLDER; default: the newest")
+    parser.add_argument(
+        "--model", help=f"{', '.join(folders_by_model())} or FOLDER; default: the newest"
+    )
     parser.add_argument("--temperature", metavar="X", help="default: that of the run or model")
     parser.add_argument(
         "--max-tokens", type=int, metavar="N", help="default: that of the run, or 256"
     )
-    parser.add_argument("--seed", type=int, help="for equal answers again, or another episode")
-    parser.add_argument("--environment", action="store_true", help="let the model play an episode")
+    parser.add_argument("--seed", type=int, help="for equal answers again, or others")
+    for seam in _seams():
+        parser.add_argument(
+            seam.FLAG, dest="playing", action="store_const", const=seam, help=seam.HELP
+        )
     options = parser.parse_args(arguments)
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):

@@ -1,19 +1,13 @@
-"""A conversation with a policy: its messages, commands and context; or an episode that it plays."""
+"""A conversation with a policy: its messages, commands and context."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.chat.run_models import LoneModel, RunModels
 from rlhf.chat.talker import ChatMessage, SampledAnswer, Talker, WriteText
-from rlhf.config.freeze import load_run
-from rlhf.data.encoding import Encoder, first_record
-from rlhf.options.environments.interface import EnvironmentPool, Reply
-from rlhf.options.environments.process_pool import build_pool
 from rlhf.rollout.sampling import SamplingSettings
 
 COMMANDS: Mapping[str, str] = {
@@ -134,7 +128,7 @@ class Dialogue:
             del asked[:2]
             self._say_once(
                 f"The conversation is longer than the context of {talker.num_positions} tokens: "
-                "the oldest turns are dropped from here on."
+                "the oldest messages are dropped from here on."
             )
 
     def _stream_answer(self, talker: Talker, ids: list[int]) -> SampledAnswer:
@@ -152,7 +146,7 @@ class Dialogue:
 
     def _set_system(self, text: str) -> None:
         if not self._models.talker.expects_turns:
-            self._say("The model's prompts are without turns: no system message.")
+            self._say("The model's prompts are no conversations: no system message.")
             return
         self._system = [_message("system", text)] if text else []
         self._say("The system message is set." if text else "There is no system message.")
@@ -191,47 +185,3 @@ def parse_temperature(text: str, *, option: str) -> float:
 
 def _message(role: str, content: str) -> ChatMessage:
     return {"role": role, "content": content}
-
-
-def play_episode(
-    models: RunModels, run_dir: Path, sampling: SamplingSettings, *, seed: int, write: WriteText
-) -> None:
-    """Write every turn of the policy and of the environment, and what the episode came to.
-
-    Raises:
-        ConfigError: if the run has no environment, or it cannot be made.
-    """
-    config = load_run(run_dir)
-    if not config.environment.is_used:
-        raise ConfigError(
-            f"--environment: {run_dir} has environment.kind=none; without --environment you talk "
-            "to its model yourself"
-        )
-    talker, total = models.talker, 0.0
-    encoder = Encoder(talker.tokenizer, config.data.template)
-    with closing(build_pool(config.environment)) as pool:
-        pool.reset(0, seed=seed, row={})
-        reply = _next_reply(pool)
-        first = reply.observation
-        write(f"{first.role}: {first.text}\n")
-        ids = encoder.prompts([encoder.asked(first_record(first.role, first.text))])[0]
-        for _ in range(config.environment.max_turns):
-            if reply.has_ended:
-                break
-            write("assistant: ")
-            answer = talker.answer(ids, sampling, write)
-            pool.step(0, answer.text)
-            reply = _next_reply(pool)
-            total += reply.step.reward
-            said = reply.observation
-            write(f"\n{said.role}: {said.text}\n")
-            ended = [] if answer.why == "ended" else [encoder.end_id]
-            ids = [*ids, *answer.ids, *ended, *encoder.observations([(said.role, said.text)])[0]]
-    success = reply.step.info.get("success")
-    how = f"failed ({reply.failure}: {reply.problem})" if reply.failure else "ended"
-    known = "" if success is None else f", success: {'yes' if success else 'no'}"
-    write(f"episode {seed} {how}: return {total:g}{known}\n")
-
-
-def _next_reply(pool: EnvironmentPool) -> Reply:
-    return pool.replies(wait=True)[0]

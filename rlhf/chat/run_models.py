@@ -28,9 +28,9 @@ from rlhf.models.sources import RUN_FOLDER, ModelSource, load_failure
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
 from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import Combination, Ensemble, load_ensemble
-from rlhf.report.next_commands import POLICIES
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.run.finished_phase import verify_model
+from rlhf.run.policies import TRAINED, folders_by_model
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -131,11 +131,7 @@ def _read_generation_config(folder: Path) -> GenerationConfig:
         return GenerationConfig.from_pretrained(folder)
 
 
-NAMES = {
-    "sft": ("sft/model",),
-    "actor": ("ppo/actor", "dpo/actor"),
-    "actor_ema": ("ppo/actor_ema",),
-}
+NAMES = folders_by_model()
 
 
 class RunModels:
@@ -163,10 +159,10 @@ class RunModels:
 
     @property
     def form_notice(self) -> str | None:
-        """Return a notice if prompts are no turns."""
+        """Return a notice if prompts are no conversations."""
         if self.talker.expects_turns:
             return None
-        return "Trained on prompts without turns: each line is a prompt by itself."
+        return "Trained on prompts that are no conversations: each line is a prompt by itself."
 
     @property
     def sampling(self) -> SamplingSettings:
@@ -256,7 +252,8 @@ class RunModels:
         """Return the folder of a policy."""
         if choice is not None and choice not in NAMES:
             return _chosen_folder(expand_user_path(choice, key="--model"))
-        places = POLICIES if choice is None else NAMES[choice]
+        newest = [policy.folder for policy in reversed(TRAINED)]
+        places = newest if choice is None else NAMES[choice]
         for place in places:
             if (self.run_dir / place).is_dir():
                 return self.run_dir / place

@@ -84,7 +84,7 @@ class Talker:
             )
         except (TemplateError, TypeError) as error:
             roles = ", ".join(message["role"] for message in messages)
-            raise DataError(f"the chat template fails on the turns {roles}: {error}") from error
+            raise DataError(f"the chat template fails on the messages {roles}: {error}") from error
         ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
         return ids
 

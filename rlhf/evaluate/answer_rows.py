@@ -44,15 +44,9 @@ from rlhf.phases.shared.policy_evaluation import (
 )
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, zero_scores
 from rlhf.run.finished_phase import verify_model
+from rlhf.run.policies import POLICIES, TRAINED
 from rlhf.runtime.run_data import load_phase_data
 
-# The policies that a run can have, in training order, and their folders in the run directory.
-POLICIES = {
-    "sft": "sft/model",
-    "dpo": "dpo/actor",
-    "ppo": "ppo/actor",
-    "ppo_ema": "ppo/actor_ema",
-}
 WITHOUT_PPO = BatchPlan(per_rank=16, micro=16, accumulation=1)
 RIGHT = (RewardKind.exact, RewardKind.number, RewardKind.json, RewardKind.pattern)
 
@@ -224,13 +218,15 @@ def policy_folders(run_dir: Path) -> dict[str, Path]:
     Raises:
         CheckpointError: if the run has no policy.
     """
-    found = {name: run_dir / place for name, place in POLICIES.items()}
+    found = {policy.name: run_dir / policy.folder for policy in POLICIES}
     found = {name: folder for name, folder in found.items() if folder.is_dir()}
     if not found:
-        raise CheckpointError(f"{run_dir} has no policy: none of {', '.join(POLICIES.values())}")
+        places = ", ".join(policy.folder for policy in POLICIES)
+        raise CheckpointError(f"{run_dir} has no policy: none of {places}")
     return found
 
 
 def trained_policy(run_dir: Path) -> tuple[str, Path]:
     """Return the name and the folder of the policy that a run trained last, not an average."""
-    return [each for each in policy_folders(run_dir).items() if each[0] != "ppo_ema"][-1]
+    trained = {policy.name for policy in TRAINED}
+    return [each for each in policy_folders(run_dir).items() if each[0] in trained][-1]

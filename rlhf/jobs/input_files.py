@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from rlhf.base.errors import DataError
@@ -15,11 +16,13 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.files import READERS
 from rlhf.data.tables import SAMPLE
-from rlhf.options import DataConfig
+from rlhf.options import DataConfig, modules_of
 from rlhf.run.results import write_json
 
 INPUTS = "inputs.json"
 OF_DATA = {*READERS, ".arrow", ".txt"}
+# Keys that name a file, or code by MODULE:NAME; an option's module ``keys`` names its own as FILES.
+OF_OPTIONS = [key for keys in modules_of("keys") for key in getattr(keys, "FILES", ())]
 # Key of the configuration -> whole path -> size and SHA-256.
 Inputs = dict[str, dict[str, Identity]]
 
@@ -73,14 +76,13 @@ def _names_code(key: str) -> bool:
 def _read_inputs(config: RunConfig) -> Inputs:
     named = [
         *data_paths(config.data),
-        ("data.ptx_path", config.data.ptx_path),
+        *((key, attrgetter(key)(config)) for key in OF_OPTIONS),
         ("reward.groups_path", config.reward.groups_path),
         *(
             (f"rewards.{name}.json_schema", each.json_schema)
             for name, each in config.rewards.items()
         ),
         *((f"rewards.{name}.function", each.function) for name, each in config.rewards.items()),
-        ("environment.target", config.environment.target),
     ]
     inputs: Inputs = {}
     for key, value in named:

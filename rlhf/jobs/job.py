@@ -267,8 +267,8 @@ def describe_template(chosen: Template, key: str, model: ModelConfig) -> list[st
         return []
     said = {
         Template.chat: "has a chat template, so the model is trained and asked in it "
-        "(data.template=plain: in Human: and Assistant: turns)",
-        Template.plain: "has no chat template, so conversations are Human: and Assistant: turns",
+        "(data.template=plain: with Human: and Assistant:)",
+        Template.plain: "has no chat template, so conversations have Human: and Assistant:",
         Template.auto: "is not on this machine; the run decides when it has it",
     }
     return [f"data.template={chosen}: the tokenizer of {place} {said[chosen]}"]

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.base.stored_files import CRITIC_STATE, SAMPLE, read_lines
 from rlhf.base.stored_files import METRICS as METRICS_LINE
+from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.config.freeze import frozen_keys
-from rlhf.options.branches.keys import LOG as CRITIC
 from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, read_alarms
@@ -223,7 +222,6 @@ class RunFiles(NamedTuple):
     samples: Sequence[Mapping[str, Any]]
     alarms: Sequence[Alarm]
     result: Mapping[str, Any] | None  # None: the run has not finished
-    critic: Sequence[Mapping[str, Any]] = ()  # states of checks of the critic
 
 
 def read_run_files(run_dir: Path) -> RunFiles:
@@ -235,7 +233,6 @@ def read_run_files(run_dir: Path) -> RunFiles:
         samples=list(read_lines(run_dir / "samples.jsonl", SAMPLE))[-MOST_SAMPLES:],
         alarms=read_alarms(run_dir),
         result=read_run_result(run_dir),
-        critic=list(read_lines(run_dir / CRITIC, CRITIC_STATE)),
     )
 
 

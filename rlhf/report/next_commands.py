@@ -10,14 +10,14 @@ from pathlib import Path
 from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import frozen_keys, keys_that_run_code, read_command
+from rlhf.options import modules_of
 from rlhf.report.alarms import CHANCE
 from rlhf.run.model_card import python_example
+from rlhf.run.policies import TRAINED
 from rlhf.run.results import read_phase_result
 from rlhf.run.step_alarms import first_divergence, read_alarms
 
-POLICIES = ("ppo/actor", "dpo/actor", "sft/model")
 PLACES = ("run_dir", "resume")
-EPISODE = r"^\[episode \d+\]"  # which samples.jsonl writes before the prompt of an episode
 OWN_DATA = r"data\.(path|sets(\.[^.]+(\.path)?)?)"  # keys that name a file or a hub data set
 OF_ALL_DATA = (
     *("data.split", "data.eval_share", "data.template", "data.clean", "data.deduplicate"),
@@ -27,14 +27,18 @@ OF_ALL_DATA = (
 
 def suggest_commands(run_dir: Path) -> list[str]:
     """Return lines with commands that use or measure the model, or repeat the run with changes."""
-    folders = [run_dir / path for path in POLICIES if (run_dir / path).exists()]
-    source = frozen_keys(run_dir).get("data.source")
-    plays = ["--environment"] if source == Source.environment else []
+    folders = [run_dir / each.folder for each in reversed(TRAINED)]
+    folders = [folder for folder in folders if folder.exists()]
+    keys = frozen_keys(run_dir)
+    source = keys.get("data.source")
+    suited = [seam for seam in modules_of("chat") if seam.suits(keys)]
+    plays = [seam.FLAG for seam in suited]
     place = [str(relative_to_cwd(run_dir)), *["--trust-code"] * bool(keys_that_run_code(run_dir))]
     lines = ["What to type next"]
     if folders:
         samples = read_lines(run_dir / "samples.jsonl", SAMPLE)
-        prompts = [re.sub(EPISODE, "", sample["prompt"]) for sample in samples]
+        marks = "|".join(seam.PROMPT_MARK for seam in suited)
+        prompts = [re.sub(marks, "", sample["prompt"]) for sample in samples]
         has_template = (folders[0] / "chat_template.jinja").exists()
         lines += [
             "  # use the model, in Python",

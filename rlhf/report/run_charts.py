@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from rlhf.base.intervals import NORMAL_QUANTILE
 from rlhf.config.choices import ModelInit, RewardKind
-from rlhf.options.branches.critic_states import CriticState, measure_by_place
 from rlhf.report.charts import (
     FEWEST_JOINED,
     PANELS,
@@ -20,7 +19,6 @@ from rlhf.report.charts import (
     Point,
     PointsByMetric,
     RunFiles,
-    Tick,
     line_chart,
     number_text,
     panels_of,
@@ -37,19 +35,6 @@ X_LABELS = {
     "ppo": "PPO step",
     "dpo": "DPO step",
 }
-BINS = 5  # parts of responses
-MOST_STATES = 300  # most dots in a chart
-TITLES = {
-    "error": "Squared error of values",
-    "ranking": "Alternative steps ranked right",
-    "slope": "Slope of true values over values",
-    "explained_variance": "Explained variance of true values",
-}
-NOTE = (
-    "A true value is the mean return of continuations that were sampled from the state; their noise"
-    " is subtracted from errors and variances. Of two alternative steps from one state, a guess"
-    " finds the better one in half of the cases."
-)
 
 
 class ChartSection(NamedTuple):
@@ -197,70 +182,3 @@ def charts_without_panel(run: RunFiles) -> list[Chart]:
 def alarm_element_id(alarm: Alarm) -> str:
     """Return the id of the page element that shows ``alarm``."""
     return f"alarm-{alarm.name}"
-
-
-def true_value_section(run: RunFiles) -> ChartSection:
-    """Return charts of values beside true values, and of measures by place in the response."""
-    title, parts = "Critic beside true values", _halves(run)
-    if not parts:
-        return ChartSection(title, [])
-    over_values = _chart_over_values(*list(parts.items())[-1])
-    measured = {label: measure_by_place(states, bins=BINS) for label, states in parts.items()}
-    by_place = [_chart_by_place(measured, name) for name in TITLES]
-    return ChartSection(title, [over_values, *by_place], NOTE)
-
-
-def _halves(run: RunFiles) -> dict[str, list[CriticState]]:
-    """Return the states of the first and of the second half of the checks, by a label."""
-    steps = sorted({row["step"] for row in run.critic})
-    first = len(steps) // 2
-    halves = (steps[:first], steps[first:])
-    return {
-        f"step {half[0]}" if len(half) == 1 else f"steps {half[0]} to {half[-1]}": [
-            CriticState(**{name: row[name] for name in CriticState._fields})
-            for row in run.critic
-            if row["step"] in half
-        ]
-        for half in halves
-        if half
-    }
-
-
-def _chart_over_values(label: str, states: Sequence[CriticState]) -> Chart | None:
-    """Return a chart with a point (value, true value) for each state."""
-    shown = states[-MOST_STATES:]
-    points = [(state.value, state.true_value) for state in shown]
-    halves = [NORMAL_QUANTILE * state.error for state in shown]
-    exact = [(at, at) for at in (min(points)[0], max(points)[0])]
-    lines = [Line("states, 95 % intervals", points, halves, is_joined=False), Line("exact", exact)]
-    return line_chart(f"True values over the critic's values, {label}", lines, x_label="value")
-
-
-def _chart_by_place(
-    measured: Mapping[str, Mapping[int, Mapping[str, float]]], name: str
-) -> Chart | None:
-    """Return a chart of the measure ``name`` by place, with a line for each part of the checks."""
-    info = METRICS[f"ppo/critic_{name}"]
-    ticks = [
-        Tick((number + 0.5) / BINS, f"{100 * number // BINS}-{100 * (number + 1) // BINS} %")
-        for number in range(BINS)
-    ]
-    lines = [
-        curve(
-            label,
-            [
-                (ticks[number].at, found[name])
-                for number, found in by_place.items()
-                if name in found
-            ],
-        )
-        for label, by_place in measured.items()
-    ]
-    return line_chart(
-        TITLES[name],
-        lines,
-        x_label="place in the response",
-        x_ticks=ticks,
-        unit="" if info.unit == "1" else info.unit,
-        healthy=info.healthy_range,
-    )

@@ -16,6 +16,7 @@ from rlhf.base.atomic import write_text_atomically
 from rlhf.base.stored_files import ANSWER, EVALUATED, read_json, read_lines
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import read_command
+from rlhf.options import modules_of
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import Chart, Line, RunFiles, line_chart, read_run_files
 from rlhf.report.page import Headline, render_template
@@ -25,7 +26,6 @@ from rlhf.report.run_charts import (
     critic_section,
     over_optimisation_section,
     panel_sections,
-    true_value_section,
 )
 from rlhf.report.summary import summary_blocks
 from rlhf.run.step_alarms import Alarm, describe_divergence
@@ -61,7 +61,8 @@ def run_page(run: RunFiles) -> str:
     result = run.result
     words = read_command(run.folder)
     sections = [over_optimisation_section(run), *panel_sections(run), critic_section(run)]
-    sections.append(true_value_section(run))
+    for module in modules_of("report"):
+        sections += module.REPORT.sections(run)
     return render_template(
         "run.html",
         scripts=["tokens.js", "samples.js"],

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.safe_text import strip_control_characters
 from rlhf.base.stored_files import SAMPLE, read_lines
+from rlhf.options import modules_of
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import read_series
 from rlhf.report.next_commands import relative_to_cwd, suggest_commands
+from rlhf.run.policies import DERIVED, DERIVED_MODELS, POLICIES
 from rlhf.run.step_alarms import Alarm, describe_divergence, read_alarms
 
 if TYPE_CHECKING:
@@ -22,12 +24,10 @@ if TYPE_CHECKING:
 
 # Files and folders that a run may have in its directory, in the order of their creation.
 ARTIFACTS: Mapping[str, str] = {
-    "SFT model": "sft/model",
+    POLICIES[0].label: POLICIES[0].folder,
     "reward model": "reward/model",
-    "actor": "ppo/actor",
-    "actor, averaged": "ppo/actor_ema",
+    **{policy.label: policy.folder for policy in POLICIES[1:]},
     "critic": "ppo/critic",
-    "policy of DPO": "dpo/actor",
     "metrics": "metrics.jsonl",
     "samples": "samples.jsonl",
 }
@@ -129,7 +129,7 @@ def objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
 def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
     """Return lines with the first and the last sampled answers to the same held-out prompts."""
     rows = read_lines(run_dir / "samples.jsonl", SAMPLE)
-    samples = [row for row in rows if row.get("model") != "actor_ema"]  # not what the run trained
+    samples = [row for row in rows if row.get("model") not in DERIVED_MODELS]
     if not samples:
         return []
     first, last = (
@@ -199,7 +199,8 @@ def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield _change_row("held-out score", ppo, "score")
     yield from _gain_rows(ppo, "score")
     yield from _part_rows(ppo, "score")
-    for row, name in {"optimal return": "optimum", "random turns' return": "random_return"}.items():
+    yardsticks = (module.REPORT.yardsticks for module in modules_of("report"))
+    for row, name in (item for each in yardsticks for item in each.items()):
         if name in ppo:
             yield SummaryRow(f"  {row}", after=_number_text(ppo[name]))
 
@@ -209,13 +210,15 @@ def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _policy_rows(dpo)
 
 
-POLICY_ROWS = {
+POLICY_ROWS: dict[str, str] = {
     "exactly right": "exact",
     "exactly right, greedy": "exact_greedy",
     "held-out gold score": "gold",
-    "return of an episode": "return",
-    "share of successes": "success",
-    "turns of an episode": "turns",
+    **{
+        label: measure
+        for module in modules_of("report")
+        for label, measure in module.REPORT.changes.items()
+    },
     "response tokens": "response_tokens",
     "share that ended": "ended_share",
     "corpus perplexity": "corpus_perplexity",
@@ -227,8 +230,9 @@ def _policy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
         if f"{key}_before" in measures:
             yield _change_row(name, measures, key)
         yield from _gain_rows(measures, key)
-        if f"{key}_after_ema" in measures:
-            yield SummaryRow("  averaged actor", after=_number_text(measures[f"{key}_after_ema"]))
+        for policy in DERIVED:
+            if (measure := f"{key}_after_{policy.suffix}") in measures:
+                yield SummaryRow(f"  {policy.label}", after=_number_text(measures[measure]))
         yield from _part_rows(measures, key)
     yield SummaryRow("KL to reference, nats", after=_number_text(measures["kl_to_reference"]))
 

@@ -16,6 +16,7 @@ from rlhf.report.page import Headline
 from rlhf.run.console import KEY_METRICS, KeyMetric
 from rlhf.run.metric_table import METRICS as KNOWN
 from rlhf.run.metric_table import documented_name
+from rlhf.run.policies import DERIVED_MODELS
 from rlhf.run.step_alarms import Alarm, alarm_of_line
 from rlhf.watch.progress import METRICS_FILE, RunProgress, RunState, time_text
 
@@ -132,7 +133,7 @@ class LiveRun:
             self._add_points(line)
         self.progress.add(lines.values)
         for sample in samples.values:
-            if sample.get("model") != "actor_ema":
+            if sample.get("model") not in DERIVED_MODELS:
                 self.first.setdefault(sample["prompt"], sample)
                 self.newest[sample["prompt"]] = sample
         self.alarms += map(alarm_of_line, alarms.values)

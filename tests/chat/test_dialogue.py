@@ -108,7 +108,7 @@ def test_prompts_without_turns_stand_alone(
     screen = Screen(save_run(tmp_path / "raw", compose, expects_turns=False))
     screen.type("hello there", "/system Be good.", "and more")
     assert script.prompts == ["hello there", "and more"]
-    assert "without turns" in screen.said[0]
+    assert "no conversations" in screen.said[0]
 
 
 def test_commands_change_the_conversation(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_the_oldest_turns_leave_the_context(run_dir: Path, monkeypatch: pytest.M
     tokenizer = screen.models.talker.tokenizer
     lengths = [len(tokenizer(prompt).input_ids) for prompt in script.prompts]
     assert max(lengths) <= POSITIONS - 12
-    assert len([text for text in screen.said if "oldest turns" in text]) == 1
+    assert len([text for text in screen.said if "oldest messages" in text]) == 1
 
 
 def test_compare_answers_with_both_and_keeps_neither(

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.base.stored_files import CRITIC_STATE, read_lines
+from rlhf.base.stored_files import read_lines
 from rlhf.options.branches.critic_states import CriticState
 from rlhf.options.branches.keys import LOG as CRITIC
+from rlhf.options.branches.report import CRITIC_STATE
 from tests.runs import ROOT, TINY_RUN, finished, metrics, python, soaked
 
 pytestmark = pytest.mark.slow

@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(("data", "models", "engine", "rollout", "run"), SHARED | {"algorithms"}),
     "phases": CORE - {"runtime"} | OPTIONS,
     "runtime": CORE | OPTIONS,
-    "options": CORE - {"runtime"} | {"plan"},  # types of what costs change
+    "options": CORE - {"runtime"} | {"chat", "plan", "report"},  # types of what seams are given
     "plan": SHARED | {"models"},
     "jobs": SHARED | {"data", "models", "engine", "rollout", "run", "runtime", "plan"},
     "report": SHARED | {"run"},

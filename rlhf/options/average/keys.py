@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlhf.base.seams import Policy
 from rlhf.config.schema.keys import FROM_0_BELOW_1, key
+
+POLICIES = (Policy("ppo_ema", "actor_ema", "ppo/actor_ema", "averaged actor", "ema"),)
 
 
 @dataclass(kw_only=True)

@@ -18,6 +18,8 @@ from rlhf.config.schema.keys import (
     results_of,
 )
 
+FILES = ("environment.target",)
+
 
 class EnvironmentKind(StrEnum):
     """Environments; none: single responses."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from rlhf.config.choices import Phase
 from rlhf.config.schema.keys import AT_LEAST_0, ROWS, key, results_of
 
+FILES = ("data.ptx_path",)
+
 
 @dataclass(kw_only=True)
 class PtxKeys:

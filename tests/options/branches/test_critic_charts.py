@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.stored_files import CRITIC_STATE, read_lines
-from rlhf.report.charts import RunFiles
-from rlhf.report.run_charts import TITLES, true_value_section
+from rlhf.base.stored_files import read_lines
+from rlhf.options.branches.report import CRITIC_STATE, TITLES, true_value_section
 
 
-def run_with(steps: Sequence[int], *, bias: float = 0.0) -> RunFiles:
-    """A run whose critic is exact, but for ``bias`` in the last fifth of responses."""
-    rows: list[dict[str, Any]] = [
+def states_of(steps: Sequence[int], *, bias: float = 0.0) -> list[dict[str, Any]]:
+    """States of a critic that is exact, but for ``bias`` in the last fifth of responses."""
+    return [
         {
             "step": step,
             "pair": 100 * step + number // 2,
@@ -29,11 +28,10 @@ def run_with(steps: Sequence[int], *, bias: float = 0.0) -> RunFiles:
         for step in steps
         for number in range(80)
     ]
-    return RunFiles(Path(), {}, {}, (), (), None, critic=rows)
 
 
 def test_each_half_of_the_checks_has_a_line_by_place() -> None:
-    section = true_value_section(run_with([8, 16, 24], bias=0.5))
+    section = true_value_section(states_of([8, 16, 24], bias=0.5))
     charts = {chart.title: chart for chart in section.charts if chart}
     assert list(charts) == [
         "True values over the critic's values, steps 16 to 24",
@@ -51,11 +49,11 @@ def test_each_half_of_the_checks_has_a_line_by_place() -> None:
 
 
 def test_one_check_has_one_line_and_none_has_no_chart() -> None:
-    charts = true_value_section(run_with([8])).charts
+    charts = true_value_section(states_of([8])).charts
     assert {line["label"] for chart in charts[1:] if chart for line in chart.data["lines"]} == {
         "step 8"
     }
-    assert not true_value_section(run_with([])).charts
+    assert not true_value_section(states_of([])).charts
 
 
 def test_a_damaged_line_is_refused_by_its_place(tmp_path: Path) -> None:

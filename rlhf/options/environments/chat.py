@@ -1,0 +1,76 @@
+"""An episode that a model plays, in the place of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf.base.errors import ConfigError
+from rlhf.config.choices import Source
+from rlhf.config.freeze import load_run
+from rlhf.data.encoding import Encoder, first_record
+from rlhf.options.environments.interface import EnvironmentPool, Reply
+from rlhf.options.environments.process_pool import build_pool
+
+if TYPE_CHECKING:
+    from rlhf.chat.talker import Talker
+    from rlhf.rollout.sampling import SamplingSettings
+
+FLAG = "--environment"
+HELP = "let the model play an episode"
+PROMPT_MARK = r"^\[episode \d+\]"  # which samples.jsonl writes before the prompt of an episode
+
+
+def suits(keys: Mapping[str, object]) -> bool:
+    """Return True if a run with these keys has learned to play."""
+    return keys.get("data.source") == Source.environment
+
+
+def play(
+    run_dir: Path,
+    talker: Talker,
+    sampling: SamplingSettings,
+    *,
+    seed: int,
+    write: Callable[[str], None],
+) -> None:
+    """Write every turn of the policy and of the environment, and what the episode came to.
+
+    Raises:
+        ConfigError: if the run has no environment, or it cannot be made.
+    """
+    config, total = load_run(run_dir), 0.0
+    if not config.environment.is_used:
+        raise ConfigError(
+            f"{FLAG}: {run_dir} has environment.kind=none; without {FLAG} you talk to its model "
+            "yourself"
+        )
+    encoder = Encoder(talker.tokenizer, config.data.template)
+    with closing(build_pool(config.environment)) as pool:
+        pool.reset(0, seed=seed, row={})
+        reply = _next_reply(pool)
+        first = reply.observation
+        write(f"{first.role}: {first.text}\n")
+        ids = encoder.prompts([encoder.asked(first_record(first.role, first.text))])[0]
+        for _ in range(config.environment.max_turns):
+            if reply.has_ended:
+                break
+            write("assistant: ")
+            answer = talker.answer(ids, sampling, write)
+            pool.step(0, answer.text)
+            reply = _next_reply(pool)
+            total += reply.step.reward
+            said = reply.observation
+            write(f"\n{said.role}: {said.text}\n")
+            ended = [] if answer.why == "ended" else [encoder.end_id]
+            ids = [*ids, *answer.ids, *ended, *encoder.observations([(said.role, said.text)])[0]]
+    success = reply.step.info.get("success")
+    how = f"failed ({reply.failure}: {reply.problem})" if reply.failure else "ended"
+    known = "" if success is None else f", success: {'yes' if success else 'no'}"
+    write(f"episode {seed} {how}: return {total:g}{known}\n")
+
+
+def _next_reply(pool: EnvironmentPool) -> Reply:
+    return pool.replies(wait=True)[0]

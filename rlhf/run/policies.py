@@ -1,0 +1,26 @@
+"""The policies that a run may have, the one list of them."""
+
+from __future__ import annotations
+
+from rlhf.base.seams import Policy
+from rlhf.options import modules_of
+
+# In the order of training.
+TRAINED = (
+    Policy("sft", "sft", "sft/model", "SFT model"),
+    Policy("dpo", "actor", "dpo/actor", "policy of DPO"),
+    Policy("ppo", "actor", "ppo/actor", "actor"),
+)
+DERIVED: tuple[Policy, ...] = tuple(
+    policy for keys in modules_of("keys") for policy in getattr(keys, "POLICIES", ())
+)
+POLICIES = (*TRAINED, *DERIVED)
+DERIVED_MODELS = {policy.model for policy in DERIVED}
+
+
+def folders_by_model() -> dict[str, list[str]]:
+    """Return the folders of the policies that share a name in samples, the newest first."""
+    found: dict[str, list[str]] = {}
+    for policy in POLICIES:
+        found.setdefault(policy.model, []).insert(0, policy.folder)
+    return found
