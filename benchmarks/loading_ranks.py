@@ -81,7 +81,6 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
     from rlhf.models.language_model import LanguageModel
     from rlhf.models.sources import ModelSource
     from rlhf.models.tokenizers import load_tokenizer
-    from rlhf.options.lora.keys import LoraExport
     from rlhf.phases.shared.exporting import build_export
 
     folder = Path(task["folder"])
@@ -92,9 +91,9 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
         architecture=None if is_stored else SHAPES[shape].policy.architecture(),
     )
     tokenizer = load_tokenizer(folder / "policy", key="model")
-    zero = run_config(folder, Work(), [f"zero={task['zero']}"]).zero
+    config = run_config(folder, Work(), [f"zero={task['zero']}"])
     shared: Any = {
-        "settings": EngineSettings(zero=zero, dtype=Dtype(task["dtype"])),
+        "settings": EngineSettings(zero=config.zero, dtype=Dtype(task["dtype"])),
         "plan": BatchPlan(per_rank=1, micro=1, accumulation=1),
         "ranks": ranks,
     }
@@ -106,7 +105,7 @@ def measured(task: dict[str, Any], ranks: Any, shape: str) -> dict[str, Any]:
 
     engine, loading = peak_of(load)
     parameters = list(engine.module.parameters())
-    export = build_export(engine, lora_export=LoraExport.merged, source=source)
+    export = build_export(config, engine)
     with tempfile.TemporaryDirectory() as place:
         written = Path(place) if ranks.is_main else None
         _, saving = peak_of(lambda: export.write(written, shard_bytes=SHARD_BYTES))

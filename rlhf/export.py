@@ -37,14 +37,12 @@ from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.weight_files import stored_dtype
 from rlhf.options import Backend, ZeroConfig
-from rlhf.options.lora.keys import LoraExport
 from rlhf.phases.dpo import DpoTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.reward_trainer import RewardTrainer
 from rlhf.phases.sft import SftTrainer
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import build_export, save_export
-from rlhf.phases.shared.policies import policy_source
 from rlhf.rewards.isolated import HERE
 from rlhf.run.console import build_console
 from rlhf.run.finished_phase import verify_model
@@ -118,10 +116,10 @@ def export_checkpoint(
     context = context_of_run(run_dir)
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
-    engine, source = _build_engine(context, phase)
+    engine = _build_engine(context, phase)
     engine.training_state.load(found.tensor_reader(ENGINES[phase]))
     with engine.swap_in_average() if average else nullcontext():
-        export = build_export(engine, lora_export=LoraExport.merged, source=source)
+        export = build_export(context.config, engine)
         what = f"The {phase} model after step {found.step}."
         save_export(context, export, folder, what=what, answers=phase is not Phase.reward)
 
@@ -205,24 +203,21 @@ def context_of_run(run_dir: Path, device: Device = Device.cpu) -> RunContext:
     )
 
 
-def _build_engine(context: RunContext, phase: Phase) -> tuple[Engine, ModelSource]:
-    """Return the engine of the phase's main model, and the source of its initial weights."""
+def _build_engine(context: RunContext, phase: Phase) -> Engine:
+    """Return the engine of the phase's main model."""
     match phase:
         case Phase.sft:
-            sft = SftTrainer(context, total_steps=1)
-            return sft.engine, sft.source
+            return SftTrainer(context, total_steps=1).engine
         case Phase.reward:
-            reward = RewardTrainer(context, num_pairs=0, first_steps=1)
-            return reward.engines["model"], reward.source
+            return RewardTrainer(context, num_pairs=0, first_steps=1).engines["model"]
         case Phase.dpo:
-            return DpoTrainer(context, total_steps=1).policy, policy_source(context.config)
+            return DpoTrainer(context, total_steps=1).policy
         case Phase.ppo:
             rewards = {  # an export scores no answers: start no process for a reward
                 name: part if part.kind in HERE else replace(part, kind=RewardKind.gold)
                 for name, part in context.config.rewards.items()
             }
-            engine = RLHFEngine(replace(context.config, rewards=rewards), context.ranks)
-            return engine.actor, engine.policy_source
+            return RLHFEngine(replace(context.config, rewards=rewards), context.ranks).actor
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlhf.base.seams import Extension
 from rlhf.options.lora.keys import LoraConfig, LoraExport, LoraRole
+from rlhf.options.lora.lora import add_adapters
 
 
 def lora_config(**changes: Any) -> LoraConfig:
@@ -22,3 +24,10 @@ def lora_config(**changes: Any) -> LoraConfig:
         "export": LoraExport.merged,
     }
     return LoraConfig(**fields | changes)
+
+
+def adding(lora: LoraConfig | None, *, seed: int = 1) -> list[Extension]:
+    """Extensions of a model that add adapters; none without ``lora``."""
+    if lora is None:
+        return []
+    return [lambda model, head: add_adapters(model, lora, seed=seed, trained=head)]

@@ -23,7 +23,7 @@ from rlhf.run.model_card import origin_sections
 from rlhf.run.model_folder import save_model
 from rlhf.run.phase_state import checkpoint_folder, write_checkpoint
 from rlhf.run.results import phase_result_path, write_json
-from tests.lora_settings import lora_config
+from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import (
     disturb,
     save_base,
@@ -81,7 +81,7 @@ def run(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Run:
     save_base(base, "llama", tokenizer)
     (base / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
     source = ModelSource(key="m", path=str(base))
-    live = build_actor(source, tokenizer, seed=4, lora=SPEC).eval()
+    live = build_actor(source, tokenizer, seed=4, extensions=adding(SPEC, seed=4)).eval()
     disturb(live)
     save_model(
         folder / "ppo" / "actor",

@@ -6,17 +6,25 @@ annotates them with the class below that describes NAME. Importing this file imp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from rlhf.base.ranks import Ranks
-    from rlhf.base.types import Responses, Rollout, RolloutBackend, StatefulWithTensors
+    from rlhf.base.types import (
+        Engine,
+        Responses,
+        Rollout,
+        RolloutBackend,
+        StatefulWithTensors,
+        TokenEngine,
+        TokenModel,
+    )
     from rlhf.chat.talker import Talker
     from rlhf.config.choices import Dtype, Phase
     from rlhf.config.roles import Role
@@ -24,16 +32,22 @@ if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
     from rlhf.data.records import Record
     from rlhf.data.splits import PhaseData
+    from rlhf.engine.settings import OptimizerSettings
     from rlhf.models.model_uses import ModelUse
+    from rlhf.models.sources import ModelSource
     from rlhf.phases.ppo.hooks import PpoHook
     from rlhf.phases.shared.backends import BackendParts
     from rlhf.phases.shared.context import RunContext
+    from rlhf.phases.shared.exporting import Export
     from rlhf.plan.phase_memory import PhaseMemory
     from rlhf.plan.phase_plan import PhasePlan
     from rlhf.plan.time_model import CostModel, Pass
     from rlhf.report.charts import RunFiles
     from rlhf.report.run_charts import ChartSection
     from rlhf.rollout.sampling import SamplingSettings
+
+# Extends a built model, in which the modules of these names are new and must be trained.
+Extension = Callable[["PreTrainedModel", tuple[str, ...]], None]
 
 
 class SourcesSeam(Protocol):
@@ -323,3 +337,42 @@ class HooksSeam(Protocol):
 
     HOOK: type[PpoHook]
     """The class of the hook; PpoHook has its methods."""
+
+
+class ModelsSeam(Protocol):
+    """``models``: changes how models are built, optimized, checked and saved.
+
+    ``hooks_of`` yields single functions: a module has those that its option needs. Used by lora
+    and distillation.
+    """
+
+    def extend_model(
+        self,
+        config: RunConfig,
+        role: Role,
+        seed: int,
+        model: PreTrainedModel,
+        head: tuple[str, ...],
+    ) -> None:
+        """Add parts to a built ``model``; its new modules named in ``head`` must be trained."""
+
+    def change_optimizer(
+        self, settings: OptimizerSettings, config: RunConfig, phase: Phase, role: Role
+    ) -> OptimizerSettings:
+        """Return changed settings of the optimizer that trains the model ``role`` in ``phase``."""
+
+    def find_reference(
+        self, config: RunConfig, phase: Phase, actor: TokenEngine
+    ) -> TokenModel | ModelSource | None:
+        """Return the reference of ``phase``, or its source; None for a copy of the policy."""
+
+    def find_export(
+        self, config: RunConfig, engine: Engine, source: ModelSource | None
+    ) -> Export | None:
+        """Return how to save the engine's model; None to save its own tensors.
+
+        ``source`` is the model that it was trained from; None to save a whole ordinary model.
+        """
+
+    def check_models(self, config: RunConfig, phases: Container[Phase]) -> None:
+        """Raise an error if a model of ``phases``, built without weights, does not suit."""

@@ -8,7 +8,6 @@ from rlhf.config.choices import Dtype, ModelInit, Phase, RewardKind, TrainingEng
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.options import ZeroConfig
-from rlhf.options.lora.keys import LoraConfig, LoraRole
 
 SHARDED_WEIGHTS = 3  # the ZeRO stage that also shards the weights
 
@@ -64,11 +63,6 @@ def has_reward_model(config: RunConfig) -> bool:
     if config.rewards:
         return any(part.kind is RewardKind.model for part in config.rewards.values())
     return config.reward_model.init is not ModelInit.gold
-
-
-def adapter_lr(lora: LoraConfig, role: LoraRole) -> float | None:
-    """Return the peak learning rate of a model's adapters; None: the learning rate of its phase."""
-    return lora.critic_lr if role is LoraRole.critic and lora.critic_lr else lora.lr
 
 
 def reward_key_by_column(config: RunConfig) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import nn
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.base.errors import CapabilityError
 from rlhf.base.types import Schedule
-from rlhf.config.choices import Dtype
+from rlhf.config.choices import Dtype, Phase
 from rlhf.config.roles import Role, runs_on_torch, setting_unsupported_by_torch
+from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import OptimizerConfig
-from rlhf.options import ZeroConfig
+from rlhf.options import ZeroConfig, hooks_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,27 +61,22 @@ class EngineSettings:
 class OptimizerSettings:
     """AdamW settings of one trained model; ``schedule`` returns shares of the peak ``lr``.
 
-    ``adapter_lr`` is the peak learning rate of LoRA adapters (None: ``lr``); with ``ema_beta``
-    above 0 the engine keeps a moving average of the weights.
+    ``lr_of`` returns the peak learning rate of a parameter with this name, None for ``lr``; with
+    ``ema_beta`` above 0 the engine keeps a moving average of the weights.
     """
 
     lr: float
     betas: tuple[float, float]
     eps: float
     weight_decay: float
-    adapter_lr: float | None = None
+    lr_of: Callable[[str], float | None] = lambda _: None
     ema_beta: float = 0.0
     max_grad_norm: float
     schedule: Schedule
 
     @classmethod
     def from_config(
-        cls,
-        config: OptimizerConfig,
-        *,
-        total_steps: int,
-        adapter_lr: float | None = None,
-        ema_beta: float = 0.0,
+        cls, config: OptimizerConfig, *, total_steps: int, ema_beta: float = 0.0
     ) -> OptimizerSettings:
         """Return settings with a schedule over ``total_steps`` optimizer steps."""
         return cls(
@@ -88,7 +85,6 @@ class OptimizerSettings:
             eps=config.adam_eps,
             weight_decay=config.weight_decay,
             max_grad_norm=config.max_grad_norm,
-            adapter_lr=adapter_lr,
             ema_beta=ema_beta,
             schedule=lr_schedule(
                 config.lr_schedule.value,
@@ -99,13 +95,28 @@ class OptimizerSettings:
         )
 
 
+def optimizer_settings(
+    config: RunConfig,
+    own: OptimizerConfig,
+    phase: Phase,
+    role: Role,
+    *,
+    total_steps: int,
+    ema_beta: float = 0.0,
+) -> OptimizerSettings:
+    """Return the settings of the model ``role`` in ``phase``: its ``own``, changed by options."""
+    settings = OptimizerSettings.from_config(own, total_steps=total_steps, ema_beta=ema_beta)
+    for change in hooks_of("models", "change_optimizer", config):
+        settings = change(settings, config, phase, role)
+    return settings
+
+
 def parameter_groups(module: nn.Module, optimizer: OptimizerSettings) -> list[dict[str, Any]]:
     """Return AdamW's groups: matrices decay; biases and norm weights, which are vectors, do not."""
     groups: defaultdict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            is_adapter = "lora_" in name  # names given by peft
-            lr = optimizer.adapter_lr if is_adapter and optimizer.adapter_lr else optimizer.lr
+            lr = optimizer.lr_of(name) or optimizer.lr
             shape = getattr(parameter, "ds_shape", parameter.shape)  # full shape if sharded
             decay = optimizer.weight_decay if len(shape) > 1 else 0.0
             groups[lr, decay].append(parameter)

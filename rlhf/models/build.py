@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,21 +12,24 @@ import torch
 from rlhf.base.decoder_modules import CACHE_NAMES, end_ids_of
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
+from rlhf.config.roles import Role
+from rlhf.config.schema.run import RunConfig
 from rlhf.models.language_model import Scorer
 from rlhf.models.pretrained import Shard, draw_weights_by_block, load_pretrained, shard_parameters
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import require_finite_weights
+from rlhf.options import hooks_of
 from rlhf.options.cpu_kernels.cpu_layers import (
     MATMUL,
     attention_at_build,
     use_matmul_attention,
     use_onednn_products,
 )
-from rlhf.options.lora.keys import LoraConfig, LoraRole
-from rlhf.options.lora.lora import add_adapters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from rlhf.base.seams import Extension
 
 MOST_SHAPES = 1000  # most batch shapes (micro-batch size, padded width) to compile a layer for
 # The config fields in which model families store their dropout probabilities.
@@ -37,12 +39,10 @@ DROPOUT_FIELDS = (
 ).split()
 
 
-def lora_spec(lora: LoraConfig, role: LoraRole) -> LoraConfig | None:
-    """Return the LoRA settings of the model ``role``, with its rank; None if it has no adapters."""
-    if not lora.rank or role not in lora.roles:
-        return None
-    is_critic = role is LoraRole.critic
-    return replace(lora, rank=lora.critic_rank or lora.rank) if is_critic else lora
+def extensions_of(config: RunConfig, role: Role, *, seed: int) -> list[Extension]:
+    """Return what the options of ``config`` do with the model ``role`` after it has been built."""
+    hooks = hooks_of("models", "extend_model", config)
+    return [partial(extend, config, role, seed) for extend in hooks]
 
 
 def build_actor(
@@ -50,7 +50,7 @@ def build_actor(
     tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int,
-    lora: LoraConfig | None = None,
+    extensions: Sequence[Extension] = (),
     shard: Shard | None = None,
 ) -> PreTrainedModel:
     """Build a causal language model with fp32 weights and the tokenizer's special token ids.
@@ -59,16 +59,13 @@ def build_actor(
 
     Raises:
         CheckpointError: if the source holds no such model.
-        ConfigError: if the architecture cannot be built, or has no layers that ``lora`` names.
+        ConfigError: if the architecture cannot be built, or cannot be extended.
         CapabilityError: if gradient checkpointing is enabled and the model does not support it.
     """
     from transformers import AutoModelForCausalLM
 
     model = _build_model(AutoModelForCausalLM, source, tokenizer, seed=seed, shard=shard)
-    if lora is not None:
-        add_adapters(model, lora, seed=seed)
-        if shard is not None:
-            shard_parameters(model, shard)
+    _extend(model, extensions, shard)
     return model
 
 
@@ -77,23 +74,34 @@ def build_scorer(
     tokenizer: PreTrainedTokenizerBase,
     *,
     seed: int,
-    lora: LoraConfig | None = None,
+    extensions: Sequence[Extension] = (),
     shard: Shard | None = None,
 ) -> Scorer:
     """Build a one-label classification model in fp32 that returns a value at every position.
 
-    If ``source`` is a language model, the head is new and drawn from ``seed``. With ``lora`` the
-    head is trained in addition to the adapters. ``shard`` and errors are as in ``build_actor``.
+    If ``source`` is a language model, the head is new and drawn from ``seed``. ``extensions``,
+    ``shard`` and errors are as in ``build_actor``.
     """
     from transformers import AutoModelForSequenceClassification
 
     auto_class = AutoModelForSequenceClassification
     scorer = Scorer(_build_model(auto_class, source, tokenizer, seed=seed, shard=shard))
-    if lora is not None:
-        add_adapters(scorer.pretrained, lora, seed=seed, trained=(scorer.head_name,))
-        if shard is not None:
-            shard_parameters(scorer.pretrained, shard)
+    _extend(scorer.pretrained, extensions, shard, head=(scorer.head_name,))
     return scorer
+
+
+def _extend(
+    model: PreTrainedModel,
+    extensions: Sequence[Extension],
+    shard: Shard | None,
+    *,
+    head: tuple[str, ...] = (),
+) -> None:
+    """Extend a built ``model`` whose new head has the name in ``head``, and shard what is new."""
+    for extend in extensions:
+        extend(model, head)
+    if extensions and shard is not None:
+        shard_parameters(model, shard)
 
 
 def _build_model(

@@ -152,3 +152,10 @@ class CheckpointConfig(DigestKeys, CheckpointKeys):
 @dataclass(kw_only=True)
 class OptionGroups(EnvironmentGroup, LoraGroup, ReuseGroup):
     """The groups of a run that belong to one option each."""
+
+
+def hooks_of(seam: str, hook: str, config: RunConfig | None = None) -> Iterator[Callable[..., Any]]:
+    """Yield the functions named ``hook`` in the modules for ``seam``; a module may have none."""
+    for module in modules_of(seam, config):
+        if hasattr(module, hook):
+            yield getattr(module, hook)

@@ -19,22 +19,20 @@ from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import PreferenceBatch, TokenModel, TokenPositions
 from rlhf.config.batches import phase_plans, phase_steps
 from rlhf.config.choices import Phase
-from rlhf.config.roles import Role, adapter_lr
+from rlhf.config.roles import Role
 from rlhf.data.splits import phase_answered_by_dpo
 from rlhf.engine.devices import peak_memory_gib
 from rlhf.engine.select import AnyEngine, build_engine
-from rlhf.engine.settings import OptimizerSettings
+from rlhf.engine.settings import optimizer_settings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import require_enough_positions
 from rlhf.models.language_model import kept_token_logprobs
-from rlhf.options.lora.keys import LoraRole
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.backends import build_rollout_backend
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.exporting import save_trained_model
 from rlhf.phases.shared.policies import (
-    AdapterOff,
     build_policy,
     build_reference,
     policy_source,
@@ -126,16 +124,18 @@ class DpoTrainer:
         require_enough_positions(
             module.pretrained, config.dpo.max_tokens, key="model", wanted="dpo.max_tokens"
         )
-        lr = adapter_lr(config.lora, LoraRole.actor)
-        settings = OptimizerSettings.from_config(config.dpo, total_steps=total_steps, adapter_lr=lr)
-        self.policy = build_engine(module, role=Role.actor, optimizer=settings, **shared)
-        self._reference: TokenModel = AdapterOff(self.policy)
-        self._copy: AnyEngine | None = None
-        copy = build_reference(
-            config, tokenizer, shard=build_parameter_placer(Role.reference, **shared)
+        settings = optimizer_settings(
+            config, config.dpo, Phase.dpo, Role.actor, total_steps=total_steps
         )
-        if copy is not None:
-            self._reference = self._copy = build_engine(copy, role=Role.reference, **shared)
+        self.policy = build_engine(module, role=Role.actor, optimizer=settings, **shared)
+        self._reference = build_reference(
+            config,
+            Phase.dpo,
+            self.policy,
+            tokenizer,
+            partial(build_engine, role=Role.reference, **shared),
+            shard=build_parameter_placer(Role.reference, **shared),
+        )
         rollout = config.rollout
         models = SeparateModels(
             self.policy, self._reference, None, zero_scores, temperature=rollout.temperature
@@ -185,9 +185,9 @@ class DpoTrainer:
 
     def close(self) -> None:
         """Close the engines and free their memory."""
-        self.policy.close()
-        if self._copy is not None:
-            self._copy.close()
+        for model in (self.policy, self._reference):
+            if isinstance(model, AnyEngine):
+                model.close()
 
     def _compute_loss(self, batch: PreferenceBatch, keep_B: Tensor | None = None) -> DpoLoss:
         with self._reference.evaluating():

@@ -26,12 +26,12 @@ from rlhf.base.random_streams import random_stream, seed_for
 from rlhf.base.types import PreferenceBatch
 from rlhf.config.batches import phase_plans
 from rlhf.config.choices import Phase, RewardLossName
-from rlhf.config.roles import Role, adapter_lr
+from rlhf.config.roles import Role
 from rlhf.data.pair_numbers import PairColumn
 from rlhf.engine.select import AnyEngine, build_engine
-from rlhf.engine.settings import OptimizerSettings
+from rlhf.engine.settings import optimizer_settings
 from rlhf.engine.zero3_partition import build_parameter_placer
-from rlhf.models.build import build_scorer, lora_spec, require_enough_positions
+from rlhf.models.build import build_scorer, extensions_of, require_enough_positions
 from rlhf.models.language_model import Scorer
 from rlhf.options import RewardConfig
 from rlhf.options.ensembles.keys import CombineName
@@ -42,7 +42,6 @@ from rlhf.options.ensembles.members import (
     record_member_calls,
     swap_in_mean,
 )
-from rlhf.options.lora.keys import LoraRole
 from rlhf.phases.reward_evaluation import RewardEvaluation, measure_scores
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policies import reward_model_source
@@ -106,11 +105,12 @@ class RewardTrainer:
         self._shared: Any = {"settings": settings, "plan": self.plan, "ranks": ranks}
         self.source = reward_model_source(config)
         self._loss = PairLoss(config.reward)
+        seed = seed_for(config.seed, "reward_model")
         scorer = build_scorer(
             self.source,
             context.tokenizer,
-            seed=seed_for(config.seed, "reward_model"),
-            lora=lora_spec(config.lora, LoraRole.reward),
+            seed=seed,
+            extensions=extensions_of(config, Role.reward_training, seed=seed),
             shard=build_parameter_placer(Role.reward_training, **self._shared),
         )
         require_enough_positions(
@@ -243,11 +243,9 @@ class RewardTrainer:
             yield engine(calls).chunk(2)
 
     def _build_engine(self, module: nn.Module, steps: int) -> AnyEngine:
-        config = self._context.config
-        optimizer = OptimizerSettings.from_config(
-            config.reward, total_steps=steps, adapter_lr=adapter_lr(config.lora, LoraRole.reward)
-        )
-        return build_engine(module, role=Role.reward_training, optimizer=optimizer, **self._shared)
+        config, role = self._context.config, Role.reward_training
+        optimizer = optimizer_settings(config, config.reward, Phase.reward, role, total_steps=steps)
+        return build_engine(module, role=role, optimizer=optimizer, **self._shared)
 
 
 def _further_members(scorer: Scorer, config: RewardConfig, *, seed: int) -> list[Member]:

@@ -14,12 +14,12 @@ from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import SequenceBatch, TokenModel
 from rlhf.config.batches import phase_plans, phase_steps
 from rlhf.config.choices import LossOn, Phase
-from rlhf.config.roles import Role, adapter_lr
+from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
 from rlhf.engine.select import build_engine
-from rlhf.engine.settings import OptimizerSettings
+from rlhf.engine.settings import optimizer_settings
 from rlhf.engine.zero3_partition import build_parameter_placer
-from rlhf.models.build import build_actor, lora_spec, require_enough_positions
+from rlhf.models.build import build_actor, extensions_of, require_enough_positions
 from rlhf.models.language_model import (
     LanguageModel,
     SequenceShardModel,
@@ -29,7 +29,6 @@ from rlhf.models.language_model import (
     set_attention_function,
 )
 from rlhf.models.sources import ModelSource
-from rlhf.options.lora.keys import LoraRole
 from rlhf.options.sequence_parallel.ulysses import sequence_parallel_attention
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens
@@ -105,21 +104,20 @@ class SftTrainer:
         )
         self._sharing = config.zero.sequence_parallel_size
         shared: Any = {"settings": context.settings, "plan": self.plan, "ranks": context.ranks}
+        seed = seed_for(config.seed, "model")
         model = build_actor(
             self.source,
             context.tokenizer,
-            seed=seed_for(config.seed, "model"),
-            lora=lora_spec(config.lora, LoraRole.sft),
+            seed=seed,
+            extensions=extensions_of(config, Role.sft, seed=seed),
             shard=build_parameter_placer(Role.sft, **shared),
         )
         require_enough_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
         self.engine = build_engine(
             self._module_to_train(model),
             role=Role.sft,
-            optimizer=OptimizerSettings.from_config(
-                config.sft,
-                total_steps=total_steps,
-                adapter_lr=adapter_lr(config.lora, LoraRole.sft),
+            optimizer=optimizer_settings(
+                config, config.sft, Phase.sft, Role.sft, total_steps=total_steps
             ),
             **shared,
         )

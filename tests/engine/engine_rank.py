@@ -107,7 +107,11 @@ def check_average(ranks: Ranks, zero: ZeroConfig, dtype: Dtype) -> None:
 
 def check_adapter_rate(ranks: Ranks, zero: ZeroConfig) -> None:
     """Adapters learn at their own rate; the first AdamW step is as long as the learning rate."""
-    engine = engine_of(ranks, zero, Dtype.fp32, replace(ADAMW, adapter_lr=0.3, ema_beta=0.0))
+
+    def lr_of(name: str) -> float | None:
+        return 0.3 if "lora_" in name else None
+
+    engine = engine_of(ranks, zero, Dtype.fp32, replace(ADAMW, lr_of=lr_of, ema_beta=0.0))
     before = weights(engine)
     backward_twice(engine, ranks)
     engine.step()

@@ -21,7 +21,7 @@ from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.pretrained import Shard
 from rlhf.models.sources import ModelSource
 from tests.engine.test_torch_engine import ADAMW
-from tests.lora_settings import lora_config
+from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
 from tests.pretend_cuda.gpu import Gpu
 from tests.zero_settings import zero_config
@@ -112,8 +112,10 @@ def test_a_rank_sends_each_parameter_in_its_precision(
 def test_adapters_on_sent_layers_are_those_of_the_cpu(gpu: Gpu, stage: int) -> None:
     spec = lora_config()
     source, tokenizer = source_of("llama"), small_tokenizer()
-    expected = whole_state(build_actor(source, tokenizer, seed=3, lora=spec))
-    model = build_actor(source, tokenizer, seed=3, lora=spec, shard=unsharded(stage))
+    expected = whole_state(build_actor(source, tokenizer, seed=3, extensions=adding(spec, seed=3)))
+    model = build_actor(
+        source, tokenizer, seed=3, extensions=adding(spec, seed=3), shard=unsharded(stage)
+    )
     dtype = torch.bfloat16 if stage else torch.float32
     for name, parameter in model.named_parameters():
         assert (parameter.device.type, parameter.dtype) == ("cuda", dtype), name

@@ -15,7 +15,7 @@ from rlhf.models.build import build_actor
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import train_tokenizer
 from tests.engine.test_torch_engine import engine_of
-from tests.lora_settings import lora_config
+from tests.lora_settings import adding, lora_config
 
 LAYERS = 3
 LLAMA = {
@@ -48,7 +48,7 @@ def test_frozen_weights_of_one_layer_at_a_time_are_gathered(
     tokenizer = train_tokenizer(["some text"], vocab_size=300)
     source = ModelSource(key="model", path=None, architecture=LLAMA, gradient_checkpointing=True)
     lora = lora_config()
-    module = build_actor(source, tokenizer, seed=1, lora=lora)
+    module = build_actor(source, tokenizer, seed=1, extensions=adding(lora))
     frozen = [p for p in module.parameters() if not p.requires_grad]
     engine = engine_of(
         DeepSpeedEngine,

@@ -21,7 +21,7 @@ from rlhf.models.tokenizers import load_tokenizer
 from rlhf.options.lora.lora import save_adapter
 from tests.fuzz.case import Case
 from tests.fuzz.mutations import mutate
-from tests.lora_settings import lora_config
+from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import save_base, small_tokenizer, whole_state
 
 FAMILIES = ("opt", "llama", "gpt2", "qwen3", "gpt_neox")
@@ -46,7 +46,7 @@ def good_adapter(family: str) -> Path:
     base = good_folder(family, is_scorer=False)
     source = ModelSource(key="model.path", path=str(base))
     spec = lora_config()
-    model = build_actor(source, small_tokenizer(), seed=1, lora=spec)
+    model = build_actor(source, small_tokenizer(), seed=1, extensions=adding(spec))
     folder = base.parent / "adapter"
     folder.mkdir()
     save_adapter(folder, model, whole_state(model).items(), base=str(base))

@@ -11,20 +11,16 @@ import torch
 from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.config.freeze import to_run_config
-from rlhf.config.roles import adapter_lr
 from rlhf.models.build import (
     build_actor,
     build_scorer,
-    lora_spec,
     require_enough_positions,
 )
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer, train_tokenizer
-from rlhf.options.lora.keys import LoraRole
 from rlhf.options.lora.lora import has_adapters
-from tests.lora_settings import lora_config
+from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of
 
 Compose = Callable[[list[str]], DictConfig]
@@ -98,7 +94,7 @@ def test_models_are_drawn_without_the_states_of_eight_gpus(
     """torch's fork_rng would read and set each, and warn that there are so many."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     lora = lora_config()
-    assert has_adapters(build_actor(source_of("llama"), tokenizer, seed=1, lora=lora))
+    assert has_adapters(build_actor(source_of("llama"), tokenizer, seed=1, extensions=adding(lora)))
 
 
 def test_a_saved_actor_becomes_a_scorer_with_its_trunk(tokenizer, tmp_path: Path) -> None:
@@ -141,33 +137,3 @@ def test_a_trained_tokenizer_encodes_any_text_and_comes_back(tokenizer, tmp_path
 def test_a_tiny_vocabulary_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.vocab_size=100 is too small.*258"):
         train_tokenizer(["a"], vocab_size=100)
-
-
-def test_each_role_has_its_adapters(compose: Compose) -> None:
-    overrides = ["model=opt_125m", "lora=all", "lora.rank=8", "lora.critic_rank=4", "lora.lr=0.5"]
-    overrides += ["lora.critic_lr=0.25", "lora.alpha=2", "lora.dropout=0.1", "lora.train_rest=true"]
-    lora = to_run_config(compose([*overrides, "lora.target_modules=[q_proj]"])).lora
-    specs = {role: lora_spec(lora, role) for role in LoraRole}
-    assert {role.value: spec.rank for role, spec in specs.items() if spec} == {
-        "sft": 8,
-        "reward": 8,
-        "actor": 8,
-        "critic": 4,
-    }
-    actor = specs[LoraRole.actor]
-    assert actor is not None
-    assert (actor.alpha, actor.dropout, actor.train_rest) == (2, 0.1, True)
-    assert actor.target_modules == ["q_proj"]
-    assert {role.value: adapter_lr(lora, role) for role in LoraRole} == {
-        "sft": 0.5,
-        "reward": 0.5,
-        "actor": 0.5,
-        "critic": 0.25,
-    }
-
-
-def test_only_the_roles_that_are_named_have_adapters(compose: Compose) -> None:
-    lora = to_run_config(compose(["lora=default", "lora.roles=[critic]"])).lora
-    assert [role.value for role in LoraRole if lora_spec(lora, role)] == ["critic"]
-    none = to_run_config(compose([])).lora
-    assert not [role for role in LoraRole if lora_spec(none, role)]

@@ -18,7 +18,7 @@ from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.options.lora.lora import save_adapter
-from tests.lora_settings import lora_config
+from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
 
 TOKENIZER = small_tokenizer()
@@ -224,7 +224,7 @@ def test_whole_models_are_loaded_by_policies_and_scorers(family: str, tmp_path: 
 def save_adapters(folder: Path, base: Path) -> None:
     """Save an adapter of rank 2 on the model in ``base``."""
     spec = lora_config()
-    model = build(base, lora=spec)
+    model = build(base, extensions=adding(spec))
     folder.mkdir()
     save_adapter(folder, model, whole_state(model).items(), base=str(base))
 

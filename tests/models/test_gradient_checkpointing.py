@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlhf.base.errors import CapabilityError
 from rlhf.models.build import ModelSource, build_actor, build_scorer
-from tests.lora_settings import lora_config
+from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import FAMILIES, disturb, small_tokenizer, some_ids, source_of
 
 IDS = some_ids()
@@ -61,8 +61,8 @@ def test_gradients_are_the_same_and_layers_run_twice(family, lora, tokenizer, no
     grads = []
     for is_on in (False, True):
         source = source_of(family, gradient_checkpointing=is_on)
-        actor = build_actor(source, tokenizer, seed=1, lora=lora).train()
-        scorer = build_scorer(source, tokenizer, seed=1, lora=lora).train()
+        actor = build_actor(source, tokenizer, seed=1, extensions=adding(lora)).train()
+        scorer = build_scorer(source, tokenizer, seed=1, extensions=adding(lora)).train()
         disturb(actor)
         disturb(scorer)
         calls = [count_attention(model) for model in (actor, scorer)]

@@ -16,7 +16,7 @@ from rlhf.options.ensembles.members import grow_members
 from rlhf.options.lora.keys import LoraRole
 from rlhf.options.trunk.trunk import SharedTrunk
 from tests.conftest import Compose
-from tests.lora_settings import lora_config
+from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import small_tokenizer
 from tests.plan.planned import TINY_MODEL, changed, named, run_of
 
@@ -116,7 +116,7 @@ def test_the_same_numbers_as_a_real_model(
     spec = lora_config(alpha=1.0, train_rest=train_rest)
     source = ModelSource(key="model", path=None, architecture=fields)
     build = build_scorer if is_scorer else build_actor
-    module = build(source, tokenizer, seed=1, lora=spec)
+    module = build(source, tokenizer, seed=1, extensions=adding(spec))
     lora = {"rank": 2, "train_rest": train_rest}
     config = tiny_opt(compose, model={"architecture": fields}, lora=lora)
     model = named(models_in_phase(config, Phase.ppo))["critic" if is_scorer else "actor"]

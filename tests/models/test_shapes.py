@@ -23,7 +23,7 @@ from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.shapes import FAMILIES, shape_of
 from rlhf.options.lora.lora import is_adapter_name
 from tests.conftest import CONF
-from tests.lora_settings import lora_config
+from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import small_tokenizer
 
 SMALL = {"vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -123,7 +123,7 @@ def test_adapters_are_those_of_peft(name: str) -> None:
     architecture = MADE[name] | {"vocab_size": len(tokenizer)}
     source = ModelSource(key="model", path=None, architecture=architecture)
     spec = lora_config(rank=3, alpha=1.0)
-    module = build_actor(source, tokenizer, seed=1, lora=spec)
+    module = build_actor(source, tokenizer, seed=1, extensions=adding(spec))
     adapters = {n: p.numel() for n, p in module.named_parameters() if is_adapter_name(n)}
     shape = shape_of(model(architecture))
     assert shape is not None

@@ -17,9 +17,10 @@ from rlhf.config.choices import Phase
 from rlhf.data.splits import phase_answered_by_dpo
 from rlhf.models.build import build_actor
 from rlhf.models.language_model import LanguageModel
+from rlhf.options.lora.models import AdapterOff
 from rlhf.phases.dpo import DpoTrainer, run_dpo
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_tokens
-from rlhf.phases.shared.policies import AdapterOff, policy_source
+from rlhf.phases.shared.policies import policy_source
 from tests.algorithms import loop_reference as reference
 from tests.models_on_disk import disturb
 from tests.phases.ppo.ppo_pieces import assert_gradient

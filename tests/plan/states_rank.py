@@ -25,7 +25,7 @@ from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import ZeroConfig
 from tests.engine.test_deepspeed_config import zero
-from tests.lora_settings import lora_config
+from tests.lora_settings import adding, lora_config
 
 RANKS = 2
 LORA_RANK = 16
@@ -118,7 +118,7 @@ def measured(
     tokenizer = train_tokenizer(["some text"], vocab_size=300)
     source = ModelSource(key="model", path=None, architecture=OPT)
     spec = lora_config(rank=LORA_RANK, alpha=32.0)
-    module = build_actor(source, tokenizer, seed=1, lora=spec if lora else None)
+    module = build_actor(source, tokenizer, seed=1, extensions=adding(spec if lora else None))
     sizes = [(p.numel(), p.requires_grad) for p in module.parameters()]
     engine = build_engine(
         module,

@@ -21,7 +21,7 @@ from rlhf.options.lora.lora import adapter_of
 from rlhf.rollout.fast import FastRollout, FastSettings, free_bytes
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
-from tests.lora_settings import lora_config
+from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import disturb
 from tests.plain_engine import PlainEngine
 from tests.rounding import assert_near, terms_of
@@ -45,7 +45,7 @@ def actor_of(
     architecture: dict[str, Any], lora: LoraConfig | None = None, ends: int | list[int] = END
 ) -> PlainEngine:
     source = ModelSource(key="model", path=None, architecture=architecture)
-    model = build_actor(source, TOKENIZER, seed=1, lora=lora)
+    model = build_actor(source, TOKENIZER, seed=1, extensions=adding(lora))
     model.generation_config.eos_token_id = ends
     return PlainEngine(LanguageModel(model))
 

@@ -22,11 +22,11 @@ from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel, Scorer
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.options.lora.keys import LoraExport
 from rlhf.options.lora.lora import merge_adapters_in_stream, save_adapter
-from rlhf.phases.shared.exporting import build_export
+from rlhf.options.lora.models import find_export
+from rlhf.phases.shared.exporting import Export
 from rlhf.run.model_folder import tensors_to_save
-from tests.lora_settings import lora_config
+from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import (
     disturb,
     save_base,
@@ -38,6 +38,7 @@ from tests.models_on_disk import (
 from tests.zero_settings import zero_config
 
 LORA = lora_config()
+RUN: Any = None  # no key is read to save a whole model
 Build = Callable[..., Any]
 
 
@@ -76,9 +77,9 @@ def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> 
     values = [o if isinstance(o, Tensor) else o.logits for o in outputs]
     torch.testing.assert_close(values[1], values[0])
 
-    export = build_export(
-        engine, lora_export=LoraExport.merged, source=ModelSource(key="k", path=None)
-    )
+    model: Any = engine.module.pretrained
+    plain = Export(model, engine, tensors_to_save(model))
+    export = find_export(RUN, engine, None) or plain
     export.write(folder if ranks.is_main else None, shard_bytes=4000)
     if ranks.is_main:
         state = dict(merge_adapters_in_stream(inner(whole), expected.items()))
@@ -102,7 +103,9 @@ def save_sources(folder: Path) -> None:
     half.save_pretrained(folder / "half", max_shard_size="20KB")
     assert len(list((folder / "half").glob("model-*.safetensors"))) > 1
     base = folder / "llama"
-    adapted = build_actor(ModelSource(key="k", path=str(base)), tokenizer, seed=1, lora=LORA)
+    adapted = build_actor(
+        ModelSource(key="k", path=str(base)), tokenizer, seed=1, extensions=adding(LORA)
+    )
     disturb(adapted)
     (folder / "adapter").mkdir()
     save_adapter(folder / "adapter", adapted, whole_state(adapted).items(), base=str(base))
@@ -129,8 +132,8 @@ def cases(folder: Path) -> Iterator[tuple[str, Build]]:
         if name != "adapter":
             yield f"stored scorer {name}", case(build_scorer, source)
     yield "more words", case(build_actor, stored["half"], wider)
-    yield "adapters", case(build_actor, stored["llama"], lora=LORA)
-    yield "adapters, scorer", case(build_scorer, stored["half"], lora=LORA)
+    yield "adapters", case(build_actor, stored["llama"], extensions=adding(LORA, seed=3))
+    yield "adapters, scorer", case(build_scorer, stored["half"], extensions=adding(LORA, seed=3))
 
 
 def main(folder: Path) -> None:

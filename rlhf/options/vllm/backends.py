@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rlhf.base.user_paths import expand_user_path
@@ -36,7 +37,7 @@ def build(config: RunConfig, parts: BackendParts) -> VllmServerRollout:
     return VllmServerRollout(
         parts.settings,
         settings,
-        write=write_weights,
+        write=partial(write_weights, config),
         pad_id=parts.pad_id,
         ranks=parts.ranks,
     )

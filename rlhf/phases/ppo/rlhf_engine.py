@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import Extras, PromptBatch, RolloutBackend, StatefulWithTensors
 from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan, rollout_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, Phase, When
-from rlhf.config.roles import Role, adapter_lr, has_reward_model
+from rlhf.config.roles import Role, has_reward_model
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import OptimizerConfig
 from rlhf.data.encoding import Encoder
@@ -21,9 +22,14 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.deepspeed_config import hybrid_engine_section
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.select import AnyEngine, build_engine
-from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.engine.settings import EngineSettings, OptimizerSettings, optimizer_settings
 from rlhf.engine.zero3_partition import build_parameter_placer
-from rlhf.models.build import build_actor, build_scorer, lora_spec, require_enough_positions
+from rlhf.models.build import (
+    build_actor,
+    build_scorer,
+    extensions_of,
+    require_enough_positions,
+)
 from rlhf.models.language_model import Scorer
 from rlhf.models.pretrained import Shard
 from rlhf.models.tokenizers import load_tokenizer
@@ -33,7 +39,6 @@ from rlhf.options.hybrid_engine.hybrid_rollout import (
     adapt_deepspeed_layers,
     copy_generate_to_wrapper,
 )
-from rlhf.options.lora.keys import LoraRole
 from rlhf.options.trunk.trunk import SharedTrunk
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
@@ -41,7 +46,6 @@ from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.ppo.step_metrics import StepSpeed
 from rlhf.phases.shared.backends import RolloutBackends
 from rlhf.phases.shared.policies import (
-    AdapterOff,
     build_policy,
     build_reference,
     critic_source,
@@ -162,9 +166,15 @@ class RLHFEngine:
         self._require_enough_positions(policy.pretrained, key="model")
         if self.settings.hybrid_engine is not None:
             copy_generate_to_wrapper(policy)
-        actor, shard = self._build_learner(policy, Role.actor), self._shard(Role.reference)
-        copy = build_reference(config, self.tokenizer, config.ppo.teacher_path, shard=shard)
-        reference = AdapterOff(actor) if copy is None else self._build_engine(copy, Role.reference)
+        actor = self._build_learner(policy, Role.actor)
+        reference = build_reference(
+            config,
+            Phase.ppo,
+            actor,
+            self.tokenizer,
+            partial(self._build_engine, role=Role.reference),
+            shard=self._shard(Role.reference),
+        )
         return SeparateModels(
             actor,
             reference,
@@ -206,17 +216,22 @@ class RLHFEngine:
 
     def _build_scorer(self, *, learns: bool = False) -> Scorer:
         """Build the frozen reward model, or, if it ``learns``, the critic that starts from it."""
-        config, source, spec = self.config, self.critic_source, None
+        config, source, role = self.config, self.critic_source, Role.reward
         if learns:
-            spec = lora_spec(config.lora, LoraRole.critic)
+            role = Role.critic
             source = replace(
                 source,
                 dropout=config.ppo.critic_dropout,
                 gradient_checkpointing=config.reward_model.gradient_checkpointing,
             )
         seed = seed_for(config.seed, "reward_model")
-        shard = self._shard(Role.critic if learns else Role.reward)
-        return build_scorer(source, self.tokenizer, seed=seed, lora=spec, shard=shard)
+        return build_scorer(
+            source,
+            self.tokenizer,
+            seed=seed,
+            extensions=extensions_of(config, role, seed=seed),
+            shard=self._shard(role),
+        )
 
     def _shard(self, role: Role) -> Shard | None:
         settings, ranks = self.settings, self.ranks
@@ -273,10 +288,12 @@ def ppo_optimizer_settings(config: RunConfig, role: Role) -> OptimizerSettings:
             "start the run with launch.py, which computes ppo.steps from ppo.epochs"
         )
     steps = ppo.steps - (ppo.actor_freeze_steps if is_actor else 0)
-    return OptimizerSettings.from_config(
+    return optimizer_settings(
+        config,
         _optimizer_config(ppo, role),
+        Phase.ppo,
+        role,
         total_steps=steps * ppo.ppo_epochs * rollout_plan(config).mini_batches,
-        adapter_lr=adapter_lr(config.lora, LoraRole.actor if is_actor else LoraRole.critic),
         ema_beta=ppo.ema_beta if is_actor else 0.0,
     )
 

@@ -13,8 +13,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import Record
 from rlhf.engine.devices import TORCH_DTYPES
 from rlhf.models.families import find_decoder_modules
-from rlhf.options import Backend, modules_of
-from rlhf.options.lora.lora import adapter_of
+from rlhf.options import Backend, hooks_of, modules_of
 from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
@@ -73,7 +72,7 @@ def build_rollout_backend(
         ),
         pad_id=pad_id,
         stop=stop,
-        adapter_of=adapter_of,
+        adapter_of=next(hooks_of("models", "adapter_of", config), lambda _: None),
         find_modules=find_decoder_modules,
         ranks=ranks,
     )

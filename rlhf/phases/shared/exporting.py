@@ -1,4 +1,4 @@
-"""Save an engine's model: as an ordinary Hugging Face folder, or a peft adapter."""
+"""Save an engine's model as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from rlhf.base.types import Engine
+from rlhf.config.schema.run import RunConfig
 from rlhf.models.sources import ModelSource
-from rlhf.options import RolloutConfig
-from rlhf.options.lora.keys import LoraExport
-from rlhf.options.lora.lora import (
-    adapter_tensors,
-    has_adapters,
-    merge_adapters_in_stream,
-    save_adapter,
-)
+from rlhf.options import RolloutConfig, hooks_of
 from rlhf.options.trunk.trunk import SharedTrunk, build_critic_skeleton, select_critic_state
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.model_card import origin_sections, python_example
@@ -40,7 +34,7 @@ class Export(NamedTuple):
     model: Any
     engine: Engine
     tensors: Mapping[str, Tensor]
-    base: ModelSource | None = None  # if given, only the adapters on this base are saved
+    save: Callable[..., None] = save_streamed  # writes config and streamed weights on rank 0
     write_more: Callable[[Path], None] | None = None  # writes further files on rank 0
 
     def write(self, folder: Path | None, *, shard_bytes: int = SHARD_BYTES) -> None:
@@ -52,32 +46,31 @@ class Export(NamedTuple):
         if folder is None:
             for _ in stream:
                 pass
-        elif self.base is None:
-            merged = merge_adapters_in_stream(self.model, stream)
-            save_streamed(folder, self.model, merged, shard_bytes=shard_bytes)
-        else:
-            place, revision = self.base.path, self.base.revision
-            assert place is not None, "the checks refuse adapters on random weights"
-            save_adapter(folder, self.model, stream, base=place, revision=revision)
-        if folder is not None and self.write_more is not None:
+            return
+        self.save(folder, self.model, stream, shard_bytes=shard_bytes)
+        if self.write_more is not None:
             self.write_more(folder)
 
 
-def build_export(engine: Engine, *, lora_export: LoraExport, source: ModelSource) -> Export:
-    """Return the class, config and tensors to save of the engine's language model or scorer."""
+def build_export(config: RunConfig, engine: Engine, source: ModelSource | None = None) -> Export:
+    """Return the class, config and tensors to save of the engine's language model or scorer.
+
+    Without the ``source`` that it was trained from, it is an ordinary model with all weights.
+    """
+    for find in hooks_of("models", "find_export", config):
+        export: Export | None = find(config, engine, source)
+        if export is not None:
+            return export
     model: Any = engine.module.pretrained
-    if has_adapters(model) and lora_export is LoraExport.adapter:
-        return Export(model, engine, adapter_tensors(model), source)
     return Export(model, engine, tensors_to_save(model))
 
 
-def write_weights(engine: Engine, folder: Path | None) -> None:
-    """Write the engine's language model, with adapters merged, for a server that samples from it.
+def write_weights(config: RunConfig, engine: Engine, folder: Path | None) -> None:
+    """Write the engine's language model as an ordinary one, for a server that samples from it.
 
     Every rank must call it; all but rank 0 pass None. ZeRO-3 gathers one tensor at a time.
     """
-    model: Any = engine.module.pretrained
-    Export(model, engine, tensors_to_save(model)).write(folder)
+    build_export(config, engine).write(folder)
     if folder is not None:
         apply_umask(folder)  # the server may run as another user
 
@@ -134,12 +127,11 @@ def save_trained_model(
     answers: bool = True,
     write_more: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write an engine's model as ``lora.export`` selects; it was trained from ``source``.
+    """Write an engine's model, which was trained from ``source``, as the run's options select.
 
     ``write_more`` writes further files into the model's folder.
     """
-    export = build_export(engine, lora_export=context.config.lora.export, source=source)
-    export = export._replace(write_more=write_more)
+    export = build_export(context.config, engine, source)._replace(write_more=write_more)
     save_export(context, export, folder, what=what, answers=answers)
 
 

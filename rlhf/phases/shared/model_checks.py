@@ -17,8 +17,7 @@ from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.families import FAMILIES
 from rlhf.models.sources import ModelSource, config_fields
-from rlhf.options import Backend
-from rlhf.options.lora.keys import LoraRole
+from rlhf.options import Backend, hooks_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -96,29 +95,24 @@ def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
 
 def require_parts(config: RunConfig, phases: Container[Phase]) -> None:
     """Raise an error if the run names or counts layers that a model, built empty, does not have."""
-    lora, ppo, (key, base) = config.lora, config.ppo, reward_model_base(config)
-    adapted = {*lora.roles} if lora.rank and lora.target_modules else set[LoraRole]()
+    for check in hooks_of("models", "check_models", config):
+        check(config, phases)
+    ppo, (key, base) = config.ppo, reward_model_base(config)
     is_trunk = ppo.shared_trunk and Phase.ppo in phases
     grows = config.reward.members > 1 and Phase.reward in phases
-    if (is_trunk or adapted & {LoraRole.sft, LoraRole.actor}) and (
-        policy := _build_empty("AutoModelForCausalLM", "model", config.model)
-    ):
-        from rlhf.options.lora.lora import add_adapters
+    if is_trunk and (policy := build_empty("AutoModelForCausalLM", "model", config.model)):
         from rlhf.options.trunk.trunk import SharedTrunk
 
         counts = (ppo.num_layers_unfrozen or 0, ppo.num_value_layers)
-        if is_trunk:
-            SharedTrunk(policy, num_layers_unfrozen=counts[0], num_value_layers=counts[1])
-        else:
-            add_adapters(policy, lora, seed=0)
-    if grows and (scorer := _build_empty("AutoModelForSequenceClassification", key, base)):
+        SharedTrunk(policy, num_layers_unfrozen=counts[0], num_value_layers=counts[1])
+    if grows and (scorer := build_empty("AutoModelForSequenceClassification", key, base)):
         from rlhf.models.language_model import Scorer
         from rlhf.options.ensembles.members import grow_members
 
         grow_members(Scorer(scorer), config.reward, seeds=())
 
 
-def _build_empty(auto_class: str, key: str, model: ModelConfig) -> PreTrainedModel | None:
+def build_empty(auto_class: str, key: str, model: ModelConfig) -> PreTrainedModel | None:
     """Return the model without weights; None if its config is not known here."""
     import torch
     import transformers

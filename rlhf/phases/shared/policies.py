@@ -5,32 +5,22 @@ Models start from an earlier phase of the run, or from a model in the configurat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
-
 from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import seed_for
-from rlhf.base.types import (
-    LogprobOptions,
-    TokenEngine,
-    TokenLogprobs,
-    TokenPositions,
-)
-from rlhf.base.user_paths import expand_user_path
+from rlhf.base.types import TokenEngine, TokenModel
 from rlhf.config.choices import Phase
-from rlhf.config.roles import has_reward_model, reward_model_base
+from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
-from rlhf.models.build import build_actor, lora_spec
+from rlhf.models.build import build_actor, extensions_of
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.pretrained import Shard, require_one_label_model
 from rlhf.models.sources import ModelSource
-from rlhf.options.lora.keys import LoraRole
-from rlhf.options.lora.lora import disable_adapters
+from rlhf.options import hooks_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -101,13 +91,14 @@ def build_policy(
     dropout: float,
     shard: Shard | None = None,
 ) -> LanguageModel:
-    """Build the policy, with adapters if ``config`` has any; ``shard`` shards it as it is built."""
+    """Build the policy as it will be trained; ``shard`` shards it as it is built."""
+    seed = seed_for(config.seed, "model")
     return LanguageModel(
         build_actor(
             trainable_policy_source(config, dropout=dropout),
             tokenizer,
-            seed=seed_for(config.seed, "model"),
-            lora=lora_spec(config.lora, LoraRole.actor),
+            seed=seed,
+            extensions=extensions_of(config, Role.actor, seed=seed),
             shard=shard,
         )
     )
@@ -115,41 +106,24 @@ def build_policy(
 
 def build_reference(
     config: RunConfig,
+    phase: Phase,
+    actor: TokenEngine,
     tokenizer: PreTrainedTokenizerBase,
-    teacher: str | None = None,
+    to_engine: Callable[[LanguageModel], TokenModel],
     *,
     shard: Shard | None = None,
-) -> LanguageModel | None:
-    """Build a copy of the initial policy; None if the policy without adapters can replace it.
+) -> TokenModel:
+    """Build the reference of ``phase``, a copy of the initial policy unless an option has another.
 
-    A ``teacher``, the folder or hub id of another model, replaces both.
+    ``to_engine`` builds the engine of a copy, and ``shard`` shards the copy as it is built.
     """
-    spec, source = lora_spec(config.lora, LoraRole.actor), policy_source(config)
-    if teacher is not None:
-        key = "ppo.teacher_path"
-        path = str(expand_user_path(teacher, key=key))
-        source = replace(source, key=key, path=path, revision=None, architecture=None)
-    elif spec is not None and not spec.train_rest:
-        return None
+    source = policy_source(config)
+    for find in hooks_of("models", "find_reference", config):
+        found: TokenModel | ModelSource | None = find(config, phase, actor)
+        if isinstance(found, ModelSource):
+            source = found
+            break
+        if found is not None:
+            return found
     seed = seed_for(config.seed, "model")
-    return LanguageModel(build_actor(source, tokenizer, seed=seed, shard=shard))
-
-
-class AdapterOff:
-    """A reference that is the policy with its adapters off; implements ``TokenModel``."""
-
-    def __init__(self, engine: TokenEngine) -> None:
-        self._engine = engine
-
-    def __call__(
-        self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions, /
-    ) -> TokenLogprobs:
-        """Run the forward pass as if there were no adapters."""
-        with disable_adapters(self._engine.module):
-            return self._engine(ids_BS, positions, options)
-
-    @contextmanager
-    def evaluating(self) -> Iterator[nn.Module]:
-        """Yield the module without adapters, dropout and gradients."""
-        with disable_adapters(self._engine.module), self._engine.evaluating() as module:
-            yield module
+    return to_engine(LanguageModel(build_actor(source, tokenizer, seed=seed, shard=shard)))

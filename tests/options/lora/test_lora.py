@@ -24,7 +24,7 @@ from rlhf.options.lora.lora import (
     merge_adapters_in_stream,
     save_adapter,
 )
-from tests.lora_settings import lora_config
+from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import (
     FAMILIES,
     disturb,
@@ -51,7 +51,9 @@ def spec(**changes) -> LoraConfig:
 
 
 def adapted(family: str, tokenizer, **changes):
-    return build_actor(source_of(family), tokenizer, seed=1, lora=spec(**changes)).eval()
+    return build_actor(
+        source_of(family), tokenizer, seed=1, extensions=adding(spec(**changes))
+    ).eval()
 
 
 def logits_of(model) -> torch.Tensor:
@@ -126,7 +128,9 @@ def test_adapters_are_fp32_over_a_half_precision_base(tokenizer) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_scorer_trains_its_head_beside_the_adapters(family, tokenizer) -> None:
-    scorer = build_scorer(source_of(family), tokenizer, seed=1, lora=spec()).pretrained
+    scorer = build_scorer(
+        source_of(family), tokenizer, seed=1, extensions=adding(spec())
+    ).pretrained
     trained = trained_names(scorer)
     assert {name for name in trained if not is_adapter_name(name)} == {"score.weight"}
     assert not any(name.startswith("score.lora") for name in trained)
@@ -192,7 +196,7 @@ def test_merged_weights_compute_what_the_live_model_does(family, tokenizer, tmp_
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_merged_scorers_give_the_live_values(family, tokenizer, tmp_path) -> None:
-    scorer = build_scorer(source_of(family), tokenizer, seed=1, lora=spec()).eval()
+    scorer = build_scorer(source_of(family), tokenizer, seed=1, extensions=adding(spec())).eval()
     disturb(scorer)
     model = scorer.pretrained
     state = dict(merge_adapters_in_stream(model, whole_state(model).items()))
@@ -230,7 +234,7 @@ def test_a_state_without_adapters_stays_as_it_is(tokenizer) -> None:
 def test_a_language_models_adapter_is_read_by_peft_and_by_us(family, tokenizer, tmp_path) -> None:
     base = save_base(tmp_path / "base", family, tokenizer)
     source = ModelSource(key="m", path=str(tmp_path / "base"))
-    model = build_actor(source, tokenizer, seed=4, lora=spec()).eval()
+    model = build_actor(source, tokenizer, seed=4, extensions=adding(spec(), seed=4)).eval()
     disturb(model)
     folder = tmp_path / "adapter"
     folder.mkdir()
@@ -265,7 +269,7 @@ def test_a_language_models_adapter_is_read_by_peft_and_by_us(family, tokenizer, 
 def test_a_reward_models_adapter_holds_its_head(family, tokenizer, tmp_path: Path) -> None:
     save_base(tmp_path / "base", family, tokenizer)
     source = ModelSource(key="m", path=str(tmp_path / "base"))
-    scorer = build_scorer(source, tokenizer, seed=4, lora=spec()).eval()
+    scorer = build_scorer(source, tokenizer, seed=4, extensions=adding(spec(), seed=4)).eval()
     disturb(scorer)
     folder, model = tmp_path / "adapter", scorer.pretrained
     folder.mkdir()
@@ -294,7 +298,7 @@ def test_a_base_folder_is_found_from_anywhere(tokenizer, tmp_path: Path, monkeyp
     (tmp_path / "adapter").mkdir()
     monkeypatch.chdir(tmp_path)
     source = ModelSource(key="m", path="base")
-    model = build_actor(source, tokenizer, seed=4, lora=spec()).eval()
+    model = build_actor(source, tokenizer, seed=4, extensions=adding(spec(), seed=4)).eval()
     save_adapter(Path("adapter"), model, whole_state(model).items(), base="base")
     monkeypatch.chdir(tmp_path / "adapter")
     loaded = build_actor(ModelSource(key="m", path="../adapter"), tokenizer, seed=5).eval()
@@ -306,7 +310,7 @@ def test_an_adapter_over_an_adapter_is_merged_twice(tokenizer, tmp_path: Path) -
     place = tmp_path / "base"
     for name, seed in (("first", 5), ("second", 6)):
         source = ModelSource(key="m", path=str(place))
-        model = build_actor(source, tokenizer, seed=4, lora=spec()).eval()
+        model = build_actor(source, tokenizer, seed=4, extensions=adding(spec(), seed=4)).eval()
         disturb(model, seed=seed)
         (tmp_path / name).mkdir()
         save_adapter(tmp_path / name, model, whole_state(model).items(), base=str(place))
@@ -321,7 +325,7 @@ def test_new_tokens_have_the_same_embeddings_when_an_adapter_comes_back(tmp_path
     save_base(tmp_path / "base", "llama", base_tokenizer)
     tokenizer.add_tokens(["<new>"])
     source = ModelSource(key="m", path=str(tmp_path / "base"))
-    model = build_actor(source, tokenizer, seed=4, lora=spec()).eval()
+    model = build_actor(source, tokenizer, seed=4, extensions=adding(spec(), seed=4)).eval()
     disturb(model)
     folder = tmp_path / "adapter"
     folder.mkdir()
@@ -334,7 +338,7 @@ def test_new_tokens_have_the_same_embeddings_when_an_adapter_comes_back(tmp_path
 def test_adapters_that_do_not_fit_are_refused(tokenizer, tmp_path: Path) -> None:
     save_base(tmp_path / "base", "llama", tokenizer)
     source = ModelSource(key="model.path", path=str(tmp_path / "base"))
-    model = build_actor(source, tokenizer, seed=4, lora=spec())
+    model = build_actor(source, tokenizer, seed=4, extensions=adding(spec(), seed=4))
     state, folder = whole_state(model), tmp_path / "adapter"
     folder.mkdir()
     place = ModelSource(key="model.path", path=str(folder))
@@ -359,7 +363,7 @@ def test_adapters_that_do_not_fit_are_refused(tokenizer, tmp_path: Path) -> None
         build_actor(place, tokenizer, seed=1)
 
     head = ModelSource(key="model.path", path=str(tmp_path / "base"))
-    scorer = build_scorer(head, tokenizer, seed=4, lora=spec()).pretrained
+    scorer = build_scorer(head, tokenizer, seed=4, extensions=adding(spec(), seed=4)).pretrained
     headless = {name: t for name, t in whole_state(scorer).items() if name != "score.weight"}
     save_adapter(folder, scorer, headless.items(), base=str(tmp_path / "base"))
     with pytest.raises(CheckpointError, match=r"'score\.weight' is missing"):

@@ -15,12 +15,12 @@ from rlhf.data.collate import collate_sequences
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel, Scorer, kept_token_logprobs
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options.lora.models import AdapterOff
 from rlhf.options.trunk.trunk import SharedTrunk
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels, step_optimizers_together
 from rlhf.phases.ppo.objective import MicroBatch
-from rlhf.phases.shared.policies import AdapterOff
 from rlhf.phases.shared.scoring import ModelScores, ResponseLogprobs, WholeSequences
-from tests.lora_settings import lora_config
+from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import disturb
 from tests.phases.ppo.ppo_pieces import (
     LENGTHS,
@@ -196,7 +196,7 @@ def test_a_trunk_reports_its_overflow_once(tokenizer: Any, reward: PlainEngine) 
 
 
 def adapted(tokenizer: Any) -> TrainingEngine:
-    model = LanguageModel(build_actor(source(), tokenizer, seed=1, lora=SPEC))
+    model = LanguageModel(build_actor(source(), tokenizer, seed=1, extensions=adding(SPEC)))
     engine = TrainingEngine(model, accumulation=1)
     disturb(model)
     return engine
@@ -227,7 +227,8 @@ def test_with_adapters_policy_and_reference_start_equal_and_part(
     tokenizer: Any, reward: PlainEngine
 ) -> None:
     engine = TrainingEngine(
-        LanguageModel(build_actor(source(), tokenizer, seed=1, lora=SPEC)), accumulation=1
+        LanguageModel(build_actor(source(), tokenizer, seed=1, extensions=adding(SPEC))),
+        accumulation=1,
     )
     models = SeparateModels(
         engine, AdapterOff(engine), None, ModelScores(reward), temperature=TEMPERATURE

@@ -26,8 +26,8 @@ def shares(settings: OptimizerSettings, steps: int) -> list[float]:
 @pytest.mark.parametrize("phase", ["sft", "reward", "dpo"])
 def test_a_phase_has_an_optimiser_of_its_own(phase: str, compose: Compose) -> None:
     config = to_run_config(compose([f"{phase}.{setting}" for setting in OWN]))
-    settings = OptimizerSettings.from_config(getattr(config, phase), total_steps=7, adapter_lr=0.75)
-    assert (settings.lr, settings.adapter_lr, settings.weight_decay) == (0.5, 0.75, 0.25)
+    settings = OptimizerSettings.from_config(getattr(config, phase), total_steps=7)
+    assert (settings.lr, settings.weight_decay) == (0.5, 0.25)
     assert (settings.betas, settings.eps, settings.max_grad_norm) == ((0.7, 0.8), 1e-3, 3)
     # two steps of warm-up, then 1 - 0.9 * done with done = 0, 1/4, 2/4, 3/4, 1
     expected = [0.5, 1.0, 1.0, 0.775, 0.55, 0.325, 0.1]

@@ -17,9 +17,9 @@ from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.models.model_uses import models_in_phase
+from rlhf.options.lora.models import AdapterOff
 from rlhf.phases.ppo import rlhf_engine
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
-from rlhf.phases.shared.policies import AdapterOff
 from rlhf.phases.shared.scoring import JudgeScores
 from tests.models_on_disk import save_models
 from tests.plain_engine import PlainEngine

@@ -1,0 +1,143 @@
+"""Plug adapters into building, optimizing, checking and saving models."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from rlhf.base.types import Engine, LogprobOptions, TokenEngine, TokenLogprobs, TokenPositions
+from rlhf.config.choices import Phase
+from rlhf.config.roles import Role
+from rlhf.config.schema.run import RunConfig
+from rlhf.engine.settings import OptimizerSettings
+from rlhf.models.sources import ModelSource
+from rlhf.options.lora.keys import LoraConfig, LoraExport, LoraRole
+from rlhf.options.lora.lora import (
+    adapter_of,
+    adapter_tensors,
+    add_adapters,
+    disable_adapters,
+    has_adapters,
+    is_adapter_name,
+    merge_adapters_in_stream,
+    save_adapter,
+)
+from rlhf.phases.shared.exporting import Export
+from rlhf.phases.shared.model_checks import build_empty
+from rlhf.run.model_folder import save_streamed, tensors_to_save
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = [  # what the core calls
+    "adapter_of",
+    "change_optimizer",
+    "check_models",
+    "extend_model",
+    "find_export",
+    "find_reference",
+]
+LORA_ROLES = {
+    Role.sft: LoraRole.sft,
+    Role.reward_training: LoraRole.reward,
+    Role.actor: LoraRole.actor,
+    Role.critic: LoraRole.critic,
+}
+
+
+def adapters_of(lora: LoraConfig, role: Role) -> LoraConfig | None:
+    """Return the settings of the model ``role``, with its rank; None if it has no adapters."""
+    if not lora.rank or LORA_ROLES.get(role) not in lora.roles:
+        return None
+    is_critic = role is Role.critic
+    return replace(lora, rank=lora.critic_rank or lora.rank) if is_critic else lora
+
+
+def extend_model(
+    config: RunConfig, role: Role, seed: int, model: PreTrainedModel, head: tuple[str, ...]
+) -> None:
+    """Add the adapters of ``role``; a new head is trained in addition to them."""
+    lora = adapters_of(config.lora, role)
+    if lora is not None:
+        add_adapters(model, lora, seed=seed, trained=head)
+
+
+def change_optimizer(
+    settings: OptimizerSettings, config: RunConfig, _: Phase, role: Role
+) -> OptimizerSettings:
+    """Give the adapters a learning rate of their own, if there is one."""
+    lora = config.lora
+    lr = lora.critic_lr if role is Role.critic and lora.critic_lr else lora.lr
+    return replace(settings, lr_of=lambda name: lr if is_adapter_name(name) else None)
+
+
+def find_reference(config: RunConfig, _: Phase, actor: TokenEngine) -> AdapterOff | None:
+    """Return the policy without its adapters, if that is the policy before training."""
+    lora = adapters_of(config.lora, Role.actor)
+    return None if lora is None or lora.train_rest else AdapterOff(actor)
+
+
+class AdapterOff:
+    """A reference that is the policy with its adapters off; implements ``TokenModel``."""
+
+    def __init__(self, engine: TokenEngine) -> None:
+        self._engine = engine
+
+    def __call__(
+        self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions, /
+    ) -> TokenLogprobs:
+        """Run the forward pass as if there were no adapters."""
+        with disable_adapters(self._engine.module):
+            return self._engine(ids_BS, positions, options)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """Yield the module without adapters, dropout and gradients."""
+        with disable_adapters(self._engine.module), self._engine.evaluating() as module:
+            yield module
+
+
+def find_export(config: RunConfig, engine: Engine, source: ModelSource | None) -> Export | None:
+    """Return how ``lora.export`` saves a model with adapters; without a ``source``, merged."""
+    model: Any = engine.module.pretrained
+    if not has_adapters(model):
+        return None
+    if source is None or config.lora.export is LoraExport.merged:
+        return Export(model, engine, tensors_to_save(model), _save_merged)
+    assert source.path is not None, "the checks refuse adapters on random weights"
+    save = partial(_save_adapter, base=source.path, revision=source.revision)
+    return Export(model, engine, adapter_tensors(model), save)
+
+
+def _save_merged(
+    folder: Path, model: Any, stream: Iterable[tuple[str, Tensor]], *, shard_bytes: int
+) -> None:
+    merged = merge_adapters_in_stream(model, stream)
+    save_streamed(folder, model, merged, shard_bytes=shard_bytes)
+
+
+def _save_adapter(
+    folder: Path,
+    model: Any,
+    stream: Iterable[tuple[str, Tensor]],
+    *,
+    base: str,
+    revision: str | None,
+    **_: int,
+) -> None:
+    save_adapter(folder, model, stream, base=base, revision=revision)
+
+
+def check_models(config: RunConfig, _: Container[Phase]) -> None:
+    """Raise ConfigError if ``lora.target_modules`` names layers that the policy does not have."""
+    lora = config.lora
+    if not lora.target_modules or not {LoraRole.sft, LoraRole.actor} & {*lora.roles}:
+        return
+    if policy := build_empty("AutoModelForCausalLM", "model", config.model):
+        add_adapters(policy, lora, seed=0)
