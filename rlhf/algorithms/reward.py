@@ -1,6 +1,6 @@
-"""Pairwise losses of the reward model, and the scores of several models combined.
+"""Pairwise losses of the reward model, and its calibration.
 
-Shapes: B = pairs, S = tokens of whole sequences, M = members of an ensemble, ... = any.
+Shapes: B = pairs, S = tokens of whole sequences.
 
 Losses are sums over pairs; the caller divides by the number of pairs in the whole batch.
 """
@@ -154,26 +154,3 @@ def calibration_error(bins: Mapping[str, Mean]) -> float:
         total += abs(float(confidence.total - right.total))
         pairs += float(right.count)
     return total / pairs if pairs else 0.0
-
-
-def combine_scores(scores_M: Tensor, *, combine: str, coef: float) -> Tensor:
-    """Combine the scores (..., M) of M members, https://arxiv.org/abs/2310.02743, section 3.
-
-    - mean: the mean over the members.
-    - worst: the lowest score (worst-case optimisation).
-    - uncertainty: the mean minus ``coef`` times the variance (uncertainty-weighted optimisation).
-    """
-    match combine:
-        case "mean":
-            return scores_M.mean(dim=-1)
-        case "worst":
-            return scores_M.amin(dim=-1)
-        case "uncertainty":
-            return scores_M.mean(dim=-1) - coef * scores_M.var(dim=-1, correction=0)
-        case _:
-            raise ValueError(f"no combination of scores is called {combine}")
-
-
-def disagreement(scores_M: Tensor) -> Tensor:
-    """Return the deviation (...) of scores (..., M) over the members."""
-    return scores_M.std(dim=-1, correction=0)

@@ -153,6 +153,9 @@ class ResponsesSeam(Protocol):
     def open_partner(self, config: RunConfig) -> Partner:
         """Return a partner, whose processes run until it is closed."""
 
+    def score(self, responses: Responses) -> Tensor:
+        """Return the scores (B,) that the responses come with: rewards.NAME.kind=environment."""
+
     def measure(self, responses: Responses) -> dict[str, Tensor]:
         """Return measures (B,) of the responses, named GROUP/NAME."""
 

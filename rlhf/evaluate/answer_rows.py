@@ -90,7 +90,7 @@ class Evaluator:
             verify_model(run_dir / folder)
         self._reference = self.load_start()
         self.reward_model = self._load_reward_model()
-        self._rewards = build_reward_mix(self.config.rewards, context.tokenizer)
+        self._rewards = build_reward_mix(self.config, context.tokenizer)
         dtype, ranks = context.settings.dtype, context.ranks
         self._backends = RolloutBackends(self.config, context.tokenizer, dtype, ranks)
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from rlhf.algorithms.reward import calibration_bins, calibration_error, disagreement, end_scores
+from rlhf.algorithms.reward import calibration_bins, calibration_error, end_scores
 from rlhf.base.intervals import wilson_interval
 from rlhf.base.metrics import Mean, Metrics
 from rlhf.base.types import ValueModel
+from rlhf.options.ensembles.combined_scores import disagreement
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.supervised import collate_pair_rows
 

@@ -35,22 +35,22 @@ class CorrectionHook(PpoHook):
     """Weighs the advantages of a step once or, with an interpolated proximal policy, its losses."""
 
     @property
-    def is_interpolated(self) -> bool:
+    def _is_interpolated(self) -> bool:
         """Return True if the proximal policy changes with every update."""
         return self.config.ppo.proximal_policy is ProximalPolicy.interpolated
 
     @property
     def reuses_logprobs(self) -> When | None:
         """Return never, as weights need two policies, unless the second is interpolated."""
-        return When.always if self.is_interpolated else When.never
+        return When.always if self._is_interpolated else When.never
 
     def target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Return the steps with weights at the end."""
-        return steps if self.is_interpolated else {**steps, "weigh": self._weigh}
+        return steps if self._is_interpolated else {**steps, "weigh": self._weigh}
 
     def surrogate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
         """Return the loss around the interpolated proximal policy."""
-        if not self.is_interpolated:
+        if not self._is_interpolated:
             return surrogate
         share = self.config.ppo.proximal_share
         if share is None:  # A-3PO's, https://arxiv.org/abs/2512.06547

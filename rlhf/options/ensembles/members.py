@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlhf.algorithms.reward import combine_scores
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.models.language_model import Scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import require_finite_weights, require_float_types, types_in_file
 from rlhf.options import RewardConfig
+from rlhf.options.ensembles.combined_scores import combine_scores
 from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.trunk.trunk import BlockCall, Branch, find_block_and_tail_paths, record_calls
 

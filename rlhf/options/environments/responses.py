@@ -70,6 +70,13 @@ def open_partner(config: RunConfig) -> EnvironmentPartner:
     return EnvironmentPartner(config, build_pool(config.environment))
 
 
+def score(responses: Responses) -> Tensor:
+    """Return the sum (B,) of the rewards of each episode's turns."""
+    turns = turns_of(responses)
+    assert turns is not None, "kind=environment without episodes"
+    return turns.rewards_BT.sum(dim=1)
+
+
 def measure(responses: Responses) -> dict[str, Tensor]:
     """Return measures (B,) of episodes; {} of single responses.
 

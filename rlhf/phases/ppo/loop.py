@@ -47,8 +47,8 @@ from rlhf.phases.ppo.step_metrics import (
     early_end_reason,
     num_optimizer_steps,
     rollout_metrics,
-    step_values_to_log,
-    update_moving_average,
+    update_score_average,
+    values_to_log,
 )
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.checkpoints import Checkpoints
@@ -227,7 +227,7 @@ class PPOTrainer:
         names = engine.config.rewards
         found = rollout_metrics(rollout, targets, names, has_critic=engine.has_critic)
         found |= self._reuse.recomputed_mismatch(rollout)
-        values = step_values_to_log(ranks.reduce_metrics(found | learned), updates)
+        values = values_to_log(ranks.reduce_metrics(found | learned), updates)
         num_sequences = len(rollout.scores_B) * ranks.size
         self.kl = self.kl.step(values["ppo/kl_to_reference"], num_sequences=num_sequences)
         # 6. Log.
@@ -285,7 +285,7 @@ class PPOTrainer:
         actor, limit = self.engine.actor, self.config.lr_guard_kl
         self.steps_done += 1
         self._reuse.store_mismatch(values)
-        self._score_average = update_moving_average(self._score_average, values["ppo/score_mean"])
+        self._score_average = update_score_average(self._score_average, values["ppo/score_mean"])
         logged = {"ppo/score_average": self._score_average}
         if limit is not None and "ppo/approx_kl" in values:
             logged["ppo/lr_scale"] = actor.lr_scale

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 
 from rlhf.base.errors import RewardError
+from rlhf.base.seams import ResponsesSeam
 from rlhf.base.types import PromptBatch, Responses, TermScores
 from rlhf.config.choices import Phase, RewardKind
 from rlhf.config.schema.rewards import RewardTerm
+from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import Record
 from rlhf.data.synthetic_pairs import GoldJudge
+from rlhf.options import modules_of
 from rlhf.phases.shared.context import RunContext, phase_records
 from rlhf.phases.shared.scoring import (
     FIX_MODEL,
@@ -42,6 +45,7 @@ class RewardMix:
     """A function from responses to the scores of all parts and their weighted sum.
 
     ``say`` prints a warning the first time that a part fails, and at the end how often it failed.
+    ``own_scores`` returns the scores (B,) that responses with kind=environment come with.
     """
 
     def __init__(
@@ -50,8 +54,10 @@ class RewardMix:
         tokenizer: PreTrainedTokenizerBase,
         judge: GoldJudge,
         say: Callable[[str], None],
+        own_scores: Callable[[Responses], Tensor] | None = None,
     ) -> None:
         self.parts = parts
+        self._own_scores = own_scores
         self._tokenizer = tokenizer
         self._judge = judge
         self._say = say
@@ -83,7 +89,8 @@ class RewardMix:
                     rated = ratings(self._judge, self._tokenizer, prompts, responses)
                     scores_B = model_scores_B.new_tensor([each["gold"] for each in rated])
                 case RewardKind.environment:
-                    scores_B = responses.extras["rewards_BT"].sum(dim=1)
+                    assert self._own_scores is not None, "kind=environment without an environment"
+                    scores_B = self._own_scores(responses)
                 case _:
                     scores, problem = self._receive_scores(name, len(model_scores_B))
                     scores_B = model_scores_B.new_tensor(scores)
@@ -179,15 +186,17 @@ def _build_reward_inputs(
     )
 
 
-def build_reward_mix(
-    parts: Mapping[str, RewardTerm], tokenizer: PreTrainedTokenizerBase
-) -> RewardMix | None:
-    """Return the RewardMix of ``parts``, or None if there are no parts.
+def build_reward_mix(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RewardMix | None:
+    """Return the RewardMix of ``config.rewards``, or None if there are no parts.
 
     The mix prints its warnings on this rank's terminal, even if this is not rank 0.
     """
+    if not config.rewards:
+        return None
     say = build_console(is_main=True, log_every=1).say
-    return RewardMix(parts, tokenizer, GoldJudge(), say) if parts else None
+    options: Iterator[ResponsesSeam] = modules_of("responses", config)
+    own_scores = next((option.score for option in options), None)
+    return RewardMix(config.rewards, tokenizer, GoldJudge(), say, own_scores)
 
 
 def try_reward_parts(context: RunContext) -> None:
@@ -196,7 +205,7 @@ def try_reward_parts(context: RunContext) -> None:
     Raises:
         RewardError: if a part without a fallback failed.
     """
-    if (mix := build_reward_mix(context.config.rewards, context.tokenizer)) is not None:
+    if (mix := build_reward_mix(context.config, context.tokenizer)) is not None:
         with closing(mix):
             mix.try_rows(phase_records(context, Phase.ppo).train[:2])
 

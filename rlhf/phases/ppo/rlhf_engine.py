@@ -98,7 +98,7 @@ class RLHFEngine:
             end_token=config.model.end_token,
         )
         self.scores = self._build_scores()
-        self.rewards = build_reward_mix(config.rewards, self.tokenizer)
+        self.rewards = build_reward_mix(config, self.tokenizer)
         self.models: PpoModels = (
             self._build_trunk_models() if config.ppo.shared_trunk else self._build_separate_models()
         )

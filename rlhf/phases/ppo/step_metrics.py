@@ -110,7 +110,7 @@ def _label_equal_rows(rows_BX: Tensor) -> Tensor:
     return numbers_B
 
 
-def step_values_to_log(metrics: Metrics, updates: list[dict[Role, StepReport]]) -> dict[str, float]:
+def values_to_log(metrics: Metrics, updates: list[dict[Role, StepReport]]) -> dict[str, float]:
     """Return the numbers to log for one PPO step, from its merged metrics and optimizer steps."""
     return _to_floats(metrics) | _optimizer_step_values(updates)
 
@@ -157,7 +157,7 @@ def num_optimizer_steps(values: Mapping[str, float]) -> float:
     return values["ppo/updates"] * len(trained_roles(values))
 
 
-def update_moving_average(average: float | None, value: float, *, beta: float = 0.9) -> float:
+def update_score_average(average: float | None, value: float, *, beta: float = 0.9) -> float:
     """Return the exponential ``average`` updated with ``value``; it starts at the first value.
 
     Values that are not finite are skipped.

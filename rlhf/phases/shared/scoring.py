@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
-from rlhf.algorithms.reward import disagreement
 from rlhf.base.errors import RewardError
 from rlhf.base.heartbeat import beat
 from rlhf.base.types import (
@@ -32,6 +31,7 @@ from rlhf.base.types import (
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.data.collate import padded_width
 from rlhf.data.synthetic_pairs import GoldJudge
+from rlhf.options.ensembles.combined_scores import disagreement
 from rlhf.options.ensembles.members import Ensemble
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.objective import SurrogateInputs
-from rlhf.phases.ppo.step_metrics import step_values_to_log
+from rlhf.phases.ppo.step_metrics import values_to_log
 from tests.phases.ppo.ppo_pieces import maker_of, some_rollout
 from tests.phases.ppo.test_logprob_reuse import trainer_of
 from tests.phases.ppo.test_targets import BARE, rollout_of
@@ -54,7 +54,7 @@ def test_nothing_left_is_a_sample_size_of_0(compose: Compose) -> None:
     rollout = some_rollout()
     far_BT = rollout.logprobs_BT + 5
     rollout = rollout._replace(responses=rollout.responses._replace(logprobs_BT=far_BT))
-    found = step_values_to_log(dict(trainer.target_maker.make(rollout, kl_ctl=0.0).metrics), [])
+    found = values_to_log(dict(trainer.target_maker.make(rollout, kl_ctl=0.0).metrics), [])
     assert found["ppo/rollout_sample_size"] == found["ppo/rollout_weight"] == 0.0
 
 

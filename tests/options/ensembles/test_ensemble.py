@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.algorithms.reward import combine_scores, disagreement
+from rlhf.options.ensembles.combined_scores import combine_scores, disagreement
 from tests.algorithms.padded_batches import assert_close, f64, normal, quick, seeds
 
 

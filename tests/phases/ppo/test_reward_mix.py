@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from rlhf.phases.ppo import reward_mix
 from rlhf.phases.ppo.reward_mix import RewardMix, build_reward_mix
 from rlhf.rewards.isolated import FailureError
 from rlhf.rewards.rules import Answers
+from tests.phases.ppo.ppo_pieces import engine_config
 
 TOKENIZER = train_tokenizer(["one two three"], vocab_size=260)
 TEXTS = ["one", "two three", "three"]
@@ -165,7 +167,8 @@ def test_parts_are_tried_on_rows_of_the_data(
 
 
 def test_the_warning_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    mix = build_reward_mix({"mine": part(RewardKind.stop, fallback=0)}, TOKENIZER)
+    rewards = {"mine": part(RewardKind.stop, fallback=0)}
+    mix = build_reward_mix(replace(engine_config(), rewards=rewards), TOKENIZER)
     assert mix is not None
     mix._raise_or_count_failure(
         "mine", "boom \x1b[31mred\x07 WANDB_API_KEY=abcdefgh1234", 1, "here"

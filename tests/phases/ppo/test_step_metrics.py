@@ -15,7 +15,7 @@ from rlhf.phases.ppo.step_metrics import (
     duplicate_mask,
     early_end_reason,
     equal_group_mask,
-    update_moving_average,
+    update_score_average,
 )
 
 
@@ -43,12 +43,10 @@ def test_a_group_of_equal_scores_teaches_nothing() -> None:
 
 
 def test_the_average_leaves_out_what_is_not_finite() -> None:
-    average = update_moving_average(update_moving_average(None, math.nan), 2.0)
+    average = update_score_average(update_score_average(None, math.nan), 2.0)
     assert average == 2.0
-    assert (
-        update_moving_average(average, math.nan) == update_moving_average(average, math.inf) == 2.0
-    )
-    assert update_moving_average(average, 3.0) == pytest.approx(2.1)
+    assert update_score_average(average, math.nan) == update_score_average(average, math.inf) == 2.0
+    assert update_score_average(average, 3.0) == pytest.approx(2.1)
 
 
 def test_a_kl_that_is_not_a_number_is_not_above_a_limit() -> None:
