@@ -28,6 +28,7 @@ from rlhf.config.hydra_errors import (
     type_of_key,
 )
 from rlhf.config.rules.run import refuse_secrets_in_command
+from rlhf.jobs.help_command import print_help
 from rlhf.jobs.search_command import Search, parse_search
 from rlhf.jobs.sweep_command import (
     add_sweep_folders,
@@ -59,8 +60,9 @@ class Command(NamedTuple):
 
 @contextmanager
 def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> Iterator[Command]:
-    """Parse the arguments ``words`` and yield the command; for a shell's tab completion, exit.
+    """Parse the arguments ``words`` and yield the command.
 
+    For a shell's tab completion, and for ``--help WORD``, print the answer and exit.
     ``definitions`` is the folder of sweep and search files. ``leads`` is False on all ranks but
     rank 0: they join the run of rank 0, so Hydra composes nothing there.
 
@@ -71,6 +73,8 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
     refuse_unreadable_words(typed)
     refuse_secrets_in_command(typed, os.environ)
     refuse_unknown_flags(typed)
+    if leads:
+        print_help(typed, definitions.with_name("conf"))
     refuse_words_of_others(typed)
     complete_value(typed, os.environ, definitions)
     if (search := parse_search(typed, definitions)) is not None:

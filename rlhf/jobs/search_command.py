@@ -53,7 +53,7 @@ class PruneConfig:
     """Settings of pruning: a trial ends early if it is worse than the median at the same step."""
 
     metric: str
-    """Metric of metrics.jsonl; docs/metrics.md says in which direction it is better."""
+    """Metric of metrics.jsonl; `--help` says in which direction it is better."""
     after_trials: int = 4
     """Trials that must finish before any trial is pruned."""
     after_step: int = 0

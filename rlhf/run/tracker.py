@@ -42,7 +42,7 @@ class Tracker:
     """
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Record metrics of one step; docs/metrics.md lists their names."""
+        """Record metrics of one step; metrics.yaml lists their names."""
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
         """Record responses to prompts that stay the same; the phase takes ``steps`` steps."""

@@ -9,7 +9,8 @@ import pytest
 
 from rlhf.config.choices import When
 from rlhf.config.schema.supervised import SftConfig
-from tools.docs.conf_comments import explained, field_docstrings, renew
+from rlhf.jobs.help_command import field_docstrings
+from tools.docs.conf_comments import explained, renew
 
 RENEWED = renew(Path(__file__).parents[2] / "conf")
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
 import textwrap
-from enum import EnumType
 from pathlib import Path
 from typing import get_type_hints
 
 from rlhf.config.schema.run import RunConfig
+from rlhf.jobs.help_command import explanation
 
 WIDTH = 100
 KEY = re.compile(r"^( *)(\w+):(.*?)(?:\s+#.*)?$")
@@ -37,30 +35,6 @@ def explained(text: str, group: type) -> str:
         lines += [f"{indent}# {part}" for part in wrapped]
         lines.append(f"{indent}{key}:{value}")
     return header + "\n\n" + "\n".join(lines) + "\n"
-
-
-def explanation(schema: type, key: str) -> str:
-    """Return the docstring of a field; without one, the docstring of its enum."""
-    kind = get_type_hints(schema)[key]
-    if key in (texts := field_docstrings(schema)):
-        return texts[key]
-    return inspect.getdoc(kind) or "" if isinstance(kind, EnumType) else ""
-
-
-def field_docstrings(schema: type) -> dict[str, str]:
-    """Return the docstring below every field of a dataclass, including its base classes' fields."""
-    found: dict[str, str] = {}
-    for each in reversed(schema.__mro__[:-1]):
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
-        assert isinstance(tree, ast.ClassDef)
-        for field, below in zip(tree.body, tree.body[1:], strict=False):
-            match field, below:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(words))),
-                ):
-                    found[name] = " ".join(words.split())
-    return found
 
 
 def renew(conf: Path) -> dict[Path, str]:

@@ -138,7 +138,7 @@ def check_checkpoint(config: RunConfig) -> None:
     if name not in config.phase.order or not metric.startswith("eval_"):
         raise ConfigError(
             f"checkpoint.best={checkpoint.best}: must be a held-out metric PHASE/eval_NAME of "
-            f"{', '.join(config.phase.order)} (docs/metrics.md)"
+            f"{', '.join(config.phase.order)} (python launch.py --help /eval_)"
         )
     if not getattr(config, Phase(name)).eval_every:
         raise ConfigError(

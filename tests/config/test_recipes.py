@@ -1,4 +1,4 @@
-"""The experiments are the scripts and tables that they name, and docs/recipes.md lists them."""
+"""The experiments are the scripts and tables that they name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from rlhf.config.freeze import to_run_config
 from rlhf.data.reading import load_datasets
 from rlhf.data.splits import divide_over_phases
 from rlhf.options.lora.keys import LoraRole
-from tools.docs import recipes_page as recipes
-from tools.docs.recipes_page import TABLE_MARK, renew_page
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
-PAGE = ROOT / "docs" / "recipes.md"
 EXPERIMENTS = sorted(
     path.relative_to(CONF / "experiment").with_suffix("").as_posix()
     for path in (CONF / "experiment").rglob("*.yaml")
@@ -307,30 +304,3 @@ def test_small_experiment_differs_in_what_it_is_about(
     changed = {group for group in default if default[group] != config[group]}
     named = {"name", "experiment"} | ({"ppo"} if keys else set())
     assert changed == named | {"ppo_lora": {"lora"}, "dpo": {"phase"}}.get(name, set())
-
-
-def test_page_is_up_to_date(tmp_path: Path) -> None:
-    renewed = tmp_path / "recipes.md"
-    introduction, mark, _ = PAGE.read_text().partition(TABLE_MARK)
-    renewed.write_text(f"{introduction}{mark}old")
-    renew_page(renewed, CONF)
-    assert renewed.read_text() == PAGE.read_text(), "run python -m tools.docs.recipes_page"
-
-
-def test_page_lists_every_experiment_and_preset() -> None:
-    page = PAGE.read_text()
-    for name in EXPERIMENTS:
-        assert page.count(f"| `{name}` |") == 1
-        assert f"| `python launch.py experiment={name}` |" in page
-    for group in ("ppo", "sft", "reward", "dpo"):
-        for path in (CONF / group).glob("*.yaml"):
-            assert (f"| `{group}={path.stem}` |" in page) == (path.stem != "default")
-
-
-def test_page_without_the_mark_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "recipes_page", lambda conf: f"tables of {conf}")
-    page = tmp_path / "recipes.md"
-    page.write_text("# Title\n")
-    with pytest.raises(ValueError, match="has no line"):
-        renew_page(page, CONF)
-    assert page.read_text() == "# Title\n"

@@ -1,0 +1,120 @@
+"""``--help WORD`` prints every key, option and metric, with what schema, conf/ and table say."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from rlhf.base.errors import ConfigError
+from rlhf.config.freeze import to_run_config
+from rlhf.config.hydra_errors import schema_types
+from rlhf.config.schema.data import DatasetConfig
+from rlhf.config.schema.rewards import RewardTerm
+from rlhf.config.schema.run import RunConfig
+from rlhf.jobs import help_command
+from rlhf.jobs.help_command import explanation, matching, print_help
+from rlhf.run.metric_table import METRICS
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+@pytest.fixture(scope="module")
+def keys() -> dict[str, str]:
+    """The entry of every key, with the values of the default run."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = to_run_config(compose("config"))
+    return dict(help_command._keys(RunConfig, config, config))
+
+
+def asked(*words: str) -> None:
+    """Print what the words ask for; the process would end with exit code 0."""
+    with pytest.raises(SystemExit) as end:
+        print_help(["--help", *words], CONF)
+    assert end.value.code == 0
+
+
+def test_every_key_has_an_entry(keys: dict[str, str]) -> None:
+    groups = {name for name, kind in schema_types().items() if is_dataclass(kind)}
+    of_sets = {f"data.sets.NAME.{each.name}" for each in fields(DatasetConfig)}
+    of_parts = {f"rewards.NAME.{each.name}" for each in fields(RewardTerm)}
+    assert keys.keys() == schema_types().keys() - groups | of_sets | of_parts
+
+
+def test_every_key_is_explained(keys: dict[str, str]) -> None:
+    assert not [name for name, entry in keys.items() if not entry.partition("\n")[2].strip()]
+
+
+def test_every_option_has_a_title() -> None:
+    options = dict(help_command._options(CONF))
+    groups = {name for name in get_type_hints(RunConfig) if (CONF / name).is_dir()}
+    named = {name.partition("=")[0] for name in options}
+    assert named == groups | {"experiment"} - {"reward_model"}
+    assert "experiment=dsc/opt_13b" in options
+    untitled = {name for name, entry in options.items() if not entry.partition("\n")[0].strip()}
+    assert not untitled
+
+
+@pytest.mark.parametrize(
+    ("key", "entry"),
+    [
+        (
+            "ppo.gamma",
+            " = 1  (a number, above 0 and at most 1; affects ppo; a resumed run keeps it)\n"
+            "Discount per token.",
+        ),
+        ("seed", " = 1  (a whole number, 0 or more; affects dpo, ppo, reward, sft; a resumed run"),
+        ("data.split", " = [7,28,2]  (a list, each item a number; affects dpo"),
+        ("hardware.device", " = cpu  (one of cpu, cuda; affects"),
+        ("sft.lr", " = 0.003  (a number, above 0; affects sft;"),
+        ("ppo.cliprange_value", " = null  (a number or null, above 0; affects ppo;"),
+        ("run_dir", " = null  (text or null; affects no phase; a resumed run keeps it)"),
+        (
+            "checkpoint.most_skipped",
+            " = 20  (a whole number or null, above 0; affects no phase; a resumed run may",
+        ),
+        ("rewards.NAME.columns", "  (a list, each item text; affects ppo;"),
+        ("data.sets.NAME.path", "  (text; affects dpo"),
+    ],
+)
+def test_entry_by_hand(key: str, entry: str, keys: dict[str, str]) -> None:
+    assert keys[key].startswith(entry)
+
+
+def test_number_without_a_docstring_has_no_explanation() -> None:
+    @dataclass
+    class Bare:
+        size: int
+
+    assert not explanation(Bare, "size")
+
+
+def test_values_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    asked("ppo.kl_ctl", "experiment=grpo")
+    assert capsys.readouterr().out.startswith("ppo.kl_ctl = 0.25  (a number, 0 or more; ")
+
+
+def test_a_metric_and_a_group_of_options(capsys: pytest.CaptureFixture[str]) -> None:
+    asked("ppo/clipfrac", "ppo=")
+    metric, *rest = re.split(r"^ppo=", capsys.readouterr().out, flags=re.MULTILINE)
+    assert METRICS["ppo/clipfrac"].healthy in " ".join(metric.split())
+    assert len(rest) == len([*CONF.glob("ppo/*.yaml")])
+    assert all(option.count("\n") == 1 for option in rest)
+
+
+def test_names_match_by_beginning_then_by_part() -> None:
+    names = ["ppo.kl_ctl", "ppo.kl_target", "ppo/kl_ctl", "sft.lr"]
+    assert matching("ppo.kl_ctl", names) == ["ppo.kl_ctl"]
+    assert matching("ppo.", names) == ["ppo.kl_ctl", "ppo.kl_target"]
+    assert matching("kl_ctl", names) == ["ppo.kl_ctl", "ppo/kl_ctl"]
+    with pytest.raises(ConfigError, match=r"sft\.lz.*did you mean sft\.lr"):
+        matching("sft.lz", names)
+
+
+def test_without_a_word_hydra_prints_its_help() -> None:
+    print_help(["--help", "seed=1"], CONF)
+    print_help(["ppo.kl_ctl"], CONF)
