@@ -40,7 +40,7 @@ every-test: $(STAMP)
 # at every file, sixty SIGKILLs of a run that samples beside training, and the hashes of its weights
 # at each step, hundreds of hostile inputs, planted regressions that a test must find, and on a
 # pretended GPU every pair of settings, all parts of gpu_check, and the memory of every model of
-# docs/planner.md; and all tests marked soak.
+# benchmarks/planner.md; and all tests marked soak.
 soak: $(STAMP)
 	$(PYTEST) -m soak
 	$(BIN)/python -m tests.pretend_cuda.memory --check

@@ -4,7 +4,7 @@
 
 Reads what the other benchmarks wrote (default: all of benchmarks/results) and draws one picture for
 each file of ``ppo_step.py``, ``rollout.py`` and ``scaling.py``; without files the planner's figure
-of more and more GPUs too (docs/planner.md). Needs the extra ``benchmarks``.
+of more and more GPUs too (benchmarks/planner.md). Needs the extra ``benchmarks``.
 """
 
 from __future__ import annotations

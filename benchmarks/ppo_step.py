@@ -6,7 +6,7 @@
 for actor and critic, a learned reward model, a frozen reference. The ways take turns; each turn is
 a new process, whose first two iterations are not counted.
 
-The peers' times are those that docs/performance.md has for this kind of CPU, from another machine
+The peers' times are those that benchmarks/speed.md has for this kind of CPU, from another machine
 and day; they are not scaled. ``generate`` of transformers in fp32 runs in the same turns: its time
 here and its time there say how alike the machines were.
 ``--isa none`` runs this project's ways without its kernels too: they are nowhere faster.
@@ -63,7 +63,7 @@ class Peer(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What docs/performance.md, "The peers", has for one kind of CPU: 2 cores, torch 2.13.0."""
+    """What benchmarks/speed.md, "The peers", has for one kind of CPU: 2 cores, torch 2.13.0."""
 
     generate_seconds: dict[str, float]
     """Of transformers' generate in fp32 with its dynamic cache, by shape."""

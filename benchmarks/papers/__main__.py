@@ -4,7 +4,7 @@
 
 Each result is a module of this folder. Each of its seeds is measured in a process of its own on one
 core, below ../runs/papers; a seed that has been measured is not measured again. The figures go to
-results/papers/NAME.json and the page to ../docs/papers.md. QUICK=1 takes one seed and less of
+results/papers/NAME.json and the page to papers.md. QUICK=1 takes one seed and less of
 everything, to see the code at work; it writes neither.
 """
 
@@ -138,7 +138,7 @@ def main() -> None:
             RESULTS.mkdir(parents=True, exist_ok=True)
             (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
     if not given.quick:
-        write_page(results, RESULTS, ROOT / "docs" / "papers.md")
+        write_page(results, RESULTS, BENCHMARKS / "papers.md")
     sys.exit(is_missing)
 
 

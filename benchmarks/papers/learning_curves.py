@@ -24,7 +24,7 @@ PEER = Peer(
 
 RESULT = PaperResult(
     title="Learning curves beside TRL's GRPO",
-    source="TRL 1.16.0, GRPOTrainer, whose losses docs/loss_parity.md compares on fixed tensors",
+    source="TRL 1.16.0, GRPOTrainer, whose losses benchmarks/losses.md compares on fixed tensors",
     claim="From the same model, prompts, rewards and settings, two implementations of GRPO learn "
     "as fast.",
     criterion="experiment=gold_grpo at a constant rate, 28 steps of 32 prompts with 4 responses, "

@@ -70,10 +70,10 @@ def judge(figures: Mapping[int, Figures]) -> Verdict:
 RESULT = PaperResult(
     title="Losses and gradients beside four other projects",
     source=", ".join(f"{peer} {version}" for peer, version in VERSIONS.items())
-    + ": the functions that docs/loss_parity.md names",
+    + ": the functions that benchmarks/losses.md names",
     claim=(
         "Losses of the same name have the same value and gradient in TRL, verl, OpenRLHF, AgileRL"
-        " and here, except for differences that docs/loss_parity.md names."
+        " and here, except for differences that benchmarks/losses.md names."
     ),
     criterion=(
         f"passed: on random tensors in fp64 every pair is equal to {EQUAL:.0e}, value and gradient,"

@@ -1,4 +1,4 @@
-"""Write docs/loss_parity.md from the figures of ``loss_parity``.
+"""Write benchmarks/losses.md from the figures of ``loss_parity``.
 
 cd benchmarks && python -m papers.loss_parity_page
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from common import BENCHMARKS, ROOT, table
+from common import BENCHMARKS, table
 
 from papers.claims import Figures
 from papers.loss_parity import PEERS, largest_gaps
@@ -16,7 +16,7 @@ from papers.parity_sides import Pair
 from papers.peer_wheels import VERSIONS, Wheels
 
 FIGURES = BENCHMARKS / "results" / "papers" / "loss_parity.json"
-PAGE = ROOT / "docs" / "loss_parity.md"
+PAGE = BENCHMARKS / "losses.md"
 HEAD = """# Losses beside other projects
 
 See whether a loss that you know from {peers} is the same here, and what to change if it is not.

@@ -35,7 +35,7 @@ PEER = Peer(
 
 RESULT = PaperResult(
     title="Learning curves beside AgileRL's PPO",
-    source="AgileRL 2.58.0, ppo_llm.PPO, whose losses docs/loss_parity.md compares on fixed "
+    source="AgileRL 2.58.0, ppo_llm.PPO, whose losses benchmarks/losses.md compares on fixed "
     "tensors",
     claim="From the same model, prompts, rewards and settings, two implementations of PPO with "
     "adapters learn as fast.",

@@ -206,7 +206,7 @@ def _page_head(check: Check) -> Iterator[str]:
     cards = [row.figure for part in check.parts for row in part.rows if row.what == CARD]
     yield from (f"Card: **{card}**.\n" for card in cards)
     yield f"Started {check.started} with `{check.command}`. "
-    yield "docs/gpu_check.md explains the page; `gpu_check.json` has all figures for programs.\n"
+    yield "docs/operations.md explains the page; `gpu_check.json` has all figures for programs.\n"
     if check.failed:
         yield "## What failed\n"
         for each in check.failed:

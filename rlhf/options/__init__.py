@@ -146,7 +146,7 @@ class DataConfig(PtxDataKeys, DataKeys):
 
 @dataclass(kw_only=True)
 class CheckpointConfig(DigestKeys, CheckpointKeys):
-    """Checkpoints inside a phase, from which resume continues (docs/resume.md)."""
+    """Checkpoints inside a phase, from which resume continues (docs/operations.md)."""
 
 
 @dataclass(kw_only=True)

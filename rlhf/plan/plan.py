@@ -21,7 +21,7 @@ from rlhf.plan.steps import Loads, assume_loads
 from rlhf.plan.time_model import CostModel, Efficiency
 
 # Shares of the peak rates: for GPUs fitted to table 1 of DeepSpeed-Chat's announcement, for CPUs to
-# runs of this project on an EPYC with AVX512-BF16 (docs/planner.md).
+# runs of this project on an EPYC with AVX512-BF16 (docs/large_models.md).
 EFFICIENCY = {
     Device.cuda: Efficiency(
         matmul=0.23,

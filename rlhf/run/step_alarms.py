@@ -1,8 +1,8 @@
 """Alarms during training: rules on the metrics of the steps so far.
 
 A rule is a condition on the metrics of a phase that shows that something is wrong. If it holds for
-``patience`` steps in a row, an alarm is raised, once per run. docs/alarms.md has a remedy for each
-alarm, and docs/results.md how often each alarm is right.
+``patience`` steps in a row, an alarm is raised, once per run. docs/troubleshooting.md has a remedy
+for each alarm, and docs/results.md how often alarms are right.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The interface of trackers: where the metrics, samples, alarms and results of a run go.
 
-docs/tracking.md describes how to record a run with a class of your own.
+docs/watching.md describes how to record a run with a class of your own.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def launch_mode(config: RunConfig, environment: Mapping[str, str]) -> LaunchMode
     raise ConfigError(
         f"hardware.nodes={nodes}: no option names the nodes; use launcher.hostfile=FILE with one "
         "`name slots=N` per line, or -m hydra/launcher=submitit_slurm (or srun inside a SLURM "
-        "job), or launcher.master_addr=ADDRESS with torchrun on every node; see docs/launching.md"
+        "job), or launcher.master_addr=ADDRESS with torchrun on every node; see docs/operations.md"
     )
 
 

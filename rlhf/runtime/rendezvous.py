@@ -58,7 +58,7 @@ def drop_pod_variables() -> str | None:
     return (
         f"RANK={rank} and WORLD_SIZE={world} without LOCAL_RANK: torchrun did not start this "
         "process, which therefore runs by itself. Start torchrun on every pod with "
-        "--nnodes=$WORLD_SIZE --node-rank=$RANK, or unset both variables (docs/launching.md)"
+        "--nnodes=$WORLD_SIZE --node-rank=$RANK, or unset both variables (docs/operations.md)"
     )
 
 

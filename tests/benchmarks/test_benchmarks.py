@@ -348,7 +348,7 @@ def test_published_times_are_those_of_this_kind_of_cpu(load: Any) -> None:
 
 def test_published_times_are_those_of_the_page(load: Any) -> None:
     module: ModuleType = load("ppo_step")
-    page = (BENCHMARKS.parent / "docs" / "performance.md").read_text()
+    page = (BENCHMARKS / "speed.md").read_text()
     _, with_amx, without = re.split("### With(?:out)? AMX: the peers", page)
     for kind, text in ((module.AMX, with_amx), (module.AVX512_BF16, without)):
         lines = [line.split(" | ") for line in text.splitlines()]

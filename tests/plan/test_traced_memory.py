@@ -1,4 +1,4 @@
-"""Planned beside traced memory of models of real size (docs/planner.md)."""
+"""Planned beside traced memory of models of real size (benchmarks/planner.md)."""
 
 from __future__ import annotations
 

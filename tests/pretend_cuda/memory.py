@@ -2,8 +2,8 @@
 
 This project's own code builds, trains and samples from models of real size on a pretended GPU that
 computes shapes only, and whose allocator counts like torch's, in blocks of 512 bytes. Without names
-all configurations of docs/planner.md are traced, and their figures are stored for that page; with
---check they are compared with the stored figures.
+all configurations of benchmarks/planner.md are traced, and their figures are stored for that page;
+with --check they are compared with the stored figures.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ SNIPPETS = [
     snippet
     for page in PAGES
     for snippet in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)
-    if "PPOTrainer" in snippet  # test_docs.py runs the tracker of docs/tracking.md
+    if "PPOTrainer" in snippet  # test_docs.py runs the tracker of docs/watching.md
 ]
 
 

@@ -96,7 +96,7 @@ def test_the_number_of_a_pod_is_no_rank(
     line = (
         "RANK=0 and WORLD_SIZE=2 without LOCAL_RANK: torchrun did not start this process, which "
         "therefore runs by itself. Start torchrun on every pod with --nnodes=$WORLD_SIZE "
-        "--node-rank=$RANK, or unset both variables (docs/launching.md)"
+        "--node-rank=$RANK, or unset both variables (docs/operations.md)"
     )
     assert advice == (None if world == "1" else line)
 

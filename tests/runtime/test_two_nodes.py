@@ -81,7 +81,7 @@ def nodes() -> Iterator[list[Node]]:
 
 
 def started(nodes: list[Node], cwd: Path, *overrides: str) -> list[subprocess.Popen[str]]:
-    """The nodes, started as docs/launching.md says: each by its line of the dry run."""
+    """The nodes, started as docs/operations.md says: each by its line of the dry run."""
     arguments = ["hardware.nodes=2", f"launcher.master_addr={nodes[0].address}", *overrides]
     dry = launch(*TINY_RUN, *arguments, "launcher.dry_run=true", cwd=cwd)
     assert dry.returncode == 0, dry.stderr

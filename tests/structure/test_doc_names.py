@@ -14,16 +14,13 @@ from rlhf.config.hydra_errors import schema_types
 from rlhf.config.schema.run import AlarmName
 from rlhf.run.metric_table import GROUPS
 from rlhf.run.step_alarms import RULES
-from tools.docs.parity_page import TABLE_MARK
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-# Pages that name keys and metrics in sentences; generated tables have tests of their own.
-NAMES = ("parity", "troubleshooting", "tutorial", "algorithms", "alarms")
+# Pages that name keys and metrics in sentences.
+NAMES = ("elsewhere", "troubleshooting", "tutorial", "algorithms", "watching")
 PAGES = ["README", *(f"docs/{name}" for name in NAMES)]
 TEXTS = {page: (ROOT / f"{page}.md").read_text() for page in PAGES}
-# Below the mark the page is generated, with names of other programs.
-TEXTS["docs/parity"] = TEXTS["docs/parity"].partition(TABLE_MARK)[0]
 KEYS = schema_types()
 TOP = {key for key in KEYS if "." not in key}
 METRICS = {name for group in GROUPS.values() for name in group}
@@ -95,12 +92,14 @@ def test_problem_has_a_thread_and_a_test_that_exists(row: str) -> None:
 
 def test_every_row_of_problems_is_checked() -> None:
     tables = (DOCS / "elsewhere.md").read_text()
-    assert tables.count("`tests/") == len(ROWS) >= 30
+    assert tables.count("| `tests/") == len(ROWS) >= 30
 
 
 @pytest.mark.parametrize("name", AlarmName)
 def test_every_alarm_has_a_remedy_and_its_condition(name: AlarmName) -> None:
-    remedy, condition = re.findall(rf"^\| `{name}` \| (.+) \|$", TEXTS["docs/alarms"], re.M)
+    remedy, condition = re.findall(
+        rf"^\| `{name}` \| (.+) \|$", TEXTS["docs/troubleshooting"], re.M
+    )
     first, otherwise = remedy.split(" | ")
     assert first
     assert otherwise
@@ -110,7 +109,7 @@ def test_every_alarm_has_a_remedy_and_its_condition(name: AlarmName) -> None:
         assert steps.startswith(f"{RULES[name].patience} ")
 
 
-MEASURED = {"results.md", "performance.md", "papers.md"}
+MEASURED = {"results.md", "performance.md"}
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
@@ -121,7 +120,10 @@ def test_measurements_stand_in_results_and_performance(page: Path) -> None:
 
 
 def test_every_picture_is_on_a_page() -> None:
-    pages = "".join(page.read_text() for page in [ROOT / "README.md", *DOCS.glob("*.md")])
+    pages = "".join(
+        page.read_text()
+        for page in [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
+    )
     shown = set(re.findall(r"images/([\w.]+)", pages))
     assert {picture.name for picture in (DOCS / "images").iterdir()} == shown
 
@@ -140,7 +142,7 @@ def test_pages_exist_that_source_and_settings_name() -> None:
         for path in SOURCES
         for page in re.findall(r"docs/[a-z_]{2,}\.md", path.read_text(encoding="utf-8"))
     }
-    assert ("conf/config.yaml", "docs/alarms.md") in named
+    assert ("conf/config.yaml", "docs/operations.md") in named
     assert not {(by, page) for by, page in named if not (ROOT / page).is_file()}
 
 

@@ -19,7 +19,11 @@ from rlhf.jobs.sweep_command import expand_sweep
 from tests.runs import TINY_RUN, launch, python
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
+    *sorted(ROOT.glob("benchmarks/*.md")),
+]
 RUN_ELSEWHERE = {
     ".venv/bin/python -m tests.pretend_cuda launch.py experiment=smoke hardware=a100_40g": (
         "tests/runtime/test_gpu_runs.py"
@@ -181,6 +185,25 @@ def test_commands_stand_in_bash_fences(page: Path) -> None:
     assert not [text for kind, text in fences if not kind and re.match(r"(python|make|pip) ", text)]
 
 
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {each.strip().replace(" ", "-") for each in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_links_lead_to_pages_and_headings_that_exist(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)", page.read_text())
+    for target, anchor in links:
+        if target.startswith("http"):
+            continue
+        found = (page.parent / target).resolve() if target else page
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found), f"{target}#{anchor}"
+
+
 def test_sweep_becomes_its_jobs(tmp_path: Path) -> None:
     data = tmp_path / "d"
     assert composing("python launch.py -m seed=1,2 data.path=x.jsonl", data) == [
@@ -191,7 +214,7 @@ def test_sweep_becomes_its_jobs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_tracker_of_the_page(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "tracking.md").read_text()
+    page = (ROOT / "docs" / "watching.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "notes.py").write_text(code)
     run_dir = tmp_path / "run"

@@ -12,7 +12,7 @@ from rlhf.options.environments.keys import EnvironmentKind
 from tools.docs import environments_page
 from tools.docs.environments_page import Trial, next_turn, replace_section, try_environment
 
-PAGE = (Path(__file__).parents[2] / "docs/environment_table.md").read_text()
+PAGE = (Path(__file__).parents[2] / "benchmarks/environments.md").read_text()
 ROW = re.compile(r"^\| `([^`]+)` \| (\d+) \| (yes|no) \| (.*) \|$", re.MULTILINE)
 
 

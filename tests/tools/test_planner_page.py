@@ -98,7 +98,7 @@ def test_more_gpus_pay_more_than_in_proportion_until_the_batch_binds() -> None:
 
 
 def test_the_page_is_up_to_date(tmp_path: Path) -> None:
-    page = Path(shutil.copy(ROOT / "docs" / "planner.md", tmp_path))
+    page = Path(shutil.copy(ROOT / "benchmarks" / "planner.md", tmp_path))
     renew_page(page, CONF)
-    assert page.read_text() == (ROOT / "docs" / "planner.md").read_text()
+    assert page.read_text() == (ROOT / "benchmarks" / "planner.md").read_text()
     assert TABLE_MARK in page.read_text()

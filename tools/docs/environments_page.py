@@ -1,4 +1,4 @@
-"""Generate docs/environment_table.md: ``python -m tools.docs.environments_page``.
+"""Generate benchmarks/environments.md: ``python -m tools.docs.environments_page``.
 
 It plays every environment of the packages that are installed, twice and in two processes, and
 compares the two episodes. Sections of packages that are not installed stay as they are: GEM needs
@@ -22,7 +22,7 @@ from rlhf.options.environments.interface import Observation, Step
 from rlhf.options.environments.keys import EnvironmentConfig, EnvironmentKind, FailureRewards
 from rlhf.options.environments.process_pool import ProcessPool
 
-PAGE = Path("docs/environment_table.md")
+PAGE = Path("benchmarks/environments.md")
 PACKAGES = {  # kind -> module, and distribution
     EnvironmentKind.gymnasium: ("gymnasium", "gymnasium"),
     EnvironmentKind.textarena: ("textarena", "textarena"),

@@ -1,4 +1,4 @@
-"""Compare the planner's memory with traced memory, for docs/planner.md.
+"""Compare the planner's memory with traced memory, for benchmarks/planner.md.
 
 ``python -m tests.pretend_cuda.memory`` traces: it runs this project's code on models of real size,
 on a pretended GPU that computes shapes only, and writes ``traced_memory.json``.

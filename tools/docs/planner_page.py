@@ -1,6 +1,6 @@
 """Compare the planner with the tables of DeepSpeed-Chat's announcement.
 
-``python -m tools.docs.planner_page`` generates the tables of ``docs/planner.md``.
+``python -m tools.docs.planner_page`` generates the tables of ``benchmarks/planner.md``.
 https://github.com/deepspeedai/DeepSpeed/tree/master/blogs/deepspeed-chat
 """
 
@@ -288,4 +288,4 @@ def renew_page(path: Path, conf: Path) -> None:
 
 
 if __name__ == "__main__":
-    renew_page(Path("docs/planner.md"), Path("conf"))
+    renew_page(Path("benchmarks/planner.md"), Path("conf"))

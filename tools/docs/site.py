@@ -8,6 +8,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 # Pages outside docs/, and their names in the site.
@@ -21,15 +22,24 @@ REST = "*"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the repository's top-level pages, and put pages that it lacks into the navigation."""
+    """Add the pages outside docs/, and put pages that it lacks into the navigation."""
     for source, name in TOP.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=without_folder(text)))
+    for path in sorted(ROOT.glob("benchmarks/*.md")):
+        text = path.read_text(encoding="utf-8").replace("](../docs/", "](../")
+        files.append(File.generated(config, f"benchmarks/{path.name}", content=text))
     for path in (ROOT / "LICENSE", Path(__file__).with_name("site.css")):
         files.append(File.generated(config, path.name, abs_src_path=str(path)))
     pages = sorted(each.src_uri for each in files.documentation_pages())
     config.nav = with_rest(config.nav, pages)
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Return the text of a page with links to pages outside docs/ as they are in the site."""
+    is_in_folder = "/" in page.file.src_uri
+    return markdown if is_in_folder else markdown.replace("](../", "](")
 
 
 def without_folder(text: str) -> str:

@@ -17,7 +17,7 @@ def phases_that_measure_best(config: Any) -> frozenset[Phase]:
 
 @dataclass(kw_only=True)
 class CheckpointKeys:
-    """Checkpoints inside a phase, from which resume continues (docs/resume.md)."""
+    """Checkpoints inside a phase, from which resume continues (docs/operations.md)."""
 
     every_minutes: float | None = key(ABOVE_0)
     """Minutes between checkpoints; null: not by time."""

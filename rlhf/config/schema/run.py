@@ -47,7 +47,7 @@ class PhaseConfig:
 
 
 class AlarmName(StrEnum):
-    """Alarms during training (docs/alarms.md)."""
+    """Alarms during training (docs/troubleshooting.md)."""
 
     not_finite = "not_finite"
     reference_mismatch = "reference_mismatch"
@@ -80,7 +80,7 @@ class AlarmsConfig:
 
 @dataclass(kw_only=True)
 class LauncherConfig:
-    """Settings for starting the ranks (docs/launching.md)."""
+    """Settings for starting the ranks (docs/operations.md)."""
 
     dry_run: bool
     """Print the command that would start the ranks, then stop."""
@@ -111,7 +111,7 @@ class TrackingConfig:
     tensorboard: bool
     """Also write TensorBoard event files to RUN_DIR/tensorboard."""
     others: list[str]
-    """Trackers of your own, each as package.module:NAME (docs/tracking.md)."""
+    """Trackers of your own, each as package.module:NAME (docs/watching.md)."""
     show_config: bool
     """Print the configuration as a tree before the run starts."""
     log_every: int | None = key(ABOVE_0)

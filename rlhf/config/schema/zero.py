@@ -18,7 +18,7 @@ class ZeroKeys:
     moments: MomentsDtype
     """Precision of AdamW's moments: fp32, or bf16, which halves them (engine=torch only)."""
     auto: bool
-    """Use stages, offloading and micro-batches of the fastest plan that fits (docs/planner.md)."""
+    """Use stages, offloading and micro-batches of the fastest plan that fits."""
     stage: int = key(ZERO_STAGE)
     """ZeRO stage. 0: shard nothing; 1: optimizer states; 2: also gradients; 3: also weights."""
     critic_stage: int | None = key(ZERO_STAGE)

@@ -1,6 +1,6 @@
 """Models that DeepSpeed's Hybrid Engine can generate with: by their configs, and by comparison.
 
-docs/results.md describes how the reason of each config was found. Shapes: N = rows that are
+benchmarks/learning.md describes how the reason of each config was found. Shapes: N = rows that are
 compared, T = response tokens, V = vocabulary.
 """
 

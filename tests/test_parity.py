@@ -1,39 +1,75 @@
-"""docs/parity.md: no flag is left out, every key that it names composes, every test exists."""
+"""parity.yaml: no flag of other programs is left out, its keys compose, its tests exist."""
 
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 import rlhf
 from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import schema_types
-from tools.docs.parity_page import (
-    TABLE_MARK,
-    ParityRow,
-    Section,
-    parity_page,
-    read_sections,
-    renew_page,
-)
+from rlhf.config.other_names import suggested_keys
 
 Compose = Callable[[list[str]], DictConfig]
 
-ROOT = Path(__file__).parents[2]
-PAGE, SOURCE = ROOT / "docs" / "parity.md", ROOT / "docs" / "parity.yaml"
+ROOT = Path(__file__).parents[1]
+
+
+class ParityRow(NamedTuple):
+    """One row of a table; ``tests`` are paths below tests/ with the names of test functions."""
+
+    name: str
+    what: str
+    here: str
+    tests: tuple[str, ...]
+
+    @property
+    def keys(self) -> list[str]:
+        """Everything in backticks, which can be typed on the command line."""
+        return re.findall(r"`([^`]+)`", self.here)
+
+
+class Section(NamedTuple):
+    """A table with its title, a text, and the heads of its columns."""
+
+    title: str
+    text: str
+    heads: list[str]
+    rows: list[ParityRow]
+
+
+def read_sections(path: Path) -> list[Section]:
+    """Tables in ``path``, with one row per line of ``rows``."""
+    sections: object = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(sections, list)
+    return [
+        Section(s["title"], s["text"], s["heads"], [read_row(x) for x in s["rows"].splitlines()])
+        for s in sections
+    ]
+
+
+def read_row(line: str) -> ParityRow:
+    """A row of four cells with something in each."""
+    name, what, here, tests = (cell.strip() for cell in line.split(" | "))
+    return ParityRow(name, what, here, tuple(tests.split(", ")))
+
+
+SOURCE = Path(__file__).with_name("parity.yaml")
 SECTIONS = {section.title: section for section in read_sections(SOURCE)}
 ROWS = [row for section in SECTIONS.values() for row in section.rows]
 KEYS = sorted({key for row in ROWS for key in row.keys})
 TESTS = sorted({test for row in ROWS for test in row.tests})
 
-# The flags as each program declares them, kept apart from the page on purpose.
+# The flags as each program declares them, kept apart from the rows on purpose.
 LEARNING = """
     data_path data_split data_output_path model_name_or_path per_device_train_batch_size
     per_device_eval_batch_size max_seq_len learning_rate weight_decay num_train_epochs
@@ -140,7 +176,7 @@ def test_every_feature_stands_there_once() -> None:
     assert {name: counts[name] for name in FEATURES} == dict.fromkeys(FEATURES, 1)
 
 
-def test_every_flaw_is_told_with_its_tests() -> None:
+def test_every_flaw_has_its_tests() -> None:
     rows = {row.name: row for row in SECTIONS["What differs on purpose"].rows}
     assert [name for name in rows if name.isdigit()] == FLAWS
     shown = {test.partition("::")[2] for row in rows.values() for test in row.tests}
@@ -196,37 +232,16 @@ def test_named_test_exists(test: str) -> None:
     assert function in functions_of(ROOT / "tests" / path)
 
 
-def test_page_is_up_to_date(tmp_path: Path) -> None:
-    renewed = tmp_path / "parity.md"
-    introduction, mark, _ = PAGE.read_text().partition(TABLE_MARK)
-    renewed.write_text(f"{introduction}{mark}old")
-    renew_page(renewed, SOURCE)
-    assert renewed.read_text() == PAGE.read_text(), "run python -m tools.docs.parity_page"
-
-
-def test_page_by_hand() -> None:
-    row = ParityRow("--a", "x or y|z", "`seed=1`, `name`", ("one.py::test_a", "two.py::test_b"))
+def test_row_by_hand() -> None:
+    row = read_row("--a | x or y|z | `seed=1`, `name` | one.py::test_a, two.py::test_b")
+    assert row == ("--a", "x or y|z", "`seed=1`, `name`", ("one.py::test_a", "two.py::test_b"))
     assert row.keys == ["seed=1", "name"]
-    assert parity_page([Section("Title", "Text.", ["flag", "what", "here", "by"], [row])]) == (
-        "## Title\n\nText.\n\n"
-        "| flag | what | here | by |\n"
-        "| --- | --- | --- | --- |\n"
-        "| `--a` | x or y\\|z | `seed=1`, `name` "
-        "| `tests/one.py::test_a`<br>`tests/two.py::test_b` |\n"
-    )
 
 
-@pytest.mark.parametrize("line", ["a | b | c", "a | b |  | d", "a | b | c | d | e"])
-def test_row_without_four_cells_is_refused(line: str, tmp_path: Path) -> None:
-    source = tmp_path / "rows.yaml"
-    source.write_text(f"- title: t\n  text: x\n  heads: []\n  rows: |\n    {line}\n")
-    with pytest.raises(ValueError, match="not four cells"):
-        read_sections(source)
-
-
-def test_page_without_the_mark_is_refused(tmp_path: Path) -> None:
-    page = tmp_path / "parity.md"
-    page.write_text("# Title\n")
-    with pytest.raises(ValueError, match="has no line"):
-        renew_page(page, SOURCE)
-    assert page.read_text() == "# Title\n"
+def test_every_flag_is_translated_by_its_error() -> None:
+    """The error for a flag names a key, unless its row says that there is none."""
+    for title in FLAGS:
+        for row in SECTIONS[title].rows:
+            flag = row.name.removeprefix("--").replace("-", "_")
+            known = flag in schema_types() or suggested_keys(flag, schema_types())
+            assert known or "built in" in row.here, row.name
