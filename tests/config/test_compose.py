@@ -17,7 +17,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.freeze import load_frozen_config, to_run_config, write_frozen_config
 from rlhf.config.hydra_errors import REWARD_MODEL_GROUP, schema_types
 from rlhf.config.schema.run import RunConfig
-from tools.docs.pages import read_header
+from tests.conf_headers import read_header
 
 CONF = Path(__file__).parents[2] / "conf"
 FILES = sorted(path for path in CONF.rglob("*.yaml") if path.parent != CONF)

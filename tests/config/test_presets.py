@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from rlhf.config.batches import phase_plans, rollout_plan
 from rlhf.config.freeze import to_run_config
-from tools.docs.pages import read_header
+from tests.conf_headers import read_header
 
 CONF = Path(__file__).parents[2] / "conf"
 
