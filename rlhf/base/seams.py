@@ -66,6 +66,9 @@ class BackendsSeam(Protocol):
     Used by hybrid_engine and vllm.
     """
 
+    IS_SERVER: bool
+    """A server samples, with the weights of one rollout at a time; no GPU of the run does."""
+
     def check(self, config: RunConfig, model: PreTrainedConfig | None) -> None:
         """Raise an error if the backend cannot sample here, or not from this ``model``."""
 

@@ -104,25 +104,25 @@ def pair_steps(
     Raises:
         DataError: if a prompt has more pairs than a step.
     """
-    members: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
+    rows_of_group: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
     for row, group in enumerate(groups):
-        members[group].append(row)
-    largest = max(map(len, members), default=0)
+        rows_of_group[group].append(row)
+    largest = max(map(len, rows_of_group), default=0)
     if largest > batch_size:
         raise DataError(
             f"reward.batch_size={batch_size}: one prompt has {largest} pairs, and "
             "reward.group_pairs=true keeps them in one step; use "
             f"reward.batch_size={largest} or more, or reward.group_pairs=false"
         )
-    shuffle = Shuffle(len(members), seed=seed)
+    shuffle = Shuffle(len(rows_of_group), seed=seed)
     order = (shuffle.batch(position, 1)[0] for position in count())
-    packed = _pack_groups([len(rows) for rows in members], slots=batch_size, order=order)
+    packed = _pack_groups([len(rows) for rows in rows_of_group], slots=batch_size, order=order)
     steps: list[PairStep] = []
     seen, batches = 0, len(groups) * epochs / batch_size
     while seen / batch_size < batches:
         taken = next(packed)
-        rows = [row for group in taken for row in members[group]]
-        weights = [1 / len(members[group]) for group in taken for _ in members[group]]
+        rows = [row for group in taken for row in rows_of_group[group]]
+        weights = [1 / len(rows_of_group[group]) for group in taken for _ in rows_of_group[group]]
         seen, empty = seen + len(rows), batch_size - len(rows)
         steps.append(PairStep(rows + rows[:1] * empty, weights + [0.0] * empty, len(taken)))
     return steps

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rlhf.base.types import Rollout, StatefulWithTensors
 from rlhf.config.choices import When
-from rlhf.options import Backend
 from rlhf.options.ahead.ahead import AfterSampling, SamplingAhead, SamplingInTurn, StepSampler
 from rlhf.options.ahead.overlapped_sampling import SamplingProcesses
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.prompts import PromptLoader
+from rlhf.phases.shared.backends import samples_on_server
 
 
 class AheadHook(PpoHook):
@@ -42,7 +42,7 @@ class AheadHook(PpoHook):
             pad_id=context.tokenizer.pad_token_id,
             ranks=context.ranks,
         )
-        if rollout.overlap and rollout.backend is Backend.vllm_server:
+        if rollout.overlap and samples_on_server(self.config):
             engine.policy = engine.policy._replace(
                 sampling=AfterSampling(engine.policy.sampling, ahead),
                 greedy=AfterSampling(engine.policy.greedy, ahead),

@@ -37,10 +37,9 @@ from rlhf.engine.devices import resolve_dtype, use_threads
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.options import Backend
 from rlhf.options.ahead.keys import SCRATCH
 from rlhf.phases.ppo.prompts import PromptLoader, StepPrompts, shard_prompt_batch
-from rlhf.phases.shared.backends import RolloutBackends
+from rlhf.phases.shared.backends import RolloutBackends, samples_on_server
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policies import build_policy
 from rlhf.run.model_folder import SHARD_BYTES, write_shards
@@ -236,7 +235,7 @@ def _device_of(config: RunConfig, index: int) -> torch.device:
     A process whose responses a server samples needs no GPU.
     """
     hardware = config.hardware
-    if hardware.device is Device.cpu or config.rollout.backend is Backend.vllm_server:
+    if hardware.device is Device.cpu or samples_on_server(config):
         return torch.device("cpu")
     place, found = hardware.ranks_per_node + index, torch.cuda.device_count()
     if place >= found:

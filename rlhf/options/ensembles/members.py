@@ -25,9 +25,10 @@ from rlhf.models.language_model import Scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import require_finite_weights, require_float_types, types_in_file
 from rlhf.options import RewardConfig
-from rlhf.options.ensembles.combined_scores import combine_scores
+from rlhf.options.ensembles.combined_scores import combine_scores, disagreement
 from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.trunk.trunk import BlockCall, Branch, find_block_and_tail_paths, record_calls
+from rlhf.phases.shared.scoring import ResponseScores, WholeSequences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -100,6 +101,12 @@ class Ensemble(nn.Module):
             first_BS = self.first(ids_BS)
         values = [first_BS, *(member(calls) for member in self.others)]
         return torch.stack(values, dim=-1) - self.offsets_M
+
+    def response_scores(self, sequences: WholeSequences) -> ResponseScores:
+        """Return the combined scores of responses, and the disagreement of the members."""
+        values_MBS = self.member_values(sequences.ids_BS).unbind(-1)
+        scores_BM = torch.stack([sequences.at_end(each) for each in values_MBS], dim=1)
+        return ResponseScores(self.combine(scores_BM), {"disagreement": disagreement(scores_BM)})
 
     def forward(self, ids_BS: Tensor) -> Tensor:
         """Return the combined fp32 values (B, S)."""

@@ -15,6 +15,8 @@ from rlhf.phases.shared.exporting import write_weights
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+IS_SERVER = True
+
 
 def check(config: RunConfig, model: PreTrainedConfig | None) -> None:
     """Raise RolloutError if the server cannot be used for this ``model``."""

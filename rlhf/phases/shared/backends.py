@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.ranks import Ranks
@@ -30,6 +30,12 @@ class BackendParts(NamedTuple):
     pad_id: int
     dtype: Dtype  # not auto
     ranks: Ranks
+
+
+def samples_on_server(config: RunConfig) -> bool:
+    """Return True if a server samples, which has the weights of one rollout at a time."""
+    options: Iterator[BackendsSeam] = modules_of("backends", config)
+    return any(option.IS_SERVER for option in options)
 
 
 def build_rollout_backend(

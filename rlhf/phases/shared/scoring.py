@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -31,8 +31,6 @@ from rlhf.base.types import (
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.data.collate import padded_width
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.options.ensembles.combined_scores import disagreement
-from rlhf.options.ensembles.members import Ensemble
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -113,21 +111,26 @@ Scores = Callable[[WholeSequences], ResponseScores]
 Rewards = Callable[[PromptBatch, Responses, Tensor], tuple[Tensor, TermScores]]
 
 
+@runtime_checkable
+class ResponseScorer(Protocol):
+    """A reward model of an option that scores whole responses, not tokens."""
+
+    def response_scores(self, sequences: WholeSequences) -> ResponseScores:
+        """Return the scores, and measures of them."""
+
+
 @dataclass(frozen=True)
 class ModelScores:
-    """Scores of a reward model, or combined scores of the members of an ensemble."""
+    """Scores of a reward model."""
 
     model: ValueModel
 
     def __call__(self, sequences: WholeSequences) -> ResponseScores:
-        """Return the values at the last tokens, and the disagreement of an ensemble's members."""
+        """Return the values at the last tokens, or the model's own scores of responses."""
         with self.model.evaluating() as module:
-            if not isinstance(module, Ensemble):
-                return ResponseScores(sequences.at_end(self.model(sequences.ids_BS)))
-            values_MBS = module.member_values(sequences.ids_BS).unbind(-1)
-            scores_BM = torch.stack([sequences.at_end(each) for each in values_MBS], dim=1)
-            measures = {"disagreement": disagreement(scores_BM)}
-            return ResponseScores(module.combine(scores_BM), measures)
+            if isinstance(module, ResponseScorer):
+                return module.response_scores(sequences)
+            return ResponseScores(sequences.at_end(self.model(sequences.ids_BS)))
 
 
 def zero_scores(sequences: WholeSequences) -> ResponseScores:
