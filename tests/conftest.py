@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -104,6 +105,18 @@ def _same_environment() -> Iterator[None]:
         os.environ.update(before)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_flush_denormal(False)  # as use_threads sets it
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of TINY_RUN, which all workers share: tests only read it."""
+    from tests.runs import finished
+
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    run_dir = folder / "tiny_run"
+    with FileLock(folder / "tiny_run.lock"):
+        return run_dir if (run_dir / "result.json").exists() else finished(run_dir)
 
 
 @pytest.fixture

@@ -52,13 +52,15 @@ def refused(answer: Answer, *parts: str) -> None:
         assert part in message
 
 
-def write_pairs(path: Path, count: int) -> Path:
+LOCAL = "data=local data.path="
+
+
+def pairs(count: int) -> str:
     rows = (
         {"prompt": f"\n\nHuman: {i}\n\nAssistant:", "chosen": f" yes {i}", "rejected": " no"}
         for i in range(count)
     )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 PPO_ON_FOLDERS = words_that_are_read(
@@ -72,63 +74,69 @@ PPO_ON_FOLDERS = words_that_are_read(
 )
 
 
-def test_unknown_key(answer) -> None:
-    refused(answer("ppo.cliprang=0.1"), "ppo.cliprang", "ppo.cliprange")
-
-
-def test_unknown_option(answer) -> None:
-    refused(
-        answer("zero=stage9"),
+# What the folder holds; the command; what the message names.
+CASES: dict[str, tuple[dict[str, str], str, list[str]]] = {
+    "unknown key": ({}, "ppo.cliprang=0.1", ["ppo.cliprang", "ppo.cliprange"]),
+    "unknown option": (
+        {},
         "zero=stage9",
-        "auto, stage0, stage1, stage2, stage2_offload, stage3, stage3_mixzpp, stage3_nvme",
-    )
+        ["zero=stage9", "auto, stage0, stage1, stage2, stage2_offload, stage3, stage3_mixzpp"],
+    ),
+    "indivisible batch": (
+        {},
+        "sft.batch_size=30 hardware.ranks_per_node=4",
+        ["sft.batch_size=30 is not a multiple of", "use sft.batch_size=28 or 32"],
+    ),
+    "beyond the positions": (
+        {},
+        "rollout.max_response_tokens=1000",
+        ["rollout.max_prompt_tokens + rollout.max_response_tokens=1256", "1024 positions"],
+    ),
+    "no path": ({}, "data=local", ["data.path is missing"]),
+    "a word for a number": ({}, "seed=x", ["seed=x: expected a whole number"]),
+    "no key to delete": ({}, "~resume", ["Could not delete from config. 'resume' does not exist."]),
+    "missing file": ({}, f"{LOCAL}none.jsonl", ["none.jsonl"]),
+    "empty file": ({"empty.jsonl": ""}, f"{LOCAL}empty.jsonl", ["empty.jsonl", "empty"]),
+    "malformed row": (
+        {"pairs.jsonl": pairs(3) + '{"prompt": \n'},
+        f"{LOCAL}pairs.jsonl",
+        ["pairs.jsonl, row 4"],
+    ),
+    "wrong columns": (
+        {"rows.jsonl": '{"question": "a", "answer": "b"}\n'},
+        f"{LOCAL}rows.jsonl",
+        ["question", "answer", "prompt", "chosen"],
+    ),
+    "too small to split": (
+        {"pairs.jsonl": pairs(2)},
+        f"{LOCAL}pairs.jsonl",
+        ["pairs.jsonl", "data.split"],
+    ),
+    "less than a batch": (
+        {"pairs.jsonl": pairs(40)},
+        f"{LOCAL}pairs.jsonl",
+        ["sft phase has", "sft.batch_size=32"],
+    ),
+    "no folder for a run": ({"file": ""}, "run_dir=file/run", ["file/run"]),
+    "no run": ({"folder/notes": ""}, "resume=folder", ["folder is not the directory of a run"]),
+    "another engine": (
+        {},
+        "experiment=smoke zero.engine=torch hardware.ranks_per_node=2",
+        [
+            "zero.engine=torch with hardware.nodes*hardware.ranks_per_node=2",
+            "use zero.engine=auto",
+        ],
+    ),
+}
 
 
-def test_indivisible_batch_sizes(answer) -> None:
-    refused(
-        answer("sft.batch_size=30", "hardware.ranks_per_node=4"),
-        "sft.batch_size=30 is not a multiple of",
-        "use sft.batch_size=28 or 32",
-    )
-
-
-def test_response_beyond_the_positions_of_the_model(answer) -> None:
-    refused(
-        answer("rollout.max_response_tokens=1000"),
-        "rollout.max_prompt_tokens + rollout.max_response_tokens=1256",
-        "1024 positions",
-        "use 1024 or less",
-    )
-
-
-def test_missing_file(answer) -> None:
-    refused(answer("data=local", "data.path=no_such.jsonl"), "no_such.jsonl")
-
-
-def test_empty_file(answer, tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("")
-    refused(answer("data=local", "data.path=empty.jsonl"), "empty.jsonl", "empty")
-
-
-def test_malformed_row(answer, tmp_path: Path) -> None:
-    path = write_pairs(tmp_path / "pairs.jsonl", 3)
-    path.write_text(path.read_text() + '{"prompt": \n')
-    refused(answer("data=local", "data.path=pairs.jsonl"), "pairs.jsonl, row 4")
-
-
-def test_wrong_columns(answer, tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"question": "a", "answer": "b"}\n')
-    refused(answer("data=local", "data.path=rows.jsonl"), "question", "answer", "prompt", "chosen")
-
-
-def test_a_data_set_too_small_for_its_split(answer, tmp_path: Path) -> None:
-    write_pairs(tmp_path / "pairs.jsonl", 2)
-    refused(answer("data=local", "data.path=pairs.jsonl"), "pairs.jsonl", "data.split")
-
-
-def test_a_phase_with_less_than_one_batch(answer, tmp_path: Path) -> None:
-    write_pairs(tmp_path / "pairs.jsonl", 40)
-    refused(answer("data=local", "data.path=pairs.jsonl"), "sft phase has", "sft.batch_size=32")
+@pytest.mark.parametrize("case", CASES)
+def test_the_message_names_what_to_mend(case: str, answer, tmp_path: Path) -> None:
+    files, command, parts = CASES[case]
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    refused(answer(*command.split()), *parts)
 
 
 def test_a_folder_that_is_no_checkpoint(answer, tmp_path: Path) -> None:
@@ -159,16 +167,6 @@ def test_a_language_model_is_no_reward_model(answer, tmp_path: Path) -> None:
     )
 
 
-def test_unwritable_run_directory(answer, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    refused(answer("run_dir=file/run"), "file/run")
-
-
-def test_resume_of_what_is_no_run(answer, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    refused(answer("resume=folder"), "folder is not the directory of a run")
-
-
 def test_fp16_without_masters(answer) -> None:
     reason = "use zero=stage1" if multiplies_fp16() else "has no fp16 arithmetic"
     refused(answer(*TINY_RUN, "hardware.dtype=fp16", "zero=stage0"), "fp16", reason)
@@ -184,14 +182,6 @@ def test_a_model_that_fast_rollouts_cannot_decode(answer, tmp_path: Path, more: 
         answer(*PPO_ON_FOLDERS, "reward_model.path=reward", *more),
         "rollout.backend=fast: a model of model_type=mistral attends to 4 tokens at most",
         "use rollout=hf",
-    )
-
-
-def test_a_training_engine_that_cannot(answer) -> None:
-    refused(
-        answer(*TINY_RUN, "zero.engine=torch", "hardware.ranks_per_node=2"),
-        "zero.engine=torch with hardware.nodes*hardware.ranks_per_node=2",
-        "use zero.engine=auto",
     )
 
 

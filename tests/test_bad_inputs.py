@@ -1,11 +1,15 @@
-"""Every bad input of the catalogue gets an answer, and no traceback."""
+"""Every bad input of the catalogue gets an answer and no traceback: RlhfError, or exit code 2.
+
+Damaged model folders and weights are in tests/models/test_damaged_folders.py, rows and files that
+plans and runs refuse alike in tests/jobs/test_data_refusals.py; tests/fuzz draws others.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,28 +18,234 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
+import rlhf.export
+import rlhf.report.__main__
+from rlhf.base.cpu import usable_isa
 from rlhf.base.errors import RlhfError
-from rlhf.config.choices import Source
-from rlhf.config.freeze import to_run_config
+from rlhf.config.choices import Phase, Source
+from rlhf.config.effects import refuse_unread_keys
+from rlhf.config.freeze import load_run, to_run_config
+from rlhf.config.hydra_errors import explain_hydra_error, to_hydra_override
+from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import describe_data, load_datasets
-from tests.bad_inputs import all_answers
-from tests.bad_inputs.doors import GOOD
+from rlhf.data.splits import blend_datasets, check_usable_examples, divide_over_phases
+from rlhf.jobs.sweep_command import expand_sweep
+from rlhf.models.build import build_actor
+from rlhf.models.sources import ModelSource
+from rlhf.models.tokenizers import load_tokenizer, train_tokenizer
+from rlhf.runtime.launch_mode import launch_mode
+from rlhf.runtime.rendezvous import with_started_ranks
+from tests.bad_inputs import FILES, GOOD, MANY
 
 Compose = Callable[[list[str]], DictConfig]
+COMMANDS = Path(__file__).with_name("bad_commands.txt").read_text().splitlines()
 
 
 @pytest.mark.slow
-def test_every_bad_input_gets_its_answer(compose: Compose, tmp_path: Path) -> None:
-    before = dict(os.environ)
+def test_every_bad_command_is_refused(compose: Compose) -> None:
+    lines = [line for line in COMMANDS if line and not line.startswith("#")]
+    assert len(lines) == len(set(lines)) > 150
+    assert [line for line in lines if not _refusal(compose, line)] == []
 
-    def set_environment(variables: Mapping[str, str]) -> None:
-        os.environ.clear()
-        os.environ.update(before, **variables)
 
-    answers = all_answers(compose, tmp_path / "in", set_environment)
-    assert [answer for answer in answers if not answer.text] == [], "accepted in silence"
-    assert len(answers) >= 200
-    assert len({(answer.door, answer.label) for answer in answers}) == len(answers)
+def _refusal(compose: Compose, line: str) -> str:
+    """Compose and check a command's overrides; return the refusal, or "" if there is none."""
+    words = [to_hydra_override(word) for word in re.split(r" (?=[\w.@+]+=)", line)]
+    try:
+        refuse_unread_keys(to_run_config(compose(words)), words)
+    except RlhfError as error:
+        return str(error)
+    except Exception as error:
+        if (found := explain_hydra_error(error, words)) is None:
+            raise
+        return str(found)
+    return ""
+
+
+def local(compose: Compose, path: Path, eval_path: str | None = None) -> RunConfig:
+    config = to_run_config(compose([]))
+    data = replace(config.data, source=Source.local, path=str(path), eval_path=eval_path)
+    return replace(config, data=data)
+
+
+def what_is_read(config: RunConfig) -> str:
+    """Divide the data over the phases, which must be enough; return what is said of it."""
+    data, datasets = config.data, load_datasets(config.data, seed=1)
+    divided = divide_over_phases(datasets, split=data.split, eval_share=data.eval_share, seed=1)
+    parts = {phase: blend_datasets(found, seed=1) for phase, found in divided.items()}
+    check_usable_examples(parts, [Phase.sft, Phase.reward, Phase.ppo])
+    return "; ".join(map(describe_data, datasets))
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        *("one prompt is null", "one answer is empty", "chosen equals rejected"),
+        "one row has other columns",
+    ],
+)
+def test_what_is_skipped_is_counted(label: str, compose: Compose, tmp_path: Path) -> None:
+    name, content = FILES[label]
+    (tmp_path / name).write_bytes(content)
+    assert re.search(r"[1-9]\d* skipped", what_is_read(local(compose, tmp_path / name)))
+
+
+@pytest.mark.parametrize("path", ["missing.jsonl", "empty", "/dev/null"])
+@pytest.mark.parametrize("key", ["path", "eval_path"])
+def test_a_path_without_data_is_refused(
+    key: str, path: str, compose: Compose, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (good := tmp_path / "good.jsonl").write_bytes(MANY)
+    bad = tmp_path / path
+    config = local(compose, bad) if key == "path" else local(compose, good, str(bad))
+    with pytest.raises(RlhfError):
+        what_is_read(config)
+
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "num_attention_heads": 1,
+    "num_hidden_layers": 1,
+    "intermediate_size": 8,
+    "vocab_size": 300,
+}
+WHOLE = json.dumps(CONFIG)
+HEADER = json.dumps({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}).encode()
+CUT_OFF = {"model.safetensors": struct.pack("<Q", len(HEADER)) + HEADER + b"\0" * 8}
+MODELS: dict[str, dict[str, str | bytes]] = {
+    "empty folder": {},
+    "weights are missing": {"config.json": WHOLE},
+    "config is missing": {**CUT_OFF},
+    "unknown model type": {"config.json": '{"model_type": "x"}', **CUT_OFF},
+    "no model type": {"config.json": "{}", **CUT_OFF},
+    "an image model": {"config.json": '{"model_type": "vit"}', **CUT_OFF},
+    "weights are text": {"config.json": WHOLE, "model.safetensors": "hello"},
+    "weights are empty": {"config.json": WHOLE, "model.safetensors": ""},
+    "weights are cut off": {"config.json": WHOLE, **CUT_OFF},
+    "a huge header": {"config.json": WHOLE, "model.safetensors": struct.pack("<Q", 2**60)},
+    "negative width": {"config.json": json.dumps(CONFIG | {"hidden_size": -8})},
+    "index names a missing shard": {
+        "config.json": WHOLE,
+        "model.safetensors.index.json": '{"weight_map": {"a": "b"}}',
+    },
+    "adapter of another kind": {"adapter_config.json": '{"peft_type": "IA3"}'},
+    "adapter without a base": {"adapter_config.json": '{"peft_type": "LORA"}'},
+    "adapter config is no JSON": {"adapter_config.json": "{"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", MODELS)
+def test_a_folder_without_a_model_is_refused(label: str, tmp_path: Path) -> None:
+    write(tmp_path / "model", MODELS[label])
+    tokenizer = train_tokenizer(["some text"], vocab_size=300)
+    source = ModelSource(key="model.path", path=str(tmp_path / "model"))
+    with pytest.raises(RlhfError):
+        build_actor(source, tokenizer, seed=1)
+
+
+def write(folder: Path, files: dict[str, str | bytes]) -> Path:
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["empty", "no JSON", "cut off", "no end token", "alone", "list"])
+def test_a_folder_without_a_tokenizer_is_refused(damage: str, tmp_path: Path) -> None:
+    train_tokenizer(["some text"], vocab_size=300).save_pretrained(tmp_path / "saved")
+    whole = (tmp_path / "saved" / "tokenizer.json").read_text()
+    kept = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    no_end = json.dumps({name: value for name, value in kept.items() if name != "eos_token"})
+    file, its_config = "tokenizer.json", "tokenizer_config.json"
+    files: dict[str, dict[str, str | bytes]] = {
+        "empty": {},
+        "no JSON": {file: "{", its_config: no_end},
+        "cut off": {file: whole[:500], its_config: no_end},
+        "no end token": {file: whole, its_config: no_end},
+        "alone": {its_config: json.dumps(kept)},
+        "list": {file: whole, its_config: "[]"},
+    }
+    with pytest.raises(RlhfError):
+        load_tokenizer(write(tmp_path / "damaged", files[damage]), key="model.tokenizer")
+
+
+RUNS = {
+    "no run": None,
+    "empty config": b"",
+    "config is a list": b"[1]",
+    "config is no YAML": b"a: [",
+    "config is binary": b"\xff\xfe\0",
+    "unknown key": b"nonsense: 1\n",
+    "missing keys": b"seed: 1\n",
+    "python object": b"!!python/object/apply:os.system ['true']\n",
+}
+
+
+REFUSING = {
+    rlhf.report.__main__.main: ("no run", "empty config", "config is no YAML"),
+    rlhf.export.main: ("unknown key",),
+}
+
+
+@pytest.mark.parametrize("label", RUNS)
+def test_a_folder_without_a_run_is_refused_by_every_command(
+    label: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = RUNS[label]
+    folder = write(tmp_path / "run", {} if content is None else {"config.yaml": content})
+    for place in (folder, tmp_path / "missing"):
+        with pytest.raises(RlhfError):
+            load_run(place)
+    for main, labels in REFUSING.items():
+        for place in [tmp_path / "missing", *[folder] * (label in labels)]:
+            assert main([str(place)]) == 2
+            assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize("name", ["unknown", "../../etc/passwd", ""])
+def test_a_sweep_that_is_not_there_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(RlhfError):
+        expand_sweep(["-m", f"sweep={name}"], tmp_path)
+
+
+VARIABLES: list[dict[str, str]] = [
+    {"RLHF_MAX_CPU_ISA": "mmx"},
+    {"LOCAL_RANK": "0", "RANK": "a", "WORLD_SIZE": "2"},
+    {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "two"},
+    {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "0"},
+    {"LOCAL_RANK": "0", "RANK": "5", "WORLD_SIZE": "2"},
+    {"LOCAL_RANK": "0", "RANK": "-1", "WORLD_SIZE": "2"},
+    {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"},
+    {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "x"},
+    {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "7", "LOCAL_WORLD_SIZE": "7"},
+    {"SLURM_PROCID": "a", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-2]"},
+    {"SLURM_PROCID": "0", "SLURM_NTASKS": "x", "SLURM_JOB_NODELIST": "n[1-2]"},
+    {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-2]"},
+    {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n[1-"},
+    {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "z", "SLURM_JOB_NODELIST": "a"},
+]
+
+
+@pytest.mark.parametrize("variables", VARIABLES, ids=str)
+def test_wrong_variables_are_refused(
+    variables: dict[str, str], compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    config = to_run_config(compose([]))
+
+    def read() -> None:
+        usable_isa()
+        if "LOCAL_RANK" in variables:
+            with_started_ranks(config)
+        launch_mode(replace(config, hardware=replace(config.hardware, nodes=2)), variables)
+
+    with pytest.raises(RlhfError):
+        read()
 
 
 JSON = st.recursive(

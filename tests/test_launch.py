@@ -57,7 +57,6 @@ def test_info_works(what: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("ppo.cliprang=0.1", "unknown key ppo.cliprang; did you mean ppo.cliprange?"),
         ("-m ppo.cliprang=0.1,0.2", "unknown key ppo.cliprang; did you mean ppo.cliprange?"),
         (
             "zero=stage9",
@@ -73,14 +72,9 @@ def test_info_works(what: str, tmp_path: Path) -> None:
             "zero.extra.zero_optimization.stage=9: zero.stage sets this entry; use zero.stage",
         ),
         ("zero.extra.bf16.enabled=1", "to add a new key, write +zero.extra.bf16.enabled=VALUE"),
-        ("seed=x", "seed=x: expected a whole number"),
-        ("data=local", "data.path is missing"),
         ("experiment=smoke model.path=/x", "use model=pretrained model.path=/x"),
-        ("sft.batch_size=60 hardware.ranks_per_node=8", "sft.batch_size=60 is not a multiple of"),
         ("run_dir=file/run", "the run directory file/run cannot be created (Not a directory)"),
-        ("resume=.", "is not the directory of a run: it has no config.yaml"),
         ("resume=nowhere seed=2", "nowhere is not the directory of a run: it has no config.yaml"),
-        ("~resume", "Could not delete from config. 'resume' does not exist."),
     ],
 )
 def test_mistake_ends_with_one_line(command: str, message: str, tmp_path: Path) -> None:

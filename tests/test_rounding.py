@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlhf.models.build import build_actor
-from tests.models_on_disk import FAMILIES, disturb, small_tokenizer, some_ids, source_of
-from tests.rounding import assert_near, terms_of, tolerance
+from tests.models_on_disk import disturb, small_tokenizer, some_ids, source_of
+from tests.rounding import assert_near, terms_of
 
 
 def one_by_one(products: Tensor) -> Tensor:
@@ -52,19 +52,6 @@ def test_every_order_of_summation_is_allowed(
         assert_near(way, ways[0], terms=2**power)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_in_a_shorter_type_is_not_allowed(family: str) -> None:
-    model, ids = build_actor(source_of(family), small_tokenizer(), seed=1).eval(), some_ids()
-    disturb(model)
-    with torch.no_grad():
-        logits = model(ids).logits
-        assert_near(logits, model.double()(ids).logits.float(), terms=terms_of(model, 7))
-        for short in (torch.bfloat16, torch.float16):
-            rounded = model.to(short)(ids).logits.float()
-            with pytest.raises(AssertionError):
-                assert_near(rounded, logits, terms=terms_of(model, 7))
-
-
 def test_one_changed_bit_of_bf16_in_one_weight_is_not_allowed() -> None:
     model, ids = build_actor(source_of("llama"), small_tokenizer(), seed=1).eval(), some_ids()
     disturb(model)
@@ -73,8 +60,3 @@ def test_one_changed_bit_of_bf16_in_one_weight_is_not_allowed() -> None:
         model.lm_head.weight[5] *= 1 + 2**-8
         with pytest.raises(AssertionError):
             assert_near(model(ids).logits, logits, terms=terms_of(model, 7))
-
-
-def test_the_largest_of_several_decides() -> None:
-    assert tolerance(torch.ones(2), torch.tensor([-8.0]), terms=4) == 2 * 4 * 2**-24 * 8
-    assert tolerance(torch.ones(1), terms=4, dtype=torch.bfloat16) == 2 * 4 * 2**-8

@@ -93,7 +93,7 @@ def test_no_process_of_a_run_runs_them(hostile: Path) -> None:
     run = launch(
         *("-m", "seed=1"),
         *TINY_RUN,
-        "phase=pipeline_rule",
+        *("phase=pipeline_rule", "sft.epochs=0.1", "ppo.steps=1"),
         "hardware.ranks_per_node=2",
         "rewards.ends={kind: stop}",
         cwd=Path.cwd(),

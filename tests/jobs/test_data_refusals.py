@@ -19,7 +19,7 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_data
 from rlhf.runtime.run_data import load_phase_data
 from rlhf.runtime.worker import create_or_load_tokenizer
-from tests.bad_inputs.doors import FILES, lines
+from tests.bad_inputs import FILES, lines
 from tests.plan.planned import Compose, run_of
 
 PROMPT = "\n\nHuman: {}\n\nAssistant:"
@@ -140,7 +140,7 @@ BAD: list[tuple[str, str, bytes, str, str]] = [
     ("tabs", "a.tsv", b"prompt\tchosen\na\tb\tc\n", "", r"separated by '\\t'"),
     ("a key twice", "a.jsonl", b'{"prompt": "a", "prompt": "b"}', "", "has the key 'prompt' twice"),
 ]
-# The files of tests/bad_inputs; a few of them can be used, by both doors.
+# The files of tests/bad_inputs.py; a few of them can be used, by both doors.
 USABLE = ["one prompt is null", "one answer is empty", "chosen equals rejected"]
 USABLE += ["one row has other columns"]
 BAD += [(label, *file, "", "") for label, file in FILES.items() if label not in USABLE]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import ROOT, finished, python
+from tests.runs import ROOT, python
 
 pytestmark = pytest.mark.slow
 
@@ -22,11 +22,11 @@ ELSEWHERE |= {"environments": "test_environment_run", "sentiment": "test_sentime
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with runs/latest."""
     folder = tmp_path_factory.mktemp("examples")
     (folder / "runs").mkdir()
-    finished(folder / "runs" / "latest")
+    (folder / "runs" / "latest").symlink_to(tiny_run)
     return folder
 
 

@@ -235,20 +235,21 @@ def test_the_nodes_of_a_hostfile_are_one_run(more: list[str], start: Start, tmp_
 @pytest.mark.slow
 def test_a_job_that_was_preempted_goes_on_with_its_run(start: Start, tmp_path: Path) -> None:
     pytest.importorskip("submitit")
-    arguments = ["-m", "hydra/launcher=submitit_local", *TINY_RUN, "ppo.steps=20"]
+    arguments = ["-m", "hydra/launcher=submitit_local", *TINY_RUN, "ppo.steps=12"]
+    arguments += ["phase.order=[sft,ppo]", "model@reward_model=gold"]
     job = tmp_path / "sweep" / "0"
     sweep = f"hydra.sweep.dir={job.parent}"
-    process = start(ROOT / "launch.py", *arguments, sweep, popen=subprocess.Popen)
+    process = start(ROOT / "launch.py", *arguments, sweep)
     # In a step: a signal that arrives while a phase is taken down can be lost in a __del__.
     wait_for(job / "metrics.jsonl", '"phase": "ppo", "step": 1')
-    (controller,) = children(process.pid)
-    (task,) = children(controller)
+    controller = children(process.pid)[-1]
+    task = children(controller)[-1]
     os.kill(task, signal.SIGUSR2)  # as SLURM does some time before it takes the nodes away
     _, complaint = process.communicate(timeout=180)
     assert process.returncode == 0, complaint
     (log,) = job.parent.glob(".submitit/*/*_log.out")
-    assert log.read_text().count("sft, reward, ppo on 1 x cpu") == 2
-    assert log.read_text().count("sft: 103 examples") == 1, "what was done stays"
+    assert log.read_text().count("sft, ppo on 1 x cpu") == 2
+    assert log.read_text().count("sft: 420 examples to train on") == 1, "what was done stays"
     assert (job / "result.json").exists()
 
 

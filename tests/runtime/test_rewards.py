@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.rewards.endpoint import endpoint
-from tests.runs import ROOT, TINY_RUN, finished, launch, metrics
+from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, soaked
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,9 @@ def gain(scores: list[float]) -> float:
     return sum(scores[-3:]) / 3 - sum(scores[:3]) / 3
 
 
-@pytest.mark.parametrize("estimator", ["gae", "grpo", "rloo", "reinforce_pp"])
+@pytest.mark.parametrize(
+    "estimator", soaked(["gae", "grpo", "rloo", "reinforce_pp"], "rloo", "reinforce_pp")
+)
 def test_a_function_is_learned_from(estimator: str, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(MODULE)
     group = [] if estimator == "gae" else ["ppo.responses_per_prompt=4"]
