@@ -112,10 +112,10 @@ def _label_equal_rows(rows_BX: Tensor) -> Tensor:
 
 def values_to_log(metrics: Metrics, updates: list[dict[Role, StepReport]]) -> dict[str, float]:
     """Return the numbers to log for one PPO step, from its merged metrics and optimizer steps."""
-    return _to_floats(metrics) | _optimizer_step_values(updates)
+    return _to_floats(metrics) | _optimizer_values(updates)
 
 
-def _optimizer_step_values(updates: list[dict[Role, StepReport]]) -> dict[str, float]:
+def _optimizer_values(updates: list[dict[Role, StepReport]]) -> dict[str, float]:
     """Return metrics of the optimizer steps, which are equal on every rank without reduction."""
     steps = {
         role: [update[role] for update in updates if role in update]
