@@ -118,7 +118,8 @@ def export_checkpoint(
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
     engine = _build_engine(context, phase)
     engine.training_state.load(found.tensor_reader(ENGINES[phase]))
-    with engine.swap_in_average() if average else nullcontext():
+    follower = engine.follower if average else None
+    with nullcontext() if follower is None else follower.swap_in():
         export = build_export(context.config, engine)
         what = f"The {phase} model after step {found.step}."
         save_export(context, export, folder, what=what, answers=phase is not Phase.reward)

@@ -27,6 +27,7 @@ class PlainEngine:
     def __init__(self, module: nn.Module) -> None:
         self.module = module.eval()
         self.lr_scale = 1.0
+        self.follower: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
@@ -38,9 +39,6 @@ class PlainEngine:
         raise NotImplementedError
 
     def step(self, *, discard: bool = False) -> StepReport:
-        raise NotImplementedError
-
-    def swap_in_average(self) -> AbstractContextManager[None]:
         raise NotImplementedError
 
     def gather_parameters(self, of: nn.Module) -> AbstractContextManager[None]:

@@ -226,7 +226,7 @@ class StatefulWithTensors(Stateful, Protocol):
 
     @property
     def training_state(self) -> State:
-        """Return the tensors: an engine's are masters, moments and the moving average."""
+        """Return the tensors: an engine's are masters, moments and those of its follower."""
 
     def sum_over_weights(self, of_slice: Callable[[Tensor, int], Tensor]) -> Mapping[str, int]:
         """Return the sums of ``of_slice(slice, start)`` over the flat fp32 weights, by tensor.
@@ -235,12 +235,29 @@ class StatefulWithTensors(Stateful, Protocol):
         """
 
 
+class Follower(Protocol):
+    """Tensors that follow the fp32 weights of an engine, such as their average."""
+
+    kind: str  # names the tensors in the training state
+
+    @property
+    def shards(self) -> Sequence[Tensor]:
+        """Return this rank's shards, in the order of the shards of the weights."""
+
+    def update(self) -> None:
+        """Update the tensors after an optimizer step."""
+
+    def swap_in(self) -> AbstractContextManager[None]:
+        """Swap the tensors into the model; every rank must enter and leave."""
+
+
 class Engine(Model, StatefulWithTensors, Protocol):
     """A model that can be trained, and whose weights can be read."""
 
     module: nn.Module
     is_sharded: bool
     lr_scale: float  # multiplies the schedule's learning rate from the next step on
+    follower: Follower | None  # None: nothing follows the weights
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of one micro-batch's ``loss`` to the gradients of this step."""
@@ -250,9 +267,6 @@ class Engine(Model, StatefulWithTensors, Protocol):
 
     def step(self, *, discard: bool = False) -> StepReport:
         """Step the optimizer on the gradients of all micro-batches, or drop the gradients."""
-
-    def swap_in_average(self) -> AbstractContextManager[None]:
-        """Swap in the moving average of the weights; every rank must enter and leave."""
 
     def gather_parameters(self, of: nn.Module) -> AbstractContextManager[None]:
         """Gather all parameters of ``of`` on every rank; every rank must enter and leave."""

@@ -20,7 +20,7 @@ from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
 from rlhf.engine.deepspeed_config import deepspeed_config
-from rlhf.engine.masters import MovingAverage, masters_of
+from rlhf.engine.masters import masters_of
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
 from rlhf.engine.training_state import BaseEngine, DeepSpeedState, TrainingState
 from rlhf.engine.zero3_partition import skip_shm_kernel_compilation
@@ -71,10 +71,8 @@ class DeepSpeedEngine(BaseEngine):
         self._deepspeed = self._initialize_deepspeed(module, config, optimizer)
         self.module: nn.Module = self._deepspeed.module
         self._state = DeepSpeedState(self._deepspeed, ranks, stage=stage)
-        if optimizer is not None and optimizer.ema_beta:
-            masters = masters_of(self._deepspeed, stage=stage)
-            on_host = settings.zero.offload_ema
-            self._average = MovingAverage(masters, beta=optimizer.ema_beta, on_host=on_host)
+        if optimizer is not None and optimizer.follow is not None:
+            self.follower = optimizer.follow(masters_of(self._deepspeed, stage=stage))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass in the run's precision."""
@@ -112,8 +110,8 @@ class DeepSpeedEngine(BaseEngine):
         if self._measures_norm:
             grad_norm = float(self._deepspeed.get_global_grad_norm() or 0.0)
         is_skipped = self._deepspeed.skipped_steps > skipped_before
-        if self._average is not None and not is_skipped:
-            self._average.update()
+        if self.follower is not None and not is_skipped:
+            self.follower.update()
         return StepReport(learning_rate, grad_norm, is_skipped)
 
     def _set_scheduled_learning_rates(self) -> None:
@@ -154,8 +152,7 @@ class DeepSpeedEngine(BaseEngine):
     @property
     def training_state(self) -> TrainingState:
         """Return the tensors that training changes; not available with NVMe."""
-        average = None if self._average is None else self._average.shards
-        return self._state.build_training_state(average)
+        return self._state.build_training_state(self.follower)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training state that is not in tensors, such as step counters."""

@@ -11,11 +11,12 @@ from torch import nn
 
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.base.errors import CapabilityError
-from rlhf.base.types import Schedule
+from rlhf.base.types import Follower, Schedule
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.roles import Role, runs_on_torch, setting_unsupported_by_torch
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import OptimizerConfig
+from rlhf.engine.masters import Masters
 from rlhf.options import ZeroConfig, hooks_of
 
 
@@ -61,8 +62,8 @@ class EngineSettings:
 class OptimizerSettings:
     """AdamW settings of one trained model; ``schedule`` returns shares of the peak ``lr``.
 
-    ``lr_of`` returns the peak learning rate of a parameter with this name, None for ``lr``; with
-    ``ema_beta`` above 0 the engine keeps a moving average of the weights.
+    ``lr_of`` returns the peak learning rate of a parameter with this name, None for ``lr``;
+    ``follow`` returns what follows the weights that the engine trains.
     """
 
     lr: float
@@ -70,14 +71,12 @@ class OptimizerSettings:
     eps: float
     weight_decay: float
     lr_of: Callable[[str], float | None] = lambda _: None
-    ema_beta: float = 0.0
+    follow: Callable[[Masters], Follower] | None = None
     max_grad_norm: float
     schedule: Schedule
 
     @classmethod
-    def from_config(
-        cls, config: OptimizerConfig, *, total_steps: int, ema_beta: float = 0.0
-    ) -> OptimizerSettings:
+    def from_config(cls, config: OptimizerConfig, *, total_steps: int) -> OptimizerSettings:
         """Return settings with a schedule over ``total_steps`` optimizer steps."""
         return cls(
             lr=config.lr,
@@ -85,7 +84,6 @@ class OptimizerSettings:
             eps=config.adam_eps,
             weight_decay=config.weight_decay,
             max_grad_norm=config.max_grad_norm,
-            ema_beta=ema_beta,
             schedule=lr_schedule(
                 config.lr_schedule.value,
                 warmup_steps=config.warmup_steps,
@@ -102,10 +100,9 @@ def optimizer_settings(
     role: Role,
     *,
     total_steps: int,
-    ema_beta: float = 0.0,
 ) -> OptimizerSettings:
     """Return the settings of the model ``role`` in ``phase``: its ``own``, changed by options."""
-    settings = OptimizerSettings.from_config(own, total_steps=total_steps, ema_beta=ema_beta)
+    settings = OptimizerSettings.from_config(own, total_steps=total_steps)
     for change in hooks_of("models", "change_optimizer", config):
         settings = change(settings, config, phase, role)
     return settings

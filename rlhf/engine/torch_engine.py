@@ -14,7 +14,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import StepReport
 from rlhf.config.choices import Dtype, MomentsDtype
 from rlhf.config.roles import Role, has_half_weights
-from rlhf.engine.masters import Masters, MovingAverage, round_to_bf16
+from rlhf.engine.masters import Masters, round_to_bf16
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
 from rlhf.engine.training_state import (
     AdamMoments,
@@ -124,12 +124,8 @@ class TorchEngine(BaseEngine):
             if has_half
             else WholeAdamW(groups, betas=betas, eps=eps)
         )
-        if optimizer.ema_beta:
-            self._average = MovingAverage(
-                self._optimizer.masters,
-                beta=optimizer.ema_beta,
-                on_host=settings.zero.offload_ema,
-            )
+        if optimizer.follow is not None:
+            self.follower = optimizer.follow(self._optimizer.masters)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass in the run's precision."""
@@ -161,8 +157,8 @@ class TorchEngine(BaseEngine):
         if not is_skipped:
             optimizer.step(scale=_clip_scale(grad_norm, settings.max_grad_norm))
             self._steps += 1
-            if self._average is not None:
-                self._average.update()
+            if self.follower is not None:
+                self.follower.update()
         optimizer.zero_grad()
         return StepReport(optimizer.param_groups[0]["lr"], grad_norm, is_skipped)
 
@@ -177,8 +173,8 @@ class TorchEngine(BaseEngine):
             ParameterPlace(names[id(p)], p.numel(), Piece(number, 0, 0, p.numel()))
             for number, p in enumerate(trained)
         ]
-        average = None if self._average is None else self._average.shards
-        return TrainingState(places, optimizer.masters, optimizer.moments, average, Ranks())
+        masters, moments = optimizer.masters, optimizer.moments
+        return TrainingState(places, masters, moments, self.follower, Ranks())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training state that is not in tensors, such as step counters."""
@@ -192,9 +188,9 @@ class TorchEngine(BaseEngine):
         self._optimizer.load_state_dict(state)
 
     def close(self) -> None:
-        """Drop gradients, masters, moments and average; the module can still be run."""
+        """Drop gradients, masters, moments and follower; the module can still be run."""
         self.module.zero_grad()
-        self._optimizer = self._average = None
+        self._optimizer = self.follower = None
 
 
 def allocate_weights(

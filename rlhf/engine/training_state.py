@@ -1,4 +1,4 @@
-"""The state of a trained model: fp32 weights, AdamW's moments and the average, by parameter.
+"""The state of a trained model: fp32 weights, AdamW's moments and what follows the weights.
 
 A state has the same tensors for every engine, ZeRO stage and number of ranks, so that a run can
 continue on other ranks. Each tensor is flat and named KIND/PARAMETER:
@@ -6,9 +6,9 @@ continue on other ranks. Each tensor is flat and named KIND/PARAMETER:
     weights/NAME   fp32 weights, from which the model's weights are rounded
     first/NAME     first moment of AdamW
     second/NAME    second moment of AdamW
-    average/NAME   moving average of the weights, if there is one
+    KIND/NAME      of what follows the weights, such as their average
 
-The base class of the engines evaluates, gathers and averages the weights of a module.
+The base class of the engines evaluates a module and gathers its weights.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.base.ranks import Ranks
+from rlhf.base.types import Follower
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.engine.masters import Masters, MovingAverage, Split, fp32_weights, masters_of
+from rlhf.engine.masters import Masters, Split, fp32_weights, masters_of
 
 ReadPart = Callable[[str, slice], Tensor]  # part of the flat tensor with this name
 OfSlice = Callable[[Tensor, int], Tensor]  # an integer of a flat fp32 slice and its start
@@ -54,7 +55,7 @@ class TrainingState:
         places: Sequence[ParameterPlace],
         masters: Masters,
         moments: Sequence[AdamMoments],
-        average: Sequence[Tensor] | None,
+        follower: Follower | None,
         ranks: Ranks,
     ) -> None:
         self._places = places
@@ -62,8 +63,8 @@ class TrainingState:
         self._kinds: dict[str, Sequence[Tensor]] = {
             kind: [each[kind] for each in moments] for kind in ("first", "second")
         }
-        if average is not None:
-            self._kinds["average"] = average
+        if follower is not None:
+            self._kinds[follower.kind] = follower.shards
         self._ranks = ranks
 
     @property
@@ -156,13 +157,13 @@ class DeepSpeedState:
         self._stage = stage
         self._ranks = ranks
 
-    def build_training_state(self, average: Sequence[Tensor] | None) -> TrainingState:
-        """Return the training state; ``average`` has this rank's shards of the moving average."""
+    def build_training_state(self, follower: Follower | None) -> TrainingState:
+        """Return the training state, with the tensors of the ``follower`` of the weights."""
         places = _parameter_places(self._engine, self._ranks, stage=self._stage)
         masters, shards = self._masters(), self._shards()
         moments = [adamw_moments(self._adamw, shard) for shard in shards]
         ranks = self._ranks if self._stage else Ranks()  # at stage 0 every rank has whole tensors
-        return TrainingState(places, masters, moments, average, ranks)
+        return TrainingState(places, masters, moments, follower, ranks)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters of schedule and optimizer, and the loss scaler."""
@@ -232,10 +233,10 @@ def _sharded_piece(engine: Any, parameter: Any, ranks: Ranks) -> Piece:
 
 
 class BaseEngine:
-    """A module with its precision and the moving average of its weights."""
+    """A module with its precision and what follows its weights in training."""
 
     module: nn.Module
-    _average: MovingAverage | None = None
+    follower: Follower | None = None
 
     def __init__(self, *, casts_to_bf16: bool, device: torch.device) -> None:
         self._casts_to_bf16 = casts_to_bf16
@@ -250,11 +251,6 @@ class BaseEngine:
     def sum_over_weights(self, of_slice: OfSlice) -> dict[str, int]:
         """Return the sum of ``of_slice`` over the slices of each parameter, modulo 2^64."""
         return self.training_state.sum_over_weights(of_slice)
-
-    def swap_in_average(self) -> AbstractContextManager[None]:
-        """Swap in the moving average of the weights; every rank must enter and leave."""
-        assert self._average is not None, "this engine keeps no average: ema_beta is 0"
-        return self._average.swap_in()
 
     def gather_parameters(self, of: nn.Module) -> AbstractContextManager[None]:
         """Gather all parameters of ``of`` on every rank; every rank must enter and leave."""

@@ -31,10 +31,11 @@ from rlhf.config.batches import exact_div
 from rlhf.data.collate import collate_prompts
 from rlhf.data.encoding import Encoder
 from rlhf.data.splits import largest_remainder
-from rlhf.engine.masters import Masters, MovingAverage
+from rlhf.engine.masters import Masters
 from rlhf.models.build import build_actor, build_scorer, require_enough_positions
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.output_layer import token_logprobs
+from rlhf.options.average.models import MovingAverage
 from rlhf.phases.shared.scoring import WholeSequences
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 from tests.algorithms import deepspeed_chat_loops as seeds

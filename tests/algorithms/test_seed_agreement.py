@@ -19,8 +19,9 @@ from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.algorithms.reward import divergence_loss, end_scores
 from rlhf.data.collate import collate_pairs, collate_sequences
-from rlhf.engine.masters import Masters, MovingAverage
+from rlhf.engine.masters import Masters
 from rlhf.models.output_layer import token_logprobs
+from rlhf.options.average.models import MovingAverage
 from tests.algorithms import deepspeed_chat_loops as seeds
 from tests.algorithms.deepspeed_chat_loops import Experience
 from tests.algorithms.loop_reference import Rows, gradient

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -17,6 +18,7 @@ from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.devices import current_ranks
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.options import ZeroConfig
+from rlhf.options.average.models import MovingAverage
 from tests.emulated_fp16 import emulate_fp16
 from tests.plain_engine import whole_state
 from tests.zero_settings import zero_config
@@ -30,7 +32,7 @@ ADAMW = OptimizerSettings(
     eps=1e-8,
     weight_decay=0.0,
     max_grad_norm=0.0,
-    ema_beta=BETA,
+    follow=partial(MovingAverage, beta=BETA),
     schedule=CONSTANT,
 )
 
@@ -90,7 +92,7 @@ def check_average(ranks: Ranks, zero: ZeroConfig, dtype: Dtype) -> None:
         now = weights(engine)
         expected = {n: BETA * w + (1 - BETA) * now[n] for n, w in expected.items()}
     before = weights(engine)
-    with engine.swap_in_average():
+    with engine.follower.swap_in():
         inside = weights(engine)
     after = weights(engine)
     tolerance = 1e-6 if dtype is Dtype.fp32 else 2e-2  # weights are read back in bf16
@@ -111,7 +113,7 @@ def check_adapter_rate(ranks: Ranks, zero: ZeroConfig) -> None:
     def lr_of(name: str) -> float | None:
         return 0.3 if "lora_" in name else None
 
-    engine = engine_of(ranks, zero, Dtype.fp32, replace(ADAMW, lr_of=lr_of, ema_beta=0.0))
+    engine = engine_of(ranks, zero, Dtype.fp32, replace(ADAMW, lr_of=lr_of, follow=None))
     before = weights(engine)
     backward_twice(engine, ranks)
     engine.step()
@@ -145,7 +147,7 @@ def check_broken_gradient(ranks: Ranks, zero: ZeroConfig, dtype: Dtype) -> None:
 def check_overflow(ranks: Ranks, zero: ZeroConfig) -> None:
     """An overflow is known before the step; a discarded step changes neither weights nor scale."""
     emulate_fp16()
-    engine = engine_of(ranks, zero, Dtype.fp16, replace(ADAMW, ema_beta=0.0))
+    engine = engine_of(ranks, zero, Dtype.fp16, replace(ADAMW, follow=None))
     while True:  # until the loss scale has come down to where gradients are finite
         backward_twice(engine, ranks)
         overflows = engine.has_overflow()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from rlhf.engine.devices import current_ranks
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.torch_engine import TorchEngine
+from rlhf.options.average.models import MovingAverage
 from rlhf.options.replay.steps import digest_of_slice
 from tests.engine.test_deepspeed_config import zero
 from tests.plain_engine import whole_state
@@ -32,7 +34,7 @@ ADAMW = OptimizerSettings(
     eps=1e-8,
     weight_decay=0.1,
     lr_of=lambda name: 0.05 if "lora_" in name else None,
-    ema_beta=0.75,
+    follow=partial(MovingAverage, beta=0.75),
     max_grad_norm=0.5,
     schedule=LINEAR,
 )
@@ -128,7 +130,7 @@ def test_a_run_is_that_of_deepspeed(stage: int, dtype: Dtype, tolerance: float) 
         assert expected.grad_norm > ADAMW.max_grad_norm  # every step is clipped
         assert not report.is_skipped
         torch.testing.assert_close(weights(ours), weights(theirs), atol=tolerance, rtol=tolerance)
-    with ours.swap_in_average(), theirs.swap_in_average():
+    with ours.follower.swap_in(), theirs.follower.swap_in():
         torch.testing.assert_close(weights(ours), weights(theirs), atol=tolerance, rtol=tolerance)
     moved = (weights(ours)["head.weight"] - before["head.weight"]).abs().max()
     assert moved > 20 * tolerance * before["head.weight"].abs().max()
@@ -139,7 +141,7 @@ def test_each_group_has_its_rate_and_decay() -> None:
     """Where a gradient is 0, only decay moves a weight; else the first step is the rate itself."""
     constant = lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
     for stage in (0, 1):
-        settings = replace(ADAMW, weight_decay=0.5, ema_beta=0.0, schedule=constant)
+        settings = replace(ADAMW, weight_decay=0.5, follow=None, schedule=constant)
         engine = engine_of(stage=stage, optimizer=settings, dtype=Dtype.fp32)
         before = weights(engine)
         engine.module.head.weight.register_hook(torch.zeros_like)
@@ -166,7 +168,7 @@ def test_a_discarded_step_changes_nothing_and_keeps_the_schedule(stage: int) -> 
     assert following == train(same, 2)[1]
     assert following.learning_rate == report.learning_rate
     assert equal(weights(engine), weights(same))  # moments and average have not seen it either
-    with engine.swap_in_average(), same.swap_in_average():
+    with engine.follower.swap_in(), same.follower.swap_in():
         assert equal(weights(engine), weights(same))
 
 
@@ -221,7 +223,7 @@ def test_the_average_is_that_of_the_weights_and_leaves_them(stage: int) -> None:
         now = weights(engine)
         expected = {name: 0.75 * w + 0.25 * now[name] for name, w in expected.items()}
     before = weights(engine)
-    with engine.swap_in_average():
+    with engine.follower.swap_in():
         inside = weights(engine)
     tolerance = 1e-6 if stage == 0 else 2**-8  # weights are read in bf16
     torch.testing.assert_close(inside, expected, atol=tolerance, rtol=tolerance)
@@ -295,8 +297,7 @@ def test_a_frozen_model_takes_no_steps() -> None:
     assert not any(p.requires_grad for p in engine.module.parameters())
     with pytest.raises(AssertionError, match="a frozen model takes no steps"):
         engine.step()
-    with pytest.raises(AssertionError, match="this engine keeps no average"):
-        engine.swap_in_average()
+    assert engine.follower is None
 
 
 def test_a_closed_engine_keeps_only_its_model() -> None:
@@ -309,7 +310,7 @@ def test_a_closed_engine_keeps_only_its_model() -> None:
     held = [value for value in vars(engine).values() if isinstance(value, (nn.Module, Tensor))]
     assert held == [engine.module]
     assert engine._optimizer is None
-    assert engine._average is None
+    assert engine.follower is None
     assert equal(weights(engine), before)
     with pytest.raises(AssertionError, match="this engine is closed"):
         engine.step()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,17 +17,19 @@ from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Dtype
 from rlhf.engine import deepspeed_engine, masters
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine, require_aligned_nvme_gradients
-from rlhf.engine.masters import Masters, MovingAverage
+from rlhf.engine.masters import Masters
 from rlhf.engine.torch_engine import TorchEngine
-from tests.engine.test_torch_engine import engine_of, train
+from rlhf.options.average.models import MovingAverage
+from tests.engine.test_torch_engine import ADAMW, engine_of, train
 
 
 def averages(kind: Any, stage: int, dtype: Dtype, *, offload_ema: bool) -> list[Tensor]:
     """The average that is exported after three steps, and the weights that are back afterwards."""
-    engine = engine_of(kind, stage=stage, dtype=dtype, offload_ema=offload_ema)
+    follow = partial(MovingAverage, beta=0.75, on_host=offload_ema)
+    engine = engine_of(kind, stage=stage, dtype=dtype, optimizer=replace(ADAMW, follow=follow))
     for step in range(3):
         train(engine, step)
-    with engine.swap_in_average(), engine.gather_parameters(engine.module):
+    with engine.follower.swap_in(), engine.gather_parameters(engine.module):
         average = [p.detach().clone() for p in engine.module.parameters()]
     with engine.gather_parameters(engine.module):
         return [*average, *(p.detach().clone() for p in engine.module.parameters())]

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import ZeroConfig
+from rlhf.options.average.models import MovingAverage
 from tests.engine.test_deepspeed_config import zero
 from tests.lora_settings import adding, lora_config
 
@@ -68,7 +70,7 @@ def model_state_bytes(engine: Any) -> Bytes:
         ],
         "masters": masters,
         "moments": list(optimizer.state.values()),
-        "ema": [] if engine._average is None else engine._average._average,
+        "ema": [] if engine.follower is None else engine.follower.shards,
     }
     seen: set[int] = set()
     return {name: _bytes_of_new(_tensors(things), seen) for name, things in held.items()}
@@ -132,7 +134,7 @@ def measured(
             eps=1e-8,
             weight_decay=0.1,
             max_grad_norm=1.0,
-            ema_beta=0.99 if ema else 0.0,
+            follow=partial(MovingAverage, beta=0.99) if ema else None,
             schedule=lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0),
         ),
     )

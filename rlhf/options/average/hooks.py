@@ -12,7 +12,9 @@ class AverageHook(PpoHook):
     def actor_variants(self, engine: RLHFEngine) -> list[ActorVariant]:
         """Return the moving average."""
         what = "The moving average of a language model during PPO."
-        return [ActorVariant("ema", what, engine.actor.swap_in_average)]
+        average = engine.actor.follower
+        assert average is not None, "ppo.ema_beta is above 0"
+        return [ActorVariant("ema", what, average.swap_in)]
 
 
 HOOK = AverageHook

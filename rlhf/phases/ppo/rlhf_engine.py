@@ -294,7 +294,6 @@ def ppo_optimizer_settings(config: RunConfig, role: Role) -> OptimizerSettings:
         Phase.ppo,
         role,
         total_steps=steps * ppo.ppo_epochs * rollout_plan(config).mini_batches,
-        ema_beta=ppo.ema_beta if is_actor else 0.0,
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from rlhf.engine.masters import Masters, MovingAverage
+from rlhf.engine.masters import Masters
+from rlhf.options.average.models import MovingAverage
 from tests.pretend_cuda.gpu import Event, Gpu
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf.engine.masters import MovingAverage, Split, fp32_weights
+from rlhf.engine.masters import Split, fp32_weights
+from rlhf.options.average.models import MovingAverage
 from rlhf.options.cpu_kernels import split_adamw as lean_adamw
 from rlhf.options.cpu_kernels.adamw import adamw_kernel
 from rlhf.options.cpu_kernels.split_adamw import SplitAdamW

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.engine import masters
+from rlhf.options.average import models as average
 from rlhf.options.cpu_kernels import split_adamw as lean_adamw
 from rlhf.options.cpu_kernels.adamw import (
     BLOCK,
@@ -72,7 +72,7 @@ def way(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(lean_adamw, "_select_adamw", table)
     monkeypatch.setattr(
-        masters, "_build_average_table", lambda shards: table([each.high for each in shards])
+        average, "table_of_splits", lambda shards: table([each.high for each in shards])
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import Backend
+from rlhf.options.average.models import MovingAverage
 from rlhf.options.hybrid_engine import backends
 from rlhf.options.hybrid_engine.hybrid_rollout import (
     HybridEngineRollout,
@@ -70,7 +72,7 @@ ADAMW = OptimizerSettings(
     eps=1e-8,
     weight_decay=0.0,
     max_grad_norm=1.0,
-    ema_beta=0.5,
+    follow=partial(MovingAverage, beta=0.5),
     schedule=lr_schedule("constant", warmup_steps=0, total_steps=9, min_ratio=1.0),
 )
 
@@ -202,10 +204,10 @@ def test_responses_are_those_of_generate(stage: int, fields: dict[str, Any]) -> 
         after = hf.generate(actor, many)
         assert not same(after, before)
         assert same(hybrid.generate(actor, many), after)
-    with actor.swap_in_average():
+    with actor.follower.swap_in():
         # DeepSpeed keeps some of the weights elsewhere: they must have followed too.
         for name, averaged in state_of(actor).items():
-            first, second, third = (state[name] for state in states)  # ema_beta is 0.5
+            first, second, third = (state[name] for state in states)  # beta is 0.5
             assert not torch.equal(second, third), name
             assert torch.allclose(averaged, 0.25 * (first + second) + 0.5 * third), name
         average = hf.generate(actor, many)

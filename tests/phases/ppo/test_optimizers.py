@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from rlhf.config.batches import num_ppo_steps
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
+from rlhf.engine.masters import Masters
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.phases.ppo.rlhf_engine import ppo_optimizer_settings
 
@@ -49,7 +50,9 @@ def test_actor_and_critic_learn_at_rates_of_their_own(compose: Compose) -> None:
     actor, critic = of_ppo(compose, *rates)
     assert (actor.lr, critic.lr) == (0.5, 0.25)
     assert (actor.weight_decay, critic.weight_decay) == (0.1, 0.1)
-    assert (actor.ema_beta, critic.ema_beta) == (0.9, 0.0)
+    assert actor.follow is not None
+    assert actor.follow(Masters([], lambda: None))._beta == 0.9
+    assert critic.follow is None
     for settings in (actor, critic):
         assert shares(settings, 12) == pytest.approx([1 - step / 11 for step in range(12)])
 
