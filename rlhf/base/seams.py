@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         TokenModel,
     )
     from rlhf.chat.talker import Talker
+    from rlhf.config.batches import BatchPlan
     from rlhf.config.choices import Dtype, Phase
     from rlhf.config.roles import Role
     from rlhf.config.schema.model import ModelConfig
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
     from rlhf.data.records import Record
     from rlhf.data.splits import PhaseData
     from rlhf.engine.settings import OptimizerSettings
+    from rlhf.models.language_model import LanguageModel
     from rlhf.models.model_uses import ModelUse
     from rlhf.models.sources import ModelSource
     from rlhf.phases.ppo.hooks import PpoHook
+    from rlhf.phases.ppo.models import PpoModels
+    from rlhf.phases.ppo.rlhf_engine import RLHFEngine
     from rlhf.phases.shared.backends import BackendParts
     from rlhf.phases.shared.context import RunContext
     from rlhf.phases.shared.exporting import Export
@@ -348,8 +352,8 @@ class HooksSeam(Protocol):
 class ModelsSeam(Protocol):
     """``models``: changes how models are built, optimized, checked and saved.
 
-    ``hooks_of`` yields single functions: a module has those that its option needs. Used by lora
-    and distillation.
+    ``hooks_of`` yields single functions: a module has those that its option needs. Used by average,
+    distillation, ensembles, lora, sequence_parallel and trunk.
     """
 
     def extend_model(
@@ -379,6 +383,22 @@ class ModelsSeam(Protocol):
 
         ``source`` is the model that it was trained from; None to save a whole ordinary model.
         """
+
+    def build_sft_module(
+        self, config: RunConfig, model: PreTrainedModel, ranks: Ranks
+    ) -> LanguageModel:
+        """Return the module that SFT trains, around a built ``model``."""
+
+    def start_sft(
+        self, config: RunConfig, model: PreTrainedModel, ranks: Ranks, plan: BatchPlan
+    ) -> None:
+        """Change the ``model`` that SFT trains after its engine has started."""
+
+    def build_models(self, engine: RLHFEngine) -> PpoModels:
+        """Build the models of PPO in a layout of the option's own."""
+
+    def build_critic_export(self, actor: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
+        """Return how to save the critic of that layout as a model of its own."""
 
     def check_models(self, config: RunConfig, phases: Container[Phase]) -> None:
         """Raise an error if a model of ``phases``, built without weights, does not suit."""

@@ -235,7 +235,7 @@ class StatefulWithTensors(Stateful, Protocol):
         """
 
 
-class Follower(Protocol):
+class WeightFollower(Protocol):
     """Tensors that follow the fp32 weights of an engine, such as their average."""
 
     kind: str  # names the tensors in the training state
@@ -257,7 +257,7 @@ class Engine(Model, StatefulWithTensors, Protocol):
     module: nn.Module
     is_sharded: bool
     lr_scale: float  # multiplies the schedule's learning rate from the next step on
-    follower: Follower | None  # None: nothing follows the weights
+    follower: WeightFollower | None  # None: nothing follows the weights
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of one micro-batch's ``loss`` to the gradients of this step."""

@@ -43,7 +43,12 @@ def num_ranks(config: RunConfig) -> int:
 
 def num_data_parallel_ranks(config: RunConfig) -> int:
     """Return the number of ranks that read different rows; ranks that share rows count once."""
-    return num_ranks(config) // config.zero.sequence_parallel_size
+    return num_ranks(config) // ranks_per_sequence(config)
+
+
+def ranks_per_sequence(config: RunConfig) -> int:
+    """Return the number of ranks that read the same rows, and divide each of them."""
+    return config.zero.sequence_parallel_size
 
 
 def exact_div(total: int, part: int, *, total_key: str, part_key: str) -> int:
@@ -105,7 +110,7 @@ def phase_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
         Phase.dpo: ("dpo.batch_size", dpo.batch_size, dpo.micro_batch_size, pair_cap),
         Phase.ppo: ("ppo.mini_batch_size", ppo.mini_batch_size, ppo.micro_batch_size, cap),
     }
-    shares = config.zero.sequence_parallel_size > 1
+    shares = ranks_per_sequence(config) > 1
     plans = {}
     for phase in config.phase.order:
         key, size, micro, phase_cap = settings[phase]

@@ -11,7 +11,7 @@ from torch import nn
 
 from rlhf.algorithms.schedule import lr_schedule
 from rlhf.base.errors import CapabilityError
-from rlhf.base.types import Follower, Schedule
+from rlhf.base.types import Schedule, WeightFollower
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.roles import Role, runs_on_torch, setting_unsupported_by_torch
 from rlhf.config.schema.run import RunConfig
@@ -71,7 +71,7 @@ class OptimizerSettings:
     eps: float
     weight_decay: float
     lr_of: Callable[[str], float | None] = lambda _: None
-    follow: Callable[[Masters], Follower] | None = None
+    follow: Callable[[Masters], WeightFollower] | None = None
     max_grad_norm: float
     schedule: Schedule
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf.base.ranks import Ranks
-from rlhf.base.types import Follower
+from rlhf.base.types import WeightFollower
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.engine.masters import Masters, Split, fp32_weights, masters_of
 
@@ -55,7 +55,7 @@ class TrainingState:
         places: Sequence[ParameterPlace],
         masters: Masters,
         moments: Sequence[AdamMoments],
-        follower: Follower | None,
+        follower: WeightFollower | None,
         ranks: Ranks,
     ) -> None:
         self._places = places
@@ -157,7 +157,7 @@ class DeepSpeedState:
         self._stage = stage
         self._ranks = ranks
 
-    def build_training_state(self, follower: Follower | None) -> TrainingState:
+    def build_training_state(self, follower: WeightFollower | None) -> TrainingState:
         """Return the training state, with the tensors of the ``follower`` of the weights."""
         places = _parameter_places(self._engine, self._ranks, stage=self._stage)
         masters, shards = self._masters(), self._shards()
@@ -236,7 +236,7 @@ class BaseEngine:
     """A module with its precision and what follows its weights in training."""
 
     module: nn.Module
-    follower: Follower | None = None
+    follower: WeightFollower | None = None
 
     def __init__(self, *, casts_to_bf16: bool, device: torch.device) -> None:
         self._casts_to_bf16 = casts_to_bf16

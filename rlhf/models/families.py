@@ -38,7 +38,7 @@ class Family:
     has_plain_output: bool = True
     """The logits are the output layer of the last hidden state, without scaling or capping."""
     blocks: str | None = None
-    """The list of blocks, for a shared trunk (``ppo.shared_trunk``)."""
+    """The list of blocks, for options that copy them."""
     tail: Sequence[str] = ()
     """The modules between the last block and the output layer; some models lack some of them."""
     block: BlockNames | None = None

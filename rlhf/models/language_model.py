@@ -1,27 +1,21 @@
 """Models by tokens: log-probabilities of chosen tokens, or a value at every token.
 
-Shapes: B = sequences, S = tokens, W = tokens of one rank's part of every sequence, N = chosen
-tokens (of this part), H = hidden size, V = vocabulary.
+Shapes: B = sequences, S = tokens, N = chosen tokens, H = hidden size, V = vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from rlhf.base.errors import CapabilityError
 from rlhf.base.types import LogprobOptions, SequenceBatch, TokenLogprobs, TokenModel, TokenPositions
-from rlhf.models.families import family_of, find_decoder_modules
+from rlhf.models.families import family_of
 from rlhf.models.output_layer import DEFAULT_OPTIONS, fused_logprobs, token_logprobs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-SHARED = "shared"  # name under which the attention that exchanges parts is registered
 
 
 class OutputLayer(nn.Linear):
@@ -124,9 +118,9 @@ class Scorer(nn.Module):
 
     def forward(self, ids_BS: Tensor) -> Tensor:
         """Return fp32 values (B, S) of right-padded sequences: no token attends to the padding."""
-        trunk = getattr(self.pretrained, self.pretrained.base_model_prefix)
+        base = getattr(self.pretrained, self.pretrained.base_model_prefix)
         head = getattr(self.pretrained, self.head_name)
-        hidden_BSH = trunk(input_ids=ids_BS, use_cache=False).last_hidden_state
+        hidden_BSH = base(input_ids=ids_BS, use_cache=False).last_hidden_state
         values_BS1: Tensor = head(hidden_BSH)
         return values_BS1.squeeze(-1).float()
 
@@ -140,73 +134,7 @@ def _head_name(pretrained: PreTrainedModel) -> str:
     if len(heads) == 1:
         return heads[0]
     raise CapabilityError(
-        f"{type(pretrained).__name__} has no single linear head of one label beside its trunk "
+        f"{type(pretrained).__name__} has no single linear head of one label beside its blocks "
         f"(children: {[name for name, _ in pretrained.named_children()]}); "
         "use a decoder such as OPT, Llama, Qwen, GPT-2 or Pythia"
     )
-
-
-class SequenceShardModel(LanguageModel):
-    """A ``LanguageModel`` that runs part ``part`` of ``parts`` of every sequence.
-
-    All ranks of a group get the same whole sequences. Each rank computes the log-probabilities of
-    the chosen tokens that its part predicts, so the losses of the ranks add up to the whole loss.
-
-    Raises:
-        CapabilityError: if the model's family is unknown, has a sliding window below ``tokens``,
-            or has rotary frequencies that change with the sequence length.
-    """
-
-    def __init__(self, pretrained: PreTrainedModel, *, part: int, parts: int, tokens: int) -> None:
-        if find_decoder_modules(pretrained, tokens=tokens) is None:
-            raise CapabilityError(
-                f"zero.sequence_parallel_size={parts}: a model of model_type="
-                f"{pretrained.config.model_type} with sft.max_tokens={tokens} cannot share "
-                "sequences between ranks, which requires a known family without sliding windows "
-                "and without rotary frequencies that change with the length; remove this key"
-            )
-        super().__init__(pretrained)
-        self._part, self._parts = part, parts
-
-    def forward(
-        self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions = DEFAULT_OPTIONS
-    ) -> TokenLogprobs:
-        """Return log-probabilities (N,) of the chosen tokens that this part predicts."""
-        total = ids_BS.shape[1]
-        width = -(-total // self._parts)
-        first = self._part * width
-        ids_BS = functional.pad(ids_BS, (0, self._parts * width - total))
-        # Padding gets the last position, since a table of learned positions may end there.
-        columns_W = torch.arange(first, first + width, device=ids_BS.device).clamp(max=total - 1)
-        hidden_BWH = self.pretrained.base_model(
-            input_ids=ids_BS[:, first : first + width],
-            position_ids=columns_W.expand(len(ids_BS), -1),
-            use_cache=False,
-        ).last_hidden_state
-        is_here = (positions.columns_N >= first) & (positions.columns_N < first + width)
-        here = TokenPositions(*(part[is_here] for part in positions))
-        here = here._replace(columns_N=here.columns_N - first)
-        return logprobs_at(self.pretrained.get_output_embeddings(), hidden_BWH, here, options)
-
-
-def head_counts(model: PreTrainedModel) -> tuple[int, int, int]:
-    """Return the numbers of query and of key-value heads, and the size of a head."""
-    parts = find_decoder_modules(model, tokens=0)
-    assert parts is not None, "other models were refused"
-    return parts.num_heads, parts.num_kv_heads, parts.head_dim
-
-
-def attention_function_of(model: PreTrainedModel) -> Callable[..., Any]:
-    """Return the attention function that ``model`` uses."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    found: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[model.config._attn_implementation]
-    return found
-
-
-def set_attention_function(model: PreTrainedModel, attention: Callable[..., Any]) -> None:
-    """Make ``model`` call ``attention``, without a mask, as its attention function."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(SHARED, attention)
-    model.set_attn_implementation(SHARED)

@@ -12,7 +12,7 @@ from rlhf.algorithms.sft import sft_loss
 from rlhf.base.metrics import Metrics, loss_metrics, perplexity
 from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import SequenceBatch, TokenModel
-from rlhf.config.batches import phase_plans, phase_steps
+from rlhf.config.batches import phase_plans, phase_steps, ranks_per_sequence
 from rlhf.config.choices import LossOn, Phase
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
@@ -22,14 +22,10 @@ from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import build_actor, extensions_of, require_enough_positions
 from rlhf.models.language_model import (
     LanguageModel,
-    SequenceShardModel,
-    attention_function_of,
-    head_counts,
     kept_token_logprobs,
-    set_attention_function,
 )
 from rlhf.models.sources import ModelSource
-from rlhf.options.sequence_parallel.ulysses import sequence_parallel_attention
+from rlhf.options import hooks_of
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.exporting import save_trained_model
@@ -43,7 +39,7 @@ from rlhf.phases.shared.supervised import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 
 def run_sft(context: RunContext) -> dict[str, Any]:
@@ -102,7 +98,6 @@ class SftTrainer:
         self.source = ModelSource.from_config(
             config.model, key="model", dropout=config.model.dropout
         )
-        self._sharing = config.zero.sequence_parallel_size
         shared: Any = {"settings": context.settings, "plan": self.plan, "ranks": context.ranks}
         seed = seed_for(config.seed, "model")
         model = build_actor(
@@ -113,31 +108,17 @@ class SftTrainer:
             shard=build_parameter_placer(Role.sft, **shared),
         )
         require_enough_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
+        build = next(hooks_of("models", "build_sft_module", config), None)
         self.engine = build_engine(
-            self._module_to_train(model),
+            LanguageModel(model) if build is None else build(config, model, context.ranks),
             role=Role.sft,
             optimizer=optimizer_settings(
                 config, config.sft, Phase.sft, Role.sft, total_steps=total_steps
             ),
             **shared,
         )
-        if self._sharing > 1:
-            attention = sequence_parallel_attention(
-                attention_function_of(model),
-                head_counts(model),
-                ranks=context.ranks,
-                size=self._sharing,
-                sequences=self.plan.micro,
-            )
-            set_attention_function(model, attention)
-
-    def _module_to_train(self, model: PreTrainedModel) -> LanguageModel:
-        """Return the module to train, for whole sequences or for this rank's part of each."""
-        if self._sharing == 1:
-            return LanguageModel(model)
-        part = self._context.ranks.rank % self._sharing
-        tokens = self._context.config.sft.max_tokens
-        return SequenceShardModel(model, part=part, parts=self._sharing, tokens=tokens)
+        for start in hooks_of("models", "start_sft", config):
+            start(config, model, context.ranks, self.plan)
 
     def train_step(self, rows: Rows) -> dict[str, float]:
         """Take one step on this rank's share of a global batch, ``rows``; return the metrics."""
@@ -145,10 +126,9 @@ class SftTrainer:
         batches = [_collate(context, part) for part in split_table_rows(rows, self.plan.micro)]
         counts = [(b.keep_BS[:, 1:].sum(), b.attend_BS.sum()) for b in batches]
         # Ranks that share sequences count the same tokens.
-        num_kept, num_tokens = (
-            context.ranks.sum(torch.stack([torch.stack(pair) for pair in counts]).sum(dim=0))
-            // self._sharing
-        )
+        num_kept, num_tokens = context.ranks.sum(
+            torch.stack([torch.stack(pair) for pair in counts]).sum(dim=0)
+        ) // ranks_per_sequence(context.config)
 
         def losses_of(batch: SequenceBatch) -> Iterator[tuple[torch.Tensor, Metrics]]:
             result = sft_loss(kept_token_logprobs(self.engine, batch))

@@ -13,7 +13,7 @@ from rlhf.config.choices import Phase
 from rlhf.phases.ppo.hooks import ActorVariant, PpoHook
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext, phase_records
-from rlhf.phases.shared.exporting import build_critic_export, save_export, save_trained_model
+from rlhf.phases.shared.exporting import save_export, save_trained_model
 from rlhf.phases.shared.policy_evaluation import (
     HeldOutPrompts,
     HeldOutTargets,
@@ -124,7 +124,7 @@ class PpoEvaluation:
 
 def save_models(context: RunContext, engine: RLHFEngine, variants: Sequence[ActorVariant]) -> None:
     """Write the actor, its variants and the critic, if there is one."""
-    ppo, folder = context.config.ppo, context.run_dir / "ppo"
+    folder = context.run_dir / "ppo"
     actor, source = engine.actor, engine.policy_source
     what = "A language model after PPO."
     save_trained_model(context, actor, folder / "actor", source=source, what=what)
@@ -133,8 +133,6 @@ def save_models(context: RunContext, engine: RLHFEngine, variants: Sequence[Acto
         with variant.swap_in():
             save_trained_model(context, actor, place, source=source, what=variant.what)
     what = "PPO's critic: one label, read at every position."
-    as_critic: Any = {"folder": folder / "critic", "what": what, "answers": False}
-    if ppo.shared_trunk:
-        save_export(context, build_critic_export(actor, context.tokenizer), **as_critic)
-    elif engine.critic is not None:
-        save_trained_model(context, engine.critic, source=engine.critic_source, **as_critic)
+    critic = engine.critic_export()
+    if critic is not None:
+        save_export(context, critic, folder / "critic", what=what, answers=False)

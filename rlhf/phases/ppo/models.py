@@ -1,4 +1,4 @@
-"""The models of PPO: separate ones, or branches of a shared trunk, behind one interface.
+"""The models of PPO, in layouts behind one interface.
 
 Shapes: B = sequences, T = response tokens, S = tokens of whole sequences.
 """
@@ -19,17 +19,16 @@ from rlhf.base.types import (
     StepReport,
     TokenEngine,
     TokenModel,
-    TokenPositions,
     ValueEngine,
 )
 from rlhf.config.roles import Role
 from rlhf.models.language_model import kept_token_logprobs
-from rlhf.options.trunk.trunk import TrunkOutput
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import (
     ModelOutputs,
     Rewards,
     Scores,
+    ScoringModels,
     WholeSequences,
     response_logprobs,
     response_values,
@@ -116,86 +115,22 @@ class SeparateModels:
             return response_logprobs(model, sequences, self._scoring).logprobs_BT
 
 
-class TrunkEngine(Engine, Protocol):
-    """A shared trunk in training."""
+class PpoModels(ScoringModels, Protocol):
+    """The models of PPO in one layout: separate ones, or those of an option."""
 
-    def __call__(
-        self,
-        ids_BS: Tensor,
-        positions: TokenPositions,
-        options: LogprobOptions,
-        /,
-        *,
-        with_policy: bool = True,
-        with_reference: bool = False,
-    ) -> TrunkOutput:
-        """Run the trunk once for all its branches."""
+    @property
+    def actor(self) -> Engine:
+        """Return the engine of the policy."""
 
-
-class TrunkModels:
-    """Policy, critic and reference as branches of one trunk; implements ``ScoringModels``."""
-
-    critic: None = None  # the trunk's optimizer trains the value branch
-
-    def __init__(
-        self,
-        trunk: TrunkEngine,
-        scores: Scores,
-        rewards: Rewards | None = None,
-        *,
-        temperature: float,
-        entropy_gradient: bool = False,
-    ) -> None:
-        self.actor = trunk
-        self.scores = scores
-        self.rewards = rewards
-        self._scoring = LogprobOptions(temperature, with_entropy=False)
-        self._training = LogprobOptions(temperature, entropy_gradient=entropy_gradient)
-
-    def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
-        """Run the trunk once for policy, reference and values, and then the reward model."""
-        with self.actor.evaluating():
-            output = self.actor(
-                sequences.ids_BS,
-                sequences.positions,
-                self._scoring,
-                with_policy=with_policy,
-                with_reference=True,
-            )
-        assert output.reference is not None
-        policy = None if output.policy is None else sequences.scatter_logprobs(output.policy)
-        return ModelOutputs(
-            None if policy is None else policy.logprobs_BT,
-            sequences.scatter_logprobs(output.reference).logprobs_BT,
-            sequences.select_predicting_positions(output.values_BS),
-            sequences.at_end(output.values_BS),
-            *self.scores(sequences),
-        )
+    @property
+    def critic(self) -> ValueEngine | None:
+        """Return the engine of the critic; None if no engine is its own."""
 
     def learner_groups(self, *, trains_actor: bool) -> list[list[Learner]]:
-        """Return the trunk, which trains policy and critic in one pass."""
-        assert trains_actor, "a shared trunk cannot train only the critic"
-        return [[Learner(Role.actor, self.actor, self._loss)]]
+        """Return the models to train in groups that step together."""
 
     def actor_logprobs(self, batch: SequenceBatch) -> Tensor:
-        """Return the policy's log-probabilities (N,) of the kept tokens."""
-        options = LogprobOptions(with_entropy=False)
-        output = self.actor(batch.ids_BS, TokenPositions.from_batch(batch), options)
-        assert output.policy is not None
-        return output.policy.logprobs_N
-
-    def _loss(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Metrics]:
-        sequences = batch.sequences
-        output = self.actor(sequences.ids_BS, sequences.positions, self._training)
-        assert output.policy is not None
-        values_BT = sequences.select_predicting_positions(output.values_BS)
-        critic_loss, values = objective.critic_loss(values_BT, batch)
-        policy = sequences.scatter_logprobs(output.policy)
-        actor_loss, found = objective.actor_loss(policy, batch)
-        return critic_loss + actor_loss, values | found
-
-
-PpoModels = SeparateModels | TrunkModels
+        """Return the actor's log-probabilities (N,) of the kept tokens."""
 
 
 def step_optimizers_together(learners: Sequence[Learner]) -> dict[Role, StepReport]:

@@ -25,7 +25,6 @@ from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, optimizer_settings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import (
-    build_actor,
     build_scorer,
     extensions_of,
     require_enough_positions,
@@ -33,24 +32,23 @@ from rlhf.models.build import (
 from rlhf.models.language_model import Scorer
 from rlhf.models.pretrained import Shard
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.options import PpoConfig
+from rlhf.options import PpoConfig, hooks_of
 from rlhf.options.ensembles.members import Combination, load_ensemble
 from rlhf.options.hybrid_engine.hybrid_rollout import (
     adapt_deepspeed_layers,
     copy_generate_to_wrapper,
 )
-from rlhf.options.trunk.trunk import SharedTrunk
-from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels
+from rlhf.phases.ppo.models import PpoModels, SeparateModels
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.ppo.step_metrics import StepSpeed
 from rlhf.phases.shared.backends import RolloutBackends
+from rlhf.phases.shared.exporting import Export, build_export
 from rlhf.phases.shared.policies import (
     build_policy,
     build_reference,
     critic_source,
     policy_source,
-    trainable_policy_source,
 )
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
 from rlhf.phases.shared.preflight import require_support
@@ -68,8 +66,8 @@ class RLHFEngine:
     Actor and reference start from the SFT model, critic and reward model from the reward model.
     Both are read from ``config.run_dir`` if the run trains them, otherwise from the places that
     ``config`` names. Without a reward model the critic starts from the SFT model.
-    With adapters the reference is the actor without them; with a shared trunk actor, reference and
-    critic are branches of one model. ``ppo.steps`` must be set for the learning-rate schedules.
+    Options may have another reference, or another layout of the models. ``ppo.steps`` must be set
+    for the learning-rate schedules.
 
     Raises:
         ConfigError, CheckpointError: if a model cannot be built from the configuration.
@@ -99,8 +97,9 @@ class RLHFEngine:
         )
         self.scores = self._build_scores()
         self.rewards = build_reward_mix(config, self.tokenizer)
+        build_models = next(hooks_of("models", "build_models", config), None)
         self.models: PpoModels = (
-            self._build_trunk_models() if config.ppo.shared_trunk else self._build_separate_models()
+            self._build_separate_models() if build_models is None else build_models(self)
         )
         self.actor = self.models.actor
         self.critic = self.models.critic
@@ -131,6 +130,15 @@ class RLHFEngine:
         """Return the engines that are trained, by name: actor, and critic if it is separate."""
         engines: dict[str, StatefulWithTensors] = {"actor": self.actor}
         return engines if self.critic is None else engines | {"critic": self.critic}
+
+    def critic_export(self) -> Export | None:
+        """Return how to save the critic as a model of its own; None if the run has no critic."""
+        for build in hooks_of("models", "build_critic_export", self.config):
+            export: Export = build(self.actor, self.tokenizer)
+            return export
+        if self.critic is None:
+            return None
+        return build_export(self.config, self.critic, self.critic_source)
 
     def prompts(
         self, texts: list[str], columns: Extras | None = None, seeds: Seeds = None, *, step: int = 0
@@ -163,10 +171,10 @@ class RLHFEngine:
             dropout=config.ppo.actor_dropout,
             shard=self._shard(Role.actor),
         )
-        self._require_enough_positions(policy.pretrained, key="model")
+        self.require_enough_positions(policy.pretrained, key="model")
         if self.settings.hybrid_engine is not None:
             copy_generate_to_wrapper(policy)
-        actor = self._build_learner(policy, Role.actor)
+        actor = self.build_learner(policy, Role.actor)
         reference = build_reference(
             config,
             Phase.ppo,
@@ -178,7 +186,7 @@ class RLHFEngine:
         return SeparateModels(
             actor,
             reference,
-            self._build_learner(self._build_scorer(learns=True), Role.critic)
+            self.build_learner(self._build_scorer(learns=True), Role.critic)
             if self.has_critic
             else None,
             self.scores,
@@ -188,29 +196,12 @@ class RLHFEngine:
             entropy_gradient=config.ppo.entropy_coef > 0,
         )
 
-    def _build_trunk_models(self) -> TrunkModels:
-        config = self.config
-        source = trainable_policy_source(config, dropout=config.ppo.actor_dropout)
-        trunk = SharedTrunk(
-            build_actor(source, self.tokenizer, seed=seed_for(config.seed, "model")),
-            num_layers_unfrozen=config.ppo.num_layers_unfrozen or 0,
-            num_value_layers=config.ppo.num_value_layers,
-        )
-        self._require_enough_positions(trunk.pretrained, key="model")
-        return TrunkModels(
-            self._build_learner(trunk, Role.actor),
-            self.scores,
-            self.rewards,
-            temperature=config.rollout.temperature,
-            entropy_gradient=config.ppo.entropy_coef > 0,
-        )
-
     def _build_scores(self) -> Scores:
         """Build the function that scores sequences: reward model, synthetic judge, or zeros."""
         if not has_reward_model(self.config):
             return zero_scores if self.config.rewards else JudgeScores(GoldJudge(), self.tokenizer)
         scorer = self._build_scorer()
-        self._require_enough_positions(scorer.pretrained, key="reward_model")
+        self.require_enough_positions(scorer.pretrained, key="reward_model")
         model = load_ensemble(scorer, self.critic_source, Combination.of(self.config.reward))
         return ModelScores(self._build_engine(model, Role.reward))
 
@@ -237,14 +228,15 @@ class RLHFEngine:
         settings, ranks = self.settings, self.ranks
         return build_parameter_placer(role, settings=settings, plan=self.plan, ranks=ranks)
 
-    def _require_enough_positions(self, model: PreTrainedModel, *, key: str) -> None:
+    def require_enough_positions(self, model: PreTrainedModel, *, key: str) -> None:
+        """Raise ConfigError if ``model``, of ``key``, is too short for prompt and response."""
         name, tokens = self.config.tokens_after_prompt
         tokens += self.config.rollout.max_prompt_tokens
         require_enough_positions(
             model, tokens, key=key, wanted=f"rollout.max_prompt_tokens + {name}"
         )
 
-    def _build_learner(self, module: torch.nn.Module, role: Role) -> AnyEngine:
+    def build_learner(self, module: torch.nn.Module, role: Role) -> AnyEngine:
         """Build an engine that trains ``module``; the actor also accumulates corpus gradients."""
         config, plan = self.config, self.plan
         if role is Role.actor and config.ppo.ptx_coef:

@@ -13,7 +13,6 @@ from rlhf.base.types import Engine
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.sources import ModelSource
 from rlhf.options import RolloutConfig, hooks_of
-from rlhf.options.trunk.trunk import SharedTrunk, build_critic_skeleton, select_critic_state
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.model_card import origin_sections, python_example
 from rlhf.run.model_folder import (
@@ -25,7 +24,7 @@ from rlhf.run.model_folder import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 
 class Export(NamedTuple):
@@ -144,10 +143,3 @@ def _example_call(context: RunContext, folder: Path) -> str:
         has_chat_template=context.tokenizer.chat_template is not None,
     )
     return "\n\n```python\n" + "\n".join(call) + "\n```"
-
-
-def build_critic_export(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
-    """Return the export of a shared trunk's critic as a separate model."""
-    assert isinstance(trunk.module, SharedTrunk)
-    tensors = select_critic_state(trunk.module, tensors_to_save(trunk.module))
-    return Export(build_critic_skeleton(trunk.module, tokenizer), trunk, tensors)

@@ -97,19 +97,6 @@ def require_parts(config: RunConfig, phases: Container[Phase]) -> None:
     """Raise an error if the run names or counts layers that a model, built empty, does not have."""
     for check in hooks_of("models", "check_models", config):
         check(config, phases)
-    ppo, (key, base) = config.ppo, reward_model_base(config)
-    is_trunk = ppo.shared_trunk and Phase.ppo in phases
-    grows = config.reward.members > 1 and Phase.reward in phases
-    if is_trunk and (policy := build_empty("AutoModelForCausalLM", "model", config.model)):
-        from rlhf.options.trunk.trunk import SharedTrunk
-
-        counts = (ppo.num_layers_unfrozen or 0, ppo.num_value_layers)
-        SharedTrunk(policy, num_layers_unfrozen=counts[0], num_value_layers=counts[1])
-    if grows and (scorer := build_empty("AutoModelForSequenceClassification", key, base)):
-        from rlhf.models.language_model import Scorer
-        from rlhf.options.ensembles.members import grow_members
-
-        grow_members(Scorer(scorer), config.reward, seeds=())
 
 
 def build_empty(auto_class: str, key: str, model: ModelConfig) -> PreTrainedModel | None:

@@ -14,7 +14,7 @@ from rlhf.base.metrics import Metrics, merge_metrics
 from rlhf.base.random_streams import seed_dropout
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Engine, Model, PreferenceBatch
-from rlhf.config.batches import num_data_parallel_ranks
+from rlhf.config.batches import num_data_parallel_ranks, ranks_per_sequence
 from rlhf.config.schema.supervised import DpoConfig, SftConfig
 from rlhf.data.collate import assign_rows_to_ranks, collate_pairs, eval_batches
 from rlhf.options import RewardConfig
@@ -69,9 +69,9 @@ def warn_of_few_steps(
 def data_parallel_ranks(context: RunContext) -> Ranks:
     """Return this rank's data-parallel rank, and the number of data-parallel ranks.
 
-    Ranks that share their sequences (zero.sequence_parallel_size) have the same data-parallel rank.
+    Ranks that share their sequences have the same data-parallel rank.
     """
-    size = context.config.zero.sequence_parallel_size
+    size = ranks_per_sequence(context.config)
     return replace(
         context.ranks, rank=context.ranks.rank // size, size=num_data_parallel_ranks(context.config)
     )

@@ -15,12 +15,11 @@ from rlhf.config.choices import Device
 from rlhf.engine.devices import current_ranks
 from rlhf.engine.zero3_partition import skip_shm_kernel_compilation
 from rlhf.models.build import build_actor
-from rlhf.models.language_model import (
-    LanguageModel,
+from rlhf.models.language_model import LanguageModel, kept_token_logprobs
+from rlhf.options.sequence_parallel.models import (
     SequenceShardModel,
     attention_function_of,
     head_counts,
-    kept_token_logprobs,
     set_attention_function,
 )
 from rlhf.options.sequence_parallel.ulysses import sequence_parallel_attention

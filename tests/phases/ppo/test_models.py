@@ -16,8 +16,9 @@ from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel, Scorer, kept_token_logprobs
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options.lora.models import AdapterOff
+from rlhf.options.trunk.models import TrunkModels
 from rlhf.options.trunk.trunk import SharedTrunk
-from rlhf.phases.ppo.models import PpoModels, SeparateModels, TrunkModels, step_optimizers_together
+from rlhf.phases.ppo.models import PpoModels, SeparateModels, step_optimizers_together
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import ModelScores, ResponseLogprobs, WholeSequences
 from tests.lora_settings import adding, lora_config

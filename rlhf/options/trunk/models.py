@@ -1,0 +1,155 @@
+"""Plug the shared trunk into PPO: its layout of models, its checks, and its critic's export.
+
+Shapes: B = sequences, S = tokens of whole sequences, N = kept tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+from rlhf.base.metrics import Metrics
+from rlhf.base.random_streams import seed_for
+from rlhf.base.types import Engine, LogprobOptions, SequenceBatch, TokenPositions
+from rlhf.config.choices import Phase
+from rlhf.config.roles import Role
+from rlhf.config.schema.run import RunConfig
+from rlhf.models.build import build_actor
+from rlhf.options.trunk.trunk import (
+    SharedTrunk,
+    TrunkOutput,
+    build_critic_skeleton,
+    select_critic_state,
+)
+from rlhf.phases.ppo.models import Learner
+from rlhf.phases.ppo.objective import MicroBatch
+from rlhf.phases.shared.exporting import Export
+from rlhf.phases.shared.model_checks import build_empty
+from rlhf.phases.shared.policies import trainable_policy_source
+from rlhf.phases.shared.scoring import ModelOutputs, Rewards, Scores, WholeSequences
+from rlhf.run.model_folder import tensors_to_save
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rlhf.phases.ppo.loop import Objective
+    from rlhf.phases.ppo.rlhf_engine import RLHFEngine
+
+
+def build_models(engine: RLHFEngine) -> TrunkModels:
+    """Build the trunk of PPO and the engine that trains it."""
+    config = engine.config
+    source = trainable_policy_source(config, dropout=config.ppo.actor_dropout)
+    trunk = SharedTrunk(
+        build_actor(source, engine.tokenizer, seed=seed_for(config.seed, "model")),
+        num_layers_unfrozen=config.ppo.num_layers_unfrozen or 0,
+        num_value_layers=config.ppo.num_value_layers,
+    )
+    engine.require_enough_positions(trunk.pretrained, key="model")
+    return TrunkModels(
+        engine.build_learner(trunk, Role.actor),
+        engine.scores,
+        engine.rewards,
+        temperature=config.rollout.temperature,
+        entropy_gradient=config.ppo.entropy_coef > 0,
+    )
+
+
+def build_critic_export(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
+    """Return the export of a shared trunk's critic as a separate model."""
+    assert isinstance(trunk.module, SharedTrunk)
+    tensors = select_critic_state(trunk.module, tensors_to_save(trunk.module))
+    return Export(build_critic_skeleton(trunk.module, tokenizer), trunk, tensors)
+
+
+def check_models(config: RunConfig, phases: Container[Phase]) -> None:
+    """Raise an error if the policy has too few layers, or unknown ones, for the branches."""
+    if Phase.ppo not in phases:
+        return
+    if policy := build_empty("AutoModelForCausalLM", "model", config.model):
+        SharedTrunk(
+            policy,
+            num_layers_unfrozen=config.ppo.num_layers_unfrozen or 0,
+            num_value_layers=config.ppo.num_value_layers,
+        )
+
+
+class TrunkEngine(Engine, Protocol):
+    """A shared trunk in training."""
+
+    def __call__(
+        self,
+        ids_BS: Tensor,
+        positions: TokenPositions,
+        options: LogprobOptions,
+        /,
+        *,
+        with_policy: bool = True,
+        with_reference: bool = False,
+    ) -> TrunkOutput:
+        """Run the trunk once for all its branches."""
+
+
+class TrunkModels:
+    """Policy, critic and reference as branches of one trunk; implements ``ScoringModels``."""
+
+    critic: None = None  # the trunk's optimizer trains the value branch
+
+    def __init__(
+        self,
+        trunk: TrunkEngine,
+        scores: Scores,
+        rewards: Rewards | None = None,
+        *,
+        temperature: float,
+        entropy_gradient: bool = False,
+    ) -> None:
+        self.actor = trunk
+        self.scores = scores
+        self.rewards = rewards
+        self._scoring = LogprobOptions(temperature, with_entropy=False)
+        self._training = LogprobOptions(temperature, entropy_gradient=entropy_gradient)
+
+    def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
+        """Run the trunk once for policy, reference and values, and then the reward model."""
+        with self.actor.evaluating():
+            output = self.actor(
+                sequences.ids_BS,
+                sequences.positions,
+                self._scoring,
+                with_policy=with_policy,
+                with_reference=True,
+            )
+        assert output.reference is not None
+        policy = None if output.policy is None else sequences.scatter_logprobs(output.policy)
+        return ModelOutputs(
+            None if policy is None else policy.logprobs_BT,
+            sequences.scatter_logprobs(output.reference).logprobs_BT,
+            sequences.select_predicting_positions(output.values_BS),
+            sequences.at_end(output.values_BS),
+            *self.scores(sequences),
+        )
+
+    def learner_groups(self, *, trains_actor: bool) -> list[list[Learner]]:
+        """Return the trunk, which trains policy and critic in one pass."""
+        assert trains_actor, "a shared trunk cannot train only the critic"
+        return [[Learner(Role.actor, self.actor, self._loss)]]
+
+    def actor_logprobs(self, batch: SequenceBatch) -> Tensor:
+        """Return the policy's log-probabilities (N,) of the kept tokens."""
+        options = LogprobOptions(with_entropy=False)
+        output = self.actor(batch.ids_BS, TokenPositions.from_batch(batch), options)
+        assert output.policy is not None
+        return output.policy.logprobs_N
+
+    def _loss(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Metrics]:
+        sequences = batch.sequences
+        output = self.actor(sequences.ids_BS, sequences.positions, self._training)
+        assert output.policy is not None
+        values_BT = sequences.select_predicting_positions(output.values_BS)
+        critic_loss, values = objective.critic_loss(values_BT, batch)
+        policy = sequences.scatter_logprobs(output.policy)
+        actor_loss, found = objective.actor_loss(policy, batch)
+        return critic_loss + actor_loss, values | found
