@@ -36,7 +36,7 @@ from rlhf.models.pretrained import find_adapter_chain
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.weight_files import stored_dtype
-from rlhf.options import Backend, ZeroConfig
+from rlhf.options import ZeroConfig, modules_of
 from rlhf.phases.dpo import DpoTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.reward_trainer import RewardTrainer
@@ -276,9 +276,12 @@ def config_for_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunC
 
     Micro-batch sizes are kept on a GPU and become null on a CPU. ``dtype`` must not be auto.
     """
-    rollout = config.rollout
-    if rollout.backend in (Backend.hybrid_engine, Backend.vllm_server):
-        rollout = replace(rollout, backend=Backend.fast)
+    for keys in modules_of("keys", config):
+        for key, value in getattr(keys, "ON_ONE_RANK", {}).items():
+            group, name = key.split(".")
+            old = getattr(config, group)
+            new = replace(old, **{name: type(getattr(old, name))(value)})
+            config = replace(config, **{group: new})
     hardware = replace(config.hardware, device=device, dtype=dtype, nodes=1, ranks_per_node=1)
     groups: dict[str, Any] = {key.partition(".")[0]: None for key in MICRO_BATCHES}
     for name in groups:
@@ -286,7 +289,7 @@ def config_for_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunC
         groups[name] = replace(getattr(config, name), micro_batch_size=micro)
     groups["ppo"] = replace(groups["ppo"], steps=groups["ppo"].steps or 1)
     zero = _remove_sharding(config.zero)
-    return replace(config, hardware=hardware, rollout=rollout, zero=zero, **groups)
+    return replace(config, hardware=hardware, zero=zero, **groups)
 
 
 def _remove_sharding(zero: ZeroConfig) -> ZeroConfig:
@@ -305,13 +308,10 @@ def _remove_sharding(zero: ZeroConfig) -> ZeroConfig:
         offload_parameters=False,
         offload_reference=False,
         offload_reward=False,
-        offload_ema=False,
         nvme_path=None,
         quantize_weights=False,
         quantize_gradients=False,
-        quantize_frozen_weights=False,
         hpz_partition_size=1,
-        sequence_parallel_size=1,
         extra={},
     )
 

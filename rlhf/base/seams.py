@@ -231,6 +231,34 @@ class ChatSeam(Protocol):
         """Write what the model ``talker`` of a run does."""
 
 
+class JobParts:
+    """``jobs``: what an option adds to how a run is prepared, before its ranks start.
+
+    The module has an object of a subclass as ``JOBS``. Used by ``rlhf/jobs/`` for all
+    options, and by the checks of every rank.
+    """
+
+    def complete(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
+        """Return the configuration of a run with values that depend on how it is started."""
+        return config
+
+    def trial_words(self, words: Sequence[str]) -> list[str]:
+        """Return further overrides for a trial of a search, which has the overrides ``words``."""
+        return []
+
+    def check_data(
+        self, config: RunConfig, phases: Collection[Phase], is_quick: Callable[[str, str], bool]
+    ) -> None:
+        """Raise a DataError if other data than examples is unusable.
+
+        ``is_quick`` returns True if the file with the value of a key is here and small.
+        """
+
+    def has_slow_examples(self, config: RunConfig) -> bool:
+        """Return True if examples take so long to make that the planner should make only a few."""
+        return False
+
+
 class Generation(NamedTuple):
     """How a rollout generates responses, as far as its costs depend on it."""
 

@@ -15,8 +15,6 @@ from rlhf.config.batches import examples_per_step, largest_batch_sizes, phase_st
 from rlhf.config.choices import Phase
 from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.schema.run import RunConfig
-from rlhf.options import DataConfig, PpoConfig
-from rlhf.options.ptx.corpus import ptx_texts, reads_corpus
 
 
 class PhaseExamples(NamedTuple):
@@ -95,9 +93,3 @@ def _describe_shortage(phase: Phase, found: PhaseExamples, *, needed: int, rows:
         f"the {phase} phase has {found.train} examples to train on and {found.eval} held out"
         f"{skipped}, but {size} needs at least {needed}, and 1 held out"
     )
-
-
-def require_corpus(ppo: PpoConfig, data: DataConfig, *, seed: int) -> None:
-    """Raise a DataError if the corpus that PPO reads is missing, unreadable or without text."""
-    if data.ptx_path is not None and reads_corpus(ppo, data):
-        ptx_texts(data, seed=seed)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import CheckpointError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.jobs.sweep_jobs import PARENT
 from rlhf.run.jsonl import OPTIONS_LOGS
@@ -22,19 +23,8 @@ from rlhf.runtime.launch_mode import LAUNCHER
 
 USER_ERROR = 2  # exit code of launch.py for wrong options
 LIMIT = 240  # seconds per run, because the first run may compile kernels of DeepSpeed
-# Few steps and evaluations on the GPU, with any model, whose sizes experiment=smoke would set.
-SHORT_RUN = (
-    *("tracking=local", "reuse.phases=never", "hardware=auto", "data.size=2000"),
-    *("sft.warmup_steps=1", "reward.warmup_steps=1", "ppo.warmup_steps=1"),
-    *("sft.eval_examples=8", "reward.eval_examples=8", "ppo.eval_prompts=8"),
-)
-# All three phases in a few steps, on the built-in data, with a model of about 10,000 weights.
-TINY_RUN = (
-    *("experiment=smoke", "tracking=local", "reuse.phases=never", "model.vocab_size=400"),
-    *("data.size=600", "sft.batch_size=16", "sft.epochs=0.4", "sft.eval_examples=8"),
-    *("reward.batch_size=16", "reward.epochs=0.4", "reward.eval_examples=8"),
-    *("ppo.steps=3", "ppo.eval_prompts=8", "rollout.max_response_tokens=8"),
-)
+WORDS: dict[str, list[str]] = read_yaml_beside(__file__, "runs.yaml")
+SHORT_RUN, TINY_RUN = WORDS["short"], WORDS["tiny"]
 TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
 COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS, "held_out.json")
 

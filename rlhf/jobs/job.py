@@ -45,7 +45,7 @@ from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.sweep_jobs import open_log
 from rlhf.jobs.this_machine import apply_auto_hardware, is_hardware_auto, this_machine
 from rlhf.models.tokenizers import tokenizer_place
-from rlhf.options.phase_store.keys import Reuse
+from rlhf.options import modules_of
 from rlhf.plan.decide import plan_and_configure
 from rlhf.plan.plan_tables import plan_as_json, plan_summary, tables
 from rlhf.run.console import Console, build_console, config_tree
@@ -104,10 +104,9 @@ def _new_config(job: Job) -> RunConfig:
         for line in describe_template(template, key, model):
             build_console(is_main=True, log_every=1).say(line)
     config = replace(config, data=replace(config.data, template=template))
-    if config.reuse.phases is not Reuse.sweep:
-        return config
-    phases = Reuse.never if job.folder is None else Reuse.always
-    return replace(config, reuse=replace(config.reuse, phases=phases))
+    for module in modules_of("jobs"):
+        config = module.JOBS.complete(config, in_sweep=job.folder is not None)
+    return config
 
 
 def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:

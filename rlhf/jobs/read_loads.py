@@ -28,7 +28,6 @@ from rlhf.data.encoding import Encoder
 from rlhf.data.phase_needs import (
     PhaseExamples,
     describe_phase_examples,
-    require_corpus,
     require_examples,
 )
 from rlhf.data.records import Record
@@ -36,7 +35,7 @@ from rlhf.data.splits import PhaseData, describe_division, phase_answered_by_dpo
 from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, limit_of
 from rlhf.jobs.input_files import data_paths
 from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
-from rlhf.options import DataConfig
+from rlhf.options import DataConfig, modules_of
 from rlhf.plan.steps import Load, Loads
 from rlhf.run.console import build_console
 from rlhf.runtime.run_data import load_phase_data
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SAMPLED = 1000  # examples per phase that are encoded for an estimate
-PLAYED = 50  # the same for an environment with processes of its own, whose turns may be slow
+SLOWLY_SAMPLED = 50  # the same for examples that take long to make
 PLENTY = 2  # steps; a phase with examples for fewer needs an exact count
 LETTERS_PER_TOKEN = 4  # assumed for a tokenizer that is not on this machine
 LARGEST = 2**26  # bytes; larger data files, all together, are not read
@@ -71,8 +70,9 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
     if reason is not None:
         return Reading(None, [f"data: not read: {reason} {ASSUMED}"])
     phases = [phase for phase in config.phase.order if phase not in finished]
-    has_processes = config.environment.is_used and config.environment.processes
-    counted = CountedData(config, most=PLAYED if has_processes else SAMPLED)
+    options = [module.JOBS for module in modules_of("jobs")]
+    is_slow = any(option.has_slow_examples(config) for option in options)
+    counted = CountedData(config, most=SLOWLY_SAMPLED if is_slow else SAMPLED)
     if counted.is_sample and not all(counted.has_plenty(phase) for phase in phases):
         counted = CountedData(config, most=sys.maxsize)
     try:
@@ -81,9 +81,8 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
         for line in counted.lines:
             build_console(is_main=True, log_every=1).say(line)
         raise
-    corpus = config.data.ptx_path
-    if Phase.ppo in phases and corpus is not None and _is_here_and_small(corpus):
-        require_corpus(config.ppo, config.data, seed=config.seed)
+    for option in options:
+        option.check_data(config, phases, _is_here_and_small)
     return Reading(counted.loads, counted.lines)
 
 
@@ -103,8 +102,8 @@ def _why_not_read(data: DataConfig, *, is_plan: bool) -> str | None:
     return None
 
 
-def _is_here_and_small(corpus: str) -> bool:
-    place = expand_user_path(corpus, key="data.ptx_path")
+def _is_here_and_small(key: str, path: str) -> bool:
+    place = expand_user_path(path, key=key)
     return place.exists() and _bytes_at([place]) <= LARGEST
 
 

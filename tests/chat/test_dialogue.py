@@ -161,7 +161,7 @@ def test_a_mistake_is_explained_and_changes_nothing(
 def test_a_template_that_fails_is_named(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     talker = RunModels(run_dir, None).talker
     talker.tokenizer.chat_template = "{{ raise_exception('no system message here') }}"
-    with pytest.raises(DataError, match=r"turns system, user: no system message here"):
+    with pytest.raises(DataError, match=r"messages system, user: no system message here"):
         talker.prompt_ids([{"role": r, "content": "a"} for r in ("system", "user")])
 
 

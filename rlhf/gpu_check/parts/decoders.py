@@ -20,10 +20,8 @@ from rlhf.models.build import build_actor
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.options.hybrid_engine.supported_models import TOLERANCES
-from rlhf.options.lora.lora import adapter_of
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
-from rlhf.rollout.decoders.fused import FusedDecoder
+from rlhf.rollout.decoders.fused import TOLERANCES, FusedDecoder
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Request, Scheduler
 
@@ -146,7 +144,7 @@ def _generate(
     parts = find_decoder_modules(model, tokens=TOKENS)
     assert parts is not None, "MODELS has models with a fused decoder only"
     extent = Extent.for_rollout(ROWS, TOKENS, draws_NT)
-    fused = FusedDecoder(parts, adapter_of, rows=ROWS, tokens=extent.columns, dtype=dtype)
+    fused = FusedDecoder(parts, lambda _: None, rows=ROWS, tokens=extent.columns, dtype=dtype)
     weights = [parameter.data_ptr() for parameter in model.parameters()]
     decoder = (
         GraphedDecoder(fused, SAMPLING, end_ids=(), extent=extent, weights=weights)

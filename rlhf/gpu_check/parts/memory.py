@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, checked_finding
-from rlhf.gpu_check.runs import SHORT_RUN, Run, planned_gib, start_run
+from rlhf.gpu_check.runs import SHORT_RUN, WORDS, Run, planned_gib, start_run
 
 # Torch may use less than planned. cuBLAS workspaces and fragmentation may use more.
 LEAST, MOST, SPARE = 0.7, 1.05, 0.06  # LEAST, MOST: shares of the plan; SPARE: GiB
@@ -24,8 +24,8 @@ SMALL = (
     *("ppo.rollout_batch_size=16", "ppo.mini_batch_size=16"),
 )
 RANDOM = ("model.init=random", "model.path=null", "model.vocab_size=400")
-# LoRA needs a trained model: the run of shape_2 has trained one.
-LORA = ("phase=sft", "lora=all", "model=pretrained")
+# Adapters need a trained model: the run of shape_2 has trained one.
+ADAPTERS = WORDS["adapters"]
 
 
 class Shape(NamedTuple):
@@ -49,12 +49,12 @@ SHAPES = {
             "25 M weights, SFT in fp32",
             (*_tiny_model_options(8), "phase=sft", "hardware.dtype=fp32"),
         ),
-        Shape("25 M weights, LoRA", (*SMALL, *LORA)),
+        Shape("25 M weights, adapters", (*SMALL, *ADAPTERS)),
     ),
     Size.full: (
         Shape("OPT-125M, all phases", ("model=opt_125m", *RANDOM)),
         Shape("OPT-350M, SFT", ("model=opt_350m", *RANDOM, "phase=sft")),
-        Shape("OPT-350M, LoRA", LORA),
+        Shape("OPT-350M, adapters", (*ADAPTERS,)),
     ),
 }
 
@@ -76,7 +76,7 @@ def _compare_with_plan(runs: list[Run], run_dir: Path, shape: Shape, phase: str)
     words = [*FEW, *shape.words]
     if "phase=sft" in words:  # a key that no phase reads is refused
         words = [word for word in words if not word.startswith(("reward.", "ppo.", "rollout."))]
-    if "lora=all" in words:
+    if set(ADAPTERS) <= set(words):
         words.append(f"model.path={run_dir.with_name('shape_2') / 'sft' / 'model'}")
     if not runs:
         runs.append(start_run(run_dir, *words))

@@ -12,16 +12,11 @@ import torch
 from rlhf.config.freeze import load_frozen_config
 from rlhf.config.machine_rates import GIB
 from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, checked_finding
-from rlhf.gpu_check.runs import USER_ERROR, planned_gib, start_run
+from rlhf.gpu_check.runs import USER_ERROR, WORDS, planned_gib, start_run
 from rlhf.run.tracker import Tracker
 
 SHARE = 0.6  # share of the memory planned for SFT that torch may use
 RETRIED = "continuing with smaller micro-batches"
-WORDS = (
-    *("experiment=smoke", "tracking=local", "reuse.phases=never", "hardware=auto", "phase=sft"),
-    *("model.vocab_size=400", "sft.eval_examples=8", "zero=stage1", "checkpoint.every_steps=1"),
-    "tracking.others=[rlhf.gpu_check.parts.oom:LessMemory]",
-)
 # Activations are much larger than the weights, so half the sequences need about half the memory.
 BATCH = {Size.tiny: 64, Size.full: 1024}
 SIZES = {
@@ -50,7 +45,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
 def _launch_options(setting: CheckSetting, choice: str) -> list[str]:
     batch = BATCH[setting.size]
     sizes = [f"sft.batch_size={batch}", f"sft.micro_batch_size={batch}", "sft.epochs=1"]
-    return [*WORDS, *sizes, *SIZES[setting.size], f"hardware.on_oom={choice}"]
+    return [*WORDS["retried"], *sizes, *SIZES[setting.size], f"hardware.on_oom={choice}"]
 
 
 def _check_retry(setting: CheckSetting) -> Finding:

@@ -8,6 +8,7 @@ from rlhf.base.seams import Policy
 from rlhf.config.schema.keys import FROM_0_BELOW_1, key
 
 POLICIES = (Policy("ppo_ema", "actor_ema", "ppo/actor_ema", "averaged actor", "ema"),)
+ON_ONE_RANK = {"zero.offload_ema": False}
 
 
 @dataclass(kw_only=True)

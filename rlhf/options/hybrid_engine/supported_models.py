@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlhf.rollout.decoders.fused import TOLERANCES
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
@@ -24,9 +26,6 @@ REASONS = {
     "gptj": UNFIT,
     "opt": "is skipped by DeepSpeed 0.19.8, whose OPT layers do not fit transformers 5's KV caches",
 }
-# Largest allowed difference between two computations of a log-probability, in standard deviations
-# of the log-probabilities over the vocabulary at that position; a wrong result is about 1 away.
-TOLERANCES = {torch.float32: 0.02, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 
 def model_unsupported_reason(config: PreTrainedConfig) -> str | None:

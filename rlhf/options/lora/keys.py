@@ -16,6 +16,8 @@ from rlhf.config.schema.keys import (
     results_of,
 )
 
+ON_ONE_RANK = {"zero.quantize_frozen_weights": False}
+
 
 class LoraRole(StrEnum):
     """Models that can get adapters; the policy of DPO counts as actor."""

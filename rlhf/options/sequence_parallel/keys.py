@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from rlhf.config.schema.keys import ABOVE_0, key
 
+ON_ONE_RANK = {"zero.sequence_parallel_size": 1}
+
 
 @dataclass(kw_only=True)
 class SequenceParallelKeys:

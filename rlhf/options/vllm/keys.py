@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from rlhf.config.schema.keys import NO_PHASE, SECONDS, key
 
+ON_ONE_RANK = {"rollout.backend": "fast"}
+
 
 @dataclass(kw_only=True)
 class ServerConfig:

@@ -11,7 +11,6 @@ from rlhf.data.pair_numbers import read_pair_groups
 from rlhf.data.phase_needs import (
     PhaseExamples,
     describe_phase_examples,
-    require_corpus,
     require_examples,
 )
 from rlhf.data.splits import phase_answered_by_dpo
@@ -59,5 +58,5 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
         read_pair_groups(context.config.reward.groups_path)
         if context.config.reward.reads_numbers:
             reward_pairs(context)
-    if Phase.ppo in found:
-        require_corpus(context.config.ppo, context.config.data, seed=context.config.seed)
+    for module in modules_of("jobs", context.config):
+        module.JOBS.check_data(context.config, found, lambda _key, _path: True)

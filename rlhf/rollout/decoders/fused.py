@@ -22,6 +22,10 @@ from rlhf.rollout.decoders.decoder import KvCache, Texts
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryEmbedding
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
+# Largest allowed difference between two computations of a log-probability, in standard deviations
+# of the log-probabilities over the vocabulary at that position; a wrong result is about 1 away.
+TOLERANCES = {torch.float32: 0.02, torch.bfloat16: 0.1, torch.float16: 0.1}
+
 
 class Heads(NamedTuple):
     """Queries, keys and values of one layer."""
