@@ -10,15 +10,17 @@ The groups of the configuration are composed here, of the core's keys and those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.schema.checkpoint import CheckpointKeys
 from rlhf.config.schema.data import DataKeys
 from rlhf.config.schema.ppo import PpoKeys
@@ -159,3 +161,11 @@ def hooks_of(seam: str, hook: str, config: RunConfig | None = None) -> Iterator[
     for module in modules_of(seam, config):
         if hasattr(module, hook):
             yield getattr(module, hook)
+
+
+def tables_of(name: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the content of the YAML file ``name`` of each option that has one."""
+    for option in OPTIONS:
+        path = Path(__file__).with_name(option.name) / name
+        if path.is_file():
+            yield read_yaml_beside(str(path), name)

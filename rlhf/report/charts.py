@@ -11,10 +11,11 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.base.packaged_yaml import read_yaml_beside
+from rlhf.base.packaged_yaml import merge_tables, read_yaml_beside
 from rlhf.base.stored_files import METRICS as METRICS_LINE
 from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.config.freeze import frozen_keys
+from rlhf.options import tables_of
 from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, read_alarms
@@ -187,7 +188,9 @@ class Panel(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-# The sections of panels.yaml; a chart has a metric, or metrics with their labels.
+TABLE = merge_tables([read_yaml_beside(__file__, "panels.yaml"), *tables_of("panels.yaml")])
+# The sections of panels.yaml, here and in options, PPO's first; a chart has a metric, or metrics
+# with their labels.
 PANELS: Mapping[str, Sequence[Panel]] = {
     title: [
         Panel(name, (metrics,))
@@ -195,7 +198,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
         else Panel(name, tuple(metrics), tuple(metrics.values()))
         for name, metrics in charts.items()
     ]
-    for title, charts in read_yaml_beside(__file__, "panels.yaml").items()
+    for title, charts in sorted(TABLE.items(), key=lambda item: not item[0].startswith("PPO"))
 }
 
 

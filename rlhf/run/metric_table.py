@@ -1,4 +1,7 @@
-"""The table of metrics (metrics.yaml), which documents every metric that is logged."""
+"""The table of metrics, which documents every metric that is logged.
+
+It is metrics.yaml here, and a metrics.yaml in the folder of each option that has metrics.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import difflib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rlhf.base.packaged_yaml import read_yaml_beside
+from rlhf.base.packaged_yaml import merge_tables, read_yaml_beside
+from rlhf.options import tables_of
 
 
 class MetricInfo(NamedTuple):
@@ -27,10 +31,11 @@ def _metric_info(*, healthy_range: tuple[float, float] | None = None, **texts: s
     return MetricInfo(**texts, healthy_range=healthy_range)
 
 
+TABLE = merge_tables([read_yaml_beside(__file__, "metrics.yaml"), *tables_of("metrics.yaml")])
 # A TypeError if an entry lacks a field, or has an unknown one.
 GROUPS: Mapping[str, Mapping[str, MetricInfo]] = {
     title: {name: _metric_info(**entry) for name, entry in group.items()}
-    for title, group in read_yaml_beside(__file__, "metrics.yaml").items()
+    for title, group in TABLE.items()
 }
 METRICS = {name: info for group in GROUPS.values() for name, info in group.items()}
 
