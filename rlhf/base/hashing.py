@@ -1,8 +1,9 @@
-"""Hashes of bytes and files."""
+"""Hashes of bytes and files, and the comparison of secrets."""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Iterable
 from io import BufferedReader
 
@@ -23,3 +24,8 @@ def sha256_of_file(file: BufferedReader) -> str:
 def blake2b_of(data: bytes) -> bytes:
     """Return the BLAKE2b of ``data`` as 16 bytes; it is faster than SHA-256."""
     return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def is_same_secret(given: str, secret: str) -> bool:
+    """Return True if both are equal, in a time that does not depend on where they differ."""
+    return hmac.compare_digest(given.encode(), secret.encode())

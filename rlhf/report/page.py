@@ -18,6 +18,7 @@ from socketserver import ThreadingTCPServer
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rlhf.base.errors import ConfigError
+from rlhf.base.hashing import is_same_secret
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -121,7 +122,7 @@ class LocalRequest(BaseHTTPRequestHandler):
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if host.partition(":")[0] not in NAMES or origin not in {None, f"http://{host}"}:
             return HTTPStatus.FORBIDDEN
-        if not secrets.compare_digest(path.encode(), self.server.path.encode()):
+        if not is_same_secret(path, self.server.path):
             return HTTPStatus.NOT_FOUND
         return None
 
