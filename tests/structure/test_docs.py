@@ -37,7 +37,6 @@ RUN_ELSEWHERE = {
     "transformers serve runs/latest/ppo/actor --host 127.0.0.1": "tests/chat/test_serve.py",
     "python -m rlhf.compare runs/latest": "tests/compare/test_comparison_page.py",
     "python -m rlhf.evaluate runs/latest": "tests/evaluate/test_evaluate.py",
-    "python -m rlhf.report runs/shops": "tests/jobs/test_sweep.py",
     ". .venv/bin/activate": ".ci/run",
     "python3 -m venv .venv": ".ci/run",
     "pip install -c constraints.txt -e .": ".ci/run",
@@ -51,7 +50,6 @@ RUN_ELSEWHERE = {
     "python -m rlhf.export RUN_DIR --push OWNER/NAME": "tests/test_export.py",
     "python -m tools.cloud_files FOLDER hardware=8xh100_80g hardware.nodes=2 model=qwen3_8b "
     "data=rm_static": "tests/tools/test_cloud_files.py",
-    "pip install -e .": ".ci/run -> make test -> the rule for .venv/.installed in Makefile",
     "python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
     "python -m rlhf.chat MODEL_FOLDER": "tests/chat/test_lone_model.py",
     "python -m rlhf.chat runs/latest --environment --seed 3": "test_environment_run.py",
