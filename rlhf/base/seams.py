@@ -124,6 +124,19 @@ class KernelsSeam(Protocol):
         """Return one line on the kernels that a run in ``dtype`` uses; None if it uses none."""
 
 
+class MeasureNames(NamedTuple):
+    """Names of what an option measures; its module ``keys`` has them as ``MEASURES``."""
+
+    evaluated: Sequence[str] = ()
+    """Held-out metrics, or groups of them, that only runs with the option log."""
+    members: Mapping[str, Sequence[str]] = {}
+    """The names that NAME stands for in the table of metrics, by group."""
+    answers: Sequence[str] = ()
+    """Measures of answers in result.json."""
+    times: Sequence[str] = ()
+    """Times at which answers are measured, beside before and after."""
+
+
 class Shown(NamedTuple):
     """Prompt and response as a reader sees them."""
 

@@ -55,7 +55,7 @@ def plain_observation(role: str, text: str) -> str:
 
 
 def first_record(role: str, text: str) -> Record:
-    """Return a record whose prompt is the first observation of an episode."""
+    """Return a record whose prompt is the first observation of an environment."""
     said = Message("user", text if role == "user" else f"{OBSERVERS[role]}: {text}")
     return Record(plain_observation(role, text), messages=(said,))
 
@@ -131,9 +131,9 @@ class ChatTemplate:
         whole = self._render([*said, added], PROBE, add_generation_prompt=True)
         if not whole.startswith(before):
             raise DataError(
-                "data.template=chat: the chat template renders earlier turns differently when "
-                f"another turn follows ({role}), so an episode's tokens would change after they "
-                "were sampled; use data.template=plain, or a chat_template that keeps every turn "
+                "data.template=chat: the chat template renders earlier messages differently "
+                f"when another message follows ({role}), so tokens would change after they were "
+                "sampled; use data.template=plain, or a chat_template that keeps every message "
                 "as it was said, thoughts included"
             )
         return whole[len(before) :]
@@ -155,7 +155,7 @@ class ChatTemplate:
             raise DataError(f"data.template=chat: there is no message in the prompt {prompt!r}")
         roles = ", ".join(message["role"] for message in messages)
         with translate_errors(
-            lambda reason: UnusableTemplateError(f"fails on the turns {roles} ({reason})", prompt)
+            lambda reason: UnusableTemplateError(f"fails on messages of {roles} ({reason})", prompt)
         ):
             rendered: str = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt

@@ -59,8 +59,8 @@ def split_turns(prompt: str) -> tuple[list[Message], str]:
     Empty turns are skipped. Text before the first turn is a system message, or a user message if
     there is no user turn.
     """
-    before, *turns = TURN.split(prompt)
-    spoken = [(ROLES[name], text) for name, text in zip(turns[::2], turns[1::2], strict=True)]
+    before, *parts = TURN.split(prompt)
+    spoken = [(ROLES[name], text) for name, text in zip(parts[::2], parts[1::2], strict=True)]
     has_user = any(role == "user" for role, _ in spoken)
     spoken.insert(0, ("system" if has_user else "user", before))
     begun = spoken.pop()[1].lstrip() if spoken[-1][0] == "assistant" else ""
@@ -191,8 +191,8 @@ def _ask(messages: Sequence[Message], row: Row) -> Record:
         if any(message.role == SYSTEM for message in messages):
             raise UnusableRowError(f"has a system turn and a {SYSTEM} column")
         messages = [Message(SYSTEM, row.text(SYSTEM)), *messages]
-    turns = tuple(message for message in messages if message.content.strip())
-    return Record(prompt=render_prompt(turns), messages=turns)
+    said = tuple(message for message in messages if message.content.strip())
+    return Record(prompt=render_prompt(said), messages=said)
 
 
 def _has_system_turn(row: Row) -> bool:

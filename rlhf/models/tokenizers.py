@@ -136,7 +136,7 @@ def load_tokenizer(
         # This raises if files are damaged. Without files, transformers makes an empty tokenizer.
         said = tokenizer.decode(tokenizer(SENTENCE, add_special_tokens=False).input_ids)
     if _letters(said) != _letters(SENTENCE):
-        reason = f"it turns {SENTENCE!r} into {said!r}: files are missing or another model's"
+        reason = f"it reads {SENTENCE!r} as {said!r}: files are missing or another model's"
         raise failure(reason)
     if tokenizer.eos_token_id is None and key == RUN_FOLDER:
         raise failure("it has no end token")

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from rlhf.base.errors import ConfigError
+from rlhf.base.seams import MeasureNames
 from rlhf.config.choices import Phase, PlanMode, RewardLossName, Source
 from rlhf.config.hydra_errors import did_you_mean
 from rlhf.config.schema.run import RunConfig
-from rlhf.options.environments.keys import FailureName
+from rlhf.options import modules_of
 from rlhf.phases.shared.model_checks import MODEL_CHECKS
 from rlhf.rewards.isolated import check_reward_parts
 from rlhf.run.metric_table import METRICS, better_direction
@@ -50,19 +51,24 @@ def held_out_metrics(config: RunConfig, phase: Phase) -> list[str]:
         absent += ["gold", "exact", "exact_greedy", "correct", "polite", "stops"]
     if config.reward.loss is RewardLossName.regression:
         absent.append("calibration_error")
-    if config.reward.members == 1:
-        absent.append("disagreement")
-    names = {"parts": [*config.rewards], "episode/failures": [*FailureName]}
+    on = _option_measures(config)
+    names: dict[str, Sequence[str]] = {"parts": [*config.rewards]}
+    for option in on:
+        names |= option.members
+    off = {name for each in _option_measures() if each not in on for name in each.evaluated}
     found = []
     for metric in METRICS:
         head, _, own = metric.partition("/eval_")
-        if head != phase or not own or own in absent:
-            continue
-        if own.startswith("episode/") and not config.environment.is_used:
+        if head != phase or not own or own in absent or own.partition("/")[0] in off:
             continue
         group = own.removesuffix("/NAME")
         found += [metric] if group == own else [f"{head}/eval_{group}/{n}" for n in names[group]]
     return found
+
+
+def _option_measures(config: RunConfig | None = None) -> list[MeasureNames]:
+    """Return the names of what options measure: of those that are on, or of all."""
+    return [keys.MEASURES for keys in modules_of("keys", config) if hasattr(keys, "MEASURES")]
 
 
 def logged_metrics(config: RunConfig) -> list[str]:
@@ -76,9 +82,9 @@ def result_names(config: RunConfig) -> list[str]:
     answers = ["score", "kl", "ended_share", "response_tokens", "corpus_perplexity"]
     if config.data.source is Source.synthetic:
         answers += ["gold", "exact", "exact_greedy"]
-    if config.environment.is_used:
-        answers += ["return", "success", "turns", "truncated"]
-    whens = ["before", "after", *(["after_ema"] if config.ppo.ema_beta else [])]
+    on = _option_measures(config)
+    answers += [name for option in on for name in option.answers]
+    whens = ["before", "after", *(time for option in on for time in option.times)]
     answered = [f"{name}_{when}" for name in answers for when in whens]
     own = {
         Phase.sft: ["perplexity_before", "perplexity_after"],

@@ -189,13 +189,18 @@ def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
         ),
         (THINKS_FIRST, "<|im_end|>", ONE, "renders a prompt differently if an answer follows"),
         (DROPS_ANSWER, "<|im_end|>", ONE, "drops the response"),
-        (NO_SYSTEM, "<|im_end|>", MANY, r"fails on the turns system, user.*no system turns"),
-        (CHATML + "{{ 1 + 'a' }}", "<|im_end|>", ONE, "fails on the turns user"),
-        (CHATML + "{{ 1 / 0 }}", "<|im_end|>", ONE, "fails on the turns user.*ZeroDivision"),
-        (CHATML + "{{ messages[0].content.x.y() }}", "<|im_end|>", ONE, "fails on the turns user"),
-        (CHATML + "{{ 'a'.center('b') }}", "<|im_end|>", ONE, "fails on the turns user"),
-        (CHATML + "{{ '{:d}'.format('b') }}", "<|im_end|>", ONE, "fails on the turns user"),
-        (CHATML + "{{ {}['a'] | int('b', base=99) }}", "<|im_end|>", ONE, "fails on the turns"),
+        (NO_SYSTEM, "<|im_end|>", MANY, r"fails on messages of system, user.*no system turns"),
+        (CHATML + "{{ 1 + 'a' }}", "<|im_end|>", ONE, "fails on messages of user"),
+        (CHATML + "{{ 1 / 0 }}", "<|im_end|>", ONE, "fails on messages of user.*ZeroDivision"),
+        (
+            CHATML + "{{ messages[0].content.x.y() }}",
+            "<|im_end|>",
+            ONE,
+            "fails on messages of user",
+        ),
+        (CHATML + "{{ 'a'.center('b') }}", "<|im_end|>", ONE, "fails on messages of user"),
+        (CHATML + "{{ '{:d}'.format('b') }}", "<|im_end|>", ONE, "fails on messages of user"),
+        (CHATML + "{{ {}['a'] | int('b', base=99) }}", "<|im_end|>", ONE, "fails on messages of"),
         (CHATML, "<|im_end|>", "\n\nAssistant:", "there is no message in the prompt"),
     ],
 )
@@ -239,7 +244,7 @@ def test_an_observation_is_what_the_template_writes_between_turns() -> None:
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (DROPS_THOUGHTS, "renders earlier turns differently when another turn follows"),
+        (DROPS_THOUGHTS, "renders earlier messages differently when another message follows"),
         (NO_TOOLS, "no tools"),
     ],
 )

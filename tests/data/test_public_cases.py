@@ -321,9 +321,11 @@ def test_rows_that_a_template_cannot_render_are_counted_with_the_first_place(
         assert len(columns["ids"]) == 6
         ((reason, count),) = left_out.items()
         assert count == 2
-        assert reason.startswith("the chat template fails on the turns system, user (Templat")
+        assert reason.startswith("the chat template fails on messages of system, user (Templat")
         assert reason.endswith(f"(first: {tmp_path / 'rows.jsonl'}, row 4)")
-    with pytest.raises(DataError, match=r"fails on the turns.*for 2 of 3 examples \(first: .* row"):
+    with pytest.raises(
+        DataError, match=r"fails on messages of.*for 2 of 3 examples \(first: .* row"
+    ):
         sft_columns([records[3], records[5], records[6]], encoder, LIMIT)
 
 

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from rlhf.base.seams import MeasureNames
 from rlhf.config.choices import Phase
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, Unread, key, results_of
 
 SHARED_LAYERS = 4  # a member has one of so many layers as its own, the others are shared
+
+
+MEASURES = MeasureNames(evaluated=["disagreement"])
 
 
 class CombineName(StrEnum):

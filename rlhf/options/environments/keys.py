@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from rlhf.base.seams import MeasureNames
 from rlhf.config.choices import Phase
 from rlhf.config.schema.keys import (
     ABOVE_0,
@@ -46,6 +47,13 @@ class FailureName(StrEnum):
     malformed = "malformed"  # the policy's turn could not be read; the episode goes on
     cut_turn = "cut_turn"  # the policy's turn reached its token limit; the episode goes on
     too_long = "too_long"  # the next observation does not fit; the episode is cut
+
+
+MEASURES = MeasureNames(
+    evaluated=["episode"],
+    members={"episode/failures": [*FailureName]},
+    answers=["return", "success", "turns", "truncated"],
+)
 
 
 class GaeUnit(StrEnum):
