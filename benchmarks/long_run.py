@@ -38,8 +38,8 @@ class Meter(Tracker):
 
     def __init__(self, *_: object) -> None:
         from rlhf.base.heartbeat import Heartbeat
+        from rlhf.engine.split_adamw import SplitAdamW
         from rlhf.engine.torch_engine import WholeAdamW
-        from rlhf.options.cpu_kernels.split_adamw import SplitAdamW
         from rlhf.phases.shared.checkpoints import Checkpoints
 
         self._seconds: Counter[str] = Counter()

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+    from rlhf.base.decoder_modules import DecoderModules
     from rlhf.base.ranks import Ranks
     from rlhf.base.types import (
         Engine,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from rlhf.data.records import Record
     from rlhf.data.splits import PhaseData
     from rlhf.engine.settings import OptimizerSettings
+    from rlhf.engine.split_adamw import AdamwUpdate
     from rlhf.models.language_model import LanguageModel
     from rlhf.models.model_uses import ModelUse
     from rlhf.models.sources import ModelSource
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from rlhf.plan.time_model import CostModel, Pass
     from rlhf.report.charts import RunFiles
     from rlhf.report.run_charts import ChartSection
+    from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder
+    from rlhf.rollout.decoders.layers import AdapterOf
     from rlhf.rollout.sampling import SamplingSettings
 
 # Extends a built model, in which the modules of these names are new and must be trained.
@@ -114,14 +119,87 @@ class PhasesSeam(Protocol):
         """Call ``train``, which returns the result, or ``reuse`` with the folder of a like run."""
 
 
-class KernelsSeam(Protocol):
-    """``kernels``: computes on the run's device what torch would compute more slowly.
+class AverageKernel(Protocol):
+    """A kernel that updates moving averages of split weights."""
 
-    Used by cpu_kernels.
+    def update_averages(
+        self, averages: Sequence[Tensor], halves: Sequence[tuple[Tensor, Tensor]], new: float
+    ) -> None:
+        """Update the fp32 ``averages`` in place: average += new * (weight - average)."""
+
+
+class LogprobsKernel(Protocol):
+    """A kernel that computes log-probs from logits (N, V), and the gradient of the logits."""
+
+    def reduce_rows(
+        self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        """Write the log-sum-exp, the entropy and the logit of the token id to ``outs``."""
+
+    def replace_by_gradient_(
+        self,
+        logits_NV: Tensor,
+        ids_N: Tensor,
+        *,
+        scale: float,
+        log_sums_N: Tensor,
+        slopes_N: Tensor,
+    ) -> None:
+        """Overwrite the logits with their gradient, d sum(slopes * log-probs) / d logits."""
+
+
+class DrawKernel(Protocol):
+    """A kernel that samples tokens."""
+
+    def draw(
+        self,
+        logits_NV: Tensor,
+        draws_N: Tensor,
+        *,
+        scale: float,
+        barred_N: Tensor | None,
+        end_id: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Sample tokens (N,) by inverse CDF; return them and their fp32 log-probs (N,)."""
+
+
+class KernelsSeam(Protocol):
+    """``kernels``: computes on a type of device what torch would compute more slowly.
+
+    ``kernels_for`` of the table returns the module for a device; the other functions return None
+    where it has no kernel. Used by cpu_kernels and gpu_kernels.
     """
 
     def describe(self, dtype: Dtype) -> str | None:
-        """Return one line on the kernels that a run in ``dtype`` uses; None if it uses none."""
+        """Return one line on the kernels that a run in ``dtype`` uses, if there is one."""
+
+    def adamw(self, sizes: Sequence[int], device: torch.device) -> AdamwUpdate | None:
+        """Return AdamW's update of split parameters of these ``sizes``."""
+
+    def averages(self, sizes: Sequence[int], device: torch.device) -> AverageKernel | None:
+        """Return the update of moving averages of split parameters."""
+
+    def logprobs(self, logits: Tensor) -> LogprobsKernel | None:
+        """Return the kernel for log-probs of ``logits``, by their dtype."""
+
+    def draws(self, logits: Tensor) -> DrawKernel | None:
+        """Return the kernel that samples from ``logits``."""
+
+    def decoder(
+        self,
+        parts: DecoderModules,
+        adapter_of: AdapterOf,
+        *,
+        rows: int,
+        tokens: int,
+        dtype: torch.dtype,
+    ) -> DrawingDecoder | Decoder | None:
+        """Return a decoder for a model of a known family."""
+
+    def attention(
+        self, device: torch.device, dtype: torch.dtype, *, group: int, size: int
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+        """Return attention of a new token per row: queries, keys, values, KV cache, positions."""
 
 
 class MeasureNames(NamedTuple):

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlhf.base.seams import AverageKernel
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.options.cpu_kernels.adamw import ParameterTable, adamw_gpu_kernels
+from rlhf.options import kernels_for
 
 CHUNK = 2**24  # elements copied from the host to the GPU, or back, at once
 
@@ -105,12 +106,11 @@ def _copy_sharded_to_model(optimizer: Any) -> None:
         optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
 
 
-def table_of_splits(shards: Sequence[Tensor | Split]) -> ParameterTable | None:
-    """Return the table with which Triton updates split weights on a GPU; None elsewhere."""
+def table_of_splits(shards: Sequence[Tensor | Split]) -> AverageKernel | None:
+    """Return the kernel that averages split weights where they are; None if there is none."""
     splits = [shard for shard in shards if isinstance(shard, Split)]
-    if not splits or splits[0].high.device.type == "cpu":
+    if not splits:
         return None
-    device = splits[0].high.device
-    kernels = adamw_gpu_kernels(device)
-    sizes = [split.high.numel() for split in splits]
-    return None if kernels is None else ParameterTable(kernels, sizes, device)
+    device, sizes = splits[0].high.device, [split.high.numel() for split in splits]
+    found: AverageKernel | None = kernels_for(device.type).averages(sizes, device)
+    return found

@@ -16,6 +16,7 @@ from rlhf.config.choices import Dtype, MomentsDtype
 from rlhf.config.roles import Role, has_half_weights
 from rlhf.engine.masters import Masters, round_to_bf16
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
+from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.engine.training_state import (
     AdamMoments,
     BaseEngine,
@@ -26,7 +27,6 @@ from rlhf.engine.training_state import (
     adamw_steps,
     set_adamw_steps,
 )
-from rlhf.options.cpu_kernels.split_adamw import SplitAdamW
 
 ALIGNMENT = 16  # bytes per load of a GPU, to which tensors are aligned
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlhf.base.seams import LogprobsKernel
 from rlhf.base.types import LogprobOptions, TokenLogprobs
+from rlhf.options import kernels_for
 from rlhf.options.cpu_kernels.cpu_layers import multiply
-from rlhf.options.cpu_kernels.logprobs import logprob_kernel
 
 LEAST_LOG = -1e4  # replaces log 0, so that 0 log 0 = 0; its exp is 0
 
@@ -172,13 +173,18 @@ def _reduce_block(
     The third of ``outs`` gets the logit / temperature of each id that is in the block. The logits
     may be overwritten.
     """
-    kernel = logprob_kernel(logits_RW)
+    kernel = _logprob_kernel(logits_RW)
     if kernel is not None:
         kernel.reduce_rows(logits_RW, ids_R, scale=1 / options.temperature, outs=outs)
         return
     for part in _chunks(len(ids_R), TORCH_TOKENS):
         own = (outs[0][part], outs[1][part], outs[2][part])
         _reduce_by_torch(logits_RW[part], ids_R[part], options, own)
+
+
+def _logprob_kernel(logits: Tensor) -> LogprobsKernel | None:
+    found: LogprobsKernel | None = kernels_for(logits.device.type).logprobs(logits)
+    return found
 
 
 def _reduce_by_torch(
@@ -204,7 +210,7 @@ def _replace_by_gradient_(
     log-prob and its entropy. Before the division by the temperature,
     d log p_i / d l_j = 1[i = j] - p_j and d H / d l_j = -p_j (log p_j + H).
     """
-    kernel = None if options.entropy_gradient else logprob_kernel(logits_RW)
+    kernel = None if options.entropy_gradient else _logprob_kernel(logits_RW)
     if kernel is not None:
         scale, (log_sum_R, _, slopes_R, _) = 1 / options.temperature, given
         kernel.replace_by_gradient_(

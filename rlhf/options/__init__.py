@@ -90,6 +90,11 @@ OPTIONS = (
 )
 
 
+def kernels_for(device: str) -> Any:
+    """Return the module ``kernels`` for this type of device: of the GPU's option, or the CPU's."""
+    return _import_module_of("gpu_kernels" if device == "cuda" else "cpu_kernels", "kernels")
+
+
 def modules_of(seam: str, config: RunConfig | None = None) -> Iterator[Any]:
     """Yield the modules for ``seam`` of the options that ``config`` switches on; None: of all."""
     for option in OPTIONS:

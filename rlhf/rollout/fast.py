@@ -16,9 +16,10 @@ from torch import nn
 from rlhf.base.cpu import available_bytes
 from rlhf.base.decoder_modules import DecoderModules, end_ids_of
 from rlhf.base.ranks import Ranks
+from rlhf.base.seams import KernelsSeam
 from rlhf.base.types import Engine, PromptBatch, Responses, copy_to_device, pad_rows
 from rlhf.config.choices import When
-from rlhf.options.cpu_kernels.compiled import CompiledDecoder, can_compile
+from rlhf.options import kernels_for
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
@@ -159,8 +160,11 @@ class FastRollout:
         rows = extent.rows + extent.parked
         if parts is None:
             return CacheDecoder(model, rows=rows, tokens=tokens, device=device, dtype=dtype)
-        if can_compile(parts, dtype):
-            return CompiledDecoder(parts, self._adapter_of, rows=rows, tokens=tokens, dtype=dtype)
+        kernels: KernelsSeam = kernels_for(parts.tokens.weight.device.type)
+        sizes = {"rows": rows, "tokens": tokens}
+        compiled = kernels.decoder(parts, self._adapter_of, **sizes, dtype=dtype)
+        if compiled is not None:
+            return compiled
         if device.type == "cuda" and self._settings.cuda_graphs:
             return self._get_graph_decoder(model, parts, extent)
         return FusedDecoder(parts, self._adapter_of, rows=rows, tokens=tokens, dtype=dtype)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.options.cpu_kernels.logprobs import LogprobKernel, cpu_logprob_kernel
+from rlhf.base.seams import DrawKernel
+from rlhf.options import kernels_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -162,10 +163,13 @@ def _find_slice(targets_B1: Tensor, ends_BN: Tensor) -> Tensor:
     return places_B1.clamp(max=ends_BN.shape[1] - 1)  # searchsorted puts NaN past the end
 
 
-def _select_kernel(logits_BV: Tensor, sampling: SamplingSettings) -> LogprobKernel | None:
+def _select_kernel(logits_BV: Tensor, sampling: SamplingSettings) -> DrawKernel | None:
     """Return the one-pass kernel, or None if top-k or top-p is set or it cannot run here."""
     is_plain = sampling.top_k == 0 and sampling.top_p == 1.0 and logits_BV.is_contiguous()
-    return cpu_logprob_kernel(logits_BV) if is_plain else None
+    if not is_plain:
+        return None
+    found: DrawKernel | None = kernels_for(logits_BV.device.type).draws(logits_BV)
+    return found
 
 
 class StopTexts:

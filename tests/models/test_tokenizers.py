@@ -81,6 +81,6 @@ def test_a_tokenizer_that_loses_a_sentence_is_refused(tmp_path: Path) -> None:
     kept = parts["added_tokens"]
     parts["model"] |= {"vocab": {each["content"]: each["id"] for each in kept}, "merges": []}
     file.write_text(json.dumps(parts))
-    refusal = r"'A text\.' into '': .* Or set model\.tokenizer=FOLDER$"
+    refusal = r"'A text\.' as '': .* Or set model\.tokenizer=FOLDER$"
     with pytest.raises(CheckpointError, match=refusal):
         load_tokenizer(tmp_path, key="model.path")

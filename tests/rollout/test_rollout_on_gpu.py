@@ -24,9 +24,9 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
+from rlhf.options import kernels_for
 from rlhf.options.ahead.overlapped_sampling import SnapshotPolicy
 from rlhf.options.lora.lora import adapter_of, add_adapters
-from rlhf.rollout.decoders import fused as fused_decoding
 from rlhf.rollout.decoders.cuda_graphs import NO_ROOM, Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
@@ -266,7 +266,7 @@ def test_with_attention_by_lengths_one_graph_serves_all(
     model = tiny_model(name, max_position_embeddings=256)
     expected = generated(fused(model), CPU)
     if by_lengths:
-        monkeypatch.setattr(fused_decoding, "gpu_attention", lambda *_, **__: AttentionByTorch())
+        monkeypatch.setattr(kernels_for("cuda"), "attention", lambda *_, **__: AttentionByTorch())
     model.to(GPU)
     assert generated(fused(model), GPU) == expected
     assert generated(graphed(model), GPU) == expected

@@ -22,7 +22,7 @@ from rlhf.gpu_check.rows import (
     skipped_finding,
 )
 from rlhf.jobs.this_machine import this_machine
-from rlhf.options.cpu_kernels.adamw import adamw_gpu_kernels
+from rlhf.options.gpu_kernels.adamw_gpu import adamw_gpu_kernels
 
 PACKAGES = ("rlhf", "torch", "deepspeed", "transformers", "datasets", "peft", "hydra-core")
 LEAST_FREE = 2  # GiB that the other parts need

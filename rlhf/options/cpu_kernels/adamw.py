@@ -1,53 +1,18 @@
-"""AdamW on split fp32 weights, in one pass over a parameter's weights, moments and gradient.
-
-On a GPU one launch does this for all parameters, and one their gradient norm or moving averages.
-Triton compiles these kernels. It comes with torch's CUDA wheels and is imported only for a GPU.
-"""
+"""AdamW on split fp32 weights, in one pass over a parameter's weights, moments and gradient."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache, partial
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf.base.types import copy_to_device
-from rlhf.options.cpu_kernels.compiling import compile_kernel, try_kernels
+from rlhf.engine.split_adamw import AdamwScalars, SplitState
+from rlhf.options.cpu_kernels.compiling import compile_kernel
 
-PART = 2**16  # weights per program: a short table, but enough programs to keep a GPU busy
-BLOCK = 2**10  # weights that a program has in registers at a time: 8 in each of 128 threads
-EXACT = {"enable_fp_fusion": False}  # round after each operation, as torch does
-WIDE = 16  # bytes of the widest read
 _Pointer, _Size, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-class SplitState(NamedTuple):
-    """The fp32 weights of a parameter, split into two halves, and its moments; all contiguous."""
-
-    high: Tensor  # bf16
-    low: Tensor  # int16: the fp32 weight has the bits 65536 * high + low
-    first: Tensor  # AdamW's first moment; the first and second are both bf16 or both fp32
-    second: Tensor
-
-
-class AdamwScalars(NamedTuple):
-    """The scalars of step t of AdamW; the bias corrections are 1 - beta^t."""
-
-    scale: float  # factor by which gradients are multiplied first
-    lr: float
-    beta1: float
-    beta2: float
-    eps: float
-    decay: float
-    correction1: float
-    correction2: float
-
-
-STILL = AdamwScalars(1.0, 0.0, 0.9, 0.9, 1.0, 0.0, 1.0, 1.0)  # a step that changes no weight
 
 
 class _Call(ctypes.Structure):
@@ -100,112 +65,3 @@ def adamw_kernel() -> AdamwKernel | None:
     """Return the AdamW kernel for CPUs, or None if it cannot be compiled."""
     library = compile_kernel("adamw")
     return None if library is None else AdamwKernel(library)
-
-
-class ParameterTable:
-    """A table of parameters of given ``sizes`` on a GPU, so that one launch works on all of them.
-
-    Each launch reads the tensors' addresses again, as every backward pass allocates new gradients.
-    """
-
-    def __init__(
-        self, kernels: ModuleType, sizes: Sequence[int], device: torch.device, *, part: int = PART
-    ) -> None:
-        self._kernels = kernels
-        self._device = device
-        self._parts = copy_to_device(chunk_table(sizes, part), device)
-
-    def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """Return the sum of the squares of all bf16 gradients, an fp64 scalar; None counts as 0."""
-        kept = _make_contiguous(gradients)
-        addresses, align = self._addresses(kept)
-        sums = torch.empty(len(self._parts), device=self._device)
-        self._launch("sum_squares_kernel", addresses, sums, ALIGN=align)
-        return sums.sum(dtype=torch.float64)
-
-    def step(
-        self,
-        states: Sequence[SplitState],
-        gradients: Sequence[Tensor | None],
-        numbers: Sequence[AdamwScalars],
-    ) -> None:
-        """Update ``states`` in place by an AdamW step on bf16 gradients; skip those without one."""
-        kept = _make_contiguous(gradients)
-        addresses, align = self._addresses(kept, *zip(*states, strict=True))
-        scalars = copy_to_device(
-            torch.tensor([_kernel_scalars(each) for each in numbers]), self._device
-        )
-        half = states[0].first.dtype is torch.bfloat16
-        self._launch("adamw_step_kernel", addresses, scalars, HALF=half, ALIGN=align)
-
-    def update_averages(
-        self, averages: Sequence[Tensor], halves: Sequence[tuple[Tensor, Tensor]], new: float
-    ) -> None:
-        """Update the fp32 ``averages`` in place: average += new * (weight - average).
-
-        ``halves`` are the high and low halves of each weight, as in ``SplitState``.
-        """
-        addresses, align = self._addresses(averages, *zip(*halves, strict=True))
-        share = copy_to_device(torch.tensor([new]), self._device)
-        self._launch("average_kernel", addresses, share, ALIGN=align)
-
-    def _addresses(self, *columns: Sequence[Tensor | None]) -> tuple[Tensor, int]:
-        """Return the addresses (parameters, columns) and their common alignment in bytes."""
-        rows = [
-            [0 if tensor is None else tensor.data_ptr() for tensor in row]
-            for row in zip(*columns, strict=True)
-        ]
-        is_wide = all(address % WIDE == 0 for row in rows for address in row)
-        return copy_to_device(torch.tensor(rows), self._device), WIDE if is_wide else 1
-
-    def _launch(self, name: str, addresses: Tensor, *arguments: Tensor, **constants: int) -> None:
-        kernel = getattr(self._kernels, name)[len(self._parts),]
-        kernel(addresses, self._parts, *arguments, **constants, BLOCK=BLOCK, **EXACT)
-
-
-def chunk_table(sizes: Sequence[int], part: int) -> Tensor:
-    """Return a table (parts, 3) of tensor index, start and end, with ``part`` elements per row."""
-    rows = []
-    for tensor, size in enumerate(sizes):
-        start = torch.arange(0, size, part)
-        rows.append(torch.stack([torch.full_like(start, tensor), start, start + part], dim=1))
-        rows[-1][-1:, 2] = size
-    return torch.cat(rows)
-
-
-@cache
-def adamw_gpu_kernels(device: torch.device) -> ModuleType | None:
-    """Return the module of the kernels, or log a warning and return None if they do not run."""
-    otherwise = "AdamW takes 20 launches for each parameter instead of one for all, which is slower"
-    return try_kernels(partial(_load_kernels, device), otherwise=otherwise)
-
-
-def _load_kernels(device: torch.device) -> ModuleType:
-    """Import the kernels, compile each by launching it once on one element; return their module."""
-    from rlhf.options.gpu_kernels import adamw_triton
-
-    table = ParameterTable(adamw_triton, [1], device)
-    half = torch.zeros(1, dtype=torch.bfloat16, device=device)
-    low, mean = half.to(torch.int16), half.float()
-    table.step([SplitState(half, low, mean, mean.clone())], [half.clone()], [STILL])
-    table.update_averages([mean], [(half, low)], 0.5)
-    float(table.sum_of_squares([half]))  # waits for the GPU, so that a failed launch raises here
-    return adamw_triton
-
-
-def _make_contiguous(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [None if gradient is None else gradient.contiguous() for gradient in gradients]
-
-
-def _kernel_scalars(numbers: AdamwScalars) -> list[float]:
-    """Return the 8 scalars that adamw_step_kernel reads, computed in double precision."""
-    return [
-        numbers.scale,
-        1.0 - numbers.beta1,
-        numbers.beta2,
-        1.0 - numbers.beta2,
-        numbers.correction2,
-        numbers.eps,
-        1.0 - numbers.lr * numbers.decay,
-        numbers.lr / numbers.correction1,
-    ]

@@ -1,21 +1,18 @@
 """Compile a C file of this folder for this machine's CPU, once, and load its functions.
 
 A kernel is optional: if it cannot be compiled or loaded, the run prints the reason and torch
-computes instead. Kernels of Triton, for GPUs, are tried out before a run uses them.
+computes instead.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import NamedTuple
 
 from rlhf.base.atomic import replace_atomically
@@ -23,7 +20,6 @@ from rlhf.base.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
 from rlhf.base.hashing import sha256_of
 from rlhf.base.trust import keep_others_from_writing, make_own_folder, require_trusted
 
-logger = logging.getLogger(__name__)
 KERNELS = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)  # lowest ISA level
 X86_ONLY = {"logprobs", "softmax", "decode"}
 HALF_ONLY = {"adamw"}  # used with bf16 weights only
@@ -167,18 +163,3 @@ def _find_gcc() -> str:
     if found:
         raise _Failure(f"{found[0]} is not gcc, and only gcc shares torch's threads; install gcc")
     raise _Failure("there is no C compiler; install gcc")
-
-
-def try_kernels(load: Callable[[], ModuleType], *, otherwise: str) -> ModuleType | None:
-    """Return the module of ``load()``, which launches the kernels once; return None if it raises.
-
-    In that case a warning is logged with the reason and the consequence, ``otherwise``. Triton
-    comes with torch's CUDA wheels. It needs a C compiler, Python's headers, a cache folder and a
-    driver, and raises a different error for each. Torch's own operations need none of them.
-    """
-    try:
-        return load()
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        logger.warning("No Triton for this GPU (%s): %s", reason, otherwise)
-        return None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.options.cpu_kernels.compiling import try_kernels
+from rlhf.options.gpu_kernels.first_launch import try_kernels
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 LEAST = 16  # rows and columns of the smallest matrix product on tensor cores

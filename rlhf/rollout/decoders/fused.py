@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlhf.base.decoder_modules import BlockOrder, DecoderModules
+from rlhf.base.seams import KernelsSeam
 from rlhf.base.types import copy_to_device
-from rlhf.options.gpu_kernels.attention_gpu import gpu_attention
+from rlhf.options import kernels_for
 from rlhf.rollout.decoders.decoder import KvCache, Texts
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryEmbedding
 from rlhf.rollout.decoders.projections import ACTIVATIONS
@@ -46,7 +47,8 @@ class CacheAttention:
         self._device = device
         self._dtype = dtype
         group = parts.num_heads // parts.num_kv_heads
-        self._kernel = gpu_attention(device, dtype, group=group, size=parts.head_dim)
+        kernels: KernelsSeam = kernels_for(device.type)
+        self._kernel = kernels.attention(device, dtype, group=group, size=parts.head_dim)
         # True if a decode step reads the same columns of the KV cache in every row.
         self.reads_whole_columns = self._kernel is None
 

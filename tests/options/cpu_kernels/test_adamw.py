@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.options.cpu_kernels.adamw import AdamwKernel, AdamwScalars, SplitState, adamw_kernel
+from rlhf.engine.split_adamw import AdamwScalars, SplitState
+from rlhf.options.cpu_kernels.adamw import AdamwKernel, adamw_kernel
 
 KERNEL = adamw_kernel()
 pytestmark = pytest.mark.skipif(KERNEL is None, reason="no C compiler")

@@ -13,9 +13,9 @@ from torch.nn import functional
 from rlhf.base.cpu import MAX_ISA, Isa, read_cpu, usable_isa
 from rlhf.base.types import LogprobOptions
 from rlhf.config.choices import Dtype
+from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.models.output_layer import fused_logprobs
 from rlhf.options.cpu_kernels.compiling import KERNELS, kernel
-from rlhf.options.cpu_kernels.split_adamw import SplitAdamW
 from rlhf.rollout.decoders.projections import fastest_projection
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 

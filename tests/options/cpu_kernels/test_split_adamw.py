@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlhf.engine import split_adamw as lean_adamw
 from rlhf.engine.masters import Split, fp32_weights
+from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.options.average.models import MovingAverage
-from rlhf.options.cpu_kernels import split_adamw as lean_adamw
+from rlhf.options.cpu_kernels import kernels
 from rlhf.options.cpu_kernels.adamw import adamw_kernel
-from rlhf.options.cpu_kernels.split_adamw import SplitAdamW
 from tests.pretend_cuda.gpu import Event, Gpu
 
 SHAPES = [(61, 37), (7,), (3, 5, 2), (1,), (513,)]
@@ -23,7 +24,7 @@ BETAS = (0.9, 0.95)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the kernel, and by operations of torch in several chunks."""
     if request.param == "torch":
-        monkeypatch.setattr(lean_adamw, "adamw_kernel", lambda: None)
+        monkeypatch.setattr(kernels, "adamw_kernel", lambda: None)
         monkeypatch.setattr(lean_adamw, "CHUNK", 100)
     elif adamw_kernel() is None:
         pytest.skip("no C compiler")
@@ -86,7 +87,7 @@ def test_the_kernel_does_what_operations_of_torch_do(monkeypatch: pytest.MonkeyP
     for moments in (torch.float32, torch.bfloat16):
         trained, same = parameters(), parameters()
         fast = lean_of(trained, moments)
-        monkeypatch.setattr(lean_adamw, "adamw_kernel", lambda: None)
+        monkeypatch.setattr(kernels, "adamw_kernel", lambda: None)
         slow = lean_of(same, moments)
         monkeypatch.undo()
         for step in range(5):

@@ -7,8 +7,8 @@ from typing import Any
 
 from triton.compiler import ASTSource
 
-from rlhf.options.cpu_kernels.adamw import BLOCK, EXACT, WIDE
 from rlhf.options.gpu_kernels import adamw_triton
+from rlhf.options.gpu_kernels.adamw_gpu import BLOCK, EXACT, WIDE
 from tests.options.gpu_kernels.compiling_for_gpus import compile_for
 
 LAST = {"sum_squares_kernel": "sums", "adamw_step_kernel": "scalars", "average_kernel": "share"}

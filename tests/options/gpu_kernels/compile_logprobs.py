@@ -6,8 +6,8 @@ import re
 
 from triton.compiler import ASTSource, CompiledKernel
 
-from rlhf.options.cpu_kernels.logprobs import BLOCK, FUSED, WARPS
 from rlhf.options.gpu_kernels import logprobs_triton
+from rlhf.options.gpu_kernels.logprobs_gpu import BLOCK, FUSED, WARPS
 from tests.options.gpu_kernels.compiling_for_gpus import compile_for
 
 VECTORS = {"log_sums": "*fp32", "entropies": "*fp32", "picked": "*fp32", "slopes": "*fp32"}

@@ -10,17 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlhf.engine import split_adamw as lean_adamw
+from rlhf.engine.split_adamw import AdamwScalars, SplitState, TorchAdamw
 from rlhf.options.average import models as average
-from rlhf.options.cpu_kernels import split_adamw as lean_adamw
-from rlhf.options.cpu_kernels.adamw import (
-    BLOCK,
-    AdamwScalars,
-    ParameterTable,
-    SplitState,
-    adamw_gpu_kernels,
-)
-from rlhf.options.cpu_kernels.split_adamw import TorchAdamw
 from rlhf.options.gpu_kernels import adamw_triton
+from rlhf.options.gpu_kernels.adamw_gpu import BLOCK, ParameterTable, adamw_gpu_kernels
 from tests.options.cpu_kernels.test_adamw import (  # noqa: F401
     numbers,
     split_of,

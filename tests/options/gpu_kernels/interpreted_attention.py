@@ -11,9 +11,9 @@ import triton.language as tl
 from torch.nn import functional
 from triton.runtime import interpreter
 
+from rlhf.options import kernels_for
 from rlhf.options.gpu_kernels import attention_gpu, attention_triton
 from rlhf.options.gpu_kernels.attention_gpu import GpuAttention
-from rlhf.rollout.decoders import fused
 from tests.rollout.decoder_checks import (
     check_logprobs,
     check_prompts_join_a_step,
@@ -106,7 +106,7 @@ def test_decoders_compute_what_their_models_do(monkeypatch: pytest.MonkeyPatch) 
             return super().__call__(*tensors)
 
     kernel = Counted(attention_triton, block_bytes=SMALL_BLOCK)
-    monkeypatch.setattr(fused, "gpu_attention", lambda *_, **__: kernel)
+    monkeypatch.setattr(kernels_for("cpu"), "attention", lambda *_, **__: kernel)
     for check in (check_rows_are_extended, check_logprobs, check_prompts_join_a_step):
         check(tiny_model("qwen3"), family)
     assert calls

@@ -11,9 +11,9 @@ import torch
 from rlhf.base.types import LogprobOptions
 from rlhf.models import output_layer
 from rlhf.models.output_layer import Block, fused_logprobs
-from rlhf.options.cpu_kernels import logprobs
-from rlhf.options.cpu_kernels.logprobs import GpuLogprobKernel, logprobs_gpu_kernels
+from rlhf.options.gpu_kernels import logprobs_gpu as logprobs
 from rlhf.options.gpu_kernels import logprobs_triton
+from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, logprobs_gpu_kernels
 from tests.models.test_output_layer import layer, plainly, slopes
 from tests.options.cpu_kernels.test_logprobs import (  # noqa: F401
     read,
@@ -82,7 +82,7 @@ def test_the_output_layer_by_them(
     block: tuple[int, int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = Kernel(torch.float32)
-    monkeypatch.setattr(output_layer, "logprob_kernel", lambda logits: kernel)
+    monkeypatch.setattr(output_layer, "_logprob_kernel", lambda logits: kernel)
     given = layer(dtype=torch.float32)
     found = fused_logprobs(*given, LogprobOptions(0.6), block=Block(*block))
     expected = plainly(given, 0.6)

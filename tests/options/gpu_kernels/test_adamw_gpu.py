@@ -11,17 +11,14 @@ from torch import Tensor, nn
 
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import MomentsDtype
-from rlhf.engine import masters
-from rlhf.options.cpu_kernels import split_adamw as lean_adamw
-from rlhf.options.cpu_kernels.adamw import (
+from rlhf.engine.split_adamw import AdamwScalars, SplitState, TorchAdamw
+from rlhf.options.gpu_kernels import kernels as gpu_kernels
+from rlhf.options.gpu_kernels.adamw_gpu import (
     PART,
-    AdamwScalars,
     ParameterTable,
-    SplitState,
     adamw_gpu_kernels,
     chunk_table,
 )
-from rlhf.options.cpu_kernels.split_adamw import TorchAdamw
 from tests.engine.test_torch_engine import engine_of
 from tests.options.cpu_kernels.test_adamw import numbers, split_of, weights_of
 from tests.pretend_cuda.gpu import Event, Gpu
@@ -65,8 +62,7 @@ def test_a_step_is_few_launches_whatever_the_size(
     """Norm, clipping, AdamW of two groups and the average; it waits once, for the norm."""
     names = ("sum_squares_kernel", "adamw_step_kernel", "average_kernel")
     kernels = SimpleNamespace(**{name: Counted(gpu, name) for name in names})
-    for module in (lean_adamw, masters):
-        monkeypatch.setattr(module, "adamw_gpu_kernels", lambda device: kernels)
+    monkeypatch.setattr(gpu_kernels, "adamw_gpu_kernels", lambda device: kernels)
     counted = []
     for layers, width in ((1, 64), (100, 640)):
         net = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))

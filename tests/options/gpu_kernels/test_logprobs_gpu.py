@@ -19,11 +19,12 @@ from rlhf.models.output_layer import (
     GPU_BLOCK,
     GPU_GRADIENT_BLOCK,
     _gradient_by_torch_,
+    _logprob_kernel,
     _reduce_by_torch,
     fused_logprobs,
 )
-from rlhf.options.cpu_kernels import logprobs
-from rlhf.options.cpu_kernels.logprobs import GpuLogprobKernel, logprob_kernel, logprobs_gpu_kernels
+from rlhf.options.gpu_kernels import logprobs_gpu as logprobs
+from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, logprobs_gpu_kernels
 from rlhf.rollout.sampling import SamplingSettings, _select_kernel
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rounding import tolerance
@@ -148,9 +149,9 @@ def test_blocks_are_so_long_that_products_take_the_time(card: str) -> None:
 
 def test_each_device_has_its_kernel_and_only_a_cpu_draws(traffic: Traffic) -> None:
     logits_NV = torch.zeros(2, 3, device=GPU, dtype=torch.bfloat16)
-    assert isinstance(logprob_kernel(logits_NV), GpuLogprobKernel)
-    assert not isinstance(logprob_kernel(logits_NV.cpu()), GpuLogprobKernel)
-    assert logprob_kernel(logits_NV.double()) is None
+    assert isinstance(_logprob_kernel(logits_NV), GpuLogprobKernel)
+    assert not isinstance(_logprob_kernel(logits_NV.cpu()), GpuLogprobKernel)
+    assert _logprob_kernel(logits_NV.double()) is None
     plain = SamplingSettings(max_tokens=1, temperature=1.0, top_k=0, top_p=1.0)
     assert _select_kernel(logits_NV, plain) is None
 

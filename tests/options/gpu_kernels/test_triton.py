@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf.options.cpu_kernels import adamw, logprobs
-from rlhf.options.gpu_kernels import attention_gpu
+from rlhf.options.gpu_kernels import adamw_gpu, attention_gpu, logprobs_gpu
 from rlhf.options.gpu_kernels.attention_gpu import GpuAttention
 from tests.runs import python
 
@@ -29,8 +28,8 @@ def attention(device: torch.device) -> GpuAttention | None:
 @pytest.mark.parametrize(
     "load",
     [
-        adamw.adamw_gpu_kernels.__wrapped__,
-        logprobs.logprobs_gpu_kernels.__wrapped__,
+        adamw_gpu.adamw_gpu_kernels.__wrapped__,
+        logprobs_gpu.logprobs_gpu_kernels.__wrapped__,
         attention,
     ],
 )

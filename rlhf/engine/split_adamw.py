@@ -4,26 +4,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from rlhf.engine.masters import Masters, Split
 from rlhf.engine.training_state import AdamMoments
-from rlhf.options.cpu_kernels.adamw import (
-    AdamwKernel,
-    AdamwScalars,
-    ParameterTable,
-    SplitState,
-    adamw_gpu_kernels,
-    adamw_kernel,
-)
+from rlhf.options import kernels_for
 
 # Weights updated at once by torch operations. On a CPU this many weights, gradients and moments fit
 # into a cache. On a GPU each update needs about 20 kernel launches and 0.1 GiB.
 CHUNK = 2**18
 GPU_CHUNK = 2**22
+
+
+class SplitState(NamedTuple):
+    """The fp32 weights of a parameter, split into two halves, and its moments; all contiguous."""
+
+    high: Tensor  # bf16
+    low: Tensor  # int16: the fp32 weight has the bits 65536 * high + low
+    first: Tensor  # AdamW's first moment; the first and second are both bf16 or both fp32
+    second: Tensor
+
+
+class AdamwScalars(NamedTuple):
+    """The scalars of step t of AdamW; the bias corrections are 1 - beta^t."""
+
+    scale: float  # factor by which gradients are multiplied first
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    decay: float
+    correction1: float
+    correction2: float
+
+
+class AdamwUpdate(Protocol):
+    """An implementation of AdamW's update on split weights."""
+
+    def step(
+        self,
+        states: Sequence[SplitState],
+        gradients: Sequence[Tensor | None],
+        numbers: Sequence[AdamwScalars],
+    ) -> None:
+        """Update ``states`` in place by an AdamW step on bf16 gradients; skip those without one."""
+
+    def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> float | Tensor:
+        """Return the sum of the squares of bf16 gradients; None counts as zeros."""
 
 
 class SplitAdamW:
@@ -152,17 +182,11 @@ def _step_in_chunks(state: SplitState, gradient: Tensor, numbers: AdamwScalars) 
         split.split(weights)
 
 
-def _select_adamw(
-    parameters: Sequence[nn.Parameter],
-) -> AdamwKernel | ParameterTable | TorchAdamw:
-    """Return the implementation of AdamW for this device: C, Triton, or operations of torch."""
-    device = parameters[0].device
-    if device.type == "cpu":
-        kernel = adamw_kernel()
-        return TorchAdamw() if kernel is None else kernel
-    kernels = adamw_gpu_kernels(device)
-    sizes = [parameter.numel() for parameter in parameters]
-    return TorchAdamw() if kernels is None else ParameterTable(kernels, sizes, device)
+def _select_adamw(parameters: Sequence[nn.Parameter]) -> AdamwUpdate:
+    """Return the kernels for this device, or operations of torch."""
+    device, sizes = parameters[0].device, [parameter.numel() for parameter in parameters]
+    found: AdamwUpdate | None = kernels_for(device.type).adamw(sizes, device)
+    return TorchAdamw() if found is None else found
 
 
 def _split_parameter(parameter: nn.Parameter, half: Tensor, moments: torch.dtype) -> SplitState:

@@ -1,0 +1,24 @@
+"""Try out kernels of Triton before a run uses them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import ModuleType
+
+logger = logging.getLogger(__name__)
+
+
+def try_kernels(load: Callable[[], ModuleType], *, otherwise: str) -> ModuleType | None:
+    """Return the module of ``load()``, which launches the kernels once; return None if it raises.
+
+    In that case a warning is logged with the reason and the consequence, ``otherwise``. Triton
+    comes with torch's CUDA wheels. It needs a C compiler, Python's headers, a cache folder and a
+    driver, and raises a different error for each. Torch's own operations need none of them.
+    """
+    try:
+        return load()
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        logger.warning("No Triton for this GPU (%s): %s", reason, otherwise)
+        return None

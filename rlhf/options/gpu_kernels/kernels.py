@@ -1,0 +1,47 @@
+"""The kernels of a GPU, in Triton; None where torch computes instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.config.choices import Dtype
+from rlhf.options.gpu_kernels.adamw_gpu import ParameterTable, adamw_gpu_kernels
+from rlhf.options.gpu_kernels.attention_gpu import GpuAttention, gpu_attention
+from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, gpu_logprob_kernel
+
+
+def describe(_dtype: Dtype) -> None:
+    """Return None: a kernel that cannot run logs a warning when it is first used."""
+
+
+def adamw(sizes: Sequence[int], device: torch.device) -> ParameterTable | None:
+    """Return AdamW's update of parameters of these ``sizes``."""
+    kernels = adamw_gpu_kernels(device)
+    return None if kernels is None else ParameterTable(kernels, sizes, device)
+
+
+averages = adamw  # the same table updates moving averages too
+
+
+def logprobs(logits: Tensor) -> GpuLogprobKernel | None:
+    """Return log-probs of logits of this dtype, and their gradient."""
+    return gpu_logprob_kernel(logits)
+
+
+def draws(_logits: Tensor) -> None:
+    """Return None: torch samples."""
+
+
+def decoder(*_: Any, **__: Any) -> None:
+    """Return None: torch decodes."""
+
+
+def attention(
+    device: torch.device, dtype: torch.dtype, *, group: int, size: int
+) -> GpuAttention | None:
+    """Return attention of one new token per row over a KV cache."""
+    return gpu_attention(device, dtype, group=group, size=size)

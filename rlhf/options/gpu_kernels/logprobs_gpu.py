@@ -1,0 +1,84 @@
+"""Log-probabilities from logits in one pass on a GPU, where torch takes ten.
+
+Shapes: N = tokens, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from rlhf.options.gpu_kernels.first_launch import try_kernels
+
+DTYPES = {torch.bfloat16, torch.float16, torch.float32}
+BLOCK = 2**12  # logits that a program has in registers at a time: 16 in each of 256 threads
+WARPS = 8
+FUSED = {"enable_fp_fusion": True}  # set, as Triton warns otherwise: its default changes in 3.10
+
+
+def gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:
+    """Return the kernel for the device and dtype of ``logits``, or None if it cannot run."""
+    if logits.dtype not in DTYPES:
+        return None
+    kernels = logprobs_gpu_kernels(logits.device)
+    return None if kernels is None else GpuLogprobKernel(kernels)
+
+
+class GpuLogprobKernel:
+    """The kernels of logprobs_triton.py, with two of the methods of ``LogprobKernel``."""
+
+    def __init__(self, kernels: ModuleType) -> None:
+        self._kernels = kernels
+
+    def reduce_rows(
+        self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        """Write each row's log-sum-exp, entropy and logit of its id to ``outs``."""
+        assert all(out_N.is_contiguous() and out_N.dtype is torch.float32 for out_N in outs)
+        self._launch("reduce_row_kernel", logits_NV, ids_N, *outs, scale=scale)
+
+    def replace_by_gradient_(
+        self,
+        logits_NV: Tensor,
+        ids_N: Tensor,
+        *,
+        scale: float,
+        log_sums_N: Tensor,
+        slopes_N: Tensor,
+    ) -> None:
+        """Overwrite the logits with their gradient, d sum(slopes * log-probs) / d logits."""
+        vectors = (log_sums_N.contiguous(), slopes_N.float().contiguous())
+        self._launch("gradient_kernel", logits_NV, ids_N, *vectors, scale=scale)
+
+    def _launch(
+        self, name: str, logits_NV: Tensor, ids_N: Tensor, *vectors: Tensor, scale: float
+    ) -> None:
+        assert logits_NV.is_contiguous()
+        assert ids_N.is_contiguous()
+        rows, size = logits_NV.shape
+        kernel = getattr(self._kernels, name)[rows,]
+        kernel(logits_NV, ids_N, *vectors, scale, size, BLOCK=BLOCK, num_warps=WARPS, **FUSED)
+
+
+@cache
+def logprobs_gpu_kernels(device: torch.device) -> ModuleType | None:
+    """Return the module of the kernels, or log a warning and return None if they do not run."""
+    otherwise = "torch computes log-probs in ten passes over the logits, which is slower"
+    return try_kernels(partial(_load_kernels, device), otherwise=otherwise)
+
+
+def _load_kernels(device: torch.device) -> ModuleType:
+    """Import the kernels, compile each by launching it once on two logits; return their module."""
+    from rlhf.options.gpu_kernels import logprobs_triton
+
+    kernel = GpuLogprobKernel(logprobs_triton)
+    logits_NV = torch.zeros(1, 2, dtype=torch.bfloat16, device=device)
+    ids_N = torch.zeros(1, dtype=torch.int64, device=device)
+    sum_N, entropy_N, logit_N = torch.zeros(3, 1, device=device)
+    kernel.reduce_rows(logits_NV, ids_N, scale=1.0, outs=(sum_N, entropy_N, logit_N))
+    kernel.replace_by_gradient_(logits_NV, ids_N, scale=1.0, log_sums_N=sum_N, slopes_N=logit_N)
+    float(sum_N)  # waits for the GPU, so that a failed launch raises here
+    return logprobs_triton
