@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from rlhf.base.decoder_modules import DecoderModules
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rlhf.data.splits import PhaseData
     from rlhf.engine.settings import OptimizerSettings
     from rlhf.engine.split_adamw import AdamwUpdate
-    from rlhf.models.language_model import LanguageModel
+    from rlhf.models.language_model import LanguageModel, Scorer
     from rlhf.models.model_uses import ModelUse
     from rlhf.models.sources import ModelSource
     from rlhf.phases.ppo.hooks import PpoHook
@@ -502,6 +502,11 @@ class ModelsSeam(Protocol):
 
         ``source`` is the model that it was trained from; None to save a whole ordinary model.
         """
+
+    def complete_reward_model(
+        self, scorer: Scorer, source: ModelSource, keys: Mapping[str, Any]
+    ) -> nn.Module:
+        """Return the reward model of a finished run with these ``keys``, around its ``scorer``."""
 
     def build_sft_module(
         self, config: RunConfig, model: PreTrainedModel, ranks: Ranks

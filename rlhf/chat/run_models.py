@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import translate_errors
@@ -23,11 +24,9 @@ from rlhf.chat.talker import (
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import FROZEN, OF_MODELS, frozen_keys, refuse_code_of_run
 from rlhf.models.build import build_scorer
-from rlhf.models.language_model import Scorer
 from rlhf.models.sources import RUN_FOLDER, ModelSource, load_failure
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
-from rlhf.options.ensembles.keys import CombineName
-from rlhf.options.ensembles.members import Combination, Ensemble, load_ensemble
+from rlhf.options import hooks_of
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.run.finished_phase import verify_model
 from rlhf.run.policies import TRAINED, folders_by_model
@@ -208,22 +207,15 @@ class RunModels:
             return float(self._reward_model(ids_1S)[0, -1])
 
     @cached_property
-    def _reward_model(self) -> Scorer | Ensemble | None:
+    def _reward_model(self) -> nn.Module | None:
         folder = self.run_dir / "reward/model"
         if not folder.is_dir():
             return None
         source = self._model_source(folder, "reward_model")
-        scorer = build_scorer(source, load_tokenizer(folder, key=RUN_FOLDER), seed=0)
-        ensemble = load_ensemble(scorer, source, self._combination)
-        return move_to_best_device(ensemble, self._dtype)
-
-    @property
-    def _combination(self) -> Combination:
-        """Return how the run combines the members of its reward model; runs before had one."""
-        if "reward.members" not in self._keys:
-            return Combination()
-        members, name = self._keys["reward.members"], CombineName(self._keys["reward.combine"])
-        return Combination(members, name, self._keys["reward.uncertainty_coef"])
+        model: nn.Module = build_scorer(source, load_tokenizer(folder, key=RUN_FOLDER), seed=0)
+        for complete in hooks_of("models", "complete_reward_model"):
+            model = complete(model, source, self._keys)
+        return move_to_best_device(model, self._dtype)
 
     def _load_talker(self, folder: Path) -> Talker:
         if folder not in self._talkers:

@@ -16,7 +16,7 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.seams import ResponsesSeam
 from rlhf.config.batches import BatchPlan, phase_plans
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
-from rlhf.config.freeze import load_run, refuse_code_of_run
+from rlhf.config.freeze import frozen_keys, load_run, refuse_code_of_run
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.synthetic_pairs import GoldJudge
@@ -28,8 +28,7 @@ from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.options import modules_of
-from rlhf.options.ensembles.members import Combination, load_ensemble
+from rlhf.options import hooks_of, modules_of
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.shared.backends import RolloutBackends
@@ -200,10 +199,11 @@ class Evaluator:
             source = ModelSource.from_config(config.reward_model, key="reward_model")
         else:
             return None  # a run without PPO
-        scorer = build_scorer(source, self.context.tokenizer, seed=0)
-        return self._freeze_model(
-            load_ensemble(scorer, source, Combination.of(config.reward)), Role.reward
-        )
+        model = build_scorer(source, self.context.tokenizer, seed=0)
+        keys = frozen_keys(self.context.run_dir)
+        for complete in hooks_of("models", "complete_reward_model"):
+            model = complete(model, source, keys)
+        return self._freeze_model(model, Role.reward)
 
     def _freeze_model(self, module: Any, role: Role) -> AnyEngine:
         context = self.context
