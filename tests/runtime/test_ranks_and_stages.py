@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 # One pass over a rollout in one piece: which rows share a mini-batch is the one thing that does
 # depend on the number of ranks, since a rank shuffles its own rows.
 WHOLE_ROLLOUT = ["ppo.ppo_epochs=1", "ppo.mini_batch_size=16"]
+WHOLE_ROLLOUT += ["ppo.steps=1", "ppo.warmup_steps=0"]
 CHECK = ["ppo.critic_check.every=1", "ppo.critic_check.states=8", "ppo.critic_check.branches=4"]
 # Every weight is sharded, however small: by default DeepSpeed leaves such small ones whole.
 SHARD_ALL = ["+zero.extra.zero_optimization.stage3_param_persistence_threshold=0"]

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 ZERO3 = ["zero=stage3", "+zero.extra.zero_optimization.stage3_param_persistence_threshold=0"]
 # Plans may differ in their micro-batches, and so in the rounding.
 SAME = [*ZERO3, "plan=off", "phase.order=[sft,ppo]", "model@reward_model=gold"]
+SAME += ["sft.epochs=0.1", "ppo.steps=1", "ppo.warmup_steps=0"]
 ENDS_WITHIN_S = 30
 IN_NAMESPACE = Path(__file__).with_name("in_namespace.py")
 
