@@ -34,10 +34,10 @@ class TrunkCosts(Costs):
         ppo, shape = config.ppo, model.shape
         unfrozen = min(ppo.num_layers_unfrozen or 0, shape.layers)
         top = unfrozen * shape.layer_weights + shape.tail + shape.head
-        branch = 0
+        of_critic = 0
         if ppo.num_value_layers:
-            branch = ppo.num_value_layers * shape.layer_weights + shape.tail
-        learning = top + branch + shape.embedding
+            of_critic = ppo.num_value_layers * shape.layer_weights + shape.tail
+        learning = top + of_critic + shape.embedding
         return replace(
             model,
             trained=learning,
