@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Any, cast
 
 from omegaconf import OmegaConf
@@ -10,8 +10,7 @@ from omegaconf import OmegaConf
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
-from rlhf.config.schema.run import RunConfig
-from rlhf.options import Backend, ZeroConfig
+from rlhf.options import ZeroConfig
 
 
 def deepspeed_config(
@@ -22,13 +21,13 @@ def deepspeed_config(
     plan: BatchPlan,
     max_grad_norm: float,
     ranks: int,
-    hybrid_engine: dict[str, Any] | None = None,
+    actor_sections: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
     """Return the DeepSpeed JSON config of one model.
 
     ``dtype`` is resolved (never auto); ``ranks`` counts the ranks of the whole run;
-    ``hybrid_engine`` is the actor's section. Keys that are null are omitted, so that DeepSpeed's
-    defaults apply. ``zero.extra`` is merged last, key by key, into nested sections.
+    ``actor_sections`` are further sections of the actor. Keys that are null are omitted, so that
+    DeepSpeed's defaults apply. ``zero.extra`` is merged last, key by key, into nested sections.
     """
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.micro,
@@ -42,8 +41,8 @@ def deepspeed_config(
         config["gradient_clipping"] = max_grad_norm
         config["zero_allow_untested_optimizer"] = True  # torch.optim.AdamW: no compiler needed
         config["zero_force_ds_cpu_optimizer"] = False  # allow it with offloaded states too
-    if role is Role.actor and hybrid_engine is not None:
-        config["hybrid_engine"] = hybrid_engine
+    if role is Role.actor:
+        config |= actor_sections
     if has_half_weights(role, zero, dtype):
         config[dtype.value] = {"enabled": True}
         if dtype is Dtype.fp16:
@@ -51,20 +50,6 @@ def deepspeed_config(
         elif not role.is_frozen:
             config["bf16"]["check_grad_overflow"] = True  # off by default before DeepSpeed 0.19.3
     return cast("dict[str, Any]", OmegaConf.to_object(OmegaConf.merge(config, zero.extra)))
-
-
-def hybrid_engine_section(config: RunConfig) -> dict[str, Any] | None:
-    """Return the section ``hybrid_engine`` of the PPO actor; None if rollouts do not use it.
-
-    If ``max_out_tokens`` is null, the cache holds the longest prompt plus the longest response.
-    """
-    rollout = config.rollout
-    if rollout.backend is not Backend.hybrid_engine:
-        return None
-    section = {"enabled": True} | asdict(rollout.hybrid_engine)
-    if section["max_out_tokens"] is None:
-        section["max_out_tokens"] = rollout.max_prompt_tokens + rollout.max_response_tokens
-    return section
 
 
 def _zero_section(role: Role, zero: ZeroConfig, ranks: int) -> dict[str, Any]:

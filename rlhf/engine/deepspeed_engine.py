@@ -63,7 +63,7 @@ class DeepSpeedEngine(BaseEngine):
             plan=plan,
             max_grad_norm=optimizer.max_grad_norm if optimizer else 0.0,
             ranks=ranks.size,
-            hybrid_engine=settings.hybrid_engine,
+            actor_sections=settings.actor_sections,
         )
         if self._casts_to_bf16:
             # Autocast inside DeepSpeed's forward pass, because it disables an outer CUDA autocast.

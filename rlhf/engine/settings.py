@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -24,12 +24,13 @@ from rlhf.options import ZeroConfig, hooks_of
 class EngineSettings:
     """Settings common to all engines of a run; ``dtype`` is resolved, never auto.
 
-    ``hybrid_engine`` is the section of that name in the actor's DeepSpeed config; None: not used.
+    ``actor_sections`` are sections of the actor's DeepSpeed config, named like the rollout backend
+    that needs them.
     """
 
     zero: ZeroConfig
     dtype: Dtype
-    hybrid_engine: dict[str, Any] | None = None
+    actor_sections: Mapping[str, Any] = field(default_factory=dict)
 
     def setting_unsupported_by_torch(self, role: Role, *, ranks: int) -> str | None:
         """Return the first setting that plain torch does not support, as key=value, or None."""
@@ -44,8 +45,8 @@ class EngineSettings:
         )
 
     def _needs_deepspeed(self, role: Role) -> str | None:
-        is_hybrid = self.hybrid_engine is not None and role is Role.actor
-        return "rollout.backend=hybrid_engine" if is_hybrid else None
+        sections = self.actor_sections if role is Role.actor else {}
+        return next((f"rollout.backend={name}" for name in sections), None)
 
     def __post_init__(self) -> None:
         """Raise CapabilityError for fp16 at stage 0, which keeps none of the masters it needs."""

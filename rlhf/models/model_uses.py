@@ -25,7 +25,7 @@ class ModelUse:
     trained: int
     """Trained weights, adapters included."""
     extra_weights: int
-    """Weights in addition to ``shape``: adapters, or the copies in a shared trunk's branches."""
+    """Weights in addition to ``shape``: those that an option adds."""
     layers: int
     """Number of layers that the backward pass goes through."""
     checkpointed: int

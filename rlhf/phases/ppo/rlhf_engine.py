@@ -19,7 +19,6 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import OptimizerConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.engine.deepspeed_config import hybrid_engine_section
 from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, optimizer_settings
@@ -34,10 +33,6 @@ from rlhf.models.pretrained import Shard
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.options import PpoConfig, hooks_of
 from rlhf.options.ensembles.members import Combination, load_ensemble
-from rlhf.options.hybrid_engine.hybrid_rollout import (
-    adapt_deepspeed_layers,
-    copy_generate_to_wrapper,
-)
 from rlhf.phases.ppo.models import PpoModels, SeparateModels
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix
@@ -82,7 +77,11 @@ class RLHFEngine:
         self.settings = EngineSettings(
             zero=config.zero,
             dtype=resolve_dtype(config.hardware.dtype, config.hardware.device),
-            hybrid_engine=hybrid_engine_section(config),
+            actor_sections={
+                name: section
+                for find in hooks_of("models", "actor_sections", config)
+                for name, section in find(config).items()
+            },
         )
         self.speed = StepSpeed(config, self.ranks)
         self.plan = phase_plans(config)[Phase.ppo]
@@ -104,9 +103,8 @@ class RLHFEngine:
         self.actor = self.models.actor
         self.critic = self.models.critic
         self.constant_metrics: dict[str, float] = {}  # logged with every step
-        if self.settings.hybrid_engine is not None:
-            layers = adapt_deepspeed_layers(self.actor.module)
-            self.constant_metrics["rollout/accelerated_layers"] = layers
+        for adapt in hooks_of("models", "adapt_actor", config):
+            self.constant_metrics |= adapt(self.actor.module)
         self.backends = RolloutBackends(config, self.tokenizer, self.settings.dtype, self.ranks)
         backend = self.backends.build
         temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
@@ -172,8 +170,8 @@ class RLHFEngine:
             shard=self._shard(Role.actor),
         )
         self.require_enough_positions(policy.pretrained, key="model")
-        if self.settings.hybrid_engine is not None:
-            copy_generate_to_wrapper(policy)
+        for adapt in hooks_of("models", "adapt_policy", config):
+            adapt(policy)
         actor = self.build_learner(policy, Role.actor)
         reference = build_reference(
             config,

@@ -12,7 +12,8 @@ from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
-from rlhf.engine.deepspeed_config import deepspeed_config, hybrid_engine_section
+from rlhf.engine.deepspeed_config import deepspeed_config
+from rlhf.options import hooks_of
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -30,6 +31,7 @@ PLAIN = {
 
 def generated(compose: Compose, role: Role, *overrides: str) -> dict[str, Any]:
     config = to_run_config(compose([*overrides]))
+    sections = next(hooks_of("models", "actor_sections", config), lambda _: {})
     return deepspeed_config(
         role,
         zero=config.zero,
@@ -37,7 +39,7 @@ def generated(compose: Compose, role: Role, *overrides: str) -> dict[str, Any]:
         plan=BatchPlan(per_rank=8, micro=4, accumulation=2),
         max_grad_norm=1.0,
         ranks=8,
-        hybrid_engine=hybrid_engine_section(config),
+        actor_sections=sections(config),
     )
 
 

@@ -135,7 +135,8 @@ def actor_of(model: Any, *, stage: int = 0, device: Device = Device.cpu, **field
     policy = LanguageModel(model)
     copy_generate_to_wrapper(policy)
     dtype = Dtype.fp32 if device is Device.cpu else Dtype.bf16
-    settings = EngineSettings(zero=zero(stage=stage), dtype=dtype, hybrid_engine=SECTION | fields)
+    sections = {"hybrid_engine": SECTION | fields}
+    settings = EngineSettings(zero=zero(stage=stage), dtype=dtype, actor_sections=sections)
     engine = build_engine(
         policy,
         role=Role.actor,

@@ -1,0 +1,37 @@
+"""Plug the Hybrid Engine into PPO's actor: its section of DeepSpeed's config, and its layers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from rlhf.config.schema.run import RunConfig
+from rlhf.models.language_model import LanguageModel
+from rlhf.options.hybrid_engine.hybrid_rollout import (
+    adapt_deepspeed_layers,
+    copy_generate_to_wrapper,
+)
+
+
+def actor_sections(config: RunConfig) -> dict[str, Any]:
+    """Return the section of DeepSpeed's config that is named like the backend.
+
+    If ``max_out_tokens`` is null, the cache holds the longest prompt plus the longest response.
+    """
+    rollout = config.rollout
+    section = {"enabled": True} | asdict(rollout.hybrid_engine)
+    if section["max_out_tokens"] is None:
+        section["max_out_tokens"] = rollout.max_prompt_tokens + rollout.max_response_tokens
+    return {"hybrid_engine": section}
+
+
+def adapt_policy(policy: LanguageModel) -> None:
+    """Give the policy the method ``generate``, which DeepSpeed replaces."""
+    copy_generate_to_wrapper(policy)
+
+
+def adapt_actor(module: nn.Module) -> dict[str, float]:
+    """Adapt DeepSpeed's layers after the start of the actor's engine; return constant metrics."""
+    return {"rollout/accelerated_layers": adapt_deepspeed_layers(module)}
