@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rlhf.base.decoder_modules import DecoderModules
     from rlhf.base.ranks import Ranks
-    from rlhf.base.types import (, Engine, TokenEngine, TokenModel
+    from rlhf.base.types import (
         Engine,
         Responses,
         Rollout,
@@ -57,10 +57,6 @@ if TYPE_CHECKING:
 
 # Extends a built model, in which the modules of these names are new and must be trained.
 Extension = Callable[["PreTrainedModel", tuple[str, ...]], None]
-
-# Extends a built model, in which the modules of these names are new and must be trained.
-Extension = Callable[["PreTrainedModel", tuple[str, ...]], None]
-
 
 
 class SourcesSeam(Protocol):
@@ -476,7 +472,7 @@ class ModelsSeam(Protocol):
     """``models``: changes how models are built, optimized, checked and saved.
 
     ``hooks_of`` yields single functions: a module has those that its option needs. Used by average,
-    distillation, ensembles, lora, sequence_parallel and trunk.
+    distillation, ensembles, hybrid_engine, lora, sequence_parallel and trunk.
     """
 
     def extend_model(
@@ -522,61 +518,6 @@ class ModelsSeam(Protocol):
     ) -> None:
         """Change the ``model`` that SFT trains after its engine has started."""
 
-    def build_models(self, engine: RLHFEngine) -> PpoModels:
-        """Build the models of PPO in a layout of the option's own."""
-
-    def build_critic_export(self, actor: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
-        """Return how to save the critic of that layout as a model of its own."""
-
-    def check_models(self, config: RunConfig, phases: Container[Phase]) -> None:
-        """Raise an error if a model of ``phases``, built without weights, does not suit."""
-
-
-class ModelsSeam(Protocol):
-    """``models``: changes how models are built, optimized, checked and saved.
-
-    ``hooks_of`` yields single functions: a module has those that its option needs. Used by average,
-    distillation, ensembles, hybrid_engine, lora, sequence_parallel and trunk.
-    """
-
-    def extend_model(
-        self,
-        config: RunConfig,
-        role: Role,
-        seed: int,
-        model: PreTrainedModel,
-        head: tuple[str, ...],
-    ) -> None:
-        """Add parts to a built ``model``; its new modules named in ``head`` must be trained."""
-
-    def change_optimizer(
-        self, settings: OptimizerSettings, config: RunConfig, phase: Phase, role: Role
-    ) -> OptimizerSettings:
-        """Return changed settings of the optimizer that trains the model ``role`` in ``phase``."""
-
-    def find_reference(
-        self, config: RunConfig, phase: Phase, actor: TokenEngine
-    ) -> TokenModel | ModelSource | None:
-        """Return the reference of ``phase``, or its source; None for a copy of the policy."""
-
-    def find_export(
-        self, config: RunConfig, engine: Engine, source: ModelSource | None
-    ) -> Export | None:
-        """Return how to save the engine's model; None to save its own tensors.
-
-        ``source`` is the model that it was trained from; None to save a whole ordinary model.
-        """
-
-    def build_sft_module(
-        self, config: RunConfig, model: PreTrainedModel, ranks: Ranks
-    ) -> LanguageModel:
-        """Return the module that SFT trains, around a built ``model``."""
-
-    def start_sft(
-        self, config: RunConfig, model: PreTrainedModel, ranks: Ranks, plan: BatchPlan
-    ) -> None:
-        """Change the ``model`` that SFT trains after its engine has started."""
-
     def actor_sections(self, config: RunConfig) -> Mapping[str, Any]:
         """Return sections of DeepSpeed's config of PPO's actor, which then needs DeepSpeed."""
 
@@ -591,6 +532,9 @@ class ModelsSeam(Protocol):
 
     def build_critic_export(self, actor: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
         """Return how to save the critic of that layout as a model of its own."""
+
+    def check_tokenizer(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raise an error if another model of the option does not suit the run's ``tokenizer``."""
 
     def check_models(self, config: RunConfig, phases: Container[Phase]) -> None:
         """Raise an error if a model of ``phases``, built without weights, does not suit."""

@@ -20,7 +20,6 @@ from rlhf.base.errors import USER_ERROR
 from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.ranks import Ranks
 from rlhf.base.seams import KernelsSeam
-from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import tokenizer_base
@@ -33,7 +32,7 @@ from rlhf.engine.devices import current_ranks, resolve_dtype, use_threads
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.sources import RUN_FOLDER
 from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, load_tokenizer
-from rlhf.options import modules_of
+from rlhf.options import hooks_of, modules_of
 from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.reward_mix import try_reward_parts
@@ -295,10 +294,8 @@ def create_or_load_tokenizer(
     if reward_model.init is ModelInit.pretrained and config.phase.order != [Phase.sft]:
         theirs = load_or_train_tokenizer(reward_model, key="reward_model", texts=())
         check_same_tokens(tokenizer, theirs, place=str(reward_model.path))
-    if (teacher := config.ppo.teacher_path) is not None and Phase.ppo in config.phase.order:
-        name = "ppo.teacher_path"
-        theirs = load_tokenizer(expand_user_path(teacher, key=name), key=name)
-        check_same_tokens(tokenizer, theirs, place=teacher, name=name)
+    for check in hooks_of("models", "check_tokenizer", config):
+        check(config, tokenizer)
     return tokenizer
 
 

@@ -1,22 +1,36 @@
-"""Plug the teacher into the building of the reference."""
+"""Plug the teacher into the building of the reference, and into the checks of tokenizers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rlhf.base.types import TokenEngine
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.sources import ModelSource
+from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
 from rlhf.phases.shared.policies import policy_source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+KEY = "ppo.teacher_path"
+
+
+def check_tokenizer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise an error if the teacher has other tokens than the run's ``tokenizer``."""
+    if Phase.ppo in config.phase.order:
+        teacher = str(config.ppo.teacher_path)
+        theirs = load_tokenizer(expand_user_path(teacher, key=KEY), key=KEY)
+        check_same_tokens(tokenizer, theirs, place=teacher, name=KEY)
 
 
 def find_reference(config: RunConfig, phase: Phase, _: TokenEngine) -> ModelSource | None:
     """Return the source of the teacher; None in a phase without one."""
     if phase is not Phase.ppo:
         return None
-    key = "ppo.teacher_path"
-    path = str(expand_user_path(str(config.ppo.teacher_path), key=key))
+    path = str(expand_user_path(str(config.ppo.teacher_path), key=KEY))
     source = policy_source(config)
-    return replace(source, key=key, path=path, revision=None, architecture=None)
+    return replace(source, key=KEY, path=path, revision=None, architecture=None)
