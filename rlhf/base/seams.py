@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rlhf.config.batches import BatchPlan
     from rlhf.config.choices import Dtype, Phase
     from rlhf.config.roles import Role
+    from rlhf.config.schema.keys import Unread
     from rlhf.config.schema.model import ModelConfig
     from rlhf.config.schema.run import RunConfig
     from rlhf.data.records import Record
@@ -538,3 +539,57 @@ class ModelsSeam(Protocol):
 
     def check_models(self, config: RunConfig, phases: Container[Phase]) -> None:
         """Raise an error if a model of ``phases``, built without weights, does not suit."""
+
+
+class KeysSeam(Protocol):
+    """``keys``: the option's part of the configuration, which the table of options composes.
+
+    Its dataclasses are the bases of a group. Used by every option with keys.
+    """
+
+    UNREAD: ClassVar[Mapping[str, Unread]]
+    """Keys of others that have no effect with this option; a module may leave it out."""
+
+
+class RulesSeam(Protocol):
+    """``rules``: refuses values of the option's keys. A module has at least one of the two.
+
+    Used by every option whose keys need, or exclude, keys of the core.
+    """
+
+    def check(self, config: RunConfig) -> None:
+        """Raise ConfigError if a rule is broken; called after the core's rules."""
+
+    def check_first(self, config: RunConfig) -> None:
+        """Raise ConfigError as ``check``, but before the core's rules. Used by environments."""
+
+
+class LengthsSeam(Protocol):
+    """``lengths``: replaces the lengths of single responses. Used by environments."""
+
+    def tokens_after_prompt(self, config: RunConfig) -> tuple[str, int]:
+        """Return key and value of the most tokens after a prompt."""
+        ...
+
+    def max_policy_tokens(self, config: RunConfig) -> int:
+        """Return the most tokens that the policy can write after a prompt."""
+        ...
+
+
+class SharingSeam(Protocol):
+    """``sharing``: lets ranks share the rows of a batch. Used by sequence_parallel."""
+
+    KEY: ClassVar[str]
+    """Key of the number of ranks."""
+
+    def ranks_per_row(self, config: RunConfig) -> int:
+        """Return the number of ranks that share each row."""
+        ...
+
+
+class FurtherStepsSeam(Protocol):
+    """``further_steps``: trains on after the steps of a phase. Used by ensembles."""
+
+    def further_steps(self, config: RunConfig, phase: Phase, *, examples: int) -> int:
+        """Return the optimizer steps after those over ``examples``; 0: none in this phase."""
+        ...

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
+from rlhf.options import modules_of
 
 RANKS = "hardware.nodes*hardware.ranks_per_node"
 
@@ -48,7 +49,8 @@ def num_data_parallel_ranks(config: RunConfig) -> int:
 
 def ranks_per_sequence(config: RunConfig) -> int:
     """Return the number of ranks that read the same rows, and divide each of them."""
-    return config.zero.sequence_parallel_size
+    shares: list[int] = [option.ranks_per_row(config) for option in modules_of("sharing", config)]
+    return math.prod(shares)
 
 
 def exact_div(total: int, part: int, *, total_key: str, part_key: str) -> int:
@@ -110,7 +112,7 @@ def phase_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
         Phase.dpo: ("dpo.batch_size", dpo.batch_size, dpo.micro_batch_size, pair_cap),
         Phase.ppo: ("ppo.mini_batch_size", ppo.mini_batch_size, ppo.micro_batch_size, cap),
     }
-    shares = ranks_per_sequence(config) > 1
+    shares = [option.KEY for option in modules_of("sharing", config)]
     plans = {}
     for phase in config.phase.order:
         key, size, micro, phase_cap = settings[phase]
@@ -120,7 +122,7 @@ def phase_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
             ranks=num_data_parallel_ranks(config),
             micro_batch_size=micro,
             cap=phase_cap,
-            ranks_key=f"{RANKS}/zero.sequence_parallel_size" if shares else RANKS,
+            ranks_key="/".join([RANKS, *shares]),
         )
     return plans
 
@@ -151,18 +153,6 @@ def divide_cores(config: RunConfig, cores: int) -> tuple[int, int]:
     ranks, samplers = config.hardware.ranks_per_node, config.rollout.samplers
     own = config.hardware.cores_per_rank or max(1, cores // (ranks + samplers))
     return own, max(1, (cores - own * ranks) // samplers)
-
-
-def ptx_plan(config: RunConfig) -> BatchPlan:
-    """Return the division of the corpus blocks in each optimizer step of PPO's actor."""
-    ppo = config.ppo
-    return batch_plan(
-        ppo.ptx_batch_size or ppo.mini_batch_size,
-        key="ppo.ptx_batch_size" if ppo.ptx_batch_size else "ppo.mini_batch_size",
-        ranks=num_ranks(config),
-        micro_batch_size=None,
-        cap=ppo.micro_batch_size or config.hardware.max_micro_batch_size,
-    )
 
 
 def examples_per_step(config: RunConfig, phase: Phase) -> int:
@@ -197,8 +187,8 @@ def phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
         return num_ppo_steps(examples, per_step, steps=ppo.steps, epochs=ppo.epochs)
     epochs = float(getattr(config, phase.value).epochs)
     steps = math.ceil(examples * epochs / per_step)
-    if phase is Phase.reward and config.reward.members > 1:  # they learn after the first
-        steps += math.ceil(examples * config.reward.member_epochs / per_step)
+    for option in modules_of("further_steps", config):
+        steps += option.further_steps(config, phase, examples=examples)
     return steps
 
 

@@ -93,6 +93,18 @@ def reward_model_base(config: RunConfig) -> tuple[str, ModelConfig]:
     return "reward_model", config.reward_model
 
 
+def starting_models(config: RunConfig, phase: Phase) -> list[tuple[str, ModelConfig]]:
+    """Return the config keys and values of the models whose weights ``phase`` starts from."""
+    model = ("model", config.model)
+    reward_model = reward_model_base(config)
+    return {
+        Phase.sft: [model],
+        Phase.dpo: [model],
+        Phase.reward: [reward_model],
+        Phase.ppo: [model, reward_model],
+    }[phase]
+
+
 def tokenizer_base(config: RunConfig) -> tuple[str, ModelConfig]:
     """Return the key and value of the config group of the model whose tokenizer the run uses.
 

@@ -80,7 +80,7 @@ def require_examples(config: RunConfig, found: Mapping[Phase, PhaseExamples]) ->
             )
     if Phase.ppo in found:
         steps = phase_steps(config, Phase.ppo, examples=found[Phase.ppo].train)
-        check_ppo(replace(config.ppo, steps=steps), lora_rank=config.lora.rank)
+        check_ppo(replace(config.ppo, steps=steps))
 
 
 def _describe_shortage(phase: Phase, found: PhaseExamples, *, needed: int, rows: int) -> str:

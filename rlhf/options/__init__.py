@@ -20,9 +20,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
+from rlhf.config.choices import Phase
 from rlhf.config.schema.checkpoint import CheckpointKeys
 from rlhf.config.schema.data import DataKeys
+from rlhf.config.schema.keys import ANSWERING_PHASES, EVERY_PHASE, Affects, results_of
 from rlhf.config.schema.ppo import PpoKeys
 from rlhf.config.schema.rollout import RolloutKeys
 from rlhf.config.schema.supervised import RewardKeys
@@ -112,6 +115,11 @@ class Backend(StrEnum):
     hybrid_engine = "hybrid_engine"
     vllm_server = "vllm_server"
 
+    @property
+    def measures_logprobs(self) -> bool:
+        """Return True if the backend returns the log-probabilities of what it samples."""
+        return self in (Backend.fast, Backend.vllm_server)
+
 
 @dataclass(kw_only=True)
 class PpoConfig(
@@ -174,3 +182,102 @@ def tables_of(name: str) -> Iterator[Mapping[str, Any]]:
         path = Path(__file__).with_name(option.name) / name
         if path.is_file():
             yield read_yaml_beside(str(path), name)
+
+
+class Exclusion(NamedTuple):
+    """Options that exclude one another: the test, and the refusal with values of its keys."""
+
+    holds: Callable[[RunConfig], bool]
+    message: str
+    affects: Affects = EVERY_PHASE
+
+
+EXCLUSIONS = (
+    Exclusion(
+        lambda config: config.environment.is_used and config.rollout.backend == "hybrid_engine",
+        "environment.kind={environment.kind} with rollout.backend=hybrid_engine: its KV cache "
+        "cannot be extended by an observation; use rollout=fast",
+    ),
+    Exclusion(
+        lambda config: config.environment.is_used and config.ppo.resampling_rounds > 0,
+        "environment.kind={environment.kind} with ppo.resampling_rounds={ppo.resampling_rounds}: "
+        "episodes are not replaced; use 0",
+    ),
+    Exclusion(
+        lambda config: config.environment.is_used and config.ppo.branching_key != "",
+        "{ppo.branching_key} with environment.kind={environment.kind}: an environment cannot be "
+        "set back to the middle of an episode; use environment=none",
+        results_of(Phase.ppo),
+    ),
+    Exclusion(
+        lambda config: (
+            config.reward.members > 1 and config.lora.rank > 0 and "reward" in config.lora.roles
+        ),
+        "reward.members={reward.members} with adapters on the reward model: each member trains its "
+        "own top layers, and the layers below are frozen; remove reward from lora.roles, or set "
+        "reward.members=1",
+    ),
+    Exclusion(
+        lambda config: config.reward.members > 1 and config.zero.sequence_parallel_size > 1,
+        "reward.members={reward.members} with zero.sequence_parallel_size="
+        "{zero.sequence_parallel_size}: members are not divided over sequences; set "
+        "reward.members=1",
+    ),
+    Exclusion(
+        lambda config: config.ppo.resampling_rounds > 0 and config.rollout.lag > 0,
+        "ppo.resampling_rounds={ppo.resampling_rounds} with rollout.lag={rollout.lag}: prompts are "
+        "replaced when their responses are scored, and a lag samples these steps before; use "
+        "rollout.lag=0, or ppo.resampling_rounds=0",
+        ANSWERING_PHASES,
+    ),
+    Exclusion(
+        lambda config: (
+            config.rollout.overlap
+            and config.rollout.samplers > 1
+            and config.rollout.backend == "vllm_server"
+        ),
+        "rollout.overlap=true with rollout.samplers={rollout.samplers} and rollout.backend="
+        "vllm_server: the server has the weights of one rollout at a time, so one process sends "
+        "them; use rollout.samplers=1",
+        ANSWERING_PHASES,
+    ),
+    Exclusion(
+        lambda config: config.rollout.overlap and config.ppo.shared_trunk,
+        "rollout.overlap=true with ppo.shared_trunk=true: the policy is a branch of the trunk; use "
+        "ppo.shared_trunk=false",
+        ANSWERING_PHASES,
+    ),
+    Exclusion(
+        lambda config: config.rollout.backend == "hybrid_engine" and config.ppo.shared_trunk,
+        "rollout.backend=hybrid_engine with ppo.shared_trunk=true: the Hybrid Engine replaces the "
+        "actor's layers, and the critic and the reference use the layers of the shared trunk too; "
+        "use rollout=fast, or ppo.shared_trunk=false",
+        ANSWERING_PHASES,
+    ),
+    Exclusion(
+        lambda config: config.ppo.teacher_path is not None and config.ppo.shared_trunk,
+        "ppo.teacher_path={ppo.teacher_path}: the reference of a shared trunk is a part of it; set "
+        "ppo.shared_trunk=false, or remove ppo.teacher_path",
+        results_of(Phase.ppo),
+    ),
+    Exclusion(
+        lambda config: config.ppo.shared_trunk and config.lora.rank > 0,
+        "ppo.shared_trunk=true with adapters: the reference is a copy of frozen top layers, and "
+        "adapters below would change the reference; use lora=none, or ppo.shared_trunk=false (with "
+        "LoRA the reference is the actor itself)",
+        results_of(Phase.ppo),
+    ),
+    Exclusion(
+        lambda config: config.ppo.branching_key != "" and config.rollout.lag > 0,
+        "{ppo.branching_key} with rollout.lag={rollout.lag}: the responses belong to the policy of "
+        "an earlier step; use rollout.lag=0",
+        results_of(Phase.ppo),
+    ),
+)
+
+
+def refuse_exclusions(config: RunConfig) -> None:
+    """Raise ConfigError if the run uses two options that exclude one another."""
+    for each in EXCLUSIONS:
+        if each.affects(config) & set(config.phase.order) and each.holds(config):
+            raise ConfigError(each.message.format_map(vars(config)))

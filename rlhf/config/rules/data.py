@@ -1,4 +1,4 @@
-"""Rules for the config groups ``data`` and ``environment``, and shares of phases not run."""
+"""Rules for the config group ``data``, and shares of phases that do not run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from typing import Any
 from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.config.choices import (
     SPLIT_PHASES,
-    AdvantageEstimator,
-    Phase,
-    RewardKind,
-    ScaleReward,
     Source,
 )
 from rlhf.config.schema.run import RunConfig
-from rlhf.options import Backend, DataConfig
-from rlhf.options.environments.keys import EnvironmentConfig, EnvironmentKind, GaeUnit
+from rlhf.options import DataConfig
 
 GENERATED = (Source.synthetic, Source.environment)
 
@@ -27,10 +22,6 @@ def check_data(config: RunConfig) -> None:
     data = config.data
     is_generated = data.source in GENERATED
     broken = {
-        "data.source=environment with environment.kind=none: choose an environment, such as "
-        "environment=number_guessing, or other data": (
-            data.source is Source.environment and not config.environment.is_used
-        ),
         f"data.path={data.path}: generated data has no path; add data=local, or data=hub": (
             is_generated and data.path is not None
         ),
@@ -105,85 +96,3 @@ def drop_shares_of_absent_phases(config: RunConfig) -> RunConfig:
     shares = zip(SPLIT_PHASES, config.data.split, strict=True)
     split = [share if phase in own else 0.0 for phase, share in shares]
     return replace(config, data=replace(config.data, split=split))
-
-
-EMBEDDED = (EnvironmentKind.number_guessing, EnvironmentKind.calculator, EnvironmentKind.blackjack)
-OF_PACKAGES = (
-    EnvironmentKind.gymnasium,
-    EnvironmentKind.textarena,
-    EnvironmentKind.reasoning_gym,
-    EnvironmentKind.gem,
-)
-OF_CODE = (EnvironmentKind.tools, EnvironmentKind.custom)
-
-
-def check_environment(config: RunConfig) -> None:
-    """Check the keys of the environment, and that the run can talk to it."""
-    if not config.environment.is_used:
-        if config.ppo.gae_unit is GaeUnit.turn:
-            raise ConfigError(
-                "ppo.gae_unit=turn with environment.kind=none: a single response is one turn; use "
-                "token"
-            )
-        return
-    check_environment_keys(config.environment)
-    rollout, ppo, source = config.rollout, config.ppo, config.data.source
-    broken = {
-        "the dpo phase: DPO learns from pairs of single responses; use phase=pipeline_rule, or "
-        "environment=none": Phase.dpo in config.phase.order,
-        f"data.source={source}: an episode begins with the environment's observation and a seed, "
-        "which other data lack; add data=environment": source is not Source.environment,
-        "rollout.backend=hybrid_engine: its KV cache cannot be extended by an observation; use "
-        "rollout=fast": rollout.backend is Backend.hybrid_engine,
-        f"rollout.min_response_tokens={rollout.min_response_tokens}: a turn may be as short as its "
-        "environment wants; use 0": rollout.min_response_tokens > 0,
-        "no part of rewards that has its rewards: add +rewards.environment.kind=environment, or "
-        "use experiment=environment": all(
-            part.kind is not RewardKind.environment for part in config.rewards.values()
-        ),
-        f"ppo.scale_reward={ppo.scale_reward}: rewards of turns are not scores of responses; use "
-        "none, and rewards.NAME.weight": ppo.scale_reward is not ScaleReward.none,
-        "ppo.whiten_rewards=true and ppo.gae_unit=turn: the KL penalty stays apart from rewards of "
-        "turns; use only one of the two": ppo.whiten_rewards and ppo.gae_unit is GaeUnit.turn,
-        f"ppo.gae_unit=turn and ppo.advantage_estimator={ppo.advantage_estimator}: only gae has "
-        "time steps; use ppo.gae_unit=token": ppo.gae_unit is GaeUnit.turn
-        and ppo.advantage_estimator is not AdvantageEstimator.gae,
-        f"ppo.resampling_rounds={ppo.resampling_rounds}: episodes are not replaced; use 0": (
-            ppo.resampling_rounds > 0
-        ),
-        f"environment.max_tokens={config.environment.max_tokens}: an episode is shorter than one "
-        f"turn, rollout.max_response_tokens={rollout.max_response_tokens}; raise the first, or "
-        "lower the second": config.environment.max_tokens < rollout.max_response_tokens,
-    }
-    refuse_first(broken, f"environment.kind={config.environment.kind} with ")
-
-
-def check_environment_keys(environment: EnvironmentConfig) -> None:
-    """Check the keys that a kind of environment needs, and those that it does not read."""
-    kind = environment.kind
-    needed = {"id": kind in OF_PACKAGES, "target": kind in OF_CODE}
-    for name, is_needed in needed.items():
-        value = getattr(environment, name)
-        if is_needed and not value:
-            example = "MODULE:CLASS" if name == "target" else "NAME"
-            raise ConfigError(
-                f"environment.{name} is missing: kind={kind} needs it; add "
-                f"environment.{name}={example}"
-            )
-        if value and not is_needed:
-            raise ConfigError(f"environment.{name}={value}: kind={kind} does not read it; use null")
-    if kind in OF_CODE and not all(str(environment.target).partition(":")):
-        raise ConfigError(
-            f"environment.target={environment.target}: kind={kind} needs MODULE:CLASS, such as "
-            "my_games:Chess"
-        )
-    if kind in OF_CODE and not environment.run_code:
-        raise ConfigError(
-            f"environment.target={environment.target} runs code; if you have read it, add "
-            "environment.run_code=true"
-        )
-    if environment.processes == 0 and kind not in EMBEDDED:
-        raise ConfigError(
-            f"environment.processes=0 with kind={kind}: only {', '.join(EMBEDDED)} run in the "
-            "rank's own process; use environment.processes=4"
-        )

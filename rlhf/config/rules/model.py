@@ -1,4 +1,4 @@
-"""Rules for the config groups ``model``, ``reward_model`` and ``lora``."""
+"""Rules for the config groups ``model`` and ``reward_model``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 
 from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.config.choices import ModelInit, Phase, Source
-from rlhf.config.roles import SHARDED_WEIGHTS, has_reward_model, reward_model_base
+from rlhf.config.roles import SHARDED_WEIGHTS, has_reward_model, starting_models
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
-from rlhf.options import Backend
-from rlhf.options.lora.keys import LoraExport, LoraRole
 
 # Beginnings of the names of sizes in transformers' configurations.
 COUNTS = ("hidden_size", "intermediate_size", "num_attention", "num_hidden", "num_key", "head_dim")
@@ -45,26 +43,19 @@ def check_models(config: RunConfig) -> None:
             "use model@reward_model=gold, the judge of data=synthetic, or rewards (docs/rewards.md)"
         )
     for phase in order:
-        for key, used in _starting_models(config, phase):
+        for key, used in starting_models(config, phase):
             check_model(key, used)
-            if used.compile:
-                check_compile(config, key)
+    zero = config.zero
+    if SHARDED_WEIGHTS in (zero.stage, zero.critic_stage, zero.reference_stage, zero.reward_stage):
+        refuse_compile(config, "zero.stage=3, which gathers weights in each layer")
 
 
-def check_compile(config: RunConfig, key: str) -> None:
-    """Check that no option that changes layers is combined with ``key``.compile=true."""
-    zero, ppo = config.zero, config.ppo
-    stages = (zero.stage, zero.critic_stage, zero.reference_stage, zero.reward_stage)
-    taken_apart = {
-        "zero.stage=3, which gathers weights in each layer": SHARDED_WEIGHTS in stages,
-        "zero.sequence_parallel_size, which exchanges tokens": zero.sequence_parallel_size > 1,
-        "ppo.shared_trunk=true, which copies layers": ppo.shared_trunk,
-        "rollout.backend=hybrid_engine, which replaces layers": (
-            config.rollout.backend is Backend.hybrid_engine
-        ),
-    }
-    if reason := next((each for each, is_set in taken_apart.items() if is_set), None):
-        raise ConfigError(f"{key}.compile=true with {reason}: use only one of the two")
+def refuse_compile(config: RunConfig, setting: str) -> None:
+    """Raise ConfigError if the run compiles a model whose layers ``setting`` changes."""
+    for phase in config.phase.order:
+        for key, model in starting_models(config, phase):
+            if model.compile:
+                raise ConfigError(f"{key}.compile=true with {setting}: use only one of the two")
 
 
 def check_gold_judge(config: RunConfig) -> None:
@@ -126,7 +117,7 @@ def check_sequence_lengths(
     }
     for phase in config.phase.order:
         name, wanted = tokens[phase]
-        for key, model in _starting_models(config, phase):
+        for key, model in starting_models(config, phase):
             is_random = model.init is ModelInit.random
             fields = fields_of(key, model) if fields_of else model.architecture if is_random else {}
             limit = fields.get("max_position_embeddings", fields.get("n_positions", math.inf))
@@ -141,37 +132,3 @@ def check_sequence_lengths(
                     f"({place}max_position_embeddings); use {limit} or less, "
                     "or a model with more positions"
                 )
-
-
-def _starting_models(config: RunConfig, phase: Phase) -> list[tuple[str, ModelConfig]]:
-    """Return the config keys and values of the models whose weights ``phase`` starts from."""
-    model = ("model", config.model)
-    reward_model = reward_model_base(config)
-    return {
-        Phase.sft: [model],
-        Phase.dpo: [model],
-        Phase.reward: [reward_model],
-        Phase.ppo: [model, reward_model],
-    }[phase]
-
-
-def check_lora(config: RunConfig) -> None:
-    """Check that adapters are on trained models, and that the export saves all trained weights."""
-    lora = config.lora
-    if not lora.rank:
-        return
-    broken = {
-        f"lora.roles=[] with lora.rank={lora.rank}: name the models that get adapters, some of "
-        f"{', '.join(LoraRole)}": not lora.roles,
-        "lora.export=adapter with lora.train_rest=true: the other trained weights would be lost; "
-        "use lora.export=merged": lora.train_rest and lora.export is LoraExport.adapter,
-    }
-    refuse_first(broken)
-    first = {"sft": ("model", config.model), "reward": ("reward_model", config.reward_model)}
-    for phase, (key, model) in first.items():
-        starts_random = phase in config.phase.order and model.init is ModelInit.random
-        if starts_random and phase in lora.roles:
-            raise ConfigError(
-                f"lora.roles has {phase}, and {key}.init=random: adapters on random weights learn "
-                "nothing; use lora.roles=[actor,critic], or a pretrained model"
-            )

@@ -1,4 +1,4 @@
-"""Rules for ``reward`` (what the loss reads, ensembles) and ``rewards``, the parts of the score."""
+"""Rules for ``reward`` (what the loss reads) and ``rewards``, the parts of the score."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from urllib.parse import urlsplit
 
 from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.config.choices import ModelInit, Phase, RewardKind, RewardLossName, Source
-from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_reward_model, stage_of
+from rlhf.config.roles import has_reward_model
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.options import RewardConfig
-from rlhf.options.lora.keys import LoraRole
 
 OF_ALL = ("kind", "weight", "normalise")
 OF_PROCESSES = (*OF_ALL, "timeout_seconds", "fallback")
@@ -33,31 +32,9 @@ READ = {
 
 
 def check_reward(config: RunConfig) -> None:
-    """Check what the reward model's loss reads, and that its members suit the run.
-
-    Members need a reward model that scores, whole weights, and no adapters.
-    """
+    """Check what the reward model's loss reads."""
     if Phase.reward in config.phase.order:
         _check_loss(config.reward, config.data.source)
-    if config.reward.members == 1:
-        return
-    best, sequence_ranks = config.checkpoint.best, config.zero.sequence_parallel_size
-    stages = {stage_of(role, config.zero) for role in (Role.reward_training, Role.reward)}
-    broken = {
-        ": this run has no reward model, only rules or a judge; set reward.members=1, or add "
-        "rewards.model={kind: model}": not has_reward_model(config),
-        f" with checkpoint.best={best}: the further members learn after the first, and no earlier "
-        "step has all of them; set checkpoint.best=null": (best or "").startswith("reward/"),
-        " with adapters on the reward model: each member trains its own top layers, and the layers "
-        "below are frozen; remove reward from lora.roles, or set reward.members=1": (
-            config.lora.rank > 0 and LoraRole.reward in config.lora.roles
-        ),
-        " with sharded weights (ZeRO stage 3): members start from hidden states of the first "
-        "member's layers; use zero=stage2, or set reward.members=1": SHARDED_WEIGHTS in stages,
-        f" with zero.sequence_parallel_size={sequence_ranks}: members are not divided over "
-        "sequences; set reward.members=1": sequence_ranks > 1,
-    }
-    refuse_first(broken, f"reward.members={config.reward.members}")
 
 
 def _check_loss(reward: RewardConfig, source: Source) -> None:
@@ -111,10 +88,6 @@ def check_rewards(config: RunConfig) -> None:
         f"rewards.{next(iter(config.rewards), '')}.weight=0: every part is a judge, which PPO does "
         "not learn from; give one part another weight": (
             bool(kinds) and all(part.weight == 0 for part in config.rewards.values())
-        ),
-        "rewards with kind=environment and environment.kind=none: there is no environment; choose "
-        "one, such as environment=number_guessing": (
-            RewardKind.environment in kinds and not config.environment.is_used
         ),
         f"rewards with kind=gold and data.source={source}: the judge scores the prompts of the "
         "generated task only; use data=synthetic, or another kind": (

@@ -11,17 +11,18 @@ from typing import Any
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.safe_text import FORMS, redact
-from rlhf.config.batches import phase_plans, ptx_plan, rollout_plan
+from rlhf.config.batches import phase_plans, rollout_plan
 from rlhf.config.choices import Device, Phase
-from rlhf.config.rules.data import check_data, check_environment
-from rlhf.config.rules.model import check_lora, check_models, check_sequence_lengths
-from rlhf.config.rules.ppo import check_branches, check_ppo
+from rlhf.config.rules.data import check_data
+from rlhf.config.rules.model import check_models, check_sequence_lengths
+from rlhf.config.rules.ppo import check_ppo
 from rlhf.config.rules.rewards import check_reward, check_rewards
 from rlhf.config.rules.rollout import check_rollout
-from rlhf.config.rules.zero import check_sequence_parallel, check_training_engine, check_zero
+from rlhf.config.rules.zero import check_training_engine, check_zero
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.keys import ANSWERING_PHASES, check_bounds
 from rlhf.config.schema.run import RunConfig
+from rlhf.options import hooks_of, refuse_exclusions
 
 
 def validate(config: RunConfig) -> None:
@@ -32,7 +33,8 @@ def validate(config: RunConfig) -> None:
     check_bounds(config)
     check_run_name(config.name)
     check_phase_order(config.phase.order)
-    check_environment(config)
+    for check_first in hooks_of("rules", "check_first"):  # other rules would say less
+        check_first(config)
     check_rewards(config)
     check_reward(config)
     check_models(config)
@@ -41,17 +43,22 @@ def validate(config: RunConfig) -> None:
     check_hardware(config.hardware)
     check_zero(config)
     check_training_engine(config)
-    check_sequence_parallel(config)
-    check_lora(config)
-    check_checkpoint(config)
-    phase_plans(config)
     if ANSWERING_PHASES(config) & set(config.phase.order):
         check_rollout(config)
     if Phase.ppo in config.phase.order:
-        check_ppo(config.ppo, lora_rank=config.lora.rank)
-        rows = rollout_plan(config).per_rank
-        check_branches(config.ppo, config.rollout, config.environment, rows=rows)
-        ptx_plan(config)
+        check_ppo(config.ppo)
+    check_options(config)
+    check_checkpoint(config)
+    phase_plans(config)
+    if Phase.ppo in config.phase.order:
+        rollout_plan(config)
+
+
+def check_options(config: RunConfig) -> None:
+    """Check that no two options exclude one another, then the rules of every option."""
+    refuse_exclusions(config)
+    for check in hooks_of("rules", "check"):
+        check(config)
 
 
 def check_control_characters(texts: Iterable[tuple[str, str]]) -> None:

@@ -1,13 +1,13 @@
-"""Rules for the config group ``zero``: engines, stages, offloading, shared sequences."""
+"""Rules for the config group ``zero``: engines, stages, offloading."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.config.choices import Device, Dtype, MomentsDtype, Phase, TrainingEngine
+from rlhf.config.choices import Device, MomentsDtype, Phase, TrainingEngine
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, setting_unsupported_by_torch, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import format_value
@@ -66,7 +66,7 @@ def check_sharded_keys(zero: ZeroConfig) -> None:
 
 
 def check_nvme(config: RunConfig) -> None:
-    """Check that states on NVMe are offloaded and sharded, and that no other feature reads them."""
+    """Check that states on NVMe are offloaded and sharded."""
     zero = config.zero
     if zero.nvme_path is None:
         return
@@ -82,16 +82,10 @@ def check_nvme(config: RunConfig) -> None:
                 f"zero.nvme_path={zero.nvme_path} with zero.{key}={stage}: optimizer states go to "
                 f"NVMe in stage 3 only; use zero.{key}=3, or remove zero.nvme_path"
             )
-    if zero.offload_optimizer and config.ppo.ema_beta and Phase.ppo in config.phase.order:
-        raise ConfigError(
-            f"zero.nvme_path={zero.nvme_path} with ppo.ema_beta={config.ppo.ema_beta}: the moving "
-            "average reads the fp32 weights, which are on NVMe; use ppo.ema_beta=0, or remove "
-            "zero.nvme_path"
-        )
 
 
 def check_quantization(config: RunConfig) -> None:
-    """Check that ZeRO++ quantization runs on several GPUs, and MixZ++ on GPUs in fp16 with LoRA."""
+    """Check that ZeRO++ quantization runs on several GPUs."""
     zero, hardware = config.zero, config.hardware
     ranks = hardware.nodes * hardware.ranks_per_node
     for key in ("quantize_weights", "quantize_gradients"):
@@ -101,20 +95,8 @@ def check_quantization(config: RunConfig) -> None:
                 f"{ranks} rank{'s' if ranks > 1 else ''} on {hardware.device}; use a profile "
                 f"of several GPUs, such as hardware=8xa100_80g, or remove zero.{key}"
             )
-    if not zero.quantize_frozen_weights:
-        return
-    broken = {
-        "zero.quantize_frozen_weights=true: requires LoRA, whose frozen weights it quantizes, and "
-        "GPUs; add lora=default and a GPU profile of hardware": (
-            not config.lora.rank or hardware.device is not Device.cuda
-        ),
-        f"zero.quantize_frozen_weights=true with hardware.dtype={hardware.dtype}: DeepSpeed "
-        "quantizes fp16 weights only; use hardware.dtype=fp16": hardware.dtype is not Dtype.fp16,
-    }
-    refuse_first(broken)
 
 
-ATTENTIONS = (None, "matmul", "sdpa")  # causal without a mask: no rank has the mask of all tokens
 ROUGH_BETA2 = 0.99  # above this, a step changes a second moment less than bf16 can store
 
 
@@ -127,11 +109,6 @@ def check_zero(config: RunConfig) -> None:
     check_sharded_keys(zero)
     check_nvme(config)
     check_quantization(config)
-    if zero.offload_ema and not config.ppo.ema_beta:
-        raise ConfigError(
-            f"zero.offload_ema=true with ppo.ema_beta={config.ppo.ema_beta}: there is no moving "
-            "average; add ppo.ema_beta=0.992, or remove zero.offload_ema"
-        )
     if config.hardware.ranks_per_node % zero.hpz_partition_size:
         raise ConfigError(
             f"zero.hpz_partition_size={zero.hpz_partition_size} does not divide "
@@ -184,24 +161,3 @@ def _check_half_moments(config: RunConfig, obstacle: str | None) -> None:
                     f"{key}={beta2} with zero.moments=bf16: steps of the second moment would be "
                     f"lost to rounding; use {key}={ROUGH_BETA2} or less, or zero.moments=fp32"
                 )
-
-
-def check_sequence_parallel(config: RunConfig) -> None:
-    """Check phases, ranks per node and attention if several ranks share the same sequences."""
-    size, per_node = config.zero.sequence_parallel_size, config.hardware.ranks_per_node
-    if size == 1:
-        return
-    order, attention = config.phase.order, config.model.attention
-    broken = {
-        f" with phase.order=[{','.join(order)}]: only SFT shares sequences between ranks, because "
-        "the other phases compare whole sequences or sample them on one rank; use phase=sft, then "
-        "start the other phases with from_run and without this key; there, smaller micro-batches, "
-        "model.gradient_checkpointing=true and zero=stage3 save memory": order != [Phase.sft],
-        f" does not divide hardware.ranks_per_node={per_node}: the ranks that share a sequence "
-        "must be on one node": per_node % size > 0,
-        f" with model.attention={attention}: sequences are shared only with model.attention=matmul "
-        "or sdpa; use one of them, or remove zero.sequence_parallel_size": (
-            attention not in ATTENTIONS
-        ),
-    }
-    refuse_first(broken, f"zero.sequence_parallel_size={size}")

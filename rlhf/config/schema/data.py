@@ -73,7 +73,7 @@ class DataKeys:
     deduplicate: bool
     """Skip examples that repeat an earlier example of any dataset."""
     template: Template
-    """plain: Human/Assistant turns; chat: the tokenizer's template; auto: chat if there is one."""
+    """plain: Human and Assistant; chat: the tokenizer's template; auto: chat if there is one."""
     bucket_by_length: bool
     """Put sequences of similar length into one micro-batch, which reduces padding."""
     cache_dir: str = key(affects=NO_PHASE, is_inherited=False)

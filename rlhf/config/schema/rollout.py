@@ -44,6 +44,6 @@ class RolloutKeys:
     gather_weights: When
     """ZeRO-3: all-gather the weights once per rollout, not layer by layer; auto: if they fit."""
     cuda_graphs: bool
-    """Replay decode steps as CUDA graphs, on a GPU with backend=fast."""
+    """Run decode steps as CUDA graphs, on a GPU with backend=fast."""
     keep_graphs: When = key(at_resume=AtResume.rounding)
     """Keep CUDA graphs, and the KV cache, between rollouts; auto: if they fit beside training."""

@@ -164,13 +164,20 @@ class RunConfig(OptionGroups, RunKeys):
     @property
     def tokens_after_prompt(self) -> tuple[str, int]:
         """Return key and value of the most tokens after a prompt: of a response, or an episode."""
-        for option in modules_of("lengths", self):
-            key, tokens = option.tokens_after_prompt(self)
-            return key, tokens
-        return "rollout.max_response_tokens", self.rollout.max_response_tokens
+        found: list[tuple[str, int]] = [
+            option.tokens_after_prompt(self) for option in modules_of("lengths", self)
+        ]
+        return (
+            found[0]
+            if found
+            else (
+                "rollout.max_response_tokens",
+                self.rollout.max_response_tokens,
+            )
+        )
 
     @property
     def max_policy_tokens(self) -> int:
-        """Return the most tokens that the policy can write after a prompt, in all its turns."""
-        turns = [option.most_turns(self) for option in modules_of("lengths", self)]
-        return max(turns, default=1) * self.rollout.max_response_tokens
+        """Return the most tokens that the policy can write after a prompt, in all its messages."""
+        found = [option.max_policy_tokens(self) for option in modules_of("lengths", self)]
+        return max(found, default=self.rollout.max_response_tokens)

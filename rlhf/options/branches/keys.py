@@ -60,3 +60,11 @@ class BranchKeys:
     """Tokens of a step of a response with value_targets=monte_carlo."""
     critic_check: CriticCheckConfig = key(affects=NO_PHASE)
     """Checks of the critic against true values, which are sampled (docs/algorithms.md)."""
+
+    @property
+    def branching_key(self) -> str:
+        """Return the setting that samples branches, as key=value; empty if none does."""
+        if self.value_targets is ValueTargets.monte_carlo:
+            return "ppo.value_targets=monte_carlo"
+        every = self.critic_check.every
+        return f"ppo.critic_check.every={every}" if every else ""

@@ -66,4 +66,4 @@ class CorrectionKeys:
     proximal_policy: ProximalPolicy
     """The ratio is clipped around: the policy at the step's start, or A-3PO's interpolation."""
     proximal_share: float | None = key(ABOVE_0_TO_1, unread=[AT_STEP_START])
-    """Share of the sampler in proximal_policy=interpolated; null: A-3PO's 1 / rollout.lag, or 1."""
+    """Share of the sampler in proximal_policy=interpolated; null: A-3PO's 1 / its age in steps."""

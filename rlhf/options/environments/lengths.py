@@ -13,6 +13,6 @@ def tokens_after_prompt(config: RunConfig) -> tuple[str, int]:
     return "environment.max_tokens", config.environment.max_tokens
 
 
-def most_turns(config: RunConfig) -> int:
-    """Return the most turns of the policy in an episode."""
-    return config.environment.turns
+def max_policy_tokens(config: RunConfig) -> int:
+    """Return the most tokens that the policy can write in all turns of an episode."""
+    return config.environment.turns * config.rollout.max_response_tokens

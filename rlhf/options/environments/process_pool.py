@@ -16,7 +16,6 @@ from typing import Any
 
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.base.isolated_process import failure_reason, import_user_object, serve_lines
-from rlhf.config.rules.data import check_environment_keys
 from rlhf.options.environments.adapters import (
     GemText,
     GymnasiumText,
@@ -39,6 +38,7 @@ from rlhf.options.environments.interface import (
     reply_of,
 )
 from rlhf.options.environments.keys import EnvironmentConfig, EnvironmentKind, FailureRewards
+from rlhf.options.environments.rules import check_environment_keys
 from rlhf.options.environments.tools import ToolEnvironment, has_tools
 
 TURNS = {Player.expert: "demonstration", Player.random: "random_turn"}  # methods of players

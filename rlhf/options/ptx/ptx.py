@@ -12,10 +12,11 @@ from rlhf.algorithms.sft import sft_loss
 from rlhf.base.metrics import Metrics, merge_metrics, perplexity
 from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import SequenceBatch
-from rlhf.config.batches import BatchPlan, ptx_plan
+from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Phase
 from rlhf.data.collate import collate_sequences, eval_batches
 from rlhf.options.ptx.corpus import PtxBlocks, ptx_blocks, reads_corpus
+from rlhf.options.ptx.rules import ptx_plan
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext
 

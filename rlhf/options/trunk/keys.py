@@ -12,7 +12,7 @@ class TrunkKeys:
     """Part of the group ``ppo``."""
 
     shared_trunk: bool
-    """Make critic and reference branches of the actor's trunk (trlx's hydra model)."""
+    """Let critic and reference share the actor's lower layers (trlx's hydra model)."""
     num_layers_unfrozen: int | None = key(ABOVE_0)
     """Top layers that a shared trunk trains; the reference is a frozen copy. null: not shared."""
     num_value_layers: int = key(AT_LEAST_0)

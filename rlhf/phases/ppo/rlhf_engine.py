@@ -12,7 +12,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import seed_for
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Extras, PromptBatch, RolloutBackend, StatefulWithTensors
-from rlhf.config.batches import BatchPlan, phase_plans, ptx_plan, rollout_plan
+from rlhf.config.batches import BatchPlan, phase_plans, rollout_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, Phase, When
 from rlhf.config.roles import Role, has_reward_model
 from rlhf.config.schema.run import RunConfig
@@ -33,6 +33,7 @@ from rlhf.models.pretrained import Shard
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.options import PpoConfig, hooks_of
 from rlhf.options.ensembles.members import Combination, load_ensemble
+from rlhf.options.ptx.rules import ptx_plan
 from rlhf.phases.ppo.models import PpoModels, SeparateModels
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix

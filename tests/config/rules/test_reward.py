@@ -8,8 +8,6 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import Phase
-from rlhf.config.effects import effect_of, values_that_affect
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import reward_key_by_column
 
@@ -35,24 +33,6 @@ SCORES = "reward.score_columns=[score_chosen,score_rejected]"
         (["reward.label_noise=1.5"], ["reward.label_noise=1.5", "from 0 to 1"]),
         (["reward.margin_column=margin"], ["reward.margin_column", "no column margin"]),
         (["reward.label_smoothing=0.5"], ["reward.label_smoothing=0.5", "below 0.5"]),
-        (["reward.members=0"], ["reward.members=0", "above 0"]),
-        (
-            ["reward.members=5", "model@reward_model=gold", "phase=pipeline_rule"],
-            ["reward.members=5", "no reward model"],
-        ),
-        (
-            ["reward.members=5", "lora=all", "model=pretrained", "model.path=x"],
-            ["reward.members=5 with adapters", "lora.roles"],
-        ),
-        (["reward.members=5", "zero=stage3"], ["reward.members=5", "stage 3", "zero=stage2"]),
-        (
-            ["reward.members=5", "zero=stage2", "zero.reward_stage=3"],
-            ["reward.members=5", "stage 3"],
-        ),
-        (
-            ["reward.members=5", "checkpoint.best=reward/eval_accuracy"],
-            ["reward.members=5", "checkpoint.best=reward/eval_accuracy", "checkpoint.best=null"],
-        ),
     ],
 )
 def test_what_does_not_combine_is_refused(
@@ -69,15 +49,3 @@ def test_the_reward_phase_keeps_the_columns_that_its_loss_reads(compose: Compose
     assert reward_key_by_column(config) == {"margin": "reward.margin_column"}
     config = to_run_config(compose(["reward.loss=regression", SCORES, *LOCAL]))
     assert set(reward_key_by_column(config)) == {"score_chosen", "score_rejected"}
-
-
-def test_only_averaged_weights_change_the_training(compose: Compose) -> None:
-    """Runs that combine the same members in other ways share one reward phase."""
-
-    def read(combine: str) -> dict[str, object]:
-        config = to_run_config(compose(["reward.members=5", f"reward.combine={combine}"]))
-        return values_that_affect(config, frozenset({Phase.reward}))
-
-    assert read("mean") == read("worst") == read("uncertainty")
-    assert read("warm") != read("mean")
-    assert not effect_of("reward.combine").is_inherited

@@ -1,0 +1,26 @@
+"""Rules for samples of older weights, and for sampling beside training."""
+
+from __future__ import annotations
+
+from rlhf.base.errors import refuse_first
+from rlhf.config.schema.keys import ANSWERING_PHASES
+from rlhf.config.schema.run import RunConfig
+
+
+def check(config: RunConfig) -> None:
+    """Check that the backend measures log-probs, and that processes have equal shares."""
+    if not ANSWERING_PHASES(config) & set(config.phase.order):
+        return
+    rollout, rows = config.rollout, config.ppo.rollout_batch_size
+    broken = {
+        f"rollout.lag={rollout.lag} with rollout.backend={rollout.backend}: the log-probs of the "
+        "weights that sampled are needed later, and this backend measures none; use rollout=fast, "
+        "or rollout.lag=0": rollout.lag > 0 and not rollout.backend.measures_logprobs,
+        "rollout.overlap=true with rollout.lag=0: each step then waits for the weights of the "
+        "last; use rollout.lag=1": rollout.overlap and rollout.lag == 0,
+        f"rollout.overlap=true with rollout.samplers={rollout.samplers} does not divide "
+        f"ppo.rollout_batch_size={rows}: each process samples an equal share; use a divisor": (
+            rollout.overlap and rows % rollout.samplers != 0
+        ),
+    }
+    refuse_first(broken)

@@ -1,0 +1,16 @@
+"""Steps in which the further members of the reward model learn, after those of the first."""
+
+from __future__ import annotations
+
+import math
+
+from rlhf.config.batches import examples_per_step
+from rlhf.config.choices import Phase
+from rlhf.config.schema.run import RunConfig
+
+
+def further_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
+    """Return the optimizer steps of the further members; 0 in other phases."""
+    if phase is not Phase.reward:
+        return 0
+    return math.ceil(examples * config.reward.member_epochs / examples_per_step(config, phase))

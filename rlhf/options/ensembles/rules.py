@@ -1,0 +1,24 @@
+"""Rules for the members of the reward model."""
+
+from __future__ import annotations
+
+from rlhf.base.errors import refuse_first
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_reward_model, stage_of
+from rlhf.config.schema.run import RunConfig
+
+
+def check(config: RunConfig) -> None:
+    """Check that the run has a reward model that scores, on whole weights."""
+    if config.reward.members == 1:
+        return
+    best = config.checkpoint.best
+    stages = {stage_of(role, config.zero) for role in (Role.reward_training, Role.reward)}
+    broken = {
+        ": this run has no reward model, only rules or a judge; set reward.members=1, or add "
+        "rewards.model={kind: model}": not has_reward_model(config),
+        f" with checkpoint.best={best}: the further members learn after the first, and no earlier "
+        "step has all of them; set checkpoint.best=null": (best or "").startswith("reward/"),
+        " with sharded weights (ZeRO stage 3): members start from hidden states of the first "
+        "member's layers; use zero=stage2, or set reward.members=1": SHARDED_WEIGHTS in stages,
+    }
+    refuse_first(broken, f"reward.members={config.reward.members}")

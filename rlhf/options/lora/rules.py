@@ -1,0 +1,51 @@
+"""Rules for the group ``lora``, and for keys that need adapters."""
+
+from __future__ import annotations
+
+from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.config.choices import Device, Dtype, ModelInit
+from rlhf.config.schema.run import RunConfig
+from rlhf.options.lora.keys import LoraExport, LoraRole
+
+
+def check(config: RunConfig) -> None:
+    """Check the adapters, and that only a run with adapters quantizes frozen weights."""
+    _check_quantization(config)
+    if config.lora.rank:
+        _check_adapters(config)
+
+
+def _check_quantization(config: RunConfig) -> None:
+    """Check that MixZ++ has what it quantizes: frozen weights in fp16 on GPUs."""
+    hardware = config.hardware
+    if not config.zero.quantize_frozen_weights:
+        return
+    broken = {
+        "zero.quantize_frozen_weights=true: requires LoRA, whose frozen weights it quantizes, and "
+        "GPUs; add lora=default and a GPU profile of hardware": (
+            not config.lora.rank or hardware.device is not Device.cuda
+        ),
+        f"zero.quantize_frozen_weights=true with hardware.dtype={hardware.dtype}: DeepSpeed "
+        "quantizes fp16 weights only; use hardware.dtype=fp16": hardware.dtype is not Dtype.fp16,
+    }
+    refuse_first(broken)
+
+
+def _check_adapters(config: RunConfig) -> None:
+    """Check that adapters are on trained models, and that the export saves all trained weights."""
+    lora = config.lora
+    broken = {
+        f"lora.roles=[] with lora.rank={lora.rank}: name the models that get adapters, some of "
+        f"{', '.join(LoraRole)}": not lora.roles,
+        "lora.export=adapter with lora.train_rest=true: the other trained weights would be lost; "
+        "use lora.export=merged": lora.train_rest and lora.export is LoraExport.adapter,
+    }
+    refuse_first(broken)
+    first = {"sft": ("model", config.model), "reward": ("reward_model", config.reward_model)}
+    for phase, (key, model) in first.items():
+        starts_random = phase in config.phase.order and model.init is ModelInit.random
+        if starts_random and phase in lora.roles:
+            raise ConfigError(
+                f"lora.roles has {phase}, and {key}.init=random: adapters on random weights learn "
+                "nothing; use lora.roles=[actor,critic], or a pretrained model"
+            )

@@ -1,0 +1,25 @@
+"""Division of the corpus blocks of each step over ranks, which must leave no remainder."""
+
+from __future__ import annotations
+
+from rlhf.config.batches import BatchPlan, batch_plan, num_ranks
+from rlhf.config.choices import Phase
+from rlhf.config.schema.run import RunConfig
+
+
+def check(config: RunConfig) -> None:
+    """Check that the blocks of a step can be divided over the ranks."""
+    if Phase.ppo in config.phase.order:
+        ptx_plan(config)
+
+
+def ptx_plan(config: RunConfig) -> BatchPlan:
+    """Return the division of the corpus blocks in each optimizer step of PPO's actor."""
+    ppo = config.ppo
+    return batch_plan(
+        ppo.ptx_batch_size or ppo.mini_batch_size,
+        key="ppo.ptx_batch_size" if ppo.ptx_batch_size else "ppo.mini_batch_size",
+        ranks=num_ranks(config),
+        micro_batch_size=None,
+        cap=ppo.micro_batch_size or config.hardware.max_micro_batch_size,
+    )

@@ -1,0 +1,19 @@
+"""Rule for the estimators that prompts with equal scores teach nothing."""
+
+from __future__ import annotations
+
+from rlhf.base.errors import ConfigError
+from rlhf.config.choices import Phase
+from rlhf.config.schema.ppo import COMPARING
+from rlhf.config.schema.run import RunConfig
+
+
+def check(config: RunConfig) -> None:
+    """Check that the estimator compares the responses of one prompt."""
+    rounds, estimator = config.ppo.resampling_rounds, config.ppo.advantage_estimator
+    if Phase.ppo in config.phase.order and rounds > 0 and estimator not in COMPARING:
+        raise ConfigError(
+            f"ppo.resampling_rounds={rounds}: {estimator} also learns from responses with equal "
+            "scores; set ppo.resampling_rounds=0, or use "
+            f"ppo.advantage_estimator={', '.join(COMPARING[:-1])} or {COMPARING[-1]}"
+        )

@@ -1,0 +1,15 @@
+"""Number of ranks that share the rows of a batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlhf.config.schema.run import RunConfig
+
+KEY = "zero.sequence_parallel_size"
+
+
+def ranks_per_row(config: RunConfig) -> int:
+    """Return the number of ranks that share each row."""
+    return config.zero.sequence_parallel_size

@@ -1,0 +1,44 @@
+"""Rules for the layers that actor, critic and reference share."""
+
+from __future__ import annotations
+
+from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.config.choices import AdvantageEstimator, Phase
+from rlhf.config.rules.model import refuse_compile
+from rlhf.config.schema.run import RunConfig
+from rlhf.options import PpoConfig
+
+
+def check(config: RunConfig) -> None:
+    """Check that the layers to train are known, and that each step trains actor and critic."""
+    ppo = config.ppo
+    if ppo.shared_trunk:
+        refuse_compile(config, "ppo.shared_trunk=true, which copies layers")
+    if Phase.ppo not in config.phase.order:
+        return
+    if not ppo.shared_trunk:
+        _refuse_layers(ppo)
+        return
+    broken = {
+        f"ppo.shared_trunk=true: ppo.advantage_estimator={ppo.advantage_estimator} has no critic; "
+        "remove ppo.shared_trunk, or use ppo.advantage_estimator=gae": (
+            ppo.advantage_estimator is not AdvantageEstimator.gae
+        ),
+        "ppo.num_layers_unfrozen=null: ppo.shared_trunk=true requires the number of top layers to "
+        "train; use e.g. ppo.num_layers_unfrozen=2, as in trlx": ppo.num_layers_unfrozen is None,
+        f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: actor and critic of a shared trunk take "
+        "one step together; set ppo.actor_freeze_steps=0, or ppo.shared_trunk=false": (
+            ppo.actor_freeze_steps > 0
+        ),
+    }
+    refuse_first(broken)
+
+
+def _refuse_layers(ppo: PpoConfig) -> None:
+    """Check that no key chooses layers of a trunk that is not shared."""
+    for key in ("num_layers_unfrozen", "num_value_layers"):
+        if value := getattr(ppo, key):
+            raise ConfigError(
+                f"ppo.{key}={value}: requires ppo.shared_trunk=true; "
+                f"add ppo.shared_trunk=true, or remove ppo.{key}"
+            )
