@@ -552,7 +552,7 @@ class KeysSeam(Protocol):
 
 
 class RulesSeam(Protocol):
-    """``rules``: refuses values of the option's keys. A module has at least one of the two.
+    """``rules``: refuses values of the option's keys. A module has at least one of these.
 
     Used by every option whose keys need, or exclude, keys of the core.
     """
@@ -562,6 +562,12 @@ class RulesSeam(Protocol):
 
     def check_first(self, config: RunConfig) -> None:
         """Raise ConfigError as ``check``, but before the core's rules. Used by environments."""
+
+    def check_batches(self, config: RunConfig) -> None:
+        """Raise ConfigError as ``check``, but once the core's batches can be divided.
+
+        Used by branches and ptx.
+        """
 
 
 class LengthsSeam(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from omegaconf import DictConfig
 from torch import Tensor
 
 from rlhf.base.heartbeat import Heartbeat
 from rlhf.base.ranks import Ranks
+from rlhf.config.freeze import to_run_config
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.phases.shared.supervised import measure_held_out
@@ -63,12 +65,10 @@ def test_each_micro_batch_of_any_phase_is_a_sign(kind: Any, counted: Counted) ->
     assert counted.beats == 3
 
 
-def test_each_batch_of_held_out_examples_is_a_sign(counted: Counted) -> None:
-    zero = SimpleNamespace(sequence_parallel_size=1)
-    hardware = SimpleNamespace(nodes=1, ranks_per_node=1)
-    context: Any = SimpleNamespace(
-        config=SimpleNamespace(zero=zero, hardware=hardware), ranks=Ranks()
-    )
+def test_each_batch_of_held_out_examples_is_a_sign(
+    counted: Counted, compose: Callable[[list[str]], DictConfig]
+) -> None:
+    context: Any = SimpleNamespace(config=to_run_config(compose([])), ranks=Ranks())
     model: Any = SimpleNamespace(evaluating=nullcontext)
     examples = Dataset.from_dict({"length": [3, 2, 4, 1]})
     measure_held_out(context, model, examples, lambda *_: {}, limit=3, micro=1)

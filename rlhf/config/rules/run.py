@@ -52,6 +52,8 @@ def validate(config: RunConfig) -> None:
     phase_plans(config)
     if Phase.ppo in config.phase.order:
         rollout_plan(config)
+    for check_batches in hooks_of("rules", "check_batches"):
+        check_batches(config)
 
 
 def check_options(config: RunConfig) -> None:

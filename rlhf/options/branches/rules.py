@@ -10,7 +10,7 @@ from rlhf.options import Backend
 from rlhf.options.branches.keys import ValueTargets
 
 
-def check(config: RunConfig) -> None:
+def check_batches(config: RunConfig) -> None:
     """Check that the run has a critic, and that its responses can be continued from any token."""
     ppo, rollout = config.ppo, config.rollout
     if Phase.ppo not in config.phase.order or not ppo.branching_key:

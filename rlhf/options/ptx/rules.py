@@ -7,7 +7,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
 
-def check(config: RunConfig) -> None:
+def check_batches(config: RunConfig) -> None:
     """Check that the blocks of a step can be divided over the ranks."""
     if Phase.ppo in config.phase.order:
         ptx_plan(config)

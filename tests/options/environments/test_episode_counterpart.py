@@ -21,6 +21,7 @@ from rlhf.data.encoding import Encoder
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.options import Backend
 from rlhf.options.environments.embedded import NumberGuessing
 from rlhf.options.environments.interface import Observation, Player, Reply, Step
 from rlhf.options.environments.keys import FailureName
@@ -159,7 +160,9 @@ def test_a_late_environment_changes_no_bit(
 def test_every_backend_has_the_same_episodes(config: RunConfig) -> None:
     rows = list(range(12))
     fast = episodes_of(config, rows)
-    slow = replace(config, rollout=replace(config.rollout, backend="hf", reuse_logprobs="never"))
+    slow = replace(
+        config, rollout=replace(config.rollout, backend=Backend.hf, reuse_logprobs="never")
+    )
     hf = episodes_of(slow, rows)
     assert hf.logprobs_BT is None
     for row in rows:
