@@ -210,7 +210,7 @@ class PPOTrainer:
             reports: dict[Role, StepReport] = {}
             for learners in engine.models.learner_groups(trains_actor=self.trains_actor):
                 for learner, batch in product(learners, batches):
-                    # Value loss of a critic, clipped surrogate of an actor; for a trunk their sum.
+                    # Value loss of a critic, surrogate of an actor (models.py calls objective).
                     loss, metrics = learner.loss(batch, objective)
                     learner.engine.backward(loss)
                     update = accumulate_metrics(update, metrics)
