@@ -1,8 +1,8 @@
 """Run launch.py and write which keys each phase reads: ``python -m tests.config_reads FILE WORDS``.
 
-The sizes of all phases are read together, and a copy reads all keys, so what ``TOGETHER`` reads
-does not count. A key of a
-class that two groups share is written as both keys, with a space between them.
+The sizes of all phases, and the keys that switch options on, are read together, and a copy reads
+all keys, so what ``TOGETHER`` reads does not count. A key of a class that two groups share is
+written as both keys, with a space between them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 from rlhf.config.schema.run import RunConfig
 from tests.runs import ROOT
 
-TOGETHER = ("phase_plans", "limit_of", "replace")
+TOGETHER = ("phase_plans", "limit_of", "modules_of", "replace")
 
 Reads = dict[str, set[str]]
 

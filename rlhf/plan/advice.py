@@ -15,8 +15,10 @@ from rlhf.config.batches import num_ranks
 from rlhf.config.choices import Device, Dtype, Phase
 from rlhf.config.machine_rates import GIB, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS
+from rlhf.config.rules.rollout import check_rollout
 from rlhf.config.rules.run import check_options, validate
 from rlhf.config.rules.zero import check_training_engine, check_zero
+from rlhf.config.schema.keys import ANSWERING_PHASES
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import costs_of
 
@@ -155,6 +157,8 @@ def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
         try:
             check_zero(candidate)
             check_training_engine(candidate)
+            if ANSWERING_PHASES(candidate) & set(candidate.phase.order):
+                check_rollout(candidate)
             check_options(candidate)
         except ConfigError as error:
             refusals.append(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from rlhf.config.schema.run import RunConfig
 from tests.conf_headers import read_header
 
 CONF = Path(__file__).parents[2] / "conf"
+SOURCES = CONF.parent / "rlhf"
 FILES = sorted(path for path in CONF.rglob("*.yaml") if path.parent != CONF)
 HELP = CONF / "hydra" / "help" / "rlhf.yaml"
 SCORERS = ("sft_model", "gold")  # of the group model, for the reward model only
@@ -117,7 +117,8 @@ def test_schema_and_yaml_have_the_same_keys(compose: Compose) -> None:
 
 def documented_fields() -> set[str]:
     """Fields with a docstring in any class, for one word has one meaning, or with a type's."""
-    sources = Path(inspect.getfile(RunConfig)).parent.glob("*.py")
+    places = ("config/schema/*.py", "options/__init__.py", "options/*/keys.py")
+    sources = [source for place in places for source in SOURCES.glob(place)]
     bodies = [ast.parse(source.read_text()).body for source in sources]
     classes = [c for body in bodies for c in body if isinstance(c, ast.ClassDef)]
     enums = {c.name for c in classes if ast.unparse(c.bases[0] if c.bases else c) == "StrEnum"}

@@ -61,6 +61,6 @@ def test_the_kernels_compute_what_they_should() -> None:
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_the_kernels_compile_for_gpus(kernels: str, tmp_path: Path) -> None:
     """What each kernel needs is printed: registers, bytes spilled and shared memory."""
-    run = python("-m", f"tests.kernels.compile_{kernels}", TRITON_CACHE_DIR=tmp_path)
+    run = python("-m", f"tests.options.gpu_kernels.compile_{kernels}", TRITON_CACHE_DIR=tmp_path)
     print(run.stdout)
     assert run.returncode == 0, run.stderr

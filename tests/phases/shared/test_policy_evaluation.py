@@ -106,7 +106,7 @@ def test_each_prompt_counts_once(
     assert result.by_prompt["tokens"] == lengths
     assert result.by_prompt["score"] == [len(row) + n for row, n in zip(ids, lengths, strict=True)]
     assert (result.means_of("gold"), result.means.get("greedy")) == ({}, None)
-    assert list(result.result("after")) == [
+    assert list(result.result(context.config, "after")) == [
         f"{name}_after" for name in ("score", "kl", "ended_share", "response_tokens")
     ]
     rows = held_out.examples["row"][:num_prompts]
