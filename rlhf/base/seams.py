@@ -1,7 +1,8 @@
-"""Interfaces of the seams: what a module of an option offers to the core, by the module's name.
+"""Interfaces of the seams: the functions and values of an option's module that the core uses.
 
-``modules_of(NAME)`` of rlhf/options/__init__.py yields the modules NAME of the options. A caller
-annotates them with the class below that describes NAME. Importing this file imports no torch.
+A seam has the name of its module. ``modules_of(NAME)`` of rlhf/options/__init__.py yields the
+modules NAME of the options. A caller annotates them with the class below that describes NAME.
+Importing this file imports no torch.
 """
 
 from __future__ import annotations
@@ -77,17 +78,17 @@ class BackendsSeam(Protocol):
     """
 
     IS_SERVER: bool
-    """A server samples, with the weights of one rollout at a time; no GPU of the run does."""
+    """True if a server samples, with one rollout's weights at a time, instead of the run's GPUs."""
 
     def check(self, config: RunConfig, model: PreTrainedConfig | None) -> None:
-        """Raise an error if the backend cannot sample here, or not from this ``model``."""
+        """Raise an error if the backend cannot sample on this machine, or from this ``model``."""
 
     def build(self, config: RunConfig, parts: BackendParts) -> RolloutBackend:
         """Return the backend."""
 
 
 class StepsSeam(Protocol):
-    """``steps``: looks at the trained models after a step.
+    """``steps``: reads the trained models after each optimizer step.
 
     Used by replay.
     """
@@ -105,7 +106,7 @@ class StepsSeam(Protocol):
 
 
 class PhasesSeam(Protocol):
-    """``phases``: runs a phase, or takes its result from somewhere else.
+    """``phases``: trains a phase, or reuses the phase of another run with equal inputs.
 
     Used by phase_store.
     """
@@ -117,7 +118,7 @@ class PhasesSeam(Protocol):
         train: Callable[[], dict[str, Any]],
         reuse: Callable[[Path], None],
     ) -> None:
-        """Call ``train``, which returns the result, or ``reuse`` with the folder of a like run."""
+        """Call ``train``, which returns the result, or ``reuse`` with a stored phase's folder."""
 
 
 class AverageKernel(Protocol):
@@ -165,23 +166,24 @@ class DrawKernel(Protocol):
 
 
 class KernelsSeam(Protocol):
-    """``kernels``: computes on a type of device what torch would compute more slowly.
+    """``kernels``: has kernels for one type of device, which are faster than those of torch.
 
-    ``kernels_for`` of the table returns the module for a device; the other functions return None
-    where it has no kernel. Used by cpu_kernels and gpu_kernels.
+    ``kernels_for`` of rlhf/options/__init__.py returns the module for a type of device. A function
+    returns None if the module has no such kernel. ``Split`` is in rlhf/engine/masters.py. Used by
+    cpu_kernels and gpu_kernels.
     """
 
     def describe(self, dtype: Dtype) -> str | None:
-        """Return one line on the kernels that a run in ``dtype`` uses, if there is one."""
+        """Return one line that names the kernels of a run in ``dtype``; None to print no line."""
 
     def adamw(self, sizes: Sequence[int], device: torch.device) -> AdamwUpdate | None:
-        """Return AdamW's update of split parameters of these ``sizes``."""
+        """Return the AdamW update of parameters of these ``sizes``, stored as ``Split``."""
 
     def averages(self, sizes: Sequence[int], device: torch.device) -> AverageKernel | None:
-        """Return the update of moving averages of split parameters."""
+        """Return the kernel that updates moving averages of parameters stored as ``Split``."""
 
     def logprobs(self, logits: Tensor) -> LogprobsKernel | None:
-        """Return the kernel for log-probs of ``logits``, by their dtype."""
+        """Return the kernel that computes log-probs from logits of this dtype."""
 
     def draws(self, logits: Tensor) -> DrawKernel | None:
         """Return the kernel that samples from ``logits``."""
@@ -200,7 +202,11 @@ class KernelsSeam(Protocol):
     def attention(
         self, device: torch.device, dtype: torch.dtype, *, group: int, size: int
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-        """Return attention of a new token per row: queries, keys, values, KV cache, positions."""
+        """Return the attention of one new token per row over a KV cache.
+
+        Each key head has ``group`` query heads, with ``size`` numbers each. The arguments of the
+        returned function are queries, keys, values, KV cache and positions.
+        """
 
 
 class MeasureNames(NamedTuple):
@@ -213,20 +219,20 @@ class MeasureNames(NamedTuple):
     answers: Sequence[str] = ()
     """Measures of answers in result.json."""
     times: Sequence[str] = ()
-    """Times at which answers are measured, beside before and after."""
+    """Times at which answers are measured, in addition to before and after."""
 
 
 class Shown(NamedTuple):
-    """Prompt and response as a reader sees them."""
+    """The texts of a prompt and of its response, as samples show them."""
 
     prompt: str
     response: str
     messages: list[dict[str, str]] | None = None
-    """The messages of a response that has several."""
+    """The messages of a response that is a conversation."""
 
 
 class Partner(Protocol):
-    """The other side of a conversation, which answers responses while they are sampled."""
+    """The other side of a conversation, which answers each turn of the policy during a rollout."""
 
     def wrap(
         self, backend: RolloutBackend, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
@@ -234,14 +240,14 @@ class Partner(Protocol):
         """Return a backend whose responses are conversations with the partner."""
 
     def yardsticks(self, records: Sequence[Record]) -> dict[str, float]:
-        """Return numbers for result.json that results with these ``records`` compare with."""
+        """Return numbers for result.json with which results on ``records`` can be compared."""
 
     def close(self) -> None:
         """End the processes of the partner."""
 
 
 class ResponsesSeam(Protocol):
-    """``responses``: answers what the policy writes, and measures and shows such responses.
+    """``responses``: answers the turns of the policy, and measures and shows the conversations.
 
     Used by environments.
     """
@@ -253,46 +259,49 @@ class ResponsesSeam(Protocol):
         """Return a partner, whose processes run until it is closed."""
 
     def score(self, responses: Responses) -> Tensor:
-        """Return the scores (B,) that the responses come with: rewards.NAME.kind=environment."""
+        """Return the scores (B,) from the partner, which rewards.NAME.kind=environment uses."""
 
     def measure(self, responses: Responses) -> dict[str, Tensor]:
         """Return measures (B,) of the responses, named GROUP/NAME."""
 
     def results(self, by_prompt: Mapping[str, list[float]], when: str) -> dict[str, Any]:
-        """Return the entries of result.json for the values of the measures of each prompt."""
+        """Return the entries of result.json for the evaluation ``when`` (before, after, ...).
+
+        ``by_prompt`` has the values of each measure, one per prompt.
+        """
 
     def show(self, rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
-        """Return how a reader sees each row, whose response decodes to ``texts[row]``."""
+        """Return what samples show of each row, whose response decodes to ``texts[row]``."""
 
 
 class Policy(NamedTuple):
     """A policy that a run may have in its directory.
 
-    A module ``keys`` names those of its option, which are made from trained ones, as ``POLICIES``.
+    ``POLICIES`` of a module ``keys`` has the policies that its option makes from trained policies.
     """
 
     name: str
-    """What results and evaluations call it."""
+    """Its name in results and evaluations."""
     model: str
-    """What samples and chats call it."""
+    """Its name in samples and chats."""
     folder: str
-    """Its place in the run directory."""
+    """Its folder in the run directory."""
     label: str
-    """What people read."""
+    """Its name in summaries and reports."""
     suffix: str = ""
     """The end of the names of its measures in result.json, such as score_after_SUFFIX."""
 
 
 class ReportParts:
-    """``report``: what an option adds to the summary and the report of a run.
+    """``report``: adds rows to the summary of a run, and charts to its report.
 
-    The module has an object of a subclass as ``REPORT``. Used by ``rlhf/report/``.
+    The module has an object of a subclass as ``REPORT``. Used by branches and environments.
     """
 
     changes: ClassVar[Mapping[str, str]] = {}
     """Measures of result.json with values before and after training, by label."""
     yardsticks: ClassVar[Mapping[str, str]] = {}
-    """Numbers of result.json with which the score compares, by label."""
+    """Numbers of result.json with which the score can be compared, by label."""
 
     def sections(self, run: RunFiles) -> Sequence[ChartSection]:
         """Return further charts of the run."""
@@ -300,16 +309,16 @@ class ReportParts:
 
 
 class ChatSeam(Protocol):
-    """``chat``: what a model does by itself, in the place of a chat. Used by environments."""
+    """``chat``: lets a model act without a user, instead of a chat. Used by environments."""
 
     FLAG: str
-    """The flag of ``rlhf.chat`` that starts it, with its meaning in ``HELP``."""
+    """The flag of ``rlhf.chat`` that calls ``play``; ``HELP`` describes the flag."""
     HELP: str
     PROMPT_MARK: str
-    """A regular expression of what precedes the prompts of samples.jsonl."""
+    """A regular expression for the text before each prompt in samples.jsonl."""
 
     def suits(self, keys: Mapping[str, object]) -> bool:
-        """Return True if a run with these keys was trained for it."""
+        """Return True if a run with these keys was trained for ``play``."""
 
     def play(
         self,
@@ -320,14 +329,13 @@ class ChatSeam(Protocol):
         seed: int,
         write: Callable[[str], None],
     ) -> None:
-        """Write what the model ``talker`` of a run does."""
+        """Let ``talker``, a model of the run, act; ``write`` prints what happens."""
 
 
 class JobParts:
-    """``jobs``: what an option adds to how a run is prepared, before its ranks start.
+    """``jobs``: prepares and checks a run before its ranks start.
 
-    The module has an object of a subclass as ``JOBS``. Used by ``rlhf/jobs/`` for all
-    options, and by the checks of every rank.
+    The module has an object of a subclass as ``JOBS``. Used by environments, phase_store and ptx.
     """
 
     def complete(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
@@ -335,15 +343,15 @@ class JobParts:
         return config
 
     def trial_words(self, words: Sequence[str]) -> list[str]:
-        """Return further overrides for a trial of a search, which has the overrides ``words``."""
+        """Return overrides to add to the overrides ``words`` of a search's trial."""
         return []
 
     def check_data(
         self, config: RunConfig, phases: Collection[Phase], is_quick: Callable[[str, str], bool]
     ) -> None:
-        """Raise a DataError if other data than examples is unusable.
+        """Raise a DataError if data of the option, other than examples, is unusable.
 
-        ``is_quick`` returns True if the file with the value of a key is here and small.
+        ``is_quick(key, place)`` returns True if the check may read ``place``, the key's value.
         """
 
     def has_slow_examples(self, config: RunConfig) -> bool:
@@ -355,11 +363,11 @@ class Generation(NamedTuple):
     """How a rollout generates responses, as far as its costs depend on it."""
 
     gathers: bool | None = None
-    """Whether sharded weights are gathered once per rollout; None: rollout.gather_weights."""
+    """True if sharded weights are gathered once per rollout; None: rollout.gather_weights."""
     tensor_parallel: int = 1
     """Number of ranks that share one copy of the weights."""
     caches_per_row: int = 1
-    """Sequences whose KV cache is kept for each row that is decoded."""
+    """Number of sequences whose KV cache is kept for each row that is decoded."""
     ends_early: bool = False
     """True if few responses use all tokens that they may have."""
 
@@ -388,7 +396,7 @@ class Costs:
         return sources
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
-        """Return what ``phase`` holds of ``model``, such as its number of trained weights."""
+        """Return ``model`` as the option changes it in ``phase``: trained weights, copies, ..."""
         return model
 
     def adapt_generation(self, config: RunConfig, generation: Generation) -> Generation:
@@ -400,32 +408,32 @@ class Costs:
         return 1
 
     def activation_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
-        """Return bytes that a training pass stores in addition, on all ``ranks_per_sequence``."""
+        """Return the bytes that the option adds to a training pass, on all ranks of a sequence."""
         return 0
 
     def pass_seconds(self, costs: CostModel, model: ModelUse, work: Pass) -> float:
-        """Return seconds that forward passes over ``work`` take in addition."""
+        """Return the seconds that the option adds to forward passes over ``work``."""
         return 0.0
 
     def training_passes(self, config: RunConfig) -> int:
-        """Return the number of further micro-batches of an optimizer step of PPO."""
+        """Return the number of micro-batches that the option adds to an optimizer step of PPO."""
         return 0
 
     def step_seconds(
         self, config: RunConfig, tokens: float, seconds: Mapping[str, float]
     ) -> dict[str, float]:
-        """Return seconds per PPO step of further activities, by name.
+        """Return the seconds per PPO step of the option's activities, by name.
 
-        ``tokens`` is the expected length of a response; ``seconds`` has the usual activities.
+        ``tokens`` is the expected length of a response; ``seconds`` has the core's activities.
         """
         return {}
 
     def evaluations(self, config: RunConfig) -> int:
-        """Return how often more the held-out prompts are answered."""
+        """Return the number of evaluations on the held-out prompts that the option adds."""
         return 0
 
     def evaluation_seconds(self, scene: PhaseMemory, micro: int) -> float:
-        """Return the seconds of other evaluations of PPO, in micro-batches of size ``micro``."""
+        """Return the seconds of the option's evaluations, in micro-batches of size ``micro``."""
         return 0.0
 
     def rearrange_ppo(
@@ -435,22 +443,22 @@ class Costs:
         plan_ppo: Callable[[PhaseMemory], PhasePlan],
         plan_rollout: Callable[[PhaseMemory, int, int], PhasePlan],
     ) -> PhasePlan:
-        """Return the plan of PPO with the choices of ``plan``, if other processes take part in it.
+        """Return ``plan``, changed if processes other than the ranks take part in PPO.
 
-        ``plan_ppo`` plans another scene with the same choices; ``plan_rollout`` plans a number of
-        responses, of which a number is decoded at once.
+        ``plan_ppo(scene)`` plans PPO with the micro-batch and the rows of ``plan``.
+        ``plan_rollout(scene, responses, rows)`` plans sampling, with ``rows`` decoded at once.
         """
         return plan
 
     def offloads(self) -> dict[str, str]:
-        """Return the fields of ``zero`` that offload what the option holds, and its name."""
+        """Return the fields of ``zero`` that offload tensors of the option: field -> their name."""
         return {}
 
     def savings(self, config: RunConfig) -> Iterator[Saving]:
         """Yield changes of the option's keys with which the run needs less memory."""
         yield from ()
 
-    def idle_keys(self, config: RunConfig) -> Iterator[str]:
+    def idle_key_notes(self, config: RunConfig) -> Iterator[str]:
         """Yield a sentence for each key that has no effect with the option."""
         yield from ()
 
@@ -472,8 +480,8 @@ class HooksSeam(Protocol):
 class ModelsSeam(Protocol):
     """``models``: changes how models are built, optimized, checked and saved.
 
-    ``hooks_of`` yields single functions: a module has those that its option needs. Used by average,
-    distillation, ensembles, hybrid_engine, lora, sequence_parallel and trunk.
+    A module has only the functions that its option needs; ``hooks_of`` yields them. Used by
+    average, distillation, ensembles, hybrid_engine, lora, sequence_parallel and trunk.
     """
 
     def extend_model(
@@ -501,7 +509,8 @@ class ModelsSeam(Protocol):
     ) -> Export | None:
         """Return how to save the engine's model; None to save its own tensors.
 
-        ``source`` is the model that it was trained from; None to save a whole ordinary model.
+        ``source`` is the model that training started from; None to save an ordinary model with
+        all weights.
         """
 
     def complete_reward_model(
@@ -517,28 +526,28 @@ class ModelsSeam(Protocol):
     def start_sft(
         self, config: RunConfig, model: PreTrainedModel, ranks: Ranks, plan: BatchPlan
     ) -> None:
-        """Change the ``model`` that SFT trains after its engine has started."""
+        """Change the ``model`` that SFT trains; called once SFT's engine has started."""
 
     def actor_sections(self, config: RunConfig) -> Mapping[str, Any]:
         """Return sections of DeepSpeed's config of PPO's actor, which then needs DeepSpeed."""
 
     def adapt_policy(self, policy: LanguageModel) -> None:
-        """Change PPO's policy before its engine is built."""
+        """Change PPO's policy; called before the actor's engine is built."""
 
     def adapt_actor(self, module: nn.Module) -> Mapping[str, float]:
-        """Change the module of PPO's actor; return metrics that are logged with every step."""
+        """Change PPO's actor once its engine is built; return metrics to log with every step."""
 
     def build_models(self, engine: RLHFEngine) -> PpoModels:
-        """Build the models of PPO in a layout of the option's own."""
+        """Build the models of PPO, instead of a separate engine for each of them."""
 
     def build_critic_export(self, actor: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
-        """Return how to save the critic of that layout as a model of its own."""
+        """Return how to save the critic of ``build_models`` as a separate model."""
 
     def check_tokenizer(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raise an error if another model of the option does not suit the run's ``tokenizer``."""
+        """Raise an error if a model of the option has other tokens than the run's ``tokenizer``."""
 
     def check_models(self, config: RunConfig, phases: Container[Phase]) -> None:
-        """Raise an error if a model of ``phases``, built without weights, does not suit."""
+        """Raise an error if a model of ``phases`` lacks layers that the option's keys require."""
 
 
 class KeysSeam(Protocol):
@@ -548,11 +557,15 @@ class KeysSeam(Protocol):
     """
 
     UNREAD: ClassVar[Mapping[str, Unread]]
-    """Keys of others that have no effect with this option; a module may leave it out."""
+    """Keys of the core that have no effect with this option, with the reason; optional."""
+    MEASURES: ClassVar[MeasureNames]
+    """Names of what the option measures; optional."""
+    POLICIES: ClassVar[Sequence[Policy]]
+    """Policies that the option makes from trained policies; optional."""
 
 
 class RulesSeam(Protocol):
-    """``rules``: refuses values of the option's keys. A module has at least one of these.
+    """``rules``: refuses values of the option's keys. A module has at least one function.
 
     Used by every option whose keys need, or exclude, keys of the core.
     """
@@ -571,14 +584,14 @@ class RulesSeam(Protocol):
 
 
 class LengthsSeam(Protocol):
-    """``lengths``: replaces the lengths of single responses. Used by environments."""
+    """``lengths``: replaces the core's limits on response lengths. Used by environments."""
 
     def tokens_after_prompt(self, config: RunConfig) -> tuple[str, int]:
-        """Return key and value of the most tokens after a prompt."""
+        """Return the key and the value of the maximum number of tokens after a prompt."""
         ...
 
     def max_policy_tokens(self, config: RunConfig) -> int:
-        """Return the most tokens that the policy can write after a prompt."""
+        """Return the maximum number of tokens that the policy can write after a prompt."""
         ...
 
 
@@ -586,7 +599,7 @@ class SharingSeam(Protocol):
     """``sharing``: lets ranks share the rows of a batch. Used by sequence_parallel."""
 
     KEY: ClassVar[str]
-    """Key of the number of ranks."""
+    """The key that sets this number of ranks."""
 
     def ranks_per_row(self, config: RunConfig) -> int:
         """Return the number of ranks that share each row."""
@@ -594,8 +607,8 @@ class SharingSeam(Protocol):
 
 
 class FurtherStepsSeam(Protocol):
-    """``further_steps``: trains on after the steps of a phase. Used by ensembles."""
+    """``further_steps``: adds optimizer steps to the end of a phase. Used by ensembles."""
 
     def further_steps(self, config: RunConfig, phase: Phase, *, examples: int) -> int:
-        """Return the optimizer steps after those over ``examples``; 0: none in this phase."""
+        """Return the number of optimizer steps after those over ``examples``; 0 to add none."""
         ...

@@ -207,7 +207,7 @@ def with_stored_sizes(stored: RunConfig, asked: RunConfig) -> RunConfig:
 
 
 def batch_division_changes(before: RunConfig, after: RunConfig) -> list[str]:
-    """Return, as key=value, what a resumed run changes in how ranks divide its batches."""
+    """Return the changes of a resumed run that divide its batches differently, as key=value."""
     kept = _plain_values(OmegaConf.structured(before))
     return [
         f"{key}={format_value(value)}"

@@ -84,7 +84,7 @@ def _entry_type(key: str) -> type | None:
 
 
 def describe_type(kind: Any) -> str:
-    """Return a description of values of type ``kind``, as typed on the command line."""
+    """Return a description of the command-line values of a key of type ``kind``."""
     if get_origin(kind) is UnionType:
         return " or ".join(describe_type(one) for one in get_args(kind))
     if get_origin(kind) is list:

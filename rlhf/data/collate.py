@@ -30,10 +30,11 @@ LOOK_AHEAD = 8  # maximum number of prompts that wait for a step with more room
 
 
 def padded_width(tokens: int, *, max_width: int) -> int:
-    """Return ``tokens`` rounded up, to at most ``max_width``; each doubling has eight widths.
+    """Return ``tokens`` rounded up to one of a few widths, at most ``max_width``.
 
-    Libraries compile and keep code for every width: hundreds of megabytes for all lengths of a data
-    set. Below 64 tokens the width is not rounded.
+    There are eight widths between a power of two and the next one. Below 64 tokens the width is not
+    rounded. Libraries compile and keep code for every width: without rounding, hundreds of
+    megabytes for all lengths of a data set.
     """
     step = 1 << max(0, tokens.bit_length() - 4) if tokens >= SHORT else 1
     return min(-(-tokens // step) * step, max(tokens, max_width))

@@ -77,7 +77,7 @@ def _read_conversation(row: Row, columns: Kinds) -> list[Record]:
     (column,) = columns
     *before, last = row.messages(column)
     chosen = f" {_answer([last], column)}"
-    return [_ask(before, row)._replace(chosen=chosen)]
+    return [_record_of_messages(before, row)._replace(chosen=chosen)]
 
 
 def _read_completion(row: Row, columns: Kinds) -> list[Record]:
@@ -123,7 +123,7 @@ def _read_text_pair(row: Row, _: Kinds) -> list[Record]:
     for name, part in parts.items():
         if not part.strip():
             raise UnusableRowError(f"{name} is empty")
-    asked = _ask_text(prompt, row)
+    asked = _record_of_text_prompt(prompt, row)
     return _make_pair(asked, _add_space(asked, chosen_answer), _add_space(asked, rejected_answer))
 
 
@@ -136,15 +136,15 @@ def _read_message_pair(row: Row, columns: Kinds) -> list[Record]:
         return _read_preference(row, columns)
     if not before and "conversations" in columns:
         before = row.messages("conversations")
-    asked = _ask(before, row)
+    asked = _record_of_messages(before, row)
     answers = (f" {_answer([last], c)}" for c, last in (("chosen", chosen), ("rejected", rejected)))
     return _make_pair(asked, *answers)
 
 
 def _read_prompt(row: Row, columns: Kinds) -> Record:
     if _is_text(row, "prompt", columns):
-        return _ask_text(row.text("prompt"), row)
-    return _ask(row.messages("prompt"), row)
+        return _record_of_text_prompt(row.text("prompt"), row)
+    return _record_of_messages(row.messages("prompt"), row)
 
 
 def _read_response(row: Row, column: str, columns: Kinds, asked: Record) -> str:
@@ -171,18 +171,18 @@ def _add_space(asked: Record, response: str) -> str:
     return response if ends_in_space or response[0].isspace() else f" {response}"
 
 
-def _ask_text(prompt: str, row: Row) -> Record:
-    """Return a record with a prompt of text, which is parsed if a system turn precedes it."""
+def _record_of_text_prompt(prompt: str, row: Row) -> Record:
+    """Return a record whose prompt is ``prompt``, as turns if the row has a system turn."""
     if not _has_system_turn(row):
         return Record(prompt=prompt)
     messages, begun = split_turns(prompt)
     if begun:
         raise UnusableRowError(f"prompt has the start of an answer, and there is a {SYSTEM} column")
-    return _ask(messages, row)
+    return _record_of_messages(messages, row)
 
 
-def _ask(messages: Sequence[Message], row: Row) -> Record:
-    """Return a record that asks for the answer to the messages, after the row's system turn."""
+def _record_of_messages(messages: Sequence[Message], row: Row) -> Record:
+    """Return a record whose prompt is the row's system turn, if it has one, and ``messages``."""
     if not messages or not messages[-1].content.strip():
         raise UnusableRowError("prompt is empty")
     if messages[-1].role == "assistant":

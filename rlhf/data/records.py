@@ -80,7 +80,7 @@ class Record(NamedTuple):
         )
 
 
-def record_seeds(records: Sequence[Record]) -> list[int] | None:
+def seeds_of_records(records: Sequence[Record]) -> list[int] | None:
     """Return the seeds of the records; None if they have none."""
     return [record.seed for record in records if record.seed is not None] or None
 

@@ -188,7 +188,7 @@ class TorchEngine(BaseEngine):
         self._optimizer.load_state_dict(state)
 
     def close(self) -> None:
-        """Drop gradients, masters, moments and follower; the module can still be run."""
+        """Drop gradients, optimizer and weight follower; the module can still be run."""
         self.module.zero_grad()
         self._optimizer = self.follower = None
 

@@ -49,7 +49,7 @@ def print_help(words: Sequence[str], conf: Path) -> None:
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
         config = to_run_config(compose("config", [w for w in flags.overrides if w not in asked]))
     entries = {**dict(_keys(RunConfig, config, config)), **dict(_options(conf))}
-    entries |= {name: _metric(info) for name, info in METRICS.items()}
+    entries |= {name: _describe_metric(info) for name, info in METRICS.items()}
     for word in asked:
         for name in (found := matching(word, entries)):
             first, _, rest = entries[name].partition("\n")
@@ -119,8 +119,8 @@ def _options(conf: Path) -> Iterator[tuple[str, str]]:
             yield f"{group}={option}", f"  {' '.join(told[:1])}\n{' '.join(told[1:])}"
 
 
-def _metric(info: MetricInfo) -> str:
-    """Return unit, direction, meaning and healthy values of a metric."""
+def _describe_metric(info: MetricInfo) -> str:
+    """Return a text with a metric's unit, direction, meaning and healthy values."""
     direction = f"; {info.better} is better" if info.better else ""
     texts = f"{info.meaning}. Healthy: {info.healthy}. Otherwise: {info.otherwise}."
     return f"  ({info.unit}{direction})\n{texts}"

@@ -26,7 +26,7 @@ SIGNS = tuple(Path(name) for name in ("/proc/driver/nvidia/version", "/dev/dxg",
 CARDS: Mapping[str, str] = read_yaml_beside(__file__, "cards.yaml")
 UNKNOWN = "template"
 PART = " MIG "  # marks the name of a part of a card, such as "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
-EIGHT = 8  # GPUs of a whole node; the cards in NODES have a profile for it, such as 8xa100_40g
+WHOLE_NODE = 8  # GPUs; the cards in NODES have a profile of a whole node, such as 8xa100_40g
 NODES = {"a100_40g", "a100_80g", "b200_180g", "h100_80g", "h200_141g", "l40s_48g"}
 
 
@@ -114,7 +114,7 @@ def this_machine(signs: Sequence[Path] = SIGNS) -> ThisMachine:
         "host_memory_gib": None,
         "name": f"{count} x {card}",
     }
-    if count == EIGHT and profile in NODES:
+    if count == WHOLE_NODE and profile in NODES:
         profile = f"8x{profile}"
     elif count > 1:
         found["price_per_hour"] = None  # the profile has the price of one GPU only

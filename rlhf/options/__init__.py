@@ -1,11 +1,11 @@
-"""Methods that a run can do without: one folder each, and this table of all of them.
+"""The table of all options: methods that a run can do without. Each option has one folder.
 
-A folder has, as far as its option needs them, these modules; each plugs into one seam of the core
-(``rlhf/base/seams.py`` has their interfaces). The core names no option: it asks this table for the
-modules of a seam. ``keys`` and ``rules`` are imported for every configuration, and import no torch;
-the other modules only if the configuration switches their option on.
+A module in the folder of an option plugs into the seam of the core that has the module's name
+(``rlhf/base/seams.py`` has the interfaces of the seams). An option has modules only for the seams
+that it needs. The core calls ``modules_of(SEAM)`` instead of naming an option. ``keys`` and
+``rules`` are imported for every configuration, so they import no torch.
 
-The groups of the configuration are composed here, of the core's keys and those of the options.
+The groups of the configuration are composed here, from the keys of the core and of the options.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class Option(NamedTuple):
-    """An option: its folder, and the keys that switch it on."""
+    """An option: the name of its folder, and whether a configuration switches it on."""
 
     name: str
     is_on: Callable[[RunConfig], bool]
@@ -94,12 +94,15 @@ OPTIONS = (
 
 
 def kernels_for(device: str) -> Any:
-    """Return the module ``kernels`` for this type of device: of the GPU's option, or the CPU's."""
+    """Return the module ``kernels`` of gpu_kernels if ``device`` is cuda, else of cpu_kernels."""
     return _import_module_of("gpu_kernels" if device == "cuda" else "cpu_kernels", "kernels")
 
 
 def modules_of(seam: str, config: RunConfig | None = None) -> Iterator[Any]:
-    """Yield the modules for ``seam`` of the options that ``config`` switches on; None: of all."""
+    """Yield the modules for ``seam`` of the options that ``config`` switches on.
+
+    Without ``config``, yield the modules of all options.
+    """
     for option in OPTIONS:
         if config is None or option.is_on(config):
             module = option.module(seam)
@@ -108,7 +111,7 @@ def modules_of(seam: str, config: RunConfig | None = None) -> Iterator[Any]:
 
 
 class Backend(StrEnum):
-    """Programs that sample responses: ours, generate, DeepSpeed's Hybrid Engine, a vLLM server."""
+    """The program that samples responses: the project's own, transformers, DeepSpeed or vLLM."""
 
     fast = "fast"
     hf = "hf"
@@ -117,7 +120,7 @@ class Backend(StrEnum):
 
     @property
     def measures_logprobs(self) -> bool:
-        """Return True if the backend returns the log-probabilities of what it samples."""
+        """Return True if the backend returns the log-probability of every token that it samples."""
         return self in (Backend.fast, Backend.vllm_server)
 
 
@@ -166,18 +169,18 @@ class CheckpointConfig(DigestKeys, CheckpointKeys):
 
 @dataclass(kw_only=True)
 class OptionGroups(EnvironmentGroup, LoraGroup, ReuseGroup):
-    """The groups of a run that belong to one option each."""
+    """The groups of the configuration that belong to one option each."""
 
 
 def hooks_of(seam: str, hook: str, config: RunConfig | None = None) -> Iterator[Callable[..., Any]]:
-    """Yield the functions named ``hook`` in the modules for ``seam``; a module may have none."""
+    """Yield the function ``hook`` of each module for ``seam`` that has this function."""
     for module in modules_of(seam, config):
         if hasattr(module, hook):
             yield getattr(module, hook)
 
 
 def tables_of(name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the content of the YAML file ``name`` of each option that has one."""
+    """Yield the content of the YAML file ``name`` of each option that has this file."""
     for option in OPTIONS:
         path = Path(__file__).with_name(option.name) / name
         if path.is_file():
@@ -185,23 +188,23 @@ def tables_of(name: str) -> Iterator[Mapping[str, Any]]:
 
 
 class Exclusion(NamedTuple):
-    """Options that exclude one another: the test, and the refusal with values of its keys."""
+    """A pair of options that exclude each other, and the error message for a run with both."""
 
     holds: Callable[[RunConfig], bool]
-    message: str
-    affects: Affects = EVERY_PHASE
+    message: str  # {KEY} stands for the value of KEY
+    affects: Affects = EVERY_PHASE  # a run without these phases may have both options
 
 
 EXCLUSIONS = (
     Exclusion(
         lambda config: config.environment.is_used and config.rollout.backend == "hybrid_engine",
-        "environment.kind={environment.kind} with rollout.backend=hybrid_engine: its KV cache "
-        "cannot be extended by an observation; use rollout=fast",
+        "environment.kind={environment.kind} with rollout.backend=hybrid_engine: the Hybrid "
+        "Engine cannot add an observation to its KV cache; use rollout=fast",
     ),
     Exclusion(
         lambda config: config.environment.is_used and config.ppo.resampling_rounds > 0,
         "environment.kind={environment.kind} with ppo.resampling_rounds={ppo.resampling_rounds}: "
-        "episodes are not replaced; use 0",
+        "resampling does not replace episodes; set ppo.resampling_rounds=0",
     ),
     Exclusion(
         lambda config: config.environment.is_used and config.ppo.branching_key != "",
@@ -220,13 +223,13 @@ EXCLUSIONS = (
     Exclusion(
         lambda config: config.reward.members > 1 and config.zero.sequence_parallel_size > 1,
         "reward.members={reward.members} with zero.sequence_parallel_size="
-        "{zero.sequence_parallel_size}: members are not divided over sequences; set "
+        "{zero.sequence_parallel_size}: members do not train on divided sequences; set "
         "reward.members=1",
     ),
     Exclusion(
         lambda config: config.ppo.resampling_rounds > 0 and config.rollout.lag > 0,
         "ppo.resampling_rounds={ppo.resampling_rounds} with rollout.lag={rollout.lag}: prompts are "
-        "replaced when their responses are scored, and a lag samples these steps before; use "
+        "replaced after their responses are scored, but a lag samples the next steps earlier; use "
         "rollout.lag=0, or ppo.resampling_rounds=0",
         ANSWERING_PHASES,
     ),
@@ -256,8 +259,9 @@ EXCLUSIONS = (
     ),
     Exclusion(
         lambda config: config.ppo.teacher_path is not None and config.ppo.shared_trunk,
-        "ppo.teacher_path={ppo.teacher_path}: the reference of a shared trunk is a part of it; set "
-        "ppo.shared_trunk=false, or remove ppo.teacher_path",
+        "ppo.teacher_path={ppo.teacher_path} with ppo.shared_trunk=true: the reference is part of "
+        "the shared trunk, so it cannot be a teacher; set ppo.shared_trunk=false, or remove "
+        "ppo.teacher_path",
         results_of(Phase.ppo),
     ),
     Exclusion(

@@ -55,7 +55,7 @@ from rlhf.phases.shared.supervised import (
 
 
 class PairLoss(NamedTuple):
-    """The loss of ``reward.loss`` on pairs."""
+    """The loss on pairs that ``reward.loss`` selects."""
 
     config: RewardConfig
 
@@ -204,7 +204,10 @@ class RewardTrainer:
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
-        """Yield the first member without dropout and gradients; with WARM, of averaged weights."""
+        """Yield the first member without dropout and gradients.
+
+        With WARM the first member has the mean of the members' weights.
+        """
         with ExitStack() as stack:
             for engine in self.engines.values():
                 stack.enter_context(engine.evaluating())

@@ -136,7 +136,7 @@ def idle_options(config: RunConfig) -> Iterator[str]:
                 "quantizes gradients only if there are several nodes"
             )
     for option in costs_of(config):
-        yield from option.idle_keys(config)
+        yield from option.idle_key_notes(config)
 
 
 def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:

@@ -61,7 +61,7 @@ class StudyResults(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """Return the solutions as a sentence; equal ones are named together."""
+        """Return a sentence that names the best trials: all on the Pareto front, or all tied."""
         goals = [f"{name} (higher)" for name in self.maximize]
         goals += [f"{name} (lower)" for name in self.minimize]
         named = " and ".join(goals)

@@ -48,7 +48,7 @@ class Request:
 
     @property
     def newest_position(self) -> int:
-        """Return the position of the newest token in prompt and response, from 0."""
+        """Return the newest token's position in the prompt plus response, counted from 0."""
         return len(self.prompt) + len(self.ids) - 1
 
     @property

@@ -1,4 +1,4 @@
-"""Checkpoints inside a phase, complete and verified or not used, and its best step so far.
+"""Store and load checkpoints inside a phase, and the phase's best step so far.
 
     <run>/<phase>/state/step-00000040/
         ENGINE/*.safetensors   the training state of one model (rlhf/engine/training_state.py)
@@ -6,7 +6,7 @@
         manifest.json          size and SHA-256 of every file above
 
 A checkpoint is written to a temporary folder, flushed to the drive, and renamed. On loading every
-file is compared with the manifest.
+file is compared with the manifest: a checkpoint that is incomplete or changed is not used.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Trackers(Tracker):
                     f"warning: {name} failed ({type(error).__name__}: {error}). The run "
                     "continues without it; metrics.jsonl and samples.jsonl have everything"
                 )
-        # Files come last: metrics.jsonl has no step that another tracker lacks.
+        # Files are written last: a step in metrics.jsonl has been sent to every other tracker.
         for tracker in self._trackers:
             call(tracker)
 

@@ -120,14 +120,14 @@ class PeerMonitor:
             )
 
     def _end_after_loss(self, what: str) -> None:
-        """End after the grace period, unless another rank sends its reason by then."""
+        """End this rank after the grace period, unless another rank sends its error before then."""
         with self._lock:
             self._cause = self._cause or what
         if not self._is_over.wait(GRACE_S):
             self._end_because(self._cause)
 
     def _end_because(self, cause: str) -> None:
-        """End because another rank has ended; only the first cause counts."""
+        """End this rank because another rank has ended; only the first cause counts."""
         with self._lock:
             if self._is_over.is_set():
                 return

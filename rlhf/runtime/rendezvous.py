@@ -29,14 +29,14 @@ RUN_DIR_KEY = "rlhf/run_dir"
 PROCESS_KEY = "rlhf/process"
 REFUSAL_KEY = "rlhf/refusal"
 POD_VARIABLES = {"RANK", "WORLD_SIZE"}
-OF_A_RANK = POD_VARIABLES | {"LOCAL_RANK"}  # torchrun and the DeepSpeed launcher set all three
+RANK_VARIABLES = POD_VARIABLES | {"LOCAL_RANK"}  # torchrun and the DeepSpeed launcher set all three
 # Seconds that rank 0, if it refuses the run, waits until the other ranks have read the reason.
-HEARD_S = 30.0
+REFUSAL_WAIT_S = 30.0
 
 
 def rank_from_environment() -> int | None:
     """Return the rank of a process that torchrun or the DeepSpeed launcher started, else None."""
-    if not OF_A_RANK.issubset(os.environ):
+    if not RANK_VARIABLES.issubset(os.environ):
         return None
     rank = read_whole_number(os.environ, "RANK")
     if rank >= read_whole_number(os.environ, "WORLD_SIZE", least=1):
@@ -173,7 +173,7 @@ class Rendezvous:
         """Publish, on rank 0, the reason for aborting instead of a run directory."""
         self._store.set(REFUSAL_KEY, reason)
         self._store.set(RUN_DIR_KEY, "")
-        patience = time.monotonic() + HEARD_S  # the store may end with this process
+        patience = time.monotonic() + REFUSAL_WAIT_S  # the store may end with this process
         while self._store.add(f"{REFUSAL_KEY}/heard", 0) < self._size - 1:
             if time.monotonic() > patience:
                 return

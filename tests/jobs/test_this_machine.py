@@ -14,7 +14,14 @@ from rlhf.base.errors import CapabilityError
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.engine import devices
-from rlhf.jobs.this_machine import CARDS, EIGHT, NODES, UNKNOWN, apply_auto_hardware, this_machine
+from rlhf.jobs.this_machine import (
+    CARDS,
+    NODES,
+    UNKNOWN,
+    WHOLE_NODE,
+    apply_auto_hardware,
+    this_machine,
+)
 from tests.plan.planned import Compose
 from tests.pretend_cuda.gpu import Gpu
 from tests.pretend_cuda.machine import PART, UNKNOWN_CARD, V100
@@ -152,4 +159,4 @@ def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_profile_that_is_named_exists() -> None:
     profiles = {path.stem for path in (ROOT / "conf" / "hardware").glob("*.yaml")}
     assert {*CARDS.values(), UNKNOWN} <= profiles
-    assert {f"{EIGHT}x{name}" for name in NODES} == {p for p in profiles if p.startswith("8x")}
+    assert {f"{WHOLE_NODE}x{name}" for name in NODES} == {p for p in profiles if p.startswith("8x")}

@@ -152,6 +152,6 @@ class AfterSampling:
         self._ahead = ahead
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        """Return one response per prompt, when no other response is being sampled."""
+        """Wait until the process has sampled its rollout; then return one response per prompt."""
         self._ahead.finish_begun()
         return self._backend.generate(actor, prompts)

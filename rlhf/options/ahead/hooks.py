@@ -19,7 +19,7 @@ class AheadHook(PpoHook):
     _processes: SamplingProcesses | None = None
 
     @property
-    def reuses_logprobs(self) -> When | None:
+    def auto_reuse_logprobs(self) -> When | None:
         """Return always: PPO's ratio compares with the policy that sampled."""
         return When.always
 

@@ -63,16 +63,19 @@ def measure_by_place(states: Sequence[CriticState], *, bins: int) -> Mapping[int
 def ranked_pairs(states: Sequence[CriticState]) -> list[float]:
     """Return for each pair whether its better state has the higher value: 1, 0, or 0.5 if equal.
 
-    Pairs whose true values are too close to tell which state is better are left out.
+    Pairs whose true values are too close to show which state is better are skipped.
     """
     ordered = sorted(states, key=attrgetter("pair"))
     pairs = [list(group) for _, group in groupby(ordered, key=attrgetter("pair"))]
-    found = [_is_ranked(*pair) for pair in pairs if len(pair) > 1]
+    found = [_pair_concordance(*pair) for pair in pairs if len(pair) > 1]
     return [right for right in found if right is not None]
 
 
-def _is_ranked(one: CriticState, other: CriticState) -> float | None:
-    """Return 1, 0.5 or 0 as ``ranked_pairs`` does; None if the true values are too close."""
+def _pair_concordance(one: CriticState, other: CriticState) -> float | None:
+    """Return 1 if the better state has the higher value, 0.5 if the values are equal, else 0.
+
+    Return None if the true values are too close to show which state is better.
+    """
     apart = one.true_value - other.true_value
     if abs(apart) <= DISTINCT * (one.error**2 + other.error**2) ** 0.5:
         return None

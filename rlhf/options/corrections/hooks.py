@@ -40,7 +40,7 @@ class CorrectionHook(PpoHook):
         return self.config.ppo.proximal_policy is ProximalPolicy.interpolated
 
     @property
-    def reuses_logprobs(self) -> When | None:
+    def auto_reuse_logprobs(self) -> When | None:
         """Return never, as weights need two policies, unless the second is interpolated."""
         return When.always if self._is_interpolated else When.never
 

@@ -18,7 +18,7 @@ CorrectionLevel = Literal["token", "sequence", "geometric"]
 
 
 class RolloutWeights(NamedTuple):
-    """Factors (B, T) of the policy loss, without gradients; 1 where not kept."""
+    """Factors (B, T) of the policy loss, without gradients; 1 at tokens that are not kept."""
 
     weights_BT: Tensor
     limited_BT: Tensor  # bool: the limits truncated or rejected the token's weight

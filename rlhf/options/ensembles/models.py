@@ -27,7 +27,7 @@ def check_models(config: RunConfig, phases: Container[Phase]) -> None:
 def complete_reward_model(
     scorer: Scorer, source: ModelSource, keys: Mapping[str, Any]
 ) -> Scorer | Ensemble:
-    """Return the reward model of a run with these ``keys``; older runs had one member."""
+    """Return the reward model of a run with these ``keys``; without reward.members: one member."""
     combination = Combination()
     if "reward.members" in keys:
         name = CombineName(keys["reward.combine"])

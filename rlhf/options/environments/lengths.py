@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def tokens_after_prompt(config: RunConfig) -> tuple[str, int]:
-    """Return key and value of the most tokens after a prompt, those of observations included."""
+    """Return the key and the value of the maximum number of tokens, observations included."""
     return "environment.max_tokens", config.environment.max_tokens
 
 
 def max_policy_tokens(config: RunConfig) -> int:
-    """Return the most tokens that the policy can write in all turns of an episode."""
+    """Return the maximum number of tokens that the policy can write in an episode."""
     return config.environment.turns * config.rollout.max_response_tokens

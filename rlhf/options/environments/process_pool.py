@@ -108,7 +108,7 @@ class LocalPool:
         self._replies: list[Reply] = []
 
     def reset(self, episode: int, *, seed: int, row: Mapping[str, Any]) -> None:
-        """Begin the episode with this number, in place of an earlier one."""
+        """Begin the episode with this number; drop an earlier episode of the same number."""
         self._replies.append(self._episodes.reset(episode, EpisodeStart(seed, row)))
 
     def step(self, episode: int, turn: str | Player) -> None:
@@ -147,7 +147,7 @@ class ProcessPool:
         self.facts = self._hosts[0].facts
 
     def reset(self, episode: int, *, seed: int, row: Mapping[str, Any]) -> None:
-        """Begin the episode with this number, in place of an earlier one."""
+        """Begin the episode with this number; drop an earlier episode of the same number."""
         self._failures += self._host(episode).begin(episode, EpisodeStart(seed, row))
 
     def step(self, episode: int, turn: str | Player) -> None:

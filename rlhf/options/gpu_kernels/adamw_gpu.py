@@ -1,7 +1,7 @@
-"""AdamW on split fp32 weights on a GPU: one launch for all parameters.
+"""AdamW on a GPU for weights stored as ``Split``: one kernel launch for all parameters.
 
-Gradient norm and moving averages take one launch each too. Triton compiles these kernels. It comes
-with torch's CUDA wheels and is imported only for a GPU.
+The gradient norm and the moving averages also take one launch each. Triton compiles these kernels.
+It comes with torch's CUDA wheels and is imported only for a GPU.
 """
 
 from __future__ import annotations

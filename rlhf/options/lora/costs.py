@@ -64,8 +64,8 @@ class LoraCosts(Costs):
         adapted = replace(lora, rank=lora.rank or RANK, roles=roles)
         yield Saving(words, replace(config, lora=adapted), is_exact=False)
 
-    def idle_keys(self, config: RunConfig) -> Iterator[str]:
-        """Yield a sentence if frozen weights are to be quantized, and no trained model has some."""
+    def idle_key_notes(self, config: RunConfig) -> Iterator[str]:
+        """Yield a sentence if no trained model has frozen weights that could be quantized."""
         roles = config.lora.roles
         trained = {role for phase in config.phase.order for role in ROLES[phase]}
         if config.zero.quantize_frozen_weights and not trained & set(roles):

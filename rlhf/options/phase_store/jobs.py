@@ -10,8 +10,8 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.options.phase_store.keys import Reuse
 
 
-class ReuseOfJobs(JobParts):
-    """Jobs of sweeps and trials of searches reuse phases, unless the command says otherwise."""
+class ReuseInSweeps(JobParts):
+    """Jobs of sweeps and trials of searches reuse phases, unless the command sets reuse.phases."""
 
     def complete(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
         """Replace reuse.phases=sweep by what it means for this run."""
@@ -26,4 +26,4 @@ class ReuseOfJobs(JobParts):
         return [] if is_given else ["reuse.phases=always"]
 
 
-JOBS = ReuseOfJobs()
+JOBS = ReuseInSweeps()

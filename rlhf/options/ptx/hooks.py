@@ -47,8 +47,8 @@ class CorpusHook(PpoHook):
         self._held_out = (held_out or [])[: config.ppo.ptx_eval_blocks]
 
     @classmethod
-    def of_run(cls, config: RunConfig, context: RunContext | None) -> Self:
-        """Return the hook of a run; load its corpus."""
+    def build(cls, config: RunConfig, context: RunContext | None) -> Self:
+        """Build the hook; load its corpus if there is a ``context``."""
         blocks = None if context is None else load_corpus_blocks(context)
         if context is None or blocks is None:
             return cls(config)

@@ -8,7 +8,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 def check_batches(config: RunConfig) -> None:
-    """Check that the blocks of a step can be divided over the ranks."""
+    """Check that the corpus blocks of an optimizer step can be divided over the ranks."""
     if Phase.ppo in config.phase.order:
         ptx_plan(config)
 

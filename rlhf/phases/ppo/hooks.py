@@ -1,7 +1,8 @@
 """The seam between PPO and its options: hooks, which the phase and its trainer call.
 
-An option that takes part in PPO has a module ``hooks`` with the class ``HOOK``. The methods of all
-hooks are called in the order of ``rlhf.options.OPTIONS``, each with what the one before returned.
+An option that takes part in PPO has a module ``hooks`` with the class ``HOOK``. A method is called
+on all hooks in the order of ``rlhf.options.OPTIONS``. A hook that changes an argument receives the
+argument as the previous hook returned it.
 Used by ahead, average, branches, corrections, environments, ptx and resampling.
 """
 
@@ -32,9 +33,12 @@ if TYPE_CHECKING:
 
 
 class ActorVariant(NamedTuple):
-    """Other weights of the actor, which the phase evaluates, saves and samples from at its end."""
+    """Other weights of the actor, such as a moving average of its weights.
 
-    name: str  # of the folder actor_NAME, and of the entries of result.json that end in after_NAME
+    At its end the phase evaluates these weights, saves them and samples from them.
+    """
+
+    name: str  # NAME in the folder actor_NAME, and in entries of result.json ending in after_NAME
     what: str  # the first line of the model card
     swap_in: Callable[[], AbstractContextManager[None]]
 
@@ -42,19 +46,19 @@ class ActorVariant(NamedTuple):
 class PpoHook:
     """An option's part in PPO. The methods of this class change nothing."""
 
-    samples_older_policy: ClassVar[bool] = False  # responses have weights before the last update
+    samples_older_policy: ClassVar[bool] = False  # responses are sampled before the last update
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
     @classmethod
-    def of_run(cls, config: RunConfig, context: RunContext | None) -> Self:
-        """Return the hook of a run; None: of a loop of your own, where it reads no data."""
+    def build(cls, config: RunConfig, context: RunContext | None) -> Self:
+        """Build the hook, with the data that it reads; without ``context`` it reads no data."""
         return cls(config)
 
     @property
-    def reuses_logprobs(self) -> When | None:
-        """Return what rollout.reuse_logprobs=auto means with this option; None: as without it."""
+    def auto_reuse_logprobs(self) -> When | None:
+        """Return the value for rollout.reuse_logprobs=auto; None if the option needs no value."""
         return None
 
     # The trainer calls these methods.
@@ -68,17 +72,17 @@ class PpoHook:
         return surrogate
 
     def after_scoring(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
-        """Return a rollout that has just been scored, with measures or extras added."""
+        """Return ``rollout``, which has just been scored, with measures or extras added."""
         return rollout
 
     def add_gradient(self, trainer: PPOTrainer, learners: Sequence[Learner]) -> Metrics:
-        """Backpropagate a loss of its own before ``learners`` step; return its metrics."""
+        """Backpropagate a loss of the option before ``learners`` step; return its metrics."""
         return {}
 
     # The phase calls these methods.
 
     def begin(self, trainer: PPOTrainer, loader: PromptLoader) -> Mapping[str, StatefulWithTensors]:
-        """Prepare for the first step; return what checkpoints store, by name."""
+        """Prepare for the first step; return the objects that checkpoints store, by name."""
         return {}
 
     def before_training(
@@ -86,15 +90,15 @@ class PpoHook:
         trainer: PPOTrainer,
         rollout: Rollout,
     ) -> tuple[Rollout, dict[str, float]]:
-        """Return the rollout to learn from, and metrics of it."""
+        """Return the rollout to train on, and metrics to log with the step."""
         return rollout, {}
 
     def results(self, engine: RLHFEngine, prompts: HeldOutPrompts, when: str) -> dict[str, Any]:
-        """Return entries of result.json from an evaluation ``when``: before, after, ..."""
+        """Return entries of result.json; ``when`` is before, after or after_NAME of a variant."""
         return {}
 
     def actor_variants(self, engine: RLHFEngine) -> list[ActorVariant]:
-        """Return other weights of the actor that are worth keeping."""
+        """Return other weights of the actor, which the phase evaluates and saves at its end."""
         return []
 
     def close(self) -> None:
@@ -102,6 +106,9 @@ class PpoHook:
 
 
 def build_hooks(config: RunConfig, context: RunContext | None = None) -> list[PpoHook]:
-    """Return the hooks of the options that ``config`` switches on."""
+    """Build the hooks of the options that ``config`` switches on.
+
+    A training loop of your own has no ``context``; then the hooks read no data.
+    """
     modules: Iterator[HooksSeam] = modules_of("hooks", config)
-    return [module.HOOK.of_run(config, context) for module in modules]
+    return [module.HOOK.build(config, context) for module in modules]

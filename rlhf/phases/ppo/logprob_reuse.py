@@ -26,9 +26,9 @@ LARGE = 0.1  # nats; the ratio of such a token is off by more than a tenth
 class LogprobReuse:
     """The decision for each step whether log-probabilities are reused; equal on every rank.
 
-    With reuse_logprobs=auto options decide (``PpoHook.reuses_logprobs``). Without such an option
-    they are reused as long as the last measured mismatch, over all ranks, is small enough, and
-    never under dropout, because training then cannot measure a mismatch.
+    With reuse_logprobs=auto options decide (``PpoHook.auto_reuse_logprobs``). Without such an
+    option log-probabilities are reused as long as the last measured mismatch, over all ranks, is
+    small enough, and never under dropout, because training then cannot measure a mismatch.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ def _mode_of_run(config: RolloutConfig, ppo: PpoConfig, hooks: Sequence[PpoHook]
     if config.reuse_logprobs is not When.auto:
         return config.reuse_logprobs
     for hook in reversed(hooks):
-        if hook.reuses_logprobs is not None:
-            return hook.reuses_logprobs
+        if hook.auto_reuse_logprobs is not None:
+            return hook.auto_reuse_logprobs
     return When.never if ppo.actor_dropout else When.auto
 
 

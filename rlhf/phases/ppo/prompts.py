@@ -16,7 +16,7 @@ from rlhf.base.types import Extras, PromptBatch
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import collate_prompts
-from rlhf.data.records import record_seeds
+from rlhf.data.records import seeds_of_records
 from rlhf.phases.shared.context import RunContext
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class PromptLoader:
             chosen["ids"],
             [each.prompt or "" for each in records],
             [each.columns or {} for each in records],
-            record_seeds(records),
+            seeds_of_records(records),
         )
 
     def batch(self, step: int, *, attempt: int = 0) -> PromptBatch:

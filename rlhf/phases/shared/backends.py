@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BackendParts(NamedTuple):
-    """What every backend is built from, beside its own keys."""
+    """The arguments of every backend, in addition to its own keys."""
 
     settings: SamplingSettings
     stop: StopTexts
@@ -33,7 +33,7 @@ class BackendParts(NamedTuple):
 
 
 def samples_on_server(config: RunConfig) -> bool:
-    """Return True if a server samples, which has the weights of one rollout at a time."""
+    """Return True if a server samples; it has the weights of one rollout at a time."""
     options: Iterator[BackendsSeam] = modules_of("backends", config)
     return any(option.IS_SERVER for option in options)
 
@@ -85,12 +85,12 @@ def build_rollout_backend(
 
 
 class RolloutBackends:
-    """Builds a process's backends, whose responses are conversations if an option has a partner."""
+    """A builder of backends; an option's partner makes their responses conversations."""
 
     def __init__(
         self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, dtype: Dtype, ranks: Ranks
     ) -> None:
-        """Start the partner; ``close`` ends it."""
+        """Start the partner, if an option has one; ``close`` ends the partner."""
         self._config, self._tokenizer, self._dtype, self._ranks = config, tokenizer, dtype, ranks
         option: ResponsesSeam | None = next(modules_of("responses", config), None)
         self._partner: Partner | None = None if option is None else option.open_partner(config)
@@ -98,7 +98,7 @@ class RolloutBackends:
     def build(
         self, *, temperature: float, greedy: bool = False, keeps_graphs: bool = False
     ) -> RolloutBackend:
-        """Build a backend, as ``build_rollout_backend`` does."""
+        """Build a backend with ``build_rollout_backend``, and let the partner wrap it."""
         backend = build_rollout_backend(
             self._config,
             self._tokenizer,
@@ -113,7 +113,7 @@ class RolloutBackends:
         return self._partner.wrap(backend, self._tokenizer, self._ranks)
 
     def yardsticks(self, records: Sequence[Record]) -> dict[str, float]:
-        """Return numbers that results with these ``records`` compare with; {} without a partner."""
+        """Return numbers to compare results on ``records`` with; {} without a partner."""
         return {} if self._partner is None else self._partner.yardsticks(records)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from rlhf.base.types import Engine, PromptBatch, Responses, Rollout, RolloutBack
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import EvalRows, collate_prompts, eval_batches
-from rlhf.data.records import Record, record_seeds
+from rlhf.data.records import Record, seeds_of_records
 from rlhf.options import modules_of
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_records
 from rlhf.phases.shared.scoring import (
@@ -275,4 +275,4 @@ def _batches(
             device=context.ranks.device,
             columns=[each.columns or {} for each in records],
         )
-        yield prompts._replace(seeds=record_seeds(records)), batch
+        yield prompts._replace(seeds=seeds_of_records(records)), batch

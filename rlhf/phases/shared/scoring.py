@@ -181,7 +181,7 @@ class ModelOutputs(NamedTuple):
 
 
 class ScoringModels(Protocol):
-    """The models of a run, as scoring needs them."""
+    """The models and the reward function that score the responses of a run."""
 
     @property
     def rewards(self) -> Rewards | None:

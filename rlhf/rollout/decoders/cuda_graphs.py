@@ -36,7 +36,7 @@ class Extent(NamedTuple):
 
     @classmethod
     def for_rollout(cls, rows: int, tokens: int, draws_NT: Tensor, *, parked: int = 0) -> Extent:
-        """Return the extent for ``rows`` sequences at once, of up to ``tokens`` tokens."""
+        """Return what decoding ``rows`` sequences of up to ``tokens`` tokens at once needs."""
         return cls(rows, parked, _round_up_columns(tokens), *draws_NT.shape)
 
     def covers(self, other: Extent) -> bool:
