@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -301,3 +302,33 @@ def test_light_parts_import_nothing_heavy() -> None:
 @pytest.mark.slow
 def test_everything_imports_without_the_lazy_modules() -> None:
     assert not imports_of(everything_in("")) & INSIDE_FUNCTIONS
+
+
+# What is left to put behind a seam: modules of options that the core imports by name, and options
+# that import another one.
+BY_NAME = {"ensembles.combined_scores", "ensembles.members", "lora.lora", "trunk.trunk"}
+NEIGHBOURS = {("ensembles", "trunk"), ("hybrid_engine", "lora")}
+OPTION = re.compile(r"rlhf\.options\.(\w+)\.\w+")
+
+
+def test_a_default_run_imports_no_option() -> None:
+    """But for the table, keys, rules and the kernels of its device."""
+    code = "import rlhf.jobs.job, rlhf.runtime.worker, sys; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    modules = [name for name in run.stdout.split() if OPTION.fullmatch(name)]
+    always = re.compile(r".*\.(keys|rules)|rlhf\.options\.cpu_kernels\..*")
+    found = {name.removeprefix("rlhf.options.") for name in modules if not always.fullmatch(name)}
+    assert found == BY_NAME
+
+
+def test_no_option_imports_another() -> None:
+    found = set()
+    for path in FILES:
+        own = OPTION.match(path.removesuffix(".py").replace("/", "."))
+        for _, name in imported_modules(ast.parse((ROOT / path).read_text()), path):
+            other = OPTION.match(name)
+            if own and other and own[1] != other[1]:
+                found.add((own[1], other[1]))
+    assert found == NEIGHBOURS
