@@ -79,9 +79,7 @@ RUNS = {
     "ptx and moving average": f"{ALL} ppo.ptx_coef=0.5 ppo.ema_beta=0.9 ppo.scale_reward=running",
     "generate": f"{RULE} rollout=hf rollout.top_p=0.9 rollout.temperature=0.8",
     "torch, stage 3": f"{ALL} zero=stage3 zero.engine=torch",
-    "DeepSpeed, stage 0": f"{ALL} zero=stage0 zero.engine=deepspeed",
-    "DeepSpeed, stage 1": f"{ALL} zero=stage1 zero.engine=deepspeed",
-    "DeepSpeed, stage 2": f"{ALL} zero=stage2 zero.engine=deepspeed",
+    **{f"DeepSpeed, stage {n}": f"{ALL} zero=stage{n} zero.engine=deepspeed" for n in range(3)},
     "DeepSpeed, stage 3": f"""{ALL} zero=stage3 zero.engine=deepspeed
         zero.param_persistence_threshold=0""",
     "stage 2, 2 ranks": f"""{ALL} zero=stage2 hardware.ranks_per_node=2 sft.micro_batch_size=4
@@ -218,25 +216,26 @@ def find_pins(keys: Sequence[str]) -> Iterator[tuple[str, Pin]]:
         yield from zip(keys, pool.map(find, range(len(keys))), strict=True)
 
 
-def write(file: Path, found: Mapping[str, Pin]) -> int:
-    """Write ``found`` beside the other pins of ``file``; return 1 if pins failed, otherwise 0."""
+def write(file: Path, pins: Mapping[str, Pin], found: Mapping[str, Pin]) -> int:
+    """Write ``found`` beside the other ``pins`` of ``file``; return 1 if a pin failed, else 0."""
     failed = {key: pin["failed"] for key, pin in found.items() if "failed" in pin}
     for key, reason in failed.items():
         print(f"failed, not written: {key}: {reason}")
-    pins = json.loads(file.read_text()) if file.exists() else {}
-    pins = {key: pin for key, pin in {**pins, **found}.items() if key not in failed}
-    file.write_text(json.dumps(pins, indent=1) + "\n")
+    kept = {key: pin for key, pin in {**pins, **found}.items() if key not in failed}
+    file.write_text(json.dumps(kept, indent=1) + "\n")
     return int(bool(failed))
 
 
-def compare(expected: Mapping[str, Pin], found: Iterable[tuple[str, Pin | None]]) -> int:
+def compare(pins: Mapping[str, Pin], found: Iterable[tuple[str, Pin | None]]) -> int:
     """Print a line for each pin; None stands for a pin that is gone. Return the exit code."""
     states = Counter[str]()
     for key, pin in found:
-        old, new = expected.get(key, {}), pin or {}
+        old, new = pins.get(key, {}), pin or {}
         parts = [part for part in {**old, **new} if old.get(part) != new.get(part)]
         state = "missing" if not (old and new) else "DIFFERENT" if parts else "equal"
-        print(f"{state:<10} {key}: {new.get('failed', ', '.join(parts))}".rstrip(": "), flush=True)
+        details = {"missing": "now" if old else "in the file", "DIFFERENT": ", ".join(parts)}
+        detail = new.get("failed", details.get(state, ""))
+        print(f"{state:<10} {key}  {detail}".rstrip(), flush=True)
         states[state] += 1
     print(", ".join(f"{count} {state}" for state, count in states.items()))
     return int(set(states) != {"equal"})
@@ -248,20 +247,22 @@ def main() -> int:
     parser.add_argument("action", choices=["write", "compare"])
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--names", nargs="+", help="names of pins, without runs/ and the like")
+    parser.add_argument(
+        "--names", nargs="+", default=[], help="such as smoke, of the pin runs/smoke"
+    )
     options = parser.parse_args()
-
-    def choose(keys: Iterable[str]) -> list[str]:
-        parts = {key: key.partition("/") for key in keys}
-        kept = [key for key, (kind, _, _) in parts.items() if kind in options.only]
-        return [key for key in kept if options.names is None or parts[key][2] in options.names]
-
-    keys = choose(all_keys())
+    pins = json.loads(options.file.read_text()) if options.file.exists() else {}
+    current = all_keys()
+    parts = {key: key.partition("/") for key in dict.fromkeys([*current, *pins])}
+    chosen = [key for key, (kind, _, _) in parts.items() if kind in options.only]
+    if options.names:
+        chosen = [key for key in chosen if parts[key][2] in options.names]
+    if unknown := set(options.names) - {parts[key][2] for key in chosen}:
+        parser.error(f"no pin has the name {', '.join(sorted(unknown))}")
+    found = find_pins([key for key in chosen if key in current])
     if options.action == "write":
-        return write(options.file, dict(find_pins(keys)))
-    expected = json.loads(options.file.read_text())
-    gone = [(key, None) for key in choose(expected) if key not in keys]
-    return compare(expected, chain(find_pins(keys), gone))
+        return write(options.file, pins, dict(found))
+    return compare(pins, chain(found, ((key, None) for key in chosen if key not in current)))
 
 
 if __name__ == "__main__":
