@@ -36,7 +36,7 @@ from rlhf.models.pretrained import find_adapter_chain
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.weight_files import stored_dtype
-from rlhf.options import ZeroConfig, modules_of
+from rlhf.options import ZeroConfig, hooks_of
 from rlhf.phases.dpo import DpoTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.reward_trainer import RewardTrainer
@@ -276,8 +276,8 @@ def config_for_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunC
 
     Micro-batch sizes are kept on a GPU and become null on a CPU. ``dtype`` must not be auto.
     """
-    for keys in modules_of("keys", config):
-        for key, value in getattr(keys, "ON_ONE_RANK", {}).items():
+    for values in hooks_of("keys", "ON_ONE_RANK", config):
+        for key, value in values.items():
             group, name = key.split(".")
             old = getattr(config, group)
             new = replace(old, **{name: type(getattr(old, name))(value)})

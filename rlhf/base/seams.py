@@ -403,10 +403,6 @@ class Costs:
         """Return how the policy generates responses."""
         return generation
 
-    def ranks_per_sequence(self, config: RunConfig) -> int:
-        """Return the number of ranks that divide each training sequence."""
-        return 1
-
     def activation_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
         """Return the bytes that the option adds to a training pass, on all ranks of a sequence."""
         return 0
@@ -558,6 +554,14 @@ class KeysSeam(Protocol):
 
     UNREAD: ClassVar[Mapping[str, Unread]]
     """Keys of the core that have no effect with this option, with the reason; optional."""
+    FILES: ClassVar[Sequence[str]]
+    """Keys that name a file, or code by MODULE:NAME; optional."""
+    ON_ONE_RANK: ClassVar[Mapping[str, object]]
+    """Values of keys with which one rank needs neither a server nor a drive; optional."""
+    LOG: ClassVar[str]
+    """Name of a file in the run directory to which rank 0 appends; optional."""
+    SCRATCH: ClassVar[str]
+    """Folder of a phase that the run needs only while it runs; optional."""
     MEASURES: ClassVar[MeasureNames]
     """Names of what the option measures; optional."""
     POLICIES: ClassVar[Sequence[Policy]]
@@ -583,8 +587,12 @@ class RulesSeam(Protocol):
         """
 
 
-class LengthsSeam(Protocol):
-    """``lengths``: replaces the core's limits on response lengths. Used by environments."""
+class SizesSeam(Protocol):
+    """``sizes``: changes lengths of responses, shares of rows, or numbers of steps.
+
+    A module has only what its option needs; ``hooks_of`` yields it. Used by ensembles,
+    environments and sequence_parallel.
+    """
 
     def tokens_after_prompt(self, config: RunConfig) -> tuple[str, int]:
         """Return the key and the value of the maximum number of tokens after a prompt."""
@@ -594,20 +602,12 @@ class LengthsSeam(Protocol):
         """Return the maximum number of tokens that the policy can write after a prompt."""
         ...
 
-
-class SharingSeam(Protocol):
-    """``sharing``: lets ranks share the rows of a batch. Used by sequence_parallel."""
-
-    KEY: ClassVar[str]
-    """The key that sets this number of ranks."""
+    SHARING_KEY: ClassVar[str]
+    """The key that sets the number of ranks that share each row."""
 
     def ranks_per_row(self, config: RunConfig) -> int:
         """Return the number of ranks that share each row."""
         ...
-
-
-class FurtherStepsSeam(Protocol):
-    """``further_steps``: adds optimizer steps to the end of a phase. Used by ensembles."""
 
     def further_steps(self, config: RunConfig, phase: Phase, *, examples: int) -> int:
         """Return the number of optimizer steps after those over ``examples``; 0 to add none."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.options import modules_of
+from rlhf.options import hooks_of
 
 RANKS = "hardware.nodes*hardware.ranks_per_node"
 
@@ -49,8 +49,7 @@ def num_data_parallel_ranks(config: RunConfig) -> int:
 
 def ranks_per_sequence(config: RunConfig) -> int:
     """Return the number of ranks that read the same rows, and divide each of them."""
-    shares: list[int] = [option.ranks_per_row(config) for option in modules_of("sharing", config)]
-    return math.prod(shares)
+    return math.prod(each(config) for each in hooks_of("sizes", "ranks_per_row", config))
 
 
 def exact_div(total: int, part: int, *, total_key: str, part_key: str) -> int:
@@ -112,7 +111,7 @@ def phase_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
         Phase.dpo: ("dpo.batch_size", dpo.batch_size, dpo.micro_batch_size, pair_cap),
         Phase.ppo: ("ppo.mini_batch_size", ppo.mini_batch_size, ppo.micro_batch_size, cap),
     }
-    shares = [option.KEY for option in modules_of("sharing", config)]
+    shares = list(hooks_of("sizes", "SHARING_KEY", config))
     plans = {}
     for phase in config.phase.order:
         key, size, micro, phase_cap = settings[phase]
@@ -187,8 +186,8 @@ def phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
         return num_ppo_steps(examples, per_step, steps=ppo.steps, epochs=ppo.epochs)
     epochs = float(getattr(config, phase.value).epochs)
     steps = math.ceil(examples * epochs / per_step)
-    for option in modules_of("further_steps", config):
-        steps += option.further_steps(config, phase, examples=examples)
+    for further in hooks_of("sizes", "further_steps", config):
+        steps += further(config, phase, examples=examples)
     return steps
 
 

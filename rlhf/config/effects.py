@@ -19,7 +19,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.hydra_errors import REWARD_MODEL_GROUP
 from rlhf.config.schema.keys import Affects, AtResume, Unread
 from rlhf.config.schema.run import RunConfig
-from rlhf.options import modules_of
+from rlhf.options import hooks_of
 
 
 class Effect(NamedTuple):
@@ -40,8 +40,8 @@ class Effect(NamedTuple):
 def effects() -> dict[str, Effect]:
     """Return the effect of every dotted key of the schema, without groups."""
     found = dict(_effects_in(RunConfig, "", {}))
-    for option in modules_of("keys"):
-        for key, rule in getattr(option, "UNREAD", {}).items():
+    for rules in hooks_of("keys", "UNREAD"):
+        for key, rule in rules.items():
             found[key] = found[key]._replace(unread=(*found[key].unread, rule))
     return found
 

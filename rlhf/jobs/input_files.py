@@ -16,13 +16,13 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.files import READERS
 from rlhf.data.tables import SAMPLE
-from rlhf.options import DataConfig, modules_of
+from rlhf.options import DataConfig, hooks_of
 from rlhf.run.results import write_json
 
 INPUTS = "inputs.json"
 OF_DATA = {*READERS, ".arrow", ".txt"}
 # Keys that name a file, or code by MODULE:NAME; an option's module ``keys`` names its own as FILES.
-OF_OPTIONS = [key for keys in modules_of("keys") for key in getattr(keys, "FILES", ())]
+OF_OPTIONS = [key for files in hooks_of("keys", "FILES") for key in files]
 # Key of the configuration -> whole path -> size and SHA-256.
 Inputs = dict[str, dict[str, Identity]]
 

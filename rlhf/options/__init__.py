@@ -57,13 +57,10 @@ class Option(NamedTuple):
     name: str
     is_on: Callable[[RunConfig], bool]
 
-    def module(self, seam: str) -> ModuleType | None:
-        """Return the option's module for ``seam``; None if it does not plug into this seam."""
-        return _import_module_of(self.name, seam)
-
 
 @cache
 def _import_module_of(option: str, seam: str) -> ModuleType | None:
+    """Return the option's module for ``seam``; None if it does not plug into this seam."""
     name = f"{__name__}.{option}.{seam}"
     return import_module(name) if find_spec(name) else None
 
@@ -105,7 +102,7 @@ def modules_of(seam: str, config: RunConfig | None = None) -> Iterator[Any]:
     """
     for option in OPTIONS:
         if config is None or option.is_on(config):
-            module = option.module(seam)
+            module = _import_module_of(option.name, seam)
             if module is not None:
                 yield module
 
@@ -172,8 +169,8 @@ class OptionGroups(EnvironmentGroup, LoraGroup, ReuseGroup):
     """The groups of the configuration that belong to one option each."""
 
 
-def hooks_of(seam: str, hook: str, config: RunConfig | None = None) -> Iterator[Callable[..., Any]]:
-    """Yield the function ``hook`` of each module for ``seam`` that has this function."""
+def hooks_of(seam: str, hook: str, config: RunConfig | None = None) -> Iterator[Any]:
+    """Yield the function or value ``hook`` of each module for ``seam`` that has it."""
     for module in modules_of(seam, config):
         if hasattr(module, hook):
             yield getattr(module, hook)

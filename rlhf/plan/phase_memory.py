@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from rlhf.base.seams import Generation
-from rlhf.config.batches import rollout_plan
+from rlhf.config.batches import ranks_per_sequence, rollout_plan
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.machine_rates import GIB
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, runs_on_torch, stage_of
@@ -65,7 +65,7 @@ class PhaseMemory:
     @cached_property
     def ranks_per_sequence(self) -> int:
         """Return the number of ranks that divide each training sequence."""
-        return math.prod(each.ranks_per_sequence(self.config) for each in self.at.options)
+        return ranks_per_sequence(self.config)
 
     @property
     def limit(self) -> float:

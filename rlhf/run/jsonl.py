@@ -14,10 +14,10 @@ from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.foreign_errors import remedy_of
 from rlhf.base.stored_files import open_regular, read_raw_lines
-from rlhf.options import modules_of
+from rlhf.options import hooks_of
 
 # Of a run; rank 0 appends to them. An option's module ``keys`` names its own as LOG.
-OPTIONS_LOGS = [keys.LOG for keys in modules_of("keys") if hasattr(keys, "LOG")]
+OPTIONS_LOGS = list(hooks_of("keys", "LOG"))
 LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS)
 # UTF-8 cannot encode a lone surrogate: it is written as \udXXX, which JSON decodes back.
 ENCODING_ERRORS = "backslashreplace"

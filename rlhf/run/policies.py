@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from rlhf.base.seams import Policy
-from rlhf.options import modules_of
+from rlhf.options import hooks_of
 
 # In the order of training.
 TRAINED = (
@@ -11,9 +13,7 @@ TRAINED = (
     Policy("dpo", "actor", "dpo/actor", "policy of DPO"),
     Policy("ppo", "actor", "ppo/actor", "actor"),
 )
-DERIVED: tuple[Policy, ...] = tuple(
-    policy for keys in modules_of("keys") for policy in getattr(keys, "POLICIES", ())
-)
+DERIVED: tuple[Policy, ...] = tuple(chain.from_iterable(hooks_of("keys", "POLICIES")))
 POLICIES = (*TRAINED, *DERIVED)
 DERIVED_MODELS = {policy.model for policy in DERIVED}
 

@@ -13,7 +13,7 @@ from rlhf.base.seams import MeasureNames
 from rlhf.config.choices import Phase, PlanMode, RewardLossName, Source
 from rlhf.config.hydra_errors import did_you_mean
 from rlhf.config.schema.run import RunConfig
-from rlhf.options import modules_of
+from rlhf.options import hooks_of
 from rlhf.phases.shared.model_checks import MODEL_CHECKS
 from rlhf.rewards.isolated import check_reward_parts
 from rlhf.run.metric_table import METRICS, better_direction
@@ -68,7 +68,7 @@ def held_out_metrics(config: RunConfig, phase: Phase) -> list[str]:
 
 def _option_measures(config: RunConfig | None = None) -> list[MeasureNames]:
     """Return the names of what options measure: of those that are on, or of all."""
-    return [keys.MEASURES for keys in modules_of("keys", config) if hasattr(keys, "MEASURES")]
+    return list(hooks_of("keys", "MEASURES", config))
 
 
 def logged_metrics(config: RunConfig) -> list[str]:

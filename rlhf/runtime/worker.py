@@ -75,7 +75,7 @@ RUNNERS: dict[Phase, Callable[[RunContext], dict[str, Any]]] = {
     Phase.dpo: run_dpo,
 }
 # Folders of phases that a run needs only while it runs; an option's module ``keys`` names its own.
-SCRATCH = [keys.SCRATCH for keys in modules_of("keys") if hasattr(keys, "SCRATCH")]
+SCRATCH = list(hooks_of("keys", "SCRATCH"))
 
 
 def end_stuck_process(reason: str) -> None:

@@ -34,7 +34,7 @@ from rlhf.options import (
     RewardConfig,
     RolloutConfig,
     ZeroConfig,
-    modules_of,
+    hooks_of,
 )
 
 
@@ -164,20 +164,13 @@ class RunConfig(OptionGroups, RunKeys):
     @property
     def tokens_after_prompt(self) -> tuple[str, int]:
         """Return key and value of the most tokens after a prompt: of a response, or an episode."""
-        found: list[tuple[str, int]] = [
-            option.tokens_after_prompt(self) for option in modules_of("lengths", self)
-        ]
-        return (
-            found[0]
-            if found
-            else (
-                "rollout.max_response_tokens",
-                self.rollout.max_response_tokens,
-            )
-        )
+        of_response = "rollout.max_response_tokens", self.rollout.max_response_tokens
+        found: list[tuple[str, int]]
+        found = [each(self) for each in hooks_of("sizes", "tokens_after_prompt", self)]
+        return found[0] if found else of_response
 
     @property
     def max_policy_tokens(self) -> int:
         """Return the most tokens that the policy can write after a prompt, in all its messages."""
-        found = [option.max_policy_tokens(self) for option in modules_of("lengths", self)]
+        found = (each(self) for each in hooks_of("sizes", "max_policy_tokens", self))
         return max(found, default=self.rollout.max_response_tokens)

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 from rlhf.base.seams import Costs
-from rlhf.config.schema.run import RunConfig
 
 if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
@@ -17,10 +16,6 @@ EXCHANGES = 5  # messages per layer: queries, keys, values, output and positions
 
 class SequenceParallelCosts(Costs):
     """Sequences divided by ranks, which exchange them before and after attention."""
-
-    def ranks_per_sequence(self, config: RunConfig) -> int:
-        """Return zero.sequence_parallel_size."""
-        return config.zero.sequence_parallel_size
 
     def activation_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
         """Return the bytes of the output of attention, stored before and after its exchange."""

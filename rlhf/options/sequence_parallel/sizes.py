@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
 
-KEY = "zero.sequence_parallel_size"
+SHARING_KEY = "zero.sequence_parallel_size"
 
 
 def ranks_per_row(config: RunConfig) -> int:
