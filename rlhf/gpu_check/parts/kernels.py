@@ -1,0 +1,239 @@
+"""Compare each Triton kernel with fp64 at the sizes of real models, and measure its bandwidth.
+
+Shapes: N = tokens, F = the first tokens, V = vocabulary, B = rows, Q = query heads, K = key/value
+heads, D = head size, L = columns of the KV cache.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlhf.engine.split_adamw import AdamwScalars, SplitState, TorchAdamw
+from rlhf.gpu_check.rows import (
+    CheckSetting,
+    Finding,
+    Size,
+    Task,
+    checked_finding,
+    skipped_finding,
+)
+from rlhf.options.gpu_kernels.adamw_gpu import ParameterTable, adamw_gpu_kernels
+from rlhf.options.gpu_kernels.attention_gpu import gpu_attention
+from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, logprobs_gpu_kernels
+
+GPU = torch.device("cuda", 0)
+REPEATS = 10
+FEW = 256  # rows whose numbers in fp64 fit into the GPU beside all logits
+SCALE = 1.25
+# Largest relative errors, in Euclidean norms.
+ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+# Tokens and vocabularies: Qwen 3, Llama 3, and GPT-NeoX's, which is no multiple of 16.
+LOGITS = {
+    Size.full: ((4096, 151936), (4096, 128256), (4096, 50257)),
+    Size.tiny: ((64, 2051), (32, 4096)),
+}
+
+
+class Cache(NamedTuple):
+    """The shape of an attention: rows, query heads, key/value heads, head size, columns."""
+
+    rows: int
+    heads: int
+    kv_heads: int
+    size: int
+    columns: int
+
+
+# Llama 3.1 8B (a cache of more than 2^31 numbers), OPT-1.3B, Qwen 2.5 0.5B, Gemma 3, OPT-2.7B.
+CACHES = {
+    Size.full: (
+        Cache(160, 32, 8, 128, 8192),
+        Cache(128, 32, 32, 64, 1024),
+        Cache(4, 14, 2, 64, 8192),
+        Cache(64, 4, 1, 256, 2048),
+        Cache(64, 32, 32, 80, 1024),
+    ),
+    Size.tiny: (Cache(3, 4, 2, 24, 40),),
+}
+# Tensors of 4096 x 14336 weights, odd sizes and single weights.
+WEIGHTS = {Size.full: (4096 * 14336, 50257 * 1024, 3 * 2**16 + 7, 1), Size.tiny: (70_001, 1)}
+SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
+NO_KERNEL = "torch computes instead: see log.txt"
+
+
+def tasks(setting: CheckSetting) -> Iterator[Task]:
+    """Yield a task for each kernel, shape and precision."""
+    for tokens, vocabulary in LOGITS[setting.size]:
+        for dtype in (torch.bfloat16, torch.float32):
+            yield Task(
+                f"log-probs, {tokens} x {vocabulary}, {_name(dtype)}",
+                partial(_check_logprobs, tokens, vocabulary, dtype),
+            )
+    for cache in CACHES[setting.size]:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            gib = 2 * cache.rows * cache.kv_heads * cache.columns * cache.size * dtype.itemsize
+            what = f"attention, {cache.rows} rows, {cache.heads}/{cache.kv_heads} heads of"
+            yield Task(
+                f"{what} {cache.size}, KV cache {gib / 2**30:.2g} GiB, {_name(dtype)}",
+                partial(_check_attention, cache, dtype),
+            )
+    for moments in (torch.float32, torch.bfloat16):
+        yield Task(
+            f"AdamW, moments in {_name(moments)}",
+            partial(_check_adamw, WEIGHTS[setting.size], moments),
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+
+
+def _seconds(launch: Callable[[], object]) -> float:
+    """Return the time of one of REPEATS launches on the GPU, after one that may compile."""
+    launch()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(REPEATS):
+        launch()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / REPEATS
+
+
+def _relative_error(found: Tensor, expected: Tensor) -> float:
+    """Return |found - expected| / |expected| in Euclidean norms."""
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def _finding(
+    errors: Mapping[str, float], allowed: Mapping[str, float], seconds: float, moved: float
+) -> Finding:
+    """Compare errors with those allowed; ``moved``: bytes that the kernel moves in ``seconds``."""
+    shown = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
+    bounds = ", ".join(f"{name} {bound:.0e}" for name, bound in allowed.items())
+    return checked_finding(
+        all(errors[name] <= bound for name, bound in allowed.items()),
+        f"{shown}; {1e3 * seconds:.2f} ms, {moved / seconds / 1e9:,.0f} GB/s",
+        f"relative errors up to {bounds}",
+        seconds=seconds,
+        bytes_per_second=moved / seconds,
+        **errors,
+    )
+
+
+@torch.no_grad()
+def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> Finding:
+    if (kernels := logprobs_gpu_kernels(GPU)) is None:
+        return skipped_finding(NO_KERNEL)
+    kernel = GpuLogprobKernel(kernels)
+    torch.manual_seed(1)
+    logits_NV = torch.empty(tokens, vocabulary, dtype=dtype, device=GPU)
+    logits_NV.normal_(std=3)
+    ids_N = torch.randint(vocabulary, (tokens,), device=GPU)
+    slopes_N = torch.randn(tokens, device=GPU)
+    few = slice(0, FEW)
+    x_FV, ids_F1 = SCALE * logits_NV[few].double(), ids_N[few, None]
+    log_sum_F1 = x_FV.logsumexp(1, keepdim=True)
+    p_FV = (x_FV - log_sum_F1).exp()
+    entropy_F1 = log_sum_F1 - (p_FV * x_FV).sum(1, keepdim=True)
+    logit_F1 = x_FV.gather(1, ids_F1)
+    gradient_FV = p_FV.neg_().scatter_add_(1, ids_F1, torch.ones_like(logit_F1))
+    gradient_FV *= SCALE * slopes_N[few, None]
+
+    log_sum_N, entropy_N, logit_N = torch.full((3, tokens), torch.nan, device=GPU)
+    outs = (log_sum_N, entropy_N, logit_N)
+    seconds = _seconds(lambda: kernel.reduce_rows(logits_NV, ids_N, scale=SCALE, outs=outs))
+    kernel.replace_by_gradient_(
+        logits_NV, ids_N, scale=SCALE, log_sums_N=log_sum_N, slopes_N=slopes_N
+    )
+    errors = {
+        "log-sum-exp": _relative_error(log_sum_N[few], log_sum_F1[:, 0]),
+        "entropy": _relative_error(entropy_N[few], entropy_F1[:, 0]),
+        "logit": _relative_error(logit_N[few], logit_F1[:, 0]),
+        "gradient": _relative_error(logits_NV[few], gradient_FV),
+    }
+    allowed = dict.fromkeys(errors, ROUNDING[torch.float32])
+    allowed["gradient"] = ROUNDING[dtype]
+    return _finding(errors, allowed, seconds, logits_NV.nbytes)
+
+
+@torch.no_grad()
+def _check_attention(cache: Cache, dtype: torch.dtype) -> Finding:
+    rows, heads, kv_heads, size, columns = cache
+    kernel = gpu_attention(GPU, dtype, group=heads // kv_heads, size=size)
+    if kernel is None:
+        return skipped_finding(NO_KERNEL)
+    torch.manual_seed(1)
+    shape = (2, rows, kv_heads, columns, size)
+    kv_cache = torch.empty(shape, dtype=dtype, device=GPU).normal_()
+    # Queries, keys and values side by side, as a joint projection leaves them.
+    joint_BHD = torch.randn(rows, heads + 2 * kv_heads, size, device=GPU)
+    query_BQD, key_BKD, value_BKD = joint_BHD.to(dtype).split([heads, kv_heads, kv_heads], dim=1)
+    positions_B = torch.randint(columns, (rows,), device=GPU)
+    positions_B[0], positions_B[-1] = 0, columns - 1
+    attend = partial(kernel, query_BQD, key_BKD, value_BKD, kv_cache, positions_B)
+    out_BQD = attend()
+    errors = []
+    for row in {0, 1, rows // 2, rows - 1}:
+        end = int(positions_B[row]) + 1
+        keys_KLD, values_KLD = kv_cache[:, row, :, :end].double()
+        q_KGD = query_BQD[row].double().view(kv_heads, heads // kv_heads, size)
+        weights = (q_KGD @ keys_KLD.mT * size**-0.5).softmax(-1)
+        errors.append(
+            _relative_error(out_BQD[row].reshape(kv_heads, -1, size), weights @ values_KLD)
+        )
+        is_stored = torch.equal(kv_cache[0, row, :, end - 1], key_BKD[row])
+        if not (is_stored and torch.equal(kv_cache[1, row, :, end - 1], value_BKD[row])):
+            return checked_finding(False, f"row {row}: another token is stored", "the newest")
+    moved = 2 * kv_heads * size * dtype.itemsize * int(positions_B.sum())
+    error = {"output": float(torch.tensor(errors).max())}
+    return _finding(error, {"output": ROUNDING[dtype]}, _seconds(attend), moved)
+
+
+@torch.no_grad()
+def _check_adamw(sizes: tuple[int, ...], moments: torch.dtype) -> Finding:
+    if (kernels := adamw_gpu_kernels(GPU)) is None:
+        return skipped_finding(NO_KERNEL)
+    table = ParameterTable(kernels, sizes, GPU)
+    torch.manual_seed(1)
+
+    def numbers(size: int, scale: float) -> Tensor:
+        return scale * torch.randn(size, device=GPU)
+
+    ours = [
+        SplitState(
+            numbers(size, 0.02).bfloat16(),
+            torch.randint(-(2**15), 2**15, (size,), dtype=torch.int16, device=GPU),
+            numbers(size, 1e-3).to(moments),
+            numbers(size, 1e-3).square().to(moments),
+        )
+        for size in sizes
+    ]
+    theirs = [SplitState(*(part.clone() for part in state)) for state in ours]
+    gradients = [numbers(size, 1e-2).bfloat16() for size in sizes]
+    scalars = [SCALARS] * len(sizes)
+    table.step(ours, gradients, scalars)
+    TorchAdamw().step(theirs, gradients, scalars)
+    other = sum(
+        int((mine.view(torch.uint8) != yours.view(torch.uint8)).sum())
+        for one, two in zip(ours, theirs, strict=True)
+        for mine, yours in zip(one, two, strict=True)
+    )
+    weights = [
+        _relative_error(one.high.float(), two.high.double())
+        for one, two in zip(ours, theirs, strict=True)
+    ]
+    norm = float(table.sum_of_squares(gradients))
+    expected = sum(float(each.double().square().sum()) for each in gradients)
+    seconds = _seconds(lambda: table.step(ours, gradients, scalars))
+    per_weight = 2 + 2 * (4 + 2 * moments.itemsize)
+    errors = {"weights": max(weights), "norm": abs(norm / expected - 1)}
+    allowed = dict.fromkeys(errors, ROUNDING[torch.float32])
+    found = _finding(errors, allowed, seconds, per_weight * sum(sizes))
+    return replace(found, figure=f"{found.figure}; {other} bytes differ from torch's")
