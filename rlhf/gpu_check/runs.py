@@ -66,10 +66,12 @@ class Run:
 def start_run(run_dir: Path, *words: str) -> Run:
     """Start a new run in ``run_dir``, and wait for its end; its output goes to a file beside it.
 
+    Overrides that none of its phases reads are left out, since the launcher refuses them.
+
     Raises:
         TimeoutExpired: if it does not end in LIMIT seconds; it is killed.
     """
-    return _run_launcher(run_dir, [*words, f"run_dir={run_dir}"])
+    return _run_launcher(run_dir, [*drop_unread(words), f"run_dir={run_dir}"])
 
 
 def resume_run(run_dir: Path) -> Run:
@@ -95,6 +97,19 @@ def _run_launcher(run_dir: Path, words: Sequence[str]) -> Run:
     output = log.read_bytes()[start:].decode(errors="replace")
     seconds = time.monotonic() - began
     return Run(run_dir=run_dir, code=ended.returncode, output=output, seconds=seconds)
+
+
+def drop_unread(words: Sequence[str]) -> list[str]:
+    """Return the overrides ``words`` without those of phases that they do not train."""
+    phases = {"sft", "reward", "ppo"}
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in ("phase", "phase.order"):
+            phases = set(value.strip("[]").split(","))
+    unread = [f"{phase}." for phase in ("sft", "reward", "ppo") if phase not in phases]
+    if "ppo" not in phases:
+        unread.append("rollout.")
+    return [word for word in words if not word.startswith(tuple(unread))]
 
 
 def planned_gib(run_dir: Path, phase: str) -> float:

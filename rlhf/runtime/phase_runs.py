@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import os
 import platform
@@ -19,6 +18,7 @@ from rlhf.base.finite_numbers import find_non_finite
 from rlhf.base.ranks import Ranks
 from rlhf.base.seams import PhasesSeam
 from rlhf.base.stored_files import PHASES, read_json
+from rlhf.base.versions import installed_version
 from rlhf.config.choices import Phase
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
@@ -75,7 +75,7 @@ def collect_results(order: Sequence[Phase], run_dir: Path) -> dict[str, Any]:
 def library_versions() -> dict[str, str]:
     """Return the versions of Python, of this package and of the libraries that compute."""
     packages = ("rlhf", "torch", "deepspeed", "transformers")
-    versions = {name: importlib.metadata.version(name) for name in packages}
+    versions = {name: installed_version(name) for name in packages}
     return {"python": platform.python_version(), **versions}
 
 

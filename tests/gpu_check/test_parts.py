@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
 
 from rlhf.config.choices import Dtype
+from rlhf.gpu_check import runs
 from rlhf.gpu_check.parts import decoders, pipelines
 from rlhf.gpu_check.processes import PARTS
-from rlhf.gpu_check.rows import RowVerdict, measure_row
+from rlhf.gpu_check.rows import CheckSetting, RowVerdict, Size, measure_row
+from rlhf.gpu_check.runs import Run
 from rlhf.models.families import FAMILIES
 from rlhf.rollout.decoders.fused import FusedDecoder
 from tests.pretend_cuda.gpu import Gpu
+from tests.runs import launch_on_gpu
 
 HERE = pipelines.Losses(sft=5.7, reward=0.67, score=-0.4, score_std=0.1, responses=16)
 
@@ -85,3 +89,27 @@ def test_runs_cover_engines_stages_precisions_and_offload(gpu: Gpu) -> None:
 def test_every_part_has_its_module() -> None:
     for part in PARTS:
         assert callable(import_module(f"rlhf.gpu_check.parts.{part.name}").tasks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [part.name for part in PARTS])
+def test_launch_options_of_a_part_are_accepted(
+    part: str, gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that no phase reads was refused, and five parts measured nothing on a real GPU."""
+    started: list[list[str]] = []
+
+    def run_launcher(run_dir: Path, words: list[str]) -> Run:
+        started.append(words)
+        return Run(run_dir=run_dir, code=1, output="not started", seconds=0.0)
+
+    monkeypatch.setattr(runs, "_run_launcher", run_launcher)
+    if part not in ("machine", "kernels", "decoders"):
+        setting = CheckSetting(folder=tmp_path, size=Size.full)
+        for task in import_module(f"rlhf.gpu_check.parts.{part}").tasks(setting):
+            measure_row(task)
+        assert started
+    for words in started:
+        if not any(word.startswith("model.path=/") for word in words):  # that run trains it first
+            run = launch_on_gpu(*words, "plan=only", cwd=tmp_path)
+            assert run.returncode == 0, f"{words}\n{run.stderr}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 
 import torch
 
+from rlhf.base.versions import installed_version
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.machine_rates import GIB
 from rlhf.engine.devices import check_gpus, read_driver, resolve_dtype
@@ -19,10 +20,8 @@ from rlhf.gpu_check.rows import (
     Task,
     checked_finding,
     measured_finding,
-    skipped_finding,
 )
 from rlhf.jobs.this_machine import this_machine
-from rlhf.options.gpu_kernels.adamw_gpu import adamw_gpu_kernels
 
 PACKAGES = ("rlhf", "torch", "deepspeed", "transformers", "datasets", "peft", "hydra-core")
 LEAST_FREE = 2  # GiB that the other parts need
@@ -39,11 +38,10 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
     )
     yield Task("kernels of torch", _check_torch_kernels)
     yield Task("a product", _check_matmul)
-    yield Task("AdamW by Triton", _check_triton_adamw)
     yield Task("hardware=auto", _check_auto_profile)
     yield Task("host", _describe_host)
     for package in PACKAGES:
-        yield Task(package, lambda package=package: _describe_version(package))  # type: ignore[misc]
+        yield Task(package, partial(_describe_version, package))
 
 
 def _describe_card() -> Finding:
@@ -77,12 +75,6 @@ def _check_matmul() -> Finding:
     return checked_finding(True, f"right in {names}", "64")
 
 
-def _check_triton_adamw() -> Finding:
-    if adamw_gpu_kernels(torch.device("cuda", 0)) is None:
-        return skipped_finding("operations of torch instead: see log.txt")
-    return checked_finding(True, "compiled and launched", "")
-
-
 def _check_auto_profile() -> Finding:
     machine = this_machine()
     figure = f"{machine.profile}: {machine.reason}"
@@ -98,7 +90,4 @@ def _describe_host() -> Finding:
 
 
 def _describe_version(package: str) -> Finding:
-    try:
-        return measured_finding(version(package))
-    except PackageNotFoundError:
-        return measured_finding("not installed as a package")
+    return measured_finding(installed_version(package))

@@ -74,8 +74,6 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
 def _compare_with_plan(runs: list[Run], run_dir: Path, shape: Shape, phase: str) -> Finding:
     """Compare one phase with its plan; start the shape's run first, unless ``runs`` holds it."""
     words = [*FEW, *shape.words]
-    if "phase=sft" in words:  # a key that no phase reads is refused
-        words = [word for word in words if not word.startswith(("reward.", "ppo.", "rollout."))]
     if set(ADAPTERS) <= set(words):
         words.append(f"model.path={run_dir.with_name('shape_2') / 'sft' / 'model'}")
     if not runs:

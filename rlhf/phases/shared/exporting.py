@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from rlhf.base.types import Engine
+from rlhf.base.versions import installed_version
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.sources import ModelSource
 from rlhf.options import RolloutConfig, hooks_of
@@ -102,7 +102,7 @@ def save_export(
     ``what`` describes the model on its model card. If the model ``answers``, the card has a call.
     """
     if context.ranks.is_main:
-        made = f"Made by `rlhf` {version('rlhf')}, run `{context.config.name}`"
+        made = f"Made by `rlhf` {installed_version('rlhf')}, run `{context.config.name}`"
         settings = f"seed {context.config.seed}; its config.yaml holds every setting"
         description = f"{what} {made}, {settings}."
         if answers:
