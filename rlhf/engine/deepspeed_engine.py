@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from io import StringIO
@@ -291,6 +293,9 @@ def require_quantizer(zero: ZeroConfig) -> None:
         raise CapabilityError(f"{', '.join(used)}: {obstacle}; or run without this option")
 
 
+CARD = re.compile(r"\d+\.\d+(\+PTX)?")  # a GPU's architecture, as DeepSpeed's builders read it
+
+
 def op_unavailable_reason(builder: str) -> str | None:
     """Return why the kernels of DeepSpeed's op ``builder`` are not available; None if they are."""
     from deepspeed.git_version_info import installed_ops
@@ -306,6 +311,12 @@ def op_unavailable_reason(builder: str) -> str | None:
     op = getattr(op_builder, builder)()
     if installed_ops.get(op.name):
         return None
+    cards = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
+    if any(CARD.fullmatch(card) is None for card in cards.replace(";", " ").split()):
+        return (
+            f"DeepSpeed's kernels ({op.name}) cannot be compiled here: DeepSpeed cannot read "
+            f"TORCH_CUDA_ARCH_LIST={cards}: it must be numbers, such as 9.0; unset the variable"
+        )
     try:
         if not op.is_compatible(verbose=False):
             return f"DeepSpeed's kernels ({op.name}) do not fit this GPU or CUDA"

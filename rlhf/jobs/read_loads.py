@@ -195,14 +195,16 @@ class CountedData:
     def _answer_tokens(self, part: PhaseData) -> float | None:
         """Return the mean length in tokens of SFT's answers as PPO cuts them; None: no answers."""
         most, encoder = self._config.tokens_after_prompt[1], self._encoder
+        least = self._config.rollout.min_response_tokens
         records = [record for record in part.train[: self._most] if record.chosen]
         texts = [record.chosen or "" for record in records]
-        lengths = [min(most, len(ids)) for ids in encoder.texts_with_end(texts)]
+        lengths = [len(ids) for ids in encoder.texts_with_end(texts)]
         if any(record.exchanges for record in records):
             rows = list(enumerate(records))
             found, _ = COLUMNS_OF[Phase.sft](rows, encoder, Limit("", sys.maxsize))
             pairs = zip(found["length"], found["prompt_tokens"], strict=True)
-            lengths = [min(most, length - prompt) for length, prompt in pairs]
+            lengths = [length - prompt for length, prompt in pairs]
+        lengths = [max(least, min(most, length)) for length in lengths]
         return sum(lengths) / len(lengths) if lengths else None
 
 

@@ -189,3 +189,16 @@ def test_gradients_on_nvme_start_at_whole_blocks(
 def test_quantising_without_its_kernels_is_refused(key: str) -> None:
     with pytest.raises(CapabilityError, match=rf"{key}.*install the CUDA toolkit"):
         engine_of(DeepSpeedEngine, stage=3, **{key: True})
+
+
+@pytest.mark.parametrize("cards", ["9.0a", "8.0;Hopper", "8.6+PTX 9.0a"])
+def test_architectures_that_deepspeed_cannot_read_are_named(
+    cards: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image whose TORCH_CUDA_ARCH_LIST was 9.0a ended with int()'s error and a traceback."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", cards)
+    reason = deepspeed_engine.op_unavailable_reason("InferenceBuilder")
+    assert f"TORCH_CUDA_ARCH_LIST={cards}: " in str(reason)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
+    assert "ARCH_LIST" not in str(deepspeed_engine.op_unavailable_reason("InferenceBuilder"))

@@ -159,3 +159,12 @@ def test_a_plan_counts_episodes_of_an_environment_of_the_user(
     assert answer < most / 4
     read, unread = (plan_run(config, each).phases[-1].step_seconds for each in (loads, None))
     assert read["generate"] < unread["generate"] / 3
+
+
+def test_a_response_is_planned_at_least_as_long_as_it_must_be(compose: Compose) -> None:
+    """A run on an H200 that had to sample 256 tokens was planned for the 7 of SFT's answers."""
+    loads = read_loads(run_of(compose, "experiment=smoke", "rollout.min_response_tokens=20")).loads
+    assert loads is not None
+    answer = loads[Phase.ppo].answer
+    assert answer is not None
+    assert answer >= 20
