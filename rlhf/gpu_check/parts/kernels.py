@@ -174,7 +174,8 @@ def _check_attention(cache: Cache, dtype: torch.dtype) -> Finding:
     kv_cache = torch.empty(shape, dtype=dtype, device=GPU).normal_()
     # Queries, keys and values side by side, as a joint projection leaves them.
     joint_BHD = torch.randn(rows, heads + 2 * kv_heads, size, device=GPU)
-    query_BQD, key_BKD, value_BKD = joint_BHD.to(dtype).split([heads, kv_heads, kv_heads], dim=1)
+    parts = [heads, kv_heads, kv_heads]
+    query_BQD, key_BKD, value_BKD = torch.split(joint_BHD.to(dtype), parts, dim=1)
     positions_B = torch.randint(columns, (rows,), device=GPU)
     positions_B[0], positions_B[-1] = 0, columns - 1
     attend = partial(kernel, query_BQD, key_BKD, value_BKD, kv_cache, positions_B)
