@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException
 
+from rlhf.config.hydra_errors import to_hydra_override
 from rlhf.jobs.search_command import parse_search
 from rlhf.jobs.sweep_command import expand_sweep
+from tests.conftest import Compose
 from tests.runs import TINY_RUN, launch, python
 
 ROOT = Path(__file__).parents[2]
@@ -114,13 +117,16 @@ def check_pytest(command: str) -> None:
     assert run.returncode == 0, run.stdout
 
 
-def check_launch(command: str, folder: Path) -> None:
+def check_launch(command: str, folder: Path, compose: Compose) -> None:
     """Every job that the command would start composes."""
     data_file = folder / "pairs.jsonl"
     data_file.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     for arguments in composing(command, data_file):
-        run = launch(*arguments, cwd=folder)
-        assert run.returncode == 0, f"{arguments}\n{run.stderr}"
+        if "--help" in arguments or any("hydra" in word for word in arguments):
+            run = launch(*arguments, cwd=folder)
+            assert run.returncode == 0, f"{arguments}\n{run.stderr}"
+        else:
+            compose([to_hydra_override(word) for word in arguments[2:]])
 
 
 def check_benchmark(command: str) -> None:
@@ -133,7 +139,7 @@ def check_benchmark(command: str) -> None:
     )
 
 
-def check(command: str, folder: Path) -> None:
+def check(command: str, folder: Path, compose: Compose) -> None:
     """Execute ``command`` in the way of its kind; a command of an unknown kind fails."""
     if command.startswith("make "):
         check_make(command)
@@ -142,15 +148,15 @@ def check(command: str, folder: Path) -> None:
     elif command.startswith("python benchmarks/"):
         check_benchmark(command)
     elif command.startswith(("python launch.py", "PYTHONPATH=examples python launch.py")):
-        check_launch(command.removeprefix("PYTHONPATH=examples "), folder)
+        check_launch(command.removeprefix("PYTHONPATH=examples "), folder, compose)
     else:
         assert command in RUN_ELSEWHERE, f"say in test_docs.py how this is executed: {command}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_documented_command_works(command: str, tmp_path: Path) -> None:
-    check(command, tmp_path)
+def test_documented_command_works(command: str, tmp_path: Path, compose: Compose) -> None:
+    check(command, tmp_path, compose)
 
 
 @pytest.mark.slow
@@ -165,9 +171,9 @@ def test_documented_command_works(command: str, tmp_path: Path) -> None:
         "python benchmarks/ppo_step.py --colour red",
     ],
 )
-def test_wrong_command_fails(command: str, tmp_path: Path) -> None:
-    with pytest.raises(AssertionError):
-        check(command, tmp_path)
+def test_wrong_command_fails(command: str, tmp_path: Path, compose: Compose) -> None:
+    with pytest.raises((AssertionError, ConfigCompositionException)):
+        check(command, tmp_path, compose)
 
 
 def test_commands_are_found() -> None:
