@@ -5,10 +5,14 @@ The kernels pass the tests of the C kernel, here with blocks of 1024 logits.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from rlhf.base.types import LogprobOptions
+from rlhf.gpu_check.parts import kernels as gpu_check_kernels
+from rlhf.gpu_check.rows import RowVerdict
 from rlhf.models import output_layer
 from rlhf.models.output_layer import Block, fused_logprobs
 from rlhf.options.gpu_kernels import logprobs_gpu as logprobs
@@ -91,3 +95,17 @@ def test_the_output_layer_by_them(
     pull_N = torch.linspace(-1, 1, len(given.ids_N))
     ours, theirs = (slopes(given, (pull_N * x).sum()) for x in (found.logprobs_N, expected[0]))
     assert_near(ours, theirs, terms=terms)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_gpu_check_tells_a_wrong_kernel(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    reduce_rows = GpuLogprobKernel.reduce_rows
+
+    def scaled(self: GpuLogprobKernel, *given: Any, scale: float, outs: Any) -> None:
+        reduce_rows(self, *given, scale=factor * scale, outs=outs)
+
+    monkeypatch.setattr(GpuLogprobKernel, "reduce_rows", scaled)
+    monkeypatch.setattr(gpu_check_kernels, "GPU", torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    found = gpu_check_kernels._check_logprobs(3, 300, torch.float32)
+    assert found.verdict is (RowVerdict.passed if factor == 1.0 else RowVerdict.failed)
