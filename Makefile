@@ -46,6 +46,7 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.pretend_cuda.memory --check
 	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m tests.planted
+	$(BIN)/python -m tests.mutants --faults 20
 	$(BIN)/python -m tests.soak_drives
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.soak_matrix

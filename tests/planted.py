@@ -39,6 +39,16 @@ def read_faults() -> list[Fault]:
     return [Fault(**json.loads(line)) for line in FAULTS.read_text().splitlines()]
 
 
+def copy_source(tree: Path) -> Path:
+    """Copy the source to ``tree`` without bytecode; return ``tree``."""
+    for name in COPIED:
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.glob("*.*"):
+        if path.is_file():
+            shutil.copy(path, tree)
+    return tree
+
+
 def is_found(fault: Fault, tree: Path) -> bool:
     """Return True if the fault's test is red with the fault in ``tree``, a copy of the source."""
     path = tree / fault.path
@@ -68,12 +78,7 @@ def main() -> None:
     only = options.parse_args().only
     faults = [fault for fault in read_faults() if only in f"{fault.path} {fault.test}"]
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder)
-        for name in COPIED:
-            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for path in ROOT.glob("*.*"):
-            if path.is_file():
-                shutil.copy(path, tree)
+        tree = copy_source(Path(folder))
         found = 0
         for fault in faults:
             if is_found(fault, tree):
