@@ -17,8 +17,7 @@ from pathlib import Path
 
 from common import table
 
-from rlhf.report.comparison import ComparedRun, Setting, read_run
-from rlhf.report.differences import difference
+from rlhf.report.comparison import ComparedRun, Setting, difference, read_run
 
 TITLES = ("objective", "exactly right", "score", "KL, nats")
 

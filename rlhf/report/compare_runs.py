@@ -1,31 +1,68 @@
-"""Print a comparison of runs within 80 columns, and write its page; for a sweep, also its files."""
+"""Print a comparison of runs within 80 columns, and write its page; for a sweep, also its files.
+
+The page, ``sweep.html`` of a sweep, has the settings, their curves and the effect of parameters. It
+is one file that loads nothing, and is made only from the results of the runs, so a sweep that was
+stopped has a page too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
+from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.config.freeze import FROZEN
+from rlhf.report.charts import Chart
 from rlhf.report.comparison import (
+    UNCOMPARED,
+    ComparedRun,
     Setting,
+    SettingsComparison,
+    command_line_text,
+    compare_with_first,
     comparison_json,
+    estimate_of_seeds,
     estimate_text,
     find_run_folders,
     group_by_setting,
     read_run,
 )
-from rlhf.report.differences import SettingsComparison, compare_with_first
-from rlhf.report.sweep_page import sweep_page, write_sweep_report
+from rlhf.report.page import Headline, render_template
+from rlhf.report.sweep_charts import (
+    Place,
+    frontier_chart,
+    is_number,
+    parallel_chart,
+    parameter_chart,
+    setting_curves,
+)
 from rlhf.run.console import build_console
 from rlhf.run.results import write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+STUDY_RESULTS = "optimization_results.yaml"
+SWEEP_REPORT = "sweep.html"
+KL = "KL, nats"
+GOALS = ("gold", "exactly right", "score")  # measures that are drawn over KL
+LONGEST_NAME = 60  # characters of a setting's name in the headline
+BINS = 4  # ranges of a parameter with many numbers
+FEWEST_RUNS = 3  # runs for each value, or range of values, from which an importance is computed
+DOUBTS = {
+    "-": "no difference from the reference can be told",
+    "one seed": "one seed tells nothing: give three or more",
+    "two seeds": "two seeds tell nothing: give three or more",
+    "no spread": "no spread between seeds",
+    "": "objectives of other meaning are not compared",
+}
+Ranked = tuple[int, Setting]  # a setting with finished runs, after its number among all settings
 
 
 def compare(paths: Sequence[Path], html: Path | None = None) -> None:
@@ -107,3 +144,277 @@ def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterat
         yield f"not compared: {title} ({reason})"
     for run in (run for setting in settings for run in setting.runs if not run.measures):
         yield f"no result: {run.folder}"
+
+
+class StudyResults(NamedTuple):
+    """The objectives of a study, and its solutions: the trials that no other trial beats."""
+
+    maximize: Sequence[str]
+    minimize: Sequence[str]
+    solutions: Mapping[int, Mapping[str, float]]  # value of each objective, by number of the trial
+
+    @property
+    def headline(self) -> str:
+        """Return a sentence that names the best trials: all on the Pareto front, or all tied."""
+        goals = [f"{name} (higher)" for name in self.maximize]
+        goals += [f"{name} (lower)" for name in self.minimize]
+        named = " and ".join(goals)
+        if not self.solutions:
+            return f"No trial has a valid result yet for {named}"
+        trials = ", ".join(map(str, self.solutions))
+        if len(goals) > 1:
+            return f"Pareto front of {named}: trial{'s' * (len(self.solutions) > 1)} {trials}"
+        (value,) = next(iter(self.solutions.values())).values()
+        tied = " (tied)" if len(self.solutions) > 1 else ""
+        return f"Best {named} is {value:.4g}: trial{'s' if tied else ''} {trials}{tied}"
+
+    def has_solution(self, setting: Setting) -> bool:
+        """Return True if a trial with the values of ``setting`` is a solution."""
+        return not self.solutions.keys().isdisjoint(trial_numbers(setting))
+
+
+def read_study(folder: Path) -> StudyResults | None:
+    """Read the objectives and solutions of the search in ``folder``; None if it is no search.
+
+    Raises:
+        DamagedFileError: if the file has another form than searches write.
+    """
+    path = folder / STUDY_RESULTS
+    if (text := read_stored_text(path)) is None:
+        return None
+    try:
+        content = yaml.safe_load(text)
+        solutions = {
+            int(each["trial"]): {
+                str(name): float(value) for name, value in each["best_evaluated_value"].items()
+            }
+            for each in content["solutions"]
+        }
+        maximize, minimize = (
+            [str(name) for name in content[key]] for key in ("maximize", "minimize")
+        )
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedFileError(path, f"it is not what a search writes ({error!r})") from error
+    return StudyResults(maximize, minimize, solutions)
+
+
+def trial_numbers(setting: Setting) -> list[int]:
+    """Return the numbers of the trials with the values of ``setting``; [] outside of a search."""
+    names = (run.folder.name.partition(",")[0] for run in setting.runs)
+    return [int(name) for name in names if name.isdecimal()]
+
+
+def write_sweep_report(sweep_dir: Path, settings: Sequence[Setting]) -> Path:
+    """Write the report of a sweep or a search to its folder; return the path of the page."""
+    path = sweep_dir / SWEEP_REPORT
+    study = read_study(sweep_dir)
+    page = sweep_page(f"{'Search' if study else 'Sweep'} {sweep_dir.name}", settings, study)
+    write_text_atomically(path, page)
+    return path
+
+
+def sweep_page(title: str, settings: Sequence[Setting], study: StudyResults | None = None) -> str:
+    """Return the HTML of a comparison of settings; the best setting, or solutions, come first."""
+    runs = [run for setting in settings for run in setting.runs]
+    done = sorted(
+        ((n, setting) for n, setting in enumerate(settings) if setting.finished_runs()),
+        key=lambda each: (
+            study is not None and not study.has_solution(each[1]),
+            -each[1].estimates()["objective"].mean,
+        ),
+    )
+    unfinished = [setting for setting in settings if not setting.finished_runs()]
+    finished = sum(bool(run.measures) for run in runs)
+    found = compare_with_first(settings)
+    return render_template(
+        "sweep.html",
+        scripts=["sweep.js", "parallel.js"],
+        title=title,
+        verdict=_headline(done, found, study),
+        place=f"{finished} of {len(runs)} runs have finished",
+        curves=setting_curves([*(setting for _, setting in done), *unfinished]),
+        **(_tables_and_charts(done, found, study) if done else {"table": None}),
+    )
+
+
+def parameter_importances(
+    runs: Sequence[ComparedRun], keys: Sequence[str], title: str
+) -> dict[str, float | None]:
+    """Return, for each key that varies, the share of a measure's variance that it explains alone.
+
+    The share is epsilon squared (Kelley 1935, https://doi.org/10.1073/pnas.21.9.554), from which
+    the share explained by chance is subtracted; None if there are not enough runs to tell. Keys
+    with many numbers are grouped into ranges.
+    """
+    found: dict[str, float | None] = {}
+    for key in keys:
+        groups = _measures_by_value(runs, key, title)
+        values = [run.measures[title] for run in runs]
+        total = statistics.pvariance(values) * len(values)
+        if total == 0 or len({command_line_text(run.keys.get(key)) for run in runs}) == 1:
+            continue
+        if len(groups) == 1 or len(values) < FEWEST_RUNS * len(groups):
+            found[key] = None
+            continue
+        freedom = len(values) - len(groups)
+        within = sum(statistics.pvariance(group) * len(group) for group in groups) / freedom
+        found[key] = max(0.0, (total - within * (len(values) - 1)) / total)
+    return dict(sorted(found.items(), key=lambda each: -(each[1] or 0.0)))
+
+
+def _measures_by_value(runs: Sequence[ComparedRun], key: str, title: str) -> list[list[float]]:
+    """Return the measures of the runs with each value; many numbers are grouped into ranges."""
+    values = [run.keys.get(key) for run in runs]
+    names = [command_line_text(value) for value in values]
+    if len(set(names)) * FEWEST_RUNS > len(runs) and all(map(is_number, values)):
+        bins = min(BINS, max(1, len(runs) // FEWEST_RUNS))
+        numbers = {place: value for place, value in enumerate(values) if is_number(value)}
+        for rank, place in enumerate(sorted(numbers, key=numbers.__getitem__)):
+            names[place] = str(bins * rank // len(runs))
+    groups: dict[str, list[float]] = {}
+    for name, run in zip(names, runs, strict=True):
+        groups.setdefault(name, []).append(run.measures[title])
+    return list(groups.values())
+
+
+def _headline(
+    done: Sequence[Ranked], found: SettingsComparison, study: StudyResults | None
+) -> Headline:
+    """Return the headline: the solutions of a search, or the best setting and its verdict."""
+    if not done:
+        return Headline("No run has finished.", is_doubtful=True)
+    if study is not None:
+        return Headline(study.headline, is_doubtful=not study.solutions)
+    goal = _objective_title(found)
+    others = [found.verdict(n, goal) for n, setting in done if setting is not found.reference]
+    objectives = {setting.estimates()["objective"].mean for _, setting in done}
+    equal = "all objectives are equal" if len(done) > len(objectives) == 1 else ""
+    if reason := DOUBTS[""] if "" in others else equal:
+        return Headline(f"{reason}: none of {len(done)} settings is best", is_doubtful=True)
+    number, best = done[0]
+    name = best.label if len(best.label) <= LONGEST_NAME else "setting 1"  # the best is the first
+    said = f"best objective {estimate_text(best.estimates()['objective'])}: {name}"
+    if len(done) == 1:
+        return Headline(said, is_doubtful=False)
+    if best is not found.reference:
+        told = found.verdict(number, goal)
+        ending = DOUBTS.get(told, f"{told} than the reference")
+        return Headline(f"{said}; {ending}", is_doubtful=told in DOUBTS)
+    doubtful = [told for told in others if told != "lower"]
+    ending = DOUBTS.get(doubtful[0], doubtful[0]) if doubtful else "higher than all others"
+    ending = ending.replace("from the reference", f"from {len(doubtful)} of {len(others)} others")
+    return Headline(f"{said}; {ending}", is_doubtful=bool(doubtful))
+
+
+def _objective_title(found: SettingsComparison) -> str:
+    """Return the title of the objective: the gold score stands for it in runs with a judge."""
+    return "objective" if "objective" in found.titles else "gold"
+
+
+def _tables_and_charts(
+    ranked: Sequence[Ranked], found: SettingsComparison, study: StudyResults | None
+) -> dict[str, Any]:
+    """Return the template values for settings with finished runs: tables and charts by name."""
+    done = [setting for _, setting in ranked]
+    runs = [run for setting in done for run in setting.finished_runs()]
+    titles = [title for title in found.titles if all(title in s.estimates() for s in done)]
+    comparable = [title for title in titles if title not in found.left_out]
+    drawn = [title for title in comparable if _is_drawn(title, done)]
+    keys = list(dict.fromkeys(key for setting in done for key in setting.values))
+    frontiers = [_frontier_over_kl(done, goal) for goal in GOALS if goal in comparable]
+    parts: dict[str, Any] = {
+        "table": _settings_table(ranked, titles, found, study),
+        "notes": _notes(done, keys, found),
+        "frontiers": frontiers if KL in titles and len(done) > 1 else [],
+        "parallel": None,
+        "parameters": None,
+    }
+    if keys:
+        columns = {key: [setting.values.get(key) for setting in done] for key in keys}
+        columns |= {title: [setting.estimates()[title].mean for setting in done] for title in drawn}
+        parts["parallel"] = parallel_chart(columns)
+    if keys and len(keys) < len(done):
+        shares = {title: parameter_importances(runs, [*keys, "seed"], title) for title in drawn}
+        parts |= {
+            "parameters": [
+                _parameter_chart(runs, key, title, is_alone=len(keys) == 1)
+                for key in keys
+                for title in drawn
+            ],
+            "importances": shares,
+            "explaining": list(dict.fromkeys(key for each in shares.values() for key in each)),
+        }
+    return parts
+
+
+def _is_drawn(title: str, done: Sequence[Setting]) -> bool:
+    """Return False for a measure of the machine's load, or that is equal in all settings."""
+    means = {setting.estimates()[title].mean for setting in done}
+    return title not in UNCOMPARED and (len(means) > 1 or len(done) == 1)
+
+
+def _notes(done: Sequence[Setting], keys: Sequence[str], found: SettingsComparison) -> list[str]:
+    """Return sentences about the table: what its verdicts count, and what they cannot tell."""
+    notes = []
+    if found.tests:
+        notes.append(
+            f"Verdicts count all {found.tests} differences that were tested (Holm's correction)."
+        )
+    if len(done) > 1 and not found.tests:
+        notes.append(
+            "Fewer than three seeds tell nothing about a difference: no interval is drawn."
+        )
+    if len(done) > 1 and len(keys) >= len(done):
+        notes.append(
+            f"{len(done)} settings differ in {len(keys)} keys: the effects of keys cannot be told "
+            "apart, so no chart of a key is drawn."
+        )
+    notes += [f"Not compared: {title} ({reason})." for title, reason in found.left_out.items()]
+    return notes
+
+
+def _settings_table(
+    done: Sequence[Ranked],
+    titles: Sequence[str],
+    found: SettingsComparison,
+    study: StudyResults | None,
+) -> dict[str, Any]:
+    """Return the titles of measures and of the last column, and a row for each setting."""
+    goal, rows = _objective_title(found), []
+    for number, setting in done:
+        if study is not None:
+            verdict = "solution" if study.has_solution(setting) else ""
+        elif setting is found.reference:
+            verdict = "reference"
+        else:
+            verdict = found.verdict(number, goal).replace("-", "no difference")
+        counted = f"{len(setting.finished_runs())} of {len(setting.runs)}"
+        measures = [estimate_text(setting.estimates()[title]) for title in titles]
+        trials = ", ".join(map(str, trial_numbers(setting))) if study else ""
+        label = f"trial {trials}: {setting.label}" if trials else setting.label
+        rows.append({"label": label, "runs": counted, "measures": measures, "verdict": verdict})
+    last = "" if study else f"{goal}, to the reference"
+    return {"titles": titles, "last": last, "rows": rows}
+
+
+def _frontier_over_kl(done: Sequence[Setting], goal: str) -> Chart | None:
+    places = [
+        Place(number, setting.label, setting.estimates()[KL], setting.estimates()[goal])
+        for number, setting in enumerate(done)
+    ]
+    return frontier_chart(goal, places)
+
+
+def _parameter_chart(
+    runs: Sequence[ComparedRun], key: str, title: str, *, is_alone: bool
+) -> Chart | None:
+    measured: dict[str, tuple[object, list[float]]] = {}
+    for run in runs:
+        value = run.keys.get(key)
+        measured.setdefault(command_line_text(value), (value, []))[1].append(run.measures[title])
+    groups = list(measured.values())
+    if all(is_number(value) for value, _ in groups):
+        groups.sort(key=lambda group: float(str(group[0])))
+    found = [estimate_of_seeds(values) for _, values in groups]
+    values = [value for value, _ in groups]
+    return parameter_chart(f"{key}: {title}", values, found, is_alone=is_alone)

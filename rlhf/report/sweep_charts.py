@@ -6,7 +6,7 @@ Points and lines of a setting carry its number, so that the page's script can hi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from rlhf.base.intervals import Estimate, mean_of
@@ -53,33 +53,6 @@ class Place(NamedTuple):
     y: Estimate
 
 
-class Axis(NamedTuple):
-    """An axis of parallel coordinates, with one value (or None) per setting."""
-
-    title: str
-    values: Sequence[object]
-
-
-class AxisLabel(NamedTuple):
-    """A label of an axis in pixels; those between the ends of the axis stand beside it."""
-
-    text: str
-    x: int
-    y: float
-    width: int
-    is_beside: bool
-
-
-class DrawnAxis(NamedTuple):
-    """An axis in pixels: its x, its labels, and each setting's y and value."""
-
-    title: str
-    x: int
-    labels: Sequence[AxisLabel]
-    heights: Sequence[float | None]
-    values: Sequence[str]
-
-
 class Lane(NamedTuple):
     """The SVG line of a setting through the axes; ``rank`` is 0 (worst) to 1 (best)."""
 
@@ -94,14 +67,9 @@ class ParallelChart(NamedTuple):
 
     said: str
     width: int
-    axes: Sequence[DrawnAxis]
+    axes: Sequence[Mapping[str, Any]]  # title, x in pixels, and each setting's height and value
+    marks: Sequence[Sequence[Tick]]  # of each axis
     lanes: Sequence[Lane]
-
-    @property
-    def brushed(self) -> list[dict[str, Any]]:
-        """Return what the script needs to keep the settings in a range of an axis."""
-        names = ("title", "x", "heights", "values")
-        return [{name: getattr(axis, name) for name in names} for axis in self.axes]
 
 
 def frontier_chart(measure: str, places: Sequence[Place]) -> Chart | None:
@@ -174,24 +142,29 @@ def parameter_chart(
     return _with_note(chart, found, halves)
 
 
-def parallel_chart(columns: Sequence[Axis], ranks: Sequence[float]) -> ParallelChart:
-    """Return a chart with a line per setting through its values on every axis, the best on top."""
-    axes, right, spread = [], 0, CHART_WIDTH // len(columns)
-    for title, values in columns:
+def parallel_chart(columns: Mapping[str, Sequence[object]]) -> ParallelChart:
+    """Return a chart with a line per setting through its value on the axis of each column.
+
+    A column has a value (or None) per setting, of which the first is the best and drawn on top.
+    """
+    axes: list[dict[str, Any]] = []
+    marks, right, spread = [], 0, CHART_WIDTH // len(columns)
+    for title, values in columns.items():
         width = max(AXIS_WIDTH, CHARACTER * len(title) + LINE_HEIGHT, spread)
-        heights, marks = _axis_places(values)
-        x = right + width // 2
-        labels = [_axis_label(mark, x) for mark in _drop_touching_marks(marks)]
-        axes.append(DrawnAxis(title, x, labels, heights, [_value_text(each) for each in values]))
+        heights, all_marks = _axis_places(values)
+        axis = {"title": title, "x": right + width // 2, "heights": heights}
+        axes.append(axis | {"values": [_value_text(each) for each in values]})
+        marks.append(_drop_touching_marks(all_marks))
         right += width
+    count = len(axes[0]["values"])
     lanes = []
-    for setting, rank in sorted(enumerate(ranks), key=lambda each: each[1]):
-        places = [(axis.x, axis.heights[setting]) for axis in axes]
+    for setting in reversed(range(count)):
+        places = [(axis["x"], axis["heights"][setting]) for axis in axes]
         points = " ".join(f"{x},{height:.1f}" for x, height in places if height is not None)
-        values = ", ".join(f"{title} {_value_text(each[setting])}" for title, each in columns)
+        values = ", ".join(f"{axis['title']} {axis['values'][setting]}" for axis in axes)
+        rank = 1 - setting / max(count - 1, 1)
         lanes.append(Lane(setting, rank, points, f"{setting + 1}: {values}"))
-    titles = ", ".join(column.title for column in columns)
-    return ParallelChart(f"{len(ranks)} settings over {titles}", right, axes, lanes)
+    return ParallelChart(f"{count} settings over {', '.join(columns)}", right, axes, marks, lanes)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -237,15 +210,6 @@ def _axis_places(values: Sequence[object]) -> tuple[list[float | None], list[Tic
     marks = distinct if len(distinct) <= MOST_MARKS else [distinct[0], distinct[-1]]
     labels = [Tick(height(value), number_text(value)) for value in marks]
     return [height(value) if is_number(value) else None for value in values], labels
-
-
-def _axis_label(mark: Tick, x: int) -> AxisLabel:
-    """Return a label above or below an end of the axis, where no line is, or beside the axis."""
-    bottom, top = AXIS_ENDS
-    width = CHARACTER * len(mark.label) + 6
-    if mark.at in AXIS_ENDS:
-        return AxisLabel(mark.label, x, bottom + 16 if mark.at == bottom else top - 6, width, False)
-    return AxisLabel(mark.label, x + 8, mark.at + 4, width, True)
 
 
 def _y_of_share(share: float) -> float:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rlhf.report.charts import Line, line_chart
+from rlhf.report.compare_runs import write_sweep_report
 from rlhf.report.comparison import group_by_setting
 from rlhf.report.page import Headline, jinja_environment
-from rlhf.report.sweep_page import write_sweep_report
 from tests.browser import Tab, needs_chromium, tab
 from tests.report.test_sweep_page import runs
 

@@ -19,12 +19,14 @@ from rlhf.report.compare_runs import comparison_table, legend_lines, note_lines
 from rlhf.report.comparison import (
     ComparedRun,
     Setting,
+    compare_with_first,
     comparison_json,
+    difference,
     find_run_folders,
     group_by_setting,
+    keep_by_holm,
     read_run,
 )
-from rlhf.report.differences import compare_with_first, difference, keep_by_holm
 from rlhf.run.console import Console
 
 

@@ -11,15 +11,15 @@ import yaml
 
 from rlhf.base.intervals import Estimate
 from rlhf.base.stored_files import DamagedFileError
-from rlhf.report.comparison import ComparedRun, group_by_setting
-from rlhf.report.sweep_charts import Place, frontier_chart, parameter_chart, pareto_frontier
-from rlhf.report.sweep_page import (
+from rlhf.report.compare_runs import (
     STUDY_RESULTS,
     parameter_importances,
     read_study,
     sweep_page,
     write_sweep_report,
 )
+from rlhf.report.comparison import ComparedRun, group_by_setting
+from rlhf.report.sweep_charts import Place, frontier_chart, parameter_chart, pareto_frontier
 from tests.browser import needs_chromium, show
 
 EVIL = "</title><script>alert(1)</script>"
