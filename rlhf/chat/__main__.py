@@ -57,7 +57,7 @@ def greeting(models: RunModels | LoneModel, sampling: SamplingSettings) -> list[
         f"temperature {sampling.temperature:g}{greedy}; /temperature X changes it",
         "/help lists the commands.",
     ]
-    return lines if models.form_notice is None else [*lines, models.form_notice]
+    return lines if models.talker.expects_turns else [*lines, models.without_turns]
 
 
 def chosen_sampling(own: SamplingSettings, options: argparse.Namespace) -> SamplingSettings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rlhf.base.errors import ConfigError, RlhfError
+from rlhf.base.errors import CheckpointError, ConfigError, RlhfError
 from rlhf.chat.run_models import LoneModel, RunModels
 from rlhf.chat.talker import ChatMessage, SampledAnswer, Talker, WriteText
 from rlhf.rollout.sampling import SamplingSettings
@@ -156,13 +156,19 @@ class Dialogue:
         asked = [*self._messages, _message("user", text)] if text else self._messages[:-1]
         if not asked:
             raise ConfigError("/compare: there is no message yet; use /compare TEXT")
-        for name, talker in self._models.iterate_compared_models():
+        models = self._models
+        if isinstance(models, LoneModel):
+            raise CheckpointError(
+                "/compare needs the directory of a run with two policies; "
+                f"{models.folder} is one model"
+            )
+        for name, talker in models.iterate_compared_models():
             self._write(f"{name}:\n")
             ids = self._drop_oldest_turns(talker, asked)
             answer = self._stream_answer(talker, ids)
             if answer.why == "stopped":
                 return
-            score = self._models.score(talker, ids, answer)
+            score = models.score(talker, ids, answer)
             if score is not None:
                 self._write(f"(score {score:.3f})\n")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,17 +13,11 @@ from torch import nn
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.user_paths import expand_user_path
-from rlhf.chat.talker import (
-    SampledAnswer,
-    Talker,
-    holds_model,
-    load_talker,
-    move_to_best_device,
-    require_language_model,
-)
+from rlhf.chat.talker import SampledAnswer, Talker, move_to_best_device
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import FROZEN, OF_MODELS, frozen_keys, refuse_code_of_run
 from rlhf.models.build import build_scorer
+from rlhf.models.pretrained import load_config
 from rlhf.models.sources import RUN_FOLDER, ModelSource, load_failure
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
 from rlhf.options import hooks_of
@@ -41,33 +35,26 @@ MAX_TOKENS = 256
 class LoneModel:
     """The model in a folder, with its own tokenizer, chat template and sampling settings."""
 
+    without_turns = (
+        "The tokenizer has no chat template: each line is plain text by itself, which the model "
+        "continues."
+    )
+
     def __init__(self, folder: Path) -> None:
         """Read the model's settings.
 
         Raises:
             CheckpointError: if the model gives scores.
         """
-        self.folder = require_language_model(folder, key=KEY)
+        _refuse_scorer(folder, key=KEY)
+        self.folder = folder
         self._own = _read_generation_config(folder)
 
     @cached_property
     def talker(self) -> Talker:
         """Return the model."""
-        return load_talker(
-            ModelSource(key=KEY, path=str(self.folder)),
-            load_tokenizer(self.folder, key=KEY),
-            Dtype.auto,
-        )
-
-    @property
-    def form_notice(self) -> str | None:
-        """Return a notice if the tokenizer has no chat template."""
-        if self.talker.expects_turns:
-            return None
-        return (
-            "The tokenizer has no chat template: each line is plain text by itself, which the "
-            "model continues."
-        )
+        source = ModelSource(key=KEY, path=str(self.folder))
+        return Talker(source, load_tokenizer(self.folder, key=KEY), Dtype.auto)
 
     @property
     def sampling(self) -> SamplingSettings:
@@ -79,15 +66,6 @@ class LoneModel:
             top_k=own.top_k or 0,
             top_p=own.top_p or 1.0,
         )
-
-    def iterate_compared_models(self) -> Iterator[tuple[str, Talker]]:
-        """Refuse to compare: there is one model."""
-        raise CheckpointError(
-            f"/compare needs the directory of a run with two policies; {self.folder} is one model"
-        )
-
-    def score(self, *_: object) -> None:
-        """Return None: there is no reward model."""
 
 
 def find_lone_model(place: Path) -> LoneModel | None:
@@ -101,7 +79,7 @@ def find_lone_model(place: Path) -> LoneModel | None:
         return None
     if not folder.is_dir():
         return LoneModel(_cached_snapshot(place))
-    if holds_model(folder):
+    if _holds_model(folder):
         return LoneModel(folder)
     raise CheckpointError(
         f"{folder} is not the directory of a run: it has no {FROZEN}; and it holds no model: it "
@@ -139,6 +117,8 @@ class RunModels:
     ``choice`` is a name in ``NAMES``, the folder of a model, or None for the newest policy.
     """
 
+    without_turns = "Trained on prompts that are no conversations: each line is a prompt by itself."
+
     def __init__(self, run_dir: Path, choice: str | None, *, trusts_code: bool = False) -> None:
         """Find the folder of the chosen policy.
 
@@ -151,17 +131,10 @@ class RunModels:
         self._keys = frozen_keys(run_dir)
         self.run_dir = run_dir
         self.folder = self._find_policy_folder(choice)
-        self._talkers: dict[Path, Talker] = {}
+        self._load_talker = cache(self._build_talker)
         # This machine may lack the half precision of the run (bf16 or fp16) but have the other.
         is_fp32 = self._keys["hardware.dtype"] == Dtype.fp32
         self._dtype = Dtype.fp32 if is_fp32 else Dtype.auto
-
-    @property
-    def form_notice(self) -> str | None:
-        """Return a notice if prompts are no conversations."""
-        if self.talker.expects_turns:
-            return None
-        return "Trained on prompts that are no conversations: each line is a prompt by itself."
 
     @property
     def sampling(self) -> SamplingSettings:
@@ -217,33 +190,33 @@ class RunModels:
             model = complete(model, source, self._keys)
         return move_to_best_device(model, self._dtype)
 
-    def _load_talker(self, folder: Path) -> Talker:
-        if folder not in self._talkers:
-            tokenizer = load_tokenizer(folder, key=self._key_for_errors(folder))
-            source = self._model_source(folder, "model")
-            stop = self._keys.get("rollout.stop") or ()
-            self._talkers[folder] = load_talker(source, tokenizer, self._dtype, stop=stop)
-        return self._talkers[folder]
+    def _build_talker(self, folder: Path) -> Talker:
+        source = self._model_source(folder, "model")
+        stop = self._keys.get("rollout.stop") or ()
+        return Talker(source, load_tokenizer(folder, key=source.key), self._dtype, stop=stop)
 
     def _model_source(self, folder: Path, group: str) -> ModelSource:
         """Return the source of an intact model; the command may trust code of the run's models."""
         verify_model(folder)
-        trusts = bool(self._keys.get(f"{group}.trust_remote_code"))
+        is_own = folder.is_relative_to(self.run_dir)
         return ModelSource(
-            key=self._key_for_errors(folder),
+            key=RUN_FOLDER if is_own else "--model",
             path=str(folder),
             attention=self._keys.get(f"{group}.attention"),
-            trust_remote_code=trusts and folder.is_relative_to(self.run_dir),
+            trust_remote_code=is_own and bool(self._keys.get(f"{group}.trust_remote_code")),
         )
-
-    def _key_for_errors(self, folder: Path) -> str:
-        """Return the key or option that error messages give for the model in ``folder``."""
-        return RUN_FOLDER if folder.is_relative_to(self.run_dir) else "--model"
 
     def _find_policy_folder(self, choice: str | None) -> Path:
         """Return the folder of a policy."""
         if choice is not None and choice not in NAMES:
-            return _chosen_folder(expand_user_path(choice, key="--model"))
+            folder = expand_user_path(choice, key="--model")
+            if not _holds_model(folder):
+                raise CheckpointError(
+                    f"--model={folder}: must be {', '.join(NAMES)} or a Hugging Face folder with "
+                    "config.json"
+                )
+            _refuse_scorer(folder, key="--model")
+            return folder
         newest = [policy.folder for policy in reversed(TRAINED)]
         places = newest if choice is None else NAMES[choice]
         for place in places:
@@ -260,11 +233,15 @@ class RunModels:
         return ", ".join(p for p in places if (self.run_dir / p).is_dir()) or "no policy"
 
 
-def _chosen_folder(folder: Path) -> Path:
-    """Return ``folder`` after checking that it holds a language model, whole or as an adapter."""
-    if not holds_model(folder):
-        raise CheckpointError(
-            f"--model={folder}: must be {', '.join(NAMES)} or a Hugging Face folder with "
-            "config.json"
-        )
-    return require_language_model(folder, key="--model")
+def _holds_model(folder: Path) -> bool:
+    """Return True if ``folder`` holds a model or an adapter in the format of Hugging Face."""
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+
+
+def _refuse_scorer(folder: Path, *, key: str) -> None:
+    if (folder / "config.json").is_file():
+        names = load_config(ModelSource(key=key, path=str(folder))).architectures
+        if "SequenceClassification" in str(names):
+            raise CheckpointError(
+                f"{key}={folder}: {names[0]} gives scores, not answers; choose a language model"
+            )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
@@ -15,18 +14,16 @@ from rlhf.config.choices import Dtype
 from rlhf.data.encoding import Encoder
 from rlhf.engine.devices import TORCH_DTYPES, best_device, resolve_dtype
 from rlhf.models.build import build_actor
-from rlhf.models.pretrained import load_config
 from rlhf.models.sources import ModelSource
 from rlhf.rollout.hf import replace_generation_config
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 ChatMessage = Mapping[str, str]
 WriteText = Callable[[str], None]
 M = TypeVar("M", bound=nn.Module)
-MODEL_FILES = ("config.json", "adapter_config.json")  # of a whole model, and of an adapter
 
 
 class SampledAnswer(NamedTuple):
@@ -45,12 +42,17 @@ class Talker:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        source: ModelSource,
         tokenizer: PreTrainedTokenizerBase,
+        dtype: Dtype,
         *,
-        stop: Sequence[str],
+        stop: Sequence[str] = (),
     ) -> None:
-        """Store the model; an answer ends with an end token of the model or a text in ``stop``."""
+        """Load the language model of ``source``; ``dtype`` is fp32 or auto.
+
+        An answer ends with an end token of the model, or a text in ``stop``.
+        """
+        model = move_to_best_device(build_actor(source, tokenizer, seed=0), dtype)
         self.tokenizer = tokenizer
         self._model: Any = model
         self._stop = stop
@@ -96,11 +98,11 @@ class Talker:
         Temperature 0 always takes the likeliest token.
         """
         streamer = _build_streamer(self.tokenizer, write)
-        stop, has_ended = StopTexts(self.tokenizer, self._stop), [False]
+        stop = StopTexts(self.tokenizer, self._stop)
 
         def ends(ids_1S: Tensor, *_: object, **__: object) -> Tensor:
-            has_ended[0] = stop.completes_stop_text(ids_1S[0, len(prompt_ids) :].tolist())
-            return torch.tensor(has_ended, device=ids_1S.device)
+            ids = ids_1S[0, len(prompt_ids) :].tolist()
+            return torch.tensor([stop.completes_stop_text(ids)], device=ids_1S.device)
 
         def refuse_nan(_: Tensor, logits_1V: Tensor) -> Tensor:
             if logits_1V.isnan().any():
@@ -123,7 +125,7 @@ class Talker:
                     stopping_criteria=[ends] if stop else None,
                     logits_processor=[refuse_nan],
                 )
-            ended = has_ended[0] or any(last in self._end_ids for last in streamer.ids[-1:])
+            ended = streamer.ids[-1] in self._end_ids or stop.completes_stop_text(streamer.ids)
             why = "ended" if ended else "cut"
         except KeyboardInterrupt:
             why = "stopped"
@@ -175,21 +177,6 @@ def _build_streamer(tokenizer: PreTrainedTokenizerBase, write: WriteText) -> Any
     return Stream()
 
 
-def load_talker(
-    source: ModelSource,
-    tokenizer: PreTrainedTokenizerBase,
-    dtype: Dtype,
-    *,
-    stop: Sequence[str] = (),
-) -> Talker:
-    """Return the language model of ``source``, ready to answer; ``dtype`` is fp32 or auto.
-
-    Its answers end with an end token of the model, or a text in ``stop``.
-    """
-    model = move_to_best_device(build_actor(source, tokenizer, seed=0), dtype)
-    return Talker(model, tokenizer, stop=stop)
-
-
 def move_to_best_device(model: M, dtype: Dtype) -> M:
     """Move ``model`` to the best device of this machine, with weights in ``dtype``.
 
@@ -200,20 +187,3 @@ def move_to_best_device(model: M, dtype: Dtype) -> M:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.device(device.value), weights)
     return model.to(torch.device(device.value)).eval()
-
-
-def require_language_model(folder: Path, *, key: str) -> Path:
-    """Return ``folder``, of a model or adapter, after checking that it gives no scores."""
-    names = []
-    if (folder / MODEL_FILES[0]).is_file():
-        names = load_config(ModelSource(key=key, path=str(folder))).architectures
-    if "SequenceClassification" in str(names):
-        raise CheckpointError(
-            f"{key}={folder}: {names[0]} gives scores, not answers; choose a language model"
-        )
-    return folder
-
-
-def holds_model(folder: Path) -> bool:
-    """Return True if ``folder`` holds a model or an adapter in the format of Hugging Face."""
-    return any((folder / name).is_file() for name in MODEL_FILES)
