@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 
 from rlhf.base.errors import RlhfError
 from rlhf.config.freeze import FROZEN
-from rlhf.report.charts import PANELS, Chart
+from rlhf.report.charts import PANELS
 from rlhf.report.page import (
     CHART_SCRIPTS,
     LocalRequest,
@@ -57,15 +57,15 @@ class View(NamedTuple):
     charts: Mapping[str, Mapping[str, Any]]
 
 
-class DrawnCharts(NamedTuple):
-    """The charts of a run: HTML by section, without data, and the data by section and title."""
+def view_run(run: LiveRun, before: View | None, *, back: bool) -> View:
+    """Read what a run has written, and return its view; ``back`` adds a link to its sweep.
 
-    sections: Mapping[str, str]
-    data: Mapping[str, Mapping[str, Any]]
-
-
-def view_run(run: LiveRun, drawn: DrawnCharts, *, back: bool) -> View:
-    """Return the view of a run with its charts; ``back`` adds a link to its sweep."""
+    Charts are drawn only if there is something new, otherwise they are those of ``before``.
+    """
+    if run.poll() or before is None:
+        sections, charts = _draw_charts(run)
+    else:
+        sections, charts = before.parts, before.charts
     progress = run.progress
     parts = {
         "status": _render(
@@ -76,19 +76,23 @@ def view_run(run: LiveRun, drawn: DrawnCharts, *, back: bool) -> View:
     }
     name = f"{run.config['name']}, seed {run.config['seed']}"
     title = f"{progress.step_text}, {name}" if progress.phase else name
-    return View(title, {**parts, **drawn.sections}, drawn.data)
+    return View(title, {**sections, **parts}, charts)
 
 
-def draw_charts(run: LiveRun) -> DrawnCharts:
-    """Return the charts of a run."""
+def _draw_charts(run: LiveRun) -> tuple[Mapping[str, str], Mapping[str, Mapping[str, Any]]]:
+    """Return the HTML of the sections by part, without data, and the data by section and title."""
     sections: dict[str, str] = {}
     data: dict[str, dict[str, Any]] = {}
     for part, section in _sections(run).items():
         charts = {f"{section.title}: {each.title}": each for each in section.charts if each}
-        shells = [_without_data(key, chart) for key, chart in charts.items()]
+        # The page gets the data as it grows; until then a chart has its key in its place.
+        shells = [
+            chart._replace(said=chart.title, note="", data={"key": key})
+            for key, chart in charts.items()
+        ]
         sections[part] = _render("section", section=section, charts=shells) if shells else ""
         data |= {key: {**each.data, "said": each.said} for key, each in charts.items()}
-    return DrawnCharts(sections, data)
+    return sections, data
 
 
 def changes(old: View | None, new: View) -> dict[str, Any]:
@@ -116,11 +120,6 @@ def _sections(run: LiveRun) -> dict[str, ChartSection]:
     return found | {"critic": critic_section(files), OTHERS: others}
 
 
-def _without_data(key: str, chart: Chart) -> Chart:
-    """Return ``chart`` with its key instead of its data, which the page gets as it grows."""
-    return chart._replace(said=chart.title, note="", data={"key": key})
-
-
 def _new_points(old: Mapping[str, Any] | None, line: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``line`` without its first points that ``old`` has too; their number is ``from``."""
     columns = {name: column for name, column in line.items() if isinstance(column, list)}
@@ -143,10 +142,11 @@ def _macros() -> Any:
 
 
 class Follower:
-    """The view of a run or of a sweep, renewed when a page asks for it."""
+    """The view of a run or of a sweep, renewed from the one before when a page asks for it."""
 
-    def __init__(self, view: Callable[[], View]) -> None:
+    def __init__(self, view: Callable[[View | None], View]) -> None:
         self._view = view
+        self._shown: View | None = None  # the last view; None after a fault
         self._lock = Lock()
         self._read_at = -LEAST_SECONDS
         self._version = 0
@@ -163,8 +163,9 @@ class Follower:
 
     def _renew(self) -> None:
         try:
-            view = self._view()
+            self._shown = view = self._view(self._shown)
         except RlhfError as error:
+            self._shown = None
             fault = _render("fault", message=str(error))
             view = View("cannot be read", {"status": fault}, {})
         if not self._views or view != self._views[-1][1]:
@@ -185,15 +186,14 @@ class WatchServer(LocalServer):
         self._lock = Lock()
         if (folder / FROZEN).is_file():
             self._sweep = None
-            run = LiveRun(folder)
-            self._followers[""] = follow_run(lambda: run, back=False)
+            self._followers[""] = Follower(partial(view_run, LiveRun(folder), back=False))
         else:
             self._sweep = LiveSweep(folder)
             self._followers[""] = Follower(self._view_sweep)
         super().__init__(_WatchRequest, port)
         self.address += "/"
 
-    def _view_sweep(self) -> View:
+    def _view_sweep(self, _: View | None) -> View:
         assert self._sweep is not None
         self._sweep.poll()
         jobs = _render("jobs", sweep=self._sweep)
@@ -205,22 +205,11 @@ class WatchServer(LocalServer):
             if job not in self._followers and self._sweep is not None:
                 folder = self._sweep.job_folder(job)
                 if folder is not None:
-                    self._followers[job] = follow_run(cache(partial(LiveRun, folder)), back=True)
+                    opened = cache(partial(LiveRun, folder))  # a damaged run is a fault of its page
+                    self._followers[job] = Follower(
+                        lambda before: view_run(opened(), before, back=True)
+                    )
             return self._followers.get(job)
-
-
-def follow_run(opened: Callable[[], LiveRun], *, back: bool) -> Follower:
-    """Return a follower of the run that ``opened`` returns; ``back`` adds a link to its sweep."""
-    # The charts, which are made only if the run has written something.
-    drawn: list[DrawnCharts] = []
-
-    def view() -> View:
-        run = opened()
-        if run.poll() or not drawn:
-            drawn[:] = [draw_charts(run)]
-        return view_run(run, drawn[0], back=back)
-
-    return Follower(view)
 
 
 class _WatchRequest(LocalRequest):
