@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 
 from rlhf.base.packaged_yaml import read_yaml_beside
+from rlhf.base.stored_files import GrowingFile
 from rlhf.gpu_check.rows import (
     CheckModule,
     CheckRow,
     CheckSetting,
     RowVerdict,
     Size,
-    read_check_rows,
     write_rows,
 )
 from rlhf.jobs.sweep_jobs import PARENT, end_with_parent
@@ -59,9 +59,11 @@ def run_part(
         return [row]
     folder.mkdir()
     shown: list[CheckRow] = []
+    file = GrowingFile(folder / ROWS, object)
 
     def show_new_rows() -> None:
-        for row in read_check_rows(folder / ROWS)[len(shown) :]:
+        for value in file.read().values:
+            row = CheckRow(**value | {"verdict": RowVerdict(value["verdict"])})
             shown.append(row)
             show(row)
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.base.atomic import replace_atomically
+from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import RlhfError
-from rlhf.base.finite_numbers import replace_non_finite
+from rlhf.base.foreign_errors import reason_of
+from rlhf.run.jsonl import JsonlWriter
 from rlhf.run.results import write_json
 
 CARD = "card"  # the row of the part "machine" that names the GPU
@@ -106,18 +107,11 @@ def skipped_finding(figure: str, expected: str = "") -> Finding:
     return Finding(figure=figure, expected=expected, verdict=RowVerdict.skipped)
 
 
-def first_line_of(error: Exception) -> str:
-    """Return the type of ``error`` and the first line of its message."""
-    first = (str(error).strip() or "no message").partition("\n")[0]
-    return f"{type(error).__name__}: {first}"
-
-
 def write_rows(path: Path, tasks: Iterable[Task]) -> None:
     """Measure every task; append each row to ``path`` at once, so that a crash loses no row."""
-    for task in tasks:
-        row = measure_row(task)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(replace_non_finite(asdict(row))) + "\n")
+    with closing(JsonlWriter(path)) as writer:
+        for task in tasks:
+            writer.write(asdict(measure_row(task)))
 
 
 def measure_row(task: Task) -> CheckRow:
@@ -128,18 +122,8 @@ def measure_row(task: Task) -> CheckRow:
     except Exception as error:
         if not isinstance(error, RlhfError):
             traceback.print_exception(error)
-        finding = Finding(figure=first_line_of(error), verdict=RowVerdict.failed)
+        finding = Finding(figure=reason_of(error), verdict=RowVerdict.failed)
     return CheckRow(what=task.what, seconds=time.monotonic() - began, **vars(finding))
-
-
-def read_check_rows(path: Path) -> list[CheckRow]:
-    """Return the rows that ``write_rows`` has written so far."""
-    if not path.exists():
-        return []
-    # The last line has no newline while it is being written, or if its process was killed then.
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines(True) if line[-1] == "\n"]
-    rows = map(json.loads, lines)
-    return [CheckRow(**row | {"verdict": RowVerdict(row["verdict"])}) for row in rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +164,7 @@ def write_results(folder: Path, check: Check) -> None:
     """Write gpu_check.json and gpu_check.md to ``folder``; replace each older file atomically."""
     write_json(folder / JSON, _check_as_json(check))
     lines = [*_page_head(check), *(line for part in check.parts for line in _part_section(part))]
-    with replace_atomically(folder / PAGE) as building:
-        building.write_text("\n".join(lines), encoding="utf-8")
+    write_text_atomically(folder / PAGE, "\n".join(lines))
 
 
 def _check_as_json(check: Check) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from rlhf.base.foreign_errors import reason_of
 from rlhf.base.types import PromptBatch
 from rlhf.config.freeze import load_run
 from rlhf.gpu_check.rows import (
@@ -22,7 +23,6 @@ from rlhf.gpu_check.rows import (
     Finding,
     Size,
     Task,
-    first_line_of,
     measured_finding,
     skipped_finding,
 )
@@ -187,4 +187,4 @@ def _time_peer(ways: Ways, generate: Callable[[], int]) -> Finding:
     try:
         return _time_generation(ways, generate)
     except Exception as error:
-        return skipped_finding(f"does not run here: {first_line_of(error)}")
+        return skipped_finding(f"does not run here: {reason_of(error)}")
