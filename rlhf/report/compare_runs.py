@@ -18,7 +18,6 @@ from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.config.freeze import FROZEN
-from rlhf.report.charts import Chart
 from rlhf.report.comparison import (
     UNCOMPARED,
     ComparedRun,
@@ -27,7 +26,6 @@ from rlhf.report.comparison import (
     command_line_text,
     compare_with_first,
     comparison_json,
-    estimate_of_seeds,
     estimate_text,
     find_run_folders,
     group_by_setting,
@@ -35,7 +33,7 @@ from rlhf.report.comparison import (
 )
 from rlhf.report.page import Headline, render_template
 from rlhf.report.sweep_charts import (
-    Place,
+    KL,
     frontier_chart,
     is_number,
     parallel_chart,
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
 
 STUDY_RESULTS = "optimization_results.yaml"
 SWEEP_REPORT = "sweep.html"
-KL = "KL, nats"
 GOALS = ("gold", "exactly right", "score")  # measures that are drawn over KL
 LONGEST_NAME = 60  # characters of a setting's name in the headline
 BINS = 4  # ranges of a parameter with many numbers
@@ -321,11 +318,11 @@ def _tables_and_charts(
     comparable = [title for title in titles if title not in found.left_out]
     drawn = [title for title in comparable if _is_drawn(title, done)]
     keys = list(dict.fromkeys(key for setting in done for key in setting.values))
-    frontiers = [_frontier_over_kl(done, goal) for goal in GOALS if goal in comparable]
+    goals = [goal for goal in GOALS if goal in comparable and KL in titles and len(done) > 1]
     parts: dict[str, Any] = {
         "table": _settings_table(ranked, titles, found, study),
         "notes": _notes(done, keys, found),
-        "frontiers": frontiers if KL in titles and len(done) > 1 else [],
+        "frontiers": [frontier_chart(goal, done) for goal in goals],
         "parallel": None,
         "parameters": None,
     }
@@ -337,7 +334,7 @@ def _tables_and_charts(
         shares = {title: parameter_importances(runs, [*keys, "seed"], title) for title in drawn}
         parts |= {
             "parameters": [
-                _parameter_chart(runs, key, title, is_alone=len(keys) == 1)
+                parameter_chart(runs, key, title, is_alone=len(keys) == 1)
                 for key in keys
                 for title in drawn
             ],
@@ -395,26 +392,3 @@ def _settings_table(
         rows.append({"label": label, "runs": counted, "measures": measures, "verdict": verdict})
     last = "" if study else f"{goal}, to the reference"
     return {"titles": titles, "last": last, "rows": rows}
-
-
-def _frontier_over_kl(done: Sequence[Setting], goal: str) -> Chart | None:
-    places = [
-        Place(number, setting.label, setting.estimates()[KL], setting.estimates()[goal])
-        for number, setting in enumerate(done)
-    ]
-    return frontier_chart(goal, places)
-
-
-def _parameter_chart(
-    runs: Sequence[ComparedRun], key: str, title: str, *, is_alone: bool
-) -> Chart | None:
-    measured: dict[str, tuple[object, list[float]]] = {}
-    for run in runs:
-        value = run.keys.get(key)
-        measured.setdefault(command_line_text(value), (value, []))[1].append(run.measures[title])
-    groups = list(measured.values())
-    if all(is_number(value) for value, _ in groups):
-        groups.sort(key=lambda group: float(str(group[0])))
-    found = [estimate_of_seeds(values) for _, values in groups]
-    values = [value for value, _ in groups]
-    return parameter_chart(f"{key}: {title}", values, found, is_alone=is_alone)

@@ -16,16 +16,24 @@ from rlhf.report.charts import (
     Chart,
     Line,
     Panel,
+    Point,
     PointsByMetric,
     Tick,
     line_chart,
     number_text,
     read_series,
 )
-from rlhf.report.comparison import Setting, command_line_text, estimate_text
+from rlhf.report.comparison import (
+    ComparedRun,
+    Setting,
+    command_line_text,
+    estimate_of_seeds,
+    estimate_text,
+)
 from rlhf.report.run_charts import ChartSection, x_label_of
 from rlhf.run.metric_table import METRICS
 
+KL = "KL, nats"
 MOST_MARKS = 5  # with more values than this, not every value gets a mark on its axis
 WIDE_RATIO = 10  # axes are logarithmic if largest / smallest value is above this
 LINE_HEIGHT = 16  # pixels per line of labels
@@ -35,22 +43,13 @@ CHART_WIDTH = 1180  # pixels of a page, over which few axes are spread
 EVERYTHING = (-math.inf, math.inf)
 RANGES = {
     **dict.fromkeys(("gold", "exactly right", "accuracy"), (0.0, 1.0)),
-    **dict.fromkeys(("KL, nats", "tokens"), (0.0, math.inf)),
+    **dict.fromkeys((KL, "tokens"), (0.0, math.inf)),
     "perplexity": (1.0, math.inf),
 }  # possible values, by measure
 AXIS_ENDS = (250, 44)  # y in pixels of the bottom and top of an axis
 MOST_SETTINGS = 8  # most lines in a chart: more could not be told apart
 MOST_STEPS = 100  # points of a line; with more steps a point is the mean of several
 MOST_NAMES = 4  # most runs of a setting that the legend names
-
-
-class Place(NamedTuple):
-    """A setting in a frontier chart: its number on the page, its label, and two measures."""
-
-    setting: int
-    label: str
-    x: Estimate
-    y: Estimate
 
 
 class Lane(NamedTuple):
@@ -72,48 +71,49 @@ class ParallelChart(NamedTuple):
     lanes: Sequence[Lane]
 
 
-def frontier_chart(measure: str, places: Sequence[Place]) -> Chart | None:
+def frontier_chart(measure: str, settings: Sequence[Setting]) -> Chart | None:
     """Return a chart of a measure over KL, both with 95 % intervals.
 
     A line joins the settings on the frontier, for which no other setting has higher y at lower x.
     """
     title, x_label = f"{measure.capitalize()} over KL", "KL to the reference, nats"
-    best = pareto_frontier(places)
-    halves = [_drawn_half(each.y, measure) for each in places]
-    x_halves = [_drawn_half(each.x, "KL, nats") for each in places]
+    xs, ys = ([each.estimates()[name] for each in settings] for name in (KL, measure))
+    points = [(x.mean, y.mean) for x, y in zip(xs, ys, strict=True)]
+    best = pareto_frontier(points)
+    halves = [_drawn_half(each, measure) for each in ys]
+    x_halves = [_drawn_half(each, KL) for each in xs]
     lines = [
-        Line("frontier", [(each.x.mean, each.y.mean) for each in best]),
+        Line("frontier", [points[number] for number in best]),
         Line(
             "settings",
-            [(each.x.mean, each.y.mean) for each in places],
+            points,
             half=halves,
             x_half=x_halves,
             is_joined=False,
             names=[
-                f"{each.setting + 1}: {each.label}, {x_label} {estimate_text(each.x)}"
-                for each in places
+                f"{number}: {each.label}, {x_label} {estimate_text(x)}"
+                for number, (each, x) in enumerate(zip(settings, xs, strict=True), 1)
             ],
-            settings=[each.setting for each in places],
+            settings=range(len(settings)),
         ),
     ]
     chart = line_chart(title, lines, x_label=x_label)
-    found = [each.y for each in places] + [each.x for each in places]
-    chart = _with_note(chart, found, [*halves, *x_halves])
-    names = ", ".join(place.label for place in best)
+    chart = _with_note(chart, [*ys, *xs], [*halves, *x_halves])
+    names = ", ".join(settings[number].label for number in best)
     return chart and chart._replace(said=f"{title}: on the frontier are {names}")
 
 
-def pareto_frontier(places: Sequence[Place]) -> list[Place]:
-    """Return the places for which no other place has higher y at lower x, sorted by x."""
-    kept: list[Place] = []
-    for place in sorted(places, key=lambda each: (each.x.mean, -each.y.mean)):
-        if not kept or place.y.mean > kept[-1].y.mean:
-            kept.append(place)
+def pareto_frontier(points: Sequence[Point]) -> list[int]:
+    """Return the numbers of the points than which no other is higher at lower x, sorted by x."""
+    kept: list[int] = []
+    for number in sorted(range(len(points)), key=lambda n: (points[n][0], -points[n][1])):
+        if not kept or points[number][1] > points[kept[-1]][1]:
+            kept.append(number)
     return kept
 
 
 def parameter_chart(
-    title: str, values: Sequence[object], found: Sequence[Estimate], *, is_alone: bool
+    runs: Sequence[ComparedRun], parameter: str, measure: str, *, is_alone: bool
 ) -> Chart | None:
     """Return a chart of a measure over the values of a parameter, with 95 % intervals.
 
@@ -121,6 +121,15 @@ def parameter_chart(
     tried only once are not joined unless the parameter ``is_alone``: other parameters differ
     between them.
     """
+    by_text: dict[str, tuple[object, list[float]]] = {}
+    for run in runs:
+        value = run.keys.get(parameter)
+        by_text.setdefault(command_line_text(value), (value, []))[1].append(run.measures[measure])
+    groups = list(by_text.values())
+    if all(is_number(value) for value, _ in groups):
+        groups.sort(key=lambda group: float(str(group[0])))
+    values = [value for value, _ in groups]
+    found = [estimate_of_seeds(measures) for _, measures in groups]
     numbers = [float(value) for value in values if is_number(value)]
     if len(numbers) < len(values):
         places = [float(index) for index in range(len(values))]
@@ -132,13 +141,12 @@ def parameter_chart(
         places = [place(each) for each in numbers]
         marks = numbers if len(numbers) <= MOST_MARKS else _powers_of_ten(numbers)
         x_ticks = [Tick(place(each), number_text(each)) for each in marks] or None
-    parameter, _, measure = title.partition(": ")
     halves = [_drawn_half(each, measure) for each in found]
     points = [(at, each.mean) for at, each in zip(places, found, strict=True)]
     is_joined = len(numbers) >= FEWEST_JOINED and (is_alone or all(each.size > 1 for each in found))
     names = [f"{parameter}={command_line_text(value)}" for value in values]
     line = Line(measure, points, halves, is_joined, names=names)
-    chart = line_chart(title, [line], x_label=parameter, x_ticks=x_ticks)
+    chart = line_chart(f"{parameter}: {measure}", [line], x_label=parameter, x_ticks=x_ticks)
     return _with_note(chart, found, halves)
 
 

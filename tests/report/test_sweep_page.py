@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlhf.base.intervals import Estimate
+from rlhf.base.intervals import t_quantile
 from rlhf.base.stored_files import DamagedFileError
 from rlhf.report.compare_runs import (
     STUDY_RESULTS,
@@ -18,8 +18,8 @@ from rlhf.report.compare_runs import (
     sweep_page,
     write_sweep_report,
 )
-from rlhf.report.comparison import ComparedRun, group_by_setting
-from rlhf.report.sweep_charts import Place, frontier_chart, parameter_chart, pareto_frontier
+from rlhf.report.comparison import ComparedRun, Setting, group_by_setting
+from rlhf.report.sweep_charts import frontier_chart, parameter_chart, pareto_frontier
 from tests.browser import needs_chromium, show
 
 EVIL = "</title><script>alert(1)</script>"
@@ -39,13 +39,8 @@ def runs(num_seeds: int = 3, estimator: str = "gae") -> list[ComparedRun]:
     return found
 
 
-def at(setting: int, x: float, y: float) -> Place:
-    return Place(setting, str(setting), Estimate(x, 0.1, 3), Estimate(y, 0.1, 3))
-
-
 def test_frontier_has_what_nothing_beats() -> None:
-    places = [at(0, 1.0, 0.5), at(1, 2.0, 0.4), at(2, 3.0, 0.9), at(3, 1.0, 0.6), at(4, 4.0, 0.9)]
-    assert [place.setting for place in pareto_frontier(places)] == [3, 2]
+    assert pareto_frontier([(1.0, 0.5), (2.0, 0.4), (3.0, 0.9), (1.0, 0.6), (4.0, 0.9)]) == [3, 2]
 
 
 def test_page_begins_with_the_best_setting() -> None:
@@ -104,14 +99,16 @@ def test_two_seeds_tell_nothing_and_no_interval_is_drawn() -> None:
 
 
 def test_interval_that_leaves_the_possible_range_is_not_drawn() -> None:
-    places = [
-        Place(n, str(n), Estimate(0.5, half, 3), Estimate(0.9, half, 3))
-        for n, half in enumerate((0.05, 0.6))
-    ]
-    chart = frontier_chart("gold", places)
+    def spread(far: float) -> Setting:
+        measures = ({"gold": 0.9 + d, "KL, nats": 0.5 + d} for d in (-far, 0.0, far))
+        return Setting({}, [ComparedRun(Path(), {"seed": 1}, each) for each in measures])
+
+    settings = [spread(0.02), spread(0.3)]
+    chart = frontier_chart("gold", settings)
     assert chart is not None
-    settings = chart.data["lines"][1]
-    assert (settings["half"], settings["xHalf"]) == ([0.05, 0], [0.05, 0])
+    drawn = chart.data["lines"][1]
+    half = pytest.approx(t_quantile(2) * 0.02 / 3**0.5, rel=1e-5)
+    assert (drawn["half"], drawn["xHalf"]) == ([half, 0], [half, 0])
     assert chart.note == "Intervals that reach beyond what is possible are not drawn: 2."
     assert "KL" in chart.data["xLabel"]
 
@@ -232,13 +229,15 @@ def test_text_of_a_command_stays_text() -> None:
 
 
 def test_many_values_of_a_parameter_are_drawn_over_their_logarithm() -> None:
-    values = [0.01 * 1.5**n for n in range(12)]
-    found = [Estimate(1.0 + v, 0.1, 1) for v in values]
-    chart = parameter_chart("ppo.kl_ctl: gold", values, found, is_alone=False)
+    trials = [
+        ComparedRun(Path(), {"ppo.kl_ctl": kl}, {"gold": 1.0 + kl})
+        for kl in (0.01 * 1.5**n for n in range(12))
+    ]
+    chart = parameter_chart(trials, "ppo.kl_ctl", "gold", is_alone=False)
     assert chart is not None
     assert [label for _, label in chart.data["ticks"]] == ["0.01", "0.1"]
     assert not chart.data["lines"][0]["joined"], "other parameters differ too"
-    alone = parameter_chart("ppo.kl_ctl: gold", values, found, is_alone=True)
+    alone = parameter_chart(trials, "ppo.kl_ctl", "gold", is_alone=True)
     assert alone is not None
     assert alone.data["lines"][0]["joined"]
 
