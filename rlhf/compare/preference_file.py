@@ -59,12 +59,11 @@ def read_models_of_runs(
         CheckpointError: if a folder is no run, or its samples.jsonl lacks the answers.
         ConfigError: if both are the same run.
     """
-    if against is None:
-        return _model_after_ppo(run_dir), _model_before_ppo(run_dir)
-    models = _model_after_ppo(run_dir), _model_after_ppo(against)
-    if models[0].name == models[1].name:
+    ours = _read_model(run_dir, is_trained=True)
+    theirs = _read_model(against or run_dir, is_trained=against is not None)
+    if ours.name == theirs.name:
         raise ConfigError(f"--against {against}: must be another run than {run_dir}")
-    return models
+    return ours, theirs
 
 
 def read_models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringModel, AnsweringModel]:
@@ -113,38 +112,23 @@ def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> l
     return pairs
 
 
-def _model_before_ppo(run_dir: Path) -> AnsweringModel:
-    by_step = _answers_by_step(run_dir)
-    if 0 not in by_step:
-        raise _no_answers_error(run_dir, "before PPO")
-    return AnsweringModel(f"{_display_name(run_dir)}, SFT", by_step[0])
-
-
-def _model_after_ppo(run_dir: Path) -> AnsweringModel:
-    by_step = _answers_by_step(run_dir)
-    if (last := max(by_step, default=0)) == 0:
-        raise _no_answers_error(run_dir, "after a step of PPO")
-    return AnsweringModel(f"{_display_name(run_dir)}, PPO step {last}", by_step[last])
-
-
-def _answers_by_step(run_dir: Path) -> dict[int, dict[str, str]]:
-    """Return the actor's answers by step and prompt."""
+def _read_model(run_dir: Path, *, is_trained: bool) -> AnsweringModel:
+    """Return the actor with its answers after the last step of PPO, or before the first."""
     frozen_keys(run_dir)  # raises if this is no run
-    found: dict[int, dict[str, str]] = {}
+    by_step: dict[int, dict[str, str]] = {}
     for row in read_lines(run_dir / "samples.jsonl", SAMPLE):
         if row["phase"] == "ppo" and row.get("model", "actor") == "actor":
-            found.setdefault(row["step"], {})[row["prompt"]] = row["response"]
-    return found
-
-
-def _display_name(run_dir: Path) -> str:
-    return "/".join(run_dir.resolve().parts[-TWO:])
-
-
-def _no_answers_error(run_dir: Path, when: str) -> CheckpointError:
-    return CheckpointError(
-        f"{run_dir}/samples.jsonl has no answers from {when}. PPO writes them at its first and "
-        "last step; compare a run that has finished PPO, or a file of answers: --answers FILE"
+            by_step.setdefault(row["step"], {})[row["prompt"]] = row["response"]
+    step = max(by_step, default=0) if is_trained else 0
+    if step not in by_step or (is_trained and not step):
+        when = "after a step of PPO" if is_trained else "before PPO"
+        raise CheckpointError(
+            f"{run_dir}/samples.jsonl has no answers from {when}. PPO writes them at its first and "
+            "last step; compare a run that has finished PPO, or a file of answers: --answers FILE"
+        )
+    name = "/".join(run_dir.resolve().parts[-TWO:])
+    return AnsweringModel(
+        f"{name}, PPO step {step}" if is_trained else f"{name}, SFT", by_step[step]
     )
 
 
