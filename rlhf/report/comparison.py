@@ -348,18 +348,27 @@ def keep_by_holm(probabilities: Mapping[SettingMeasure, float]) -> frozenset[Set
 
 
 def difference(first: Setting, other: Setting, title: str) -> Difference:
-    """Return the difference, ``other`` minus ``first``, of the measure ``title``."""
+    """Return the difference, ``other`` minus ``first``, of the measure ``title``.
+
+    The degrees of freedom follow Welch and Satterthwaite; they are not rounded. For the one sample
+    of differences between paired runs they are its size minus 1, as in Student's interval.
+    """
     if pairs := _pairs_of_runs(first, other):
-        gains = [theirs.measures[title] - ours.measures[title] for ours, theirs in pairs]
-        found = Difference(mean_with_interval(gains), len(pairs), len(pairs) - 1)
+        samples = [[theirs.measures[title] - ours.measures[title] for ours, theirs in pairs]]
+        mean = mean_of(samples[0])
     else:
-        runs = (first.finished_runs(), other.finished_runs())
-        found = _welch(*([run.measures[title] for run in each] for each in runs))
-    estimate = found.estimate
-    has_spread = estimate.half > TINY * abs(estimate.mean) or not estimate.mean
-    if found.fewest_seeds >= FEWEST_SEEDS and has_spread:
-        return found
-    return found._replace(estimate=estimate._replace(half=math.nan))
+        settings = (first.finished_runs(), other.finished_runs())
+        samples = [[run.measures[title] for run in runs] for runs in settings]
+        mean = mean_of(samples[1]) - mean_of(samples[0])
+    size, fewest = sum(map(len, samples)), min(map(len, samples))
+    if fewest < FEWEST_SEEDS or not math.isfinite(mean):
+        return Difference(Estimate(mean, math.nan, size), fewest)
+    parts = [statistics.variance(sample) / len(sample) for sample in samples]
+    terms = sum(p * p / (len(sample) - 1) for p, sample in zip(parts, samples, strict=True))
+    freedom = sum(parts) ** 2 / terms if terms else size - len(samples)
+    half = t_quantile(freedom) * math.sqrt(sum(parts))
+    has_spread = half > TINY * abs(mean) or not mean
+    return Difference(Estimate(mean, half if has_spread else math.nan, size), fewest, freedom)
 
 
 def _pairs_of_runs(first: Setting, other: Setting) -> list[tuple[ComparedRun, ComparedRun]]:
@@ -368,24 +377,6 @@ def _pairs_of_runs(first: Setting, other: Setting) -> list[tuple[ComparedRun, Co
     common = sorted(ours.keys() & theirs.keys())
     is_paired = len(common) > 1 or ours.keys() == theirs.keys()
     return [(ours[seed], theirs[seed]) for seed in common] if is_paired else []
-
-
-def _welch(first: Sequence[float], other: Sequence[float]) -> Difference:
-    """Return the difference of the means of two independent samples, with its 95 % interval.
-
-    The degrees of freedom follow Welch and Satterthwaite; they are not rounded.
-    """
-    mean, size = mean_of(other) - mean_of(first), len(first) + len(other)
-    fewest = min(len(first), len(other))
-    if fewest == 1 or not math.isfinite(mean):
-        return Difference(Estimate(mean, math.nan, size), fewest)
-    parts = [statistics.variance(each) / len(each) for each in (first, other)]
-    if not sum(parts):
-        return Difference(Estimate(mean, 0.0, size), fewest, size - 2)
-    terms = [p * p / (len(e) - 1) for p, e in zip(parts, (first, other), strict=True)]
-    freedom = sum(parts) ** 2 / sum(terms)
-    half = t_quantile(freedom) * math.sqrt(sum(parts))
-    return Difference(Estimate(mean, half, size), fewest, freedom)
 
 
 def _carries_nothing(title: str, titles: Mapping[str, None], settings: Sequence[Setting]) -> bool:
