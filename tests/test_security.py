@@ -18,7 +18,7 @@ from rlhf.base.safe_text import FORMS
 from rlhf.base.stored_files import DamagedFileError
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config, write_command
-from rlhf.config.rules.run import refuse_secret_values, refuse_secrets_in_command
+from rlhf.config.validation import refuse_secret_values, refuse_secrets_in_command
 from rlhf.jobs.sweep_jobs import open_log
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import train_tokenizer

@@ -26,16 +26,15 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of
 from rlhf.config.hydra_errors import describe_type, schema_types
-from rlhf.config.rules.run import validate
-from rlhf.config.schema.keys import AtResume
+from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import (
-    format_value,
     matches_schema_type,
     merge_into_schema,
     parse_plain_yaml,
     schema_error,
 )
+from rlhf.config.validation import validate
 
 FROZEN = "config.yaml"
 COMMAND = "command.txt"

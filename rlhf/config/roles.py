@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from rlhf.config.choices import Dtype, ModelInit, Phase, RewardKind, TrainingEngine
-from rlhf.config.schema.model import ModelConfig
-from rlhf.config.schema.run import RunConfig
-from rlhf.options import ZeroConfig
+
+if TYPE_CHECKING:
+    from rlhf.config.schema.model import ModelConfig
+    from rlhf.config.schema.run import RunConfig
+    from rlhf.options import ZeroConfig
 
 SHARDED_WEIGHTS = 3  # the ZeRO stage that also shards the weights
 

@@ -25,6 +25,7 @@ from rlhf.config.hydra_errors import (
     type_of_key,
     unknown_key_error,
 )
+from rlhf.config.schema.keys import format_value
 from rlhf.config.schema.run import RunConfig
 
 # Limits of the config.yaml of a run directory, which somebody else may have written.
@@ -89,19 +90,6 @@ def schema_error(error: OmegaConfBaseException) -> ConfigError:
     if key == "reward_model":
         hint = f"; an option of the group is chosen with model@reward_model={value}"
     return ConfigError(f"{key}={value}: expected {describe_type(kind)}{hint}")
-
-
-def format_value(value: Any) -> str:
-    """Return ``value`` as it is typed on the command line, without unset keys of a mapping."""
-    if value is None:
-        return "null"
-    if isinstance(value, dict):
-        unset: tuple[object, ...] = (None, False, [])
-        items = (f"{key}: {format_value(each)}" for key, each in value.items() if each not in unset)
-        return f"{{{', '.join(items)}}}"
-    if isinstance(value, list):
-        return f"[{','.join(map(format_value, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @lru_cache(maxsize=4)  # a run reads its own file a dozen times; the mapping is only read

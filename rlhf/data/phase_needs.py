@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.batches import examples_per_step, largest_batch_sizes, phase_steps
 from rlhf.config.choices import Phase
-from rlhf.config.rules.ppo import check_ppo
+from rlhf.config.schema.ppo import check_ppo
 from rlhf.config.schema.run import RunConfig
 
 

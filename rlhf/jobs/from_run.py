@@ -12,9 +12,8 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase, RewardKind
 from rlhf.config.effects import effects, values_that_affect
 from rlhf.config.freeze import keys_that_run_code, load_frozen_config, read_command
-from rlhf.config.schema.keys import AtResume
+from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.typed import format_value
 
 
 def copy_keys_of_source_run(

@@ -32,11 +32,11 @@ from rlhf.config.freeze import (
 )
 from rlhf.config.machine_rates import lacks_rates
 from rlhf.config.roles import tokenizer_base
-from rlhf.config.rules.data import drop_shares_of_absent_phases
-from rlhf.config.rules.run import refuse_secret_values
 from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir, refuse_existing_run
+from rlhf.config.schema.data import drop_shares_of_absent_phases
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.validation import refuse_secret_values
 from rlhf.data.encoding import is_plain_template
 from rlhf.jobs.from_run import copy_keys_of_source_run, describe_changes
 from rlhf.jobs.input_files import check_inputs, write_inputs

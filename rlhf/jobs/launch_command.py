@@ -27,7 +27,7 @@ from rlhf.config.hydra_errors import (
     to_hydra_override,
     type_of_key,
 )
-from rlhf.config.rules.run import refuse_secrets_in_command
+from rlhf.config.validation import refuse_secrets_in_command
 from rlhf.jobs.help_command import print_help
 from rlhf.jobs.search_command import Search, parse_search
 from rlhf.jobs.sweep_command import (

@@ -23,9 +23,9 @@ from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.hashing import sha256_of
-from rlhf.config.rules.run import refuse_secrets_in_command
 from rlhf.config.run_dir import SWEEPS
-from rlhf.config.typed import format_value
+from rlhf.config.schema.keys import format_value
+from rlhf.config.validation import refuse_secrets_in_command
 
 MULTIRUN = frozenset({"-m", "--multirun"})
 MOST_BYTES = 200  # of a job's folder name; file systems take 255

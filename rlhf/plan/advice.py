@@ -15,11 +15,11 @@ from rlhf.config.batches import num_ranks
 from rlhf.config.choices import Device, Dtype, Phase
 from rlhf.config.machine_rates import GIB, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.config.rules.rollout import check_rollout
-from rlhf.config.rules.run import check_options, validate
-from rlhf.config.rules.zero import check_training_engine, check_zero
 from rlhf.config.schema.keys import ANSWERING_PHASES
+from rlhf.config.schema.rollout import check_rollout
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.zero import check_training_engine, check_zero
+from rlhf.config.validation import check_options, validate
 from rlhf.models.model_uses import costs_of
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
             check_zero(candidate)
             check_training_engine(candidate)
             if ANSWERING_PHASES(candidate) & set(candidate.phase.order):
-                check_rollout(candidate)
+                check_rollout(candidate.rollout)
             check_options(candidate)
         except ConfigError as error:
             refusals.append(error)

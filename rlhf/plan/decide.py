@@ -9,8 +9,8 @@ from typing import NamedTuple
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase, PlanMode, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
-from rlhf.config.rules.run import validate
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.validation import validate
 from rlhf.models.model_uses import UnknownModelError
 from rlhf.options import Backend
 from rlhf.plan.advice import idle_options

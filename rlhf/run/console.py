@@ -119,7 +119,7 @@ def config_tree(title: str, values: Mapping[str, Any]) -> Tree:
     """Return a tree of nested values; groups come after single values."""
     from rich.tree import Tree
 
-    from rlhf.config.typed import format_value
+    from rlhf.config.schema.keys import format_value
 
     tree = Tree(literal_text(title, style="bold"), guide_style="dim")
     groups = {key: value for key, value in values.items() if isinstance(value, Mapping)}

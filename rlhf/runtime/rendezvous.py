@@ -18,9 +18,9 @@ from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.config.batches import num_ranks
 from rlhf.config.choices import Device
 from rlhf.config.machine_rates import cpu_dtype
-from rlhf.config.rules.run import validate
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.validation import validate
 from rlhf.rewards.isolated import check_reward_parts
 from rlhf.runtime.launch_mode import LaunchMode, launch_mode, read_whole_number, slurm_task
 from rlhf.runtime.watchdog import Process

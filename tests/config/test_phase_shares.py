@@ -9,7 +9,7 @@ import pytest
 
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import write_frozen_config
-from rlhf.config.rules.data import drop_shares_of_absent_phases
+from rlhf.config.schema.data import drop_shares_of_absent_phases
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.splits import describe_division
 from rlhf.jobs.job import config_of_job

@@ -12,9 +12,8 @@ from pathlib import Path
 from random import Random
 
 from rlhf.config.choices import RewardKind
-from rlhf.config.rules.rewards import check_reward_term
 from rlhf.config.schema.keys import check_bounds
-from rlhf.config.schema.rewards import RewardTerm
+from rlhf.config.schema.rewards import RewardTerm, check_reward_term
 from tests.fuzz.case import Case
 from tests.fuzz.reward_functions import ROWS, SECONDS, score_batches
 

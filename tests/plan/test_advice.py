@@ -9,7 +9,7 @@ import pytest
 
 from rlhf.config.choices import ModelInit
 from rlhf.config.freeze import to_run_config
-from rlhf.config.rules.run import validate
+from rlhf.config.validation import validate
 from rlhf.plan import advice as planning_advice
 from rlhf.plan.plan import Plan, plan_run
 from tests.plan.planned import Compose, changed, run_of

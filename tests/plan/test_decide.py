@@ -12,7 +12,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.batches import phase_plans
 from rlhf.config.choices import Phase, When
 from rlhf.config.machine_rates import GIB
-from rlhf.config.rules.run import validate
+from rlhf.config.validation import validate
 from rlhf.plan.decide import plan_and_configure, resolve_auto
 from rlhf.plan.plan import plan_run
 from tests.plan.planned import Compose, changed, run_of

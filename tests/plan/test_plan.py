@@ -16,9 +16,9 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.choices import SPLIT_PHASES, Device, Dtype, Phase, When
 from rlhf.config.freeze import to_run_config
 from rlhf.config.machine_rates import GIB
-from rlhf.config.rules.run import validate
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.validation import validate
 from rlhf.options import Backend
 from rlhf.options.lora.keys import LoraRole
 from rlhf.plan.decide import resolve_auto

@@ -23,7 +23,7 @@ PATH_TO_THE_LOSS = [
     "rlhf.algorithms.ppo",
 ]
 # In these folders the folder says which sft.py or zero.py is meant.
-GROUPED = ("rlhf/algorithms/", "rlhf/config/rules/", "rlhf/config/schema/", "rlhf/phases/")
+GROUPED = ("rlhf/algorithms/", "rlhf/config/schema/", "rlhf/phases/")
 
 Graph = Mapping[str, set[str]]
 

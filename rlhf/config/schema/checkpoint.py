@@ -1,12 +1,16 @@
-"""Schema of the config group ``checkpoint``."""
+"""Schema and rules of the config group ``checkpoint``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rlhf.base.errors import refuse_first
 from rlhf.config.choices import Phase
 from rlhf.config.schema.keys import ABOVE_0, SECONDS, key
+
+if TYPE_CHECKING:
+    from rlhf.config.schema.run import RunConfig
 
 
 def phases_that_measure_best(config: Any) -> frozenset[Phase]:
@@ -39,3 +43,45 @@ class CheckpointKeys:
     """Steps in a row with gradients that are not finite after which the run ends; null: never."""
     grace_seconds: int = key(SECONDS)
     """Seconds after SIGTERM in which a step may end and a checkpoint be written."""
+
+
+def check_checkpoint(config: RunConfig) -> None:
+    """Check that checkpoints can be written, and that the run measures checkpoint.best in time.
+
+    With zero.nvme_path, every_minutes is accepted, because it is set by default: the run then
+    prints that it writes none.
+    """
+    checkpoint, order, nvme = config.checkpoint, config.phase.order, config.zero.nvme_path
+    phases, stop, best = ", ".join(order), checkpoint.stop_after, checkpoint.best
+    stop_phase, _, step = (stop or "").partition("/")
+    name, _, metric = (best or "").partition("/")
+    broken = {
+        **{
+            f"checkpoint.{key}={value} with zero.nvme_path={nvme}: a checkpoint inside a phase "
+            f"cannot read an optimizer that is on a drive; remove checkpoint.{key}, or use "
+            "zero=stage3_offload": nvme is not None and value is not None
+            for key in ("every_steps", "stop_after", "best")
+            for value in [getattr(checkpoint, key)]
+        },
+        f"checkpoint.stop_after={stop}: must be PHASE/STEP, a phase of {phases} and a step from 1 "
+        f"on, such as {order[-1]}/10": (
+            stop is not None and (stop_phase not in order or not step.isdecimal() or int(step) == 0)
+        ),
+        **{
+            f"checkpoint.{key}={str(value).lower()}: no metric says what is best; add "
+            "checkpoint.best=ppo/eval_score, or that of another phase": (
+                best is None and bool(value)
+            )
+            for key in ("load_best", "patience")
+            for value in [getattr(checkpoint, key)]
+        },
+        f"checkpoint.best={best}: must be a held-out metric PHASE/eval_NAME of {phases} "
+        "(python launch.py --help /eval_)": (
+            best is not None and (name not in order or not metric.startswith("eval_"))
+        ),
+        f"checkpoint.best={best} with {name}.eval_every=0: the metric is measured only at the end; "
+        f"set {name}.eval_every to a number of steps": (
+            name in order and not getattr(config, name).eval_every
+        ),
+    }
+    refuse_first(broken)

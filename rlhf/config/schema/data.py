@@ -1,12 +1,17 @@
-"""Schema of the config group ``data``."""
+"""Schema and rules of the config group ``data``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from rlhf.config.choices import Phase, Source, Template
-from rlhf.config.schema.keys import AT_LEAST_0, BETWEEN_0_AND_1, NO_PHASE, Unread, key
+from rlhf.base.errors import refuse_first
+from rlhf.config.choices import SPLIT_PHASES, Phase, Source, Template
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, BETWEEN_0_AND_1, NO_PHASE, Unread, key
+
+if TYPE_CHECKING:
+    from rlhf.config.schema.run import RunConfig
 
 
 @dataclass(kw_only=True)
@@ -25,7 +30,7 @@ class DatasetConfig:
     """Split of the hub dataset to hold out; null: a share of train_split is held out."""
     columns: dict[str, str] | None = None
     """JMESPath expressions of prompt, chosen, ... (docs/data.md); null: detect the layout."""
-    weight: float = 1.0
+    weight: float = key(ABOVE_0, default=1.0)
     """How often training examples are used: 0.5 uses half of them, 2 uses each of them twice."""
     phases: list[Phase] | None = None
     """Only these phases use the dataset: some of sft, reward, ppo; null: all, by data.split."""
@@ -78,3 +83,78 @@ class DataKeys:
     """Put sequences of similar length into one micro-batch, which reduces padding."""
     cache_dir: str = key(affects=NO_PHASE, is_inherited=False)
     """Folder that keeps tokenised data between runs."""
+
+
+def check_data(config: RunConfig) -> None:
+    """Check that the source can supply examples to every phase that runs."""
+    data, order = config.data, config.phase.order
+    is_generated = data.source in (Source.synthetic, Source.environment)
+    paths = {"data.path": data.path} if not (data.path is None and data.sets) else {}
+    paths |= {"data.eval_path": data.eval_path} if data.eval_path is not None else {}
+    shares = dict(zip(SPLIT_PHASES, data.split, strict=False))
+    named = {phase for each in data.sets.values() for phase in each.phases or ()}
+    fix = "make the number of {0} positive, or remove {0} from phase.order"
+    if config.from_run is not None:
+        fix = (
+            f"from_run={config.from_run} fixed this division; run phases that have a share, such "
+            "as phase=pipeline_rule, or start a new run without from_run"
+        )
+    broken = {
+        f"data.path={data.path}: generated data has no path; add data=local, or data=hub": (
+            is_generated and data.path is not None
+        ),
+        f"data.size=0: must be positive for data={data.source}; use e.g. data.size=4000": (
+            is_generated and not data.size
+        ),
+        **{
+            f"{key}={'null' if value is None else value}: must be a file, a folder or a hub id, or "
+            "a list of them": not (_are_paths(value) or (is_generated and key == "data.path"))
+            for key, value in paths.items()
+        },
+        **{
+            f"data.sets.{name}.columns.{column}={text}: must be a JMESPath expression": (
+                not isinstance(text, str)  # OmegaConf does not check its type
+            )
+            for name, dataset in data.sets.items()
+            for column, text in (dataset.columns or {}).items()
+        },
+        **{
+            f"data.sets.{name}.phases={[p.value for p in dataset.phases or ()]}: choose among "
+            f"{', '.join(SPLIT_PHASES)}; dpo learns from the pairs of reward": (
+                not set(dataset.phases or ()) <= set(SPLIT_PHASES)
+            )
+            for name, dataset in data.sets.items()
+        },
+        f"data.split={data.split}: must be three numbers, each 0 or more: the proportions of sft, "
+        "reward and ppo": (
+            len(data.split) != len(SPLIT_PHASES) or not all(0 <= s < math.inf for s in data.split)
+        ),
+        **{
+            f"data.split={data.split}: the {phase} phase runs and has no share; "
+            f"{fix.format(phase)}": not shares.get(phase.data_share) and phase not in named
+            for phase in order
+        },
+    }
+    refuse_first(broken)
+
+
+def _are_paths(value: Any) -> bool:
+    """Return True if ``value`` is a path or a list of paths."""
+    paths = value if isinstance(value, list) else [value]
+    return bool(paths) and all(isinstance(path, str) and path for path in paths)
+
+
+def drop_shares_of_absent_phases(config: RunConfig) -> RunConfig:
+    """Return ``config`` with a share of 0 in data.split for every phase that does not run.
+
+    A run of one phase keeps the shares of the others: the other phases may have runs of their own,
+    and with the same data and seed no prompt is in two of these runs. A run with from_run keeps the
+    division of the finished run.
+    """
+    order = config.phase.order
+    if len(order) == 1 or config.from_run is not None:
+        return config
+    own = {phase.data_share for phase in order}
+    shares = zip(SPLIT_PHASES, config.data.split, strict=True)
+    split = [share if phase in own else 0.0 for phase, share in shares]
+    return replace(config, data=replace(config.data, split=split))

@@ -1,9 +1,10 @@
-"""Schema of the config group ``hardware``."""
+"""Schema and rules of the config group ``hardware``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlhf.base.errors import refuse_first
 from rlhf.config.choices import Device, Dtype, OnOom
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, NO_PHASE, ROWS, AtResume, key
 
@@ -52,3 +53,15 @@ class HardwareConfig:
     """GB/s that the NVMe drives of a node read."""
     price_per_hour: float | None = key(AT_LEAST_0, affects=NO_PHASE)
     """Price of one node in US dollars per hour; null: unknown."""
+
+
+def check_hardware(hardware: HardwareConfig) -> None:
+    """Check that the config has all rates of a GPU: only rates of this CPU can be measured."""
+    broken = {
+        f"hardware.{key}=null: only rates of a CPU are measured; give the GPU's figure, see "
+        "conf/hardware/template.yaml": (
+            hardware.device is Device.cuda and getattr(hardware, key) is None
+        )
+        for key in ("peak_tflops", "fp32_tflops", "memory_bandwidth_gb")
+    }
+    refuse_first(broken)

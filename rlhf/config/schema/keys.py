@@ -132,3 +132,16 @@ def _iterate_bounds(config: Any, prefix: str) -> Iterator[tuple[str, Bound, floa
             for entry, one in value.items():
                 if is_dataclass(one):
                     yield from _iterate_bounds(one, f"{name}.{entry}.")
+
+
+def format_value(value: Any) -> str:
+    """Return ``value`` as it is typed on the command line, without unset keys of a mapping."""
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        unset: tuple[object, ...] = (None, False, [])
+        items = (f"{key}: {format_value(each)}" for key, each in value.items() if each not in unset)
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(format_value, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

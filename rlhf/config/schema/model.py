@@ -1,11 +1,15 @@
-"""Schema of the config groups ``model``, ``reward_model`` and ``lora``."""
+"""Schema and rules of the config groups ``model`` and ``reward_model``."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlhf.config.choices import ModelInit
+from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.config.choices import ModelInit, Phase, Source
+from rlhf.config.roles import SHARDED_WEIGHTS, has_reward_model, starting_models
 from rlhf.config.schema.keys import (
     ABOVE_0,
     AT_LEAST_0,
@@ -15,6 +19,12 @@ from rlhf.config.schema.keys import (
     Unread,
     key,
 )
+
+if TYPE_CHECKING:
+    from rlhf.config.schema.run import RunConfig
+
+# Beginnings of the names of sizes in transformers' configurations.
+COUNTS = ("hidden_size", "intermediate_size", "num_attention", "num_hidden", "num_key", "head_dim")
 
 RANDOM = Unread(
     lambda model: model.init is ModelInit.random,
@@ -81,3 +91,106 @@ class ModelConfig:
     """matmul (this project's; sdpa on a GPU), eager, sdpa or flash_attention_2; null: matmul."""
     trust_remote_code: bool = key(unread=[SFT_MODEL])
     """Run Python code from the model's repository; enable only for code that you have read."""
+
+
+def check_models(config: RunConfig) -> None:
+    """Check that each phase can get its models, and that PPO and DPO start from trained ones."""
+    order, model, reward_model = config.phase.order, config.model, config.reward_model
+    starts = [phase.upper() for phase in order if phase in (Phase.ppo, Phase.dpo)]
+    is_judge = reward_model.init is ModelInit.gold and not config.rewards
+    broken = {
+        f"model.init={model.init}: only reward_model.init can be {model.init}; use "
+        "model.init=pretrained or model.init=random": model.init.starts_from_sft,
+        f"model.init={model.init}: {''.join(starts)} starts from an SFT model; add "
+        "model.init=pretrained model.path=FOLDER, or run the sft phase too": (
+            bool(starts) and Phase.sft not in order and model.init is not ModelInit.pretrained
+        ),
+        f"reward_model.init=gold with data.source={config.data.source}: the judge scores the "
+        "prompts of the generated task only; use data=synthetic, or train a reward model with "
+        "model@reward_model=sft_model": is_judge and config.data.source is not Source.synthetic,
+        "reward_model.init=gold with the reward phase: a judge is not trained; use "
+        "phase=pipeline_rule (SFT, then PPO), or phase=ppo with model.path=FOLDER": (
+            is_judge and Phase.reward in order
+        ),
+        f"reward_model.init={reward_model.init}: PPO needs a trained reward model; add "
+        "reward_model.init=pretrained reward_model.path=FOLDER, run the reward phase too, use "
+        "model@reward_model=gold, the judge of data=synthetic, or rewards (docs/rewards.md)": (
+            has_reward_model(config)
+            and Phase.ppo in order
+            and Phase.reward not in order
+            and reward_model.init is not ModelInit.pretrained
+        ),
+    }
+    refuse_first(broken)
+    for phase in order:
+        for group, used in starting_models(config, phase):
+            _check_model(group, used)
+    zero = config.zero
+    if SHARDED_WEIGHTS in (zero.stage, zero.critic_stage, zero.reference_stage, zero.reward_stage):
+        refuse_compile(config, "zero.stage=3, which gathers weights in each layer")
+
+
+def refuse_compile(config: RunConfig, setting: str) -> None:
+    """Raise ConfigError if the run compiles a model whose layers ``setting`` changes."""
+    for phase in config.phase.order:
+        for group, model in starting_models(config, phase):
+            if model.compile:
+                raise ConfigError(f"{group}.compile=true with {setting}: use only one of the two")
+
+
+def _check_model(key: str, model: ModelConfig) -> None:
+    """Check that ``model``, the value of the key ``key``, can be built or loaded."""
+    is_random = model.init is ModelInit.random
+    broken = {
+        f"{key}.path={'null' if model.path is None else ''}: {key}.init=pretrained needs a path; "
+        f"add {key}.path=FOLDER_OR_HUB_ID, or {key}.init=random to train from scratch": (
+            model.init is ModelInit.pretrained and not model.path
+        ),
+        f"{key}.architecture has no model_type: {key}.init=random builds the model from the "
+        f"architecture; choose an option of the group {key} with a model_type, see "
+        "python launch.py --help": is_random and "model_type" not in model.architecture,
+        **{
+            f"{key}.architecture.{name}={value}: must be a whole number of 1 or more": (
+                name.startswith(COUNTS) and (value < 1 or value != int(value))
+            )
+            for name, value in model.architecture.items()
+            if isinstance(value, int | float)
+        },
+        f"{key}.vocab_size=0: must be above 0 to train a tokenizer; use {key}.vocab_size=NUMBER, "
+        f"or {key}.tokenizer=FOLDER_OR_HUB_ID": (
+            is_random and not model.tokenizer and not model.vocab_size
+        ),
+    }
+    refuse_first(broken)
+
+
+def check_sequence_lengths(
+    config: RunConfig, fields_of: Callable[[str, ModelConfig], Mapping[str, Any]] | None = None
+) -> None:
+    """Check that no sequence is longer than the models allow that the phases start from.
+
+    ``fields_of`` returns the fields of a model's config, given its key and value; without it only
+    the models are checked that this run builds.
+    """
+    after = config.tokens_after_prompt
+    longest = f"rollout.max_prompt_tokens + {after[0]}", config.rollout.max_prompt_tokens + after[1]
+    for phase in config.phase.order:
+        own = f"{phase}.max_tokens", getattr(getattr(config, phase), "max_tokens", 0)
+        name, wanted = longest if phase is Phase.ppo else own
+        for group, model in starting_models(config, phase):
+            is_random = model.init is ModelInit.random
+            fields = (
+                fields_of(group, model) if fields_of else model.architecture if is_random else {}
+            )
+            limit = fields.get("max_position_embeddings", fields.get("n_positions", math.inf))
+            if not isinstance(limit, int | float):
+                raise ConfigError(
+                    f"{group}.architecture.max_position_embeddings={limit}: must be a whole number"
+                )
+            if wanted > limit:
+                place = f"{group}.architecture." if is_random else f"{group}.path={model.path}, "
+                raise ConfigError(
+                    f"{name}={wanted}: the model has {limit} positions "
+                    f"({place}max_position_embeddings); use {limit} or less, "
+                    "or a model with more positions"
+                )

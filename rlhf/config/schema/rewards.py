@@ -1,11 +1,19 @@
-"""Schema of ``rewards``: the parts of which a response's score is the weighted sum."""
+"""Schema and rules of ``rewards``: the parts of which a score is the weighted sum."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from rlhf.config.choices import RewardKind
+from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
+from rlhf.config.roles import has_reward_model
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, SCORE, SECONDS, key
+
+if TYPE_CHECKING:
+    from rlhf.config.schema.run import RunConfig
 
 
 @dataclass(kw_only=True)
@@ -48,3 +56,120 @@ class RewardTerm:
     """kind=length: most response tokens with the full score; null: no limit."""
     slack: int = key(AT_LEAST_0, default=0)
     """kind=length: tokens outside of least and most over which the score falls to 0."""
+
+
+OF_ALL = ("kind", "weight", "normalise")
+OF_PROCESSES = (*OF_ALL, "timeout_seconds", "fallback")
+# The keys that each kind reads; a key with * must be set.
+READ = {
+    RewardKind.model: OF_ALL,
+    RewardKind.gold: OF_ALL,
+    RewardKind.environment: ("kind", "weight"),
+    RewardKind.function: (*OF_PROCESSES, "function*", "run_code", "columns"),
+    RewardKind.http: (*OF_PROCESSES, "url*", "token_variable", "batch_size", "retries", "columns"),
+    RewardKind.length: (*OF_PROCESSES, "least", "most", "slack"),
+    RewardKind.stop: OF_PROCESSES,
+    RewardKind.pattern: (*OF_PROCESSES, "pattern*", "whole"),
+    RewardKind.exact: (*OF_PROCESSES, "columns*"),
+    RewardKind.number: (*OF_PROCESSES, "columns*"),
+    RewardKind.json: (*OF_PROCESSES, "json_schema"),
+}
+
+
+def check_rewards(config: RunConfig) -> None:
+    """Check every part of the score, and that the run has the models that the parts need."""
+    source, parts = config.data.source, config.rewards
+    for name, part in parts.items():
+        if not name.isidentifier():
+            raise ConfigError(f"rewards.{name}: a name has letters, digits and _ only")
+        check_reward_term(f"rewards.{name}", part)
+        others = [column for column in part.columns if column != "answer"]
+        if others and source is Source.synthetic:
+            raise ConfigError(
+                f"rewards.{name}.columns=[{','.join(part.columns)}]: data=synthetic has no column "
+                f"{others[0]}; it has answer"
+            )
+    kinds = {part.kind for part in parts.values()}
+    broken = {
+        f"rewards.{next(iter(parts), '')}.weight=0: every part is a judge, which PPO does "
+        "not learn from; give one part another weight": (
+            bool(kinds) and all(part.weight == 0 for part in parts.values())
+        ),
+        f"rewards with kind=gold and data.source={source}: the judge scores the prompts of the "
+        "generated task only; use data=synthetic, or another kind": (
+            RewardKind.gold in kinds and source is not Source.synthetic
+        ),
+        "rewards with kind=model and reward_model.init=gold: there is no reward model; use "
+        "phase=pipeline, or model@reward_model=pretrained reward_model.path=FOLDER": (
+            RewardKind.model in kinds and config.reward_model.init is ModelInit.gold
+        ),
+        "rewards without kind=model in a run with the reward phase: nothing would read the reward "
+        "model; use phase=pipeline_rule, or add rewards.model={kind: model}": (
+            bool(kinds) and Phase.reward in config.phase.order and not has_reward_model(config)
+        ),
+    }
+    refuse_first(broken)
+
+
+def check_reward_term(key: str, part: RewardTerm) -> None:
+    """Check the keys and values of the part of the score that ``key`` names."""
+    kind, read = part.kind, READ[part.kind]
+    required = {name.rstrip("*") for name in read if name.endswith("*")}
+    names = [name.rstrip("*") for name in read]
+    for each in fields(part):
+        value, default = getattr(part, each.name), each.default
+        is_set = value != ([] if default is MISSING else default)
+        broken = {
+            f"{key}.{each.name} is missing: kind={kind} needs it": (
+                each.name in required and not is_set
+            ),
+            f"{key}.{each.name}={value}: kind={kind} does not read it; it reads "
+            f"{', '.join(names)}": is_set and each.name not in names,
+        }
+        refuse_first(broken)
+    function, columns = part.function, part.columns
+    broken = {
+        f"{key}.columns=[{','.join(columns)}]: kind={kind} compares with one column": (
+            kind in (RewardKind.exact, RewardKind.number) and len(columns) != 1
+        ),
+        f"{key}: kind=length needs least or most, in response tokens": (
+            kind is RewardKind.length and part.most is None and part.least == 0
+        ),
+        f"{key}.most={part.most}: must be {key}.least={part.least} or more": (
+            part.most is not None and part.most < part.least
+        ),
+        f"{key}.function={function}: must be MODULE:FUNCTION, such as my_rewards:brief": (
+            function is not None and not re.fullmatch(r"[\w.]+:\w+", function)
+        ),
+        f"{key}.function={function} runs code; if you have read it, add {key}.run_code=true": (
+            function is not None and not part.run_code
+        ),
+    }
+    refuse_first(broken)
+    if part.url is not None:
+        _check_url(f"{key}.url", part.url)
+    try:
+        re.compile(part.pattern or "")
+    except re.error as error:
+        raise ConfigError(
+            f"{key}.pattern={part.pattern}: not a regular expression ({error})"
+        ) from error
+
+
+def _check_url(key: str, url: str) -> None:
+    """Check that a request can be sent to ``url``."""
+    try:
+        place = urlsplit(url)
+        port = place.port  # None: the default port of the scheme
+    except ValueError as error:  # brackets without an IPv6 address, or a port that is no number
+        raise ConfigError(f"{key}={url}: not an address ({error})") from error
+    broken = {
+        "must be http://HOST... or https://HOST...": (
+            place.scheme not in ("http", "https") or not place.hostname
+        ),
+        "the port must be from 1 to 65535": port == 0,
+        "must be ASCII without spaces; write %20 for a space": (
+            not (url.isascii() and url.isprintable()) or " " in url
+        ),
+    }
+    refuse_first(broken, f"{key}={url}: ")

@@ -1,9 +1,11 @@
-"""Schema of the config group ``rollout``."""
+"""Schema and rules of the config group ``rollout``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from rlhf.base.errors import refuse_first
 from rlhf.config.choices import When
 from rlhf.config.schema.keys import (
     ABOVE_0,
@@ -13,6 +15,9 @@ from rlhf.config.schema.keys import (
     AtResume,
     key,
 )
+
+if TYPE_CHECKING:
+    from rlhf.options import RolloutConfig
 
 
 @dataclass(kw_only=True)
@@ -47,3 +52,17 @@ class RolloutKeys:
     """Run decode steps as CUDA graphs, on a GPU with backend=fast."""
     keep_graphs: When = key(at_resume=AtResume.rounding)
     """Keep CUDA graphs, and the KV cache, between rollouts; auto: if they fit beside training."""
+
+
+def check_rollout(rollout: RolloutConfig) -> None:
+    """Check that the backend supports the settings, and that no stop text is empty."""
+    broken = {
+        f"rollout.stop={rollout.stop}: an empty text would end every response at its first token; "
+        "remove the empty text from the list": "" in rollout.stop,
+        f"rollout.reuse_logprobs=always with rollout.backend={rollout.backend}: only "
+        "rollout.backend=fast measures log-probabilities; use rollout.backend=fast, or "
+        "rollout.reuse_logprobs=auto": (
+            rollout.reuse_logprobs is When.always and rollout.backend != "fast"
+        ),
+    }
+    refuse_first(broken)

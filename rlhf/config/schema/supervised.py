@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rlhf.config.choices import DpoLossName, LossOn, LrSchedule, RewardLossName
+from rlhf.base.errors import refuse_first
+from rlhf.config.choices import DpoLossName, LossOn, LrSchedule, Phase, RewardLossName, Source
 from rlhf.config.schema.keys import (
     ABOVE_0,
     AT_LEAST_0,
@@ -15,6 +17,9 @@ from rlhf.config.schema.keys import (
     AtResume,
     key,
 )
+
+if TYPE_CHECKING:
+    from rlhf.config.schema.run import RunConfig
 
 
 @dataclass(kw_only=True)
@@ -103,6 +108,39 @@ class RewardKeys(PairsConfig):
     def reads_numbers(self) -> bool:
         """Return True if the loss reads numbers of each pair."""
         return self.margin_column is not None or self.score_columns is not None
+
+
+def check_reward(config: RunConfig) -> None:
+    """Check that the loss has the columns that it reads, and no option that it does not read."""
+    if Phase.reward not in config.phase.order:
+        return
+    reward, source, columns = config.reward, config.data.source, config.reward.score_columns
+    is_regression = reward.loss is RewardLossName.regression
+    key = "label_smoothing" if reward.margin_column is None else "margin_column"
+    wanted = [*(columns or ()), *filter(None, [reward.margin_column])]
+    broken = {
+        f"reward.loss=regression with reward.score_columns={columns}: it needs two columns with "
+        "numbers, such as reward.score_columns=[score_chosen,score_rejected]": (
+            is_regression and len(columns or ()) != 2  # noqa: PLR2004
+        ),
+        f"reward.score_columns={columns}: only reward.loss=regression reads them; add "
+        "reward.loss=regression, or use reward.margin_column": (
+            columns is not None and not is_regression
+        ),
+        f"reward.{key}={getattr(reward, key)}: a squared error has none; remove it, or use "
+        "reward.loss=end": (
+            is_regression and (reward.margin_column is not None or reward.label_smoothing > 0)
+        ),
+        f"reward.label_noise={reward.label_noise}: reward.loss=regression reads scores, not which "
+        "answer was preferred; remove it, or use reward.loss=end": (
+            is_regression and reward.label_noise > 0
+        ),
+        f"reward.{'margin_column' if columns is None else 'score_columns'}: data=synthetic and "
+        f"environments have no column {''.join(wanted[:1])}; use data=local data.path=FILE": (
+            bool(wanted) and source in (Source.synthetic, Source.environment)
+        ),
+    }
+    refuse_first(broken)
 
 
 @dataclass(kw_only=True)

@@ -1,12 +1,31 @@
-"""Schema of the config group ``zero``."""
+"""Schema and rules of the config group ``zero``: engines, stages, offloading."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlhf.config.choices import MomentsDtype, TrainingEngine
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, FROZEN_STAGE, ZERO_STAGE, key
+from rlhf.base.errors import refuse_first
+from rlhf.base.packaged_yaml import read_yaml_beside
+from rlhf.config.choices import Device, MomentsDtype, Phase, TrainingEngine
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, setting_unsupported_by_torch, stage_of
+from rlhf.config.schema.keys import (
+    ABOVE_0,
+    AT_LEAST_0,
+    FROZEN_STAGE,
+    ZERO_STAGE,
+    format_value,
+    key,
+)
+
+if TYPE_CHECKING:
+    from rlhf.config.schema.run import RunConfig
+    from rlhf.options import ZeroConfig
+
+DECIDED: Mapping[str, str] = read_yaml_beside(__file__, "deepspeed_entries.yaml")
+FROZEN = (Role.reference, Role.reward)
+ROUGH_BETA2 = 0.99  # above this, a step changes a second moment less than bf16 can store
 
 
 @dataclass(kw_only=True)
@@ -59,3 +78,118 @@ class ZeroKeys:
     """fp16: steps without overflow before the loss scale doubles."""
     extra: dict[str, Any]
     """Entries merged last into every DeepSpeed config; for experts."""
+
+
+def check_zero(config: RunConfig) -> None:
+    """Check that the stages and the machine support the options of the group ``zero``."""
+    zero, hardware, nvme = config.zero, config.hardware, config.zero.nvme_path
+    ranks = hardware.nodes * hardware.ranks_per_node
+    offloads = ("offload_optimizer", "offload_parameters", "offload_reference", "offload_reward")
+    broken = {
+        "zero.offload_optimizer=true: requires zero.stage=1, 2 or 3": (
+            zero.offload_optimizer and zero.stage == 0
+        ),
+        **{
+            f"zero.extra.{name}={str(value).lower()}: {own} sets this entry; use {own} instead": (
+                value is not None
+            )
+            for name, own in DECIDED.items()
+            for value in [_entry(zero.extra, name)]
+        },
+        **{
+            f"zero.{name}={format_value(value)} with "
+            f"{', '.join(f'{stage}={n}' for stage, n in stages.items())}: requires sharded "
+            f"weights; use {' or '.join(f'{stage}=3' for stage in stages)}, or remove "
+            f"zero.{name}": SHARDED_WEIGHTS not in stages.values()
+            for name, stages in _stages_of_sharded_keys(zero).items()
+            for value in [getattr(zero, name)]
+            if (
+                value > 1
+                if name == "hpz_partition_size"
+                else value is not None and value is not False
+            )
+        },
+        f"zero.reduce_bucket_size={zero.reduce_bucket_size}: requires zero.stage=1, 2 or 3": (
+            zero.reduce_bucket_size is not None and not (zero.stage or zero.critic_stage)
+        ),
+        f"zero.nvme_path={nvme}: nothing is offloaded; use zero=stage3_nvme, or set one of the "
+        "keys zero.offload_*": nvme is not None and not any(getattr(zero, k) for k in offloads),
+        **{
+            f"zero.nvme_path={nvme} with zero.{name}={stage}: optimizer states go to NVMe in "
+            f"stage 3 only; use zero.{name}=3, or remove zero.nvme_path": (
+                nvme is not None and zero.offload_optimizer and stage not in (None, SHARDED_WEIGHTS)
+            )
+            for name, stage in (("stage", zero.stage), ("critic_stage", zero.critic_stage))
+        },
+        **{
+            f"zero.{name}=true: quantized communication requires several GPUs, and this run has "
+            f"{ranks} rank{'s' if ranks > 1 else ''} on {hardware.device}; use a profile of "
+            f"several GPUs, such as hardware=8xa100_80g, or remove zero.{name}": (
+                getattr(zero, name) and (hardware.device is not Device.cuda or ranks == 1)
+            )
+            for name in ("quantize_weights", "quantize_gradients")
+        },
+        f"zero.hpz_partition_size={zero.hpz_partition_size} does not divide "
+        f"hardware.ranks_per_node={hardware.ranks_per_node}": (
+            hardware.ranks_per_node % zero.hpz_partition_size > 0
+        ),
+    }
+    refuse_first(broken)
+
+
+def _entry(node: Any, name: str) -> Any:
+    """Return the entry of nested mappings with a dotted ``name``; None if there is none."""
+    for part in name.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
+
+
+def _stages_of_sharded_keys(zero: ZeroConfig) -> dict[str, dict[str, int]]:
+    """Return each key for sharded weights, and the stages of which one must be 3."""
+    trained = {"zero.stage": zero.stage}
+    own = {f"{name}_stage": getattr(zero, f"{name}_stage") for name in ("critic", *FROZEN)}
+    anywhere = trained | {f"zero.{key}": n for key, n in own.items() if n is not None}
+    return {
+        "offload_parameters": trained,
+        **{f"offload_{r}": {f"zero.{r}_stage": stage_of(r, zero)} for r in FROZEN},
+        "quantize_weights": trained,
+        "quantize_gradients": trained,
+        "quantize_frozen_weights": trained,
+        "hpz_partition_size": trained,
+        "prefetch_bucket_size": anywhere,
+        "max_live_parameters": anywhere,
+        "param_persistence_threshold": anywhere,
+    }
+
+
+def check_training_engine(config: RunConfig) -> None:
+    """Check that zero.engine supports the options; the engine checks the precision when built."""
+    zero, order = config.zero, config.phase.order
+    ranks = config.hardware.nodes * config.hardware.ranks_per_node
+    obstacle = setting_unsupported_by_torch(zero, ranks=ranks)
+    torch_only = "zero.engine=deepspeed" if zero.engine is TrainingEngine.deepspeed else obstacle
+    beta2s = {f"{phase}.beta2": getattr(config, phase).beta2 for phase in order}
+    if Phase.ppo in order:
+        beta2s["ppo.critic_beta2"] = config.ppo.critic_beta2 or 0.0
+    is_half = zero.moments is MomentsDtype.bf16
+    broken = {
+        f"zero.engine=torch with {obstacle}: plain torch runs one rank without offloading; use "
+        "zero.engine=auto": zero.engine is TrainingEngine.torch and obstacle is not None,
+        f"zero.moments=bf16 with {torch_only}: only zero.engine=torch supports bf16 moments; use "
+        f"zero.moments=fp32, or change {torch_only}": is_half and torch_only is not None,
+        **{
+            f"zero.moments=bf16 with zero.{key}=0: stage 0 keeps weights and moments in fp32; use "
+            "zero=stage1, which costs nothing on one rank, or zero.moments=fp32": (
+                is_half and stage == 0
+            )
+            for key, stage in (("stage", zero.stage), ("critic_stage", zero.critic_stage))
+        },
+        **{
+            f"{key}={beta2} with zero.moments=bf16: steps of the second moment would be lost to "
+            f"rounding; use {key}={ROUGH_BETA2} or less, or zero.moments=fp32": (
+                is_half and beta2 > ROUGH_BETA2
+            )
+            for key, beta2 in beta2s.items()
+        },
+    }
+    refuse_first(broken)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.config.choices import Device, MomentsDtype, TrainingEngine
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.config.rules.model import refuse_compile
 from rlhf.config.schema.keys import ANSWERING_PHASES
+from rlhf.config.schema.model import refuse_compile
 from rlhf.config.schema.run import RunConfig
 from rlhf.options import Backend
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf.base.errors import refuse_first
 from rlhf.config.choices import Phase
-from rlhf.config.rules.model import refuse_compile
+from rlhf.config.schema.model import refuse_compile
 from rlhf.config.schema.run import RunConfig
 
 ATTENTIONS = (None, "matmul", "sdpa")  # causal without a mask: no rank has the mask of all tokens

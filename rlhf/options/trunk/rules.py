@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.config.choices import AdvantageEstimator, Phase
-from rlhf.config.rules.model import refuse_compile
+from rlhf.config.schema.model import refuse_compile
 from rlhf.config.schema.run import RunConfig
 from rlhf.options import PpoConfig
 

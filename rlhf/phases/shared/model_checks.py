@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.config.choices import AdvantageEstimator, ModelInit, Phase
 from rlhf.config.roles import has_reward_model, reward_model_base
-from rlhf.config.rules.model import check_sequence_lengths
-from rlhf.config.schema.model import ModelConfig
+from rlhf.config.schema.model import ModelConfig, check_sequence_lengths
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.families import FAMILIES
 from rlhf.models.sources import ModelSource, config_fields

@@ -13,7 +13,7 @@ from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import to_hydra_override
 from rlhf.config.roles import has_reward_model, reward_key_by_column, reward_model_base
-from rlhf.config.rules.rewards import READ
+from rlhf.config.schema.rewards import READ
 
 Compose = Callable[[list[str]], DictConfig]
 

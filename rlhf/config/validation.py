@@ -1,4 +1,4 @@
-"""Validation of a whole configuration: all rules, those for small groups, and for secrets."""
+"""Check a whole configuration by the rules of all groups; find secrets in it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.base.safe_text import FORMS, redact
 from rlhf.config.batches import phase_plans, rollout_plan
-from rlhf.config.choices import Device, Phase
-from rlhf.config.rules.data import check_data
-from rlhf.config.rules.model import check_models, check_sequence_lengths
-from rlhf.config.rules.ppo import check_ppo
-from rlhf.config.rules.rewards import check_reward, check_rewards
-from rlhf.config.rules.rollout import check_rollout
-from rlhf.config.rules.zero import check_training_engine, check_zero
-from rlhf.config.schema.hardware import HardwareConfig
+from rlhf.config.choices import Phase
+from rlhf.config.schema.checkpoint import check_checkpoint
+from rlhf.config.schema.data import check_data
+from rlhf.config.schema.hardware import check_hardware
 from rlhf.config.schema.keys import ANSWERING_PHASES, check_bounds
+from rlhf.config.schema.model import check_models, check_sequence_lengths
+from rlhf.config.schema.ppo import check_ppo
+from rlhf.config.schema.rewards import check_rewards
+from rlhf.config.schema.rollout import check_rollout
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.schema.supervised import check_reward
+from rlhf.config.schema.zero import check_training_engine, check_zero
 from rlhf.options import hooks_of, refuse_exclusions
 
 
@@ -31,8 +33,7 @@ def validate(config: RunConfig) -> None:
     check_secrets(texts)
     check_control_characters(texts)
     check_bounds(config)
-    check_run_name(config.name)
-    check_phase_order(config.phase.order)
+    check_name_and_order(config.name, config.phase.order)
     for check_first in hooks_of("rules", "check_first"):  # other rules would say less
         check_first(config)
     check_rewards(config)
@@ -44,7 +45,7 @@ def validate(config: RunConfig) -> None:
     check_zero(config)
     check_training_engine(config)
     if ANSWERING_PHASES(config) & set(config.phase.order):
-        check_rollout(config)
+        check_rollout(config.rollout)
     if Phase.ppo in config.phase.order:
         check_ppo(config.ppo)
     check_options(config)
@@ -76,84 +77,20 @@ def check_control_characters(texts: Iterable[tuple[str, str]]) -> None:
             raise ConfigError(f"{key}={text!r}: must have no control characters; remove them")
 
 
-def check_run_name(name: str) -> None:
-    """Check that the run name is a single path component, and not the link ``latest``."""
-    if Path(name).name != name or name in {"", "..", "latest"}:
-        raise ConfigError(
-            f"name={name}: must be the name of a folder in runs/, without slashes and not latest"
-        )
-
-
-def check_phase_order(order: list[Phase]) -> None:
-    """Check that phases appear at most once, in InstructGPT's order, and not PPO with DPO."""
-    if Phase.ppo in order and Phase.dpo in order:
-        raise ConfigError(
-            f"phase.order=[{','.join(order)}]: dpo replaces ppo; remove dpo or ppo from the list"
-        )
-    if not order or order != [phase for phase in Phase if phase in order]:
-        raise ConfigError(
-            f"phase.order=[{','.join(order)}]: must list one phase or more, each once, "
-            f"in the order {', '.join(Phase)}"
-        )
-
-
-def check_hardware(hardware: HardwareConfig) -> None:
-    """Check that the config has all rates of a GPU: only rates of this CPU can be measured."""
-    for key in ("peak_tflops", "fp32_tflops", "memory_bandwidth_gb"):
-        if hardware.device is Device.cuda and getattr(hardware, key) is None:
-            raise ConfigError(
-                f"hardware.{key}=null: only rates of a CPU are measured; give the GPU's figure, "
-                "see conf/hardware/template.yaml"
-            )
-
-
-def check_nvme_checkpoints(config: RunConfig) -> None:
-    """Check that ``checkpoint`` requests no checkpoint inside a phase if zero.nvme_path is set.
-
-    every_minutes is set by default and is accepted: the run then prints that it writes none.
-    """
-    if config.zero.nvme_path is None:
-        return
-    for key in ("every_steps", "stop_after", "best"):
-        if (value := getattr(config.checkpoint, key)) is not None:
-            raise ConfigError(
-                f"checkpoint.{key}={value} with zero.nvme_path={config.zero.nvme_path}: a "
-                "checkpoint inside a phase cannot read an optimizer that is on a drive; remove "
-                f"checkpoint.{key}, or use zero=stage3_offload"
-            )
-
-
-def check_checkpoint(config: RunConfig) -> None:
-    """Check that checkpoints can be written, and that the run measures checkpoint.best in time."""
-    checkpoint = config.checkpoint
-    check_nvme_checkpoints(config)
-    if (stop := checkpoint.stop_after) is not None:
-        name, _, step = stop.partition("/")
-        if name not in config.phase.order or not step.isdecimal() or int(step) == 0:
-            raise ConfigError(
-                f"checkpoint.stop_after={stop}: must be PHASE/STEP, a phase of "
-                f"{', '.join(config.phase.order)} and a step from 1 on, such as "
-                f"{config.phase.order[-1]}/10"
-            )
-    if checkpoint.best is None:
-        for key in ("load_best", "patience"):
-            if value := getattr(checkpoint, key):
-                raise ConfigError(
-                    f"checkpoint.{key}={str(value).lower()}: no metric says what is best; add "
-                    "checkpoint.best=ppo/eval_score, or that of another phase"
-                )
-        return
-    name, _, metric = checkpoint.best.partition("/")
-    if name not in config.phase.order or not metric.startswith("eval_"):
-        raise ConfigError(
-            f"checkpoint.best={checkpoint.best}: must be a held-out metric PHASE/eval_NAME of "
-            f"{', '.join(config.phase.order)} (python launch.py --help /eval_)"
-        )
-    if not getattr(config, Phase(name)).eval_every:
-        raise ConfigError(
-            f"checkpoint.best={checkpoint.best} with {name}.eval_every=0: the metric is measured "
-            f"only at the end; set {name}.eval_every to a number of steps"
-        )
+def check_name_and_order(name: str, order: list[Phase]) -> None:
+    """Check that the name is one path component, and that phases are in InstructGPT's order."""
+    listed = f"phase.order=[{','.join(order)}]"
+    broken = {
+        f"name={name}: must be the name of a folder in runs/, without slashes and not latest": (
+            Path(name).name != name or name in {"", "..", "latest"}
+        ),
+        f"{listed}: dpo replaces ppo; remove dpo or ppo from the list": {Phase.ppo, Phase.dpo}
+        <= {*order},
+        f"{listed}: must list one phase or more, each once, in the order {', '.join(Phase)}": (
+            not order or order != [phase for phase in Phase if phase in order]
+        ),
+    }
+    refuse_first(broken)
 
 
 # For each kind of secret, how to pass it without writing it into the configuration.
