@@ -1,4 +1,7 @@
-"""Enums: the values that a config key can have if it is one of a few words."""
+"""Enums: the values that a config key can have if it is one of a few words.
+
+An enum whose values are passed as literals is a class, of which type checkers know the values.
+"""
 
 from __future__ import annotations
 
@@ -57,51 +60,23 @@ class RewardKind(StrEnum):
     json = "json"
 
 
-class Device(StrEnum):
-    """Devices of the ranks."""
+Device = StrEnum("Device", "cpu cuda")
+"""Devices of the ranks."""
 
-    cpu = "cpu"
-    cuda = "cuda"
+Dtype = StrEnum("Dtype", "auto bf16 fp16 fp32")
+"""Precisions of the weights; master weights are always fp32."""
 
+OnOom = StrEnum("OnOom", "stop reduce_micro_batch")
+"""What a run does if a phase runs out of memory."""
 
-class Dtype(StrEnum):
-    """Precisions of the weights; master weights are always fp32."""
+Source = StrEnum("Source", "synthetic environment local hub")
+"""Sources of examples: the generated task, local files, or the Hugging Face hub."""
 
-    auto = "auto"
-    bf16 = "bf16"
-    fp16 = "fp16"
-    fp32 = "fp32"
+LossOn = StrEnum("LossOn", "response all")
+"""Tokens that the loss of supervised fine-tuning covers."""
 
-
-class OnOom(StrEnum):
-    """What a run does if a phase runs out of memory."""
-
-    stop = "stop"
-    reduce_micro_batch = "reduce_micro_batch"
-
-
-class Source(StrEnum):
-    """Sources of examples: the generated task, local files, or the Hugging Face hub."""
-
-    synthetic = "synthetic"
-    environment = "environment"
-    local = "local"
-    hub = "hub"
-
-
-class LossOn(StrEnum):
-    """Tokens that the loss of supervised fine-tuning covers."""
-
-    response = "response"
-    all = "all"
-
-
-class RewardLossName(StrEnum):
-    """Losses of the reward model: on end scores, on all differing tokens, or on given scores."""
-
-    end = "end"
-    from_divergence = "from_divergence"
-    regression = "regression"
+RewardLossName = StrEnum("RewardLossName", "end from_divergence regression")
+"""Losses of the reward model: on end scores, on all differing tokens, or on given scores."""
 
 
 class KlEstimator(StrEnum):
@@ -115,12 +90,8 @@ class KlEstimator(StrEnum):
     k3 = "k3"
 
 
-class KlPlacement(StrEnum):
-    """Places of the KL penalty: the token's reward, the loss, or only the token's own advantage."""
-
-    reward = "reward"
-    loss = "loss"
-    advantage = "advantage"
+KlPlacement = StrEnum("KlPlacement", "reward loss advantage")
+"""Places of the KL penalty: the token's reward, the loss, or only the token's own advantage."""
 
 
 class DpoLossName(StrEnum):
@@ -130,22 +101,11 @@ class DpoLossName(StrEnum):
     ipo = "ipo"
 
 
-class AdvantageEstimator(StrEnum):
-    """Estimators of advantages (docs/algorithms.md); only gae needs a critic."""
+AdvantageEstimator = StrEnum("AdvantageEstimator", "gae rloo grpo dr_grpo reinforce_pp")
+"""Estimators of advantages (docs/algorithms.md); only gae needs a critic."""
 
-    gae = "gae"
-    rloo = "rloo"
-    grpo = "grpo"
-    dr_grpo = "dr_grpo"
-    reinforce_pp = "reinforce_pp"
-
-
-class ScaleReward(StrEnum):
-    """Divisors of scores: none, their running standard deviation, or a fixed reference value."""
-
-    none = "none"
-    running = "running"
-    reference = "reference"
+ScaleReward = StrEnum("ScaleReward", "none running reference")
+"""Divisors of scores: none, their running standard deviation, or a fixed reference value."""
 
 
 class LrSchedule(StrEnum):
@@ -157,43 +117,20 @@ class LrSchedule(StrEnum):
     inverse_sqrt = "inverse_sqrt"
 
 
-class Template(StrEnum):
-    """Formats of conversations: Human/Assistant turns, or the tokenizer's chat template."""
+Template = StrEnum("Template", "auto plain chat")
+"""Formats of conversations: Human/Assistant turns, or the tokenizer's chat template."""
 
-    auto = "auto"
-    plain = "plain"
-    chat = "chat"
+When = StrEnum("When", "auto always never")
+"""When an option is used; the text of each key explains its rule for ``auto``."""
 
+TrainingEngine = StrEnum("TrainingEngine", "auto torch deepspeed")
+"""Engines that run and train a model."""
 
-class When(StrEnum):
-    """When an option is used; the text of each key explains its rule for ``auto``."""
+MomentsDtype = StrEnum("MomentsDtype", "fp32 bf16")
+"""Precisions of AdamW's moments."""
 
-    auto = "auto"
-    always = "always"
-    never = "never"
-
-
-class TrainingEngine(StrEnum):
-    """Engines that run and train a model."""
-
-    auto = "auto"
-    torch = "torch"
-    deepspeed = "deepspeed"
-
-
-class MomentsDtype(StrEnum):
-    """Precisions of AdamW's moments."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-
-
-class PlanMode(StrEnum):
-    """Uses of the plan of memory, time and cost: refuse runs that do not fit, only print, none."""
-
-    check = "check"
-    only = "only"
-    off = "off"
+PlanMode = StrEnum("PlanMode", "check only off")
+"""Uses of the plan of memory, time and cost: refuse runs that do not fit, only print, none."""
 
 
 class WandbMode(StrEnum):

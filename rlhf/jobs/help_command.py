@@ -8,7 +8,6 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from enum import EnumType
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -89,7 +88,7 @@ def _keys(
         bound = f", {field.metadata['bound'].rule}" if "bound" in field.metadata else ""
         shown = "" if values is None else f" = {_typed(value)}"
         facts = f"({describe_type(kind)}{bound}; affects {phases}; {AT_RESUME[at_resume]})"
-        yield name, f"{shown}  {facts}\n{explanation(schema, field.name)}"
+        yield name, f"{shown}  {facts}\n{field_docstrings(schema).get(field.name, '')}"
         if get_origin(kind) is dict and is_dataclass(entry := get_args(kind)[1]):
             yield from _keys(entry, None, config, f"{name}.NAME.")
 
@@ -124,14 +123,6 @@ def _describe_metric(info: MetricInfo) -> str:
     direction = f"; {info.better} is better" if info.better else ""
     texts = f"{info.meaning}. Healthy: {info.healthy}. Otherwise: {info.otherwise}."
     return f"  ({info.unit}{direction})\n{texts}"
-
-
-def explanation(schema: type, key: str) -> str:
-    """Return the docstring of a field; without one, the docstring of its enum."""
-    kind = get_type_hints(schema)[key]
-    if key in (texts := field_docstrings(schema)):
-        return texts[key]
-    return inspect.getdoc(kind) or "" if isinstance(kind, EnumType) else ""
 
 
 @cache

@@ -40,12 +40,8 @@ if TYPE_CHECKING:
 
 STUDY = "study"
 
-
-class Sampler(StrEnum):
-    """The method that chooses the values of the next trial."""
-
-    tpe = "tpe"
-    random = "random"
+Sampler = StrEnum("Sampler", "tpe random")
+"""The method that chooses the values of the next trial."""
 
 
 @dataclass(kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import get_type_hints
 
@@ -17,7 +17,7 @@ from rlhf.config.schema.data import DatasetConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs import help_command
-from rlhf.jobs.help_command import explanation, matching, print_help
+from rlhf.jobs.help_command import matching, print_help
 from rlhf.run.metric_table import METRICS
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -83,14 +83,6 @@ def test_every_option_has_a_title() -> None:
 )
 def test_entry_by_hand(key: str, entry: str, keys: dict[str, str]) -> None:
     assert keys[key].startswith(entry)
-
-
-def test_number_without_a_docstring_has_no_explanation() -> None:
-    @dataclass
-    class Bare:
-        size: int
-
-    assert not explanation(Bare, "size")
 
 
 def test_values_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:

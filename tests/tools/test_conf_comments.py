@@ -31,6 +31,7 @@ class Outer:
     """Number of
     things; 0: none."""
     when: When
+    """At what time."""
     inner: Inner
     """More keys."""
 
@@ -39,7 +40,7 @@ def test_explanations_stand_above_keys_and_replace_old_comments() -> None:
     text = "# Title.\n\n# old\nsize: 1  # old\nwhen: auto\ninner:\n  depth: 2\n"
     assert explained(text, Outer) == (
         "# Title.\n\n# Number of things; 0: none.\nsize: 1\n"
-        f"# {When.__doc__}\nwhen: auto\n# More keys.\ninner:\n  # How deep.\n  depth: 2\n"
+        "# At what time.\nwhen: auto\n# More keys.\ninner:\n  # How deep.\n  depth: 2\n"
     )
     assert explained(explained(text, Outer), Outer) == explained(text, Outer)
 

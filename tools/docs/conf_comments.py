@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs.help_command import explanation
+from rlhf.jobs.help_command import field_docstrings
 
 WIDTH = 100
 KEY = re.compile(r"^( *)(\w+):(.*?)(?:\s+#.*)?$")
@@ -31,7 +31,7 @@ def explained(text: str, group: type) -> str:
         kind = get_type_hints(schema)[key]
         if not value.strip():
             nested = kind
-        wrapped = textwrap.wrap(explanation(schema, key), WIDTH - len(indent) - 2)
+        wrapped = textwrap.wrap(field_docstrings(schema).get(key, ""), WIDTH - len(indent) - 2)
         lines += [f"{indent}# {part}" for part in wrapped]
         lines.append(f"{indent}{key}:{value}")
     return header + "\n\n" + "\n".join(lines) + "\n"

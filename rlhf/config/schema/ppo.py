@@ -31,21 +31,11 @@ from rlhf.config.schema.supervised import AdamWConfig
 if TYPE_CHECKING:
     from rlhf.options import PpoConfig
 
+LossAggregation = StrEnum("LossAggregation", "token_mean sequence_mean fixed_length")
+"""Averages of the actor's token losses in a mini-batch; the critic always uses token_mean."""
 
-class LossAggregation(StrEnum):
-    """Averages of the actor's token losses in a mini-batch; the critic always uses token_mean."""
-
-    token_mean = "token_mean"
-    sequence_mean = "sequence_mean"
-    fixed_length = "fixed_length"
-
-
-class SurrogateName(StrEnum):
-    """Losses of the actor (docs/algorithms.md)."""
-
-    clip = "clip"
-    gspo = "gspo"
-    cispo = "cispo"
+SurrogateName = StrEnum("SurrogateName", "clip gspo cispo")
+"""Losses of the actor (docs/algorithms.md)."""
 
 
 # Estimators that compare the responses to one prompt.
