@@ -47,7 +47,6 @@ MODULES = [
     "deepspeed.runtime.zero.muon.muon_optimizer",  # by its engine; it imports torch's compiler
     "peft",
     "hydra._internal.hydra",
-    "hydra._internal.logging_config",
     "hydra._internal.core_plugins.basic_launcher",
     "hydra._internal.core_plugins.basic_sweeper",
     "numpy.ctypeslib",

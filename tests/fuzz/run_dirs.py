@@ -48,6 +48,7 @@ def genuine() -> Path:
     """Train the smallest run, and add the files that only some runs have."""
     run_dir = Path(tempfile.mkdtemp(prefix="genuine-")) / "run"
     words = ["checkpoint.every_steps=1", "checkpoint.keep_finished=true"]
+    words += ["checkpoint.digest_every=1"]
     words += [f"ppo.critic_check.{word}" for word in ("every=1", "states=4", "branches=2")]
     finished(run_dir, *words)
     samples = (run_dir / "samples.jsonl").read_text().splitlines()

@@ -146,7 +146,7 @@ def test_a_plan_counts_episodes_of_an_environment_of_the_user(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     own = ["experiment=environment", "environment=custom", "environment.run_code=true"]
-    own += ["environment.target=my_game:Countdown", "environment.processes=1"]
+    own += ["environment.target=my_game:Countdown", "environment.processes=1", "plan=only"]
     config = run_of(compose, *own)
     with pytest.raises(ConfigError, match=r"target=my_game:Countdown: cannot be imported"):
         read_loads(config)
