@@ -16,8 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import rlhf
 from rlhf.config.freeze import to_run_config
-from rlhf.config.hydra_errors import schema_types
-from rlhf.config.other_names import suggested_keys
+from rlhf.config.hydra_errors import schema_types, suggested_keys
 
 Compose = Callable[[list[str]], DictConfig]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -18,9 +18,12 @@ from omegaconf import DictConfig
 from omegaconf.errors import GrammarParseError, InterpolationResolutionError, OmegaConfBaseException
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.other_names import WORDS, suggested_keys
+from rlhf.base.packaged_yaml import read_yaml_beside
+from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
+# Whole words of other programs, which no command of ours can mean -> what to type instead.
+WORDS: Mapping[str, str] = read_yaml_beside(__file__, "other_words.yaml")
 # The only group whose name on the command line differs from the key that it sets.
 REWARD_MODEL_GROUP = "model@reward_model"
 
@@ -111,6 +114,35 @@ def unknown_key_error(key: str, siblings: Iterable[str] = ()) -> ConfigError:
     if meant := " or ".join(suggested_keys(key, keys)):
         return ConfigError(f"unknown key {key}; did you mean {meant}?")
     return ConfigError(f"unknown key {key}{did_you_mean(key, [*keys, REWARD_MODEL_GROUP])}")
+
+
+@cache
+def read_other_names() -> Mapping[str, list[str]]:
+    """Return our alternatives for each name of another program, as other_names.yaml has them."""
+    return {
+        name: [
+            word.replace("*", phase)
+            for word in ours.split(" or ")
+            for phase in (Phase if "*" in word else ("",))
+        ]
+        for ours, others in read_yaml_beside(__file__, "other_names.yaml").items()
+        for name in others
+    }
+
+
+def suggested_keys(name: str, keys: Iterable[str]) -> list[str]:
+    """Return the keys that the user may have meant by ``name``.
+
+    ``name`` may be a key of another program, or one of our ``keys`` without its group. If ``name``
+    begins with one of our groups, only that group's keys are returned, if there are any.
+    """
+    parts = name.replace("-", "_").split(".")
+    ends = [".".join(parts[start:]) for start in range(len(parts))]
+    others = read_other_names()
+    known = next((others[end] for end in ends if end in others), None)
+    within = next(([end] for end in ends[1:] if end in keys), None)
+    found = known or within or [key for key in keys if key.endswith(f".{parts[-1]}")]
+    return [each for each in found if each.startswith(f"{parts[0]}.")] or found
 
 
 def refuse_unreadable_words(words: Iterable[str]) -> None:

@@ -9,13 +9,14 @@ import yaml
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.hydra_errors import (
+    read_other_names,
     refuse_unknown_flags,
     refuse_words_of_others,
     schema_types,
+    suggested_keys,
     type_of_key,
     unknown_key_error,
 )
-from rlhf.config.other_names import read_other_names, suggested_keys
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
