@@ -29,6 +29,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -77,8 +78,11 @@ SETTINGS = {
 ON_GPU = {"PRETEND_CUDA": "1", "DS_ACCELERATOR": "cuda"}
 # Variables that an interpreter or a library reads when it starts, unlike those of a run.
 READ_AT_START = re.compile(
-    r"(DS|GOMP|HF|JE|KMP|LD|MKL|ONEDNN|OPENBLAS|PRETEND|TRANSFORMERS|XDG)_|PYTHON(?!(SAFE)?PATH)|HOME$"
+    r"(DS|GOMP|HF|JE|KMP|LD|MKL|ONEDNN|OPENBLAS|PRETEND|TRANSFORMERS|XDG)_|"
+    r"PYTHON(?!(SAFE)?PATH|HASHSEED)|HOME$"
 )
+# A sampling process, the one program below the supervisor that imports as much as a run does.
+SAMPLES = "-P -m rlhf.base.supervisor rlhf.options.ahead.overlapped_sampling:serve_samples".split()
 PR_SET_CHILD_SUBREAPER = 36  # from <linux/prctl.h>
 MADV_COLLAPSE = 25  # from <linux/mman.h>, since Linux 6.1
 HUGE_PAGE = 2**21  # bytes
@@ -95,6 +99,7 @@ def is_warm(
     python, *words = map(str, command)
     words = words[1:] if words[:1] == ["-u"] else words
     is_program = words[:1] == ["-m"] or (bool(words) and words[0].endswith(".py"))
+    is_program |= words[:4] == SAMPLES
     return python == sys.executable and is_program and read_at_start(env) in imported_with
 
 
@@ -145,7 +150,8 @@ class Zygote:
     def end(self) -> None:
         """End the zygote, so that no process has to wait for it later."""
         self._channel.close()
-        os.waitpid(self._pid, 0)
+        with suppress(ChildProcessError):  # in a fork of its parent, or killed by a supervisor
+            os.waitpid(self._pid, 0)
 
 
 class WarmPopen(subprocess.Popen):
@@ -160,7 +166,7 @@ class WarmPopen(subprocess.Popen):
         zygotes = WarmPopen.zygotes
         if not zygotes:
             zygotes |= {read_at_start(os.environ | more): None for more in ({}, ON_GPU)}
-        plain = not (given["shell"] or given["preexec_fn"] or given["pass_fds"])
+        plain = not (given["shell"] or given["preexec_fn"])
         if isinstance(command, str | bytes | os.PathLike) or not (
             plain and is_warm(command, env, zygotes)
         ):
@@ -175,10 +181,11 @@ class WarmPopen(subprocess.Popen):
             env={os.fsdecode(name): os.fsdecode(value) for name, value in env.items()},
             new_session=bool(given["start_new_session"]),
             cores=sorted(os.sched_getaffinity(0)),
+            passed=list(given["pass_fds"]),
         )
         stdio = [own if end == -1 else end for own, end in enumerate(ends)]
         with NETWORK.open() as network:
-            self.pid = zygote.fork(request, [*stdio, network.fileno()])
+            self.pid = zygote.fork(request, [*stdio, network.fileno(), *request.passed])
         self._child_created = True
         pipes = "p2cread p2cwrite c2pread c2pwrite errread errwrite".split()
         self._close_pipe_fds(*(given[name] for name in pipes))
@@ -238,7 +245,7 @@ def serve(channel: socket.socket) -> tuple[Request, Sequence[int], socket.socket
     itself this ends with the process that it forks for.
     """
     while True:
-        message, descriptors, *_ = socket.recv_fds(channel, LONGEST_REQUEST, 4)
+        message, descriptors, *_ = socket.recv_fds(channel, LONGEST_REQUEST, 5)
         if not message:
             os._exit(0)
         # The child of a process that ends goes to its next ancestor that has asked for orphans: to

@@ -40,10 +40,16 @@ class Request(NamedTuple):
     env: dict[str, str]
     new_session: bool
     cores: list[int]
+    passed: list[int]
+    """Descriptors to inherit, whose numbers are words of the command line."""
 
 
-def become(request: Request, stdin: int, stdout: int, stderr: int, network: int) -> None:
+def become(
+    request: Request, stdin: int, stdout: int, stderr: int, network: int, *passed: int
+) -> None:
     """Give this process what a new one takes from its parent."""
+    for number, descriptor in zip(request.passed, passed, strict=True):
+        request.words[request.words.index(str(number))] = str(descriptor)
     if request.new_session:
         os.setsid()
     else:
@@ -110,9 +116,11 @@ def run_program(words: list[str]) -> None:
     if words[0] == "-u":
         words = words[1:]
         sys.stdout.reconfigure(write_through=True)
+    safe = words[0] == "-P" or bool(os.environ.get("PYTHONSAFEPATH"))
+    words = words[words[0] == "-P" :]
     place = os.getcwd() if words[0] == "-m" else str(Path(words[0]).resolve().parent)
     more = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[:1] = [*([] if os.environ.get("PYTHONSAFEPATH") else [place]), *more]
+    sys.path[:1] = [*([] if safe else [place]), *more]
     if words[0] == "-m":
         sys.argv = ["-m", *words[2:]]
         sys.modules.pop(words[1], None)  # a new interpreter has not imported its program either

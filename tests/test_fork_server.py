@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fork_server import ON_GPU, is_warm, read_at_start
+from tests.fork_server import ON_GPU, SAMPLES, is_warm, read_at_start
 from tests.runs import python, start
 
 pytestmark = pytest.mark.slow
@@ -107,6 +107,8 @@ def test_a_process_forks_others_from_a_clean_zygote_of_its_own(
         (["script.py"], ON_GPU, False),  # of a zygote without the pretended GPU
         (["-X", "importtime", "script.py"], {}, False),
         (["-c", "pass"], {}, False),
+        ([*SAMPLES, "31", "7"], {"PYTHONHASHSEED": "0"}, True),
+        (["-P", "-m", "rlhf.base.supervisor", "rlhf.rewards.isolated:serve_scores"], {}, False),
     ],
 )
 def test_what_an_interpreter_reads_at_its_start_is_not_forked(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -174,11 +173,10 @@ def test_the_end_of_a_sampling_process_ends_the_run_in_one_line(tmp_path: Path) 
     run_dir = tmp_path / "run"
     words = [*TINY_RUN, *ONE_CORE, "ppo.steps=9999", "rollout.lag=1", "rollout.overlap=true"]
     words = [ROOT / "launch.py", *words, f"run_dir={run_dir}"]
-    with start(*words, cwd=tmp_path, popen=subprocess.Popen) as run:
+    with start(*words, cwd=tmp_path) as run:
         wait_for(run_dir / "metrics.jsonl", '"phase": "ppo", "step": 2')
-        (supervisor,) = children(run.pid)
-        (sampler,) = children(supervisor)
-        os.kill(sampler, signal.SIGKILL)
+        supervisor = children(run.pid)[-1]  # behind the zygote
+        os.kill(children(supervisor)[-1], signal.SIGKILL)
         _, said = run.communicate(timeout=60)
     assert run.returncode == USER_ERROR
     assert "error: rollout.overlap=true: a sampling process has ended" in said

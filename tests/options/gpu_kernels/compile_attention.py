@@ -11,18 +11,18 @@ from tests.options.gpu_kernels.compiling_for_gpus import compile_for
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LARGE = ("bf16", 8, 128)  # query heads per key head, and their size, of Llama 3
-OTHERS = {  # of A100, A6000, RTX 4090 and H100: few, as a compilation takes a second
-    80: [("fp32", 1, 80), ("fp16", 4, 64)],
+HEADS = {  # of A100, A6000, RTX 4090 and H100: few, as a compilation takes a second
+    80: [LARGE, ("fp32", 1, 80), ("fp16", 4, 64)],
     86: [("fp32", 1, 256)],
     89: [("fp16", 1, 256)],
-    90: [("bf16", 1, 64), ("fp32", 8, 128)],
+    90: [LARGE, ("bf16", 1, 64), ("fp32", 8, 128)],
 }
 
 
 def main() -> None:
     """Compile it for heads of OPT, Llama and larger ones."""
-    for capability, others in OTHERS.items():
-        for dtype, group, size in (LARGE, *others):
+    for capability, heads in HEADS.items():
+        for dtype, group, size in heads:
             name = f"attend, {dtype}, {group} heads of {size}"
             kernel = compiled(name, dtype, group, size, capability)
             ptx = str(kernel.asm["ptx"])

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf.engine import split_adamw as lean_adamw
 from rlhf.engine.split_adamw import AdamwScalars, SplitState, TorchAdamw
 from rlhf.options.average import models as average
-from rlhf.options.gpu_kernels import adamw_triton
+from rlhf.options.gpu_kernels import adamw_gpu, adamw_triton
 from rlhf.options.gpu_kernels.adamw_gpu import BLOCK, ParameterTable, adamw_gpu_kernels
 from tests.options.cpu_kernels.test_adamw import (  # noqa: F401
     numbers,
@@ -36,8 +36,8 @@ from tests.rounding import assert_near
 CPU = torch.device("cpu")
 
 
-def table_of(sizes: list[int], part: int = 2 * BLOCK) -> ParameterTable:
-    return ParameterTable(adamw_triton, sizes, CPU, part=part)
+def table_of(sizes: list[int], blocks: int = 2) -> ParameterTable:
+    return ParameterTable(adamw_triton, sizes, CPU, part=blocks * adamw_gpu.BLOCK)
 
 
 class Kernel:
@@ -50,17 +50,19 @@ class Kernel:
 
     def sum_of_squares(self, gradients: list[Tensor]) -> float:
         return float(
-            table_of([each.numel() for each in gradients], BLOCK).sum_of_squares(gradients)
+            table_of([each.numel() for each in gradients], blocks=1).sum_of_squares(gradients)
         )
 
 
 @pytest.fixture
-def kernel() -> Kernel:
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """With blocks of a size that the interpreter, which is slow by block, finishes soon."""
+    monkeypatch.setattr(adamw_gpu, "BLOCK", 8 * BLOCK)
     return Kernel()
 
 
 @pytest.fixture
-def way(monkeypatch: pytest.MonkeyPatch) -> None:
+def way(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     def table(tensors: list[Tensor]) -> ParameterTable:
         return table_of([tensor.numel() for tensor in tensors])
 
@@ -78,18 +80,18 @@ def test_a_trial_runs_them_all() -> None:
 @pytest.mark.parametrize("shift", [0, 1])
 def test_they_do_what_operations_of_torch_do(moments: torch.dtype, shift: int) -> None:
     """On several parameters at once, and on data that does not begin at a multiple of 16 bytes."""
-    sizes = [1, 5000, BLOCK, 2 * BLOCK + 1, 7]
+    sizes = [1, BLOCK, 3 * BLOCK + 500, 7]
     ours = [split_of(numbers(size + shift, size), moments) for size in sizes]
     ours = [SplitState(*(part[shift:] for part in split)) for split in ours]
     theirs = [SplitState(*(part.clone() for part in split)) for split in ours]
     table = table_of(sizes)
-    for seed in range(3):
+    for seed in range(2):
         gradients = [numbers(size, seed).bfloat16() for size in sizes]
         table.step(ours, gradients, [SCALARS] * len(sizes))
         TorchAdamw().step(theirs, gradients, [SCALARS] * len(sizes))
     for one, other in zip(ours, theirs, strict=True):
-        assert_near(weights_of(one), weights_of(other), terms=30)  # 3 steps of 10 operations
-        assert_near(one[2:], other[2:], terms=30, dtype=moments)
+        assert_near(weights_of(one), weights_of(other), terms=20)  # 2 steps of 10 operations
+        assert_near(one[2:], other[2:], terms=20, dtype=moments)
 
 
 def test_positions_need_64_bits() -> None:

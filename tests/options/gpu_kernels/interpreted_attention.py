@@ -14,15 +14,9 @@ from triton.runtime import interpreter
 from rlhf.options import kernels_for
 from rlhf.options.gpu_kernels import attention_gpu, attention_triton
 from rlhf.options.gpu_kernels.attention_gpu import GpuAttention
-from tests.rollout.decoder_checks import (
-    check_logprobs,
-    check_prompts_join_a_step,
-    check_rows_are_extended,
-    tiny_model,
-)
+from tests.rollout.decoder_checks import check_rows_are_extended, tiny_model
 from tests.rollout.test_fused_decoder import family
 
-DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-6}
 ROWS, COLUMNS = 5, 150
 POSITIONS = (0, 1, 31, 32, 149)  # of a row's newest token: around the ends of blocks
@@ -46,15 +40,15 @@ def _products_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "size", "block_bytes"),
+    ("dtype", "heads", "kv_heads", "size", "block_bytes"),
     [
-        (4, 4, 16, SMALL_BLOCK),
-        (4, 2, 64, SMALL_BLOCK),
-        (8, 1, 80, attention_gpu.BLOCK_BYTES),
-        (3, 3, 8, attention_gpu.BLOCK_BYTES),
-        (34, 2, 32, SMALL_BLOCK),
+        (torch.bfloat16, 4, 4, 16, SMALL_BLOCK),
+        (torch.float16, 4, 2, 64, SMALL_BLOCK),
+        (torch.float32, 4, 2, 64, SMALL_BLOCK),
+        (torch.bfloat16, 8, 1, 80, attention_gpu.BLOCK_BYTES),
+        (torch.float32, 3, 3, 8, attention_gpu.BLOCK_BYTES),
+        (torch.float16, 34, 2, 32, SMALL_BLOCK),
     ],
 )
 def test_it_is_attention_over_each_row(
@@ -107,6 +101,5 @@ def test_decoders_compute_what_their_models_do(monkeypatch: pytest.MonkeyPatch) 
 
     kernel = Counted(attention_triton, block_bytes=SMALL_BLOCK)
     monkeypatch.setattr(kernels_for("cpu"), "attention", lambda *_, **__: kernel)
-    for check in (check_rows_are_extended, check_logprobs, check_prompts_join_a_step):
-        check(tiny_model("qwen3"), family)
+    check_rows_are_extended(tiny_model("qwen3"), family)
     assert calls

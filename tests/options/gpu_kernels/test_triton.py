@@ -6,7 +6,6 @@ Triton is part of the tests' environment, in the version that the pinned torch r
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -50,10 +49,7 @@ def test_without_triton_a_line_says_so(
 
 @pytest.mark.slow
 def test_the_kernels_compute_what_they_should() -> None:
-    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
-    tests = [Path(__file__).with_name(f"interpreted_{kernels}.py") for kernels in KERNELS]
-    options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
-    run = python("-m", "pytest", *options, *tests, popen=subprocess.Popen, TRITON_INTERPRET=1)
+    run = python("-m", "tests.options.gpu_kernels.interpreted", TRITON_INTERPRET=1)
     assert run.returncode == 0, run.stdout
 
 

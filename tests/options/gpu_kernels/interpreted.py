@@ -1,0 +1,27 @@
+"""Run the tests of ``interpreted_*.py``; test_triton.py starts this with TRITON_INTERPRET=1.
+
+Triton reads the variable when it is imported. In a process that is forked with all imports done,
+Triton is imported again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def main() -> int:
+    """Return pytest's exit code."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
+        if "_C" not in name:
+            del sys.modules[name]
+    tests = map(str, Path(__file__).parent.glob("interpreted_*.py"))
+    return pytest.main(
+        ["-q", "--noconftest", "--disable-plugin-autoload", "-p", "no:cacheprovider", *tests]
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
