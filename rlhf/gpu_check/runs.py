@@ -101,12 +101,13 @@ def _run_launcher(run_dir: Path, words: Sequence[str]) -> Run:
 
 def drop_unread(words: Sequence[str]) -> list[str]:
     """Return the overrides ``words`` without those of phases that they do not train."""
-    phases = {"sft", "reward", "ppo"}
+    pipeline = ("sft", "reward", "ppo")
+    phases: Sequence[str] = pipeline
     for word in words:
         key, _, value = word.partition("=")
         if key in ("phase", "phase.order"):
-            phases = set(value.strip("[]").split(","))
-    unread = [f"{phase}." for phase in ("sft", "reward", "ppo") if phase not in phases]
+            phases = value.strip("[]").split(",")
+    unread = [f"{phase}." for phase in pipeline if phase not in phases]
     if "ppo" not in phases:
         unread.append("rollout.")
     return [word for word in words if not word.startswith(tuple(unread))]

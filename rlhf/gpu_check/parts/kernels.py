@@ -219,18 +219,18 @@ def _check_adamw(sizes: tuple[int, ...], moments: torch.dtype) -> Finding:
         states.append(state)
     step = partial(table.step, states, gradients, [SCALARS] * len(sizes))
     step()
-    errors = dict.fromkeys(("weights", "first moment", "second moment", "norm"), 0.0)
+    found = []
     for state, theirs in zip(states, expected, strict=True):
         joined, spare = torch.empty(2, state.low.numel(), device=GPU)
         ours = (Split(state.high, state.low).join(joined, spare), state.first, state.second)
-        for name, one, other in zip(errors, ours, theirs, strict=False):
-            errors[name] = max(errors[name], _relative_error(one, other))
+        found.append([_relative_error(*pair) for pair in zip(ours, theirs, strict=True)])
+    worst = torch.tensor(found).amax(0).tolist()  # unlike max(), it keeps NaN
+    errors = dict(zip(("weights", "first moment", "second moment"), worst, strict=True))
     squares = sum(float(each.double().square().sum()) for each in gradients)
     errors["norm"] = abs(float(table.sum_of_squares(gradients)) / squares - 1)
     allowed = {name: ROUNDING[moments if "moment" in name else torch.float32] for name in errors}
-    per_weight = 2 + 2 * (
-        4 + 2 * moments.itemsize
-    )  # bytes: gradients are read, the rest written too
+    # Bytes: a gradient is read; weights and moments are read and written.
+    per_weight = 2 + 2 * (4 + 2 * moments.itemsize)
     return _finding(errors, allowed, _seconds(step), per_weight * sum(sizes))
 
 

@@ -6,12 +6,16 @@ a part, which is here one block or two.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from rlhf.engine import split_adamw as lean_adamw
 from rlhf.engine.split_adamw import AdamwScalars, SplitState, TorchAdamw
+from rlhf.gpu_check.parts import kernels as gpu_check_kernels
+from rlhf.gpu_check.rows import RowVerdict
 from rlhf.options.average import models as average
 from rlhf.options.gpu_kernels import adamw_gpu, adamw_triton
 from rlhf.options.gpu_kernels.adamw_gpu import BLOCK, ParameterTable, adamw_gpu_kernels
@@ -118,3 +122,21 @@ def test_positions_need_64_bits() -> None:
     )
     table.step([split], [gradient], [SCALARS])
     assert all(torch.equal(one, other) for one, other in zip(split, expected, strict=True))
+
+
+@pytest.mark.parametrize("value", [None, torch.nan])
+def test_gpu_check_tells_a_kernel_that_gives_nan(
+    value: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = ParameterTable.step
+
+    def spoiled(table: ParameterTable, states: list[SplitState], *rest: Any) -> None:
+        step(table, states, *rest)
+        if value is not None:
+            states[0].first[3] = value
+
+    monkeypatch.setattr(ParameterTable, "step", spoiled)
+    monkeypatch.setattr(gpu_check_kernels, "GPU", CPU)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    found = gpu_check_kernels._check_adamw((300, 1), torch.float32)
+    assert found.verdict is (RowVerdict.passed if value is None else RowVerdict.failed)
