@@ -17,6 +17,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig
+from optuna.storages.journal import JournalFileSymlinkLock
 from rich.console import Console as RichConsole
 
 from rlhf.base import isolated_process
@@ -163,6 +164,16 @@ def test_a_torn_journal_loses_its_last_line_only(tmp_path: Path) -> None:
     path.write_bytes(b'text\n{"op_code": 0}\n')
     with pytest.raises(DamagedFileError, match="line 1"):
         repair_journal(path)
+
+
+def test_a_killed_search_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    journal = Path(JOURNAL)
+    JournalFileSymlinkLock(str(journal)).acquire()
+    with pytest.raises(FileExistsError):  # the name that Optuna gives to its lock
+        Path(f"{JOURNAL}.lock").symlink_to(journal)
+    repair_journal(journal)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_that_is_a_link_is_removed_and_not_followed(tmp_path: Path) -> None:

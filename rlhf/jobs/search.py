@@ -259,11 +259,15 @@ def open_study(search: Search) -> Study:
 
 
 def repair_journal(path: Path) -> None:
-    """Drop a torn last line of a study's journal, to which Optuna would append the next line.
+    """Remove what a killed search left in and beside its journal; the caller holds the study's lock.
+
+    Those are a torn last line, to which Optuna would append the next line, and Optuna's lock, which
+    a link to a relative path is: Optuna releases an old lock only if its link leads to a file.
 
     Raises:
         DamagedFileError: if the journal is no regular file, or another line is no JSON object.
     """
+    path.with_name(path.name + ".lock").unlink(missing_ok=True)
     if (content := read_bytes(path)) is None:
         return
     whole = b"".join(line + b"\n" for line, _ in read_raw_lines(path, {"op_code": int}))
