@@ -259,7 +259,7 @@ def open_study(search: Search) -> Study:
 
 
 def repair_journal(path: Path) -> None:
-    """Remove what a killed search left in and beside its journal; the caller holds the study's lock.
+    """Remove what a killed search left of its journal; the caller holds the lock of the study.
 
     Those are a torn last line, to which Optuna would append the next line, and Optuna's lock, which
     a link to a relative path is: Optuna releases an old lock only if its link leads to a file.
