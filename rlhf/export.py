@@ -29,6 +29,7 @@ from rlhf.config.choices import Device, Dtype, Phase, RewardKind, TrainingEngine
 from rlhf.config.freeze import MICRO_BATCHES, OF_MODELS, load_run, refuse_code_of_run
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.data.collate import PairStep
 from rlhf.engine.devices import current_ranks, precision_of_weights
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.build import build_actor, build_scorer
@@ -210,7 +211,7 @@ def _build_engine(context: RunContext, phase: Phase) -> Engine:
         case Phase.sft:
             return SftTrainer(context, total_steps=1).engine
         case Phase.reward:
-            return RewardTrainer(context, num_pairs=0, first_steps=1).engines["model"]
+            return RewardTrainer(context, [PairStep([], [], 0)]).engines["model"]
         case Phase.dpo:
             return DpoTrainer(context, total_steps=1).policy
         case Phase.ppo:

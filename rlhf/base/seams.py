@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+    from datasets import Dataset
     from torch import Tensor, nn
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from rlhf.config.schema.keys import Unread
     from rlhf.config.schema.model import ModelConfig
     from rlhf.config.schema.run import RunConfig
+    from rlhf.data.collate import PairStep
     from rlhf.data.records import Record
     from rlhf.data.splits import PhaseData
     from rlhf.engine.settings import OptimizerSettings
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from rlhf.phases.ppo.hooks import PpoHook
     from rlhf.phases.ppo.models import PpoModels
     from rlhf.phases.ppo.rlhf_engine import RLHFEngine
+    from rlhf.phases.reward_trainer import RewardTrainer
     from rlhf.phases.shared.backends import BackendParts
     from rlhf.phases.shared.context import RunContext
     from rlhf.phases.shared.exporting import Export
@@ -411,10 +414,6 @@ class Costs:
         """Return the seconds that the option adds to forward passes over ``work``."""
         return 0.0
 
-    def training_passes(self, config: RunConfig) -> int:
-        """Return the number of micro-batches that the option adds to an optimizer step of PPO."""
-        return 0
-
     def step_seconds(
         self, config: RunConfig, tokens: float, seconds: Mapping[str, float]
     ) -> dict[str, float]:
@@ -512,7 +511,12 @@ class ModelsSeam(Protocol):
     def complete_reward_model(
         self, scorer: Scorer, source: ModelSource, keys: Mapping[str, Any]
     ) -> nn.Module:
-        """Return the reward model of a finished run with these ``keys``, around its ``scorer``."""
+        """Return the reward model of a run with these ``keys``, around its ``scorer``."""
+
+    def build_reward_trainer(
+        self, context: RunContext, steps: list[PairStep], pairs: Dataset
+    ) -> RewardTrainer:
+        """Return the trainer of a reward model, which learns in ``steps``, and then others."""
 
     def build_sft_module(
         self, config: RunConfig, model: PreTrainedModel, ranks: Ranks
@@ -591,7 +595,7 @@ class SizesSeam(Protocol):
     """``sizes``: changes lengths of responses, shares of rows, or numbers of steps.
 
     A module has only what its option needs; ``hooks_of`` yields it. Used by ensembles,
-    environments and sequence_parallel.
+    environments, ptx and sequence_parallel.
     """
 
     def tokens_after_prompt(self, config: RunConfig) -> tuple[str, int]:
@@ -611,4 +615,8 @@ class SizesSeam(Protocol):
 
     def further_steps(self, config: RunConfig, phase: Phase, *, examples: int) -> int:
         """Return the number of optimizer steps after those over ``examples``; 0 to add none."""
+        ...
+
+    def actor_micro_batches(self, config: RunConfig) -> int:
+        """Return the number of micro-batches to add to an optimizer step of PPO's actor."""
         ...

@@ -16,11 +16,10 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.chat.talker import SampledAnswer, Talker, move_to_best_device
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import FROZEN, OF_MODELS, frozen_keys, refuse_code_of_run
-from rlhf.models.build import build_scorer
+from rlhf.models.build import build_scorer, complete_reward_model
 from rlhf.models.pretrained import load_config
 from rlhf.models.sources import RUN_FOLDER, ModelSource, load_failure
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
-from rlhf.options import hooks_of
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.run.finished_phase import verify_model
 from rlhf.run.policies import TRAINED, folders_by_model
@@ -185,9 +184,8 @@ class RunModels:
         if not folder.is_dir():
             return None
         source = self._model_source(folder, "reward_model")
-        model: nn.Module = build_scorer(source, load_tokenizer(folder, key=RUN_FOLDER), seed=0)
-        for complete in hooks_of("models", "complete_reward_model"):
-            model = complete(model, source, self._keys)
+        scorer = build_scorer(source, load_tokenizer(folder, key=RUN_FOLDER), seed=0)
+        model = complete_reward_model(scorer, source, self._keys)
         return move_to_best_device(model, self._dtype)
 
     def _build_talker(self, folder: Path) -> Talker:

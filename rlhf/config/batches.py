@@ -199,3 +199,8 @@ def num_ppo_steps(
         math.inf if epochs is None else max(1, math.ceil(num_prompts * epochs / prompts_per_step))
     )
     return int(min(math.inf if steps is None else steps, passes))
+
+
+def further_micro_batches(config: RunConfig) -> int:
+    """Return the micro-batches that options add to an optimizer step of PPO's actor."""
+    return sum(count(config) for count in hooks_of("sizes", "actor_micro_batches", config))

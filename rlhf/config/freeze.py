@@ -197,7 +197,7 @@ def with_stored_sizes(stored: RunConfig, asked: RunConfig) -> RunConfig:
     The sizes of ``asked`` stay if its ranks divide batches in another way.
     """
     config = OmegaConf.structured(asked)
-    kept = _plain_values(OmegaConf.structured(stored))
+    kept = plain_keys(stored)
     changes = {change.partition("=")[0] for change in batch_division_changes(stored, asked)}
     if changes <= REDUCED_SIZES:
         for key in changes:
@@ -207,12 +207,17 @@ def with_stored_sizes(stored: RunConfig, asked: RunConfig) -> RunConfig:
 
 def batch_division_changes(before: RunConfig, after: RunConfig) -> list[str]:
     """Return the changes of a resumed run that divide its batches differently, as key=value."""
-    kept = _plain_values(OmegaConf.structured(before))
+    kept = plain_keys(before)
     return [
         f"{key}={format_value(value)}"
-        for key, value in _plain_values(OmegaConf.structured(after)).items()
+        for key, value in plain_keys(after).items()
         if effect_of(key).at_resume is AtResume.rounding and kept[key] != value
     ]
+
+
+def plain_keys(config: RunConfig) -> dict[str, Any]:
+    """Return the plain value of every dotted key of ``config``."""
+    return _plain_values(OmegaConf.structured(config))
 
 
 def _key_of(override: Override) -> str:

@@ -24,11 +24,11 @@ from rlhf.data.tokens import tokenizer_identity
 from rlhf.engine.devices import best_device
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.export import context_of_run
-from rlhf.models.build import build_actor, build_scorer
+from rlhf.models.build import build_actor, build_scorer, complete_reward_model
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.options import hooks_of, modules_of
+from rlhf.options import modules_of
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.shared.backends import RolloutBackends
@@ -199,10 +199,8 @@ class Evaluator:
             source = ModelSource.from_config(config.reward_model, key="reward_model")
         else:
             return None  # a run without PPO
-        model = build_scorer(source, self.context.tokenizer, seed=0)
-        keys = frozen_keys(self.context.run_dir)
-        for complete in hooks_of("models", "complete_reward_model"):
-            model = complete(model, source, keys)
+        scorer = build_scorer(source, self.context.tokenizer, seed=0)
+        model = complete_reward_model(scorer, source, frozen_keys(self.context.run_dir))
         return self._freeze_model(model, Role.reward)
 
     def _freeze_model(self, module: Any, role: Role) -> AnyEngine:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from rlhf.base.decoder_modules import CACHE_NAMES, end_ids_of
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
@@ -88,6 +89,20 @@ def build_scorer(
     scorer = Scorer(_build_model(auto_class, source, tokenizer, seed=seed, shard=shard))
     _extend(scorer.pretrained, extensions, shard, head=(scorer.head_name,))
     return scorer
+
+
+def complete_reward_model(
+    scorer: Scorer, source: ModelSource, keys: Mapping[str, Any]
+) -> nn.Module:
+    """Return the reward model in ``source``, of a run with these ``keys``: a scorer or several.
+
+    Raises:
+        CheckpointError: if the folder does not hold what ``keys`` say.
+    """
+    model: nn.Module = scorer
+    for complete in hooks_of("models", "complete_reward_model"):
+        model = complete(model, source, keys)
+    return model
 
 
 def _extend(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import translate_errors
+from rlhf.models.adapters import adapter_config, merge_adapter
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import (
     CONSTANTS,
@@ -27,7 +28,6 @@ from rlhf.models.weight_files import (
     tensor_types,
 )
 from rlhf.options.cpu_kernels.cpu_layers import attention_at_build
-from rlhf.options.lora.lora import adapter_config, merge_adapter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from rlhf.base.random_streams import seed_for
-from rlhf.config.choices import Phase, RewardLossName
-from rlhf.data.collate import PairStep, pair_steps
+from rlhf.config.choices import Phase
 from rlhf.data.encoding import Encoder
 from rlhf.data.pair_numbers import read_pair_groups
 from rlhf.data.records import Record
 from rlhf.data.tokens import Limit, pair_columns
-from rlhf.options.ensembles.members import save_members
 from rlhf.phases.reward_evaluation import RewardEvaluation
-from rlhf.phases.reward_trainer import RewardTrainer
+from rlhf.phases.reward_trainer import RewardTrainer, build_trainer
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, reward_pairs
 from rlhf.phases.shared.exporting import save_trained_model
@@ -34,37 +28,28 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     groups = read_pair_groups(config.groups_path)
     train, held_out = reward_pairs(context)
     lengths = train["length"][:]
-    first, further = _divide_pairs(context, train)
-    steps = first + further
-    trainer = RewardTrainer(
-        context, num_pairs=len(lengths), first_steps=len(first), member_steps=len(further)
-    )
-    resumed = context.resumes.get(Phase.reward)
-    if resumed is not None and resumed.step > len(first):
-        trainer.start_members()
+    trainer = build_trainer(context, train)
     checkpoints = Checkpoints(context, Phase.reward, trainer.engines)
     if config.eval_every and not checkpoints.is_resumed:
         checkpoints.log_held_out(trainer.evaluate(held_out).values())
 
     def train_step(number: int) -> dict[str, float]:
-        if number == len(first) + 1:
-            trainer.start_members()
-        step = steps[number - 1]
+        step = trainer.steps[number - 1]
         mine = local_share(
             context,
             list(zip(step.rows, step.weights, strict=True)),
             [lengths[row] for row in step.rows],
             micro=trainer.plan.micro,
         )
-        numbers, weights = zip(*mine, strict=True)
-        rows = train[list(numbers)]
-        return trainer.train_step(numbers, rows, list(weights), num_prompts=step.num_prompts)
+        pairs, weights = zip(*mine, strict=True)
+        rows = train[list(pairs)]
+        return trainer.train_step(number, pairs, rows, weights, num_prompts=step.num_prompts)
 
     run_supervised(
         context,
         checkpoints,
         config,
-        total_steps=len(steps),
+        total_steps=len(trainer.steps),
         train_step=train_step,
         evaluate=lambda: trainer.evaluate(held_out).values(),
     )
@@ -76,22 +61,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     save_reward_model(context, trainer, after)
     trainer.close()
     took = {"steps": checkpoints.step, "seconds": checkpoints.elapsed_seconds}
-    return measured | after.results() | took
-
-
-def _divide_pairs(context: RunContext, examples: Dataset) -> tuple[list[PairStep], list[PairStep]]:
-    """Return the steps of the first or only reward model, and of the further members."""
-    config = context.config.reward
-    divide = partial(
-        pair_steps,
-        examples["group"][:] if config.group_pairs else range(len(examples)),
-        batch_size=config.batch_size,
-    )
-    seed = partial(seed_for, context.config.seed, "reward")
-    first = divide(epochs=config.epochs, seed=seed("shuffle"))
-    if config.members == 1:
-        return first, []
-    return first, divide(epochs=config.member_epochs, seed=seed("members", "shuffle"))
+    return measured | trainer.results(after) | took
 
 
 def _measure_further(
@@ -128,13 +98,7 @@ def _measure_further(
 
 
 def save_reward_model(context: RunContext, trainer: RewardTrainer, after: RewardEvaluation) -> None:
-    """Write the reward model: one model, with the further members of an ensemble in a file."""
-    write_more = None
-    if trainer.members and not trainer.averages:
-        # Scores of a regression have a zero; with a pairwise loss each member has its own.
-        has_zero = context.config.reward.loss is RewardLossName.regression
-        offsets_M = torch.tensor([0.0 if has_zero else mean for mean in after.member_means])
-        write_more = partial(save_members, members=trainer.members, offsets_M=offsets_M)
+    """Write the reward model, with further files if an option trained further models."""
     with trainer.final_weights():
         save_trained_model(
             context,
@@ -143,7 +107,7 @@ def save_reward_model(context: RunContext, trainer: RewardTrainer, after: Reward
             source=trainer.source,
             what="A reward model: one label, read at the end token.",
             answers=False,
-            write_more=write_more,
+            write_more=trainer.write_more(after),
         )
 
 

@@ -1,6 +1,6 @@
-"""Measures of a reward model, or of the members of an ensemble, on held-out pairs.
+"""Measures of a reward model on held-out pairs.
 
-Shapes: B = pairs, M = members.
+Shapes: B = pairs, M = scores of a response: one, unless an option trains several models.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from rlhf.algorithms.reward import calibration_bins, calibration_error, end_scor
 from rlhf.base.intervals import wilson_interval
 from rlhf.base.metrics import Mean, Metrics
 from rlhf.base.types import ValueModel
-from rlhf.options.ensembles.combined_scores import disagreement
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.supervised import collate_pair_rows
 
 
 class RewardEvaluation(NamedTuple):
-    """Means over held-out pairs; scores of an ensemble are means over its members."""
+    """Means over held-out pairs, of scores that are means over all M of a response."""
 
     means: dict[str, Mean]
 
@@ -28,22 +27,13 @@ class RewardEvaluation(NamedTuple):
         """Return the share of pairs whose chosen response scores higher."""
         return self.means["accuracy"]
 
-    @property
-    def member_means(self) -> list[float]:
-        """Return each member's mean score of the held-out responses."""
-        return [mean.value() for name, mean in self.means.items() if name.startswith("mean/")]
-
     def results(self) -> dict[str, Any]:
         """Return the entries of result.json."""
         accuracy = self.accuracy
-        found: dict[str, Any] = {
+        return {
             "accuracy": accuracy.value(),
             "accuracy_ci": list(wilson_interval(float(accuracy.total), float(accuracy.count))),
         } | self._calibration
-        own = [mean.value() for name, mean in self.means.items() if name.startswith("member/")]
-        if own:  # of the members of an ensemble
-            found["member_accuracies"] = {f"member {n}": x for n, x in enumerate(own, start=1)}
-        return found
 
     def values(self) -> dict[str, float]:
         """Return the metrics to log."""
@@ -61,12 +51,11 @@ class RewardEvaluation(NamedTuple):
 def measure_scores(
     chosen_BM: Tensor, rejected_BM: Tensor, keep_B: Tensor, *, is_pairwise: bool
 ) -> Metrics:
-    """Return measures of the members' scores of pairs; the members' own are ``member/NUMBER``.
+    """Return measures of the scores of pairs.
 
     If the loss ``is_pairwise``, a difference of scores is a probability, which can be calibrated.
     """
-    margin_BM = chosen_BM - rejected_BM
-    margin_B = margin_BM.mean(dim=1)
+    margin_B = (chosen_BM - rejected_BM).mean(dim=1)
     found: Metrics = {
         "accuracy": Mean.of((margin_B > 0).float(), keep_B),
         "chosen_score": Mean.of(chosen_BM.mean(dim=1), keep_B),
@@ -76,12 +65,6 @@ def measure_scores(
     }
     if is_pairwise:
         found |= calibration_bins(margin_B, keep_B)
-    if margin_BM.shape[1] > 1:
-        found["disagreement"] = Mean.of(disagreement(margin_BM), keep_B)
-        for number, each_B in enumerate(margin_BM.unbind(1)):
-            scores_B = (chosen_BM[:, number] + rejected_BM[:, number]) / 2
-            found[f"member/{number}"] = Mean.of((each_B > 0).float(), keep_B)
-            found[f"mean/{number}"] = Mean.of(scores_B, keep_B)
     return found
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from rlhf.config.batches import BatchPlan, RolloutPlan, divisors, phase_plans, rollout_plan
+from rlhf.config.batches import (
+    BatchPlan,
+    RolloutPlan,
+    divisors,
+    further_micro_batches,
+    phase_plans,
+    rollout_plan,
+)
 from rlhf.config.choices import Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.options import Backend
@@ -189,8 +196,7 @@ def _plan_training(
             sequences=micro,
             tokens=longest,
             positions=response,
-            passes=learning.per_rank // micro
-            + sum(option.training_passes(config) for option in at.options),
+            passes=learning.per_rank // micro + further_micro_batches(config),
         )
         batch = scene.forward_work(
             model, sequences=learning.per_rank, micro=micro, answer=scene.response_tokens

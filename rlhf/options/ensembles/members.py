@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
+from rlhf.models.branch import BlockCall, Branch, find_block_and_tail_paths, record_calls
 from rlhf.models.language_model import Scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import require_finite_weights, require_float_types, types_in_file
 from rlhf.options import RewardConfig
 from rlhf.options.ensembles.combined_scores import combine_scores, disagreement
 from rlhf.options.ensembles.keys import CombineName
-from rlhf.options.trunk.trunk import BlockCall, Branch, find_block_and_tail_paths, record_calls
 from rlhf.phases.shared.scoring import ResponseScores, WholeSequences
 
 if TYPE_CHECKING:
@@ -43,11 +43,6 @@ class Combination(NamedTuple):
     members: int = 1
     name: CombineName = CombineName.mean
     coef: float = 0.0
-
-    @classmethod
-    def of(cls, config: RewardConfig) -> Combination:
-        """Return the settings in ``config``."""
-        return cls(config.members, config.combine, config.uncertainty_coef)
 
     @property
     def stored_members(self) -> int:

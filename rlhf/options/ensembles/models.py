@@ -1,9 +1,9 @@
-"""Plug the members into the checks of models, and into reward models that are loaded."""
+"""Plug the members into the reward phase, the checks of models, and loaded reward models."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf.config.choices import Phase
 from rlhf.config.roles import reward_model_base
@@ -14,6 +14,13 @@ from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import Combination, Ensemble, grow_members, load_ensemble
 from rlhf.phases.shared.model_checks import build_empty
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from rlhf.data.collate import PairStep
+    from rlhf.options.ensembles.trainer import EnsembleTrainer
+    from rlhf.phases.shared.context import RunContext
+
 
 def check_models(config: RunConfig, phases: Container[Phase]) -> None:
     """Raise an error if the reward model has too few layers, or unknown ones, for its members."""
@@ -22,6 +29,15 @@ def check_models(config: RunConfig, phases: Container[Phase]) -> None:
     key, base = reward_model_base(config)
     if scorer := build_empty("AutoModelForSequenceClassification", key, base):
         grow_members(Scorer(scorer), config.reward, seeds=())
+
+
+def build_reward_trainer(
+    context: RunContext, steps: list[PairStep], pairs: Dataset
+) -> EnsembleTrainer:
+    """Return the trainer of all members."""
+    from rlhf.options.ensembles.trainer import EnsembleTrainer  # imports the reward phase
+
+    return EnsembleTrainer(context, steps, pairs)
 
 
 def complete_reward_model(

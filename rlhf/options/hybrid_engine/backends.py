@@ -16,7 +16,6 @@ from rlhf.options.hybrid_engine.hybrid_rollout import (
     hybrid_engine_unavailable_reason,
 )
 from rlhf.options.hybrid_engine.supported_models import model_unsupported_reason
-from rlhf.options.lora.keys import LoraRole
 from rlhf.phases.shared.backends import BackendParts
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def check(config: RunConfig, model: PreTrainedConfig | None) -> None:
             "rollout.backend=hybrid_engine with the dpo phase: only PPO's actor has the "
             "Hybrid Engine; use rollout=fast"
         )
-    if config.lora.rank and LoraRole.actor in config.lora.roles:
+    if config.lora.rank and "actor" in config.lora.roles:
         # Checked here, so that plan=only accepts DeepSpeed-Chat's recipes, which have both.
         raise CapabilityError(
             f"rollout.backend=hybrid_engine with lora.rank={config.lora.rank} on the actor: "

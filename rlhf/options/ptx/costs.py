@@ -6,18 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlhf.base.seams import Costs
-from rlhf.config.schema.run import RunConfig
 
 if TYPE_CHECKING:
     from rlhf.plan.phase_memory import PhaseMemory
 
 
 class CorpusCosts(Costs):
-    """A further micro-batch per optimizer step, and the loss on the corpus before and after."""
-
-    def training_passes(self, config: RunConfig) -> int:
-        """Return 1 if the policy is trained on the corpus."""
-        return int(config.ppo.ptx_coef > 0)
+    """The loss on the corpus before and after training."""
 
     def evaluation_seconds(self, scene: PhaseMemory, micro: int) -> float:
         """Return the seconds in which the policy reads blocks of the corpus, twice."""

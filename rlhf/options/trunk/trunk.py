@@ -7,17 +7,15 @@ on the last hidden state of its own trained copy of the upper blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.base.errors import ConfigError
 from rlhf.base.types import LogprobOptions, TokenLogprobs, TokenPositions
-from rlhf.models.families import FAMILIES, family_of, find_submodule
+from rlhf.models.branch import Branch, find_block_and_tail_paths, record_calls
 from rlhf.models.language_model import logprobs_at, replace_output_layer
 from rlhf.models.output_layer import DEFAULT_OPTIONS
 
@@ -31,37 +29,6 @@ class TrunkOutput(NamedTuple):
     policy: TokenLogprobs | None
     reference: TokenLogprobs | None
     values_BS: Tensor
-
-
-class BlockCall(NamedTuple):
-    """The recorded arguments of a block's call: the hidden state, then masks, positions, ..."""
-
-    hidden_BSH: Tensor
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-class Branch(nn.Module):
-    """A copy of a model's upper blocks and of the modules that follow them."""
-
-    def __init__(self, blocks: Sequence[nn.Module], tail: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(deepcopy(block) for block in blocks)
-        self.tail = nn.ModuleList(deepcopy(module) for module in tail)
-
-    def forward(self, calls: Sequence[BlockCall]) -> Tensor:
-        """Run the branch, and return its last hidden state (B, S, H).
-
-        ``calls`` are the recorded calls of the original blocks. The branch starts from the hidden
-        state of the first call; of the other calls it uses only masks and positions.
-        """
-        hidden_BSH = calls[0].hidden_BSH
-        for block, call in zip(self.blocks, calls, strict=True):
-            output = block(hidden_BSH, *call.args, **call.kwargs)
-            hidden_BSH = output[0] if isinstance(output, tuple) else output
-        for module in self.tail:
-            hidden_BSH = module(hidden_BSH)
-        return hidden_BSH
 
 
 class SharedTrunk(nn.Module):
@@ -82,7 +49,7 @@ class SharedTrunk(nn.Module):
     ) -> None:
         super().__init__()
         self.pretrained = pretrained
-        block_list, tail_names = find_block_and_tail_paths(pretrained)
+        block_list, tail_names = _find_paths(pretrained)
         replace_output_layer(pretrained)
         base = pretrained.base_model
         blocks = list(base.get_submodule(block_list))
@@ -130,7 +97,7 @@ class SharedTrunk(nn.Module):
         The log-probs of policy or reference are None if they are not requested.
         """
         base = self.pretrained.base_model
-        blocks = list(base.get_submodule(find_block_and_tail_paths(self.pretrained)[0]))
+        blocks = list(base.get_submodule(_find_paths(self.pretrained)[0]))
         num_branched = max(self.num_layers_unfrozen, self.num_value_layers)
         with record_calls(blocks[len(blocks) - num_branched :]) as calls:
             last_BSH = base(input_ids=ids_BS, use_cache=False).last_hidden_state
@@ -152,7 +119,7 @@ class SharedTrunk(nn.Module):
 def select_critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Select the critic's weights from the trunk's ``state``, under the critic's own names."""
     prefix = trunk.pretrained.base_model_prefix
-    blocks, tail = find_block_and_tail_paths(trunk.pretrained)
+    blocks, tail = _find_paths(trunk.pretrained)
     renamed = {f"pretrained.{prefix}.": f"{prefix}.", "value_head.": "score."}
     first = len(trunk.pretrained.base_model.get_submodule(blocks)) - trunk.num_value_layers
     for index in range(trunk.num_value_layers):
@@ -181,41 +148,8 @@ def build_critic_skeleton(
         return AutoModelForSequenceClassification.from_config(config)
 
 
-def find_block_and_tail_paths(
-    model: PreTrainedModel, *, needed_by: str = "ppo.shared_trunk", off: str = "false"
-) -> tuple[str, list[str]]:
-    """Return the attribute path of the list of blocks, and the paths of the modules after it.
-
-    ``needed_by`` is the config key that requires them; its value ``off`` does not.
-
-    Raises:
-        CapabilityError: if the table of families has no ``blocks`` for its model_type.
-    """
-    family = family_of(model)
-    if family.blocks is None:
-        known = (name for name, each in FAMILIES.items() if each.blocks is not None)
-        raise CapabilityError(
-            f"{needed_by} is not supported for model_type={model.config.model_type}, only for "
-            f"{', '.join(known)}; set {needed_by}={off}"
-        )
-    tail = [name for name in family.tail if find_submodule(model.base_model, name) is not None]
-    return family.blocks, tail
-
-
-@contextmanager
-def record_calls(blocks: Sequence[nn.Module]) -> Iterator[list[BlockCall]]:
-    """Yield a list that records the calls of ``blocks`` within the context, in order."""
-    calls: list[BlockCall] = []
-
-    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append(BlockCall(args[0], args[1:], kwargs))
-
-    handles = [block.register_forward_pre_hook(record, with_kwargs=True) for block in blocks]
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
+def _find_paths(model: PreTrainedModel) -> tuple[str, list[str]]:
+    return find_block_and_tail_paths(model, needed_by="ppo.shared_trunk", off="false")
 
 
 def _check_layer_counts(num_layers: int, num_layers_unfrozen: int, num_value_layers: int) -> None:

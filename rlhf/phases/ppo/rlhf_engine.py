@@ -12,8 +12,9 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import seed_for
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Extras, PromptBatch, RolloutBackend, StatefulWithTensors
-from rlhf.config.batches import BatchPlan, phase_plans, rollout_plan
+from rlhf.config.batches import BatchPlan, further_micro_batches, phase_plans, rollout_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, Phase, When
+from rlhf.config.freeze import plain_keys
 from rlhf.config.roles import Role, has_reward_model
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import OptimizerConfig
@@ -25,6 +26,7 @@ from rlhf.engine.settings import EngineSettings, OptimizerSettings, optimizer_se
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import (
     build_scorer,
+    complete_reward_model,
     extensions_of,
     require_enough_positions,
 )
@@ -32,8 +34,6 @@ from rlhf.models.language_model import Scorer
 from rlhf.models.pretrained import Shard
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.options import PpoConfig, hooks_of
-from rlhf.options.ensembles.members import Combination, load_ensemble
-from rlhf.options.ptx.rules import ptx_plan
 from rlhf.phases.ppo.models import PpoModels, SeparateModels
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix
@@ -201,7 +201,7 @@ class RLHFEngine:
             return zero_scores if self.config.rewards else JudgeScores(GoldJudge(), self.tokenizer)
         scorer = self._build_scorer()
         self.require_enough_positions(scorer.pretrained, key="reward_model")
-        model = load_ensemble(scorer, self.critic_source, Combination.of(self.config.reward))
+        model = complete_reward_model(scorer, self.critic_source, plain_keys(self.config))
         return ModelScores(self._build_engine(model, Role.reward))
 
     def _build_scorer(self, *, learns: bool = False) -> Scorer:
@@ -236,10 +236,11 @@ class RLHFEngine:
         )
 
     def build_learner(self, module: torch.nn.Module, role: Role) -> AnyEngine:
-        """Build an engine that trains ``module``; the actor also accumulates corpus gradients."""
+        """Build an engine that trains ``module``; options may add micro-batches of the actor."""
         config, plan = self.config, self.plan
-        if role is Role.actor and config.ppo.ptx_coef:
-            plan = replace(plan, accumulation=plan.accumulation + ptx_plan(config).accumulation)
+        if role is Role.actor:
+            accumulation = plan.accumulation + further_micro_batches(config)
+            plan = replace(plan, accumulation=accumulation)
         return self._build_engine(module, role, plan, ppo_optimizer_settings(config, role))
 
     def _build_engine(

@@ -28,8 +28,10 @@ from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options.cpu_kernels import cpu_layers
 from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import Combination, Ensemble, load_ensemble
+from rlhf.options.ensembles.trainer import EnsembleTrainer
 from rlhf.phases.reward import run_reward
 from rlhf.phases.reward_trainer import RewardTrainer
+from rlhf.phases.reward_trainer import build_trainer as build_reward_trainer
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.step_signals import StoppedError, StopRequests
 from rlhf.run.console import build_console
@@ -138,27 +140,24 @@ def context_schedule(context: RunContext, steps: int) -> Callable[[int], float]:
     return OptimizerSettings.from_config(context.config.reward, total_steps=steps).schedule
 
 
-def build_trainer(context: RunContext) -> RewardTrainer:
-    groups = phase_tokens(context, Phase.reward).train["group"][:]
-    return RewardTrainer(
-        context,
-        num_pairs=len(groups),
-        first_steps=len(steps_of(context, groups, further=False)),
-        member_steps=len(steps_of(context, groups, further=True)),
-    )
+def build_trainer(context: RunContext) -> EnsembleTrainer:
+    trainer = build_reward_trainer(context, phase_tokens(context, Phase.reward).train)
+    assert isinstance(trainer, EnsembleTrainer)
+    return trainer
 
 
 def take_steps(trainer: RewardTrainer, context: RunContext, *, further: bool) -> None:
     data = phase_tokens(context, Phase.reward).train
-    for step in steps_of(context, data["group"][:], further=further):
-        rows = data[step.rows]
-        trainer.train_step(step.rows, rows, step.weights, num_prompts=step.num_prompts)
+    groups = data["group"][:]
+    before = len(steps_of(context, groups, further=False)) if further else 0
+    for number, step in enumerate(steps_of(context, groups, further=further), start=before + 1):
+        rows, num_prompts = data[step.rows], step.num_prompts
+        trainer.train_step(number, step.rows, rows, step.weights, num_prompts=num_prompts)
 
 
-def train_together(context: RunContext) -> RewardTrainer:
+def train_together(context: RunContext) -> EnsembleTrainer:
     trainer = build_trainer(context)
     take_steps(trainer, context, further=False)
-    trainer.start_members()
     take_steps(trainer, context, further=True)
     return trainer
 
@@ -182,7 +181,7 @@ def test_the_first_member_learns_like_a_single_model(make_context: MakeContext) 
 
 
 def build_trainer_of_one(context: RunContext) -> RewardTrainer:
-    trainer = build_trainer(context)
+    trainer = build_reward_trainer(context, phase_tokens(context, Phase.reward).train)
     take_steps(trainer, context, further=False)
     return trainer
 
@@ -345,7 +344,7 @@ def test_five_members_cost_less_than_twice_one_at_tiny(
             trainer.start_members()
         with FlopCounterMode(display=False) as counter:
             trainer.train_step(
-                step.rows, data[step.rows], step.weights, num_prompts=step.num_prompts
+                1, step.rows, data[step.rows], step.weights, num_prompts=step.num_prompts
             )
         flops.append(counter.get_total_flops())
     config = context.config.reward

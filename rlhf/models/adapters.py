@@ -1,0 +1,80 @@
+"""LoRA adapters in folders of peft, which a model's folder may hold instead of weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlhf.base.errors import CheckpointError
+from rlhf.base.foreign_errors import translate_errors
+from rlhf.models.sources import ModelSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ADAPTER = "default"  # peft's name for a model's only adapter
+
+
+def adapter_config(source: ModelSource) -> Any | None:
+    """Return peft's config of the adapter in ``source``; None if ``source`` is no adapter.
+
+    Raises:
+        CheckpointError: if the adapter is not a LoRA adapter, or does not name its base model.
+        Exception: any error of peft or transformers if the adapter's files cannot be read.
+    """
+    from transformers.utils.peft_utils import find_adapter_config_file
+
+    if find_adapter_config_file(source.path, revision=source.revision) is None:
+        return None
+    from peft import PeftConfig
+
+    config = PeftConfig.from_pretrained(source.path, revision=source.revision)
+    base = config.base_model_name_or_path
+    if config.peft_type != "LORA" or not isinstance(base, str) or not base:
+        raise CheckpointError(
+            f"{source.key}={source.path}: adapter_config.json has peft_type={config.peft_type} and "
+            f"base_model_name_or_path={base!r}; must be a LoRA adapter that names a base model. "
+            "Use a folder with the adapter merged into the base model"
+        )
+    return config
+
+
+def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> PreTrainedModel:
+    """Merge the adapter in ``source`` into ``base`` and return it; a saved head replaces its head.
+
+    Raises:
+        CheckpointError: if the adapter cannot be read, or does not fit the model.
+    """
+    from peft import LoraModel, set_peft_model_state_dict
+    from safetensors.torch import load_file
+    from transformers.utils import cached_file
+
+    def mismatch_error(reason: str) -> CheckpointError:
+        return CheckpointError(
+            f"{source.key}={source.path}: the adapter does not fit its base "
+            f"{config.base_model_name_or_path} ({reason}); set base_model_name_or_path in "
+            "adapter_config.json to the base of the training run"
+        )
+
+    with translate_errors(source.failure):
+        file = cached_file(source.path, "adapter_model.safetensors", revision=source.revision)
+        weights = {n.removeprefix("base_model.model."): w for n, w in load_file(file).items()}
+    largest = max((w.shape[0] for n, w in weights.items() if ".lora_A." in n and w.ndim), default=0)
+    if not isinstance(config.r, int) or config.r > largest:
+        raise mismatch_error(
+            f"adapter_config.json has r={config.r!r}, its weights have rank {largest}"
+        )
+    with translate_errors(mismatch_error):
+        frozen = {name for name, p in base.named_parameters() if not p.requires_grad}
+        lora = LoraModel(base, config, ADAPTER)
+        try:
+            result = set_peft_model_state_dict(base, weights)
+        except RuntimeError as error:  # torch raises it if shapes differ; the last line names them
+            raise mismatch_error(str(error).strip().splitlines()[-1].strip()) from error
+        absent = [name for name in result.missing_keys if f".{ADAPTER}." in name]
+        if absent or result.unexpected_keys:
+            wrong = [*absent, *result.unexpected_keys][:3]
+            raise mismatch_error(f"missing or unexpected: {', '.join(wrong)}")
+        merged: PreTrainedModel = lora.merge_and_unload()
+        for name, parameter in merged.named_parameters():  # peft has frozen them all
+            parameter.requires_grad_(name not in frozen)
+        return merged

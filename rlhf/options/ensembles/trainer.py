@@ -1,0 +1,152 @@
+"""Train the members of a reward model: the first alone, then the further members together.
+
+Shapes: B = pairs, S = tokens of whole sequences, M = members, N = all pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf.base.metrics import Mean, Metrics
+from rlhf.base.random_streams import random_stream, seed_for
+from rlhf.config.choices import Phase, RewardLossName
+from rlhf.data.collate import PairStep
+from rlhf.engine.select import AnyEngine
+from rlhf.options import RewardConfig
+from rlhf.options.ensembles.combined_scores import disagreement
+from rlhf.options.ensembles.keys import CombineName
+from rlhf.options.ensembles.members import (
+    copy_first_member,
+    grow_members,
+    record_member_calls,
+    save_members,
+    swap_in_mean,
+)
+from rlhf.phases.reward_evaluation import RewardEvaluation
+from rlhf.phases.reward_trainer import RewardTrainer, divide_pairs
+from rlhf.phases.shared.context import RunContext
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+class EnsembleTrainer(RewardTrainer):
+    """A trainer whose first member learns like a single reward model.
+
+    After ``start_members`` the first member is fixed, and the further members learn on hidden
+    states of its lower blocks, which are computed once for all of them. Each has an engine of its
+    own: its gradient is clipped, and its optimizer steps, as if it were trained alone.
+    """
+
+    def __init__(self, context: RunContext, steps: Sequence[PairStep], pairs: Dataset) -> None:
+        super().__init__(context, steps)
+        config, seed = context.config.reward, context.config.seed
+        further = divide_pairs(context, pairs, config.member_epochs, "members", "shuffle")
+        self.steps = [*steps, *further]
+        self._first_steps, self._member_steps = len(steps), len(further)
+        seeds = [seed_for(seed, "reward_model", number) for number in range(1, config.members)]
+        self._waiting = grow_members(self.scorer, config, seeds=seeds)
+        self._pair_weights_MN = _draw_pair_weights(config, len(pairs), seed=seed)
+        resumed = context.resumes.get(Phase.reward)
+        if resumed is not None and resumed.step > self._first_steps:
+            self.start_members()
+
+    def start_members(self) -> None:
+        """Fix the first member, and build the engines of the further members."""
+        if self._is_warm:
+            for member in self._waiting:  # only weights with a common start can be averaged
+                copy_first_member(self.scorer, member)
+        for number, member in enumerate(self._waiting, start=1):
+            self.engines[f"member_{number}"] = self.build_engine(member, self._member_steps)
+
+    @property
+    def members(self) -> list[nn.Module]:
+        """Return the further members that have started."""
+        return [engine.module for name, engine in self.engines.items() if name != "model"]
+
+    @property
+    def averages(self) -> bool:
+        """Return True if the mean of the members' weights is the reward model (WARM)."""
+        return self._is_warm and bool(self.members)
+
+    def begin_step(self, step: int) -> list[AnyEngine]:
+        """Start the members after the last step of the first; return the engines that learn."""
+        if step > self._first_steps and not self.members:
+            self.start_members()
+        first, *further = self.engines.values()
+        return further or [first]
+
+    def pair_weights(self, pairs: Sequence[int], weights: Sequence[float]) -> Tensor:
+        """Return the weights (M, B) of the pairs, in which each further member has its own part."""
+        weights_1B = super().pair_weights(pairs, weights)
+        return weights_1B * self._pair_weights_MN[:, list(pairs)] if self.members else weights_1B
+
+    def values(self, ids_BS: Tensor, *, trains: bool = False) -> Iterator[Tensor]:
+        """Yield values (B, S) of all members, of those that learn, or of their mean (WARM)."""
+        first, *further = self.engines.values()
+        if not further or (self.averages and not trains):
+            yield first(ids_BS)
+            return
+        with first.evaluating(), record_member_calls(self.scorer, self.members) as calls:
+            values_of_first_BS = first(ids_BS)
+        if not trains:
+            yield values_of_first_BS
+        for engine in further:
+            yield engine(calls)
+
+    def measure_scores(self, chosen_BM: Tensor, rejected_BM: Tensor, keep_B: Tensor) -> Metrics:
+        """Return also the disagreement, and each member's accuracy and mean score."""
+        found = super().measure_scores(chosen_BM, rejected_BM, keep_B)
+        margin_BM = chosen_BM - rejected_BM
+        if margin_BM.shape[1] == 1:
+            return found
+        found["disagreement"] = Mean.of(disagreement(margin_BM), keep_B)
+        for number, each_B in enumerate(margin_BM.unbind(1)):
+            scores_B = (chosen_BM[:, number] + rejected_BM[:, number]) / 2
+            found[f"member/{number}"] = Mean.of((each_B > 0).float(), keep_B)
+            found[f"mean/{number}"] = Mean.of(scores_B, keep_B)
+        return found
+
+    def final_weights(self) -> AbstractContextManager[None]:
+        """Swap in, with WARM, the mean over the members."""
+        return swap_in_mean(self.scorer, self.members) if self.averages else nullcontext()
+
+    def results(self, after: RewardEvaluation) -> dict[str, Any]:
+        """Return also the accuracy of each member."""
+        own = _each("member/", after)
+        named = {f"member {number}": x for number, x in enumerate(own, start=1)}
+        return super().results(after) | ({"member_accuracies": named} if named else {})
+
+    def write_more(self, after: RewardEvaluation) -> Callable[[Path], None] | None:
+        """Return a function that writes the further members, unless their mean is the model."""
+        if self.averages or not self.members:
+            return None
+        # Scores of a regression have a zero; with a pairwise loss each member has its own.
+        has_zero = self.context.config.reward.loss is RewardLossName.regression
+        offsets_M = torch.tensor([0.0 if has_zero else mean for mean in _each("mean/", after)])
+        return partial(save_members, members=self.members, offsets_M=offsets_M)
+
+    @property
+    def _is_warm(self) -> bool:
+        return self.context.config.reward.combine is CombineName.warm
+
+
+def _each(start: str, after: RewardEvaluation) -> list[float]:
+    """Return the members' means whose names begin with ``start``."""
+    return [mean.value() for name, mean in after.means.items() if name.startswith(start)]
+
+
+def _draw_pair_weights(config: RewardConfig, num_pairs: int, *, seed: int) -> Tensor:
+    """Return the weight (M, N) of each of N pairs in the loss of each further member."""
+    weights_MN = torch.ones(config.members - 1, num_pairs)
+    if config.reweight_pairs:
+        for number, weights_N in enumerate(weights_MN, start=1):
+            weights_N.exponential_(generator=random_stream(seed, "reward", "weights", number))
+    return weights_MN
