@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.command import command_parser, run_to_exit_code
+from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.types import Engine
@@ -224,7 +224,7 @@ def _build_engine(context: RunContext, phase: Phase) -> Engine:
 
 def main(arguments: Sequence[str]) -> int:
     """Export the model that the command names; return the exit code."""
-    parser = command_parser("rlhf.export", __doc__, runs_code=True)
+    parser = build_command_parser("rlhf.export", __doc__, runs_code=True)
     parser.add_argument("run_dir", type=Path, help="directory of a run")
     parser.add_argument("--phase", type=Phase, choices=ENGINES, help="default: the last policy")
     parser.add_argument("--checkpoint", type=int, metavar="N", help="the kept checkpoint of step N")

@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.base.command import command_parser, run_to_exit_code
+from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.safe_text import for_terminal
 from rlhf.base.stored_files import DIGEST, METRICS, read_bytes, read_lines
@@ -208,7 +208,7 @@ def replay_steps(run_dir: Path, replay: Replay, target: Path) -> bool:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    parser = command_parser("rlhf.replay", __doc__, runs_code=True)
+    parser = build_command_parser("rlhf.replay", __doc__, runs_code=True)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--phase", type=Phase, choices=list(Phase), help="default: the last one")
     parser.add_argument("--step", type=int, help="default: the last one")

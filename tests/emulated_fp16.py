@@ -15,7 +15,7 @@ def emulate_fp16() -> None:
     """Let this program and DeepSpeed take this CPU for one with fp16 arithmetic."""
     from deepspeed.accelerator import get_accelerator
 
-    rlhf.config.machine_rates.multiplies_fp16 = lambda: True
+    rlhf.config.machine_rates.can_train_fp16 = lambda: True
     get_accelerator().is_fp16_supported = lambda: True
 
 

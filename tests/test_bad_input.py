@@ -11,7 +11,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-from rlhf.base.cpu import multiplies_fp16
+from rlhf.base.cpu import can_train_fp16
 from rlhf.config.freeze import to_run_config, write_frozen_config
 from tests.conftest import Compose
 from tests.fork_server import WarmPopen
@@ -168,7 +168,7 @@ def test_a_language_model_is_no_reward_model(answer, tmp_path: Path) -> None:
 
 
 def test_fp16_without_masters(answer) -> None:
-    reason = "use zero=stage1" if multiplies_fp16() else "has no fp16 arithmetic"
+    reason = "use zero=stage1" if can_train_fp16() else "has no fp16 arithmetic"
     refused(answer(*TINY_RUN, "hardware.dtype=fp16", "zero=stage0"), "fp16", reason)
 
 

@@ -17,7 +17,8 @@ MESSAGES = (
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True if ``error``, or an earlier error that led to it, is a failed allocation.
 
-    If an allocation fails while a CUDA graph is captured, torch raises an error of the capture.
+    If an allocation fails while a CUDA graph is captured, torch raises an error of the capture,
+    whose context is the failed allocation.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True

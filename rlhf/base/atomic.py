@@ -19,7 +19,7 @@ T = TypeVar("T")
 TRANSIENT = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EREMOTEIO}
 WAITS = (0.5, 2.0, 8.0)  # seconds before the second, third and fourth attempt
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # from <fcntl.h> and <linux/fs.h>
-CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # for example from NFS
+CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # for example, on NFS
 
 
 def system_error_number(error: BaseException) -> int | None:
@@ -85,7 +85,7 @@ def replace_atomically(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by a file with ``text``; UTF-8 has no lone surrogates, so "?" stands there.
+    """Replace ``path`` by a file with ``text`` in UTF-8; "?" replaces a lone surrogate.
 
     Raises:
         OSError: naming ``path``, if the drive refuses.
@@ -109,7 +109,7 @@ def _move_into_place(building: Path, path: Path, aside: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names at once; return False if the file system cannot."""
+    """Exchange two paths in one step; return False if the file system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
     names = os.fsencode(one), os.fsencode(other)
     try:
@@ -122,7 +122,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder, a file, or a link and not what it points to; nothing is no error."""
+    """Remove a folder, a file or a link (not its target); it is no error if nothing is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     elif os.path.lexists(path):  # on a read-only drive, removing a missing file fails too

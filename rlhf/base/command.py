@@ -1,4 +1,4 @@
-"""Parsers, exit codes and lasting output of the commands ``python -m rlhf.NAME``."""
+"""Parsers, exit codes and output that survives errors, for the commands ``python -m rlhf.NAME``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.safe_text import for_terminal
 
 
-def command_parser(
+def build_command_parser(
     module: str, description: str | None, *, runs_code: bool = False
 ) -> argparse.ArgumentParser:
-    """Return a parser of ``python -m MODULE``, which keeps the line breaks of ``description``.
+    """Return a parser for ``python -m MODULE``, which keeps the line breaks of ``description``.
 
     With ``runs_code`` the command has the option --trust-code (``rlhf/config/freeze.py``).
     """
@@ -35,7 +35,7 @@ def command_parser(
 
 
 def run_to_exit_code(work: Callable[[], int | None]) -> int:
-    """Return the exit code of ``work``; 2 after printing an error that a user can fix."""
+    """Call ``work`` and return its exit code; print an error that a user can fix, and return 2."""
     survive_output_errors()
     set_cuda_allocator()
     try:
@@ -47,17 +47,20 @@ def run_to_exit_code(work: Callable[[], int | None]) -> int:
 
 
 def set_cuda_allocator() -> None:
-    """Let the GPU's segments grow, unless the user has set the allocator; call it before CUDA.
+    """Let the memory segments of torch's GPU allocator grow, unless the user has configured it.
 
     Micro-batches of many widths leave gaps between segments of fixed size. Torch reads the variable
-    once, when CUDA starts.
+    once, when CUDA starts: call this function before.
     """
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the variable's older name
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def wait_for_exit(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of ``process``, which gets Ctrl-C too: then wait for it, and raise."""
+    """Wait for ``process`` and return its exit code.
+
+    Ctrl-C interrupts ``process`` too: wait until it has ended, then raise KeyboardInterrupt.
+    """
     try:
         return process.wait()
     except KeyboardInterrupt:

@@ -40,7 +40,8 @@ FLAGS = {
     Isa.avx512_bf16: {"avx512f", "avx512bw", "avx512vl", "avx512_bf16"},
     Isa.amx: {"amx_tile", "amx_bf16"},
 }
-# The variable that caps oneDNN; values that are not listed here allow every instruction set.
+# The variable that caps oneDNN's instruction set, and the level that each value allows; a value
+# that is not listed here allows every level.
 # https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html
 ONEDNN_MAX_ISA = "ONEDNN_MAX_CPU_ISA"
 ONEDNN_LEVELS = {
@@ -145,7 +146,7 @@ def has_slow_mkl(cpu: Cpu | None = None) -> bool:
     return cpu.name.startswith("AMD") and onednn_isa(cpu) >= Isa.avx2
 
 
-def multiplies_fp16(cpu: Cpu | None = None) -> bool:
+def can_train_fp16(cpu: Cpu | None = None) -> bool:
     """Return True if DeepSpeed can train in fp16 on this CPU: oneDNN must support fp16 there."""
     cpu = cpu or read_cpu()
     allowed = os.environ.get(ONEDNN_MAX_ISA, "").upper()
@@ -159,21 +160,21 @@ def cache_folder() -> Path:
 
 
 def num_usable_cores() -> int:
-    """Return the number of cores that this process may use, whole ones of a container's quota."""
+    """Return the number of cores that this process may use; round down a container's quota."""
     cores, quota = len(os.sched_getaffinity(0)), read_limits().cores
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 GROUPS_OF_PROCESS = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
-MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")  # of versions 2 and 1
-SHARED_BY = "RLHF_JOBS_ON_MACHINE"
+MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")  # of control groups of version 2 and 1
+SHARED_BY = "RLHF_JOBS_ON_MACHINE"  # set for the jobs of a sweep or search
 
 
 class HostLimits(NamedTuple):
     """The lowest limits of a process's control groups; None: no limit."""
 
-    memory: int | None
+    memory: int | None  # bytes
     cores: float | None
 
 
@@ -188,18 +189,18 @@ def read_limits(of_process: Path = GROUPS_OF_PROCESS, groups: Path = GROUPS) -> 
     A limit of an outer group holds too. In a container the names may be those of the host: then
     only the outermost folder of ``groups`` exists.
     """
-    folders = [*_folders(of_process, groups)]
-    memory = [n for f in folders for name in MEMORY_FILES for n in _numbers(f / name)]
-    quotas = [_numbers(folder / "cpu.max") for folder in folders]
+    folders = [*_group_folders(of_process, groups)]
+    memory = [n for f in folders for name in MEMORY_FILES for n in _read_numbers(f / name)]
+    quotas = [_read_numbers(folder / "cpu.max") for folder in folders]
     quotas += [
-        [n for end in ("quota", "period") for n in _numbers(folder / f"cpu.cfs_{end}_us")]
+        [n for end in ("quota", "period") for n in _read_numbers(folder / f"cpu.cfs_{end}_us")]
         for folder in folders
     ]
     cores = [pair[0] / pair[1] for pair in quotas if len(pair) == 2 and pair[0] > 0]  # noqa: PLR2004
     return HostLimits(min(memory, default=None), min(cores, default=None))
 
 
-def _folders(of_process: Path, groups: Path) -> Iterator[Path]:
+def _group_folders(of_process: Path, groups: Path) -> Iterator[Path]:
     """Yield the folder of each control group of the process, and of the groups around it."""
     try:
         lines = of_process.read_text().splitlines()
@@ -213,7 +214,7 @@ def _folders(of_process: Path, groups: Path) -> Iterator[Path]:
             yield top.joinpath(*parts[:end])
 
 
-def _numbers(path: Path) -> list[int]:
+def _read_numbers(path: Path) -> list[int]:
     """Return the numbers in a file of a control group; [] without the file or a limit (max)."""
     try:
         words = path.read_text().split()

@@ -74,7 +74,7 @@ def end_ids_of(model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
 
-CACHE_NAMES = ("cache", "past_key_values")  # from transformers 5.24 on, and before
+CACHE_NAMES = ("cache", "past_key_values")  # since transformers 5.24, and before it
 
 
 def cache_argument(parameters: Container[str]) -> str | None:

@@ -31,7 +31,7 @@ class RewardError(RlhfError):
 
 
 class RolloutError(RlhfError):
-    """The error for a server that failed to sample, or sampled with weights not the actor's."""
+    """The error for a server that failed to sample, or did not sample with the actor's weights."""
 
 
 class CheckpointError(RlhfError):

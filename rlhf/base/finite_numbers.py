@@ -1,4 +1,4 @@
-"""Numbers that are not finite: JSON, which does not have them, holds null, read back as NaN."""
+"""Convert numbers that are not finite: JSON stores them as null, which is read back as NaN."""
 
 from __future__ import annotations
 

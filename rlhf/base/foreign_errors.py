@@ -30,8 +30,8 @@ AGAIN = "repeat the command"
 
 
 @contextmanager
-def translate_errors(explain: Callable[[str], RlhfError]) -> Iterator[None]:
-    """Raise ``explain(reason)`` instead of an error of a library or of the file system.
+def translate_errors(build_error: Callable[[str], RlhfError]) -> Iterator[None]:
+    """Raise ``build_error(reason)`` instead of an error of a library or of the file system.
 
     Raises:
         Exception: unchanged, if it is an RlhfError, a failed allocation or a bug of this program.
@@ -44,7 +44,7 @@ def translate_errors(explain: Callable[[str], RlhfError]) -> Iterator[None]:
         lacks_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
         if not is_error or lacks_memory or not is_foreign(error):
             raise
-        raise explain(reason_of(error)) from error
+        raise build_error(reason_of(error)) from error
 
 
 def is_foreign(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-NORMAL_QUANTILE = 1.96
+NORMAL_QUANTILE = 1.96  # 97.5 % quantile of the normal distribution
 LEVEL = 0.95  # probability that an interval covers the mean
 HALVINGS = 34  # bisection steps, which start from quantiles 0 and 16
 SIMPSON = 400  # subintervals for Simpson's rule, an even number

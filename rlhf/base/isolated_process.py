@@ -24,7 +24,7 @@ SECONDS_TO_START = 120.0  # foreign code may import much
 SECONDS_TO_END = 10.0
 CHUNK = 1 << 20  # bytes
 LONGEST_LINE = 1 << 26  # bytes
-REST_S = 1.0  # in which what has arrived may be read after the deadline
+REST_S = 1.0  # seconds after the deadline in which data that has arrived is still read
 
 
 class IsolatedProcess:
@@ -110,7 +110,7 @@ def _seconds_until(until: float) -> float:
 def serve_lines(
     descriptor: int, answers: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]
 ) -> None:
-    """Send what ``answers`` yields for the messages, until the other end of the socket closes."""
+    """Answer the messages on a socket by what ``answers`` yields, until the other end closes."""
     # OSError: the run has ended, or the code closed the socket. Nobody could read a message.
     with (
         suppress(OSError),
@@ -130,7 +130,9 @@ LONGEST_REASON = 500  # characters of an error's message, which often quotes a r
 
 
 def import_user_object(key: str, target: str) -> tuple[Any, str | None]:
-    """Return what MODULE:NAME names, and its module's file; only for a process of its own.
+    """Return the object that ``target`` (MODULE:NAME) names, and the path of its module's file.
+
+    It changes the paths for imports: call it only in a process for a user's code.
 
     Raises:
         ConfigError: if it cannot be imported; the message begins with ``key``.

@@ -23,7 +23,7 @@ def file_identity(path: Path, *, flush: bool = False) -> Identity:
 
 
 def folder_identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, Identity]:
-    """Flush the files in ``folder`` except entries ``skip``; return their identities by path."""
+    """Return the identity of each file in ``folder`` except ``skip``, by path; flush the files."""
     return {
         name: file_identity(folder / name, flush=True) for name in sorted(_file_paths(folder, skip))
     }

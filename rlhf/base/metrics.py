@@ -74,7 +74,7 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Maximum:
-    """The largest of the values."""
+    """The largest of some values, which merges exactly over micro-batches and ranks."""
 
     largest: Tensor
 

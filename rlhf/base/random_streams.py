@@ -1,4 +1,4 @@
-"""Named random streams: each purpose has its own stream, so that a new one changes no other.
+"""Named random streams: each purpose has its own stream, so a new stream changes no other.
 
 Every stream is keyed by its purpose and time (a step, an epoch), never by how often it was used: a
 resumed run draws the same numbers as a run that never stopped.

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from rlhf.rollout.decoders.layers import AdapterOf
     from rlhf.rollout.sampling import SamplingSettings
 
-# Extends a built model, in which the modules of these names are new and must be trained.
+# A function that extends a built model; the modules with these names are new and must be trained.
 Extension = Callable[["PreTrainedModel", tuple[str, ...]], None]
 
 
@@ -136,10 +136,13 @@ class AverageKernel(Protocol):
 class LogprobsKernel(Protocol):
     """A kernel that computes log-probs from logits (N, V), and the gradient of the logits."""
 
-    def reduce_rows(
+    def reduce_logits(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Write the log-sum-exp, the entropy and the logit of the token id to ``outs``."""
+        """Write each row's log-sum-exp, entropy and logit of the token id to the three ``outs``.
+
+        The logits are multiplied by ``scale`` first.
+        """
 
     def replace_by_gradient_(
         self,
@@ -165,33 +168,37 @@ class DrawKernel(Protocol):
         barred_N: Tensor | None,
         end_id: int,
     ) -> tuple[Tensor, Tensor]:
-        """Sample tokens (N,) by inverse CDF; return them and their fp32 log-probs (N,)."""
+        """Sample tokens (N,) by inverse CDF; return them and their fp32 log-probs (N,).
+
+        ``draws_N`` are uniform random numbers. Rows where ``barred_N`` is True cannot draw
+        ``end_id``.
+        """
 
 
 class KernelsSeam(Protocol):
-    """``kernels``: has kernels for one type of device, which are faster than those of torch.
+    """``kernels``: offers kernels for one type of device, which are faster than torch's.
 
     ``kernels_for`` of rlhf/options/__init__.py returns the module for a type of device. A function
-    returns None if the module has no such kernel. ``Split`` is in rlhf/engine/masters.py. Used by
-    cpu_kernels and gpu_kernels.
+    returns None if the module has no such kernel. ``Split`` is defined in rlhf/engine/masters.py.
+    Used by cpu_kernels and gpu_kernels.
     """
 
     def describe(self, dtype: Dtype) -> str | None:
         """Return one line that names the kernels of a run in ``dtype``; None to print no line."""
 
-    def adamw(self, sizes: Sequence[int], device: torch.device) -> AdamwUpdate | None:
+    def adamw_update(self, sizes: Sequence[int], device: torch.device) -> AdamwUpdate | None:
         """Return the AdamW update of parameters of these ``sizes``, stored as ``Split``."""
 
-    def averages(self, sizes: Sequence[int], device: torch.device) -> AverageKernel | None:
+    def average_kernel(self, sizes: Sequence[int], device: torch.device) -> AverageKernel | None:
         """Return the kernel that updates moving averages of parameters stored as ``Split``."""
 
-    def logprobs(self, logits: Tensor) -> LogprobsKernel | None:
+    def logprobs_kernel(self, logits: Tensor) -> LogprobsKernel | None:
         """Return the kernel that computes log-probs from logits of this dtype."""
 
-    def draws(self, logits: Tensor) -> DrawKernel | None:
+    def draw_kernel(self, logits: Tensor) -> DrawKernel | None:
         """Return the kernel that samples from ``logits``."""
 
-    def decoder(
+    def build_decoder(
         self,
         parts: DecoderModules,
         adapter_of: AdapterOf,
@@ -202,13 +209,13 @@ class KernelsSeam(Protocol):
     ) -> DrawingDecoder | Decoder | None:
         """Return a decoder for a model of a known family."""
 
-    def attention(
+    def attention_kernel(
         self, device: torch.device, dtype: torch.dtype, *, group: int, size: int
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-        """Return the attention of one new token per row over a KV cache.
+        """Return a function that computes the attention of one new token per row over a KV cache.
 
         Each key head has ``group`` query heads, with ``size`` numbers each. The arguments of the
-        returned function are queries, keys, values, KV cache and positions.
+        function are queries, keys, values, KV cache and positions.
         """
 
 
@@ -218,7 +225,7 @@ class MeasureNames(NamedTuple):
     evaluated: Sequence[str] = ()
     """Held-out metrics, or groups of them, that only runs with the option log."""
     members: Mapping[str, Sequence[str]] = {}
-    """The names that NAME stands for in the table of metrics, by group."""
+    """By group of metrics: the names that NAME stands for in the group's row of the table."""
     answers: Sequence[str] = ()
     """Measures of answers in result.json."""
     times: Sequence[str] = ()
@@ -237,10 +244,10 @@ class Shown(NamedTuple):
 class Partner(Protocol):
     """The other side of a conversation, which answers each turn of the policy during a rollout."""
 
-    def wrap(
+    def wrap_backend(
         self, backend: RolloutBackend, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
     ) -> RolloutBackend:
-        """Return a backend whose responses are conversations with the partner."""
+        """Return a backend that samples by ``backend``; its responses are conversations."""
 
     def yardsticks(self, records: Sequence[Record]) -> dict[str, float]:
         """Return numbers for result.json with which results on ``records`` can be compared."""
@@ -265,7 +272,7 @@ class ResponsesSeam(Protocol):
         """Return the scores (B,) from the partner, which rewards.NAME.kind=environment uses."""
 
     def measure(self, responses: Responses) -> dict[str, Tensor]:
-        """Return measures (B,) of the responses, named GROUP/NAME."""
+        """Return measures (B,) of the responses, named GROUP/NAME; the option chooses GROUP."""
 
     def results(self, by_prompt: Mapping[str, list[float]], when: str) -> dict[str, Any]:
         """Return the entries of result.json for the evaluation ``when`` (before, after, ...).
@@ -278,21 +285,21 @@ class ResponsesSeam(Protocol):
 
 
 class Policy(NamedTuple):
-    """A policy that a run may have in its directory.
+    """The names of a policy that a run may have in its directory.
 
     ``POLICIES`` of a module ``keys`` has the policies that its option makes from trained policies.
     """
 
     name: str
-    """Its name in results and evaluations."""
+    """The name in results and evaluations."""
     model: str
-    """Its name in samples and chats."""
+    """The name in samples and chats."""
     folder: str
-    """Its folder in the run directory."""
+    """The folder in the run directory."""
     label: str
-    """Its name in summaries and reports."""
+    """The name in summaries and reports."""
     suffix: str = ""
-    """The end of the names of its measures in result.json, such as score_after_SUFFIX."""
+    """The end of the measures' names in result.json, such as score_after_SUFFIX."""
 
 
 class ReportParts:
@@ -307,7 +314,7 @@ class ReportParts:
     """Numbers of result.json with which the score can be compared, by label."""
 
     def sections(self, run: RunFiles) -> Sequence[ChartSection]:
-        """Return further charts of the run."""
+        """Return sections with further charts of the run."""
         return ()
 
 
@@ -320,8 +327,8 @@ class ChatSeam(Protocol):
     PROMPT_MARK: str
     """A regular expression for the text before each prompt in samples.jsonl."""
 
-    def suits(self, keys: Mapping[str, object]) -> bool:
-        """Return True if a run with these keys was trained for ``play``."""
+    def is_trained_for_play(self, keys: Mapping[str, object]) -> bool:
+        """Return True if a run with these keys trained a model for ``play``."""
 
     def play(
         self,
@@ -341,7 +348,7 @@ class JobParts:
     The module has an object of a subclass as ``JOBS``. Used by environments, phase_store and ptx.
     """
 
-    def complete(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
+    def complete_config(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
         """Return the configuration of a run with values that depend on how it is started."""
         return config
 
@@ -363,7 +370,7 @@ class JobParts:
 
 
 class Generation(NamedTuple):
-    """How a rollout generates responses, as far as its costs depend on it."""
+    """The facts about the sampling of responses that determine a rollout's memory and time."""
 
     gathers: bool | None = None
     """True if sharded weights are gathered once per rollout; None: rollout.gather_weights."""
@@ -376,7 +383,7 @@ class Generation(NamedTuple):
 
 
 class Saving(NamedTuple):
-    """A change of a configuration that needs less memory."""
+    """A changed configuration with which a run needs less memory."""
 
     words: str
     """The change as overrides."""
@@ -395,7 +402,7 @@ class Costs:
     def model_sources(
         self, config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
     ) -> dict[Role, tuple[str, ModelConfig]]:
-        """Return the config key and value of each model of ``phase``, trained models first."""
+        """Return ``sources``, the config key and value of each model of ``phase``, with changes."""
         return sources
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
@@ -403,11 +410,11 @@ class Costs:
         return model
 
     def adapt_generation(self, config: RunConfig, generation: Generation) -> Generation:
-        """Return how the policy generates responses."""
+        """Return ``generation`` as the option changes it."""
         return generation
 
     def activation_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
-        """Return the bytes that the option adds to a training pass, on all ranks of a sequence."""
+        """Return the bytes that the option adds to a training pass, summed over a row's ranks."""
         return 0
 
     def pass_seconds(self, costs: CostModel, model: ModelUse, work: Pass) -> float:
@@ -423,7 +430,7 @@ class Costs:
         """
         return {}
 
-    def evaluations(self, config: RunConfig) -> int:
+    def num_added_evaluations(self, config: RunConfig) -> int:
         """Return the number of evaluations on the held-out prompts that the option adds."""
         return 0
 
@@ -445,8 +452,8 @@ class Costs:
         """
         return plan
 
-    def offloads(self) -> dict[str, str]:
-        """Return the fields of ``zero`` that offload tensors of the option: field -> their name."""
+    def offload_fields(self) -> dict[str, str]:
+        """Return the fields of ``zero`` that offload the option's tensors: field -> tensors."""
         return {}
 
     def savings(self, config: RunConfig) -> Iterator[Saving]:
@@ -457,8 +464,8 @@ class Costs:
         """Yield a sentence for each key that has no effect with the option."""
         yield from ()
 
-    def doubts(self, config: RunConfig, phases: Collection[Phase]) -> Iterator[str]:
-        """Yield sentences on why ``phases`` may cost more than their user expects."""
+    def cost_warnings(self, config: RunConfig, phases: Collection[Phase]) -> Iterator[str]:
+        """Yield a sentence for each reason why ``phases`` may cost more than the user expects."""
         yield from ()
 
 
@@ -469,7 +476,7 @@ class HooksSeam(Protocol):
     """
 
     HOOK: type[PpoHook]
-    """The class of the hook; PpoHook has its methods."""
+    """The class of the hook; PpoHook describes the methods."""
 
 
 class ModelsSeam(Protocol):

@@ -30,8 +30,8 @@ NAMES = {str: "a text", float: "a number", int: "a whole number", bool: "true or
 NAMES |= {type(None): "null"}
 MAYBE_FLOAT = (float, type(None))  # null replaces a number that is not finite
 COST = {"hours": MAYBE_FLOAT, "memory_gib": MAYBE_FLOAT}
-MEASURED = {"hours": float, "memory_gib?": float}  # only of phases that this run trained itself
-MAPPINGS = ("minimal_pairs", "groups", "member_accuracies")  # numbers by name
+MEASURED = {"hours": float, "memory_gib?": float}  # of a run: without the phases that it reused
+MAPPINGS = ("minimal_pairs", "groups", "member_accuracies")  # results with numbers by name
 
 
 def _measure_form(name: str) -> Form:
@@ -46,6 +46,7 @@ def _measure_form(name: str) -> Form:
 
 
 def _phase_form(*required: str) -> Form:
+    """Return the form of a phase's result that must have the ``required`` measures."""
     form: dict[str, Form] = {name: _measure_form(name) for name in required}
     paths = {"reused_from?": str, "seconds": float, "measured": MEASURED, "planned?": COST}
     return form | paths | {OTHERS: _measure_form}
@@ -211,20 +212,20 @@ def _find_fault(value: Any, form: Form, name: str) -> str | None:
         return (
             _find_object_fault(value, form, name)
             if isinstance(value, dict)
-            else _mismatch(name, "an object")
+            else _describe_mismatch(name, "an object")
         )
     if isinstance(form, list):
         if not isinstance(value, list):
-            return _mismatch(name, "a list")
+            return _describe_mismatch(name, "a list")
         if len(form) > 1 and len(form) != len(value):
-            return _mismatch(name, f"a list of {len(form)}")
+            return _describe_mismatch(name, f"a list of {len(form)}")
         forms = form if len(form) > 1 else form * len(value)
         items = (
             _find_fault(v, f, f"{name}[{i}]")
             for i, (v, f) in enumerate(zip(value, forms, strict=True))
         )
         return next((fault for fault in items if fault), None)
-    return None if _has_type(value, form) else _mismatch(name, NAMES[form])
+    return None if _has_type(value, form) else _describe_mismatch(name, NAMES[form])
 
 
 def _find_object_fault(value: dict[str, Any], form: dict[str, Form], name: str) -> str | None:
@@ -248,15 +249,15 @@ def _has_type(value: Any, kind: type) -> bool:
     return isinstance(value, kind)
 
 
-def _mismatch(name: str, what: str) -> str:
+def _describe_mismatch(name: str, what: str) -> str:
     return f"{name or 'the content'} is not {what}"
 
 
-TAIL = 256  # bytes before the place that was read to, which must not have changed
+TAIL = 256  # last bytes of a read; if they have changed at the next read, the file was replaced
 
 
 class NewLines(NamedTuple):
-    """The values of new lines; ``is_restarted``: those of earlier reads no longer count."""
+    """The values of new lines; ``is_restarted``: the values of earlier reads no longer count."""
 
     values: list[Any]
     is_restarted: bool

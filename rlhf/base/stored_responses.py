@@ -1,4 +1,4 @@
-"""Responses as plain tensors by name, for files; and responses of several ranks joined.
+"""Pack responses into tensors by name, for files; join the responses of several ranks.
 
 Shapes: B = sequences, T = response tokens.
 """
@@ -66,7 +66,7 @@ def join_rows(parts: Sequence[Batch], *, pad_id: int) -> Batch:
             return {key: join(key, [each[key] for each in columns]) for key in first}
         if isinstance(first, Tensor):
             width = max(each.shape[-1] for each in columns)
-            return torch.cat([_resized(name, each, width, pad_id) for each in columns])
+            return torch.cat([_fit_to_width(name, each, width, pad_id) for each in columns])
         return list(chain(*columns)) if isinstance(first, list) else first
 
     names = parts[0]._fields  # type: ignore[attr-defined]
@@ -76,21 +76,21 @@ def join_rows(parts: Sequence[Batch], *, pad_id: int) -> Batch:
 def rows_of_rank(responses: Responses, ranks: Ranks) -> Responses:
     """Return this rank's share of the responses of all ranks, on its device.
 
-    They are as wide as the longest of them, as if this rank had sampled them.
+    Their tensors are as wide as the longest of these responses, as if this rank had sampled them.
     """
     mine = take_rows(responses, ranks.share(range(len(responses.ids_BT))))
     width = int(mine.attend_BT.sum(dim=1).max())
 
     def change(name: str, each: Any) -> Any:
         is_tensor = isinstance(each, Tensor)
-        return _resized(name, each, width, 0).to(ranks.device) if is_tensor else each
+        return _fit_to_width(name, each, width, 0).to(ranks.device) if is_tensor else each
 
     changed = {name: change(name, each) for name, each in mine._asdict().items()}
     extras = {name: change(name, each) for name, each in mine.extras.items()}
     return Responses(**changed | {"extras": extras})
 
 
-def _resized(name: str, tensor: Tensor, width: int, pad_id: int) -> Tensor:
+def _fit_to_width(name: str, tensor: Tensor, width: int, pad_id: int) -> Tensor:
     """Return a tensor (B, T) or (B, P) padded or cut to ``width`` columns, any other as it is."""
     if not name.endswith(("_BT", "_BP")):
         return tensor

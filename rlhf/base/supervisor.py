@@ -1,9 +1,9 @@
 """The process above a process that runs foreign code: nothing that it starts outlives the run.
 
 It is started as ``python -P -m rlhf.base.supervisor MODULE:FUNCTION DESCRIPTOR PARENT`` and
-forks the process that calls ``FUNCTION(DESCRIPTOR)``. A process below it that loses its parent
-becomes its own child, so that it finds and ends all of them, in whatever session they are: when the
-run ends, even if the run is killed, and when the forked process ends.
+forks the process that calls ``FUNCTION(DESCRIPTOR)``. A descendant that loses its parent becomes a
+child of the supervisor, which therefore finds all descendants, in whatever session they are. It
+ends them when the run ends, even if the run is killed, and when the forked process ends.
 """
 
 from __future__ import annotations

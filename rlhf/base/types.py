@@ -98,7 +98,7 @@ class Rollout(NamedTuple):
     values_BT: Tensor
     scores_B: Tensor
     seconds: Mapping[str, float] | None = None  # durations of "generate" and "score"
-    parts: TermScores | None = None  # what scores_B is the weighted sum of; None: of no parts
+    parts: TermScores | None = None  # scores_B is their weighted sum; None: it has no parts
     last_values_B: Tensor | None = None  # values after the last token
     reuses_logprobs: bool = False  # logprobs_BT were measured by the rollout backend
     policy_age: int = 0  # steps from the weights that sampled to those that learn
@@ -175,7 +175,7 @@ class StepReport(NamedTuple):
 
 
 class Model(Protocol):
-    """A model under its parallelism and precision."""
+    """A model that runs with the parallelism and precision of the run."""
 
     def evaluating(self) -> AbstractContextManager[nn.Module]:
         """Yield the module without dropout and gradients."""
@@ -226,7 +226,7 @@ class StatefulWithTensors(Stateful, Protocol):
 
     @property
     def training_state(self) -> State:
-        """Return the tensors: an engine's are masters, moments and those of its follower."""
+        """Return the tensors; an engine has fp32 masters, moments and its follower's tensors."""
 
     def sum_over_weights(self, of_slice: Callable[[Tensor, int], Tensor]) -> Mapping[str, int]:
         """Return the sums of ``of_slice(slice, start)`` over the flat fp32 weights, by tensor.

@@ -19,7 +19,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from rlhf.base.command import command_parser, run_to_exit_code
+from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError
 from rlhf.base.safe_text import for_terminal, strip_control_characters
 from rlhf.base.user_paths import expand_user_path
@@ -125,7 +125,7 @@ def _seams() -> list[ChatSeam]:
 
 def main(arguments: Sequence[str]) -> int:
     """Chat as the command says; return the exit code."""
-    parser = command_parser("rlhf.chat", __doc__, runs_code=True)
+    parser = build_command_parser("rlhf.chat", __doc__, runs_code=True)
     parser.add_argument("place", type=Path, metavar="RUN_DIR|MODEL")
     parser.add_argument(
         "--model", help=f"{', '.join(folders_by_model())} or FOLDER; default: the newest"

@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 from urllib.parse import parse_qs
 
-from rlhf.base.command import command_parser, run_to_exit_code
+from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.compare.preference_file import (
@@ -150,7 +150,7 @@ def _render_template(**shown: object) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Serve the page until Ctrl-C, then print the win rate; return the exit code."""
-    parser = command_parser("rlhf.compare", __doc__)
+    parser = build_command_parser("rlhf.compare", __doc__)
     parser.add_argument("run_dir", type=Path, nargs="?", help="a run that has finished PPO")
     parser.add_argument("--against", type=Path, help="another run; default: the run's SFT model")
     parser.add_argument("--answers", type=Path, help="a file with prompt, response and model")

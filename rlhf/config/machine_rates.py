@@ -17,9 +17,9 @@ from rlhf.base.cpu import (
     ONEDNN_MAX_ISA,
     Isa,
     cache_folder,
+    can_train_fp16,
     jobs_on_machine,
     multiplies_bf16,
-    multiplies_fp16,
     num_usable_cores,
     read_cpu,
     read_limits,
@@ -112,7 +112,7 @@ def cpu_dtype(dtype: Dtype) -> Dtype:
     Raises:
         CapabilityError: if ``dtype`` is fp16 and this CPU cannot train in it.
     """
-    if dtype is Dtype.fp16 and not multiplies_fp16():
+    if dtype is Dtype.fp16 and not can_train_fp16():
         raise CapabilityError(
             f"hardware.dtype=fp16: {read_cpu().name} has no fp16 arithmetic, and DeepSpeed refuses "
             f"to emulate it; use hardware.dtype=auto, which is {cpu_dtype(Dtype.auto)} here"

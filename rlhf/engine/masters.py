@@ -112,5 +112,5 @@ def table_of_splits(shards: Sequence[Tensor | Split]) -> AverageKernel | None:
     if not splits:
         return None
     device, sizes = splits[0].high.device, [split.high.numel() for split in splits]
-    found: AverageKernel | None = kernels_for(device.type).averages(sizes, device)
+    found: AverageKernel | None = kernels_for(device.type).average_kernel(sizes, device)
     return found

@@ -185,7 +185,7 @@ def _step_in_chunks(state: SplitState, gradient: Tensor, numbers: AdamwScalars) 
 def _select_adamw(parameters: Sequence[nn.Parameter]) -> AdamwUpdate:
     """Return the kernels for this device, or operations of torch."""
     device, sizes = parameters[0].device, [parameter.numel() for parameter in parameters]
-    found: AdamwUpdate | None = kernels_for(device.type).adamw(sizes, device)
+    found: AdamwUpdate | None = kernels_for(device.type).adamw_update(sizes, device)
     return TorchAdamw() if found is None else found
 
 

@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.command import command_parser, run_to_exit_code
+from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.metrics import perplexity
@@ -175,7 +175,7 @@ def _open_empty(path: Path) -> JsonlWriter:
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate the run that the command names; return the exit code."""
-    parser = command_parser("rlhf.evaluate", __doc__, runs_code=True)
+    parser = build_command_parser("rlhf.evaluate", __doc__, runs_code=True)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--against", type=Path, nargs="+", default=[], help="finished runs")
     parser.add_argument("--prompts", type=int, help="default: ppo.eval_prompts of the run")

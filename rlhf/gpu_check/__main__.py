@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from rlhf.base.command import command_parser, run_to_exit_code
+from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.gpu_check.processes import BY_NAME, PARTS, run_part
@@ -90,7 +90,7 @@ def require_gpu() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the check that the command describes; return the exit code."""
-    parser = command_parser("rlhf.gpu_check", __doc__)
+    parser = build_command_parser("rlhf.gpu_check", __doc__)
     parser.add_argument("out", nargs="?", metavar="OUT_FOLDER", help="default: runs/gpu_check/TIME")
     parser.add_argument("--only", nargs="+", metavar="PART", choices=list(BY_NAME))
     parser.add_argument("--minutes", type=float, default=math.inf, help="for all parts together")

@@ -105,7 +105,7 @@ def _new_config(job: Job) -> RunConfig:
             build_console(is_main=True, log_every=1).say(line)
     config = replace(config, data=replace(config.data, template=template))
     for module in modules_of("jobs"):
-        config = module.JOBS.complete(config, in_sweep=job.folder is not None)
+        config = module.JOBS.complete_config(config, in_sweep=job.folder is not None)
     return config
 
 

@@ -175,7 +175,7 @@ def _reduce_block(
     """
     kernel = _logprob_kernel(logits_RW)
     if kernel is not None:
-        kernel.reduce_rows(logits_RW, ids_R, scale=1 / options.temperature, outs=outs)
+        kernel.reduce_logits(logits_RW, ids_R, scale=1 / options.temperature, outs=outs)
         return
     for part in _chunks(len(ids_R), TORCH_TOKENS):
         own = (outs[0][part], outs[1][part], outs[2][part])
@@ -183,7 +183,7 @@ def _reduce_block(
 
 
 def _logprob_kernel(logits: Tensor) -> LogprobsKernel | None:
-    found: LogprobsKernel | None = kernels_for(logits.device.type).logprobs(logits)
+    found: LogprobsKernel | None = kernels_for(logits.device.type).logprobs_kernel(logits)
     return found
 
 

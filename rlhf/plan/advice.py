@@ -174,8 +174,10 @@ def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
     has_ppo, no = Phase.ppo in config.phase.order, (False,)
     # On a CPU nothing can be offloaded, because the ranks' memory is the host's memory.
     either = (False, True) if config.hardware.device is Device.cuda else no
-    fields = [key for option in costs_of(config) for key in option.offloads()]
-    unused = dict.fromkeys((key for option in costs_of(None) for key in option.offloads()), False)
+    fields = [key for option in costs_of(config) for key in option.offload_fields()]
+    unused = dict.fromkeys(
+        (key for option in costs_of(None) for key in option.offload_fields()), False
+    )
     for stage, critic_stage in product((1, 2, 3, 0), (None, 1, 2, 3, 0) if has_ppo else (None,)):
         if stage == critic_stage:
             continue

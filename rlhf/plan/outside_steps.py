@@ -79,7 +79,7 @@ def seconds_outside_ppo_steps(scene: PhaseMemory, micro: int) -> dict[str, float
     if not load.held_out:
         return {}
     prompts = math.ceil(min(load.held_out, config.ppo.eval_prompts) / scene.at.machine.ranks)
-    times = 2 + sum(option.evaluations(config) for option in scene.at.options)
+    times = 2 + sum(option.num_added_evaluations(config) for option in scene.at.options)
     if config.ppo.eval_every and load.steps:
         times += load.steps // config.ppo.eval_every
     answering = 0.0

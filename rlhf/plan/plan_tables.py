@@ -195,7 +195,7 @@ def _doubts(plan: Plan) -> list[str]:
             f"{', '.join(sizes)} as in your run before you believe time and price"
         )
     for option in costs_of(plan.config):
-        notes += option.doubts(plan.config, phases)
+        notes += option.cost_warnings(plan.config, phases)
     if plan.loads is None:
         notes.append("the data was not read: every text is assumed to be as long as its limit")
     return notes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from rlhf.base.command import command_parser, run_to_exit_code
+from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN
 from rlhf.report.compare_runs import compare
@@ -20,7 +20,7 @@ from rlhf.run.console import build_console
 
 def main(arguments: Sequence[str]) -> int:
     """Write a report, or compare the runs that the command names; return the exit code."""
-    parser = command_parser("rlhf.report", __doc__)
+    parser = build_command_parser("rlhf.report", __doc__)
     parser.add_argument("paths", nargs="+", metavar="RUN_DIR|SWEEP_DIR")
     parser.add_argument("--html", metavar="FILE", help="write the comparison to this page")
     options = parser.parse_args(arguments)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlhf.base.command import command_parser, run_to_exit_code
+from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.report.charts import PANELS
 from rlhf.run.metric_table import METRICS
@@ -139,7 +139,7 @@ def _open_section(title: str, panels: Sequence[Any]) -> Section:
 
 def main(arguments: Sequence[str]) -> int:
     """Save the dashboards of the project that the command names; return the exit code."""
-    parser = command_parser("rlhf.report.dashboards", __doc__)
+    parser = build_command_parser("rlhf.report.dashboards", __doc__)
     parser.add_argument("project", metavar="ENTITY/PROJECT")
     options = parser.parse_args(arguments)
     return run_to_exit_code(lambda: _save(options.project))

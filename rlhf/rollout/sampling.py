@@ -168,7 +168,7 @@ def _select_kernel(logits_BV: Tensor, sampling: SamplingSettings) -> DrawKernel 
     is_plain = sampling.top_k == 0 and sampling.top_p == 1.0 and logits_BV.is_contiguous()
     if not is_plain:
         return None
-    found: DrawKernel | None = kernels_for(logits_BV.device.type).draws(logits_BV)
+    found: DrawKernel | None = kernels_for(logits_BV.device.type).draw_kernel(logits_BV)
     return found
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf.base.command import command_parser, run_to_exit_code
+from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN
 from rlhf.report.charts import Point
@@ -156,7 +156,7 @@ def _draw_sweep(sweep: LiveSweep) -> RenderableType:
 
 def main(arguments: Sequence[str]) -> int:
     """Serve the page, or fill the terminal, until Ctrl-C; return the exit code."""
-    parser = command_parser("rlhf.watch", __doc__)
+    parser = build_command_parser("rlhf.watch", __doc__)
     parser.add_argument("folder", metavar="RUN_DIR|SWEEP_DIR")
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--terminal", action="store_true", help="no page: one screen of the terminal")

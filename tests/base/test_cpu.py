@@ -12,10 +12,10 @@ from rlhf.base.cpu import (
     ONEDNN_MAX_ISA,
     Cpu,
     Isa,
+    can_train_fp16,
     cap_onednn_isa,
     has_slow_mkl,
     multiplies_bf16,
-    multiplies_fp16,
     read_cpu,
     usable_isa,
 )
@@ -70,7 +70,7 @@ def test_levels_follow_from_the_flags(name: str, tmp_path: Path) -> None:
     flags, expected = CPUS[name]
     cpu = read_cpu(cpu_file(tmp_path, name, flags))
     assert cpu.name == f"{name} (6-143-8)"
-    assert (usable_isa(cpu), multiplies_bf16(cpu), multiplies_fp16(cpu)) == expected
+    assert (usable_isa(cpu), multiplies_bf16(cpu), can_train_fp16(cpu)) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_arm_names_its_features(
     )
     cpu = read_cpu(path)
     assert cpu.name.endswith(" 0x41 (0xd40)")
-    assert (usable_isa(cpu), multiplies_bf16(cpu), multiplies_fp16(cpu)) == expected
+    assert (usable_isa(cpu), multiplies_bf16(cpu), can_train_fp16(cpu)) == expected
 
 
 def test_without_cpuinfo_nothing_is_taken_for_granted(tmp_path: Path) -> None:
     cpu = read_cpu(tmp_path / "none")
-    assert (usable_isa(cpu), multiplies_bf16(cpu), multiplies_fp16(cpu)) == (Isa.none, False, False)
+    assert (usable_isa(cpu), multiplies_bf16(cpu), can_train_fp16(cpu)) == (Isa.none, False, False)
 
 
 XEON = Cpu("Xeon", frozenset(CPUS["Intel(R) Xeon(R) Platinum 8481C"][0].split()))
@@ -124,7 +124,7 @@ def test_what_onednn_may_not_use_is_not_native(
     cap: str, monkeypatch: pytest.MonkeyPatch, *, bf16: bool, fp16: bool
 ) -> None:
     monkeypatch.setenv(ONEDNN_MAX_ISA, cap)
-    assert (multiplies_bf16(XEON), multiplies_fp16(XEON)) == (bf16, fp16)
+    assert (multiplies_bf16(XEON), can_train_fp16(XEON)) == (bf16, fp16)
     assert usable_isa(XEON) is Isa.amx
 
 

@@ -266,7 +266,9 @@ def test_with_attention_by_lengths_one_graph_serves_all(
     model = tiny_model(name, max_position_embeddings=256)
     expected = generated(fused(model), CPU)
     if by_lengths:
-        monkeypatch.setattr(kernels_for("cuda"), "attention", lambda *_, **__: AttentionByTorch())
+        monkeypatch.setattr(
+            kernels_for("cuda"), "attention_kernel", lambda *_, **__: AttentionByTorch()
+        )
     model.to(GPU)
     assert generated(fused(model), GPU) == expected
     assert generated(graphed(model), GPU) == expected

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf.base.cpu import Isa, multiplies_fp16, read_cpu
+from rlhf.base.cpu import Isa, can_train_fp16, read_cpu
 from rlhf.options.cpu_kernels.compiling import KERNELS
 from tests.runs import ROOT, TINY_RUN, launch
 
@@ -109,7 +109,7 @@ def no_compiler(folder: Path, **scripts: str) -> dict[str, str]:
     return {"PATH": str(programs)}
 
 
-@pytest.mark.skipif(multiplies_fp16(), reason="this CPU has fp16, which test_fp16 runs in")
+@pytest.mark.skipif(can_train_fp16(), reason="this CPU has fp16, which test_fp16 runs in")
 def test_fp16_without_arithmetic_is_refused(tmp_path: Path) -> None:
     run = launch(*TINY_RUN, "hardware.dtype=fp16", cwd=tmp_path)
     assert run.returncode == 2

@@ -148,7 +148,7 @@ def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> Finding
 
     log_sum_N, entropy_N, logit_N = torch.full((3, tokens), torch.nan, device=GPU)
     outs = (log_sum_N, entropy_N, logit_N)
-    seconds = _seconds(lambda: kernel.reduce_rows(logits_NV, ids_N, scale=SCALE, outs=outs))
+    seconds = _seconds(lambda: kernel.reduce_logits(logits_NV, ids_N, scale=SCALE, outs=outs))
     kernel.replace_by_gradient_(
         logits_NV, ids_N, scale=SCALE, log_sums_N=log_sum_N, slopes_N=slopes_N
     )

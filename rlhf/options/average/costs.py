@@ -23,11 +23,11 @@ class AverageCosts(Costs):
             return replace(model, fp32_copies=(*model.fp32_copies, "ema"))
         return model
 
-    def evaluations(self, config: RunConfig) -> int:
+    def num_added_evaluations(self, config: RunConfig) -> int:
         """Return 1: the average answers the held-out prompts at the end."""
         return 1
 
-    def offloads(self) -> dict[str, str]:
+    def offload_fields(self) -> dict[str, str]:
         """Return the field that moves the copy to the host."""
         return {"offload_ema": "moving average"}
 

@@ -23,24 +23,24 @@ def describe(dtype: Dtype) -> str | None:
     return describe_kernels(half=dtype is Dtype.bf16)
 
 
-def adamw(_sizes: Sequence[int], _device: torch.device) -> AdamwKernel | None:
+def adamw_update(_sizes: Sequence[int], _device: torch.device) -> AdamwKernel | None:
     """Return AdamW's update."""
     return adamw_kernel()
 
 
-def averages(_sizes: Sequence[int], _device: torch.device) -> None:
+def average_kernel(_sizes: Sequence[int], _device: torch.device) -> None:
     """Return None: torch averages split weights."""
 
 
-def logprobs(logits: Tensor) -> LogprobKernel | None:
+def logprobs_kernel(logits: Tensor) -> LogprobKernel | None:
     """Return log-probs of logits of this dtype, and their gradient."""
     return cpu_logprob_kernel(logits)
 
 
-draws = logprobs  # the same kernel samples too
+draw_kernel = logprobs_kernel  # the same kernel samples too
 
 
-def decoder(
+def build_decoder(
     parts: DecoderModules, adapter_of: AdapterOf, *, rows: int, tokens: int, dtype: torch.dtype
 ) -> CompiledDecoder | None:
     """Return a decoder whose forward pass is one call."""
@@ -49,5 +49,5 @@ def decoder(
     return CompiledDecoder(parts, adapter_of, rows=rows, tokens=tokens, dtype=dtype)
 
 
-def attention(_device: torch.device, _dtype: torch.dtype, *, group: int, size: int) -> None:
+def attention_kernel(_device: torch.device, _dtype: torch.dtype, *, group: int, size: int) -> None:
     """Return None: torch attends over a KV cache."""

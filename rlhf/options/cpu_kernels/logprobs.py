@@ -30,7 +30,7 @@ class LogprobKernel:
         self._library = library
         self.dtype = dtype
 
-    def reduce_rows(
+    def reduce_logits(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
         """Write three fp32 vectors (N,) to ``outs``, all for the logits multiplied by ``scale``.

@@ -23,7 +23,7 @@ HELP = "let the model play an episode"
 PROMPT_MARK = r"^\[episode \d+\]"  # which samples.jsonl writes before the prompt of an episode
 
 
-def suits(keys: Mapping[str, object]) -> bool:
+def is_trained_for_play(keys: Mapping[str, object]) -> bool:
     """Return True if a run with these keys has learned to play."""
     return keys.get("data.source") == Source.environment
 

@@ -36,7 +36,7 @@ class EnvironmentPartner:
         self._config = config
         self._pool = pool
 
-    def wrap(
+    def wrap_backend(
         self, backend: RolloutBackend, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
     ) -> RolloutBackend:
         """Return a backend whose responses are episodes."""

@@ -18,29 +18,29 @@ def describe(_dtype: Dtype) -> None:
     """Return None: a kernel that cannot run logs a warning when it is first used."""
 
 
-def adamw(sizes: Sequence[int], device: torch.device) -> ParameterTable | None:
+def adamw_update(sizes: Sequence[int], device: torch.device) -> ParameterTable | None:
     """Return AdamW's update of parameters of these ``sizes``."""
     kernels = adamw_gpu_kernels(device)
     return None if kernels is None else ParameterTable(kernels, sizes, device)
 
 
-averages = adamw  # the same table updates moving averages too
+average_kernel = adamw_update  # the same table updates moving averages too
 
 
-def logprobs(logits: Tensor) -> GpuLogprobKernel | None:
+def logprobs_kernel(logits: Tensor) -> GpuLogprobKernel | None:
     """Return log-probs of logits of this dtype, and their gradient."""
     return gpu_logprob_kernel(logits)
 
 
-def draws(_logits: Tensor) -> None:
+def draw_kernel(_logits: Tensor) -> None:
     """Return None: torch samples."""
 
 
-def decoder(*_: Any, **__: Any) -> None:
+def build_decoder(*_: Any, **__: Any) -> None:
     """Return None: torch decodes."""
 
 
-def attention(
+def attention_kernel(
     device: torch.device, dtype: torch.dtype, *, group: int, size: int
 ) -> GpuAttention | None:
     """Return attention of one new token per row over a KV cache."""

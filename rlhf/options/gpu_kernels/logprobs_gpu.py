@@ -33,7 +33,7 @@ class GpuLogprobKernel:
     def __init__(self, kernels: ModuleType) -> None:
         self._kernels = kernels
 
-    def reduce_rows(
+    def reduce_logits(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
         """Write each row's log-sum-exp, entropy and logit of its id to ``outs``."""
@@ -78,7 +78,7 @@ def _load_kernels(device: torch.device) -> ModuleType:
     logits_NV = torch.zeros(1, 2, dtype=torch.bfloat16, device=device)
     ids_N = torch.zeros(1, dtype=torch.int64, device=device)
     sum_N, entropy_N, logit_N = torch.zeros(3, 1, device=device)
-    kernel.reduce_rows(logits_NV, ids_N, scale=1.0, outs=(sum_N, entropy_N, logit_N))
+    kernel.reduce_logits(logits_NV, ids_N, scale=1.0, outs=(sum_N, entropy_N, logit_N))
     kernel.replace_by_gradient_(logits_NV, ids_N, scale=1.0, log_sums_N=sum_N, slopes_N=logit_N)
     float(sum_N)  # waits for the GPU, so that a failed launch raises here
     return logprobs_triton

@@ -74,7 +74,7 @@ class LoraCosts(Costs):
                 "names no model that is trained here, so no trained model has frozen weights"
             )
 
-    def doubts(self, config: RunConfig, phases: Collection[Phase]) -> Iterator[str]:
+    def cost_warnings(self, config: RunConfig, phases: Collection[Phase]) -> Iterator[str]:
         """Yield a sentence if the phases before PPO train all weights."""
         roles = config.lora.roles
         whole = [phase for phase in (Phase.sft, Phase.reward) if phase in phases]

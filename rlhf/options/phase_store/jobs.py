@@ -13,7 +13,7 @@ from rlhf.options.phase_store.keys import Reuse
 class ReuseInSweeps(JobParts):
     """Jobs of sweeps and trials of searches reuse phases, unless the command sets reuse.phases."""
 
-    def complete(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
+    def complete_config(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
         """Replace reuse.phases=sweep by what it means for this run."""
         if config.reuse.phases is not Reuse.sweep:
             return config

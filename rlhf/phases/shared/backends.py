@@ -110,7 +110,7 @@ class RolloutBackends:
         )
         if self._partner is None:
             return backend
-        return self._partner.wrap(backend, self._tokenizer, self._ranks)
+        return self._partner.wrap_backend(backend, self._tokenizer, self._ranks)
 
     def yardsticks(self, records: Sequence[Record]) -> dict[str, float]:
         """Return numbers to compare results on ``records`` with; {} without a partner."""

@@ -48,7 +48,7 @@ class CacheAttention:
         self._dtype = dtype
         group = parts.num_heads // parts.num_kv_heads
         kernels: KernelsSeam = kernels_for(device.type)
-        self._kernel = kernels.attention(device, dtype, group=group, size=parts.head_dim)
+        self._kernel = kernels.attention_kernel(device, dtype, group=group, size=parts.head_dim)
         # True if a decode step reads the same columns of the KV cache in every row.
         self.reads_whole_columns = self._kernel is None
 

@@ -30,7 +30,7 @@ def read(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-sum-exp, entropy and logit of the id; 7 where the id's logit is not written."""
     outs = (torch.empty(len(ids_N)), torch.empty(len(ids_N)), torch.full((len(ids_N),), 7.0))
-    kernel.reduce_rows(logits_NV, ids_N, scale=scale, outs=outs)
+    kernel.reduce_logits(logits_NV, ids_N, scale=scale, outs=outs)
     return outs
 
 

@@ -97,7 +97,7 @@ def prompts_of(rows: list[int]) -> PromptBatch:
 def backend_of(config: RunConfig, pool: LocalPool, dtype: Any = "fp32") -> RolloutBackend:
     shared: Any = {"temperature": 1.0, "dtype": dtype, "ranks": Ranks()}
     backend = build_rollout_backend(config, TOKENIZER, **shared)
-    return EnvironmentPartner(config, pool).wrap(backend, TOKENIZER, Ranks())
+    return EnvironmentPartner(config, pool).wrap_backend(backend, TOKENIZER, Ranks())
 
 
 def episodes_of(

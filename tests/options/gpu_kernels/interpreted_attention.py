@@ -100,6 +100,6 @@ def test_decoders_compute_what_their_models_do(monkeypatch: pytest.MonkeyPatch) 
             return super().__call__(*tensors)
 
     kernel = Counted(attention_triton, block_bytes=SMALL_BLOCK)
-    monkeypatch.setattr(kernels_for("cpu"), "attention", lambda *_, **__: kernel)
+    monkeypatch.setattr(kernels_for("cpu"), "attention_kernel", lambda *_, **__: kernel)
     check_rows_are_extended(tiny_model("qwen3"), family)
     assert calls

@@ -99,12 +99,12 @@ def test_the_output_layer_by_them(
 
 @pytest.mark.parametrize("factor", [1.0, 1.01])
 def test_gpu_check_tells_a_wrong_kernel(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    reduce_rows = GpuLogprobKernel.reduce_rows
+    reduce_logits = GpuLogprobKernel.reduce_logits
 
     def scaled(self: GpuLogprobKernel, *given: Any, scale: float, outs: Any) -> None:
-        reduce_rows(self, *given, scale=factor * scale, outs=outs)
+        reduce_logits(self, *given, scale=factor * scale, outs=outs)
 
-    monkeypatch.setattr(GpuLogprobKernel, "reduce_rows", scaled)
+    monkeypatch.setattr(GpuLogprobKernel, "reduce_logits", scaled)
     monkeypatch.setattr(gpu_check_kernels, "GPU", torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     found = gpu_check_kernels._check_logprobs(3, 300, torch.float32)

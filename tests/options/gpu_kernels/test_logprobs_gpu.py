@@ -167,7 +167,7 @@ def assert_as_torch(kernel: GpuLogprobKernel, logits_NV: Tensor) -> None:
     ids_N = torch.arange(len(logits_NV), device=logits_NV.device) - 1  # the first is not here
     ours = torch.full((3, len(ids_N)), 7.0, device=ids_N.device)
     theirs = ours.double()
-    kernel.reduce_rows(logits_NV, ids_N, scale=0.5, outs=(ours[0], ours[1], ours[2]))
+    kernel.reduce_logits(logits_NV, ids_N, scale=0.5, outs=(ours[0], ours[1], ours[2]))
     _reduce_by_torch(logits_NV, ids_N, options, (theirs[0], theirs[1], theirs[2]))
     assert_close(ours.double(), theirs, rtol=rounding)
     sums_N = theirs[0].float()
