@@ -102,7 +102,7 @@ def _held_out_metrics(accuracy: Mean, loss: Mean) -> dict[str, float]:
 def _evaluate_answers(
     context: RunContext, trainer: DpoTrainer, held_out: HeldOutPrompts, when: str
 ) -> dict[str, Any]:
-    """Return entries of result.json about the policy's answers; their names end in ``when``."""
+    """Evaluate the policy's answers; return entries of result.json, whose names end in ``when``."""
     num_prompts = context.config.dpo.eval_prompts
     answers = evaluate_policy(context, trainer.answering, held_out, num_prompts=num_prompts)
     result = answers.result(context.config, when)
@@ -111,7 +111,7 @@ def _evaluate_answers(
 
 
 class DpoTrainer:
-    """A trainer that takes one optimizer step at a time on preference pairs."""
+    """A trainer of the policy by DPO, which takes one optimizer step at a time on pairs."""
 
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
         config, tokenizer = context.config, context.tokenizer

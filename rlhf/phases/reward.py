@@ -70,11 +70,12 @@ def _measure_further(
     held_out: Dataset,
     groups: Mapping[str, list[Record]],
 ) -> dict[str, Any]:
-    """Return the results of a judge, if there is one, and the accuracy on ``groups`` of pairs.
+    """Return measures by the judge, if there is one, and the accuracy on ``groups`` of pairs.
 
     ``best_possible_accuracy`` is the expected accuracy on the held-out pairs if every response is
     scored with its gold score. ``minimal_pairs`` is, for each kind of flaw, the share of right
-    responses that score above a copy with this flaw only: held-out pairs often differ in several.
+    responses that score above a copy with only this flaw: held-out pairs often differ in several
+    flaws.
     """
 
     def accuracies(pairs: Mapping[str, list[Record]]) -> dict[str, float]:
@@ -107,7 +108,7 @@ def save_reward_model(context: RunContext, trainer: RewardTrainer, after: Reward
             source=trainer.source,
             what="A reward model: one label, read at the end token.",
             answers=False,
-            write_more=trainer.write_more(after),
+            write_more=trainer.build_extra_writer(after),
         )
 
 

@@ -18,7 +18,10 @@ from rlhf.phases.shared.supervised import collate_pair_rows
 
 
 class RewardEvaluation(NamedTuple):
-    """Means over held-out pairs, of scores that are means over all M of a response."""
+    """Measures of a reward model, as means over held-out pairs.
+
+    If a response has several scores, its mean score is measured.
+    """
 
     means: dict[str, Mean]
 
@@ -42,7 +45,7 @@ class RewardEvaluation(NamedTuple):
 
     @property
     def _calibration(self) -> dict[str, float]:
-        """Return the calibration error; empty if differences of scores are no probabilities."""
+        """Return the calibration error; {} if differences of scores are no probabilities."""
         if "right/0" not in self.means:
             return {}
         return {"calibration_error": calibration_error(self.means)}
@@ -53,7 +56,8 @@ def measure_scores(
 ) -> Metrics:
     """Return measures of the scores of pairs.
 
-    If the loss ``is_pairwise``, a difference of scores is a probability, which can be calibrated.
+    If the loss ``is_pairwise``, a difference of scores stands for a probability, whose calibration
+    is measured.
     """
     margin_B = (chosen_BM - rejected_BM).mean(dim=1)
     found: Metrics = {

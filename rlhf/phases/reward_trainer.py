@@ -85,9 +85,9 @@ class PairLoss(NamedTuple):
 
 
 class RewardTrainer:
-    """A trainer that takes one optimizer step at a time on preference pairs.
+    """A trainer of the reward model, which takes one optimizer step at a time on pairs.
 
-    A subclass of an option may train further models in ``engines``, in ``steps`` of their own.
+    An option's subclass may add further models to ``engines``, and their steps to ``steps``.
     """
 
     def __init__(self, context: RunContext, steps: Sequence[PairStep]) -> None:
@@ -127,11 +127,11 @@ class RewardTrainer:
         return [self.engines["model"]]
 
     def pair_weights(self, pairs: Sequence[int], weights: Sequence[float]) -> Tensor:
-        """Return the weights (M, B) of the ``pairs``, by number, in the loss of each learner."""
+        """Return the weights (M, B) of the pairs numbered ``pairs`` in the loss of each learner."""
         return torch.tensor([weights])
 
     def values(self, ids_BS: Tensor, *, trains: bool = False) -> Iterator[Tensor]:
-        """Yield values (B, S) of each model that scores or, if it ``trains``, learns, in turn."""
+        """Yield values (B, S) of each model that scores; if ``trains``, of each that learns."""
         yield self.engines["model"](ids_BS)
 
     def final_weights(self) -> AbstractContextManager[None]:
@@ -142,7 +142,7 @@ class RewardTrainer:
         """Return the entries of result.json for the evaluation ``after`` training."""
         return after.results()
 
-    def write_more(self, after: RewardEvaluation) -> Callable[[Path], None] | None:
+    def build_extra_writer(self, after: RewardEvaluation) -> Callable[[Path], None] | None:
         """Return a function that writes further files into the model's folder, if there are any."""
         return None
 
@@ -169,7 +169,7 @@ class RewardTrainer:
             weights_BM = torch.tensor(rows["weights"], device=self.context.ranks.device)
             values = self.values(batch.concatenate().ids_BS, trains=True)
             for values_BS, weights_B in zip(values, weights_BM.unbind(1), strict=True):
-                chosen_BS, rejected_BS = _halves(values_BS)
+                chosen_BS, rejected_BS = _split_pairs(values_BS)
                 result = build_reward_loss(  # pairs that are repeated as padding have weight 0
                     self._loss(chosen_BS, rejected_BS, batch, rows),
                     end_scores(chosen_BS, batch.chosen.attend_BS),
@@ -188,12 +188,12 @@ class RewardTrainer:
         return values | {"reward/pairs_per_second": count / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> RewardEvaluation:
-        """Return means over held-out pairs; of the loss too, if they have what it reads."""
+        """Return means over held-out pairs, with the loss if the pairs have the numbers for it."""
         config = self.context.config.reward
 
         def measure(rows: Rows, keep_B: Tensor) -> Metrics:
             batch = self._collate(rows)
-            values = [_halves(each_BS) for each_BS in self.values(batch.concatenate().ids_BS)]
+            values = [_split_pairs(each_BS) for each_BS in self.values(batch.concatenate().ids_BS)]
             chosen_BM, rejected_BM = (
                 torch.stack([end_scores(each[side], part.attend_BS) for each in values], dim=1)
                 for side, part in enumerate(batch)
@@ -235,7 +235,7 @@ class RewardTrainer:
 
 
 def build_trainer(context: RunContext, pairs: Dataset) -> RewardTrainer:
-    """Return the trainer of the reward model, or that of an option, on the tokenised ``pairs``."""
+    """Build the trainer on the tokenised ``pairs``: an option's, or a ``RewardTrainer``."""
     steps = divide_pairs(context, pairs, context.config.reward.epochs, "shuffle")
     for build in hooks_of("models", "build_reward_trainer", context.config):
         trainer: RewardTrainer = build(context, steps, pairs)
@@ -256,7 +256,7 @@ def divide_pairs(
     )
 
 
-def _halves(values_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values of the chosen and of the rejected responses, which follow one another."""
+def _split_pairs(values_BS: Tensor) -> tuple[Tensor, Tensor]:
+    """Split values of all chosen, then all rejected responses into the two halves."""
     chosen_BS, rejected_BS = values_BS.chunk(2)
     return chosen_BS, rejected_BS

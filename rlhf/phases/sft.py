@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -37,9 +37,6 @@ from rlhf.phases.shared.supervised import (
     split_table_rows,
     take_optimizer_steps,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 def run_sft(context: RunContext) -> dict[str, Any]:
@@ -89,7 +86,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
 
 
 class SftTrainer:
-    """A trainer that takes one optimizer step at a time on whole sequences."""
+    """A trainer of the SFT model, which takes one optimizer step at a time on whole sequences."""
 
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
         config = context.config

@@ -39,7 +39,7 @@ from rlhf.phases.ppo.reward_mix import try_reward_parts
 from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
-from rlhf.phases.shared.preflight import require_data, require_support
+from rlhf.phases.shared.preflight import require_capabilities, require_data
 from rlhf.run.console import Console, build_console
 from rlhf.run.finished_phase import STATE
 from rlhf.run.jsonl import LOGS, drop_lines_of_phases, truncate_file
@@ -163,7 +163,7 @@ def install_signals_and_watchdog(
     """Install handlers of signals that request a checkpoint, and start the watchdog."""
     config = context.config
     grace, stops = config.checkpoint.grace_seconds, not ignores_job_signals()
-    context.requests.listen(grace_seconds=grace, stops=stops)
+    context.requests.install_handlers(grace_seconds=grace, stops=stops)
     if config.launcher.watchdog_minutes is None:
         return
     way_on = f"python launch.py resume={context.run_dir} continues the run"
@@ -184,7 +184,7 @@ def build_context(
     Phases that were stopped continue from their last checkpoints. Log lines of later
     steps are dropped, because these steps are taken again.
     """
-    require_support(config)
+    require_capabilities(config)
     check_start(config, finished=[phase for phase in config.phase.order if phase not in unfinished])
     read_command(run_dir)  # raises now if the file is damaged: model cards need it after training
     if ranks.is_main:

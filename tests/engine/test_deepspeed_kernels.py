@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from rlhf.base.errors import CapabilityError
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
-from rlhf.phases.shared.preflight import require_support
+from rlhf.phases.shared.preflight import require_capabilities
 from tests.pretend_cuda.gpu import Gpu
 
 Compose = Callable[[list[str]], DictConfig]
@@ -47,21 +47,21 @@ def test_kernels_need_the_compiler_of_torchs_cuda(
     config = config_of(compose, *words)
     monkeypatch.setattr(torch.utils.cpp_extension, "CUDA_HOME", None)
     with pytest.raises(CapabilityError, match="CUDA_HOME does not exist"):
-        require_support(config)
+        require_capabilities(config)
     give_nvcc(monkeypatch, tmp_path, "12.4")
     with pytest.raises(CapabilityError, match=r"CUDA version 12\.4 does not match .* 13\.0"):
-        require_support(config)
+        require_capabilities(config)
 
 
 def test_the_right_compiler_is_enough(
     gpu: Gpu, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_nvcc(monkeypatch, tmp_path, "13.0")
-    require_support(config_of(compose, "zero=stage3", "zero.quantize_weights=true"))
+    require_capabilities(config_of(compose, "zero=stage3", "zero.quantize_weights=true"))
 
 
 def test_other_runs_need_no_compiler(
     gpu: Gpu, compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.utils.cpp_extension, "CUDA_HOME", None)
-    require_support(config_of(compose, "zero=stage3"))
+    require_capabilities(config_of(compose, "zero=stage3"))

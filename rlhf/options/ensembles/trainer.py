@@ -124,7 +124,7 @@ class EnsembleTrainer(RewardTrainer):
         named = {f"member {number}": x for number, x in enumerate(own, start=1)}
         return super().results(after) | ({"member_accuracies": named} if named else {})
 
-    def write_more(self, after: RewardEvaluation) -> Callable[[Path], None] | None:
+    def build_extra_writer(self, after: RewardEvaluation) -> Callable[[Path], None] | None:
         """Return a function that writes the further members, unless their mean is the model."""
         if self.averages or not self.members:
             return None

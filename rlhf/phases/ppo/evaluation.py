@@ -1,4 +1,4 @@
-"""Evaluation of the policy during PPO, and the models that PPO saves."""
+"""Evaluate the policy during PPO, and save PPO's models."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-GAINS = {"score": "score", "gold/gold": "gold", "gold/exact": "exact"}  # metric: name in result
+# The measures whose gain is reported, with their names in result.json.
+GAINS = {"score": "score", "gold/gold": "gold", "gold/exact": "exact"}
 
 
 class PpoEvaluation:
-    """An evaluation of the policy on the same held-out prompts at any step."""
+    """An evaluator of the policy, which uses the same held-out prompts at every step."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class PpoEvaluation:
         return result
 
     def _gain_intervals(self) -> dict[str, Any]:
-        """Return intervals of the gains in score and gold score, and by parts that are judges."""
+        """Return intervals of the mean gains in score, gold score and rewards of weight 0."""
         before, after = self._by_prompt["before"], self._by_prompt["after"]
         parts = self._context.config.rewards.items()
         judges = {f"parts/{name}": name for name, part in parts if part.weight == 0}
@@ -93,7 +94,7 @@ class PpoEvaluation:
         return result
 
     def _yardsticks(self) -> dict[str, float]:
-        """Return what the results are compared with, if something answers the responses."""
+        """Return an environment's numbers to compare the results with; {} without environment."""
         rows = self._prompts.examples["row"][: self._context.config.ppo.eval_prompts]
         return self._engine.backends.yardsticks([self._prompts.records[row] for row in rows])
 
@@ -102,7 +103,7 @@ class PpoEvaluation:
         return self._evaluate_policy().metrics()
 
     def write_samples(self, targets: HeldOutTargets, *, step: int, is_last: bool = False) -> None:
-        """Log answers to a few held-out prompts; if ``is_last``, those of variants too.
+        """Log answers to a few held-out prompts; if ``is_last``, also answers of the variants.
 
         The last answers come from the weights that PPO ends with, which may be the weights of an
         earlier step (checkpoint.load_best). Prompts and random numbers are the same at every step,
@@ -133,6 +134,6 @@ def save_models(context: RunContext, engine: RLHFEngine, variants: Sequence[Acto
         with variant.swap_in():
             save_trained_model(context, actor, place, source=source, what=variant.what)
     what = "PPO's critic: one label, read at every position."
-    critic = engine.critic_export()
+    critic = engine.build_critic_export()
     if critic is not None:
         save_export(context, critic, folder / "critic", what=what, answers=False)

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 class ActorVariant(NamedTuple):
-    """Other weights of the actor, such as a moving average of its weights.
+    """An alternative to the actor's last weights, such as their moving average.
 
-    At its end the phase evaluates these weights, saves them and samples from them.
+    At its end, the phase evaluates these weights, saves them and samples from them.
     """
 
     name: str  # NAME in the folder actor_NAME, and in entries of result.json ending in after_NAME
@@ -44,9 +44,9 @@ class ActorVariant(NamedTuple):
 
 
 class PpoHook:
-    """An option's part in PPO. The methods of this class change nothing."""
+    """The base class of an option's part in PPO. The methods of this class change nothing."""
 
-    samples_older_policy: ClassVar[bool] = False  # responses are sampled before the last update
+    samples_older_policy: ClassVar[bool] = False  # True: samples responses before the last update
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -58,7 +58,7 @@ class PpoHook:
 
     @property
     def auto_reuse_logprobs(self) -> When | None:
-        """Return the value for rollout.reuse_logprobs=auto; None if the option needs no value."""
+        """Return what rollout.reuse_logprobs=auto must mean for this option; None: anything."""
         return None
 
     # The trainer calls these methods.
@@ -76,7 +76,7 @@ class PpoHook:
         return rollout
 
     def add_gradient(self, trainer: PPOTrainer, learners: Sequence[Learner]) -> Metrics:
-        """Backpropagate a loss of the option before ``learners`` step; return its metrics."""
+        """Backpropagate the option's loss before the optimizer step; return the loss's metrics."""
         return {}
 
     # The phase calls these methods.
@@ -98,7 +98,7 @@ class PpoHook:
         return {}
 
     def actor_variants(self, engine: RLHFEngine) -> list[ActorVariant]:
-        """Return other weights of the actor, which the phase evaluates and saves at its end."""
+        """Return alternative weights of the actor, which the phase evaluates and saves."""
         return []
 
     def close(self) -> None:

@@ -19,23 +19,24 @@ from rlhf.config.choices import When
 from rlhf.options import PpoConfig, RolloutConfig
 from rlhf.phases.ppo.hooks import PpoHook
 
-MISMATCH = "ppo/logprob_mismatch"  # mean |rollout - training| per token, with the same weights
-LARGE = 0.1  # nats; the ratio of such a token is off by more than a tenth
+# The metric: mean |rollout - training| of a token's log-probability under the same weights.
+MISMATCH = "ppo/logprob_mismatch"
+LARGE = 0.1  # nats; a larger mismatch changes the token's ratio by more than a tenth
 
 
 class LogprobReuse:
-    """The decision for each step whether log-probabilities are reused; equal on every rank.
+    """A rule that decides in each step, equally on every rank, if log-probabilities are reused.
 
-    With reuse_logprobs=auto options decide (``PpoHook.auto_reuse_logprobs``). Without such an
-    option log-probabilities are reused as long as the last measured mismatch, over all ranks, is
-    small enough, and never under dropout, because training then cannot measure a mismatch.
+    With reuse_logprobs=auto an option may decide (``PpoHook.auto_reuse_logprobs``). Without such an
+    option, log-probabilities are reused as long as the last measured mismatch, over all ranks, is
+    small enough. They are never reused under dropout: training then cannot measure a mismatch.
     """
 
     def __init__(
         self, config: RolloutConfig, ppo: PpoConfig, hooks: Sequence[PpoHook] = ()
     ) -> None:
         self._config = config
-        self._mode = _mode_of_run(config, ppo, hooks)
+        self._mode = _resolve_mode(config, ppo, hooks)
         self._is_comparable = not any(hook.samples_older_policy for hook in hooks)
         self.mismatch: float | None = None  # not measured yet
 
@@ -53,17 +54,17 @@ class LogprobReuse:
             return False
         return self.mismatch <= config.max_logprob_mismatch
 
-    def is_measured(self, rollout: Rollout, updates: Sequence[object]) -> bool:
-        """Return True if training can now measure the mismatch of reused log-probabilities.
+    def can_measure_mismatch(self, rollout: Rollout, updates: Sequence[object]) -> bool:
+        """Return True if the next update can measure the mismatch of reused log-probabilities.
 
-        It cannot after an update, nor if an older policy sampled.
+        It cannot if another update came before it, or if an older policy sampled.
         """
         return rollout.reuses_logprobs and not updates and self._is_comparable
 
     def recomputed_mismatch(self, rollout: Rollout) -> Metrics:
-        """Return the mismatch of log-probabilities that were measured and recomputed.
+        """Return metrics of the mismatch between measured and recomputed log-probabilities.
 
-        There is none if an older policy sampled: two policies would be compared.
+        They are {} if one of the two is missing, or if they belong to different policies.
         """
         measured_BT = rollout.responses.logprobs_BT
         if measured_BT is None or rollout.reuses_logprobs or not self._is_comparable:
@@ -75,8 +76,8 @@ class LogprobReuse:
         self.mismatch = values.get(MISMATCH, self.mismatch)
 
 
-def _mode_of_run(config: RolloutConfig, ppo: PpoConfig, hooks: Sequence[PpoHook]) -> When:
-    """Return the configured mode; of auto, what does not depend on a measured mismatch."""
+def _resolve_mode(config: RolloutConfig, ppo: PpoConfig, hooks: Sequence[PpoHook]) -> When:
+    """Return the configured mode; auto is kept only if it depends on the measured mismatch."""
     if config.reuse_logprobs is not When.auto:
         return config.reuse_logprobs
     for hook in reversed(hooks):

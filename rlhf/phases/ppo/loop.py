@@ -37,8 +37,8 @@ from rlhf.phases.ppo.objective import (
     Aggregation,
     MicroBatch,
     Surrogate,
+    actor_objective,
     cut_micro_batches,
-    policy_terms,
 )
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
@@ -127,7 +127,7 @@ class Objective(NamedTuple):
     def actor_loss(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[Tensor, Metrics]:
         """Return the surrogate plus penalties, and their metrics."""
         config, surrogate, kl_ctl = self.config, self.surrogate, self.kl_ctl
-        total, found = policy_terms(policy, batch, self.mean, config, surrogate, kl_ctl=kl_ctl)
+        total, found = actor_objective(policy, batch, self.mean, config, surrogate, kl_ctl=kl_ctl)
         if self.measures_mismatch:
             found |= logprob_mismatch(policy.logprobs_BT, batch.logprobs_BT, batch.keep_BT)
         return total / self.mean.divisor, found
@@ -148,7 +148,7 @@ class Objective(NamedTuple):
 class PPOTrainer:
     """PPO on the models of an ``RLHFEngine``: generate experience, then learn from it.
 
-    Without ``hooks`` the options that are on have their own.
+    If ``hooks`` is None, the hooks of the options that are switched on are built.
     """
 
     def __init__(
@@ -204,13 +204,13 @@ class PPOTrainer:
             batches = cut_micro_batches(rollout, targets.advantages, rows, size=engine.plan.micro)
             keep_BT = rollout.responses.keep_BT[rows]
             mean = Aggregation.for_mini_batch(config, keep_BT, ranks, max_tokens=max_tokens)
-            measures = self._reuse.is_measured(rollout, updates)
+            measures = self._reuse.can_measure_mismatch(rollout, updates)
             objective = Objective(config, surrogate, kl_ctl, mean, measures)
             update: Metrics = {}
             reports: dict[Role, StepReport] = {}
             for learners in engine.models.learner_groups(trains_actor=self.trains_actor):
                 for learner, batch in product(learners, batches):
-                    # Value loss of a critic, surrogate of an actor (models.py calls objective).
+                    # models.py calls objective.critic_loss or objective.actor_loss.
                     loss, metrics = learner.loss(batch, objective)
                     learner.engine.backward(loss)
                     update = accumulate_metrics(update, metrics)

@@ -1,4 +1,4 @@
-"""The models of PPO, in layouts behind one interface.
+"""The models of PPO: the interface to them, and their layout in separate engines.
 
 Shapes: B = sequences, T = response tokens, S = tokens of whole sequences.
 """
@@ -88,8 +88,8 @@ class SeparateModels:
         """Return the models to train in groups that step together: critic, then actor.
 
         Each learner runs all its micro-batches before the next learner starts: activations of only
-        one model are held at a time, and gradients of only one group. With ``align_overflow`` both
-        are one group: an fp16 overflow in either skips the optimizer steps of both.
+        one model are held at a time, and gradients of only one group. With ``align_overflow``
+        critic and actor are one group: an fp16 overflow in either skips both optimizer steps.
         """
         learners = []
         if self.critic is not None:
@@ -116,7 +116,7 @@ class SeparateModels:
 
 
 class PpoModels(ScoringModels, Protocol):
-    """The models of PPO in one layout: separate ones, or those of an option."""
+    """The interface to PPO's models, which are separate or, in an option, share weights."""
 
     @property
     def actor(self) -> Engine:
@@ -124,7 +124,7 @@ class PpoModels(ScoringModels, Protocol):
 
     @property
     def critic(self) -> ValueEngine | None:
-        """Return the engine of the critic; None if no engine is its own."""
+        """Return the engine of the critic; None if the critic has no engine of its own."""
 
     def learner_groups(self, *, trains_actor: bool) -> list[list[Learner]]:
         """Return the models to train in groups that step together."""

@@ -77,10 +77,10 @@ class Aggregation(NamedTuple):
     def for_mini_batch(
         cls, config: PpoConfig, keep_BT: Tensor, ranks: Ranks, *, max_tokens: int
     ) -> Aggregation:
-        """Return the aggregation over a mini-batch; ``keep_BT`` has this rank's rows of it.
+        """Return the mean over a mini-batch; ``keep_BT`` has this rank's rows of the mini-batch.
 
-        ``max_tokens`` is the length of the longest possible response: dividing by it instead of
-        each response's own length is Dr. GRPO's, https://arxiv.org/abs/2503.20783.
+        ``max_tokens`` is the length of the longest possible response. Dr. GRPO divides by it
+        instead of by each response's own length, https://arxiv.org/abs/2503.20783.
         """
         num_tokens, responses = ranks.sum(keep_BT.sum()), len(keep_BT) * ranks.size
         match config.loss_aggregation:
@@ -93,7 +93,7 @@ class Aggregation(NamedTuple):
 
 
 class SurrogateInputs(NamedTuple):
-    """The tensors (B, T) that a surrogate reads: of the new policy, the old one, and targets."""
+    """The tensors (B, T) from which a surrogate loss is computed."""
 
     logprobs_BT: Tensor
     old_logprobs_BT: Tensor
@@ -102,15 +102,18 @@ class SurrogateInputs(NamedTuple):
 
 
 class Surrogate(Protocol):
-    """The actor's loss without penalties; options may replace it (``PpoHook.surrogate``)."""
+    """A function that computes the actor's loss without penalties.
+
+    Options may replace it (``PpoHook.surrogate``).
+    """
 
     def __call__(
         self, inputs: SurrogateInputs, config: PpoConfig, total: Total, /
     ) -> tuple[PolicyLoss, Metrics]:
-        """Return the loss, a ``total`` over tokens, and metrics that are not in the loss."""
+        """Return the loss, which ``total`` reduces over tokens, and further metrics."""
 
 
-def _clip(
+def _clipped_surrogate(
     inputs: SurrogateInputs, config: PpoConfig, total: Total, /
 ) -> tuple[PolicyLoss, Metrics]:
     low, high, dual = config.cliprange, config.cliprange_high, config.dual_clip
@@ -118,14 +121,14 @@ def _clip(
     return loss, {}
 
 
-def _gspo(
+def _gspo_surrogate(
     inputs: SurrogateInputs, config: PpoConfig, total: Total, /
 ) -> tuple[PolicyLoss, Metrics]:
     low, high = config.cliprange, config.cliprange_high
     return gspo_loss(*inputs, cliprange=low, cliprange_high=high, total=total), {}
 
 
-def _cispo(
+def _cispo_surrogate(
     inputs: SurrogateInputs, config: PpoConfig, total: Total, /
 ) -> tuple[PolicyLoss, Metrics]:
     high = config.cliprange_high or config.cliprange
@@ -133,13 +136,13 @@ def _cispo(
 
 
 SURROGATES: dict[SurrogateName, Surrogate] = {
-    SurrogateName.clip: _clip,
-    SurrogateName.gspo: _gspo,
-    SurrogateName.cispo: _cispo,
+    SurrogateName.clip: _clipped_surrogate,
+    SurrogateName.gspo: _gspo_surrogate,
+    SurrogateName.cispo: _cispo_surrogate,
 }
 
 
-def policy_terms(
+def actor_objective(
     policy: ResponseLogprobs,
     batch: MicroBatch,
     mean: Aggregation,
@@ -148,7 +151,7 @@ def policy_terms(
     *,
     kl_ctl: float,
 ) -> tuple[Tensor, Metrics]:
-    """Return surrogate plus penalties, each a ``mean.total`` over tokens, and their metrics."""
+    """Return the surrogate loss plus penalties, each reduced by ``mean.total``, and metrics."""
     inputs = SurrogateInputs(
         policy.logprobs_BT, batch.logprobs_BT, batch.advantages_BT, batch.keep_BT
     )
@@ -165,7 +168,7 @@ def _penalty(
     *,
     kl_ctl: float,
 ) -> tuple[Tensor | float, Metrics]:
-    """Return KL penalty minus entropy bonus, each a ``mean.total`` over tokens, and metrics.
+    """Return KL penalty minus entropy bonus, each reduced by ``mean.total``, and metrics.
 
     By default both terms are 0: the KL penalty is part of the reward, as in InstructGPT.
     """

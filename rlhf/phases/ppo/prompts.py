@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class StepPrompts(NamedTuple):
-    """The prompts of one step, of all ranks, each once."""
+    """The prompts of one PPO step, over all ranks, before each is repeated for its responses."""
 
     ids: list[list[int]]
     texts: list[str]
-    columns: Extras  # of each prompt, the dataset columns that rewards read
-    seeds: list[int] | None = None  # of their episodes; None: no environment
+    columns: Extras  # for each prompt, the dataset columns that rewards read
+    seeds: list[int] | None = None  # one per prompt, for its episode; None: no environment
 
 
 class PromptLoader:

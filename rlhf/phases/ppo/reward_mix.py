@@ -29,7 +29,7 @@ from rlhf.phases.shared.scoring import (
     NO_SCORE,
     count_failed_scores,
     describe_step,
-    ratings,
+    rate_responses,
     response_texts,
     valid_score_mask,
 )
@@ -45,7 +45,7 @@ class RewardMix:
     """A function from responses to the scores of all parts and their weighted sum.
 
     ``say`` prints a warning the first time that a part fails, and at the end how often it failed.
-    ``own_scores`` returns the scores (B,) that responses with kind=environment come with.
+    ``own_scores`` returns the scores (B,) that an environment has given (kind=environment).
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RewardMix:
                 case RewardKind.model:
                     scores_B = model_scores_B
                 case RewardKind.gold:
-                    rated = ratings(self._judge, self._tokenizer, prompts, responses)
+                    rated = rate_responses(self._judge, self._tokenizer, prompts, responses)
                     scores_B = model_scores_B.new_tensor([each["gold"] for each in rated])
                 case RewardKind.environment:
                     assert self._own_scores is not None, "kind=environment without an environment"
@@ -104,7 +104,7 @@ class RewardMix:
         return sum_weighted_scores(self.parts, scores_BK), TermScores(scores_BK, failed_BK)
 
     def try_rows(self, records: Sequence[Record]) -> None:
-        """Score the responses in rows of the data with every part that has a process.
+        """Score the responses in rows of the data with every part that runs in its own process.
 
         Raises:
             RewardError: if a part without a fallback failed.
@@ -126,7 +126,7 @@ class RewardMix:
         self._fallbacks.clear()
 
     def _receive_scores(self, name: str, rows: int) -> tuple[list[float], str]:
-        """Return a part's scores, NaN where it failed, and the reason for NaN."""
+        """Return the scores of the part ``name``, all NaN if it failed, and the reason for NaN."""
         try:
             return self._isolated[name].receive_scores(), NO_SCORE
         except FailureError as error:

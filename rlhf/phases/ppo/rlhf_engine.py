@@ -47,23 +47,23 @@ from rlhf.phases.shared.policies import (
     policy_source,
 )
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
-from rlhf.phases.shared.preflight import require_support
+from rlhf.phases.shared.preflight import require_capabilities
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, zero_scores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Seeds = list[int] | None  # of what answers the responses; None: nothing answers
+Seeds = list[int] | None  # one per prompt, for its episode; None: no environment
 
 
 class RLHFEngine:
     """Actor, reference, critic and reward model of one run, and backends that sample responses.
 
-    Actor and reference start from the SFT model, critic and reward model from the reward model.
-    Both are read from ``config.run_dir`` if the run trains them, otherwise from the places that
-    ``config`` names. Without a reward model the critic starts from the SFT model.
-    Options may have another reference, or another layout of the models. ``ppo.steps`` must be set
-    for the learning-rate schedules.
+    Actor and reference start from the SFT model. The critic starts from the reward model or,
+    without a reward model, from the SFT model. If the run trains the SFT model or the reward model,
+    it is read from ``config.run_dir``, otherwise from the place that ``config`` names. An option
+    may replace the reference, or let models share weights. ``ppo.steps`` must be set, because the
+    learning-rate schedules need it.
 
     Raises:
         ConfigError, CheckpointError: if a model cannot be built from the configuration.
@@ -74,7 +74,7 @@ class RLHFEngine:
         self.config = config
         self.ranks = ranks or current_ranks(config.hardware.device)
         _require_ppo(config)
-        require_support(config)
+        require_capabilities(config)
         self.settings = EngineSettings(
             zero=config.zero,
             dtype=resolve_dtype(config.hardware.dtype, config.hardware.device),
@@ -95,7 +95,7 @@ class RLHFEngine:
             trust_remote_code=self.policy_source.trust_remote_code,
             end_token=config.model.end_token,
         )
-        self.scores = self._build_scores()
+        self.scores = self._build_score_function()
         self.rewards = build_reward_mix(config, self.tokenizer)
         build_models = next(hooks_of("models", "build_models", config), None)
         self.models: PpoModels = (
@@ -130,8 +130,8 @@ class RLHFEngine:
         engines: dict[str, StatefulWithTensors] = {"actor": self.actor}
         return engines if self.critic is None else engines | {"critic": self.critic}
 
-    def critic_export(self) -> Export | None:
-        """Return how to save the critic as a model of its own; None if the run has no critic."""
+    def build_critic_export(self) -> Export | None:
+        """Build the export of the critic as a model of its own; None if the run has no critic."""
         for build in hooks_of("models", "build_critic_export", self.config):
             export: Export = build(self.actor, self.tokenizer)
             return export
@@ -144,10 +144,10 @@ class RLHFEngine:
     ) -> PromptBatch:
         """Return this rank's share of one step's prompts; ``texts`` are the prompts of all ranks.
 
-        ``columns`` has the dataset columns that rewards read of each prompt, ``seeds`` the seeds of
-        what answers their responses. Each prompt is repeated ``ppo.responses_per_prompt`` times in
-        a row.
-        Responses are sampled with the random numbers that a run uses in its step ``step``.
+        For each prompt, ``columns`` has the dataset columns that rewards read, and ``seeds`` the
+        seed of its episode in an environment. Each prompt is repeated ``ppo.responses_per_prompt``
+        times in a row. Responses are sampled with the random numbers that a run uses in its step
+        ``step``.
         """
         ids = Encoder(self.tokenizer, self.config.data.template).prompts(texts)
         prompts = StepPrompts(ids, texts, columns or [{}] * len(texts), seeds)
@@ -168,7 +168,7 @@ class RLHFEngine:
             config,
             self.tokenizer,
             dropout=config.ppo.actor_dropout,
-            shard=self._shard(Role.actor),
+            shard=self._build_placer(Role.actor),
         )
         self.require_enough_positions(policy.pretrained, key="model")
         for adapt in hooks_of("models", "adapt_policy", config):
@@ -180,7 +180,7 @@ class RLHFEngine:
             actor,
             self.tokenizer,
             partial(self._build_engine, role=Role.reference),
-            shard=self._shard(Role.reference),
+            shard=self._build_placer(Role.reference),
         )
         return SeparateModels(
             actor,
@@ -195,7 +195,7 @@ class RLHFEngine:
             entropy_gradient=config.ppo.entropy_coef > 0,
         )
 
-    def _build_scores(self) -> Scores:
+    def _build_score_function(self) -> Scores:
         """Build the function that scores sequences: reward model, synthetic judge, or zeros."""
         if not has_reward_model(self.config):
             return zero_scores if self.config.rewards else JudgeScores(GoldJudge(), self.tokenizer)
@@ -220,15 +220,15 @@ class RLHFEngine:
             self.tokenizer,
             seed=seed,
             extensions=extensions_of(config, role, seed=seed),
-            shard=self._shard(role),
+            shard=self._build_placer(role),
         )
 
-    def _shard(self, role: Role) -> Shard | None:
+    def _build_placer(self, role: Role) -> Shard | None:
         settings, ranks = self.settings, self.ranks
         return build_parameter_placer(role, settings=settings, plan=self.plan, ranks=ranks)
 
     def require_enough_positions(self, model: PreTrainedModel, *, key: str) -> None:
-        """Raise ConfigError if ``model``, of ``key``, is too short for prompt and response."""
+        """Raise ConfigError if ``model``, of ``key``, has too few positions for a sequence."""
         name, tokens = self.config.tokens_after_prompt
         tokens += self.config.rollout.max_prompt_tokens
         require_enough_positions(
@@ -236,7 +236,7 @@ class RLHFEngine:
         )
 
     def build_learner(self, module: torch.nn.Module, role: Role) -> AnyEngine:
-        """Build an engine that trains ``module``; options may add micro-batches of the actor."""
+        """Build an engine that trains ``module``; options may add micro-batches to actor steps."""
         config, plan = self.config, self.plan
         if role is Role.actor:
             accumulation = plan.accumulation + further_micro_batches(config)

@@ -1,8 +1,8 @@
-"""Metrics of a PPO step, which merge over micro-batches, updates and ranks; and its speed.
+"""Metrics of a PPO step, which merge over micro-batches, updates and ranks, and its speed.
 
-The speed of its parts is in absolute numbers, and relative to the hardware's peak. FLOPs are the
-model's, counted as the planner counts them: neither recomputation for gradient checkpointing nor
-padding is included (MFU of https://arxiv.org/abs/2204.02311, appendix B).
+The speed of each stage is given in FLOPs per second, and relative to the hardware's peak. FLOPs are
+the model's, counted as the planner counts them: neither recomputation for gradient checkpointing
+nor padding is included (MFU of https://arxiv.org/abs/2204.02311, appendix B).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rlhf.options import PpoConfig
 from rlhf.phases.ppo.targets import Targets
 from rlhf.phases.shared.scoring import kl_per_sequence
 
-ROUNDING = 1e-6  # scores that differ by less are the same score; relative to scores above 1
+ROUNDING = 1e-6  # scores that differ by less count as equal; relative if scores are above 1
 
 
 class PpoStats(NamedTuple):
@@ -46,7 +46,7 @@ class PpoStats(NamedTuple):
 
     @classmethod
     def from_metrics(cls, values: dict[str, float]) -> PpoStats:
-        """Return the result with these metrics; the loss of a model without training is 0."""
+        """Return the result with these metrics; the loss of a model that was not trained is 0."""
         return cls(values.get("ppo/actor_loss", 0.0), values.get("ppo/critic_loss", 0.0), values)
 
 
@@ -177,7 +177,7 @@ def early_end_reason(config: PpoConfig, values: Mapping[str, float]) -> str | No
 
 
 class PerStage(NamedTuple):
-    """One number for each stage of a PPO step."""
+    """One number, such as seconds or FLOPs, for each stage of a PPO step."""
 
     generate: float
     score: float
@@ -199,7 +199,7 @@ class StepSpeed:
     def metrics(
         self, rollout: Rollout, values: Mapping[str, float], *, train_seconds: float
     ) -> dict[str, float]:
-        """Return metrics of one step; the rollout holds the seconds of generating and scoring.
+        """Return time and speed of one step; the rollout has the seconds of its first two stages.
 
         ``values`` are the other metrics of the step, which show which models were trained.
         """

@@ -37,11 +37,11 @@ from rlhf.phases.ppo.reward_mix import sum_weighted_scores
 
 
 class Targets(NamedTuple):
-    """Rewards, advantages and returns of a rollout, as far as the steps have made them."""
+    """Rewards, advantages and returns of a rollout, as far as steps have computed them."""
 
     kl_ctl: float
     compared: int  # responses to one prompt that the estimator compares; 1: none
-    scores_B: Tensor  # of whole responses; in the end the rewards without the KL penalty
+    scores_B: Tensor  # of whole responses, without the KL penalty; at last scaled and clipped
     kl_BT: Tensor
     penalty_BT: Tensor  # the KL penalty in rewards_BT
     rewards_BT: Tensor  # before whitening
@@ -57,9 +57,9 @@ class Targets(NamedTuple):
 
 
 class TargetMaker:
-    """A maker of targets from rollouts, in steps: ``STEPS``, changed by the hooks of options.
+    """A maker of targets from rollouts, in the steps ``STEPS``, which hooks of options may change.
 
-    It stores the moments that scale scores: over all rollouts so far, or of a fixed reference.
+    It stores the moments that scale scores: of all rollouts so far, or of a fixed reference.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class TargetMaker:
                 so_far = self.part_moments.get(name)
                 self.part_moments[name] = now if so_far is None else so_far + now
         if self.config.scale_reward is not ScaleReward.none:
-            combined = self._make(rollout, last="combine")
+            combined = self._run_steps(rollout, last="combine")
             self.moments = self._updated_moments(combined.scores_B)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the moments that scores and their parts are scaled by, as JSON values."""
+        """Return the moments that scale the scores and their parts, as JSON values."""
         of_scores = None if self.moments is None else _as_json(self.moments)
         return {"scores": of_scores} | {
             f"parts/{name}": _as_json(moments) for name, moments in self.part_moments.items()
@@ -113,20 +113,22 @@ class TargetMaker:
         Scores are scaled by the moments so far. Returns None for estimators other than GAE.
         """
         if self.config.advantage_estimator is not AdvantageEstimator.gae:
-            return None  # most compare several responses; a held-out prompt has one
+            return None  # most others compare several responses; a held-out prompt has only one
         made = self.make(rollout, kl_ctl=kl_ctl)
         return TokenTargets(made.rewards_BT, made.raw.advantages_BT)
 
     def make(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
         """Return the targets of one rollout, under the KL coefficient ``kl_ctl``."""
-        return self._make(rollout, kl_ctl=kl_ctl)
+        return self._run_steps(rollout, kl_ctl=kl_ctl)
 
     def clipped_scores(self, rollout: Rollout) -> Tensor:
-        """Return the scores (B,) of whole responses, scaled and clipped, with missing ends."""
-        return self._make(rollout, last="clip").scores_B
+        """Return the scores (B,) after scaling, clipping and the penalty for a missing end."""
+        return self._run_steps(rollout, last="clip").scores_B
 
-    def _make(self, rollout: Rollout, *, kl_ctl: float = 0.0, last: str | None = None) -> Targets:
-        """Take the steps, up to the step ``last`` (None: all); what no step has made is 0."""
+    def _run_steps(
+        self, rollout: Rollout, *, kl_ctl: float = 0.0, last: str | None = None
+    ) -> Targets:
+        """Take the steps up to the step ``last`` (None: all); results of later steps are 0."""
         is_compared = self.config.advantage_estimator in COMPARING
         compared = self.config.responses_per_prompt if is_compared else 1
         zeros_BT = torch.zeros_like(rollout.values_BT)
@@ -150,7 +152,7 @@ class TargetMaker:
             case AdvantageEstimator.gae:
                 values_BT, gamma = rollout.values_BT, config.gamma
                 estimate = partial(gae, rewards_BT, values_BT, keep_BT, gamma=gamma)
-                return decouple(estimate, keep_BT, config)
+                return decouple_lambdas(estimate, keep_BT, config)
             case AdvantageEstimator.rloo:
                 return rloo_advantages(rewards_BT, keep_BT, group_size=group)
             case AdvantageEstimator.grpo:
@@ -174,7 +176,7 @@ class TargetMaker:
         return whiten(x_BT, keep_BT, moments, shift_mean=shift_mean)
 
     def _finite_moments(self, scores_B: Tensor) -> Moments:
-        """Return the moments of the finite scores: one NaN would stay in the sums for ever."""
+        """Return the moments of the finite scores; a NaN would never leave the running sums."""
         return self._global_moments(scores_B, scores_B.isfinite())
 
     def _global_moments(self, x: Tensor, keep: Tensor) -> Moments:
@@ -183,7 +185,7 @@ class TargetMaker:
         return moments
 
 
-def _combine(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+def _combine_parts(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """Put parts with normalise=true on one scale, and sum all parts by their weights."""
     if not maker.part_moments:
         return targets
@@ -191,7 +193,7 @@ def _combine(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     return targets._replace(scores_B=sum_weighted_scores(maker.parts, scores_BK))
 
 
-def _scale(maker: TargetMaker, targets: Targets, _: Rollout) -> Targets:
+def _scale_scores(maker: TargetMaker, targets: Targets, _: Rollout) -> Targets:
     """Divide scores by their deviation, if ppo.scale_reward is set."""
     if maker.moments is None:
         return targets
@@ -200,8 +202,8 @@ def _scale(maker: TargetMaker, targets: Targets, _: Rollout) -> Targets:
     return targets._replace(scores_B=scaled_B)
 
 
-def _clip(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Clip scores, and charge responses that never ended."""
+def _clip_scores(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+    """Clip scores, and penalise responses that never ended."""
     config = maker.config
     clipped_B = clip_scores(
         targets.scores_B,
@@ -213,8 +215,8 @@ def _clip(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     return targets._replace(scores_B=clipped_B)
 
 
-def _penalise(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Make token rewards of the scores and, with ppo.kl_placement=reward, of the KL penalty."""
+def _make_token_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+    """Turn scores into token rewards, minus the KL penalty if ppo.kl_placement=reward."""
     config, keep_BT = maker.config, rollout.responses.keep_BT
     sides = (rollout.logprobs_BT, rollout.reference_logprobs_BT)
     kl_BT = estimate_kl(*sides, estimator=config.kl_estimator.value)
@@ -231,15 +233,15 @@ def _whiten_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> T
     return targets._replace(scaled_rewards_BT=scaled_BT)
 
 
-def _estimate(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+def _estimate_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """Estimate advantages and returns."""
     return targets._replace(raw=maker.advantages(targets.scaled_rewards_BT, rollout))
 
 
-def _charge(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+def _subtract_own_kl(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """With ppo.kl_placement=advantage, subtract each token's KL from its own advantage.
 
-    No other token's advantage, https://thinkingmachines.ai/blog/on-policy-distillation.
+    It changes no other token's advantage: https://thinkingmachines.ai/blog/on-policy-distillation.
     """
     if maker.config.kl_placement is not KlPlacement.advantage:
         return targets
@@ -248,7 +250,7 @@ def _charge(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     return targets._replace(raw=raw._replace(advantages_BT=raw.advantages_BT - own_BT))
 
 
-def _whiten(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+def _whiten_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """Shift and scale advantages to mean 0 and deviation 1, if configured."""
     raw, used_BT = targets.raw, targets.raw.advantages_BT
     if maker.config.whitens_advantages:
@@ -259,14 +261,14 @@ def _whiten(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
 TargetStep = Callable[[TargetMaker, Targets, Rollout], Targets]
 TargetSteps = Mapping[str, TargetStep]
 STEPS: TargetSteps = {
-    "combine": _combine,
-    "scale": _scale,
-    "clip": _clip,
-    "penalise": _penalise,
+    "combine": _combine_parts,
+    "scale": _scale_scores,
+    "clip": _clip_scores,
+    "penalise": _make_token_rewards,
     "whiten_rewards": _whiten_rewards,
-    "estimate": _estimate,
-    "charge": _charge,
-    "whiten": _whiten,
+    "estimate": _estimate_advantages,
+    "charge": _subtract_own_kl,
+    "whiten": _whiten_advantages,
 }
 
 
@@ -281,7 +283,7 @@ def scaled_part_scores(maker: TargetMaker, rollout: Rollout) -> Tensor:
 
 
 def _initial_moments(config: PpoConfig, first: Moments) -> Moments:
-    """Return the first rollout's moments, with the configured reference mean and std if set."""
+    """Return the first rollout's moments; a configured reference mean or std replaces its own."""
     if config.scale_reward is ScaleReward.running:
         return first
     given_mean, given_std = config.reference_score_mean, config.reference_score_std
@@ -291,10 +293,12 @@ def _initial_moments(config: PpoConfig, first: Moments) -> Moments:
     return Moments(total, total.square() + std**2, torch.ones_like(total))
 
 
-def decouple(estimate: Callable[..., Advantages], keep_BT: Tensor, config: PpoConfig) -> Advantages:
+def decouple_lambdas(
+    estimate: Callable[..., Advantages], keep_BT: Tensor, config: PpoConfig
+) -> Advantages:
     """Return advantages with the actor's lambda and returns with the critic's lambda.
 
-    VC-PPO's decoupled GAE, https://arxiv.org/abs/2503.01491 section 3.3.
+    This is VC-PPO's decoupled GAE, https://arxiv.org/abs/2503.01491 section 3.3.
     """
     lam: float | Tensor = config.lam
     if config.lam_length_alpha is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class BackendParts(NamedTuple):
-    """The arguments of every backend, in addition to its own keys."""
+    """The arguments that every rollout backend gets, in addition to its own keys."""
 
     settings: SamplingSettings
     stop: StopTexts
@@ -33,7 +33,7 @@ class BackendParts(NamedTuple):
 
 
 def samples_on_server(config: RunConfig) -> bool:
-    """Return True if a server samples; it has the weights of one rollout at a time."""
+    """Return True if a server samples responses; it holds only one version of the weights."""
     options: Iterator[BackendsSeam] = modules_of("backends", config)
     return any(option.IS_SERVER for option in options)
 
@@ -85,7 +85,7 @@ def build_rollout_backend(
 
 
 class RolloutBackends:
-    """A builder of backends; an option's partner makes their responses conversations."""
+    """A builder of rollout backends; an option's partner may turn responses into conversations."""
 
     def __init__(
         self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, dtype: Dtype, ranks: Ranks
@@ -113,7 +113,7 @@ class RolloutBackends:
         return self._partner.wrap_backend(backend, self._tokenizer, self._ranks)
 
     def yardsticks(self, records: Sequence[Record]) -> dict[str, float]:
-        """Return numbers to compare results on ``records`` with; {} without a partner."""
+        """Return the partner's numbers to compare results on ``records`` with; {} without one."""
         return {} if self._partner is None else self._partner.yardsticks(records)
 
     def close(self) -> None:

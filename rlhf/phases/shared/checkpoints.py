@@ -98,7 +98,8 @@ class Checkpoints:
 
         Raises:
             StoppedError: if a signal asked the run to stop; the checkpoint has been written.
-            StoppedByAlarmError: if alarms.stop has an alarm of the step, likewise.
+            StoppedByAlarmError: if alarms.stop names an alarm of the step, also after its
+                checkpoint has been written.
             CheckpointError: if a checkpoint cannot be written.
         """
         self._total = total
@@ -153,7 +154,7 @@ class Checkpoints:
     def log_evaluation(self, values: Mapping[str, float], *, is_resting: bool = False) -> None:
         """Log held-out metrics, and end the phase if checkpoint.patience is exhausted.
 
-        The evaluation of a policy that ``is_resting``, in which nothing can improve, exhausts none.
+        While the policy ``is_resting``, its weights are frozen, and no patience is used up.
 
         Raises:
             ConfigError: if ``values`` lack the metric that checkpoint.best names.
@@ -194,7 +195,7 @@ class Checkpoints:
             option.after_step(context, self.phase, self.step, self._engines, is_last=is_last)
         if self._config.stop_after == f"{self.phase}/{self.step}":
             requests.wants_checkpoint = requests.wants_stop = True
-        # Only the main rank looks at the time. None is due while steps are skipped.
+        # Only the main rank reads the clock. No checkpoint is due while steps are skipped.
         minutes = (time.monotonic() - self._saved) / 60 if context.ranks.is_main else 0.0
         is_due = _is_due(self._config, self._saved_step, self.step, minutes) and not self._skipped
         is_due |= requests.wants_checkpoint or self._alarm is not None
@@ -229,7 +230,7 @@ class Checkpoints:
                 if self._best.step == self.step:
                     raise  # checkpoint.best promises to keep it
                 self._context.console.say(f"warning: {error}")
-        _consume(streams.values())
+        _exhaust(streams.values())
         self._context.ranks.barrier()
         self._saved, self._saved_step = time.monotonic(), self.step
 
@@ -247,14 +248,14 @@ class Checkpoints:
 
 
 def _is_due(config: CheckpointConfig, saved_step: int, step: int, minutes: float) -> bool:
-    """Return True if checkpoint.every_steps or every_minutes asks for a checkpoint."""
+    """Return True if a checkpoint is due by checkpoint.every_steps or every_minutes."""
     every = config.every_steps
     by_steps = every is not None and step // every > saved_step // every
     return by_steps or (config.every_minutes is not None and minutes >= config.every_minutes)
 
 
-def _consume(streams: Iterable[Iterable[object]]) -> None:
-    """Take what is left of the streams: every rank must take part in them."""
+def _exhaust(streams: Iterable[Iterable[object]]) -> None:
+    """Read the streams to their ends, because every rank must take part in them."""
     for stream in streams:
         for _ in stream:
             pass

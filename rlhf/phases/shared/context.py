@@ -1,4 +1,4 @@
-"""The context that every phase gets, and the data that it names."""
+"""The context that every phase gets, and functions that read the phase's data from it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunContext:
     judge: GoldJudge | None
     console: Console
     tracker: Tracker
-    resumes: Mapping[Phase, Checkpoint] = field(default_factory=dict)  # of stopped phases
+    resumes: Mapping[Phase, Checkpoint] = field(default_factory=dict)  # where phases stopped
     requests: StopRequests = field(default_factory=StopRequests)
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     phase_started: float = field(default_factory=time.monotonic)  # seconds of time.monotonic()
@@ -56,7 +56,7 @@ def phase_records(context: RunContext, phase: Phase) -> PhaseData:
 
 
 def labelled_records(context: RunContext, phase: Phase) -> PhaseData:
-    """Return the records of a phase with the labels that it learns from, some wrong on purpose."""
+    """Return the records of a phase with its labels, of which label_noise exchanges a share."""
     part, config = phase_records(context, phase), context.config
     learners: dict[Phase, PairsConfig] = {Phase.reward: config.reward, Phase.dpo: config.dpo}
     if phase not in learners or not learners[phase].label_noise:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -22,9 +22,6 @@ from rlhf.run.model_folder import (
     save_streamed,
     tensors_to_save,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 class Export(NamedTuple):
@@ -54,7 +51,8 @@ class Export(NamedTuple):
 def build_export(config: RunConfig, engine: Engine, source: ModelSource | None = None) -> Export:
     """Return the class, config and tensors to save of the engine's language model or scorer.
 
-    Without the ``source`` that it was trained from, it is an ordinary model with all weights.
+    An option may save only what was trained beside the model in ``source``, such as an adapter.
+    Without ``source`` all weights are saved.
     """
     for find in hooks_of("models", "find_export", config):
         export: Export | None = find(config, engine, source)
@@ -65,7 +63,7 @@ def build_export(config: RunConfig, engine: Engine, source: ModelSource | None =
 
 
 def write_weights(config: RunConfig, engine: Engine, folder: Path | None) -> None:
-    """Write the engine's language model as an ordinary one, for a server that samples from it.
+    """Write all weights of the engine's language model, for a server that samples from it.
 
     Every rank must call it; all but rank 0 pass None. ZeRO-3 gathers one tensor at a time.
     """
@@ -99,7 +97,8 @@ def save_export(
 ) -> None:
     """Write a model as a Hugging Face folder; every rank must call it.
 
-    ``what`` describes the model on its model card. If the model ``answers``, the card has a call.
+    ``what`` describes the model on its model card. If the model ``answers``, the card has an
+    example call.
     """
     if context.ranks.is_main:
         made = f"Made by `rlhf` {installed_version('rlhf')}, run `{context.config.name}`"

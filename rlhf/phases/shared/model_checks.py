@@ -1,4 +1,4 @@
-"""Check the configs of a run's models for what otherwise only a later phase finds out.
+"""Check the configs of a run's models for errors that otherwise only a later phase would raise.
 
 Nothing is downloaded. transformers is imported only if a model's classes must be looked at.
 """
@@ -21,9 +21,9 @@ from rlhf.options import Backend, hooks_of
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-LIMIT = "max_position_embeddings"
+LIMIT = "max_position_embeddings"  # the config field with the number of positions
 LIMITS = {LIMIT, "n_positions"}
-WINDOW = 4096  # families of the table attend to this many tokens if config.json has no window
+WINDOW = 4096  # tokens that a model of a known family attends to if config.json has no window
 
 
 def require_decoder(config: RunConfig, phases: Container[Phase]) -> None:
@@ -42,7 +42,7 @@ def require_decoder(config: RunConfig, phases: Container[Phase]) -> None:
 
     found = config_of("model", config.model)
     model = None if found is None else MODEL_FOR_CAUSAL_LM_MAPPING.get(type(found), None)
-    # Only the built model shows if a decoder beside an encoder can be taken alone.
+    # Only the built model shows if a decoder with an encoder can be used by itself.
     if found is None or model is None or found.is_encoder_decoder:
         return
     if (obstacle := decoding_unsupported_reason(model, found, tokens=tokens)) is not None:
@@ -66,7 +66,7 @@ def require_positions(config: RunConfig, _: Container[Phase]) -> None:
 
 
 def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
-    """Raise an error if the reward model or critic cannot be built, or is not a trained one."""
+    """Raise an error if the reward model or critic cannot be built, or has no trained head."""
     ppo, (key, model) = config.ppo, reward_model_base(config)
     has_critic = ppo.advantage_estimator is AdvantageEstimator.gae and not ppo.shared_trunk
     scores = Phase.ppo in phases and (has_critic or has_reward_model(config))
@@ -92,14 +92,14 @@ def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
         )
 
 
-def require_parts(config: RunConfig, phases: Container[Phase]) -> None:
-    """Raise an error if the run names or counts layers that a model, built empty, does not have."""
+def require_layers(config: RunConfig, phases: Container[Phase]) -> None:
+    """Raise an error if options name or count layers that a model, built empty, does not have."""
     for check in hooks_of("models", "check_models", config):
         check(config, phases)
 
 
 def build_empty(auto_class: str, key: str, model: ModelConfig) -> PreTrainedModel | None:
-    """Return the model without weights; None if its config is not known here."""
+    """Build the model without weights; return None if its config is not known here."""
     import torch
     import transformers
 
@@ -111,7 +111,7 @@ def build_empty(auto_class: str, key: str, model: ModelConfig) -> PreTrainedMode
 
 
 def config_of(key: str, model: ModelConfig) -> PreTrainedConfig | None:
-    """Return the model's config; None if it is not known here: the build raises the error."""
+    """Return the model's config; None if it is not known here: building the model will fail."""
     from rlhf.models.build import architecture_config
 
     try:
@@ -121,4 +121,4 @@ def config_of(key: str, model: ModelConfig) -> PreTrainedConfig | None:
 
 
 # Run by plan=only, and by the start of a run before its first phase.
-MODEL_CHECKS = (require_positions, require_scorer, require_decoder, require_parts)
+MODEL_CHECKS = (require_positions, require_scorer, require_decoder, require_layers)

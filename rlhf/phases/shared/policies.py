@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def policy_source(config: RunConfig) -> ModelSource:
-    """Return the source of the SFT model: this run's own, or the model that ``model`` names."""
+    """Return the source of the SFT model: this run's, or the model that the key ``model`` names."""
     if Phase.sft in config.phase.order:
         return ModelSource.from_folder(_run_dir(config) / "sft" / "model", base=config.model)
     return ModelSource.from_config(config.model, key="model")

@@ -21,7 +21,7 @@ from rlhf.phases.shared.context import RunContext, phase_prompts, phase_records
 from rlhf.phases.shared.scoring import (
     ScoringModels,
     kl_per_sequence,
-    ratings,
+    rate_responses,
     response_texts,
     score_responses,
 )
@@ -56,14 +56,15 @@ class HeldOutPrompts(NamedTuple):
         return cls(phase_prompts(context, phase).eval, phase_records(context, phase).eval)
 
 
+# The names of measures in result.json and in metrics.
 TITLES = {"score": "score", "kl": "kl", "ended": "ended_share", "tokens": "response_tokens"}
 
 
 class PolicyEvaluation(NamedTuple):
-    """Means over held-out prompts, and the values of each prompt, by the names of measures.
+    """Measures of a policy's answers by name: means over held-out prompts, and value per prompt.
 
-    ``score`` is the reward model's, or the judge's if there is none; 0 in DPO. ``greedy`` is the
-    share of exactly right greedy answers, if there is a judge.
+    ``score`` is the reward model's score or, without a reward model, the judge's; 0 in DPO.
+    ``greedy`` is the share of exactly right greedy answers, if there is a judge.
     """
 
     means: dict[str, float]
@@ -219,7 +220,7 @@ def _gold_ratings(
     """Return the judge's ratings (B,) of responses; their names start with "gold/"."""
     if context.judge is None:
         return {}
-    rated = ratings(context.judge, context.tokenizer, prompts, responses)
+    rated = rate_responses(context.judge, context.tokenizer, prompts, responses)
     device = context.ranks.device
     return {
         f"gold/{name}": torch.tensor([each[name] for each in rated], device=device)

@@ -20,7 +20,7 @@ from rlhf.phases.shared.context import RunContext, phase_prompts, phase_tokens, 
 from rlhf.phases.shared.model_checks import config_of, require_decoder
 
 
-def require_support(config: RunConfig) -> None:
+def require_capabilities(config: RunConfig) -> None:
     """Check that this machine, the packages and the model support rollouts and quantization.
 
     Raises:
@@ -42,9 +42,10 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
     It also prints how many examples each phase uses and skips.
 
     Raises:
-        DataError: if a phase has less than one batch, or nothing held out; if pairs lack numbers
-            that a loss reads, or have no groups; or no corpus is found.
-        ConfigError: if PPO's options do not suit the steps that its examples allow.
+        DataError: if a phase has less than one batch, or nothing held out; if pairs lack the
+            numbers that a loss reads; if pairs of reward.groups_path have no group; or if an
+            option's data is missing.
+        ConfigError: if options do not suit the number of steps that the examples allow.
     """
     found: dict[Phase, PhaseExamples] = {}
     for phase in phases:

@@ -72,7 +72,7 @@ class WholeSequences:
         return x_N.new_zeros(self.keep_BT.shape).masked_scatter(self.keep_BT, x_N)
 
     def scatter_logprobs(self, tokens: TokenLogprobs) -> ResponseLogprobs:
-        """Return log-probabilities and entropies of ``positions`` as (B, T)."""
+        """Return log-probabilities and entropies of the kept response tokens as (B, T)."""
         entropy_N = tokens.entropy_N
         entropy_BT = None if entropy_N is None else self.scatter(entropy_N)
         return ResponseLogprobs(self.scatter(tokens.logprobs_N), entropy_BT)
@@ -105,28 +105,28 @@ class ResponseScores(NamedTuple):
     measures: Mapping[str, Tensor] = {}
 
 
-# Scores whole responses: a reward model, or a judge instead of it.
+# A function that scores whole responses, by a reward model or by a judge.
 Scores = Callable[[WholeSequences], ResponseScores]
-# Maps prompts, responses and model scores (B,) to weighted sums (B,) and the parts' scores.
+# A function from prompts, responses and model scores (B,) to weighted sums (B,) of several rewards.
 Rewards = Callable[[PromptBatch, Responses, Tensor], tuple[Tensor, TermScores]]
 
 
 @runtime_checkable
 class ResponseScorer(Protocol):
-    """A reward model of an option that scores whole responses, not tokens."""
+    """An option's reward model, which returns scores of responses instead of values of tokens."""
 
     def response_scores(self, sequences: WholeSequences) -> ResponseScores:
-        """Return the scores, and measures of them."""
+        """Return the scores (B,) of the responses, and measures of the scores."""
 
 
 @dataclass(frozen=True)
 class ModelScores:
-    """Scores of a reward model."""
+    """A function that scores responses by a reward model."""
 
     model: ValueModel
 
     def __call__(self, sequences: WholeSequences) -> ResponseScores:
-        """Return the values at the last tokens, or the model's own scores of responses."""
+        """Return the values at the last tokens, or the scores of a ``ResponseScorer``."""
         with self.model.evaluating() as module:
             if isinstance(module, ResponseScorer):
                 return module.response_scores(sequences)
@@ -140,22 +140,22 @@ def zero_scores(sequences: WholeSequences) -> ResponseScores:
 
 @dataclass(frozen=True)
 class JudgeScores:
-    """Gold scores of a judge, computed by a rule."""
+    """A function that scores responses by a judge, which computes gold scores by a rule."""
 
     judge: GoldJudge
     tokenizer: PreTrainedTokenizerBase
 
     def __call__(self, sequences: WholeSequences) -> ResponseScores:
-        """Return the gold scores of the responses as text."""
-        rated = ratings(self.judge, self.tokenizer, sequences.prompts, sequences.responses)
+        """Return the gold scores of the decoded responses."""
+        rated = rate_responses(self.judge, self.tokenizer, sequences.prompts, sequences.responses)
         scores = [each["gold"] for each in rated]
         return ResponseScores(torch.tensor(scores, device=sequences.ids_BS.device))
 
 
-def ratings(
+def rate_responses(
     judge: GoldJudge, tokenizer: PreTrainedTokenizerBase, prompts: PromptBatch, responses: Responses
 ) -> list[Mapping[str, float]]:
-    """Return a judge's ratings of each response."""
+    """Return a judge's ratings of each response, by the names of its criteria."""
     texts, ended = response_texts(tokenizer, responses), responses.ended_B.tolist()
     answers = zip(prompts.texts, texts, ended, strict=True)
     return [judge.rate(prompt, text, ended=has_ended) for prompt, text, has_ended in answers]
@@ -175,7 +175,7 @@ class ModelOutputs(NamedTuple):
     logprobs_BT: Tensor | None  # None: the policy was not run; the rollout backend measured them
     reference_logprobs_BT: Tensor
     values_BT: Tensor
-    last_values_B: Tensor  # after the last token
+    last_values_B: Tensor  # the critic's values after the last tokens
     scores_B: Tensor
     measures: Mapping[str, Tensor] = {}  # of the scores, by name
 
@@ -243,7 +243,7 @@ def score_responses(
 
 
 def valid_score_mask(scores: Tensor) -> Tensor:
-    """Return a mask, True for each finite number that the statistics of scores can square."""
+    """Return a mask, True for each score that is finite and small enough to be squared."""
     return scores.abs() <= LARGEST_SCORE  # False for NaN
 
 

@@ -1,7 +1,7 @@
-"""Requests of signals to write a checkpoint, or to stop.
+"""Requests by signals to write a checkpoint, or to stop.
 
 SIGTERM and SIGUSR1 request a checkpoint; SIGTERM also ends the run. The handlers only store the
-request; the phase answers it after the current step. No torch here: the launcher watches too.
+request; the phase fulfils it after the current step.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ class StoppedError(KeyboardInterrupt):
 
 
 class StopRequests:
-    """Requests that signals have made: a checkpoint, or a checkpoint and the end of the run."""
+    """The requests that signals have made: a checkpoint, or a checkpoint and the end of the run."""
 
     def __init__(self) -> None:
         self.wants_checkpoint = False
         self.wants_stop = False
 
-    def listen(self, *, grace_seconds: int, stops: bool) -> None:
+    def install_handlers(self, *, grace_seconds: int, stops: bool) -> None:
         """Install the signal handlers in this process's main thread.
 
         SIGUSR1 requests a checkpoint. With ``stops``, SIGTERM requests a checkpoint and a stop:

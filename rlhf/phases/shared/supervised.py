@@ -25,7 +25,7 @@ from rlhf.run.console import Console
 T = TypeVar("T")
 B = TypeVar("B")  # a micro-batch
 SupervisedConfig = SftConfig | RewardConfig | DpoConfig
-Rows = dict[str, list[Any]]  # examples by column
+Rows = dict[str, list[Any]]  # the values of each column, one per example
 
 
 def run_supervised(

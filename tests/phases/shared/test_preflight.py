@@ -22,7 +22,7 @@ from rlhf.options import Backend
 from rlhf.options.hybrid_engine import backends
 from rlhf.options.lora.keys import LoraRole
 from rlhf.phases.shared import preflight as rollout_checks
-from rlhf.phases.shared.preflight import require_data, require_support
+from rlhf.phases.shared.preflight import require_capabilities, require_data
 from tests.rollout.decoder_checks import FAMILIES as DECODED
 from tests.rollout.decoder_checks import tiny_model
 
@@ -50,12 +50,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
 def test_the_hybrid_engine_needs_a_model_that_it_knows(compose: Compose) -> None:
-    require_support(hybrid(compose, "llama"))
+    require_capabilities(hybrid(compose, "llama"))
     for model_type, words in {"opt": "is skipped by DeepSpeed", "qwen2": "has no layers"}.items():
         with pytest.raises(CapabilityError, match=f"{model_type} {words}.*use rollout=fast"):
-            require_support(hybrid(compose, model_type))
+            require_capabilities(hybrid(compose, model_type))
     with pytest.raises(CapabilityError, match="num_key_value_heads=4"):
-        require_support(hybrid(compose, "llama", num_key_value_heads=4))
+        require_capabilities(hybrid(compose, "llama", num_key_value_heads=4))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -64,10 +64,10 @@ def test_the_hybrid_engine_does_not_see_adapters(compose: Compose) -> None:
     for roles, is_refused in (([LoraRole.critic], False), ([LoraRole.actor], True)):
         adapted = replace(config, lora=replace(config.lora, rank=4, roles=roles))
         if not is_refused:
-            require_support(adapted)
+            require_capabilities(adapted)
             continue
         with pytest.raises(CapabilityError, match=r"lora.rank=4 on the actor.*lora=none"):
-            require_support(adapted)
+            require_capabilities(adapted)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -78,15 +78,15 @@ def test_the_config_of_a_folder_is_read(compose: Compose, tmp_path: Path) -> Non
     for family, words in {"opt": "model_type=opt", "llama": "num_key_value_heads=2"}.items():
         config = to_run_config(compose([*overrides, f"model.path={tmp_path / family}"]))
         with pytest.raises(CapabilityError, match=words):
-            require_support(config)
+            require_capabilities(config)
     # What cannot be read is left to whoever builds the model.
-    require_support(to_run_config(compose([*overrides, f"model.path={tmp_path / 'none'}"])))
+    require_capabilities(to_run_config(compose([*overrides, f"model.path={tmp_path / 'none'}"])))
 
 
 def test_the_machine_is_asked_first(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(CapabilityError, match=r"torch finds no GPU here.*use rollout=fast"):
-        require_support(hybrid(compose, "llama"))
+        require_capabilities(hybrid(compose, "llama"))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -94,10 +94,10 @@ def test_only_ppo_has_the_hybrid_engine(compose: Compose) -> None:
     config = hybrid(compose, "llama")
     phases = replace(config.phase, order=[Phase.sft, Phase.dpo])
     with pytest.raises(ConfigError, match="with the dpo phase"):
-        require_support(replace(config, phase=phases))
+        require_capabilities(replace(config, phase=phases))
     # Where nothing is sampled, nothing is asked.
     sft = replace(config.phase, order=[Phase.sft])
-    require_support(replace(hybrid(compose, "opt"), phase=sft))
+    require_capabilities(replace(hybrid(compose, "opt"), phase=sft))
 
 
 CONVOLUTION = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
@@ -114,8 +114,8 @@ def test_fast_needs_a_model_that_it_can_decode(
     model_type: str, fields: dict[str, Any], words: str, compose: Compose
 ) -> None:
     with pytest.raises(CapabilityError, match=f"model_type={model_type} {words}; use rollout=hf"):
-        require_support(config_of(compose, model_type=model_type, **fields))
-    require_support(config_of(compose, Backend.hf, model_type=model_type, **fields))
+        require_capabilities(config_of(compose, model_type=model_type, **fields))
+    require_capabilities(config_of(compose, Backend.hf, model_type=model_type, **fields))
 
 
 @pytest.mark.slow
@@ -123,17 +123,17 @@ def test_fast_needs_a_model_that_it_can_decode(
 def test_what_fast_decodes_passes(family: str, compose: Compose) -> None:
     fields = DECODED.get(family, {})
     fields = fields | ({"sliding_window": 288} if "sliding_window" in fields else {})
-    require_support(config_of(compose, model_type=family.partition("-")[0], **fields))
+    require_capabilities(config_of(compose, model_type=family.partition("-")[0], **fields))
 
 
 def test_what_only_the_built_model_can_say_is_left_to_it(compose: Compose) -> None:
-    require_support(config_of(compose, model_type="bart"))  # its decoder may be taken alone
+    require_capabilities(config_of(compose, model_type="bart"))  # its decoder may be taken alone
 
 
 def test_a_window_must_hold_the_longest_prompt_and_response(compose: Compose) -> None:
-    require_support(config_of(compose, model_type="gemma3_text", sliding_window=288))
+    require_capabilities(config_of(compose, model_type="gemma3_text", sliding_window=288))
     with pytest.raises(CapabilityError, match="to 8 tokens at most, fewer than the 288 of rollou"):
-        require_support(config_of(compose, model_type="gemma3_text", sliding_window=8))
+        require_capabilities(config_of(compose, model_type="gemma3_text", sliding_window=8))
 
 
 @pytest.fixture
