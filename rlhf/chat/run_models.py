@@ -18,7 +18,7 @@ from rlhf.config.choices import Dtype
 from rlhf.config.freeze import FROZEN, OF_MODELS, frozen_keys, refuse_code_of_run
 from rlhf.models.build import build_scorer, complete_reward_model
 from rlhf.models.pretrained import load_config
-from rlhf.models.sources import RUN_FOLDER, ModelSource, load_failure
+from rlhf.models.sources import RUN_FOLDER, ModelSource, build_load_error
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.run.finished_phase import verify_model
@@ -103,7 +103,7 @@ def _read_generation_config(folder: Path) -> GenerationConfig:
 
     if not (folder / "generation_config.json").is_file():
         return GenerationConfig()
-    with translate_errors(partial(load_failure, folder, key=KEY, what="a model")):
+    with translate_errors(partial(build_load_error, folder, key=KEY, what="a model")):
         return GenerationConfig.from_pretrained(folder)
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters in folders of peft, which a model's folder may hold instead of weights."""
+"""LoRA adapters as peft saves them, which a model's folder may hold instead of weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ADAPTER = "default"  # peft's name for a model's only adapter
 
 
-def adapter_config(source: ModelSource) -> Any | None:
+def load_adapter_config(source: ModelSource) -> Any | None:
     """Return peft's config of the adapter in ``source``; None if ``source`` is no adapter.
 
     Raises:
@@ -39,7 +39,7 @@ def adapter_config(source: ModelSource) -> Any | None:
 
 
 def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> PreTrainedModel:
-    """Merge the adapter in ``source`` into ``base`` and return it; a saved head replaces its head.
+    """Merge the adapter in ``source`` into ``base``; a head that it saved replaces the base's head.
 
     Raises:
         CheckpointError: if the adapter cannot be read, or does not fit the model.
@@ -55,7 +55,7 @@ def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> Pr
             "adapter_config.json to the base of the training run"
         )
 
-    with translate_errors(source.failure):
+    with translate_errors(source.build_error):
         file = cached_file(source.path, "adapter_model.safetensors", revision=source.revision)
         weights = {n.removeprefix("base_model.model."): w for n, w in load_file(file).items()}
     largest = max((w.shape[0] for n, w in weights.items() if ".lora_A." in n and w.ndim), default=0)

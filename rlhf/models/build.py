@@ -41,7 +41,7 @@ DROPOUT_FIELDS = (
 
 
 def extensions_of(config: RunConfig, role: Role, *, seed: int) -> list[Extension]:
-    """Return what the options of ``config`` do with the model ``role`` after it has been built."""
+    """Return functions by which options extend the model of ``role`` after it has been built."""
     hooks = hooks_of("models", "extend_model", config)
     return [partial(extend, config, role, seed) for extend in hooks]
 
@@ -94,10 +94,12 @@ def build_scorer(
 def complete_reward_model(
     scorer: Scorer, source: ModelSource, keys: Mapping[str, Any]
 ) -> nn.Module:
-    """Return the reward model in ``source``, of a run with these ``keys``: a scorer or several.
+    """Return the whole reward model in ``source``, whose first member ``scorer`` has been built.
+
+    ``keys`` are the config keys of the run that trained it.
 
     Raises:
-        CheckpointError: if the folder does not hold what ``keys`` say.
+        CheckpointError: if the folder does not hold the members that ``keys`` require.
     """
     model: nn.Module = scorer
     for complete in hooks_of("models", "complete_reward_model"):
@@ -112,7 +114,7 @@ def _extend(
     *,
     head: tuple[str, ...] = (),
 ) -> None:
-    """Extend a built ``model`` whose new head has the name in ``head``, and shard what is new."""
+    """Extend ``model``, and shard the new parameters; ``head`` has the name of a new head."""
     for extend in extensions:
         extend(model, head)
     if extensions and shard is not None:
@@ -193,7 +195,7 @@ def _build_random(
     # Embeddings that will be resized must not be sharded before.
     is_whole = shard is None or config.vocab_size < len(tokenizer)
     with (
-        translate_errors(partial(_architecture_error, source.key, fields)),
+        translate_errors(partial(_build_architecture_error, source.key, fields)),
         nullcontext() if is_whole else draw_weights_by_block(shard),
     ):
         return auto_class.from_config(
@@ -206,11 +208,11 @@ def architecture_config(key: str, fields: Mapping[str, Any]) -> PreTrainedConfig
     from transformers import AutoConfig
 
     rest = {name: value for name, value in fields.items() if name != "model_type"}
-    with translate_errors(partial(_architecture_error, key, fields)):
+    with translate_errors(partial(_build_architecture_error, key, fields)):
         return AutoConfig.for_model(fields.get("model_type"), **rest)
 
 
-def _architecture_error(key: str, fields: Mapping[str, Any], reason: str) -> ConfigError:
+def _build_architecture_error(key: str, fields: Mapping[str, Any], reason: str) -> ConfigError:
     return ConfigError(
         f"{key}: transformers cannot build a model of model_type={fields.get('model_type')!r} with "
         f"these fields: {reason}"
@@ -231,7 +233,7 @@ def _require_embeddings(
 
 
 def require_enough_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:
-    """Raise a ConfigError if the model has fewer than ``tokens`` positions, the key ``wanted``."""
+    """Raise ConfigError if the model has fewer positions than ``tokens``, the key ``wanted``."""
     limit = getattr(model.config, "max_position_embeddings", None)  # a property of GPT-2's config
     if limit is not None and tokens > limit:
         raise ConfigError(
@@ -267,8 +269,8 @@ def enable_gradient_checkpointing(model: PreTrainedModel, layers: bool | int, *,
 def compile_layers(model: PreTrainedModel, *, key: str, backend: str = "inductor") -> None:
     """Compile the layers of the model, once for each batch shape.
 
-    Batches are padded to eight widths per doubling, so there are few shapes. All layers share the
-    compiled code. A call with a KV cache, whose shape changes in each step, runs uncompiled.
+    Batches are padded to one of eight widths per doubling: there are few shapes. All layers share
+    the compiled code. A call with a KV cache, whose shape changes in each step, runs uncompiled.
 
     Raises:
         CapabilityError: if the model does not name its layers; the message names ``key``.
@@ -286,13 +288,14 @@ def compile_layers(model: PreTrainedModel, *, key: str, backend: str = "inductor
     for layer in layers:
         layer.compile(backend=backend, dynamic=False)
         layer._compiled_call_impl = partial(
-            _call_unless_cached, layer._compiled_call_impl, layer._call_impl
+            _call_compiled_unless_cached, layer._compiled_call_impl, layer._call_impl
         )
 
 
-def _call_unless_cached(
+def _call_compiled_unless_cached(
     compiled: Callable[..., Any], plain: Callable[..., Any], *inputs: Any, **options: Any
 ) -> Any:
+    """Call ``compiled`` or, if the arguments include a KV cache, ``plain``."""
     has_cache = any(options.get(name) is not None for name in CACHE_NAMES)
     return (plain if has_cache else compiled)(*inputs, **options)
 

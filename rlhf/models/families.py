@@ -49,19 +49,20 @@ class Family:
     project_in: str | None = None
     rotary: str | None = "rotary_emb"
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The config's field that decides the order of norms, attention and MLP, which is norm_first
-    without such a field: the order if it is true, and if it is false."""
+    """For a field of the config, the order of norms, attention and MLP if it is true, and if it is
+    false. Without such a field the order is norm_first."""
     activation: str = "hidden_act"
     """The config's field with the name of the activation."""
 
 
-def _family(names: dict[str, Any]) -> Family:
+def _build_family(names: dict[str, Any]) -> Family:
     block = names.get("block")
     return Family(**names | {"block": None if block is None else BlockNames(**block)})
 
 
 FAMILIES = {
-    name: _family(names) for name, names in read_yaml_beside(__file__, "families.yaml").items()
+    name: _build_family(names)
+    for name, names in read_yaml_beside(__file__, "families.yaml").items()
 }
 UNKNOWN = Family(has_plain_output=False)
 
@@ -96,7 +97,8 @@ def find_decoder_modules(model: PreTrainedModel, *, tokens: int) -> DecoderModul
         project_in=find_submodule(base, family.project_in),
         rotary=find_submodule(base, family.rotary),
         blocks=[
-            _block_modules(block, family.block) for block in find_submodule(base, family.blocks)
+            _find_block_modules(block, family.block)
+            for block in find_submodule(base, family.blocks)
         ],
         order=_block_order(config, family),
         final=[module for module in tail if module is not None],
@@ -121,7 +123,7 @@ def find_submodule(module: Any, name: str | None) -> Any:
     return reduce(lambda part, child: getattr(part, child, None), name.split("."), module)
 
 
-def _block_modules(block: Any, names: BlockNames) -> BlockModules:
+def _find_block_modules(block: Any, names: BlockNames) -> BlockModules:
     joined = tuple(find_submodule(block, name) for name in names.query_key_value)
     single = {
         field: find_submodule(block, name)

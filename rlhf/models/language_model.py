@@ -1,4 +1,4 @@
-"""Models by tokens: log-probabilities of chosen tokens, or a value at every token.
+"""Models that return log-probabilities of chosen tokens, or a value at every token.
 
 Shapes: B = sequences, S = tokens, N = chosen tokens, H = hidden size, V = vocabulary.
 """
@@ -43,7 +43,7 @@ class OutputLayer(nn.Linear):
 
 
 class LanguageModel(nn.Module):
-    """A language model that returns log-probs of chosen tokens; checkpoints hold ``pretrained``.
+    """A language model that returns log-probs of chosen tokens; ``pretrained`` is what is saved.
 
     Sequences are padded on the right. In causal attention no token attends to the padding after it,
     so no mask is needed, and positions count from 0 in every row.
@@ -84,7 +84,7 @@ def logprobs_at(
 
 
 def replace_output_layer(pretrained: PreTrainedModel) -> bool:
-    """Replace the output layer by an ``OutputLayer``; return False if the family forbids it."""
+    """Replace the output layer by an ``OutputLayer``; return False if the model needs its own."""
     output = pretrained.get_output_embeddings()
     if isinstance(output, OutputLayer):
         return True
@@ -114,7 +114,7 @@ class Scorer(nn.Module):
     def __init__(self, pretrained: PreTrainedModel) -> None:
         super().__init__()
         self.pretrained = pretrained
-        self.head_name = _head_name(pretrained)
+        self.head_name = _find_head_name(pretrained)
 
     def forward(self, ids_BS: Tensor) -> Tensor:
         """Return fp32 values (B, S) of right-padded sequences: no token attends to the padding."""
@@ -125,7 +125,7 @@ class Scorer(nn.Module):
         return values_BS1.squeeze(-1).float()
 
 
-def _head_name(pretrained: PreTrainedModel) -> str:
+def _find_head_name(pretrained: PreTrainedModel) -> str:
     heads: list[str] = [
         name
         for name, child in pretrained.named_children()

@@ -33,9 +33,9 @@ class ModelUse:
     fp32_copies: tuple[str, ...] = ()
     """Names of copies of the trained weights; the key zero.offload_NAME moves one to the host."""
     successive_weights: int = 0
-    """Weights that score every text in turn, and are trained one after another."""
+    """Weights of further scorers, which score every text in turn and are trained in turn."""
     is_own_reference: bool = False
-    """True if the model without what is trained is the reference too."""
+    """True if the model without its trained weights, such as an adapter, is also the reference."""
     scores_at_once: bool = False
     """True if one pass scores a rollout for policy, reference and critic."""
     needs_deepspeed: str | None = None
@@ -54,7 +54,7 @@ def forward_flops(model: ModelUse, *, sequences: float, tokens: float, positions
     Logits, or a scorer's values, are computed at ``positions`` tokens of each sequence.
     """
     shape = model.shape
-    # In training successive weights cost about as much per step as the first alone.
+    # A training step of successive weights costs about as much as a step of the first weights.
     further = 0 if model.trained else model.successive_weights
     products = 2 * (shape.multiplied_weights + model.extra_weights + further) * tokens
     # 4 FLOPs per pair of tokens, for half of all pairs, since attention is causal.

@@ -29,15 +29,18 @@ class Block(NamedTuple):
 
 
 CPU_BLOCK = Block(1024, 2048)  # a block's logits and weights fit into the caches
-# Each block of tokens reads the whole weight and updates its gradient. On a GPU with B FLOPs per
-# byte the arithmetic takes longer than that from 2 B / (1 - B / hidden size) tokens on. At a hidden
-# size of 2048 these are 331 tokens on an A100 with 80 GB (B = 153) and 689 on an H100 (B = 295).
+# For each block of tokens the whole weight is read, and its gradient is updated. On a GPU with B
+# FLOPs per byte, arithmetic takes longer than these transfers if a block has more than
+# 2 B / (1 - B / hidden size) tokens: at a hidden size of 2048, 331 tokens on an A100 with 80 GB
+# (B = 153) and 689 on an H100 (B = 295).
 GPU_BLOCK = Block(1024, None)
-# More tokens: the weight's gradient is rounded less often. Fewer entries: its sum in fp32 is hardly
-# larger than the logits of the block above. 4096 tokens of OPT-1.3B move 6.4 instead of 7.3 GB.
+# More tokens than in GPU_BLOCK: the weight's gradient is rounded less often. Fewer entries: the
+# gradient's sum in fp32 is hardly larger than the logits of a GPU_BLOCK. For 4096 tokens of
+# OPT-1.3B, 6.4 instead of 7.3 GB are moved.
 GPU_GRADIENT_BLOCK = Block(4096, 4096)
-BLOCKS = {True: (CPU_BLOCK, CPU_BLOCK), False: (GPU_BLOCK, GPU_GRADIENT_BLOCK)}  # is it a CPU?
-TORCH_TOKENS = 256  # tokens whose logits exist twice in fp32 if torch computes, not a kernel
+# Is the device a CPU? -> the blocks of the forward and of the backward pass.
+BLOCKS = {True: (CPU_BLOCK, CPU_BLOCK), False: (GPU_BLOCK, GPU_GRADIENT_BLOCK)}
+TORCH_TOKENS = 256  # tokens at once without a kernel: torch holds their logits twice, in fp32
 
 DEFAULT_OPTIONS = LogprobOptions()
 
@@ -112,7 +115,7 @@ class _FusedLogprobs(torch.autograd.Function):
                 outs = (log_sum_KN[k, rows], entropy_KN[k, rows], picked_N[rows])
                 _reduce_block(logits_RW, ids_N[rows] - column.start, options, outs)
         log_sum_N = log_sum_KN.logsumexp(dim=0)
-        # Chain rule: entropy = entropy of the block's choice + mean entropy within a block.
+        # Chain rule: entropy = entropy of the choice of a block + mean entropy within the blocks.
         log_share_KN = log_sum_KN - log_sum_N
         entropy_KN -= log_share_KN.clamp(min=LEAST_LOG)
         entropy_N = (log_share_KN.exp() * entropy_KN).sum(dim=0)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.models.adapters import adapter_config, merge_adapter
+from rlhf.models.adapters import load_adapter_config, merge_adapter
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import (
     CONSTANTS,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 COUNTS = {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_labels"}
 COUNTS |= {"encoder_layers", "decoder_layers"}
 MOST = 1000
-OUTPUT_LAYERS = {"lm_head", "embed_out"}  # of language models, which a scorer does not have
+OUTPUT_LAYERS = {"lm_head", "embed_out"}  # names in language models; scorers have no such layer
 # A function that replaces a parameter with this rank's shard (possibly the whole parameter) and
 # returns the shard in the engine's precision; it returns None if the parameter is already sharded.
 Shard = Callable[[nn.Parameter], Tensor | None]
@@ -58,7 +58,7 @@ def draw_weights_by_block(shard: Shard | None = None) -> Iterator[None]:
     within_blocks: set[nn.Module] = set()
     initialize = PreTrainedModel._initialize_weights
 
-    def give_back(parent: nn.Module, _: str, module: nn.Module | None) -> None:
+    def free_parameters(parent: nn.Module, _: str, module: nn.Module | None) -> None:
         for each in () if module is None else module.modules():
             for name, parameter in each.named_parameters(recurse=False):
                 if parameter not in drawn:
@@ -82,7 +82,7 @@ def draw_weights_by_block(shard: Shard | None = None) -> Iterator[None]:
 
     PreTrainedModel._initialize_weights = draw
     register = nn.modules.module.register_module_module_registration_hook
-    handle = None if shard is None else register(give_back)
+    handle = None if shard is None else register(free_parameters)
     try:
         yield
     finally:
@@ -110,7 +110,7 @@ def shard_parameters(
 
 
 class Adapter(NamedTuple):
-    """The place of an adapter, and its peft config."""
+    """An adapter to merge into its base model: where it is stored, and its peft config."""
 
     source: ModelSource
     config: Any
@@ -157,7 +157,7 @@ def find_adapter_chain(source: ModelSource) -> tuple[list[Adapter], ModelSource]
             key=f"{source.key}={source.path}, base_model_name_or_path",
             path=config.base_model_name_or_path,
             revision=config.revision,
-            # The user's trust is not in this base, which only the adapter's file names.
+            # The user has not trusted this base: only the adapter's file names it.
             trust_remote_code=False,
         )
     return adapters, source
@@ -171,7 +171,7 @@ def load_config(source: ModelSource, **overrides: Any) -> PreTrainedConfig:
     """
     from transformers import AutoConfig, PreTrainedConfig
 
-    with translate_errors(source.failure):
+    with translate_errors(source.build_error):
         fields, _ = PreTrainedConfig.get_config_dict(source.path, revision=source.revision)
         _require_trainable(fields, source)
         return AutoConfig.from_pretrained(
@@ -183,8 +183,8 @@ def load_config(source: ModelSource, **overrides: Any) -> PreTrainedConfig:
 
 
 def require_one_label_model(source: ModelSource) -> None:
-    """Raise a CheckpointError unless the config of ``source`` is of a reward model, one label."""
-    with translate_errors(partial(source.failure, what="a reward model")):
+    """Raise CheckpointError unless ``source`` has the config of a reward model with one label."""
+    with translate_errors(partial(source.build_error, what="a reward model")):
         adapter = _read_adapter_config(source)
     if adapter is not None and (adapter.task_type != "SEQ_CLS" or not adapter.modules_to_save):
         raise CheckpointError(
@@ -202,8 +202,8 @@ def require_one_label_model(source: ModelSource) -> None:
 
 
 def _read_adapter_config(source: ModelSource) -> Any | None:
-    with translate_errors(source.failure):
-        return adapter_config(source)
+    with translate_errors(source.build_error):
+        return load_adapter_config(source)
 
 
 def _is_scorer(config: PreTrainedConfig) -> bool:
@@ -214,7 +214,7 @@ def _load_base(
     auto_class: Any, source: ModelSource, overrides: Mapping[str, Any], *, mapped: bool
 ) -> PreTrainedModel:
     config = load_config(source, **overrides)
-    with translate_errors(source.failure):
+    with translate_errors(source.build_error):
         dtype = stored_dtype(source) if mapped else torch.float32
         tensor_types(source)
         load = partial(
@@ -245,15 +245,15 @@ def _require_trainable(fields: Mapping[str, Any], source: ModelSource) -> None:
         for key, value in each.items() if isinstance(each, Mapping) else ():
             rest.append(value)
             if key in COUNTS and isinstance(value, int) and value > MOST:
-                raise source.failure(f"config.json has {key}={value}; must be {MOST} or less")
+                raise source.build_error(f"config.json has {key}={value}; must be {MOST} or less")
             if key == "quantization_config" and value:
                 method = value.get("quant_method") if isinstance(value, Mapping) else value
-                raise source.failure(
+                raise source.build_error(
                     f"its weights are quantised ({method}), which cannot be trained: use the "
                     "unquantised model that it was made from"
                 )
             if key == "transformers_weights" and value:
-                raise source.failure(f"config.json has {key}={value!r}; remove that field")
+                raise source.build_error(f"config.json has {key}={value!r}; remove that field")
 
 
 def _require_matching_tensors(

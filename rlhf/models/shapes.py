@@ -29,7 +29,7 @@ class ModelShape:
     layer_vectors: int
     """Weights of the biases and norms of one layer."""
     outside: int
-    """Number of weights outside layers and untied head: embeddings, final norm, projections."""
+    """Number of weights outside the layers and an untied head: embeddings, norm, projections."""
     tail: int
     """Number of those weights between the last layer and the head: norm, projection."""
     head: int
@@ -246,7 +246,7 @@ def _gemma3_shape(c: Mapping[str, Any]) -> ModelShape:
 
 OWN = ("gelu_new", "gelu_fast")  # activations that transformers computes step by step in Python
 
-# model_type of the HF config -> function that reads its fields
+# model_type of the HF config -> function that computes the shape from the config's fields
 FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelShape]] = {
     "opt": _opt_shape,
     "llama": _llama_shape,

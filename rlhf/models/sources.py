@@ -18,7 +18,7 @@ RUN_FOLDER = "run folder"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """The place of a model's weights, and options; errors name the config key ``key``."""
+    """Where to load a model, and how to build it; errors name the config key ``key``."""
 
     key: str
     path: str | None
@@ -58,12 +58,14 @@ class ModelSource:
             trust_remote_code=base.trust_remote_code,
         )
 
-    def failure(self, reason: str, *, what: str = "a model") -> CheckpointError:
+    def build_error(self, reason: str, *, what: str = "a model") -> CheckpointError:
         """Return the error to raise if ``path`` does not hold ``what``."""
-        return load_failure(self.path, reason, key=self.key, what=what)
+        return build_load_error(self.path, reason, key=self.key, what=what)
 
 
-def load_failure(place: str | Path | None, reason: str, *, key: str, what: str) -> CheckpointError:
+def build_load_error(
+    place: str | Path | None, reason: str, *, key: str, what: str
+) -> CheckpointError:
     """Return the error to raise if ``place``, the value of ``key``, does not hold ``what``."""
     folder = Path(str(place))
     if "custom code" in reason:
@@ -73,7 +75,7 @@ def load_failure(place: str | Path | None, reason: str, *, key: str, what: str) 
             f"it, then switch on {group}.trust_remote_code"
         )
     if key == RUN_FOLDER:
-        return _damaged_run_error(folder, reason, what=what)
+        return _build_damaged_run_error(folder, reason, what=what)
     if folder.is_dir():
         is_tokenizer = what == "a tokenizer"
         other_way = f". Or set {key.partition('.')[0]}.tokenizer=FOLDER" if is_tokenizer else ""
@@ -89,7 +91,7 @@ def load_failure(place: str | Path | None, reason: str, *, key: str, what: str) 
     )
 
 
-def _damaged_run_error(folder: Path, reason: str, *, what: str) -> CheckpointError:
+def _build_damaged_run_error(folder: Path, reason: str, *, what: str) -> CheckpointError:
     """Return the error for a missing or damaged folder that a run wrote and can write again."""
     is_tokenizer = folder.name == "tokenizer"  # RUN_DIR/tokenizer; models are RUN_DIR/PHASE/NAME
     run_dir = folder.parent if is_tokenizer else folder.parent.parent
@@ -114,8 +116,8 @@ def config_fields(
     """Return the known fields of a model's HF config; empty if none are known.
 
     Random weights use ``architecture``. Pretrained weights use config.json in their folder or, for
-    a hub id, the published fields in ``architecture`` or config.json in the hub cache. Of an
-    adapter they are the fields of its base (``is_base``), which must be no adapter itself.
+    a hub id, the published fields in ``architecture`` or config.json in the hub cache. For an
+    adapter, the fields of its base model are returned; a base (``is_base``) must be no adapter.
     """
     if model.init is ModelInit.random:
         return dict(model.architecture)

@@ -12,7 +12,7 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
-from rlhf.models.sources import RUN_FOLDER, load_failure
+from rlhf.models.sources import RUN_FOLDER, build_load_error
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 END_TOKEN = "<|end|>"
 PAD_TOKEN = "<|pad|>"
-SENTENCE = "A text."
+SENTENCE = "A text."  # an intact tokenizer decodes its tokens to the same letters
 
 
 def load_or_train_tokenizer(
@@ -54,7 +54,7 @@ def load_or_train_tokenizer(
 
 
 def tokenizer_place(model: ModelConfig, *, key: str) -> tuple[str, str | None]:
-    """Return the key and value of the folder or hub id of the tokenizer; None: it is trained."""
+    """Return the config key of the tokenizer's place, and the place; None: it is trained."""
     if model.tokenizer is not None or model.init is not ModelInit.pretrained:
         return f"{key}.tokenizer", model.tokenizer
     return f"{key}.path", model.path
@@ -117,16 +117,16 @@ def load_tokenizer(
     ``end_token`` replaces the tokenizer's own end token; if it is new to the vocabulary, it is
     added as a single token.
 
-    A tokenizer without a padding token pads with its unknown token, or without both with its end
-    token. Padding is never mistaken for an end, because batches carry explicit lengths.
+    A tokenizer without a padding token pads with its unknown token or, if that is missing too, with
+    its end token. Padding is never mistaken for an end, because batches carry explicit lengths.
 
     Raises:
-        CheckpointError: if there is no tokenizer, it has no end token, or it does not give back a
-            sentence.
+        CheckpointError: if there is no tokenizer, it has no end token, or it does not decode a
+            sentence that it has encoded.
     """
     from transformers import AutoTokenizer
 
-    failure = partial(load_failure, place, key=key, what="a tokenizer")
+    failure = partial(build_load_error, place, key=key, what="a tokenizer")
     with translate_errors(failure):
         tokenizer = AutoTokenizer.from_pretrained(
             str(place), revision=revision, trust_remote_code=trust_remote_code
@@ -135,7 +135,7 @@ def load_tokenizer(
             tokenizer.add_special_tokens({"eos_token": end_token})
         # This raises if files are damaged. Without files, transformers makes an empty tokenizer.
         said = tokenizer.decode(tokenizer(SENTENCE, add_special_tokens=False).input_ids)
-    if _letters(said) != _letters(SENTENCE):
+    if _keep_letters(said) != _keep_letters(SENTENCE):
         reason = f"it reads {SENTENCE!r} as {said!r}: files are missing or another model's"
         raise failure(reason)
     if tokenizer.eos_token_id is None and key == RUN_FOLDER:
@@ -150,8 +150,8 @@ def load_tokenizer(
     return tokenizer
 
 
-def _letters(text: str) -> str:
-    """Return the letters alone: tokenizers may change case, spaces and signs."""
+def _keep_letters(text: str) -> str:
+    """Return only the letters, in lower case: tokenizers may change case, spaces and signs."""
     return "".join(filter(str.isalpha, text.casefold()))
 
 
@@ -162,7 +162,7 @@ def check_same_tokens(
     place: str | Path,
     name: str = "reward_model",
 ) -> None:
-    """Raise a ConfigError if the model of config key ``name`` has other tokens than the actor."""
+    """Raise a ConfigError if ``other``, of config key ``name``, has other tokens than ``actor``."""
     if actor.get_vocab() == other.get_vocab() and actor.eos_token_id == other.eos_token_id:
         return
     raise ConfigError(

@@ -51,7 +51,7 @@ def tensor_types(source: ModelSource) -> dict[str, str]:
         places |= dict.fromkeys(found, Path(path).name)
     if index is not None and index != places:
         wrong = sorted(dict(index.items() ^ places.items()))
-        raise source.failure(
+        raise source.build_error(
             "model.safetensors.index.json and the files that it names disagree about "
             f"{summarize_names(wrong)}"
         )
@@ -72,7 +72,7 @@ def require_float_types(types: Mapping[str, str], source: ModelSource) -> None:
     """Raise a CheckpointError if there are no tensors, or the dtype of a tensor is no float."""
     odd = [f"{name} ({kind})" for name, kind in types.items() if kind not in FLOATS]
     if odd or not types:
-        raise source.failure(
+        raise source.build_error(
             f"weights must be of type {', '.join(FLOATS)}; found "
             f"{summarize_names(odd) or 'none'}. Use the unquantised model"
         )
@@ -103,7 +103,7 @@ def _weight_files(source: ModelSource) -> tuple[list[str], Mapping[str, str] | N
 
     place, revision = str(source.path), source.revision
     if found := sorted(Path(place).glob(SHARDS)):
-        raise source.failure(f"{found[0].name} is part of a distributed checkpoint")
+        raise source.build_error(f"{found[0].name} is part of a distributed checkpoint")
     path = cached_file(
         place, SAFE_WEIGHTS_NAME, revision=revision, _raise_exceptions_for_missing_entries=False
     )
@@ -120,10 +120,10 @@ def _check_index(index: Any, source: ModelSource) -> dict[str, str]:
     parts = index if isinstance(index, dict) else {}
     files, metadata = parts.get("weight_map"), parts.get("metadata")
     if not isinstance(files, dict) or not files or not isinstance(metadata, dict):
-        raise source.failure("model.safetensors.index.json must have metadata and a weight_map")
+        raise source.build_error("model.safetensors.index.json must have metadata and a weight_map")
     for tensor, name in files.items():
         if not isinstance(name, str) or Path(name).name != name:
-            raise source.failure(
+            raise source.build_error(
                 f"weight_map in model.safetensors.index.json has {tensor}={str(name)[:80]!r}; must "
                 "be a file of the same folder"
             )

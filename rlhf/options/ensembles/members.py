@@ -190,13 +190,13 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
     file = Path(source.path or "") / MEMBERS_FILE
     weights: Mapping[str, Tensor] = {}
     if source.path is not None and file.is_file():
-        with translate_errors(source.failure):
+        with translate_errors(source.build_error):
             require_float_types(types_in_file(str(file)), source)
             weights = load_file(file)
         for name, weight in weights.items():
             require_finite_weights(f"{name} in {MEMBERS_FILE}", weight, source)
         if OFFSETS not in weights or weights[OFFSETS].dim() != 1:
-            raise source.failure(f"{MEMBERS_FILE} must have one row of {OFFSETS}")
+            raise source.build_error(f"{MEMBERS_FILE} must have one row of {OFFSETS}")
     found = len(weights[OFFSETS]) if OFFSETS in weights else 1
     wanted = combine.stored_members
     if found != wanted:
@@ -211,11 +211,13 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
     num_layers = 1 + max((int(number[1]) for number in numbers if number), default=-1)
     owners = {name.partition(".")[0] for name in weights} - {OFFSETS}
     if not num_layers or owners != {str(number) for number in range(1, found)}:
-        raise source.failure(f"{MEMBERS_FILE} must hold the layers of {found - 1} further members")
+        raise source.build_error(
+            f"{MEMBERS_FILE} must hold the layers of {found - 1} further members"
+        )
     blocks, tail = _own_parts(scorer, num_layers)
     head = getattr(scorer.pretrained, scorer.head_name)
     members = [Member(blocks, tail, head) for _ in range(1, found)]
-    with translate_errors(source.failure):
+    with translate_errors(source.build_error):
         for number, member in enumerate(members, start=1):
             start = f"{number}."
             member.load_state_dict(
