@@ -26,8 +26,9 @@ def deepspeed_config(
     """Return the DeepSpeed JSON config of one model.
 
     ``dtype`` is resolved (never auto); ``ranks`` counts the ranks of the whole run;
-    ``actor_sections`` are further sections of the actor. Keys that are null are omitted, so that
-    DeepSpeed's defaults apply. ``zero.extra`` is merged last, key by key, into nested sections.
+    ``actor_sections`` are further sections for the actor's config. Keys that are null are omitted,
+    so that DeepSpeed's defaults apply. ``zero.extra`` is merged last, key by key, into nested
+    sections.
     """
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.micro,
@@ -40,7 +41,7 @@ def deepspeed_config(
     if not role.is_frozen:
         config["gradient_clipping"] = max_grad_norm
         config["zero_allow_untested_optimizer"] = True  # torch.optim.AdamW: no compiler needed
-        config["zero_force_ds_cpu_optimizer"] = False  # allow it with offloaded states too
+        config["zero_force_ds_cpu_optimizer"] = False  # allow torch's AdamW with offloading too
     if role is Role.actor:
         config |= actor_sections
     if has_half_weights(role, zero, dtype):

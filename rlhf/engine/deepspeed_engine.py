@@ -240,8 +240,8 @@ def _require_nvme_support(section: dict[str, Any]) -> None:
     """Check that this machine can offload to NVMe drives, if ``section`` configures that.
 
     Raises:
-        CapabilityError: DeepSpeed's async_io cannot be built (the message names what to install),
-            or the folder cannot be created.
+        CapabilityError: if DeepSpeed's async_io cannot be built (the message names what to
+            install), or the folder cannot be created.
     """
     for place in (section.get("offload_param", {}), section.get("offload_optimizer", {})):
         if place.get("device") != "nvme":

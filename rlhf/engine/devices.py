@@ -95,7 +95,7 @@ def best_device() -> Device:
 def precision_of_weights(dtype: Dtype, device: Device) -> Dtype:
     """Return the precision in which ``device`` computes with the weights of a run in ``dtype``.
 
-    If the device does not support the run's precision, return fp32, which holds them exactly.
+    If the device does not support the run's precision, return fp32, which stores them exactly.
     """
     try:
         return resolve_dtype(dtype, device)
@@ -129,8 +129,8 @@ def read_driver(file: Path = DRIVER) -> str | None:
 def _has_kernels(kernels: list[str], capability: tuple[int, int]) -> bool:
     """Return True if one of ``kernels``, such as sm_80, runs on GPUs of this capability.
 
-    Kernels run on GPUs of the same generation and revision or a later revision, PTX (compute_80)
-    on all later GPUs, and kernels like sm_90a only on GPUs of exactly that capability.
+    A kernel runs on GPUs of its own generation with the same or a later revision, PTX (compute_80)
+    on all later GPUs, and a kernel such as sm_90a only on GPUs of exactly its capability.
     """
     for kernel in kernels:
         found = re.fullmatch(r"(\w+)_(\d+)(\d)(\D?)", kernel)
@@ -210,7 +210,7 @@ def reset_peak_memory(ranks: Ranks) -> None:
 
 
 def peak_memory_gib(ranks: Ranks) -> float:
-    """Return the peak GiB of any rank: GPU memory reserved by torch, or the process's memory."""
+    """Return the largest peak of all ranks in GiB: torch's GPU memory, or the process's memory."""
     if ranks.device.type == "cuda":
         peak = torch.cuda.max_memory_reserved(ranks.device) / 2**30
     else:

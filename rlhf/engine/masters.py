@@ -106,8 +106,8 @@ def _copy_sharded_to_model(optimizer: Any) -> None:
         optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
 
 
-def table_of_splits(shards: Sequence[Tensor | Split]) -> AverageKernel | None:
-    """Return the kernel that averages split weights where they are; None if there is none."""
+def build_average_kernel(shards: Sequence[Tensor | Split]) -> AverageKernel | None:
+    """Return a kernel that averages split weights in place; None if none exists for ``shards``."""
     splits = [shard for shard in shards if isinstance(shard, Split)]
     if not splits:
         return None

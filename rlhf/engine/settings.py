@@ -49,7 +49,7 @@ class EngineSettings:
         return next((f"rollout.backend={name}" for name in sections), None)
 
     def __post_init__(self) -> None:
-        """Raise CapabilityError for fp16 at stage 0, which keeps none of the masters it needs."""
+        """Raise CapabilityError for fp16 at stage 0: fp16 needs masters, and stage 0 has none."""
         if self.dtype is Dtype.fp16 and 0 in (self.zero.stage, self.zero.critic_stage):
             raise CapabilityError(
                 f"hardware.dtype=fp16 with zero.stage={self.zero.stage} and zero.critic_stage="
@@ -61,10 +61,10 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
-    """AdamW settings of one trained model; ``schedule`` returns shares of the peak ``lr``.
+    """AdamW settings of one trained model; ``schedule`` returns a step's share of the peak ``lr``.
 
-    ``lr_of`` returns the peak learning rate of a parameter with this name, None for ``lr``;
-    ``follow`` returns what follows the weights that the engine trains.
+    ``lr_of`` returns the peak learning rate of the parameter with a given name, None for ``lr``.
+    ``follow`` builds a follower of the trained weights, such as their average.
     """
 
     lr: float
@@ -102,7 +102,7 @@ def optimizer_settings(
     *,
     total_steps: int,
 ) -> OptimizerSettings:
-    """Return the settings of the model ``role`` in ``phase``: its ``own``, changed by options."""
+    """Return the settings of the model ``role``, from its keys ``own`` and changed by options."""
     settings = OptimizerSettings.from_config(own, total_steps=total_steps)
     for change in hooks_of("models", "change_optimizer", config):
         settings = change(settings, config, phase, role)

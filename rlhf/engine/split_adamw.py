@@ -1,4 +1,4 @@
-"""AdamW for bf16 weights with exact fp32 masters, in 4 + 8 (or 4 + 4) bytes per weight."""
+"""AdamW for bf16 weights with exact fp32 masters: 4 bytes per weight, plus 8 or 4 for moments."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AdamwUpdate(Protocol):
         gradients: Sequence[Tensor | None],
         numbers: Sequence[AdamwScalars],
     ) -> None:
-        """Update ``states`` in place by an AdamW step on bf16 gradients; skip those without one."""
+        """Take one AdamW step on bf16 gradients, in place; skip states without a gradient."""
 
     def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> float | Tensor:
         """Return the sum of the squares of bf16 gradients; None counts as zeros."""
@@ -62,7 +62,7 @@ class SplitAdamW:
     The model computes with the upper 16 bits of each fp32 weight, rounded; the optimizer keeps the
     lower bits. With ``moments`` in bf16 both moments are rounded after each step; this is meant for
     beta2 up to about 0.99, above which a step changes the second moment by less than the rounding.
-    Each parameter becomes a bf16 tensor: its tensor in ``places``, or a new tensor without places.
+    Each parameter becomes a bf16 tensor: its tensor in ``places`` or, without places, a new tensor.
     """
 
     def __init__(
@@ -183,14 +183,14 @@ def _step_in_chunks(state: SplitState, gradient: Tensor, numbers: AdamwScalars) 
 
 
 def _select_adamw(parameters: Sequence[nn.Parameter]) -> AdamwUpdate:
-    """Return the kernels for this device, or operations of torch."""
+    """Return the AdamW kernel of this device or, without a kernel, AdamW by torch operations."""
     device, sizes = parameters[0].device, [parameter.numel() for parameter in parameters]
     found: AdamwUpdate | None = kernels_for(device.type).adamw_update(sizes, device)
     return TorchAdamw() if found is None else found
 
 
 def _split_parameter(parameter: nn.Parameter, half: Tensor, moments: torch.dtype) -> SplitState:
-    """Return a new state of ``parameter``, which is ``half``, its upper 16 bits, from now on."""
+    """Split ``parameter`` into a new state; its data becomes ``half``, the upper 16 bits."""
     # A copy, since split() overwrites bits.
     weights = parameter.detach().to(half.device, torch.float32, copy=True).flatten()
     parameter.data = half

@@ -1,4 +1,4 @@
-"""The state of a trained model: fp32 weights, AdamW's moments and what follows the weights.
+"""The state of a trained model: fp32 weights, AdamW's moments and a follower of the weights.
 
 A state has the same tensors for every engine, ZeRO stage and number of ranks, so that a run can
 continue on other ranks. Each tensor is flat and named KIND/PARAMETER:
@@ -6,9 +6,9 @@ continue on other ranks. Each tensor is flat and named KIND/PARAMETER:
     weights/NAME   fp32 weights, from which the model's weights are rounded
     first/NAME     first moment of AdamW
     second/NAME    second moment of AdamW
-    KIND/NAME      of what follows the weights, such as their average
+    KIND/NAME      the follower's tensor, such as the average of the weights
 
-The base class of the engines evaluates a module and gathers its weights.
+``BaseEngine``, the base class of the engines, evaluates a module and gathers its weights.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rlhf.base.types import WeightFollower
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.engine.masters import Masters, Split, fp32_weights, masters_of
 
-ReadPart = Callable[[str, slice], Tensor]  # part of the flat tensor with this name
-OfSlice = Callable[[Tensor, int], Tensor]  # an integer of a flat fp32 slice and its start
+ReadPart = Callable[[str, slice], Tensor]  # returns a slice of the flat tensor with a given name
+OfSlice = Callable[[Tensor, int], Tensor]  # from a flat fp32 slice and its start to an integer
 AdamMoments = Mapping[str, Tensor]  # "first" and "second" of one shard
 
 
@@ -48,7 +48,7 @@ class ParameterPlace(NamedTuple):
 
 
 class TrainingState:
-    """The tensors of one trained model; every rank must make the same calls."""
+    """The tensors of one trained model, to save and restore; all ranks must make the same calls."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ def adamw_steps(adamw: torch.optim.AdamW, shards: Sequence[Tensor]) -> list[floa
 def set_adamw_steps(
     adamw: torch.optim.AdamW, shards: Sequence[Tensor], steps: Sequence[float]
 ) -> None:
-    """Set the number of steps of each shard; if the number of shards differs, use the largest."""
+    """Set the steps of each shard; for another number of shards, use the largest for all."""
     if len(steps) != len(shards):
         steps = [max(steps, default=0.0)] * len(shards)
     for shard, number in zip(shards, steps, strict=True):
@@ -233,7 +233,7 @@ def _sharded_piece(engine: Any, parameter: Any, ranks: Ranks) -> Piece:
 
 
 class BaseEngine:
-    """A module with its precision and what follows its weights in training."""
+    """The base class of engines: a module with its precision and a follower of its weights."""
 
     module: nn.Module
     follower: WeightFollower | None = None

@@ -1,4 +1,4 @@
-"""Move parameters to their device or shard one at a time, before DeepSpeed gets the model."""
+"""Place or shard parameters on their device, one at a time, before DeepSpeed gets the model."""
 
 from __future__ import annotations
 

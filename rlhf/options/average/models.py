@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
-from rlhf.engine.masters import CHUNK, Masters, Split, fp32_weights, table_of_splits
+from rlhf.engine.masters import CHUNK, Masters, Split, build_average_kernel, fp32_weights
 from rlhf.engine.settings import OptimizerSettings
 
 
@@ -45,7 +45,7 @@ class MovingAverage:
         self._average = [
             _copy_weights(fp32_weights(shard), on_host=on_host) for shard in masters.shards
         ]
-        self._table = None if on_host else table_of_splits(masters.shards)
+        self._table = None if on_host else build_average_kernel(masters.shards)
 
     @property
     def shards(self) -> Sequence[Tensor]:

@@ -72,7 +72,7 @@ def way(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(lean_adamw, "_select_adamw", table)
     monkeypatch.setattr(
-        average, "table_of_splits", lambda shards: table([each.high for each in shards])
+        average, "build_average_kernel", lambda shards: table([each.high for each in shards])
     )
 
 
