@@ -40,7 +40,7 @@ class FastSettings:
     max_rows: int | None
     gather_weights: When
     cuda_graphs: bool
-    keeps_graphs: bool  # and the KV cache, between rollouts
+    keeps_graphs: bool  # keeps CUDA graphs and the KV cache between rollouts
 
 
 FindModules = Callable[..., DecoderModules | None]  # called with (model, tokens=maximum length)
@@ -93,7 +93,10 @@ class FastRollout:
     def converse(
         self, actor: Engine, prompts: PromptBatch, pause: Pause, *, max_tokens: int
     ) -> list[Request]:
-        """Return one request per prompt that pauses and continues, up to ``max_tokens`` tokens."""
+        """Sample conversations: answer one request per prompt, of at most ``max_tokens`` tokens.
+
+        Between its turns, a request pauses in the rows that ``pause`` returns.
+        """
         requests = self._build_requests(prompts)
         tokens = max(len(request.prompt) for request in requests) + max_tokens
         self._answer(actor, prompts, requests, tokens=tokens, pause=pause)
@@ -224,7 +227,7 @@ class FastRollout:
 def free_bytes(device: torch.device) -> int:
     """Return the free memory of the GPU, or of the host if ``device`` is a CPU, in bytes.
 
-    Memory that torch reserves for later allocations counts as free, unlike in the driver's count.
+    Memory that torch reserves for later allocations counts as free; the driver counts it as used.
     """
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

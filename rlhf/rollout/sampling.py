@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHUNK = 64  # tokens per vocabulary chunk; probabilities within a chunk are summed in fp32
-NUCLEUS = 256  # likeliest tokens that top-p tries first: nearly always enough, so no full sort
-MARGIN = 4  # extra tokens to decode for a stop text: the first may be parts of a character
+NUCLEUS = 256  # number of likeliest tokens that top-p sorts first, which nearly always suffices
+MARGIN = 4  # extra tokens to decode for a stop text: the first tokens may be parts of a character
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +54,12 @@ def draw_tokens(
 
     ``draws_B`` holds one uniform number in [0, 1) per row, so the same draw gives the same token
     whatever else is in the batch. Rows where ``barred_B`` is True cannot draw ``end_ids``. The
-    log-probs equal those of ``token_logprobs``: they ignore top-k, top-p and the bar. For top-p
-    the ``likeliest`` tokens are sorted first; if these are all tokens, the host never waits.
+    log-probs equal those of ``token_logprobs``: they ignore top-k, top-p and the bar. For top-p the
+    ``likeliest`` tokens are sorted first; if that is the whole vocabulary, the host never waits.
     """
     bars = barred_B is not None or sampling.min_tokens > 0
     kernel = _select_kernel(logits_BV, sampling)
-    if kernel is not None and (len(end_ids) == 1 or not bars):  # it bars one token
+    if kernel is not None and (len(end_ids) == 1 or not bars):  # the kernel can bar one token
         scale, end = 1 / sampling.temperature, end_ids[0] if end_ids else -1
         drawn = kernel.draw(logits_BV, draws_B, scale=scale, barred_N=barred_B, end_id=end)
         return Drawn(*drawn)
@@ -115,9 +115,9 @@ def truncate_probabilities(
 
 
 def _nucleus_threshold(probabilities_BV: Tensor, share: float, likeliest: int) -> Tensor:
-    """Return the smallest probability (B, 1) of the likeliest tokens that hold ``share`` of all."""
+    """Return the smallest probability (B, 1) of the likeliest tokens, which hold a ``share``."""
     total_B1 = probabilities_BV.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    wanted_B1 = (share - 1e-7) * total_B1  # tolerance: fp32 sums are off by about 1e-7
+    wanted_B1 = (share - 1e-7) * total_B1  # slightly less, since fp32 sums are off by about 1e-7
     num_tokens = probabilities_BV.shape[1]
     size = min(likeliest, num_tokens)
     while True:
@@ -164,7 +164,7 @@ def _find_slice(targets_B1: Tensor, ends_BN: Tensor) -> Tensor:
 
 
 def _select_kernel(logits_BV: Tensor, sampling: SamplingSettings) -> DrawKernel | None:
-    """Return the one-pass kernel, or None if top-k or top-p is set or it cannot run here."""
+    """Return the one-pass kernel; None if top-k or top-p is set, or the kernel cannot run here."""
     is_plain = sampling.top_k == 0 and sampling.top_p == 1.0 and logits_BV.is_contiguous()
     if not is_plain:
         return None

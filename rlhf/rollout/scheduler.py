@@ -1,7 +1,7 @@
 """Continuous batching: finished rows are removed, and waiting prompts take their place.
 
-A row may pause when its request is answered: its place is free for others until tokens are added
-to the request; then the row is extended by them and continues.
+In a conversation, a row pauses when its turn is complete: its place is free for other requests
+until an observation arrives. Then the observation is added to the row, and the next turn begins.
 
 Shapes: B = rows in use, J = distinct prompts that join, N = responses to generate, P = prompt
 tokens, T = response tokens, V = vocabulary.
@@ -29,21 +29,21 @@ JOINING_SHARE = 8  # a prefill that needs its own pass waits until 1/8 of the ro
 
 @dataclass
 class Request:
-    """A response that is being generated; one that continues has observations between its parts."""
+    """A response that is being generated; in a conversation, observations separate its turns."""
 
     index: int  # row of the response in the batch
     prompt: tuple[int, ...]
-    limit: int  # number of ids at which the response, or the part, is cut
+    limit: int  # number of ids at which the current turn is cut
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # 0 at observations
     has_ended: bool = False
     turn_starts: list[int] = field(default_factory=lambda: [0])  # indices in ids
-    turn_ends: list[int] = field(default_factory=list)  # of finished parts
-    first_draw: int = 0  # column of the random draws at which the part begins
+    turn_ends: list[int] = field(default_factory=list)  # indices in ids, of complete turns
+    first_draw: int = 0  # column of the random draws at which the current turn begins
 
     @property
     def text(self) -> tuple[int, ...]:
-        """Return the tokens of the prompt, and those of the response so far."""
+        """Return the tokens of the prompt and of the response so far."""
         return (*self.prompt, *self.ids)
 
     @property
@@ -58,7 +58,7 @@ class Request:
 
     @property
     def is_answered(self) -> bool:
-        """Return True if no further token of the turn follows."""
+        """Return True if the current turn is complete."""
         return self.has_ended or len(self.ids) == self.limit
 
     def extend(self, observation: list[int], *, limit: int, first_draw: int) -> None:
@@ -70,29 +70,29 @@ class Request:
 
 
 class PausedRows(Protocol):
-    """Rows of a decoder behind those that decode, whose requests wait for what is added to them.
+    """Rows of a decoder behind the rows that decode; their requests wait for an observation.
 
-    An answered request pauses here instead of leaving the decoder. It continues with tokens added
-    by ``Request.extend``, or ends.
+    A request whose turn is complete pauses here instead of leaving the decoder. It continues with
+    the tokens that ``Request.extend`` adds, or ends.
     """
 
     def __len__(self) -> int:
-        """Return the number of requests that pause."""
+        """Return the number of paused requests."""
 
     def add(self, row: int, request: Request) -> None:
-        """Let ``request``, which is answered, pause; move its row here."""
+        """Pause ``request``, whose turn is complete, and move its row here."""
 
     def take_replies(self, *, is_idle: bool) -> None:
-        """Take what is added to requests; ``is_idle``: the decoder has nothing else to do."""
+        """Receive observations for paused requests; if ``is_idle``, wait for at least one."""
 
     def next_to_continue(self, most: int) -> list[tuple[Request, list[int]]]:
         """Return requests that continue in the next pass, with the tokens to add to their rows."""
 
-    def leave(self, request: Request, row: int, *, columns: int) -> None:
+    def move_back(self, request: Request, row: int, *, columns: int) -> None:
         """Move the row of ``request``, which holds ``columns`` tokens, back to ``row``."""
 
 
-# Called with a decoder and its rows for requests that pause.
+# A function that builds the paused rows, given a decoder and the range of rows to use.
 Pause = Callable[[Decoder | DrawingDecoder, range], PausedRows]
 
 
@@ -100,7 +100,7 @@ class Scheduler:
     """A loop that drives a decoder until every request is answered.
 
     Active request i is row i of the decoder; when it ends, the last active request takes its row.
-    With ``pause`` answered requests pause in the rows from ``max_rows`` on.
+    With ``pause``, answered requests pause in the rows from ``max_rows`` on.
 
     ``any_rank_works`` takes whether this rank has work left and returns whether any rank has: if a
     forward pass needs all ranks, a rank that has finished runs dummy passes for the others.
@@ -152,7 +152,7 @@ class Scheduler:
             self._remove_answered()
 
     def _decode(self, draws_NT: Tensor) -> Tensor:
-        """Decode and draw one token for every active request; return what is drawn (2, B)."""
+        """Decode and draw a token for every active request; return tokens and log-probs (2, B)."""
         requests, decoder = self._active, self._decoder
         if isinstance(decoder, DrawingDecoder):
             steps = [
@@ -164,7 +164,7 @@ class Scheduler:
         return self._draw_tokens(requests, logits_BV, draws_NT)
 
     def _select_for_prefill(self, waiting: Sequence[Request]) -> list[Request]:
-        """Return the first of ``waiting`` that fit into one prefill; [] to decode on meanwhile."""
+        """Return the first of ``waiting`` that fit into one prefill; [] to decode first."""
         free = self._max_rows - len(self._active) - len(self._paused or ())
         packs = isinstance(self._decoder, PackingDecoder)
         fewest = 1 if packs else max(1, self._max_rows // JOINING_SHARE)
@@ -192,7 +192,7 @@ class Scheduler:
         ids_JP = copy_to_device(pad_sequence(prompts, batch_first=True), device)
         lengths = [len(prompt) for prompt in prompts]
         decoder, behind = self._decoder, len(self._active)
-        first, logits_BV = self._run_texts(Texts(ids_JP, lengths))
+        first, logits_BV = self._prefill_texts(Texts(ids_JP, lengths))
         self._active += [group[0] for group in groups]
         sources = list(range(len(logits_BV)))
         for row, group in enumerate(groups, start=behind):
@@ -259,15 +259,15 @@ class Scheduler:
         lengths = [len(ids) for _, ids in continued]
         starts = [request.newest_position + 1 - len(ids) for request, ids in continued]
         for row, (request, _) in enumerate(continued, start=behind):
-            paused.leave(request, row, columns=starts[row - behind])
+            paused.move_back(request, row, columns=starts[row - behind])
         added = [torch.tensor(ids) for _, ids in continued]
         ids_JP = copy_to_device(pad_sequence(added, batch_first=True), device)
-        first, logits_BV = self._run_texts(Texts(ids_JP, lengths, starts))
+        first, logits_BV = self._prefill_texts(Texts(ids_JP, lengths, starts))
         self._active += [request for request, _ in continued]
         return self._active[first:], logits_BV
 
-    def _run_texts(self, texts: Texts) -> tuple[int, Tensor]:
-        """Run texts behind the active rows; return the first row with logits, and these (B, V).
+    def _prefill_texts(self, texts: Texts) -> tuple[int, Tensor]:
+        """Prefill rows behind the active rows; return the first row with logits, and logits (B, V).
 
         The same pass decodes the active rows if the decoder can do both.
         """

@@ -79,7 +79,7 @@ class ParkedRows:
         chosen, self._continued = self._continued[:most], self._continued[most:]
         return chosen
 
-    def leave(self, request: Request, row: int, *, columns: int) -> None:
+    def move_back(self, request: Request, row: int, *, columns: int) -> None:
         """Move the row of ``request``, which holds ``columns`` tokens, back to ``row``."""
         place, _ = self._held.pop(request.index)
         self._free.append(place)

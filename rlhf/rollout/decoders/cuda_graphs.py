@@ -26,17 +26,17 @@ COLUMNS = 128  # the KV cache length of a graph is a multiple of this
 
 
 class Extent(NamedTuple):
-    """The rows, columns and random numbers that a rollout needs of a decoder."""
+    """The size of a decoder that a rollout needs: rows, columns and random numbers."""
 
-    rows: int  # of the KV cache, that decode
-    parked: int  # rows behind them
-    columns: int  # of the KV cache, a multiple of COLUMNS
+    rows: int  # rows of the KV cache that decode
+    parked: int  # rows behind them, for paused requests
+    columns: int  # columns of the KV cache, a multiple of COLUMNS
     requests: int
     draws: int  # random numbers of each request, at most
 
     @classmethod
     def for_rollout(cls, rows: int, tokens: int, draws_NT: Tensor, *, parked: int = 0) -> Extent:
-        """Return what decoding ``rows`` sequences of up to ``tokens`` tokens at once needs."""
+        """Return the extent to decode ``rows`` sequences of up to ``tokens`` tokens at once."""
         return cls(rows, parked, _round_up_columns(tokens), *draws_NT.shape)
 
     def covers(self, other: Extent) -> bool:

@@ -21,18 +21,18 @@ class Newest(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """Right-padded texts: prompts, or texts that follow what their rows hold."""
+    """Right-padded texts to prefill: prompts, or texts to add to rows that hold tokens already."""
 
     ids_NP: Tensor
     lengths: list[int]  # in tokens
-    starts: list[int] | None = None  # numbers of tokens that the rows hold; None: prompts
+    starts: list[int] | None = None  # number of tokens that each row holds already; None: prompts
 
 
 class KvCache(Protocol):
     """A model with a preallocated KV cache, whose rows are numbered 0, 1, 2, ...
 
-    ``rows_are_exact``: the logits of a row are the same to the bit whatever else is in the pass.
-    ``extends_together``: a prefill may extend several rows whose lengths differ.
+    ``rows_are_exact``: the logits of a row are bit-identical whatever else is in the forward pass.
+    ``extends_together``: one prefill may extend several rows whose lengths differ.
     """
 
     rows_are_exact: bool
@@ -45,9 +45,9 @@ class KvCache(Protocol):
         """
 
     def move_row(self, source: int, target: int, *, columns: int) -> None:
-        """Move row ``source``, which holds ``columns`` tokens, to row ``target``: copy it.
+        """Move row ``source``, which holds ``columns`` tokens, to row ``target``.
 
-        What row ``source`` holds afterwards is undefined.
+        Afterwards the content of row ``source`` is undefined. This implementation copies the row.
         """
         self.copy_row(source, target, columns=columns)
 

@@ -40,7 +40,7 @@ Attend = Callable[[Tensor, Heads], Tensor]  # updates a layer's KV cache; return
 
 
 class CacheAttention:
-    """A maker of attention functions, one for each forward pass, which all layers share."""
+    """A builder of attention functions, one per forward pass, which all layers share."""
 
     def __init__(self, parts: DecoderModules, device: torch.device, dtype: torch.dtype) -> None:
         self._parts = parts
@@ -52,10 +52,10 @@ class CacheAttention:
         # True if a decode step reads the same columns of the KV cache in every row.
         self.reads_whole_columns = self._kernel is None
 
-    def of_texts(self, texts: Texts, first_row: int) -> Attend:
-        """Return the attention function for texts in the rows from ``first_row`` on."""
+    def build_for_texts(self, texts: Texts, first_row: int) -> Attend:
+        """Build the attention function for texts in the rows from ``first_row`` on."""
         if texts.starts is not None:
-            return self._of_added_texts(texts.ids_NP, texts.lengths, texts.starts, first_row)
+            return self._build_for_added_texts(texts.ids_NP, texts.lengths, texts.starts, first_row)
         num_prompts, num_columns = texts.ids_NP.shape
         rows = slice(first_row, first_row + num_prompts)
 
@@ -73,10 +73,10 @@ class CacheAttention:
 
         return attend
 
-    def _of_added_texts(
+    def _build_for_added_texts(
         self, ids_NP: Tensor, lengths: list[int], starts: list[int], first_row: int
     ) -> Attend:
-        """Return the attention function for texts that follow what their rows hold."""
+        """Build the attention function for texts that are added to what their rows hold."""
         num_texts, num_columns = ids_NP.shape
         parts, device = self._parts, self._device
         longest = max(start + length for start, length in zip(starts, lengths, strict=True))
@@ -105,8 +105,8 @@ class CacheAttention:
 
         return attend
 
-    def of_newest(self, positions_B: Tensor, columns: int) -> Attend:
-        """Return the attention function for one new token in each of the first B rows."""
+    def build_for_newest(self, positions_B: Tensor, columns: int) -> Attend:
+        """Build the attention function for one new token in each of the first B rows."""
         kernel, num_rows, parts = self._kernel, len(positions_B), self._parts
         if kernel is not None:
             return lambda kv_cache_2RKLD, heads: kernel(*heads, kv_cache_2RKLD, positions_B)
@@ -130,13 +130,13 @@ class CacheAttention:
         return attend
 
     def _added_mask(self, hidden: Tensor) -> Tensor:
-        """Return a mask of the same shape that is added to attention scores."""
+        """Return a mask to add to attention scores: -inf where ``hidden`` is True, 0 elsewhere."""
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(hidden, -torch.inf)
 
 
-def attend_both(attend_newest: Attend, attend_prompts: Attend, num_rows: int) -> Attend:
-    """Return a function that decodes the first ``num_rows`` tokens and prefills the others."""
+def join_attention(attend_newest: Attend, attend_prompts: Attend, num_rows: int) -> Attend:
+    """Build the attention function that decodes ``num_rows`` tokens and prefills the others."""
 
     def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
         newest_BQD = attend_newest(kv_cache_2RKLD, Heads(*(x[:num_rows] for x in heads)))
@@ -193,7 +193,7 @@ class FusedDecoder(KvCache):
 
     def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
         """Prefill texts into the rows from ``first_row`` on; return logits (N, V)."""
-        attend = self._attention.of_texts(texts, first_row)
+        attend = self._attention.build_for_texts(texts, first_row)
         x_TH = self._run_blocks(texts.ids_NP.flatten(), self._text_positions(texts), attend)
         return self._compute_logits(x_TH[self._last_token_indices(texts)])
 
@@ -207,7 +207,7 @@ class FusedDecoder(KvCache):
 
         The host never waits for the value of a tensor, so a CUDA graph can capture this.
         """
-        attend = self._attention.of_newest(positions_B, columns)
+        attend = self._attention.build_for_newest(positions_B, columns)
         return self._compute_logits(self._run_blocks(ids_B, positions_B, attend))
 
     def decode_and_prefill(self, ids_B: Tensor, positions: list[int], texts: Texts) -> Tensor:
@@ -215,9 +215,9 @@ class FusedDecoder(KvCache):
         num_rows = len(ids_B)
         positions_B = copy_to_device(torch.tensor(positions), self._device)
         positions_T = torch.cat([positions_B, self._text_positions(texts)])
-        attend = attend_both(
-            self._attention.of_newest(positions_B, max(positions) + 1),
-            self._attention.of_texts(texts, num_rows),
+        attend = join_attention(
+            self._attention.build_for_newest(positions_B, max(positions) + 1),
+            self._attention.build_for_texts(texts, num_rows),
             num_rows,
         )
         x_TH = self._run_blocks(torch.cat([ids_B, texts.ids_NP.flatten()]), positions_T, attend)

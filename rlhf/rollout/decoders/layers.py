@@ -18,13 +18,13 @@ from rlhf.rollout.decoders.projections import (
     ACTIVATIONS,
     AdaptedProjection,
     Projection,
+    build_fastest_projection,
     can_pack,
-    fastest_projection,
 )
 
 AdapterOf = Callable[[nn.Module], LowRank | None]  # finds the adapter of a linear layer
 TensorFunction = Callable[[Tensor], Tensor]
-Embed = Callable[[Tensor, Tensor], Tensor]
+Embed = Callable[[Tensor, Tensor], Tensor]  # from ids and positions (T,) to embeddings (T, H)
 
 
 class Layer(NamedTuple):
@@ -33,11 +33,11 @@ class Layer(NamedTuple):
     attention_norm: TensorFunction
     mlp_norm: TensorFunction
     query_key_value: list[Projection]
-    joint_order: tuple[int, ...]  # of queries, keys and values in a joint projection
+    joint_order: tuple[int, ...]  # of queries (0), keys (1), values (2) in a joint projection
     query_norm: TensorFunction | None
     key_norm: TensorFunction | None
     output: Projection
-    widen: TensorFunction  # to the MLP's hidden state
+    widen: TensorFunction  # computes the MLP's hidden state
     down: Projection
 
 
@@ -158,18 +158,18 @@ class LayerBuilder:
         linear = self.join_linear_layers(*modules)
         adapter = None if self._merges else self._adapter_of(modules[0])
         if adapter is None:
-            return fastest_projection(*linear, activation)
+            return build_fastest_projection(*linear, activation)
         a_RI, b_OR = self._join_and_cast(adapter.a_RI), self._join_and_cast(adapter.b_OR)
         return AdaptedProjection(*linear, activation, LowRank(a_RI, b_OR, adapter.scaling))
 
     def join_linear_layers(self, *modules: Any) -> Linear:
-        """Return linear layers that share their inputs as one, on a CPU with adapters merged in."""
+        """Join linear layers that share their inputs into one; on a CPU, merge their adapters."""
         biases = [module.bias for module in modules if module.bias is not None]
         weight = self._join_and_cast(*(self._merged_weight(module) for module in modules))
         return Linear(weight, self._join_and_cast(*biases) if biases else None)
 
     def _join_and_cast(self, *weights: Tensor) -> Tensor:
-        """Return ``weights`` as one tensor in this precision, if possible without a copy."""
+        """Join ``weights`` into one tensor in this precision, without a copy if possible."""
         is_exact = all(weight.dtype is self._dtype for weight in weights)
         if len(weights) == 1 and is_exact:
             return weights[0]

@@ -118,7 +118,7 @@ ACTIVATIONS = {
 }
 
 
-def fastest_projection(
+def build_fastest_projection(
     weight_OI: Tensor, bias_O: Tensor | None, activation: str | None
 ) -> Projection:
     """Return the fastest projection for these weights on their device, in their precision.

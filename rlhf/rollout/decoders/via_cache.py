@@ -21,7 +21,8 @@ from rlhf.rollout.decoders.decoder import KvCache, Texts
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# ALiBi models (https://arxiv.org/abs/2108.12409): attention biases depend on the keys' columns.
+# ALiBi models (https://arxiv.org/abs/2108.12409), which need no positions: their attention biases
+# depend on the columns of the keys.
 WITHOUT_POSITIONS = {"bloom", "mpt"}
 
 
@@ -61,12 +62,12 @@ class CacheDecoder(KvCache):
     def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
         """Prefill texts into the rows from ``first_row`` on; return logits (B, V).
 
-        Several rows must have one start: a model's forward pass has one length of what it holds.
+        All rows must hold equally many tokens already, since a forward pass has one past length.
         """
         ids_BP, lengths, starts = texts
         longest, start = max(lengths), max(starts or [0])
         assert starts is None or min(starts) == start, "rows of different starts in one pass"
-        self._kv_cache.expect_texts(first_row=first_row, start=start)
+        self._kv_cache.prepare_for_texts(first_row=first_row, start=start)
         with _restrict_output_layer(self._model, [length - 1 for length in lengths]):
             columns_P = self._columns_C[start : start + longest]
             positions_BP = columns_P[None].expand(len(lengths), -1)
@@ -122,12 +123,12 @@ class RowCache:
         self._first_row, self._past = 0, 0
         self._positions_B: Tensor | None = None
 
-    def expect_texts(self, *, first_row: int, start: int) -> None:
-        """Prepare for a call with texts for rows from ``first_row`` on, which hold ``start``."""
+    def prepare_for_texts(self, *, first_row: int, start: int) -> None:
+        """Prepare for texts in the rows from ``first_row`` on, which hold ``start`` tokens."""
         self._first_row, self._past, self._positions_B = first_row, start, None
 
     def prepare_for_tokens(self, positions: list[int], positions_B: Tensor) -> None:
-        """Prepare for a call with one token, at its position, for each of the first rows."""
+        """Prepare for one token, at its position, in each of the first rows."""
         self._past, self._positions_B = max(positions), positions_B
 
     def copy_row(self, source: int, target: int, columns: int) -> None:

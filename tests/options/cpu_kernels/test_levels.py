@@ -16,7 +16,7 @@ from rlhf.config.choices import Dtype
 from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.models.output_layer import fused_logprobs
 from rlhf.options.cpu_kernels.compiling import KERNELS, kernel
-from rlhf.rollout.decoders.projections import fastest_projection
+from rlhf.rollout.decoders.projections import build_fastest_projection
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 
 HALF = {"atol": 1e-2, "rtol": 1e-2}  # bf16 keeps 8 bits
@@ -48,7 +48,7 @@ def test_projections(outputs: int, inputs: int, rows: int, dtype: torch.dtype) -
     bias, x = numbers(outputs, seed=2).to(dtype), numbers(rows, inputs, seed=3).to(dtype)
     other = numbers(rows, outputs, seed=4).to(dtype)
     expected = functional.linear(x.float(), weight.float(), bias.float())
-    layer = fastest_projection(weight, bias, None)
+    layer = build_fastest_projection(weight, bias, None)
     with torch.no_grad():
         torch.testing.assert_close(layer(x).float(), expected, **HALF)
         torch.testing.assert_close(
@@ -57,7 +57,7 @@ def test_projections(outputs: int, inputs: int, rows: int, dtype: torch.dtype) -
         torch.testing.assert_close(
             layer.project_and_multiply(x, other).float(), expected * other.float(), **HALF
         )
-        relu = fastest_projection(weight, bias, "relu")(x).float()
+        relu = build_fastest_projection(weight, bias, "relu")(x).float()
         torch.testing.assert_close(relu, expected.relu(), **HALF)
 
 
