@@ -118,7 +118,7 @@ def export_checkpoint(
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
     engine = _build_engine(context, phase)
-    engine.training_state.load(found.tensor_reader(ENGINES[phase]))
+    engine.training_state.load(found.build_tensor_reader(ENGINES[phase]))
     follower = engine.follower if average else None
     with nullcontext() if follower is None else follower.swap_in():
         export = build_export(context.config, engine)

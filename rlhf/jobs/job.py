@@ -48,17 +48,17 @@ from rlhf.models.tokenizers import tokenizer_place
 from rlhf.options import modules_of
 from rlhf.plan.decide import plan_and_configure
 from rlhf.plan.plan_tables import plan_as_json, plan_summary, tables
-from rlhf.run.console import Console, build_console, config_tree
+from rlhf.run.console import Console, build_config_tree, build_console
 from rlhf.run.results import PLAN, finished_phases, reused_phases, write_json
 from rlhf.runtime.launch_mode import Program, launch_commands
 from rlhf.runtime.rendezvous import (
+    adopt_started_ranks,
     check_ranks_can_start,
     check_ranks_started,
     is_secondary_node,
     rank_from_environment,
-    with_started_ranks,
 )
-from rlhf.runtime.start_checks import check_start
+from rlhf.runtime.start_checks import check_before_start
 
 
 class Stopped(NamedTuple):
@@ -148,9 +148,9 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
 
     If the job may continue an unfinished run with the same configuration, that run is resumed.
     """
-    config, loads = with_started_ranks(config), None
+    config, loads = adopt_started_ranks(config), None
     finished = reused_phases(config)
-    check_start(config, finished=finished)
+    check_before_start(config, finished=finished)
     if config.plan is PlanMode.check:
         if lacks_rates(config.hardware):
             from rlhf.jobs.measure_cpu import measure_cpu  # imports torch
@@ -180,7 +180,7 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     with screen as file:
         console = Console(log_every=config.tracking.log_every, file=file)
         if config.tracking.show_config:
-            console.show(config_tree(str(run_dir), asdict(config)))
+            console.show(build_config_tree(str(run_dir), asdict(config)))
         if is_hardware_auto():
             console.say(this_machine().notice)
         for note in (*notices, *notes):
@@ -199,7 +199,7 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
             "plan=only: the ranks have been started; start launch.py without torchrun"
         )
     finished = reused_phases(config)
-    check_start(config, finished=finished)
+    check_before_start(config, finished=finished)
     loads, lines = read_loads(config, finished=finished)
     plan = plan_and_configure(config, loads, finished=finished).plan
     assert plan is not None, "plan=only has a plan, or was refused"

@@ -115,7 +115,7 @@ class Console:
                 lines.close()
 
 
-def config_tree(title: str, values: Mapping[str, Any]) -> Tree:
+def build_config_tree(title: str, values: Mapping[str, Any]) -> Tree:
     """Return a tree of nested values; groups come after single values."""
     from rich.tree import Tree
 
@@ -127,7 +127,7 @@ def config_tree(title: str, values: Mapping[str, Any]) -> Tree:
         if key not in groups:
             tree.add(literal_text(f"{key}: {format_value(value)}"))
     for key, value in groups.items():
-        tree.add(config_tree(key, value))
+        tree.add(build_config_tree(key, value))
     return tree
 
 

@@ -29,7 +29,7 @@ from rlhf.run.results import as_json_text, read_json_object, read_phase_result, 
 
 STATE = "state"  # the checkpoints of a phase in progress, see phase_state.py
 RESULT = "result.json"
-NOT_LISTED = (STATE, MANIFEST, RESULT)
+NOT_LISTED = (STATE, MANIFEST, RESULT)  # skipped when the files of a phase are listed
 
 
 def finish_phase(
@@ -42,8 +42,8 @@ def finish_phase(
 ) -> None:
     """Write the manifest and the result of a phase whose files and log lines are complete.
 
-    ``folder`` holds the files (None: their place in ``run_dir``); ``files`` are their identities,
-    if they are known. Otherwise the files are read, and flushed to the drive.
+    ``folder`` holds the files (None: their place in ``run_dir``); ``files`` are their sizes and
+    hashes, if they are known. Otherwise the files are read, and flushed to the drive.
     """
     folder = folder or run_dir / phase
     folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def _has_lines(path: Path, phase: str, count: int, sha256: str) -> bool:
 
 @contextmanager
 def _add_repair_advice(phase_dir: Path) -> Iterator[None]:
-    """Add to an error in the block how to repair the phase in ``phase_dir``."""
+    """Add advice on how to repair the phase in ``phase_dir`` to an error in the block."""
     try:
         yield
     except (CheckpointError, OSError, ValueError, TypeError, AttributeError, LookupError) as error:

@@ -16,7 +16,7 @@ from rlhf.base.foreign_errors import remedy_of
 from rlhf.base.stored_files import open_regular, read_raw_lines
 from rlhf.options import hooks_of
 
-# Of a run; rank 0 appends to them. An option's module ``keys`` names its own as LOG.
+# The log files of a run, to which rank 0 appends. An option names its own log as LOG in ``keys``.
 OPTIONS_LOGS = list(hooks_of("keys", "LOG"))
 LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS)
 # UTF-8 cannot encode a lone surrogate: it is written as \udXXX, which JSON decodes back.
@@ -35,7 +35,7 @@ class JsonlWriter:
         self._file = retry_transient_errors(self._open)
         self._size = self._file.tell()  # bytes that were written completely
         self._held = b""
-        self.is_late = False
+        self.is_late = False  # True while a network drive refuses the held records
 
     def write(self, record: Mapping[str, object]) -> None:
         """Append one line; a number that is not finite becomes null, since JSON has no NaN.

@@ -21,10 +21,12 @@ class MetricInfo(NamedTuple):
     healthy: str
     otherwise: str
     healthy_range: tuple[float, float] | None = None  # (low, high) if ``healthy`` is a range
-    better: str | None = None  # higher or lower; None: neither
+    better: str | None = None  # "higher" or "lower"; None: neither is better
 
 
-def _metric_info(*, healthy_range: tuple[float, float] | None = None, **texts: str) -> MetricInfo:
+def _build_metric_info(
+    *, healthy_range: tuple[float, float] | None = None, **texts: str
+) -> MetricInfo:
     if healthy_range is not None:
         low, high = healthy_range
         healthy_range = (low, high)
@@ -32,9 +34,9 @@ def _metric_info(*, healthy_range: tuple[float, float] | None = None, **texts: s
 
 
 TABLE = merge_tables([read_yaml_beside(__file__, "metrics.yaml"), *tables_of("metrics.yaml")])
-# A TypeError if an entry lacks a field, or has an unknown one.
+# This raises TypeError if an entry lacks a field or has an unknown field.
 GROUPS: Mapping[str, Mapping[str, MetricInfo]] = {
-    title: {name: _metric_info(**entry) for name, entry in group.items()}
+    title: {name: _build_metric_info(**entry) for name, entry in group.items()}
     for title, group in TABLE.items()
 }
 METRICS = {name: info for group in GROUPS.values() for name, info in group.items()}
@@ -52,8 +54,8 @@ def better_direction(name: str) -> str | None:
     return None if found is None else found.better
 
 
-def undocumented(name: str) -> str | None:
-    """Return a sentence with the nearest documented name, or None if a metric is documented."""
+def describe_undocumented(name: str) -> str | None:
+    """Return a message with the nearest documented name; None if the metric is documented."""
     if documented_name(name) in METRICS:
         return None
     nearest = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.0)[0]

@@ -16,7 +16,7 @@ from rlhf.config.freeze import FROZEN, frozen_keys, read_command
 from rlhf.run.results import finished_phases, read_phase_result
 
 PLACES = ("run_dir", "resume")  # keys that do not describe the model
-TIMES = ("seconds", "planned", "measured")
+TIMES = ("seconds", "planned", "measured")  # entries of results that do not measure the model
 LIMITS = """\
 - It was trained for research. Nobody has tested it for harmful, false, biased or private output:
   it is not safe to deploy.

@@ -28,11 +28,11 @@ def replace_folder_atomically(folder: Path) -> Iterator[Path]:
     with replace_atomically(folder) as building:
         building.mkdir(parents=True)
         yield building
-        apply_umask(building)
+        copy_folder_permissions(building)
 
 
-def apply_umask(folder: Path) -> None:
-    """Give the weights in ``folder`` its own permissions; safetensors lets only the owner read."""
+def copy_folder_permissions(folder: Path) -> None:
+    """Give weight files the permissions of their ``folder``: safetensors makes them private."""
     for file in folder.rglob("*.safetensors"):
         file.chmod(folder.stat().st_mode & 0o666)
 
@@ -57,7 +57,7 @@ def save_model(
 
 
 def tensors_to_save(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters (tied ones once) and persistent buffers by name, sharded as they are."""
+    """Return parameters (tied ones once) and persistent buffers by name; they may be shards."""
     persistent = module.state_dict().keys()
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
     return {**dict(module.named_parameters()), **buffers}
@@ -75,7 +75,7 @@ def save_streamed(
 
     conversions = getattr(model, "_weight_conversions", None) or []
     if any(isinstance(conversion, WeightConverter) for conversion in conversions):
-        # A tensor of the file combines several tensors of the model (experts): all are needed.
+        # A tensor of the file combines several tensors of the model (experts): hold all of them.
         state = {name: tensor.to("cpu", copy=True) for name, tensor in stream}
         model.save_pretrained(folder, state_dict=state, max_shard_size=shard_bytes)
         return

@@ -34,7 +34,7 @@ from rlhf.run.model_folder import SHARD_BYTES, write_shards
 
 STATE_JSON = "state.json"
 GIB = 1 << 30
-Stream = Iterable[tuple[str, Tensor]]
+Stream = Iterable[tuple[str, Tensor]]  # names and flat tensors of one engine
 
 
 class SkippedError(CheckpointError):
@@ -48,8 +48,8 @@ class Checkpoint(NamedTuple):
     step: int
     state: Mapping[str, Any]
 
-    def tensor_reader(self, engine: str) -> Callable[[str, slice], Tensor]:
-        """Return a function that reads a slice of a flat tensor of ``engine``, given its name.
+    def build_tensor_reader(self, engine: str) -> Callable[[str, slice], Tensor]:
+        """Build a function that reads a slice of a flat tensor of ``engine``, given its name.
 
         Raises:
             CheckpointError: when the function is called, if the checkpoint is of another model.
@@ -186,14 +186,14 @@ def _flush_folder(folder: Path) -> None:
 
 @dataclass
 class BestStep:
-    """The best value of a metric so far, the step it was measured at, and evaluations since."""
+    """A record of the best value of a metric so far, and of the evaluations since then."""
 
     metric: str | None  # None: checkpoint.best is no metric of this phase
     patience: int | None
     is_lower_better: bool = False
     value: float | None = None
-    step: int | None = None
-    waits: int = 0
+    step: int | None = None  # at which ``value`` was measured
+    waits: int = 0  # evaluations since then
 
     @classmethod
     def before_first_evaluation(

@@ -1,4 +1,4 @@
-"""The policies that a run may have, the one list of them."""
+"""The list of all policies that a run may have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DERIVED_MODELS = {policy.model for policy in DERIVED}
 
 
 def folders_by_model() -> dict[str, list[str]]:
-    """Return the folders of the policies that share a name in samples, the newest first."""
+    """Return, for each name of a policy in samples, the folders of its models, newest first."""
     found: dict[str, list[str]] = {}
     for policy in POLICIES:
         found.setdefault(policy.model, []).insert(0, policy.folder)

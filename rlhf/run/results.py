@@ -100,7 +100,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def read_plan(run_dir: Path, say: Callable[[str], None] | None = None) -> dict[str, Any] | None:
     """Return the content of plan.json; None if there is none, or a damaged one.
 
-    A damaged plan is no error, because it is only compared with measurements: ``say`` prints it.
+    A damaged plan is no error, because it is only compared with measurements: ``say`` gets a
+    warning.
     """
     try:
         found: dict[str, Any] | None = read_json(run_dir / PLAN, STORED_PLAN)

@@ -20,22 +20,22 @@ from rlhf.config.schema.run import AlarmName
 
 BASE_STEPS = 5  # steps at the start that later steps are compared with
 MOST_KL_AT_START = 0.01  # nats per sequence; rounding gives 0 on one rank
-LEAST_CHANGE = 1e-3  # nats per sequence; rounding in bf16 gives 3e-4
+LEAST_CHANGE = 1e-3  # nats per sequence; a smaller KL means no change; rounding in bf16 gives 3e-4
 LEAST_EXPLAINED = 0.1  # share of the variance of returns
 MORE_DUPLICATES = 0.3  # share of the responses, above the share at the start
 LEAST_ENTROPY = 0.05  # fraction of the mean entropy over the first BASE_STEPS steps
-LOSS_GROWTH = 20  # ratio to the critic's loss at the start, or to LEAST_LOSS if larger
+LOSS_GROWTH = 20  # ratio to the critic's loss at the start, or to LEAST_LOSS if that is larger
 LEAST_LOSS = 0.01
-MOST_EQUAL_GROUPS = 0.9
+MOST_EQUAL_GROUPS = 0.9  # share of the groups
 ROUNDING = 1e-6  # a smaller deviation of scores is rounding; relative to mean scores above 1
-RISE = 0.25  # deviations of the scores at the start by which a score that has risen is higher
-LEAST_MOVE = 0.01  # nats per sequence of a policy that has left its reference
+RISE = 0.25  # a score has risen if it grew by this many standard deviations of the start
+LEAST_MOVE = 0.01  # nats per sequence; a policy with a larger KL has left its reference
 GOLD_FALL = 0.04  # fall of the mean gold score (0 to 1) that is allowed while the score rises
 GOLD_WINDOW = 3  # evaluations that are averaged
 SCORE_WINDOW = 3  # steps that are averaged
 
 ValuesByMetric = Mapping[str, Sequence[float]]  # values of each metric so far, the latest last
-Condition = Callable[[Sequence[float], ValuesByMetric], bool]
+Condition = Callable[[Sequence[float], ValuesByMetric], bool]  # gets one metric's values, then all
 
 
 class Alarm(NamedTuple):
@@ -93,8 +93,8 @@ def _mean_at_start(values: Sequence[float]) -> float:
     return mean_of(values[:BASE_STEPS])
 
 
-def _against_start(wrong: Callable[[float, float], bool]) -> Condition:
-    """Return a condition on the latest value and the mean of the first BASE_STEPS values."""
+def _compare_with_start(wrong: Callable[[float, float], bool]) -> Condition:
+    """Build a condition on the latest value and the mean of the first BASE_STEPS values."""
     return lambda all_, _: len(all_) > BASE_STEPS and wrong(all_[-1], _mean_at_start(all_))
 
 
@@ -115,7 +115,7 @@ def _running_means(values: Sequence[float]) -> list[float]:
     return [mean_of(values[end - GOLD_WINDOW : end]) for end in ends]
 
 
-def _is_flat(name: str, series: ValuesByMetric) -> bool:
+def _has_equal_scores(name: str, series: ValuesByMetric) -> bool:
     """Return True if all responses of the latest step had the same score ``name``."""
     if not series[f"{name}_std"]:  # the metrics of an older version
         return False
@@ -129,41 +129,47 @@ def _has_score_risen(series: ValuesByMetric) -> bool:
     return mean_of(scores[-SCORE_WINDOW:]) > _mean_at_start(scores) + margin
 
 
-def _is_blind(series: ValuesByMetric) -> bool:
+def _moves_without_rewards(series: ValuesByMetric) -> bool:
     """Return True if the policy has moved although no reward distinguishes its responses."""
     kl = series["ppo/kl_to_reference_k3"]
-    return _is_flat("ppo/clipped_score", series) and max(kl[-1:], default=0.0) > LEAST_MOVE
+    return _has_equal_scores("ppo/clipped_score", series) and max(kl[-1:], default=0.0) > LEAST_MOVE
 
 
-# What is wrong with the values of an alarm's metric so far, given the values of all metrics.
+# A condition is True if an alarm's metric is wrong, given its values and those of all metrics.
 CONDITIONS: Mapping[AlarmName, Condition] = {
     AlarmName.reference_mismatch: lambda kl, _: len(kl) == 1 and kl[0] > MOST_KL_AT_START,
     AlarmName.no_change: lambda kl, series: (  # steps with a frozen actor log no learning rate
         len(series["ppo/actor_learning_rate"]) > 2 * BASE_STEPS
         and max(map(abs, kl[-BASE_STEPS:])) < LEAST_CHANGE
     ),
-    AlarmName.entropy_collapse: _against_start(lambda last, start: last < LEAST_ENTROPY * start),
-    AlarmName.length: _against_start(
+    AlarmName.entropy_collapse: _compare_with_start(
+        lambda last, start: last < LEAST_ENTROPY * start
+    ),
+    AlarmName.length: _compare_with_start(
         lambda last, start: not 1 / 4 < last / max(start, 1.0) < 2  # noqa: PLR2004
     ),
-    AlarmName.few_end: _against_start(lambda last, start: last < start / 2),
-    AlarmName.duplicates: _against_start(lambda last, start: last > start + MORE_DUPLICATES),
+    AlarmName.few_end: _compare_with_start(lambda last, start: last < start / 2),
+    AlarmName.duplicates: _compare_with_start(lambda last, start: last > start + MORE_DUPLICATES),
     AlarmName.critic_useless: lambda explained, series: (
         len(explained) > 2 * BASE_STEPS
         and explained[-1] < LEAST_EXPLAINED
-        and not _is_flat("ppo/clipped_score", series)  # equal returns leave nothing to explain
+        and not _has_equal_scores(
+            "ppo/clipped_score", series
+        )  # equal returns leave nothing to explain
     ),
-    AlarmName.critic_explodes: _against_start(
+    AlarmName.critic_explodes: _compare_with_start(
         lambda last, start: last > LOSS_GROWTH * max(start, LEAST_LOSS)
     ),
     AlarmName.score_against_gold: _is_gold_falling,
     AlarmName.equal_scores: lambda _, series: (
-        _is_flat("ppo/score", series) and not _has_score_risen(series)
+        _has_equal_scores("ppo/score", series) and not _has_score_risen(series)
     ),
     AlarmName.equal_groups: lambda share, series: (
         share[-1] > MOST_EQUAL_GROUPS and not _has_score_risen(series)
     ),
-    AlarmName.blind_updates: lambda _, series: _is_blind(series) and not _has_score_risen(series),
+    AlarmName.blind_updates: lambda _, series: (
+        _moves_without_rewards(series) and not _has_score_risen(series)
+    ),
 }
 RULES = {
     AlarmName(name): Rule(**entry)

@@ -12,27 +12,27 @@ from rlhf.run.step_alarms import Alarm
 
 
 class Token(NamedTuple):
-    """A token of a response."""
+    """A token of a response, with the numbers that the report shows."""
 
     text: str
     kl: float  # nats: log p of the policy minus log p of the reference
-    value: float  # of the critic, before the token; 0 without a critic
+    value: float  # the critic's value before the token; 0 without a critic
     advantage: float  # GAE, before whitening; 0 without a critic
     reward: float  # the score at the last token, minus the KL penalty; 0 without a critic
 
 
 class Sample(NamedTuple):
-    """A response to a held-out prompt."""
+    """A response to a held-out prompt, for samples.jsonl and the trackers."""
 
     prompt: str
     response: str
-    ended: bool  # by itself, within the token limit
+    ended: bool  # True if it ended by itself, within the token limit
     score: float
     kl: float  # nats of the whole response, k1 estimate of KL(policy || reference)
     tokens: Sequence[Token]
     gold_parts: Mapping[str, float] | None = None  # ratings of a judge, if there is one
     messages: Sequence[Mapping[str, str]] | None = None  # role and text; None: one response
-    model: str = "actor"  # what answered: "actor", or after the last step also "actor_ema"
+    model: str = "actor"  # the policy that answered; "actor_ema" and others only at the end
 
 
 class Tracker:

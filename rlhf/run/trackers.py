@@ -16,7 +16,7 @@ from rlhf.config.freeze import flatten_keys
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.run.jsonl import JsonlWriter
-from rlhf.run.metric_table import undocumented
+from rlhf.run.metric_table import describe_undocumented
 from rlhf.run.step_alarms import Alarm, AlarmRules
 from rlhf.run.tracker import Sample, Tracker
 
@@ -56,7 +56,7 @@ class TensorBoardTracker(Tracker):
             return
         text = "\n\n".join(
             f"{each.model}, score {each.score:.2f}, KL {each.kl:.2f}\n\n"
-            f"{_verbatim(each.prompt + each.response)}"
+            f"{_quote_as_markdown(each.prompt + each.response)}"
             for each in samples
         )
         self._writer.add_text(f"{phase}/samples", text, step)
@@ -88,7 +88,7 @@ def _last_step_by_tag(folder: Path) -> dict[str, int]:
     return last | {tag: events.Tensors(tag)[-1].step for tag in tags["tensors"]}
 
 
-def _verbatim(text: str) -> str:
+def _quote_as_markdown(text: str) -> str:
     """Return ``text`` as Markdown that shows it unchanged: text of a model is not markup."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 
@@ -102,9 +102,9 @@ class StoppedByAlarmError(RlhfError):
 
 
 class Trackers(Tracker):
-    """A tracker that forwards to other trackers, and raises and prints alarms on what it forwards.
+    """A tracker that forwards to other trackers, and checks the metrics by the rules of alarms.
 
-    A tracker in ``others`` gets nothing more once it has failed: training must not stop.
+    Once a tracker in ``others`` has failed, it is not called again: training must not stop.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class Trackers(Tracker):
         self._logged: set[str] = set()
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Record metrics of one step, and the alarms that it raises.
+        """Record metrics of one step, and the alarms that they raise.
 
         Raises:
             StoppedByAlarmError: if alarms.stop has one of the alarms.
         """
         for name in sorted(values.keys() - self._logged):
-            if problem := undocumented(name):
+            if problem := describe_undocumented(name):
                 self._say(f"warning: {problem}. It is logged without a meaning")
         self._logged |= values.keys()
         self._call_each(lambda tracker: tracker.log(phase, step, values))
@@ -268,13 +268,13 @@ def build_tracker(
     if config.tracking.tensorboard:
         others["TensorBoard"] = TensorBoardTracker(run_dir / "tensorboard", asdict(config))
     for path in config.tracking.others:
-        others[path] = _import_name(path)(config, run_dir)
+        others[path] = _import_tracker(path)(config, run_dir)
     trackers = Trackers([FileTracker(run_dir, say)], config.alarms, say, others)
     trackers.restore_alarm_series(read_lines(run_dir / "metrics.jsonl", METRICS))
     return trackers
 
 
-def _import_name(path: str) -> Callable[[RunConfig, Path], Tracker]:
+def _import_tracker(path: str) -> Callable[[RunConfig, Path], Tracker]:
     """Return the class or function that ``package.module:NAME`` names."""
     module, _, name = path.partition(":")
     try:

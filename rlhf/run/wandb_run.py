@@ -27,7 +27,7 @@ INIT_ATTEMPTS = 3
 MOST_INCREMENTS = 99  # a run's page shows the latest 100 increments of a table
 # Files of an offline run have the format of LevelDB's log after a header of seven bytes; records
 # are protocol buffers (https://github.com/google/leveldb/blob/main/doc/log_format.md).
-BLOCK, FILE_HEADER, HEADER = 32768, 7, 7
+BLOCK, FILE_HEADER, HEADER = 32768, 7, 7  # bytes
 FULL, LAST = 1, 4  # kinds of chunks that complete a record
 
 # Prefixes of the metrics of each phase; only PPO logs metrics with other prefixes than its own.
@@ -100,7 +100,7 @@ class WandbTracker(Tracker):
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Send the metrics of one step, unless W&B has them already."""
-        if step > self._sent.get(_kind_of_values(phase, values), -1):
+        if step > self._sent.get(_common_prefix(phase, values), -1):
             self._run.log({**values, f"{phase}/step": step})
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
@@ -108,9 +108,7 @@ class WandbTracker(Tracker):
         if step == 0:
             self._first = {sample.prompt: sample.response for sample in samples}
         key, increment = f"{phase}/samples", MOST_INCREMENTS * step // max(steps, 1)
-        if increment == self._increment or step <= self._sent.get(
-            _kind_of_values(phase, [key]), -1
-        ):
+        if increment == self._increment or step <= self._sent.get(_common_prefix(phase, [key]), -1):
             return
         self._increment = increment
         rows = [self._table_row(step, sample) for sample in samples]
@@ -159,7 +157,7 @@ class WandbTracker(Tracker):
         }
 
     def _last_sent_steps(self, run_dir: Path, *, is_offline: bool) -> dict[str, int]:
-        """Return the last step that W&B has stored, for each kind of values.
+        """Return the last step that W&B has stored, for each prefix of ``_common_prefix``.
 
         A killed process loses what W&B has not stored yet, so the stored run is read.
         """
@@ -169,7 +167,7 @@ class WandbTracker(Tracker):
                 for phase in PREFIXES:
                     step = line.pop(f"{phase}/step", None)
                     if step is not None:
-                        sent[_kind_of_values(phase, [n for n in line if not n.startswith("_")])] = (
+                        sent[_common_prefix(phase, [n for n in line if not n.startswith("_")])] = (
                             step
                         )
             return sent
@@ -177,7 +175,7 @@ class WandbTracker(Tracker):
             step = self._run.summary.get(f"{phase}/step")
             if step is not None:
                 kinds = [f"{phase}/samples", f"{phase}/eval_", phase]
-                sent |= {_kind_of_values(phase, [kind]): step for kind in kinds}
+                sent |= {_common_prefix(phase, [kind]): step for kind in kinds}
         return sent
 
 
@@ -187,8 +185,8 @@ def phase_of_metric(metric: str) -> Phase:
     return next(phase for phase, prefixes in PREFIXES.items() if prefix in prefixes)
 
 
-def _kind_of_values(phase: str, names: Iterable[str]) -> str:
-    """Return the kind of values that a phase logs at once: metrics, evaluation or samples."""
+def _common_prefix(phase: str, names: Iterable[str]) -> str:
+    """Return the prefix that all ``names`` share: PHASE/samples, PHASE/eval_, or else PHASE."""
     for part in ("samples", "eval_"):
         if all(name.startswith(f"{phase}/{part}") for name in names):
             return f"{phase}/{part}"
@@ -256,7 +254,7 @@ def _read_or_create_run_id(path: Path) -> str:
 
 
 def read_records(path: Path) -> Iterator[Any]:
-    """Yield the records of a .wandb file up to a torn last one; wandb 0.31 has no reader."""
+    """Yield the records of a .wandb file up to a torn last record; wandb 0.31 has no reader."""
     from wandb.proto import wandb_internal_pb2
 
     data, position, parts = path.read_bytes(), FILE_HEADER, b""

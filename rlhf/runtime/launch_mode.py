@@ -30,7 +30,7 @@ class LaunchMode(StrEnum):
     """The program or person that starts the ranks."""
 
     process = "process"
-    """None: one rank, in this process."""
+    """No program: one rank runs in this process."""
     node = "node"
     """torchrun's agent, on this node."""
     slurm = "slurm"
@@ -85,7 +85,7 @@ def launch_mode(config: RunConfig, environment: Mapping[str, str]) -> LaunchMode
 def launch_commands(
     config: RunConfig, program: Program, environment: Mapping[str, str]
 ) -> list[list[str]]:
-    """Return the commands, as words, that start the ranks: one, or if by hand one per node."""
+    """Return the commands, as words, that start the ranks: one, or one per node to type by hand."""
     python, script, arguments = program
     hardware, launcher = config.hardware, config.launcher
     ranks = f"--nproc-per-node={hardware.ranks_per_node}"
@@ -187,13 +187,13 @@ def check_hostfile(config: RunConfig) -> None:
     name, hardware = config.launcher.hostfile, config.hardware
     assert name is not None
 
-    def explain(reason: str) -> ConfigError:
+    def build_read_error(reason: str) -> ConfigError:
         return ConfigError(
             f"launcher.hostfile={name} cannot be read ({reason.removesuffix(f': {name}')}): "
             "give a file with one `name slots=N` per line"
         )
 
-    with translate_errors(explain):
+    with translate_errors(build_read_error):
         lines = read_user_text(expand_user_path(name, key="launcher.hostfile")).splitlines()
     hosts: set[str] = set()
     for number, line in enumerate(lines, start=1):

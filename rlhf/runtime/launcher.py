@@ -80,14 +80,14 @@ def start_ranks(
 
 
 def _continue_in_new_process(run_dir: Path, script: str) -> float | None:
-    """Resume the run in a new process without leftovers of this attempt; return its objective.
+    """Resume the run in a new process, and return the objective.
 
-    Hooks, pinned memory and buffers of its engines would stay in this process.
+    Hooks, pinned memory and buffers of the failed attempt's engines would stay in this process.
 
     Raises:
         RlhfError: if the new process fails; it has printed why.
     """
-    gc.collect()  # the models of the failed attempt, whose memory goes back to the GPU
+    gc.collect()  # frees the models of the failed attempt; their memory goes back to the GPU below
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     try:
@@ -207,7 +207,7 @@ def shutdown_seconds(grace_seconds: float) -> float:
 
 
 def _rendezvous_options(launcher: LauncherConfig, way: LaunchMode) -> dict[str, Any]:
-    """Return where ranks meet: at the first node of a SLURM job, or any free port of this node."""
+    """Return where the ranks meet: the first node of a SLURM job, or a free port of this node."""
     if way is not LaunchMode.slurm:
         return {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
     task = slurm_task(os.environ)

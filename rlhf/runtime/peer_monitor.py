@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 ADDRESS_KEY = "rlhf/peer_monitor"
 # A machine that is gone is noticed after 5 + 3 * 3 seconds.
 KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
-# Seconds before this rank ends after a lost one: a signal may end both, or news name the cause.
+# Seconds that this rank lives after it has lost another: one signal may end both of them, or a
+# message may name the cause.
 GRACE_S = 1.0
-CONNECT_S = 60.0
+CONNECT_S = 60.0  # time limit of a connection to rank 0, seconds
 LOOPBACK = "127.0.0.1"
 LONGEST = 1 << 20  # maximum size of a message, bytes
 

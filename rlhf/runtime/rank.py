@@ -131,7 +131,7 @@ def main() -> None:
     def report(failure: Failure) -> None:
         if os.getppid() == int(launcher):
             write_failure(Path(failure_file), failure)
-        else:  # it was killed: nobody reads its folder, and nobody else removes it
+        else:  # the launcher was killed: nobody reads its folder, and nobody else removes it
             shutil.rmtree(Path(failure_file).parent, ignore_errors=True)
 
     run_rank(Path(run_dir[0]) if run_dir else None, report)

@@ -62,7 +62,7 @@ def drop_pod_variables() -> str | None:
     )
 
 
-def with_started_ranks(config: RunConfig) -> RunConfig:
+def adopt_started_ranks(config: RunConfig) -> RunConfig:
     """Return ``config`` with the numbers of nodes and ranks that were really started.
 
     Raises:
@@ -83,7 +83,7 @@ def with_started_ranks(config: RunConfig) -> RunConfig:
 
 
 def ignores_job_signals() -> bool:
-    """Return True in a SLURM job, whose signals reach every process but are for its tasks only."""
+    """Return True in a SLURM job, whose signals reach the ranks but are meant for the tasks."""
     return "SLURM_PROCID" in os.environ
 
 
@@ -98,7 +98,7 @@ def check_ranks_started(config: RunConfig) -> None:
 
 
 def check_ranks_can_start(config: RunConfig) -> None:
-    """Check that the ranks that start on this machine can compute here, and score responses."""
+    """Check that ranks on this machine have devices and precision, and that rewards can run."""
     hardware = config.hardware
     if hardware.device is Device.cpu:
         cpu_dtype(hardware.dtype)  # without torch

@@ -1,6 +1,6 @@
-"""Check before the first phase what otherwise a later phase, or the end of the run, finds out.
+"""Find errors before the first phase that otherwise a later phase, or the end of the run, raises.
 
-``plan=only`` and the start of a run call ``check_start``, and ``require_examples``
+``plan=only`` and the start of a run call ``check_before_start``, and ``require_examples``
 (rlhf/data/phase_needs.py) when they have read the data.
 """
 
@@ -19,8 +19,8 @@ from rlhf.rewards.isolated import check_reward_parts
 from rlhf.run.metric_table import METRICS, better_direction
 
 
-def check_start(config: RunConfig, *, finished: Container[Phase] = ()) -> None:
-    """Raise an error if a phase that is not ``finished`` would end for a reason known now."""
+def check_before_start(config: RunConfig, *, finished: Container[Phase] = ()) -> None:
+    """Raise an error if a phase that is not ``finished`` would fail for a reason known now."""
     if (best := config.checkpoint.best) is not None:
         known = held_out_metrics(config, Phase(best.partition("/")[0]))
         require_known_name("checkpoint.best", best, known)
@@ -67,7 +67,7 @@ def held_out_metrics(config: RunConfig, phase: Phase) -> list[str]:
 
 
 def _option_measures(config: RunConfig | None = None) -> list[MeasureNames]:
-    """Return the names of what options measure: of those that are on, or of all."""
+    """Return the names of the measures of the options that are on; of all without ``config``."""
     return list(hooks_of("keys", "MEASURES", config))
 
 

@@ -1,8 +1,8 @@
 """End a run that hangs: print the stacks of every rank, name a rank that is stopped, and exit.
 
-A collective waits for hours for a rank that is alive but does nothing. Every rank watches its own
-steps, because a stopped process cannot report anything; the other ranks find it by the
-process state that the kernel reports.
+A collective waits for hours for a rank that is alive but does nothing. Therefore every rank watches
+its own steps. A stopped process cannot report anything, but the other ranks on its host find it by
+the process state that the kernel reports.
 """
 
 from __future__ import annotations

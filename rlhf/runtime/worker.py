@@ -62,7 +62,7 @@ from rlhf.runtime.phase_runs import (
 )
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals, num_cores_per_rank
 from rlhf.runtime.run_data import load_phase_data
-from rlhf.runtime.start_checks import check_start
+from rlhf.runtime.start_checks import check_before_start
 from rlhf.runtime.watchdog import Process, start_watchdog
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def run_worker(
             "hardware.keep_freed_memory: only glibc supports this setting; continuing without it"
         )
 
-    def watch_steps(context: RunContext) -> None:
+    def start_watch(context: RunContext) -> None:
         install_signals_and_watchdog(context, {} if meeting is None else meeting.others, on_stuck)
 
     with (
@@ -118,7 +118,7 @@ def run_worker(
         lock_run_dir(run_dir, console.say) if ranks.is_main else nullcontext(),
     ):
         refuse_other_config(run_dir, config if begun is None else begun)
-        result = run_phases(config, run_dir, ranks, console, watch_steps)
+        result = run_phases(config, run_dir, ranks, console, start_watch)
     ranks.barrier()
     require_finite_objective(result["phases"], run_dir)
     return float(result["objective"])
@@ -129,16 +129,19 @@ def run_phases(
     run_dir: Path,
     ranks: Ranks,
     console: Console,
-    watch_steps: Callable[[RunContext], None],
+    start_watch: Callable[[RunContext], None],
 ) -> dict[str, Any]:
-    """Run the phases that have no result yet; write result.json and return its content."""
+    """Run the phases that have no result yet; write result.json and return its content.
+
+    ``start_watch`` is called once, before the first of these phases.
+    """
     unfinished = unfinished_phases(config, run_dir)
     finished = [phase for phase in config.phase.order if phase not in unfinished]
     if ranks.is_main:
         verify_finished_phases(run_dir, finished, config, console.say)
     if unfinished:
         context = build_context(config, run_dir, ranks, console, unfinished)
-        watch_steps(context)
+        start_watch(context)
         try:
             require_data(context, unfinished)
             if Phase.ppo in unfinished:
@@ -185,7 +188,9 @@ def build_context(
     steps are dropped, because these steps are taken again.
     """
     require_capabilities(config)
-    check_start(config, finished=[phase for phase in config.phase.order if phase not in unfinished])
+    check_before_start(
+        config, finished=[phase for phase in config.phase.order if phase not in unfinished]
+    )
     read_command(run_dir)  # raises now if the file is damaged: model cards need it after training
     if ranks.is_main:
         read_plan(run_dir, console.say)

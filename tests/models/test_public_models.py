@@ -22,7 +22,7 @@ from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import load_tokenizer, train_tokenizer
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens
-from rlhf.runtime.start_checks import check_start
+from rlhf.runtime.start_checks import check_before_start
 from tests.conftest import Compose
 from tests.models_on_disk import SMALL, save_base, small_tokenizer
 from tests.plain_engine import PlainEngine
@@ -199,8 +199,8 @@ def test_layers_without_a_cache_are_refused_before_training(
     words += ["phase=pipeline_rule", "model@reward_model=gold"]
     words += ["ppo.advantage_estimator=reinforce_pp"]
     with pytest.raises(RlhfError, match=r"layers that do not cache .*use rollout=hf"):
-        check_start(to_run_config(compose(words)))  # 48
-    check_start(to_run_config(compose([*words, "rollout=hf"])))
+        check_before_start(to_run_config(compose(words)))  # 48
+    check_before_start(to_run_config(compose([*words, "rollout=hf"])))
 
 
 WINDOW = {"sliding_window": 4, "intermediate_size": 16, "num_key_value_heads": 1, "head_dim": 8}

@@ -7,7 +7,7 @@ from io import StringIO
 
 import pytest
 
-from rlhf.run.console import Console, build_console, config_tree
+from rlhf.run.console import Console, build_config_tree, build_console
 
 PPO = {
     "ppo/score_mean": 1.234,
@@ -142,7 +142,7 @@ def test_the_main_rank_prints_to_stdout(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_groups_are_branches_after_single_values() -> None:
     file = StringIO()
-    tree = config_tree("run", {"ppo": {"kl_ctl": 0.1, "kl_target": None}, "name": "[red]a"})
+    tree = build_config_tree("run", {"ppo": {"kl_ctl": 0.1, "kl_target": None}, "name": "[red]a"})
     Console(log_every=1, file=file, width=60).show(tree)
     assert file.getvalue().splitlines() == [
         "run",

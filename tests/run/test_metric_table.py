@@ -9,8 +9,8 @@ from rlhf.run.metric_table import (
     GROUPS,
     METRICS,
     better_direction,
+    describe_undocumented,
     is_timing,
-    undocumented,
 )
 from rlhf.run.phase_state import BestStep
 
@@ -68,7 +68,7 @@ def test_each_metric_says_everything(name: str) -> None:
         assert isinstance(low, float)
         assert isinstance(high, float)
         assert low < high
-    assert undocumented(name) is None
+    assert describe_undocumented(name) is None
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_each_metric_says_everything(name: str) -> None:
 )
 def test_an_unknown_name_has_no_direction_and_a_nearest_name(wrong: str, nearest: str) -> None:
     known = f"{wrong} is not in rlhf/run/metrics.yaml; the nearest metric there is {nearest}"
-    assert undocumented(wrong) == known
+    assert describe_undocumented(wrong) == known
     assert better_direction(wrong) is None
 
 

@@ -40,7 +40,7 @@ def write(phase_dir: Path, step: int, *, wanted_bytes: int = 1) -> Path:
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     found = load_checkpoint(write(tmp_path, 7))
     assert (found.step, found.state["results"]) == (7, {"before": 0.5})
-    read = found.tensor_reader("model")
+    read = found.build_tensor_reader("model")
     assert read("weights/a", slice(2, 4)).tolist() == [2.0, 3.0]
     assert len(read("weights/b", slice(3, 3))) == 0
     with pytest.raises(CheckpointError, match="model has no weights/c: it is the checkpoint of an"):

@@ -17,7 +17,12 @@ from rlhf.jobs.search import run_search
 from rlhf.jobs.search_command import parse_search
 from rlhf.run.jsonl import LOGS
 from rlhf.run.results import read_phase_result
-from rlhf.runtime.start_checks import check_start, held_out_metrics, logged_metrics, result_names
+from rlhf.runtime.start_checks import (
+    check_before_start,
+    held_out_metrics,
+    logged_metrics,
+    result_names,
+)
 from tests.conftest import CONF, Compose
 from tests.runs import finished
 
@@ -146,7 +151,7 @@ def test_what_works_is_started(
     fields: dict[str, object], words: str, compose: Compose, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE | {"model_type": "llama"} | fields))
-    check_start(to_run_config(compose(words.format(model=tmp_path).split())))
+    check_before_start(to_run_config(compose(words.format(model=tmp_path).split())))
 
 
 def test_an_adapter_has_the_config_of_its_base(compose: Compose, tmp_path: Path) -> None:
@@ -158,7 +163,7 @@ def test_an_adapter_has_the_config_of_its_base(compose: Compose, tmp_path: Path)
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(adapter))
     words = ["model=pretrained", f"model.path={tmp_path / 'adapter'}"]
     with pytest.raises(RlhfError, match="attends to 16 tokens at most"):
-        check_start(to_run_config(compose(words)))
+        check_before_start(to_run_config(compose(words)))
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def _exhaust(streams: Iterable[Iterable[object]]) -> None:
 
 def _load_engines(engines: Mapping[str, StatefulWithTensors], checkpoint: Checkpoint) -> None:
     for name, engine in engines.items():
-        engine.training_state.load(checkpoint.tensor_reader(name))
+        engine.training_state.load(checkpoint.build_tensor_reader(name))
         engine.load_state_dict(checkpoint.state["engines"][name])
 
 

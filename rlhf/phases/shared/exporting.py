@@ -17,7 +17,7 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.run.model_card import origin_sections, python_example
 from rlhf.run.model_folder import (
     SHARD_BYTES,
-    apply_umask,
+    copy_folder_permissions,
     save_model,
     save_streamed,
     tensors_to_save,
@@ -69,7 +69,7 @@ def write_weights(config: RunConfig, engine: Engine, folder: Path | None) -> Non
     """
     build_export(config, engine).write(folder)
     if folder is not None:
-        apply_umask(folder)  # the server may run as another user
+        copy_folder_permissions(folder)  # the server may run as another user
 
 
 def store_sampling_settings(model: Any, rollout: RolloutConfig) -> None:
