@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tests.algorithms.loop_reference import Row, Rows, clip, log_softmax
 
 KL_CTL, CLIP_REWARD, CLIPRANGE, CLIPRANGE_VALUE, GAMMA, LAM = 0.1, 5.0, 0.2, 0.2, 1.0, 0.95
-EMA_BETA, DPO_BETA = 0.992, 0.1
+DPO_BETA = 0.1
 Ids = list[list[int]]
 Mask = list[list[int]]
 
@@ -197,8 +197,3 @@ def lm_loss(logits: list[Rows], ids: Ids) -> float:
     """The unsupervised loss: mean over all tokens but the first of each block."""
     losses = [-x for row in gather_log_probs(logits, ids) for x in row]
     return sum(losses) / len(losses)
-
-
-def moving_average(average: Row, weights: Row) -> Row:
-    """torch.lerp(weights, average, beta)."""
-    return [w + EMA_BETA * (a - w) for a, w in zip(average, weights, strict=True)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.algorithms.kl import KlController, KlEstimatorName, adapt_lr_scale, estimate_kl
-from tests.algorithms.padded_batches import assert_close, f64, normal, quick, seeds
+from tests.algorithms.padded_batches import assert_close, f64, quick
 
 
 @pytest.mark.parametrize(
@@ -28,22 +28,6 @@ def test_estimators_by_hand(
     logprobs, other_logprobs = f64(0.5, 0.25).log(), f64(0.25, 0.5).log()
     result = estimate_kl(logprobs, other_logprobs, estimator=estimator)
     assert_close(result, [p_is_larger, p_is_smaller], atol=1e-7)
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_equal_policies_have_no_kl(estimator: KlEstimatorName) -> None:
-    logprobs = -normal(9, seed=0).abs()
-    assert not estimate_kl(logprobs, logprobs, estimator=estimator).any()
-
-
-@quick
-@given(seed=seeds, estimator=st.sampled_from(["k1", "k3"]))
-def test_k1_and_k3_are_unbiased(seed: int, estimator: KlEstimatorName) -> None:
-    p_V, q_V = normal(8, seed=seed).log_softmax(-1), normal(8, seed=seed + 1).log_softmax(-1)
-    expectation = (p_V.exp() * estimate_kl(p_V, q_V, estimator=estimator)).sum()
-    assert_close(
-        expectation, torch.nn.functional.kl_div(q_V, p_V, log_target=True, reduction="sum")
-    )
 
 
 @quick
@@ -84,19 +68,6 @@ def test_without_a_target_the_coefficient_stays() -> None:
     assert controller.step(100.0, num_sequences=256) == controller
 
 
-def test_twice_the_sequences_move_the_coefficient_twice_as_far() -> None:
-    controller = KlController(coefficient=1.0, target=6.0, horizon=10_000)
-    one, two = (controller.step(7.0, num_sequences=n).coefficient - 1.0 for n in (100, 200))
-    assert two == pytest.approx(2 * one)
-
-
-def test_the_controller_brings_a_responsive_kl_to_its_target() -> None:
-    controller = KlController(coefficient=0.01, target=6.0, horizon=2_000)
-    for _ in range(300):
-        controller = controller.step(1.0 / controller.coefficient, num_sequences=256)
-    assert math.isclose(1.0 / controller.coefficient, 6.0, rel_tol=1e-3)
-
-
 @pytest.mark.parametrize(
     ("scale", "approx_kl", "after"),
     [
@@ -113,14 +84,6 @@ def test_the_controller_brings_a_responsive_kl_to_its_target() -> None:
 )
 def test_learning_rate_guard_by_hand(scale: float, approx_kl: float, after: float) -> None:
     assert adapt_lr_scale(scale, approx_kl, limit=0.02) == pytest.approx(after, abs=1e-12)
-
-
-def test_the_guard_settles_where_the_kl_is_tolerable() -> None:
-    # a policy that moves by 0.5 nats at the full rate and less with its square: 0.02 at 0.2
-    scale = 1.0
-    for _ in range(20):
-        scale = adapt_lr_scale(scale, 0.5 * scale**2, limit=0.02)
-    assert 0.01 <= 0.5 * scale**2 <= 0.02
 
 
 def test_a_kl_that_is_not_a_number_leaves_the_coefficient() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from rlhf.algorithms.masking import last_kept_index, masked_sum, whiten
@@ -21,7 +18,6 @@ from tests.algorithms.padded_batches import (
     normal,
     quick,
     seeds,
-    shuffled,
     with_garbage,
 )
 
@@ -34,12 +30,6 @@ def test_last_kept_by_hand() -> None:
 def test_last_kept_needs_a_kept_token_in_every_row() -> None:
     with pytest.raises(ValueError, match="every row must keep at least one token"):
         last_kept_index(torch.tensor([[True, False], [False, False]]))
-
-
-@quick
-@given(keep=keeps())
-def test_last_kept_of_a_right_padded_row_is_its_length_less_one(keep: Tensor) -> None:
-    assert last_kept_index(keep).equal(keep.sum(dim=1) - 1)
 
 
 def test_masked_sum_by_hand() -> None:
@@ -75,6 +65,7 @@ def test_whiten_by_hand() -> None:
 def test_whiten_of_equal_values_is_zero_and_not_their_rounding() -> None:
     x_BT, keep_BT = torch.full((1, 7), 0.1), keep_of([7], 7)
     result = whiten(x_BT, keep_BT, Moments.of(x_BT, keep_BT))
+    assert result.dtype == torch.float32
     assert_close(result, torch.zeros(1, 7), atol=1e-3)
 
 
@@ -83,45 +74,3 @@ def test_the_constant_under_the_root_is_1e_8() -> None:
     x_BT, keep_BT = f64([-1e-4, 1e-4]), keep_of([2], 2)
     result = whiten(x_BT, keep_BT, Moments.of(x_BT, keep_BT))
     assert_close(result, [[-0.7071068, 0.7071068]], atol=1e-7)
-
-
-@quick
-@given(keep=keeps(), seed=seeds, shift_mean=st.booleans())
-def test_whitened_tokens_have_deviation_1(keep: Tensor, seed: int, shift_mean: bool) -> None:
-    x_BT = normal(*keep.shape, seed=seed, scale=3.0) + 5.0
-    before = Moments.of(x_BT, keep)
-    after = Moments.of(whiten(x_BT, keep, before, shift_mean=shift_mean), keep)
-    assert after.value() == pytest.approx(0.0 if shift_mean else before.value(), abs=1e-9)
-    if keep.sum() > 1:
-        assert after.std() == pytest.approx(1.0, abs=1e-3)
-
-
-@quick
-@given(keep=keeps(), seed=seeds, value=garbage, extra=st.integers(0, 3))
-def test_padding_never_changes_whitening(keep: Tensor, seed: int, value: float, extra: int) -> None:
-    x_BT = normal(*keep.shape, seed=seed)
-    dirty_BT = with_garbage(x_BT, keep, value, extra=extra)
-    wide_BT = torch.nn.functional.pad(keep, (0, extra))
-    result = whiten(dirty_BT, wide_BT, Moments.of(dirty_BT, wide_BT))
-    assert_close(result[:, : keep.shape[1]], whiten(x_BT, keep, Moments.of(x_BT, keep)))
-    assert not result[~wide_BT].any()
-
-
-@quick
-@given(keep=keeps(min_rows=2), seed=seeds, cut=st.integers(1, 4))
-def test_ranks_and_order_never_change_whitening(keep: Tensor, seed: int, cut: int) -> None:
-    x_BT = normal(*keep.shape, seed=seed)
-    whole_BT = whiten(x_BT, keep, Moments.of(x_BT, keep))
-    order = shuffled(len(keep), seed=seed)
-    parts = list(zip(x_BT[order].split(cut), keep[order].split(cut), strict=True))
-    first, *others = (Moments.of(x, kept) for x, kept in parts)
-    moments = sum(others, start=first)
-    by_ranks_BT = torch.cat([whiten(x, kept, moments) for x, kept in parts])
-    assert_close(by_ranks_BT, whole_BT[order])
-
-
-def test_whitening_stays_in_the_type_of_its_input() -> None:
-    x_BT, keep_BT = torch.tensor([[1.0, 3.0]]), keep_of([2], 2)
-    result = whiten(x_BT, keep_BT, Moments.of(x_BT, keep_BT))
-    assert result.dtype == torch.float32
-    assert math.isclose(result[0, 1].item(), 1.0, abs_tol=1e-6)

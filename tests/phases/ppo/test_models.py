@@ -13,7 +13,7 @@ from rlhf.base.types import StepReport
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
 from rlhf.models.build import build_actor, build_scorer
-from rlhf.models.language_model import LanguageModel, Scorer, kept_token_logprobs
+from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options.lora.models import AdapterOff
 from rlhf.options.trunk.models import TrunkModels
@@ -24,8 +24,6 @@ from rlhf.phases.shared.scoring import ModelScores, ResponseLogprobs, WholeSeque
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import disturb
 from tests.phases.ppo.ppo_pieces import (
-    LENGTHS,
-    PROMPT_LENGTHS,
     TEMPERATURE,
     flat,
     some_rollout,
@@ -120,15 +118,6 @@ def test_a_new_trunk_scores_as_separate_models_do(tokenizer: Any, reward: PlainE
     assert_near(flat(got.logprobs_BT), flat(got.reference_logprobs_BT), terms=TERMS)
 
 
-def test_a_trunk_that_has_learned_keeps_its_reference(tokenizer: Any, reward: PlainEngine) -> None:
-    models = trunk_models(tokenizer, reward)
-    before = models.score(SEQUENCES)
-    disturb(models.actor.module)
-    after = models.score(SEQUENCES)
-    assert torch.equal(after.reference_logprobs_BT, before.reference_logprobs_BT)
-    assert (flat(after.logprobs_BT) - flat(before.logprobs_BT)).abs().max() > 0.01
-
-
 def test_a_pass_of_the_trunk_learns_what_separate_models_do(
     tokenizer: Any, reward: PlainEngine
 ) -> None:
@@ -196,34 +185,6 @@ def test_a_trunk_reports_its_overflow_once(tokenizer: Any, reward: PlainEngine) 
     assert reports[Role.actor].has_overflowed
 
 
-def adapted(tokenizer: Any) -> TrainingEngine:
-    model = LanguageModel(build_actor(source(), tokenizer, seed=1, extensions=adding(SPEC)))
-    engine = TrainingEngine(model, accumulation=1)
-    disturb(model)
-    return engine
-
-
-def test_without_its_adapters_an_actor_is_the_untouched_base(tokenizer: Any) -> None:
-    engine = adapted(tokenizer)
-    base = PlainEngine(LanguageModel(build_actor(source(), tokenizer, seed=1)))
-    batch = collate_sequences([[5, 6, 7, 8], [9, 10]], [0, 0], pad_id=0, device=torch.device("cpu"))
-    reference = AdapterOff(engine)
-    with reference.evaluating() as module, base.evaluating():
-        assert not module.training
-        assert not torch.is_grad_enabled()
-        assert torch.equal(kept_token_logprobs(reference, batch), kept_token_logprobs(base, batch))
-        inside = module.pretrained(batch.ids_BS).logits
-        expected = base.module.pretrained(batch.ids_BS).logits
-        assert torch.equal(inside, expected), "within the context the module itself has none"
-    assert engine.module.training
-    with torch.no_grad(), base.evaluating():
-        alone = kept_token_logprobs(reference, batch)
-        assert torch.equal(alone, kept_token_logprobs(base, batch)), "without a context neither"
-    with engine.evaluating():
-        moved = kept_token_logprobs(engine, batch) - kept_token_logprobs(base, batch)
-    assert moved.abs().max() > 0.01, "the actor has its adapters back"
-
-
 def test_with_adapters_policy_and_reference_start_equal_and_part(
     tokenizer: Any, reward: PlainEngine
 ) -> None:
@@ -240,17 +201,3 @@ def test_with_adapters_policy_and_reference_start_equal_and_part(
     after = models.score(SEQUENCES)
     assert torch.equal(after.reference_logprobs_BT, start.logprobs_BT)
     assert (flat(after.logprobs_BT) - flat(start.logprobs_BT)).abs().max() > 0.01
-
-
-def test_a_scorer_is_read_as_critic_and_as_reward_model(tokenizer: Any) -> None:
-    module = build_scorer(source(), tokenizer, seed=4)
-    assert isinstance(module, Scorer)
-    engine = PlainEngine(module)
-    actor = PlainEngine(LanguageModel(build_actor(source(), tokenizer, seed=1)))
-    models = SeparateModels(actor, actor, engine, ModelScores(engine), temperature=TEMPERATURE)
-    opinions = models.score(SEQUENCES)
-    with torch.no_grad():
-        values_BS = engine(SEQUENCES.ids_BS)
-    ends = [prompt + response - 1 for prompt, response in zip(PROMPT_LENGTHS, LENGTHS, strict=True)]
-    expected = torch.stack([row[end] for row, end in zip(values_BS, ends, strict=True)])
-    assert torch.equal(opinions.scores_B, expected)

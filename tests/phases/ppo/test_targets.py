@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from omegaconf import DictConfig
 
+from rlhf.base.metrics import Metrics, Moments
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses, Rollout, TermScores
 from rlhf.config.choices import RewardKind
@@ -54,10 +56,6 @@ def rewards(targets: Targets) -> list[float]:
     return targets.rewards_BT[:, 1].tolist()
 
 
-def test_scores_are_taken_as_they_are(targets: Callable[..., Callable[..., Targets]]) -> None:
-    assert rewards(targets()(1.0, 7.0)) == [1.0, 7.0]
-
-
 def test_scaling_follows_the_scores_of_all_rollouts(
     targets: Callable[..., Callable[..., Targets]],
 ) -> None:
@@ -75,10 +73,56 @@ def test_scaling_by_the_first_rollout_stays(
     assert rewards(of(8.0, 4.0)) == pytest.approx([2.0, 0.0], abs=1e-6)
 
 
-def test_the_reference_can_be_given(targets: Callable[..., Callable[..., Targets]]) -> None:
-    given = ["ppo.reference_score_mean=1", "ppo.reference_score_std=4"]
+@pytest.mark.parametrize(
+    ("mean", "std", "expected"),
+    [
+        # of 2 and 6: mean 4, deviation 2
+        (1, 4, [0.25, 1.25]),
+        (0, 4, [0.5, 1.5]),  # zero is given too
+        ("null", 4, [-0.5, 0.5]),
+        (1, "null", [0.5, 2.5]),
+    ],
+)
+def test_the_reference_can_be_given(
+    mean: object, std: object, expected: list[float], targets: Callable[..., Callable[..., Targets]]
+) -> None:
+    given = [f"ppo.reference_score_mean={mean}", f"ppo.reference_score_std={std}"]
     of = targets("ppo.scale_reward=reference", "ppo.scale_reward_shift=true", *given)
-    assert rewards(of(5.0, 9.0)) == pytest.approx([1.0, 2.0], abs=1e-6)
+    assert rewards(of(2.0, 6.0)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_moments_are_those_of_all_ranks(compose: Compose) -> None:
+    class WithAnother(Ranks):
+        """The other rank has seen the scores 5 and 7."""
+
+        def reduce_metrics(self, metrics: Metrics) -> Metrics:
+            theirs = Moments.of(torch.tensor([5.0, 7.0]))
+            return {name: metric + theirs for name, metric in metrics.items()}
+
+    config = to_run_config(compose([*BARE, "ppo.scale_reward=running"])).ppo
+    made = targets_of(TargetMaker(config, WithAnother()), rollout_of(1.0, 3.0), kl_ctl=0.0)
+    # 1, 3, 5, 7: deviation sqrt(5)
+    assert rewards(made) == pytest.approx([1 / 5**0.5, 3 / 5**0.5], abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        ("running", [0.0, 2**0.5]),  # of 3, 5, 5, 7: mean 5, deviation sqrt(2)
+        ("reference", [1.0, 3.0]),  # of 3, 5: mean 4, deviation 1
+    ],
+)
+def test_a_score_that_is_not_finite_is_left_out_of_the_moments(
+    scaling: str,
+    expected: list[float],
+    bad: float,
+    targets: Callable[..., Callable[..., Targets]],
+) -> None:
+    of = targets(f"ppo.scale_reward={scaling}", "ppo.scale_reward_shift=true")
+    of(bad, bad)  # no finite score sets no scale
+    of(3.0, bad, 5.0)
+    assert rewards(of(5.0, 7.0)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_parts_are_normalised_each_by_itself_and_continue_from_a_checkpoint(
@@ -107,7 +151,19 @@ def test_parts_are_normalised_each_by_itself_and_continue_from_a_checkpoint(
 
 
 def test_scores_are_clipped(targets: Callable[..., Callable[..., Targets]]) -> None:
+    assert rewards(targets()(1.0, 7.0)) == [1.0, 7.0]
     assert rewards(targets("ppo.clip_reward_value=2")(1.0, -3.0)) == [1.0, -2.0]
+    scaled = targets("ppo.clip_reward_value=2", "ppo.scale_reward=reference")  # by 2, then clipped
+    assert rewards(scaled(2.0, 6.0)) == pytest.approx([1.0, 2.0], abs=1e-6)
+
+
+def test_a_response_without_an_end_gets_the_score_that_is_given(compose: Compose) -> None:
+    keys = ["ppo.missing_end_score=-3", "ppo.missing_end_penalty=7", "ppo.clip_reward_value=1"]
+    rollout = rollout_of(4.0, 4.0)
+    responses = rollout.responses._replace(ended_B=torch.tensor([True, False]))
+    maker = TargetMaker(to_run_config(compose([*BARE, *keys])).ppo, Ranks())
+    made = maker.make(rollout._replace(responses=responses), kl_ctl=0.0)
+    assert rewards(made) == [1.0, -3.0]
 
 
 def test_groups_have_the_scores_that_are_compared(
@@ -135,13 +191,25 @@ def test_whitening_can_be_turned_on(targets: Callable[..., Callable[..., Targets
     torch.testing.assert_close(made.advantages.advantages_BT, expected, atol=1e-6, rtol=0)
 
 
-def test_the_penalty_on_the_kl_is_in_the_rewards(compose: Compose) -> None:
-    config = to_run_config(compose(BARE)).ppo
+@pytest.mark.parametrize(
+    ("keys", "kl"),
+    [
+        # log pi - log reference is 2 and -1
+        ([], [2.0, -1.0]),
+        (["ppo.kl_estimator=k2"], [2.0, 0.5]),
+        (["ppo.kl_estimator=k3"], [1.1353353, 0.7182818]),  # e^-2 + 1, e - 2
+        (["ppo.kl_estimator=k3", "ppo.kl_placement=loss"], [0.0, 0.0]),
+    ],
+)
+def test_the_penalty_on_the_kl_is_in_the_rewards(
+    keys: list[str], kl: list[float], compose: Compose
+) -> None:
+    config = to_run_config(compose([*BARE, *keys])).ppo
     rollout = rollout_of(1.0)
     rollout = rollout._replace(logprobs_BT=torch.tensor([[-1.0, -2.0]]))
     rollout = rollout._replace(reference_logprobs_BT=torch.tensor([[-3.0, -1.0]]))
     made = TargetMaker(config, Ranks()).make(rollout, kl_ctl=0.25)
-    assert made.rewards_BT.tolist() == [[-0.5, 1.25]]  # 1/4 of -(2, -1), and the score
+    assert made.rewards_BT[0].tolist() == pytest.approx([-kl[0] / 4, 1 - kl[1] / 4])
 
 
 def test_held_out_answers_do_not_move_the_scale(compose: Compose) -> None:
@@ -223,11 +291,37 @@ def test_decoupled_lambdas_and_a_teacher_equal_the_loops(
         assert_close(found.returns_BT[row][kept], returns)
 
 
-def test_dr_grpo_does_not_divide(compose: Compose) -> None:
-    keys = ["ppo.advantage_estimator=dr_grpo", "ppo.responses_per_prompt=2"]
-    config = to_run_config(compose([*BARE, *keys, "ppo.whiten_advantages=null"])).ppo
-    found = TargetMaker(config, Ranks()).make(rollout_of(1.0, 4.0), kl_ctl=0.0)
-    assert found.advantages.advantages_BT.tolist() == [[-1.5, -1.5], [1.5, 1.5]]
+@pytest.mark.parametrize(
+    ("estimator", "advantage"),
+    [
+        # scores 1 and 4: less the other, less the mean 2.5, and over the deviation 2.1213203
+        ("rloo", 3.0),
+        ("dr_grpo", 1.5),
+        ("grpo", 0.7071065),
+    ],
+)
+def test_groups_are_compared(
+    estimator: str, advantage: float, targets: Callable[..., Callable[..., Targets]]
+) -> None:
+    keys = [f"ppo.advantage_estimator={estimator}", "ppo.responses_per_prompt=2"]
+    for whitens, used in ("null", advantage), ("true", 1.0):
+        made = targets(*keys, f"ppo.whiten_advantages={whitens}")(1.0, 4.0)
+        for found, expected in (made.raw, advantage), (made.advantages, used):
+            expected_BT = torch.tensor([[-expected] * 2, [expected] * 2])
+            torch.testing.assert_close(found.advantages_BT, expected_BT, atol=1e-6, rtol=0)
+
+
+def test_reinforce_pp_takes_discounted_rewards_to_go(
+    targets: Callable[..., Callable[..., Targets]],
+) -> None:
+    keys = ["ppo.advantage_estimator=reinforce_pp", "ppo.gamma=0.5"]
+    assert targets(*keys)(1.0, 3.0).raw.advantages_BT.tolist() == [[0.5, 1.0], [1.5, 3.0]]
+    # of 0, 1, 0, 3: mean 1, deviation sqrt(1.5)
+    made = targets(*keys, "ppo.whiten_rewards=true")(1.0, 3.0)
+    assert rewards(made) == [1.0, 3.0], "as they are logged"
+    low, high = 1 - 1.5**-0.5, 1 + 2 * 1.5**-0.5
+    expected = torch.tensor([[low + 0.5, 1.0], [low + high / 2, high]])
+    torch.testing.assert_close(made.raw.advantages_BT, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_pp"])

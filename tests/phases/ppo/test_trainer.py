@@ -247,17 +247,8 @@ def test_entropy_and_kl_in_the_loss_have_the_gradient_that_they_should(
     assert stats.critic_loss == pytest.approx(0.5 * errors_N.mean().item(), rel=1e-5)
 
 
-def test_kl_in_the_loss_is_not_charged_in_the_rewards(rollout: Rollout, compose: Compose) -> None:
-    config = config_of(compose, "ppo.kl_placement=loss", "ppo.kl_estimator=k3")
-    stats = PPOTrainer(separate_engine(), config).train_rlhf(rollout)
-    scores = reference.clip_scores(
-        rollout.scores_B.tolist(), rollout.responses.ended_B.tolist(), limit=7.0, penalty=1.0
-    )
-    assert stats.metrics["ppo/reward_mean"] == pytest.approx(math.fsum(scores) / ROWS, rel=1e-5)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("garbage", [math.inf, -math.inf, math.nan, 1e4])
+@pytest.mark.parametrize("garbage", [math.inf, math.nan])
 def test_what_stands_behind_a_response_reaches_no_gradient(
     garbage: float, rollout: Rollout, compose: Compose
 ) -> None:
@@ -273,43 +264,6 @@ def test_what_stands_behind_a_response_reaches_no_gradient(
     for one, other in ((clean.actor, spoiled.actor), (clean.critic, spoiled.critic)):
         for name, gradient in one.gradients[0].items():
             torch.testing.assert_close(other.gradients[0][name], gradient)
-
-
-def test_the_actor_rests_while_the_critic_learns(rollout: Rollout, compose: Compose) -> None:
-    engine = separate_engine(lr=0.1)
-    start = {n: p.clone() for n, p in engine.actor.module.named_parameters()}
-    config = config_of(compose, "ppo.ppo_epochs=2", "ppo.actor_freeze_steps=1")
-    trainer = PPOTrainer(engine, config)
-    first = trainer.train_rlhf(rollout)
-    assert (engine.actor.micro_steps, len(engine.critic.gradients)) == (0, 2)
-    assert all(p.grad is None for p in engine.actor.module.parameters())
-    assert all(torch.equal(p, start[n]) for n, p in engine.actor.module.named_parameters())
-    assert first.actor_loss == 0.0
-    assert "ppo/actor_learning_rate" not in first.metrics
-    assert first.metrics["ppo/critic_learning_rate"] == 0.5
-    assert first.critic_loss > 0
-    assert num_optimizer_steps(first.metrics) == 2
-    second = trainer.train_rlhf(rollout)
-    assert (len(engine.actor.gradients), len(engine.critic.gradients)) == (2, 4)
-    assert not torch.equal(
-        engine.actor.module.pretrained.lm_head.weight, start["pretrained.lm_head.weight"]
-    )
-    assert second.metrics["ppo/actor_learning_rate"] == 0.5
-
-
-@pytest.mark.slow
-def test_updates_end_once_the_policy_has_moved_too_far(rollout: Rollout, compose: Compose) -> None:
-    def updates(limit: str, *, lr: float) -> float:
-        engine = separate_engine(lr=lr)
-        config = config_of(compose, "ppo.ppo_epochs=4", f"ppo.stop_update_kl={limit}")
-        stats = PPOTrainer(engine, config).train_rlhf(own_rollout(engine, rollout))
-        assert len(engine.actor.gradients) == stats.metrics["ppo/updates"]
-        return stats.metrics["ppo/updates"]
-
-    assert updates("1e-6", lr=0.3) == 2  # before the first step nothing has moved
-    assert updates("1e-6", lr=0.0) == 4
-    assert updates("1e6", lr=0.3) == 4
-    assert updates("null", lr=0.3) == 4
 
 
 @pytest.mark.slow
@@ -329,29 +283,13 @@ def test_ranks_end_their_updates_together(rollout: Rollout, compose: Compose) ->
     assert stats.metrics["ppo/updates"] == 1
 
 
-def test_the_guard_moves_the_share_of_the_learning_rate(rollout: Rollout, compose: Compose) -> None:
-    engine = separate_engine()
-    engine.actor.lr_scale = 0.5
-    trainer = PPOTrainer(engine, config_of(compose, "ppo.lr_guard_kl=1e-3"))
-    stats = trainer.train_rlhf(rollout)  # of another policy: far away
-    assert stats.metrics["ppo/approx_kl"] > 1e-3
-    assert stats.metrics["ppo/lr_scale"] == 0.5
-    assert engine.actor.lr_scale == pytest.approx(0.5 / 1.5)
-    stats = trainer.train_rlhf(own_rollout(engine, rollout))
-    assert stats.metrics["ppo/lr_scale"] == pytest.approx(0.5 / 1.5)
-    assert engine.actor.lr_scale == pytest.approx(0.5)
-    assert engine.critic.lr_scale == 1.0
-
-
 @pytest.mark.parametrize(
     ("overflows", "aligned", "discarded", "skipped"),
     [
         ((True, False), True, (False, True), 2),
         ((False, True), True, (True, False), 2),
         ((True, True), True, (False, False), 2),
-        ((False, False), True, (False, False), 0),
         ((True, False), False, (False, False), 1),
-        ((False, True), False, (False, False), 1),
     ],
 )
 def test_an_overflow_of_one_skips_the_step_of_both(
@@ -378,13 +316,9 @@ def test_an_overflow_of_one_skips_the_step_of_both(
     assert counted == overflows
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("estimator", ["rloo", "grpo", "reinforce_pp"])
-def test_without_values_the_policy_learns_alone(
-    estimator: str, rollout: Rollout, compose: Compose
-) -> None:
+def test_without_values_the_policy_learns_alone(rollout: Rollout, compose: Compose) -> None:
     engine = separate_engine(has_critic=False)
-    options = [f"ppo.advantage_estimator={estimator}", "ppo.responses_per_prompt=2"]
+    options = ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2"]
     stats = PPOTrainer(engine, config_of(compose, *options)).train_rlhf(rollout)
     assert (len(engine.actor.gradients), engine.critic.micro_steps) == (1, 0)
     assert stats.critic_loss == 0.0

@@ -20,6 +20,7 @@ from rlhf.config.roles import Role
 from rlhf.phases.ppo.loop import Objective, PPOTrainer
 from rlhf.phases.ppo.models import Learner
 from rlhf.phases.ppo.objective import MicroBatch
+from rlhf.phases.ppo.step_metrics import num_optimizer_steps
 from rlhf.phases.shared.scoring import ResponseLogprobs
 from tests.phases.ppo.ppo_pieces import UNTIMED, engine_config
 
@@ -165,7 +166,11 @@ def test_only_the_critic_learns_first(trained: Callable[..., SimpleNamespace]) -
     run = trained("ppo.actor_freeze_steps=2", rollouts=3)
     assert len(run.models.critic.losses) == 12  # four micro-batches in a rollout
     assert len(run.models.actor.losses) == 4
-    assert ["ppo/actor_loss" in stats.metrics for stats in run.stats] == [False, False, True]
+    for name in ("ppo/actor_loss", "ppo/actor_learning_rate"):
+        assert [name in stats.metrics for stats in run.stats] == [False, False, True]
+    assert run.stats[0].actor_loss == 0.0
+    assert run.stats[0].metrics["ppo/critic_learning_rate"] == 0.5
+    assert [num_optimizer_steps(stats.metrics) for stats in run.stats] == [2, 2, 4]
 
 
 # The policy moved by log 1.5 on every token: KL(old || new) is 0.5 - log 1.5 = 0.0945.

@@ -28,7 +28,7 @@ from rlhf.phases.shared.scoring import (
     score_responses,
 )
 from rlhf.rollout.hf import HfRollout
-from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from tests.plain_engine import PlainEngine
 from tests.rounding import assert_near, terms_of
 
@@ -101,17 +101,6 @@ def test_a_response_keeps_its_end_token_and_nothing_behind_it(rollout: Rollout) 
     for row in range(4):
         if not ended[row]:
             assert keep[row].all(), "a response that never ended keeps all its tokens"
-
-
-def test_tokens_are_where_their_draws_fall(models: SeparateModels, rollout: Rollout) -> None:
-    for row in range(4):
-        prompt, response = unpadded(rollout, row)
-        for step, token in enumerate(response):
-            ids = torch.tensor([prompt + response[:step]])
-            with torch.no_grad():
-                logits = models.actor.module.pretrained(ids).logits[:, -1]
-            draw = rollout.prompts.draws_BT[row, step][None]
-            assert draw_tokens(logits, draw, SAMPLING).tokens_B.item() == token
 
 
 def test_logprobs_values_and_scores_are_those_of_each_sequence_alone(
