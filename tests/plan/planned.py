@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse
 from rlhf.models.shapes import FAMILIES, ModelShape
+from rlhf.plan.plan import Plan, plan_run
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -31,9 +33,22 @@ TINY_MODEL: dict[str, Any] = {
 }
 
 
+_runs: dict[tuple[str, ...], RunConfig] = {}
+_plans: dict[tuple[str, ...], Plan] = {}
+
+
 def run_of(compose: Compose, *overrides: str) -> RunConfig:
-    """The configuration of a command line."""
-    return to_run_config(compose(list(overrides)))
+    """The configuration of a command line, which is composed once."""
+    if overrides not in _runs:
+        _runs[overrides] = to_run_config(compose(list(overrides)))
+    return deepcopy(_runs[overrides])
+
+
+def plan_of(compose: Compose, *overrides: str) -> Plan:
+    """The plan of a command line, without its data; tests share it, with its advice."""
+    if overrides not in _plans:
+        _plans[overrides] = plan_run(run_of(compose, *overrides))
+    return _plans[overrides]
 
 
 def changed(config: RunConfig, **groups: dict[str, Any]) -> RunConfig:

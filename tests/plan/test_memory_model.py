@@ -39,100 +39,59 @@ def states(
     return dict(found.device), dict(found.host)
 
 
+ADAPTED = {"trained": 400, "extra_weights": 400}
+EMA = {"fp32_copies": ("ema",)}
+ALL = {f"offload_{name}": True for name in ("optimizer", "parameters", "ema")}
+STATES = ("weights", "gradients", "optimizer", "ema")
+NOTHING = (0, 0, 0, 0)
+
+
 @pytest.mark.parametrize(
-    ("stage", "weights", "gradients", "optimizer", "ema"),
+    ("given", "device", "host"),
     [
-        (0, 4 * N, 4 * N, 8 * N, 4 * N),  # bf16 by autocast over fp32 weights, two moments
-        (1, 2 * N, 2 * N, 12 * N // 4, 4 * N // 4),  # master and moments are a quarter
-        (2, 2 * N, 2 * N // 4, 12 * N // 4, 4 * N // 4),
-        (3, 2 * N // 4, 2 * N // 4, 12 * N // 4, 4 * N // 4),
+        # Bytes of each of STATES per weight, on this rank's device and host.
+        ({"stage": 0, "model": EMA}, (4, 4, 8, 4), NOTHING),  # autocast over fp32, two moments
+        ({"stage": 1, "model": EMA}, (2, 2, 12 / 4, 4 / 4), NOTHING),  # a master too, sharded
+        ({"stage": 2}, (2, 2 / 4, 12 / 4, 0), NOTHING),
+        ({"stage": 3}, (2 / 4, 2 / 4, 12 / 4, 0), NOTHING),
+        ({"stage": 1, "dtype": Dtype.fp32}, (4, 4, 8 / 4, 0), NOTHING),  # no masters
+        # the torch engine: the lower half of a master, and two moments
+        ({"stage": 1, "ranks": 1}, (2, 2, 2 + 8, 0), NOTHING),
+        ({"stage": 1, "ranks": 1, "moments": MomentsDtype.bf16}, (2, 2, 2 + 4, 0), NOTHING),
+        ({"stage": 1, "ranks": 1, "dtype": Dtype.fp32}, (4, 4, 8, 0), NOTHING),
+        # an offloaded optimizer has gradients of its own from stage 2 on; weights go at stage 3
+        ({"stage": 1, "offload_optimizer": True}, (2, 2, 0, 0), (0, 0, 12 / 4, 0)),
+        (
+            {"stage": 2, "offload_optimizer": True, "offload_parameters": True},
+            *((2, 0, 0, 0), (0, 4 / 4, 12 / 4, 0)),
+        ),
+        ({"stage": 3, "model": EMA, **ALL}, NOTHING, (2 / 4, 4 / 4, 12 / 4, 4 / 4)),
+        # frozen models have weights only
+        ({"role": Role.reference, "stage": 2}, (2, 0, 0, 0), NOTHING),
+        ({"role": Role.reference, "stage": 0}, (4, 0, 0, 0), NOTHING),
+        ({"role": Role.reward, "stage": 3}, (2 / 4, 0, 0, 0), NOTHING),
+        (
+            {"role": Role.reference, "stage": 1, "reference_stage": 3, "offload_reference": True},
+            *(NOTHING, (2 / 4, 0, 0, 0)),
+        ),
+        (
+            {"role": Role.reward, "stage": 1, "critic_stage": 3, "offload_reward": True},
+            *(NOTHING, (2 / 4, 0, 0, 0)),
+        ),
+        ({"role": Role.critic, "stage": 1, "critic_stage": 2}, (2, 2 / 4, 12 / 4, 0), NOTHING),
     ],
 )
-def test_stages(stage: int, weights: int, gradients: int, optimizer: int, ema: int) -> None:
-    device, host = states(stage=stage, model={"fp32_copies": ("ema",)}, **SHARDED)
-    assert device == {
-        "weights": weights,
-        "gradients": gradients,
-        "optimizer": optimizer,
-        "ema": ema,
-    }
-    assert not host
+def test_states(given: dict[str, Any], device: tuple[float, ...], host: tuple[float, ...]) -> None:
+    weights = use(given.get("role", Role.actor)).weights
+    for found, per_weight in zip(states(**SHARDED | given), (device, host), strict=True):
+        assert set(found) <= set(STATES)
+        expected = [weights * each for each in per_weight]
+        assert [found.get(name, 0) for name in STATES] == expected
 
 
-def test_fp32_has_no_masters_beside_its_weights() -> None:
-    device, _ = states(stage=1, dtype=Dtype.fp32)
-    assert device == {"weights": 4 * N, "gradients": 4 * N, "optimizer": 8 * N // 4}
-
-
-def test_an_offloaded_optimizer_has_gradients_of_its_own_from_stage_2_on() -> None:
-    assert states(stage=1, offload_optimizer=True) == (
-        {"weights": 2 * N, "gradients": 2 * N},
-        {"optimizer": 12 * N // 4},
-    )
-    assert states(stage=2, offload_optimizer=True) == (
-        {"weights": 2 * N},
-        {"optimizer": 12 * N // 4, "gradients": 4 * N // 4},
-    )
-
-
-def test_offloaded_weights_and_average() -> None:
-    device, host = states(
-        stage=3,
-        offload_optimizer=True,
-        offload_parameters=True,
-        offload_ema=True,
-        model={"fp32_copies": ("ema",)},
-        **SHARDED,
-    )
-    assert {name: size for name, size in device.items() if size} == {}
-    assert host == {
-        "weights": 2 * N // 4,
-        "gradients": 4 * N // 4,
-        "optimizer": 12 * N // 4,
-        "ema": 4 * N // 4,
-    }
-
-
-def test_weights_are_offloaded_in_stage_3_alone() -> None:
-    _, host = states(stage=2, offload_parameters=True)
-    assert not host
-
-
-def test_frozen_models_have_weights_alone() -> None:
-    assert states(Role.reference, stage=2) == ({"weights": 2 * N}, {})
-    assert states(Role.reference, stage=0) == ({"weights": 4 * N}, {})
-    assert states(Role.reward, stage=3, **SHARDED) == ({"weights": 2 * (N + 8) // 4}, {})
-    own = states(Role.reference, stage=1, reference_stage=3, offload_reference=True, **SHARDED)
-    assert own == ({"weights": 0}, {"weights": 2 * N // 4})
-    own = states(Role.reward, stage=1, critic_stage=3, offload_reward=True, **SHARDED)
-    assert own == ({"weights": 0}, {"weights": 2 * (N + 8) // 4})
-
-
-def test_the_critic_may_have_another_stage() -> None:
-    device, _ = states(Role.critic, stage=1, critic_stage=2)
-    assert device["gradients"] == 2 * ((N + 8) // 4)
-
-
-def test_adapters_alone_have_gradients_and_states() -> None:
-    learning = {"trained": 400, "extra_weights": 400}
-    device, _ = states(stage=2, model=learning)
+def test_only_adapters_have_gradients_and_states() -> None:
+    device, _ = states(stage=2, model=ADAPTED)
     assert device == {"weights": 2 * (N + 400), "gradients": 200, "optimizer": 1200}
-
-
-@pytest.mark.parametrize(
-    ("moments", "dtype", "optimizer"),
-    [
-        (MomentsDtype.fp32, Dtype.bf16, 2 + 8),  # the lower half of the master, and two moments
-        (MomentsDtype.bf16, Dtype.bf16, 2 + 4),
-        (MomentsDtype.fp32, Dtype.fp32, 8),
-    ],
-)
-def test_the_torch_engine_keeps_half_of_a_master(
-    moments: MomentsDtype, dtype: Dtype, optimizer: int
-) -> None:
-    device, _ = states(stage=1, ranks=1, dtype=dtype, moments=moments)
-    size = 4 if dtype is Dtype.fp32 else 2
-    assert device == {"weights": size * N, "gradients": size * N, "optimizer": optimizer * N}
 
 
 def test_which_engine_runs_the_models() -> None:
@@ -157,9 +116,8 @@ def test_a_second_copy_of_the_weights_lies_in_each_node() -> None:
 
 
 def test_frozen_weights_below_adapters_may_be_int8() -> None:
-    learning = {"trained": 400, "extra_weights": 400}
     keys = {"stage": 3, "quantize_frozen_weights": True}
-    device, _ = states(dtype=Dtype.fp16, model=learning, **keys, **SHARDED)
+    device, _ = states(dtype=Dtype.fp16, model=ADAPTED, **keys, **SHARDED)
     assert device["weights"] == (N + 2 * 400) // 4
 
 
@@ -368,12 +326,16 @@ def saved_bytes(module: Any, ids_BS: torch.Tensor) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpointing", [False, 3, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("family", "attention"),
-    # transformers has BLOOM with plain attention alone.
-    [(f, a) for f in BLOCKS for a in (None, "sdpa") if f != "bloom" or a is None],
+    ("family", "attention", "dtype", "checkpointing"),
+    [
+        # transformers has BLOOM with plain attention only.
+        *((f, None, torch.bfloat16, False) for f in BLOCKS),
+        *((f, "sdpa", torch.float32, False) for f in BLOCKS if f != "bloom"),
+        ("bloom", None, torch.float32, 3),
+        ("opt", "sdpa", torch.bfloat16, 3),
+        ("llama", None, torch.float32, True),
+    ],
 )
 def test_what_autograd_keeps(
     family: str, dtype: torch.dtype, attention: str | None, checkpointing: bool | int

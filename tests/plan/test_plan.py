@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import SPLIT_PHASES, Device, Dtype, Phase, When
 from rlhf.config.freeze import to_run_config
-from rlhf.config.machine_rates import GIB
+from rlhf.config.machine_rates import GIB, machine_of
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
 from rlhf.options import Backend
 from rlhf.options.lora.keys import LoraRole
+from rlhf.plan.advice import zero_candidates
 from rlhf.plan.decide import resolve_auto
 from rlhf.plan.plan import Plan, plan_run, select_best_plan
 from tests.conftest import CONF
-from tests.plan.planned import TINY_MODEL, Compose, changed, run_of
+from tests.plan.planned import TINY_MODEL, Compose, changed, plan_of, run_of
 
 pytestmark = pytest.mark.slow
 
@@ -145,7 +146,7 @@ def test_on_a_cpu_a_run_starts_later_with_more_data(compose: Compose) -> None:
     assert start("model=opt_125m", "hardware=a100_80g") == pytest.approx(0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_auto_fits_where_anything_fits_and_nothing_admissible_is_faster(
     data: st.DataObject,
@@ -157,7 +158,7 @@ def test_auto_fits_where_anything_fits_and_nothing_admissible_is_faster(
         again = admissible(resolve_auto(auto))
         assert again is not None
         assert again.seconds == pytest.approx(auto.seconds)
-    for _ in range(8):
+    for _ in range(6):
         by_hand = admissible(data.draw(manual(run)))
         if by_hand is not None:
             assert auto.fits
@@ -166,17 +167,12 @@ def test_auto_fits_where_anything_fits_and_nothing_admissible_is_faster(
             assert auto.seconds <= by_hand.seconds * slack * (1 + 1e-9)
 
 
-def test_without_auto_the_setting_is_kept(compose: Compose) -> None:
-    config = run_of(compose, "model=opt_125m", "hardware=a100_80g", "zero=stage2_offload")
-    assert plan_run(config).config.zero == config.zero
-
-
 def test_where_nothing_fits_the_smallest_is_told(compose: Compose) -> None:
-    config = run_of(compose, "model=opt_66b", "hardware=a6000_48g")
-    plan = plan_run(changed(config, hardware={"memory_gib": 16}))
+    config = run_of(compose, "model=opt_66b", "hardware=a6000_48g", "phase=sft")
+    plan = plan_run(changed(config, hardware={"memory_gib": 8}))
     assert not plan.fits
     assert (plan.config.zero.stage, plan.config.zero.offload_parameters) == (3, True)
-    assert max(phase.bytes for phase in plan.phases) > plan.limit == 16 * GIB * 0.98
+    assert max(phase.bytes for phase in plan.phases) > plan.limit == 8 * GIB * 0.98
     by_hand = replace(plan.config.zero, offload_parameters=False)
     larger = plan_run(replace(plan.config, zero=by_hand))
     assert max(p.bytes for p in larger.phases) > max(p.bytes for p in plan.phases)
@@ -193,7 +189,7 @@ def test_a_rule_that_no_zero_setting_keeps_is_named(compose: Compose) -> None:
 
 
 def test_the_reason_says_which_phase_when_and_how_much(compose: Compose) -> None:
-    plan = plan_run(run_of(compose, "model=opt_13b", "hardware=a100_40g", "zero=stage2"))
+    plan = plan_of(compose, "model=opt_13b", "hardware=a100_40g", "zero=stage2")
     (first, *_) = (phase for phase in plan.phases if phase.bytes > plan.limit)
     assert plan.reason == (
         f"sft needs {first.bytes / GIB:.1f} GiB on each rank (training) and 38.6 can be used"
@@ -250,27 +246,25 @@ def test_the_fastest_that_fits_and_the_earlier_of_two(compose: Compose) -> None:
     assert select_best_plan([with_(seconds=1, parts=300), large]) is large
 
 
-def test_a_cpu_has_nowhere_to_offload_to(compose: Compose) -> None:
-    zero = plan_run(run_of(compose, "ppo.ema_beta=0.99", "hardware.memory_gib=4")).config.zero
-    offloads = [name for name, value in vars(zero).items() if name.startswith("offload") and value]
-    assert not offloads
-
-
-@pytest.mark.parametrize(("profile", "has_stage_0"), [("v100_32g", False), ("a100_80g", True)])
-def test_fp16_needs_masters(
-    profile: str, has_stage_0: bool, compose: Compose, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("hardware", "has_stage_0", "offloads"),
+    [("v100_32g", False, True), ("a100_80g", True, True), ("cpu", True, False)],
+)
+def test_candidates_of_auto(
+    hardware: str, has_stage_0: bool, offloads: bool, compose: Compose
 ) -> None:
-    seen: list[Plan] = []
-
-    def first(plans: list[Plan]) -> Plan:
-        seen.extend(plans)
-        return plans[0]
-
-    monkeypatch.setattr("rlhf.plan.plan.select_best_plan", first)
-    plan_run(run_of(compose, "model=opt_125m", f"hardware={profile}"))
-    stages = {(plan.config.zero.stage, plan.config.zero.critic_stage) for plan in seen}
+    """Weights in fp16 need masters, and a CPU has nowhere to offload to."""
+    config = run_of(compose, "model=opt_125m", f"hardware={hardware}", "ppo.ema_beta=0.99")
+    found = [each.zero for each in zero_candidates(config, machine_of(config.hardware))]
+    stages = {(zero.stage, zero.critic_stage) for zero in found}
     assert any(0 in pair for pair in stages) is has_stage_0
     assert {(1, None), (2, None), (3, None), (2, 3)} <= stages
+    keys = {key for zero in found for key, value in vars(zero).items() if value is True}
+    assert {key for key in keys if key.startswith("offload")} == (
+        {f"offload_{name}" for name in ("optimizer", "parameters", "reference", "reward", "ema")}
+        if offloads
+        else set()
+    )
 
 
 def test_time_price_and_disk(compose: Compose) -> None:
@@ -292,24 +286,3 @@ def test_time_price_and_disk(compose: Compose) -> None:
     assert unknown.price is None
     assert unknown.seconds > 0
     assert plan_run(changed(config, hardware={"price_per_hour": None})).price is None
-
-
-def test_stages_of_the_roles(compose: Compose) -> None:
-    config = run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "zero=stage2")
-    plan = plan_run(changed(config, zero={"critic_stage": 3}))
-    assert plan.stages == {
-        "sft": 2,
-        "actor": 2,
-        "critic": 3,
-        "reward_training": 2,
-        "reference": 0,
-        "reward": 3,
-    }
-
-
-def test_more_memory_is_never_slower(compose: Compose) -> None:
-    config = run_of(compose, "model=opt_13b", "hardware=8xa100_40g")
-    found = [plan_run(changed(config, hardware={"memory_gib": size})) for size in (24, 40, 80, 160)]
-    times = [plan.seconds for plan in found if plan.fits]
-    assert len(times) >= 3
-    assert times == sorted(times, reverse=True)

@@ -6,7 +6,6 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,17 +16,18 @@ from rlhf.plan.plan import Plan, plan_run
 from rlhf.plan.plan_tables import STATES, WORK, plan_as_json, plan_summary, tables
 from rlhf.plan.steps import Load
 from rlhf.run.results import PLAN, write_json
-from tests.plan.planned import Compose, changed, run_of
+from tests.plan.planned import Compose, changed, plan_of, run_of
 
 pytestmark = pytest.mark.slow
 
 
 def fitting(compose: Compose) -> Plan:
-    return plan_run(run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "zero=stage2"))
+    return plan_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "zero=stage2")
 
 
 def refused(compose: Compose) -> Plan:
-    return plan_run(run_of(compose, "model=opt_13b", "hardware=a100_80g"))
+    words = ("model=opt_13b", "hardware=a100_80g", "zero=stage2", "phase=pipeline_dpo")
+    return plan_of(compose, *words)
 
 
 def printed(plan: Plan) -> str:
@@ -40,23 +40,12 @@ def printed(plan: Plan) -> str:
 def test_keys_of_plan_json(compose: Compose) -> None:
     plan = fitting(compose)
     found = plan_as_json(plan)
-    assert set(found) == {
-        "fits",
-        "zero",
-        "offloaded",
-        "micro_batch",
-        "rows",
-        "hours",
-        "price_usd",
-        "ranks",
-        "memory_gib_limit",
-        "host_memory_gib_per_node",
-        "disk_gb",
-        "checkpoints_gb",
-        "data",
-        "phases",
-    }
+    assert set(found) == set(
+        "fits zero offloaded micro_batch rows hours price_usd ranks memory_gib_limit "
+        "host_memory_gib_per_node disk_gb checkpoints_gb data phases".split()
+    )
     assert found["fits"] is True
+    assert (found["disk_gb"], found["checkpoints_gb"]) == pytest.approx((10.5, 63.2), abs=0.05)
     assert found["zero"] == {
         "sft": 2,
         "actor": 2,
@@ -70,16 +59,8 @@ def test_keys_of_plan_json(compose: Compose) -> None:
     assert set(found["phases"]) == {"sft", "reward", "ppo"}
     for phase in plan.phases:
         told = found["phases"][phase.phase.value]
-        assert set(told) == {
-            "hours",
-            "steps",
-            "step_seconds",
-            "other_seconds",
-            "memory_gib_per_rank",
-            "moment",
-            "memory",
-            "tokens",
-        }
+        of_phase = "hours steps step_seconds other_seconds memory_gib_per_rank moment memory tokens"
+        assert set(told) == set(of_phase.split())
         assert told["hours"] == pytest.approx(phase.seconds / 3600)
         assert told["memory_gib_per_rank"] == phase.bytes / GIB
     assert found["hours"] == pytest.approx(sum(p["hours"] for p in found["phases"].values()))
@@ -133,6 +114,10 @@ def test_a_refusal_has_a_reason_and_ways_out(compose: Compose) -> None:
     assert found["reason"] == plan.reason
     assert found["what_fits"]
     assert {"reason", "what_fits"}.isdisjoint(plan_as_json(fitting(compose)))
+    assert plan_summary(plan) == f"does not fit: {plan.reason}"
+    text = " ".join(printed(plan).split())
+    assert f"does not fit: {plan.reason}" in text
+    assert "what fits: " in text
 
 
 def test_offloaded_parts_are_named(compose: Compose) -> None:
@@ -146,24 +131,9 @@ def test_offloaded_parts_are_named(compose: Compose) -> None:
 
 
 def test_the_file_is_plain_json(compose: Compose, tmp_path: Path) -> None:
-    def plain(value: Any) -> bool:
-        if isinstance(value, dict):
-            return all(type(key) is str and plain(item) for key, item in value.items())
-        if isinstance(value, list):
-            return all(plain(item) for item in value)
-        return value is None or type(value) in (bool, int, float, str)
-
     for plan in (fitting(compose), refused(compose)):
-        assert plain(plan_as_json(plan))
         write_json(tmp_path / PLAN, plan_as_json(plan))
         assert json.loads((tmp_path / "plan.json").read_text()) == plan_as_json(plan)
-
-
-def test_unknown_times_are_null(compose: Compose) -> None:
-    config = changed(fitting(compose).asked, data={"size": 0, "path": None})
-    found = plan_as_json(plan_run(config))
-    assert found["hours"] is found["price_usd"] is found["phases"]["sft"]["hours"] is None
-    assert found["phases"]["ppo"]["hours"] is not None  # 80 rounds are known
 
 
 def test_one_line(compose: Compose) -> None:
@@ -177,14 +147,15 @@ def test_one_line(compose: Compose) -> None:
         "for sft 690 steps of 32 examples, reward 2,757 steps of 32 pairs, ppo 56 steps of 128 "
         "responses of up to 32 tokens, from 129,500 generated toy examples (data=synthetic)"
     )
-    no = refused(compose)
-    assert plan_summary(no) == f"does not fit: {no.reason}"
-    cpu = plan_run(run_of(compose, "hardware.memory_gib=8"))
+    cpu = plan_of(compose, "hardware.memory_gib=8")
     assert " of 7.8 GiB on one rank, " in plan_summary(cpu)
     assert "$" not in plan_summary(cpu)
     unknown = {"source": Source.hub, "size": 0, "path": "owner/name"}
-    open_ended = changed(plan.asked, data=unknown)
-    assert plan_summary(plan_run(open_ended)).endswith(
+    open_ended = plan_run(changed(plan.asked, data=unknown))
+    found = plan_as_json(open_ended)
+    assert found["hours"] is found["price_usd"] is found["phases"]["sft"]["hours"] is None
+    assert found["phases"]["ppo"]["hours"] is not None  # 80 rounds are known
+    assert plan_summary(open_ended).endswith(
         "ranks, unknown time for sft ? steps of 32 examples, reward ? steps of 32 pairs, ppo 56 "
         "steps of 128 responses of up to 32 tokens, from owner/name, whose number of examples is "
         "not known (data.size)"
@@ -201,13 +172,12 @@ def test_times_have_a_unit_that_shows_them(hours: float, words: str, compose: Co
     assert f"ranks, {words}, $" in plan_summary(replace(plan, phases=(first, *phases)))
 
 
-@pytest.mark.parametrize("size", [1000, 10**6, 10**8])
-def test_the_table_fits_80_columns(size: int, compose: Compose) -> None:
+def test_the_table_fits_80_columns(compose: Compose) -> None:
     """Also with the longest words of all: offloads, days, refusals."""
     offloads = {f"offload_{name}": True for name in ("optimizer", "parameters", "ema")}
     config = changed(
         fitting(compose).asked,
-        data={"size": size},
+        data={"size": 10**8},
         zero={"stage": 3, **offloads},
         ppo={"ema_beta": 0.99, "epochs": 1, "steps": None},
     )
@@ -217,14 +187,8 @@ def test_the_table_fits_80_columns(size: int, compose: Compose) -> None:
         rows = {line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")}
         wanted = {"weights", "activations", "GiB per rank", "when"}
         wanted |= {"GiB offloaded"} if any(phase.host for phase in plan.phases) else set()
-        wanted |= {
-            "micro-batch",
-            "rows",
-            "steps",
-            "generate, s per step",
-            "train, s per step",
-            "time",
-        }
+        wanted |= {"micro-batch", "rows", "steps", "time"}
+        wanted |= {"train, s per step"} | ({"generate, s per step"} if plan.fits else set())
         assert wanted <= rows
         assert "…" not in text
 
@@ -250,7 +214,7 @@ def test_the_rows_of_a_phase_add_up_to_its_time(compose: Compose) -> None:
 
 def test_adapters_that_leave_out_a_phase_are_named(compose: Compose) -> None:
     for words, is_named in (("lora=default", True), ("lora=all", False), ("lora=none", False)):
-        plan = plan_run(run_of(compose, words, "model=opt_1.3b", "hardware=a6000_48g"))
+        plan = plan_of(compose, words, "model=opt_1.3b", "hardware=a6000_48g", "zero=stage2")
         assert ("lora=all trains adapters there too" in " ".join(printed(plan).split())) == is_named
 
 
@@ -259,11 +223,7 @@ def test_the_table_ends_with_the_verdict(compose: Compose) -> None:
     setting, _, counts = plan_summary(fitting(compose)).partition(" for ")
     assert f"fits: {setting}; models on disk: 10.5 GB, checkpoints up to 63.2 GB" in text
     assert f"the time is for {counts} data=synthetic is a toy task" in text
-    dpo = run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "phase=pipeline_dpo")
+    dpo = "model=opt_1.3b", "hardware=8xa100_80g", "zero=stage2", "phase=pipeline_dpo"
     toy = "rollout.max_response_tokens, sft.epochs, dpo.epochs as in your run"
-    assert toy in " ".join(printed(plan_run(dpo)).split())
+    assert toy in " ".join(printed(plan_of(compose, *dpo)).split())
     assert text.endswith("every text is assumed to be as long as its limit")
-    no = refused(compose)
-    text = " ".join(printed(no).split())
-    assert f"does not fit: {no.reason}" in text
-    assert "what fits: " in text

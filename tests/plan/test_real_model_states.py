@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import to_run_config
 from rlhf.models.model_uses import models_in_phase
 from rlhf.plan.memory_model import model_states
-from tests.plan.planned import machine
+from tests.plan.planned import Compose, machine, run_of
 from tests.plan.states_rank import CASES, LORA_RANK, OPT, RANKS, group_by_setting
 from tests.runs import TORCHRUN, python
 
@@ -32,25 +29,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[str(case) for case in CASES])
-def test_the_plan_is_what_is_measured(
-    case: int, found: Found, compose: Callable[[list[str]], DictConfig]
-) -> None:
+def test_the_plan_is_what_is_measured(case: int, found: Found, compose: Compose) -> None:
     stage, lora, ema, threshold = CASES[case]
     cases = [of_rank[case] for of_rank in found]
     shape = {**OPT, "vocab_size": cases[0]["vocab"]}
-    config = to_run_config(
-        compose(
-            [
-                *(
-                    "model=opt_125m",
-                    f"ppo.ema_beta={0.99 * ema}",
-                    f"hardware.ranks_per_node={RANKS}",
-                ),
-                *(f"model.architecture.{key}={value}" for key, value in shape.items()),
-                *(["lora=default", f"lora.rank={LORA_RANK}"] if lora else []),
-            ]
-        )
-    )
+    words = ["model=opt_125m", f"ppo.ema_beta={0.99 * ema}", f"hardware.ranks_per_node={RANKS}"]
+    words += [f"model.architecture.{key}={value}" for key, value in shape.items()]
+    words += ["lora=default", f"lora.rank={LORA_RANK}"] if lora else []
+    config = run_of(compose, *words)
     actor = models_in_phase(config, Phase.ppo)[0]
     zero = group_by_setting(stage, threshold)
     states = model_states(actor, zero, machine(ranks=RANKS))

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from rlhf.config.choices import Dtype
-from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine, machine_of
+from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine
 from rlhf.config.roles import Role
-from rlhf.models.model_uses import ModelUse
-from rlhf.models.shapes import ModelShape
 from rlhf.plan import time_model
-from rlhf.plan.plan import EFFICIENCY, plan_run
+from rlhf.plan.plan import plan_run
 from rlhf.plan.time_model import CostModel, Efficiency, Sampling
-from tests.plan.planned import Compose, changed, machine, run_of, shape, use
+from tests.plan.planned import Compose, changed, machine, run_of, use
 from tests.zero_settings import zero_config
 
 N = 2816  # weights of the tiny model, 1536 of them in matrices; 800 in the head, tied
@@ -157,24 +154,18 @@ def test_the_second_copy_of_a_node_saves_the_backward_pass_the_network() -> None
     assert plain - found == pytest.approx(N / 1e4 - N / 1e5)
 
 
-def test_quantised_gradients() -> None:
-    # int4 instead of 2 bytes.
-    plain = time_model.training_seconds(setting(stage=3), use(), time_model.Pass(0, 0, 1))
-    at = setting(stage=3, quantize_gradients=True)
-    found = time_model.training_seconds(at, use(), time_model.Pass(0, 0, 1))
-    assert plain - found == pytest.approx(N / 1e4 * 3 / 4)
-
-
-def test_gradients_are_not_quantised_on_one_node() -> None:
-    seconds = [
+@pytest.mark.parametrize(("nodes", "saved"), [(2, N / 1e4 * 3 / 4), (1, 0)])
+def test_quantised_gradients(nodes: int, saved: float) -> None:
+    # int4 instead of 2 bytes; on one node they are not quantised
+    plain, found = (
         time_model.training_seconds(
-            setting(of=machine(nodes=1), stage=3, quantize_gradients=quantizes),
+            setting(of=machine(nodes=nodes), stage=3, quantize_gradients=quantizes),
             use(),
             time_model.Pass(0, 0, 1),
         )
         for quantizes in (False, True)
-    ]
-    assert seconds[0] == seconds[1]
+    )
+    assert plain - found == pytest.approx(saved)
 
 
 def test_the_optimizer_of_a_node_is_the_hosts() -> None:
@@ -239,75 +230,10 @@ def test_tensor_parallel_ranks_read_a_part_and_send_the_rest() -> None:
     assert two - plain == pytest.approx(12 * (-N / 1e6 + 2 * 2 * message))
 
 
-GPU_PROFILES = ("8xa100_80g", "64xa100_80g", "8xh100_80g", "a6000_48g", "v100_32g")
-STAGES: tuple[dict[str, Any], ...] = (
-    *({"stage": stage} for stage in range(4)),
-    {"stage": 3, "offload_parameters": True, "offload_optimizer": True},
-)
-
-
-def seconds(at: CostModel, model: ModelUse, *, passes: int = 4) -> tuple[float, float, float]:
-    """Reading, training and sampling."""
-    work = time_model.forward_flops(model, sequences=8, tokens=512, positions=256)
-    how = Sampling(
-        responses=8,
-        rows=4,
-        prompt_tokens=256,
-        response_tokens=256,
-        tensor_parallel=1,
-        gathers=False,
-    )
-    return (
-        time_model.no_grad_pass_seconds(at, model, time_model.Pass(work, 0, passes)),
-        time_model.training_seconds(at, model, time_model.Pass(work, 0, passes)),
-        time_model.sampling_seconds(at, model, how),
-    )
-
-
-def large() -> ModelShape:
-    return shape(hidden_size=2048, ffn_dim=8192, num_hidden_layers=24, word_embed_proj_dim=2048)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("zero", STAGES)
-@pytest.mark.parametrize("profile", GPU_PROFILES)
-def test_a_better_machine_is_never_slower(
-    profile: str, zero: dict[str, Any], compose: Compose
-) -> None:
-    config = run_of(compose, f"hardware={profile}")
-    here = machine_of(config.hardware)
-    efficiency = EFFICIENCY[config.hardware.device]
-    model = use(shape=large())
-    slow = seconds(setting(of=here, efficiency=efficiency, **zero), model)
-    for figure in ("operations", "bandwidth", "link", "network_of_node", "host_link"):
-        better = replace(here, **{figure: 1.5 * getattr(here, figure)})
-        fast = seconds(setting(of=better, efficiency=efficiency, **zero), model)
-        assert all(after <= before for before, after in zip(slow, fast, strict=True)), figure
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("profile", GPU_PROFILES)
-@pytest.mark.parametrize(
-    ("stage", "key"),
-    [(2, "offload_optimizer"), (3, "offload_optimizer"), (3, "offload_parameters")],
-)
-def test_offloading_is_never_faster(stage: int, key: str, profile: str, compose: Compose) -> None:
-    config = run_of(compose, f"hardware={profile}")
-    here = machine_of(config.hardware)
-    efficiency = EFFICIENCY[config.hardware.device]
-    model = use(shape=large())
-    kept = seconds(setting(of=here, efficiency=efficiency, stage=stage), model)
-    for more in ({}, {"nvme_path": "x"}):
-        given = {"stage": stage, key: True, **more}
-        away = seconds(setting(of=here, efficiency=efficiency, **given), model)
-        assert all(before <= after for before, after in zip(kept, away, strict=True))
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2])
-def test_more_ranks_are_never_slower_at_the_same_batch(stage: int, compose: Compose) -> None:
+def test_more_ranks_are_never_slower_at_the_same_batch(compose: Compose) -> None:
     config = changed(
-        run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "zero=stage1"),
-        zero={"stage": stage},
+        run_of(compose, "model=opt_1.3b", "hardware=8xa100_80g", "zero=stage2"),
         ppo={"rollout_batch_size": 1024, "mini_batch_size": 1024},
         sft={"batch_size": 64},
         reward={"batch_size": 64},
@@ -318,11 +244,3 @@ def test_more_ranks_are_never_slower_at_the_same_batch(stage: int, compose: Comp
     for fewer, more in pairwise(plans):
         for before, after in zip(fewer.phases, more.phases, strict=True):
             assert sum(after.step_seconds.values()) <= sum(before.step_seconds.values())
-
-
-def test_fp32_numbers_are_twice_as_large() -> None:
-    half = time_model.gather_weights_seconds(setting(stage=3), use())
-    single = time_model.gather_weights_seconds(
-        setting(of=machine(dtype=Dtype.fp32), stage=3), use()
-    )
-    assert single == pytest.approx(2 * half)
