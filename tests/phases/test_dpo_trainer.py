@@ -62,6 +62,7 @@ def base_of(context: RunContext) -> nn.Module:
     ).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lora", "smoothing", "buckets"), [("none", 0.25, True), ("default", 0.0, False)]
 )
@@ -107,6 +108,7 @@ def test_a_step_has_the_gradient_of_the_mean_over_pairs(
     assert {n: values[n] for n in expected} == pytest.approx(expected, abs=1e-4, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [1, 100])
 def test_an_evaluation_counts_every_held_out_pair_once(made: Make, examples: int) -> None:
     context, _ = made(f"dpo.eval_examples={examples}")

@@ -164,6 +164,7 @@ def reference_gradient(ran: SimpleNamespace, *, batch_size: int, epochs: float) 
     return ran.engine.gradient()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("micro", "buckets"), [(2, True), (10, False)])
 def test_each_prompt_weighs_one_in_the_reward_loss(
     run: Callable[..., SimpleNamespace], *, micro: int, buckets: bool

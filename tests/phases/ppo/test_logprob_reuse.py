@@ -152,7 +152,7 @@ def test_auto_measures_first_and_then_reuses_and_measures_on(compose: Compose) -
 
 
 def test_auto_stops_reusing_what_has_gone_wrong(compose: Compose) -> None:
-    trainer = trainer_of(compose, "auto")
+    trainer = trainer_of(compose, "auto", "ppo.ppo_epochs=1")
     steps(trainer, 1)
     trainer.engine.rollout.error = 0.3
     told = steps(trainer, 3)
@@ -167,7 +167,7 @@ def test_auto_stops_reusing_what_has_gone_wrong(compose: Compose) -> None:
 def test_other_modes_measure_all_the_same(
     compose: Compose, mode: str, error: float, share: float, *, reuses: bool
 ) -> None:
-    trainer = trainer_of(compose, mode, error=error)
+    trainer = trainer_of(compose, mode, "ppo.ppo_epochs=1", error=error)
     for _ in range(2):
         rollout = trainer.generate_experience(some_rollout().prompts)
         assert rollout.reuses_logprobs == reuses
@@ -179,7 +179,10 @@ def test_other_modes_measure_all_the_same(
 
 @pytest.mark.parametrize("mode", ["auto", "never"])
 def test_two_policies_have_no_mismatch(compose: Compose, mode: str) -> None:
-    assert steps(trainer_of(compose, mode, lag=1), 2) == [(mode == "auto", None)] * 2
+    assert (
+        steps(trainer_of(compose, mode, "ppo.ppo_epochs=1", lag=1), 2)
+        == [(mode == "auto", None)] * 2
+    )
 
 
 def test_the_actor_is_not_run_to_score_what_is_reused(compose: Compose) -> None:
@@ -221,7 +224,7 @@ def test_ranks_decide_together(compose: Compose) -> None:
                 metrics | {MISMATCH: metrics[MISMATCH] + theirs} if MISMATCH in metrics else metrics
             )
 
-    trainer = trainer_of(compose, "auto")
+    trainer = trainer_of(compose, "auto", "ppo.ppo_epochs=1")
     trainer.engine.ranks = WithFarAway()
     told = steps(trainer, 2)
     assert [reused for reused, _ in told] == [False, False]

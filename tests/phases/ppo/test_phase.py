@@ -22,6 +22,7 @@ from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.preflight import require_data
 from tests.phases.run_pieces import Compose, Judge, Notes, run_context
 from tests.rounding import assert_near, terms_of
+from tests.runs import soaked
 
 SHORT = ["phase=ppo", "ppo.rollout_batch_size=4", "ppo.mini_batch_size=2", "ppo.steps=2"]
 SHORT += ["ppo.eval_prompts=3", "ppo.sample_every=2", "rollout.max_response_tokens=4"]
@@ -37,6 +38,7 @@ def made(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> M
     return make
 
 
+@pytest.mark.slow
 def test_responses_to_one_prompt_are_neighbours_on_any_number_of_ranks(made: Make) -> None:
     context, _ = made("ppo.responses_per_prompt=2")
     examples = phase_tokens(context, Phase.ppo).train
@@ -179,7 +181,7 @@ def test_a_shared_trunk_leaves_an_actor_and_a_critic(made: Make, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("export", ["merged", "adapter"])
+@pytest.mark.parametrize("export", soaked(["merged", "adapter"], "merged"))
 def test_adapters_are_merged_or_kept_apart(made: Make, tmp_path: Path, export: str) -> None:
     from peft import PeftConfig
     from transformers import AutoModelForCausalLM
