@@ -39,27 +39,48 @@ def run(script: str, *arguments: str, figures: Path, **how: Any) -> dict[str, An
     return found
 
 
-@pytest.mark.soak
-def test_episodes(tmp_path: Path) -> None:
-    words = ("--repeats", "1", "--ms", "0", "10")  # 100 ms start 64 processes
-    found = run("episodes.py", *words, figures=tmp_path / "episodes.json")
-    single, *episodes = found["rows"]
-    assert single["times_single"] == 1.0
-    assert len(episodes) == 2
-    for row in episodes:
-        assert row["tokens_per_second"] > 0
-        assert all(abs(tokens - 64 * 64) < 0.2 * 64 * 64 for tokens in row["samples"]["tokens"])
-    assert episodes[1]["generate"] > 0.03, "three pauses of 10 ms"
+def positive(row: dict[str, Any], *names: str) -> bool:
+    """Return True if these figures of a row were measured."""
+    return all(row[name] > 0 for name in names)
 
 
 @pytest.mark.soak
-def test_overlap(tmp_path: Path) -> None:
-    found = run("overlap.py", "--repeats", "2", figures=tmp_path / "overlap.json")
-    lags = [row["way"].rpartition(" ")[2] for row in found["rows"]]
-    assert lags == ["0", "1", "1"]
-    for row in found["rows"]:
-        assert [len(row["samples"][part]) for part in ("generate", "step")] == [2, 2]
-        assert 0 < row["generate"] + row["score"] + row["train"] <= 1.5 * row["step"]
+@pytest.mark.parametrize(
+    ("script", "words", "rows", "measured"),
+    [
+        # 100 ms would start 64 processes
+        ("episodes.py", ["--repeats", "1", "--ms", "0", "10"], 3, ["tokens_per_second"]),
+        ("overlap.py", ["--repeats", "2"], 3, ["generate", "score", "train", "step"]),
+        (
+            "scaling.py",
+            "--repeats 1 --tokens 4 --points 2 --rollout hf --sweeps response padding".split(),
+            *(4, ["tokens_per_second", *PARTS]),
+        ),
+        (
+            "scaling.py",
+            "--repeats 1 --tokens 4 --sweeps tokens --prompts 64".split(),
+            *(3, ["tokens_per_second", *PARTS]),
+        ),
+        (
+            "loading.py",
+            ["--sharded_shape", "micro_llama", "--sharded_dtypes", "bf16"],
+            *(3, ["seconds", "peak_gb"]),
+        ),
+        ("shared_trunk.py", ["--repeats", "1", "--rollout", "hf"], 3, [*PARTS]),
+    ],
+    ids=["episodes", "overlap", "scaling", "cost of tokens", "loading", "shared trunk"],
+)
+def test_a_benchmark_measures_each_row(
+    script: str, words: list[str], rows: int, measured: list[str], tmp_path: Path
+) -> None:
+    found = run(script, *words, figures=tmp_path / "figures.json")
+    assert len(found["rows"]) == rows
+    assert all(positive(row, *measured) for row in found["rows"])
+    if script == "loading.py":
+        assert all(positive(row, "loading_seconds") for row in found["sharded"])
+        sharded = [row for row in found["sharded"] if row["way"].endswith("stage3")]
+        assert [row["saving_peak_1"] > 0 for row in sharded] == [True, True]
+        assert all(seconds > 0 for seconds in found["rows_per_second"].values())
 
 
 @pytest.mark.soak
@@ -77,17 +98,13 @@ def test_rollout(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_capped_instruction_sets_stand_beside_the_whole(tmp_path: Path) -> None:
-    arguments = ["--repeats", "1", "--tokens", "4", "--ways", "rollout=fast fp32", "--isa", "none"]
+def test_instruction_sets_and_ways_that_do_not_run_stand_beside_the_others(tmp_path: Path) -> None:
+    ways = ["rollout=fast fp32", "rollout=hybrid_engine bf16"]
+    arguments = ["--repeats", "1", "--tokens", "4", "--ways", *ways, "--isa", "none"]
     found = run("rollout.py", *arguments, figures=tmp_path / "rollout.json")
-    assert [row["way"] for row in found["rows"]] == ["rollout=fast fp32", "rollout=fast fp32, none"]
-
-
-@pytest.mark.slow
-def test_hybrid_engine_says_why_it_does_not_run(tmp_path: Path) -> None:
-    arguments = ["--repeats", "1", "--tokens", "4", "--ways", "rollout=hybrid_engine bf16"]
-    found = run("rollout.py", *arguments, figures=tmp_path / "rollout.json")
-    assert "rollout.backend=hybrid_engine with hardware.device=cpu" in found["rows"][-1]["error"]
+    figures = {row["way"]: row for row in found["rows"]}
+    assert {"rollout=fast fp32", "rollout=fast fp32, none"} < set(figures)
+    assert "hybrid_engine with hardware.device=cpu" in found["rows"][-1]["error"]
 
 
 @pytest.mark.soak
@@ -112,52 +129,6 @@ def test_ppo_step(tmp_path: Path) -> None:
     assert row["iteration"] == pytest.approx(row["generate"] + row["score"] + row["train"])
     assert row["samples"]["tokens"] == [16 * 8]
     assert found["generate_fp32_seconds"] > 0
-
-
-@pytest.mark.soak
-def test_scaling(tmp_path: Path) -> None:
-    arguments = ["--repeats", "1", "--tokens", "4", "--points", "2"]
-    arguments += ["--rollout", "hf", "--sweeps", "response", "padding"]
-    found = run("scaling.py", *arguments, figures=tmp_path / "scaling.json")
-    places = [(row["sweep"], row["at"]) for row in found["rows"]]
-    assert places == [("response", 1), ("response", 2), ("padding", 0.0), ("padding", 0.25)]
-    for row in found["rows"]:
-        assert row.keys() >= PARTS
-        assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["generate"])
-
-
-@pytest.mark.soak
-def test_cost_follows_tokens(tmp_path: Path) -> None:
-    arguments = ["--repeats", "1", "--tokens", "4", "--sweeps", "tokens", "--prompts", "64"]
-    found = run("scaling.py", *arguments, figures=tmp_path / "scaling.json")
-    assert set(found["mixed_over_equal"]) == {"equal", "longest"}
-    assert [row["tokens"] for row in found["rows"]] == [64 * 4, 64 * 4, 64 * 16]
-
-
-@pytest.mark.soak
-def test_loading(tmp_path: Path) -> None:
-    arguments = ["--sharded_shape", "micro_llama", "--sharded_dtypes", "bf16"]
-    found = run("loading.py", *arguments, figures=tmp_path / "loading.json")
-    ways = ["from_pretrained", "build_actor", "RLHFEngine"]
-    assert [row["way"] for row in found["rows"]] == ways
-    assert all(row["seconds"] > 0 and row["peak_gb"] > 0 for row in found["rows"])
-    assert len(found["sharded"]) == 4
-    assert all(row["loading_seconds"] > 0 for row in found["sharded"])
-    sharded = [row for row in found["sharded"] if row["way"].endswith("stage3")]
-    assert len(sharded) == 2
-    assert all(row["saving_peak_1"] > 0 for row in sharded)  # at stage 1 it keeps nothing
-    phases = ["sft", "reward", "ppo"]
-    assert list(found["rows_per_second"]) == [
-        name for phase in phases for name in (phase, f"{phase}, cached")
-    ]
-
-
-@pytest.mark.soak
-def test_shared_trunk(tmp_path: Path) -> None:
-    arguments = ["--repeats", "1", "--rollout", "hf"]
-    found = run("shared_trunk.py", *arguments, figures=tmp_path / "shared_trunk.json")
-    assert len(found["rows"]) == 3
-    assert all(row.keys() >= PARTS for row in found["rows"])
 
 
 def test_flops_by_hand(load: Any) -> None:

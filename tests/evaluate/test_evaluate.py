@@ -62,10 +62,21 @@ def test_figures_are_those_of_the_run(run: Path, found: dict[str, Any]) -> None:
     assert set(found["models"]["ppo"]["decoders"]) == {"sampled", "greedy", "temperature 0.5"}
 
 
-def test_the_script_of_the_page_computes_the_same_win_rate(run: Path) -> None:
+def test_the_command_and_the_script_of_the_page_compute_the_same_win_rate(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "ppo_ema" in said
+    assert "win rates" in said
+    assert "lm-eval" not in said
+    report = (run / "report.html").read_text()
+    assert "Calibration of the reward model" in report
+    assert "Scores, from the lowest to the highest" in report
+    assert "answered by each model and decoder" in report
+    again = json.loads((run / "evaluation" / "evaluation.json").read_text())
     scripts = re.findall(r"```python\n(.*?)```", (ROOT / "docs/use.md").read_text(), re.S)
     (script,) = (each for each in scripts if "answers.jsonl" in each)
-    again = evaluate(run)
     ran = subprocess.run(
         [sys.executable, "-c", f"import random; random.seed(1)\n{script}"],
         cwd=run / "evaluation",
@@ -86,25 +97,10 @@ def test_another_run_is_compared(run: Path, tmp_path: Path) -> None:
     found = evaluate(run, against=[other], num_prompts=2)
     assert list(found["models"])[-1] == "other/ppo"
     assert found["models"]["other/ppo"]["decoders"]["sampled"]["prompts"] == 2
-    report = (run / "report.html").read_text()
-    assert "Calibration of the reward model" not in report
+    assert "Calibration of the reward model" not in (run / "report.html").read_text()
     of_other = evaluate(other, num_prompts=2)["models"]
     assert list(of_other) == ["start", "ppo"], "the model before PPO too, although not of this run"
     assert of_other["start"]["decoders"]["sampled"]["kl"] == pytest.approx(0, abs=1e-5)
-
-
-def test_the_command_prints_tables_and_renews_the_report(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(run), "--prompts", "3"]) == 0
-    said = capsys.readouterr().out
-    assert "ppo_ema" in said
-    assert "win rates" in said
-    assert "lm-eval" not in said
-    report = (run / "report.html").read_text()
-    assert "Calibration of the reward model" in report
-    assert "Scores, from the lowest to the highest" in report
-    assert "answered by each model and decoder" in report
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,13 @@ from rlhf.gpu_check.parts import decoders, pipelines
 from rlhf.gpu_check.processes import PARTS
 from rlhf.gpu_check.rows import CheckSetting, RowVerdict, Size, measure_row
 from rlhf.gpu_check.runs import Run
+from rlhf.jobs.job import config_of_job
+from rlhf.jobs.launch_command import Job
 from rlhf.models.families import FAMILIES
+from rlhf.plan.decide import plan_and_configure
 from rlhf.rollout.decoders.fused import FusedDecoder
+from tests.plan.planned import Compose
 from tests.pretend_cuda.gpu import Gpu
-from tests.runs import launch_on_gpu
 
 HERE = pipelines.Losses(sft=5.7, reward=0.67, score=-0.4, score_std=0.1, responses=16)
 
@@ -94,7 +97,7 @@ def test_every_part_has_its_module() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [part.name for part in PARTS])
 def test_launch_options_of_a_part_are_accepted(
-    part: str, gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    part: str, gpu: Gpu, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key that no phase reads was refused, and five parts measured nothing on a real GPU."""
     started: list[list[str]] = []
@@ -111,5 +114,9 @@ def test_launch_options_of_a_part_are_accepted(
         assert started
     for words in started:
         if not any(word.startswith("model.path=/") for word in words):  # that run trains it first
-            run = launch_on_gpu(*words, "plan=only", cwd=tmp_path)
-            assert run.returncode == 0, f"{words}\n{run.stderr}"
+            there = [word.replace("hardware=auto", "hardware=a100_40g") for word in words]
+            job = Job(compose([*there, "plan=only"]), there, is_plan=True)
+            config, _ = config_of_job(job)
+            plan = plan_and_configure(config).plan
+            assert plan is not None
+            assert plan.fits, words

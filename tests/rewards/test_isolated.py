@@ -100,6 +100,30 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         part.close()
 
 
+@pytest.fixture(scope="module")
+def misbehaving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IsolatedReward]:
+    """A part that its tests share: after each failure it scores the next batch."""
+    folder = tmp_path_factory.mktemp("misbehaving")
+    (folder / "my_rewards.py").write_text(MODULE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        patch.chdir(folder)
+        term = RewardTerm(kind=RewardKind.function, function="my_rewards:misbehaves")
+        part = IsolatedReward("mine", term)
+        yield part
+        part.close()
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[tuple[IsolatedReward, Endpoint]]:
+    """A part that its tests share, and its endpoint."""
+    with endpoint() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        part = IsolatedReward("mine", RewardTerm(kind=RewardKind.http, url=server.url, retries=0))
+        yield part, server
+        part.close()
+
+
 def answers(*responses: str, **columns: list[Any]) -> Answers:
     count = len(responses)
     return Answers(["?"] * count, responses, [True] * count, [1] * count, columns)
@@ -136,22 +160,21 @@ def test_a_function_gets_prompts_responses_and_columns(start: Start) -> None:
     ],
 )
 def test_what_misbehaves_fails_and_scores_the_next_batch(
-    response: str, reason: str, start: Start
+    response: str, reason: str, misbehaving: IsolatedReward
 ) -> None:
-    part = start(function="my_rewards:misbehaves", timeout_seconds=0.5)
+    misbehaving.part.timeout_seconds = 0.5 if response == "sleep" else 30
     begun = time.monotonic()
     with pytest.raises(FailureError, match=reason) as caught:
-        score(part, answers(response, "b"))
+        score(misbehaving, answers(response, "b"))
     assert "\n" not in str(caught.value)
     assert time.monotonic() - begun < 10
-    part.part.timeout_seconds = 30  # for the start of a new process
-    assert score(part, answers("a", "b")) == [1, 1]
+    misbehaving.part.timeout_seconds = 30  # for the start of a new process
+    assert score(misbehaving, answers("a", "b")) == [1, 1]
 
 
-def test_numbers_that_are_not_finite_are_no_scores(start: Start) -> None:
-    part = start(function="my_rewards:misbehaves")
+def test_numbers_that_are_not_finite_are_no_scores(misbehaving: IsolatedReward) -> None:
     for response in ("nan", "huge"):
-        assert all(map(math.isnan, score(part, answers(response, "b")))), response
+        assert all(map(math.isnan, score(misbehaving, answers(response, "b")))), response
 
 
 def test_nothing_that_a_function_started_outlives_it(start: Start) -> None:
@@ -234,18 +257,23 @@ def test_errors_of_an_endpoint_are_tried_again(server: Endpoint, start: Start) -
     ],
 )
 def test_an_endpoint_that_misbehaves_fails(
-    fault: str, reason: str, server: Endpoint, start: Start
+    fault: str, reason: str, faulty: tuple[IsolatedReward, Endpoint]
 ) -> None:
-    seconds = 10 if fault == "endless" else 0.5
-    part = start(RewardKind.http, url=server.url, retries=0, timeout_seconds=seconds)
+    part, server = faulty
+    part.part.timeout_seconds = 0.5 if fault == "sleep" else 30
     server.faults = [fault]
     with pytest.raises(FailureError, match=reason):
         score(part, answers("a", "b"))
+    part.part.timeout_seconds = 30
+    assert score(part, answers("a", "b")) == [1, 1]
 
 
-def test_a_number_beyond_every_float_is_no_score(server: Endpoint, start: Start) -> None:
+def test_a_number_beyond_every_float_is_no_score(
+    faulty: tuple[IsolatedReward, Endpoint],
+) -> None:
+    part, server = faulty
     server.faults = ["huge"]
-    assert all(map(math.isnan, score(start(RewardKind.http, url=server.url), answers("a", "b"))))
+    assert all(map(math.isnan, score(part, answers("a", "b"))))
 
 
 def test_an_endpoint_that_hangs_and_is_then_gone_fails_each_batch(start: Start) -> None:
