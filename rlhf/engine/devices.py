@@ -149,7 +149,8 @@ def current_ranks(device: Device) -> Ranks:
     if not torch.distributed.is_initialized():
         start_process_group(device, store=_build_one_rank_store(device), rank=0, world_size=1)
         if device is Device.cuda:
-            atexit.register(torch.distributed.destroy_process_group)  # or NCCL prints a warning
+            # Otherwise NCCL prints a warning.
+            atexit.register(torch.distributed.destroy_process_group)
     return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), place)
 
 
@@ -210,7 +211,7 @@ def reset_peak_memory(ranks: Ranks) -> None:
 
 
 def peak_memory_gib(ranks: Ranks) -> float:
-    """Return the largest peak of all ranks in GiB: torch's GPU memory, or the process's memory."""
+    """Return the largest peak memory of a rank in GiB: torch's on a GPU, else the process's."""
     if ranks.device.type == "cuda":
         peak = torch.cuda.max_memory_reserved(ranks.device) / 2**30
     else:

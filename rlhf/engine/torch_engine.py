@@ -42,7 +42,7 @@ class WholeAdamW:
 
     @property
     def masters(self) -> Masters:
-        """Return the weights themselves."""
+        """Return the masters, which are the weights themselves."""
         return Masters(self._parameters(), lambda: None)
 
     @property

@@ -102,7 +102,7 @@ class TrainingState:
 
     @torch.no_grad()
     def sum_over_weights(self, of_slice: OfSlice) -> dict[str, int]:
-        """Return the sum of ``of_slice`` over the slices of each parameter, modulo 2^64."""
+        """Return, for each parameter, the sum of ``of_slice`` over all ranks' slices, mod 2^64."""
         own = []
         for place in self._places:
             _, offset, start, length = place.piece
@@ -150,7 +150,7 @@ def set_adamw_steps(
 
 
 class DeepSpeedState:
-    """The state of a DeepSpeed engine that training changes: tensors and counters."""
+    """The part of a DeepSpeed engine's state that training changes: tensors and counters."""
 
     def __init__(self, engine: Any, ranks: Ranks, *, stage: int) -> None:
         self._engine = engine
@@ -249,7 +249,7 @@ class BaseEngine:
         raise NotImplementedError
 
     def sum_over_weights(self, of_slice: OfSlice) -> dict[str, int]:
-        """Return the sum of ``of_slice`` over the slices of each parameter, modulo 2^64."""
+        """Return, for each parameter, the sum of ``of_slice`` over all ranks' slices, mod 2^64."""
         return self.training_state.sum_over_weights(of_slice)
 
     def gather_parameters(self, of: nn.Module) -> AbstractContextManager[None]:

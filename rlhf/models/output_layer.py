@@ -35,8 +35,8 @@ CPU_BLOCK = Block(1024, 2048)  # a block's logits and weights fit into the cache
 # (B = 153) and 689 on an H100 (B = 295).
 GPU_BLOCK = Block(1024, None)
 # More tokens than in GPU_BLOCK: the weight's gradient is rounded less often. Fewer entries: the
-# gradient's sum in fp32 is hardly larger than the logits of a GPU_BLOCK. For 4096 tokens of
-# OPT-1.3B, 6.4 instead of 7.3 GB are moved.
+# gradient's sum in fp32 is hardly larger than the logits of a GPU_BLOCK. 4096 tokens of OPT-1.3B
+# then need 6.4 instead of 7.3 GB of memory traffic.
 GPU_GRADIENT_BLOCK = Block(4096, 4096)
 # Is the device a CPU? -> the blocks of the forward and of the backward pass.
 BLOCKS = {True: (CPU_BLOCK, CPU_BLOCK), False: (GPU_BLOCK, GPU_GRADIENT_BLOCK)}
@@ -139,7 +139,7 @@ class _FusedLogprobs(torch.autograd.Function):
         with torch.autocast(hidden_NH.device.type, enabled=False):
             for column in _chunks(len(weight_VH), ctx.block.vocabulary):
                 part_WH = None if weight_gradient is None else weight_gradient[column]
-                sum_WH = part_WH  # over all blocks of tokens, the first of which overwrites it
+                sum_WH = part_WH  # the sum over all blocks of tokens; the first overwrites it
                 if part_WH is not None and is_rounded:
                     sum_WH = torch.zeros_like(part_WH, dtype=exact)
                 for rows in blocks_N:

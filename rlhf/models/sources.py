@@ -12,7 +12,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 
-# Stands for a config key in errors about folders that a run wrote itself, which no key names.
+# In errors, it replaces the config key for folders that a run wrote itself: no key names them.
 RUN_FOLDER = "run folder"
 
 

@@ -54,7 +54,7 @@ def load_or_train_tokenizer(
 
 
 def tokenizer_place(model: ModelConfig, *, key: str) -> tuple[str, str | None]:
-    """Return the config key of the tokenizer's place, and the place; None: it is trained."""
+    """Return the config key and the place of the tokenizer; place None: it is trained."""
     if model.tokenizer is not None or model.init is not ModelInit.pretrained:
         return f"{key}.tokenizer", model.tokenizer
     return f"{key}.path", model.path

@@ -23,7 +23,7 @@ FLOATS = {
 # Masks and positions that older versions of transformers saved, and models now compute.
 CONSTANTS = re.compile(r"(^|\.)(attn|attention)\.bias$|masked_bias$|position_ids$|\.inv_freq$")
 SHARDS = "shard-?????-model-?????-of-?????.safetensors"  # transformers would load these first
-NAMED = 3  # most tensors that an error names
+NAMED = 3  # maximum number of tensors that an error names
 
 
 def stored_dtype(source: ModelSource) -> torch.dtype:

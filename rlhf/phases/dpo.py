@@ -148,7 +148,7 @@ class DpoTrainer:
             dtype=context.settings.dtype,
             ranks=context.ranks,
         )
-        # The policy with the rollout backends that an evaluation samples with.
+        # The policy, with the rollout backends for evaluations.
         self.answering = AnsweringPolicy(
             self.policy, backend(), backend(greedy=True), models, self._plan.micro
         )

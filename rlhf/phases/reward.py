@@ -113,7 +113,7 @@ def save_reward_model(context: RunContext, trainer: RewardTrainer, after: Reward
 
 
 def _encode_pairs(context: RunContext, pairs: Sequence[Record]) -> Dataset:
-    """Return pairs as token ids; pairs with a sequence that is too long are left out."""
+    """Return pairs as token ids; skip pairs with a sequence that is too long."""
     from datasets import Dataset
 
     config = context.config

@@ -117,7 +117,7 @@ class RewardTrainer:
 
     @property
     def scorer(self) -> Scorer:
-        """Return the model."""
+        """Return the reward model in the engine ``model``."""
         scorer = self.engines["model"].module
         assert isinstance(scorer, Scorer)
         return scorer
@@ -135,7 +135,7 @@ class RewardTrainer:
         yield self.engines["model"](ids_BS)
 
     def final_weights(self) -> AbstractContextManager[None]:
-        """Swap in, within the context, the weights with which the model is evaluated and saved."""
+        """Return a context in which the model has the weights that are evaluated and saved."""
         return nullcontext()
 
     def results(self, after: RewardEvaluation) -> dict[str, Any]:

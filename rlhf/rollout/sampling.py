@@ -115,7 +115,7 @@ def truncate_probabilities(
 
 
 def _nucleus_threshold(probabilities_BV: Tensor, share: float, likeliest: int) -> Tensor:
-    """Return the smallest probability (B, 1) of the likeliest tokens, which hold a ``share``."""
+    """Return the smallest probability (B, 1) of the likeliest tokens that add up to ``share``."""
     total_B1 = probabilities_BV.sum(dim=-1, keepdim=True, dtype=torch.float64)
     wanted_B1 = (share - 1e-7) * total_B1  # slightly less, since fp32 sums are off by about 1e-7
     num_tokens = probabilities_BV.shape[1]
@@ -132,9 +132,9 @@ def _nucleus_threshold(probabilities_BV: Tensor, share: float, likeliest: int) -
 def _inverse_cdf(weights_BV: Tensor, draws_B1: Tensor) -> Tensor:
     """Return the tokens (B, 1) at which the cumulative weights pass ``draws`` times their sum.
 
-    The search has two levels, because an fp64 cumulative sum over the vocabulary would take longer
-    than everything else here: first over chunks, each summed in fp32, then over the tokens of one
-    chunk. The sum over chunks is in fp64: in fp32 a large vocabulary would shift it.
+    The search has two levels: first over chunks, each summed in fp32, then over the tokens of one
+    chunk. An fp64 cumulative sum over the whole vocabulary would take longer than all other steps
+    of sampling. The sum over chunks is in fp64: in fp32 a large vocabulary would shift it.
     """
     num_rows, num_tokens = weights_BV.shape
     whole = num_tokens // CHUNK * CHUNK

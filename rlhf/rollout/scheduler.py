@@ -164,7 +164,7 @@ class Scheduler:
         return self._draw_tokens(requests, logits_BV, draws_NT)
 
     def _select_for_prefill(self, waiting: Sequence[Request]) -> list[Request]:
-        """Return the first of ``waiting`` that fit into one prefill; [] to decode first."""
+        """Return the first of ``waiting`` that fit into one prefill; [] if decoding goes first."""
         free = self._max_rows - len(self._active) - len(self._paused or ())
         packs = isinstance(self._decoder, PackingDecoder)
         fewest = 1 if packs else max(1, self._max_rows // JOINING_SHARE)
@@ -253,7 +253,7 @@ class Scheduler:
     def _extend(
         self, continued: list[tuple[Request, list[int]]], device: torch.device
     ) -> tuple[list[Request], Tensor]:
-        """Move paused rows behind the active ones and add their tokens, as ``_prefill`` does."""
+        """Move paused rows behind the active ones, add tokens; return what ``_prefill`` returns."""
         paused, behind = self._paused, len(self._active)
         assert paused is not None
         lengths = [len(ids) for _, ids in continued]
@@ -267,7 +267,7 @@ class Scheduler:
         return self._active[first:], logits_BV
 
     def _prefill_texts(self, texts: Texts) -> tuple[int, Tensor]:
-        """Prefill rows behind the active rows; return the first row with logits, and logits (B, V).
+        """Prefill rows behind the active rows; return the first logits' row, and logits (B, V).
 
         The same pass decodes the active rows if the decoder can do both.
         """

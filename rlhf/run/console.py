@@ -116,7 +116,7 @@ class Console:
 
 
 def build_config_tree(title: str, values: Mapping[str, Any]) -> Tree:
-    """Return a tree of nested values; groups come after single values."""
+    """Build a printable tree of nested values, with groups after single values."""
     from rich.tree import Tree
 
     from rlhf.config.schema.keys import format_value

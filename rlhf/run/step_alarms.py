@@ -27,7 +27,7 @@ LEAST_ENTROPY = 0.05  # fraction of the mean entropy over the first BASE_STEPS s
 LOSS_GROWTH = 20  # ratio to the critic's loss at the start, or to LEAST_LOSS if that is larger
 LEAST_LOSS = 0.01
 MOST_EQUAL_GROUPS = 0.9  # share of the groups
-ROUNDING = 1e-6  # a smaller deviation of scores is rounding; relative to mean scores above 1
+ROUNDING = 1e-6  # a smaller deviation of scores is rounding; relative if their mean is above 1
 RISE = 0.25  # a score has risen if it grew by this many standard deviations of the start
 LEAST_MOVE = 0.01  # nats per sequence; a policy with a larger KL has left its reference
 GOLD_FALL = 0.04  # fall of the mean gold score (0 to 1) that is allowed while the score rises
@@ -69,7 +69,7 @@ def alarm_of_line(line: Mapping[str, Any]) -> Alarm:
 
 
 def first_divergence(alarms: Iterable[Alarm]) -> Alarm | None:
-    """Return the alarm not_finite of a run, or None."""
+    """Return the first of ``alarms`` with the name not_finite, or None."""
     return next((alarm for alarm in alarms if alarm.name == AlarmName.not_finite), None)
 
 
@@ -86,7 +86,7 @@ class Rule(NamedTuple):
     metric: str
     patience: int
     advice: str
-    above: float | None = None  # None: CONDITIONS has the condition
+    above: float | None = None  # the limit of ``metric``; None: CONDITIONS has a condition
 
 
 def _mean_at_start(values: Sequence[float]) -> float:
@@ -153,9 +153,8 @@ CONDITIONS: Mapping[AlarmName, Condition] = {
     AlarmName.critic_useless: lambda explained, series: (
         len(explained) > 2 * BASE_STEPS
         and explained[-1] < LEAST_EXPLAINED
-        and not _has_equal_scores(
-            "ppo/clipped_score", series
-        )  # equal returns leave nothing to explain
+        # Equal returns leave nothing to explain.
+        and not _has_equal_scores("ppo/clipped_score", series)
     ),
     AlarmName.critic_explodes: _compare_with_start(
         lambda last, start: last > LOSS_GROWTH * max(start, LEAST_LOSS)

@@ -125,7 +125,7 @@ def join_started_ranks() -> None:
 
 
 def publish_refusal(reason: str) -> None:
-    """Publish, as rank 0, to the other started ranks the reason why there is no run."""
+    """As rank 0, send the other started ranks the reason why there is no run."""
     # Ranks monitor each other, and report a loss, only after they have agreed on a run.
     Rendezvous(lambda _: None).publish_refusal(reason)
 

@@ -174,7 +174,7 @@ def _enable_keepalive(peer: socket.socket) -> None:
 
 
 def _own_address_towards(master: tuple[str, int]) -> str:
-    """Return this machine's own address towards ``master``, without sending anything."""
+    """Return the address from which this machine would reach ``master``; nothing is sent."""
     family, kind, _, _, address = socket.getaddrinfo(*master, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)

@@ -109,7 +109,7 @@ def check_ranks_can_start(config: RunConfig) -> None:
         from rlhf.engine.devices import check_devices as check
 
         check(hardware)
-    if hardware.nodes == 1:  # on several nodes each rank tries them where it runs
+    if hardware.nodes == 1:  # on several nodes, each rank tries the rewards where it runs
         check_reward_parts(config)
 
 
@@ -133,7 +133,7 @@ class Rendezvous:
         from torch.distributed.rendezvous import rendezvous
 
         self._on_loss = on_loss
-        self.others: dict[int, Process] = {}  # where the other ranks run
+        self.others: dict[int, Process] = {}  # the processes of the other ranks
         try:
             self._store, self._rank, self._size = next(rendezvous("env://"))
         except DistError as error:
@@ -170,7 +170,7 @@ class Rendezvous:
         return Path(told)
 
     def publish_refusal(self, reason: str) -> None:
-        """Publish, on rank 0, the reason for aborting instead of a run directory."""
+        """As rank 0, publish the reason why there is no run, instead of a run directory."""
         self._store.set(REFUSAL_KEY, reason)
         self._store.set(RUN_DIR_KEY, "")
         patience = time.monotonic() + REFUSAL_WAIT_S  # the store may end with this process

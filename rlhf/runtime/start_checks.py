@@ -29,7 +29,7 @@ def check_before_start(config: RunConfig, *, finished: Container[Phase] = ()) ->
                 f"checkpoint.best={best}: neither a higher nor a lower value is better; choose one "
                 f"of {', '.join(name for name in known if better_direction(name))}"
             )
-    if config.plan is PlanMode.only:  # the start of a run checks them where its ranks are
+    if config.plan is PlanMode.only:  # the start of a run checks rewards where its ranks are
         check_reward_parts(config)
     for check in MODEL_CHECKS:
         check(config, [phase for phase in config.phase.order if phase not in finished])
@@ -46,7 +46,8 @@ def require_known_name(key: str, name: str, known: Sequence[str]) -> None:
 
 def held_out_metrics(config: RunConfig, phase: Phase) -> list[str]:
     """Return the names of the metrics that the evaluations within ``phase`` log."""
-    absent = ["one_item_wrong", "one_item_too_many", "one_item_missing"]  # logged at the end
+    # The first three are logged only at the end of the phase.
+    absent = ["one_item_wrong", "one_item_too_many", "one_item_missing"]
     if config.data.source is not Source.synthetic:
         absent += ["gold", "exact", "exact_greedy", "correct", "polite", "stops"]
     if config.reward.loss is RewardLossName.regression:

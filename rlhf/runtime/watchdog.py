@@ -33,7 +33,7 @@ class Process(NamedTuple):
 
     @classmethod
     def this_process(cls) -> Process:
-        """Return this process."""
+        """Return the host and the process id of this process."""
         return cls(socket.gethostname(), os.getpid())
 
     @property

@@ -58,7 +58,7 @@ class PpoHook:
 
     @property
     def auto_reuse_logprobs(self) -> When | None:
-        """Return what rollout.reuse_logprobs=auto must mean for this option; None: anything."""
+        """Return the value that the option requires for rollout.reuse_logprobs=auto; None: any."""
         return None
 
     # The trainer calls these methods.

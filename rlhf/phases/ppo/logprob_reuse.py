@@ -72,7 +72,7 @@ class LogprobReuse:
         return logprob_mismatch(measured_BT, rollout.logprobs_BT, rollout.responses.keep_BT)
 
     def store_mismatch(self, values: Mapping[str, float]) -> None:
-        """Store the mismatch of a step from its metrics over all ranks, if it was measured."""
+        """Store the mismatch that the metrics of a step contain, if it was measured."""
         self.mismatch = values.get(MISMATCH, self.mismatch)
 
 

@@ -126,7 +126,7 @@ class RewardMix:
         self._fallbacks.clear()
 
     def _receive_scores(self, name: str, rows: int) -> tuple[list[float], str]:
-        """Return the scores of the part ``name``, all NaN if it failed, and the reason for NaN."""
+        """Return the scores of the part ``name``, NaN where it failed, and the reason for NaN."""
         try:
             return self._isolated[name].receive_scores(), NO_SCORE
         except FailureError as error:
@@ -200,7 +200,7 @@ def build_reward_mix(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> R
 
 
 def try_reward_parts(context: RunContext) -> None:
-    """Score two rows of PPO's data with the parts of the score, before any training.
+    """Try the rewards on two rows of PPO's data, before any training.
 
     Raises:
         RewardError: if a part without a fallback failed.

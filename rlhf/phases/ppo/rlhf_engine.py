@@ -110,7 +110,7 @@ class RLHFEngine:
         backend = self.backends.build
         temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
         self.rollout: RolloutBackend = backend(temperature=temperature, keeps_graphs=keeps)
-        # The actor with the rollout backends that an evaluation samples with.
+        # The actor, with the rollout backends for evaluations.
         self.policy = AnsweringPolicy(
             self.actor,
             backend(temperature=config.rollout.eval_temperature or temperature),

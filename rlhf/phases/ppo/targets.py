@@ -41,7 +41,7 @@ class Targets(NamedTuple):
 
     kl_ctl: float
     compared: int  # responses to one prompt that the estimator compares; 1: none
-    scores_B: Tensor  # of whole responses, without the KL penalty; at last scaled and clipped
+    scores_B: Tensor  # of whole responses, without the KL penalty; steps scale and clip them
     kl_BT: Tensor
     penalty_BT: Tensor  # the KL penalty in rewards_BT
     rewards_BT: Tensor  # before whitening
@@ -283,7 +283,7 @@ def scaled_part_scores(maker: TargetMaker, rollout: Rollout) -> Tensor:
 
 
 def _initial_moments(config: PpoConfig, first: Moments) -> Moments:
-    """Return the first rollout's moments; a configured reference mean or std replaces its own."""
+    """Return the moments of the first rollout or, if configured, of the reference mean and std."""
     if config.scale_reward is ScaleReward.running:
         return first
     given_mean, given_std = config.reference_score_mean, config.reference_score_std

@@ -98,8 +98,8 @@ class Checkpoints:
 
         Raises:
             StoppedError: if a signal asked the run to stop; the checkpoint has been written.
-            StoppedByAlarmError: if alarms.stop names an alarm of the step, also after its
-                checkpoint has been written.
+            StoppedByAlarmError: if alarms.stop names an alarm of the step; the checkpoint has been
+                written.
             CheckpointError: if a checkpoint cannot be written.
         """
         self._total = total

@@ -44,7 +44,7 @@ class RunContext:
     judge: GoldJudge | None
     console: Console
     tracker: Tracker
-    resumes: Mapping[Phase, Checkpoint] = field(default_factory=dict)  # where phases stopped
+    resumes: Mapping[Phase, Checkpoint] = field(default_factory=dict)  # of phases to resume
     requests: StopRequests = field(default_factory=StopRequests)
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     phase_started: float = field(default_factory=time.monotonic)  # seconds of time.monotonic()
@@ -56,7 +56,7 @@ def phase_records(context: RunContext, phase: Phase) -> PhaseData:
 
 
 def labelled_records(context: RunContext, phase: Phase) -> PhaseData:
-    """Return the records of a phase with its labels, of which label_noise exchanges a share."""
+    """Return the records of a phase; with label_noise, a share of the pairs is exchanged."""
     part, config = phase_records(context, phase), context.config
     learners: dict[Phase, PairsConfig] = {Phase.reward: config.reward, Phase.dpo: config.dpo}
     if phase not in learners or not learners[phase].label_noise:

@@ -51,8 +51,8 @@ class Export(NamedTuple):
 def build_export(config: RunConfig, engine: Engine, source: ModelSource | None = None) -> Export:
     """Return the class, config and tensors to save of the engine's language model or scorer.
 
-    An option may save only what was trained beside the model in ``source``, such as an adapter.
-    Without ``source`` all weights are saved.
+    An option may save only the weights that it added to the model in ``source``, such as an
+    adapter. Without ``source`` all weights are saved.
     """
     for find in hooks_of("models", "find_export", config):
         export: Export | None = find(config, engine, source)
@@ -125,7 +125,7 @@ def save_trained_model(
     answers: bool = True,
     write_more: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write an engine's model, which was trained from ``source``, as the run's options select.
+    """Write an engine's model, trained from ``source``, in the form that the run's options select.
 
     ``write_more`` writes further files into the model's folder.
     """

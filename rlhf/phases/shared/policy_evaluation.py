@@ -152,7 +152,7 @@ def _write_rows(
 
 
 def show_answers(context: RunContext, rollout: Rollout) -> list[Shown]:
-    """Return prompt and response of each row as a reader sees them."""
+    """Return prompt and response of each row as samples show them."""
     texts = response_texts(context.tokenizer, rollout.responses)
     for option in _response_options(context.config):
         return option.show(rollout, texts)

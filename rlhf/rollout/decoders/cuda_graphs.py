@@ -107,7 +107,7 @@ class GraphedDecoder(KvCache):
         return self._decoder.prefill(texts, first_row=first_row)
 
     def decode_and_draw(self, newest: list[Newest], draws_NT: Tensor) -> Tensor:
-        """Decode the ``newest`` tokens, draw the next; return these and their log-probs (2, B)."""
+        """Decode the ``newest`` tokens; return the next tokens and their log-probs (2, B)."""
         if draws_NT is not self._drawn_from:
             requests, tokens = draws_NT.shape
             self._draws_NT[:requests, :tokens].copy_(draws_NT)

@@ -62,7 +62,7 @@ class CacheDecoder(KvCache):
     def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
         """Prefill texts into the rows from ``first_row`` on; return logits (B, V).
 
-        All rows must hold equally many tokens already, since a forward pass has one past length.
+        All rows must hold equally many tokens already: a forward pass takes only one past length.
         """
         ids_BP, lengths, starts = texts
         longest, start = max(lengths), max(starts or [0])
