@@ -64,15 +64,6 @@ def test_what_a_killed_process_left_is_removed(
     assert [each.name for each in tmp_path.iterdir()] == ["thing"]
 
 
-def test_writers_at_the_same_time_have_files_of_their_own(tmp_path: Path) -> None:
-    path = tmp_path / "thing"
-    with replace_atomically(path, shared=True) as building:
-        assert building.parent == tmp_path
-        assert not building.name.endswith(".building")
-        building.write_text("mine")
-    assert path.read_text() == "mine"
-
-
 def test_what_a_network_drive_refuses_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,13 +130,6 @@ def test_a_kill_loses_neither_the_old_folder_nor_the_new(
         assert [each.name for each in tmp_path.iterdir()] == ["thing"]
         moment += 1
     assert moment > 2 + (not may_exchange)
-
-
-def test_folders_are_exchanged_here(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        a_folder(tmp_path / name, name)
-    assert atomic._exchange(tmp_path / "one", tmp_path / "other")
-    assert content(tmp_path / "one") == "other"
 
 
 @pytest.mark.parametrize(

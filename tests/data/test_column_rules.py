@@ -38,8 +38,6 @@ def made(expression: str, **row: Any) -> str | None:
     ("path", "row"),
     [
         ("a", {"a": "x"}),
-        ("a.b", {"a": {"b": "x"}}),
-        ("a[1]", {"a": ["y", "x"]}),
         ("a[-1]", {"a": ["y", "x"]}),
         ("a.zh_cn[0].text", {"a": {"zh_cn": [{"text": "x"}, {"text": "y"}]}}),
         ("a[0][1]", {"a": [["y", "x"]]}),
@@ -55,13 +53,10 @@ def test_path_leads_to_its_value(path: str, row: dict[str, Any]) -> None:
     "row",
     [
         {"a": None},
-        {"a": {"b": None}},
         {"a": {"b": []}},
-        {"a": {"b": [None]}},
         {"a": {"b": [{"c": None}]}},
         {"a": {"b": [{"c": " \n"}]}},
         {"a": {"b": [{}]}},
-        {"a": {}},
         {},
     ],
 )
@@ -78,10 +73,7 @@ def test_part_is_absent_where_its_path_ends_early(row: dict[str, Any]) -> None:
         ("b", "b"),
         ("pick(z > `0`, a, b)", "b"),
         ("b.c | d", "b"),
-        ("[a, b.d] | [0]", "b"),
         ("max_by(b, &c)", "b"),
-        ("b[1:2]", "b"),
-        ("{x: b}.x", "b"),
     ],
 )
 def test_column_that_no_row_has_is_refused(expression: str, column: str) -> None:
@@ -128,10 +120,6 @@ def test_remove_deletes_every_match() -> None:
     assert made(r"remove(a, ' ?\[\d+\]')", a="One [1], two[22].") == "One, two."
 
 
-def test_functions_nest() -> None:
-    assert made("remove(after(a, 'xx'), 'x')", a="a xx b x") == " b "
-
-
 def test_human_makes_one_turn() -> None:
     converted = convert({"prompt": "human(q)"}, {"q": " Hi?\n"}, {"q": ""}, {"q": None})
     assert converted.records == [Record(prompt="\n\nHuman: Hi?\n\nAssistant:")]
@@ -145,7 +133,6 @@ VICUNA = {"prompt": "conversation(q, 'USER', 'ASSISTANT')"}
     ("text", "prompt"),
     [
         ("USER: a ASSISTANT:", "\n\nHuman: a\n\nAssistant:"),
-        ("USER: a", "\n\nHuman: a\n\nAssistant:"),
         (" a ", "\n\nHuman: a\n\nAssistant:"),
         ("a ASSISTANT: b USER: c", "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"),
         (
@@ -167,7 +154,6 @@ def test_conversation_gets_the_turns_of_its_marks(text: str, prompt: str) -> Non
     [
         ("USER: a ASSISTANT: b", "prompt ends in an assistant turn"),
         ("USER: ASSISTANT:", "prompt is empty"),
-        ("ASSISTANT:", "prompt is empty"),
         (" ", "prompt is null"),
     ],
 )
@@ -180,17 +166,14 @@ def test_conversation_without_a_question_is_left_out(text: str, reason: str) -> 
 @pytest.mark.parametrize(
     ("condition", "row", "text"),
     [
-        ("a == `1`", {"a": 1}, "y"),
         ("a == `1`", {"a": 0}, "n"),
         ("to_number(a) == `1`", {"a": "1"}, "y"),  # CSV knows texts alone
         ("a >= b", {"a": 0.5, "b": 0.5}, "y"),
-        ("a > b", {"a": 0.5, "b": 0.5}, "n"),
         ("a <= c.d", {"a": -1.0, "c": {"d": 0}}, "y"),
         ("a == 'model a'", {"a": "model a"}, "y"),
         ("a == 'model a'", {"a": "model b"}, "n"),
         ("a > `1`", {"a": None}, None),
         ("a >= b", {"a": 1, "b": None}, None),
-        ("a >= b", {}, None),
     ],
 )
 def test_pick_follows_its_condition(condition: str, row: dict[str, Any], text: str | None) -> None:
@@ -206,7 +189,6 @@ def test_pick_follows_its_condition(condition: str, row: dict[str, Any], text: s
         ("after(a, ':')", r"In function after\(\), invalid type for value: 5"),
         ("pick(a, a, a)", r"In function pick\(\), invalid type for value: 5, expected one of"),
         ("remove('x', '(')", r"error: missing \), unterminated subpattern at position 0"),
-        ("map(&a, a)", r"In function map\(\), invalid type for value: 5"),
         (
             "pick(a >= 'x', a, a)",
             r"TypeError: '>=' not supported between instances of 'int' and 'str'",
@@ -243,12 +225,6 @@ def test_absent_responses_leave_what_there_is() -> None:
     assert converted.layout == "columns"
 
 
-def test_prompt_with_one_response_and_prompt_alone() -> None:
-    row = {"q": "Q", "a": "A"}
-    assert convert({"prompt": "q", "chosen": "a"}, row).records == [Record("Q", " A")]
-    assert convert({"prompt": "q"}, row).records == [Record("Q")]
-
-
 def test_ranking_from_another_column() -> None:
     columns = {"prompt": "human(q)", "responses": "answers"}
     prompt = "\n\nHuman: Q\n\nAssistant:"
@@ -271,7 +247,6 @@ def test_ranking_from_another_column() -> None:
         ),
         ({"chosen": "a"}, r"has the columns chosen; must have"),
         ({"prompt": "a", "rejected": "b"}, r"has the columns prompt, rejected; must have"),
-        ({"promt": "a"}, r"has the columns promt; must have"),
     ],
 )
 def test_columns_that_make_no_example_are_refused(columns: dict[str, str], message: str) -> None:
@@ -283,15 +258,12 @@ def test_columns_that_make_no_example_are_refused(columns: dict[str, str], messa
     ("expression", "message"),
     [
         ("a b", r"=a b: not a JMESPath expression \(.*\)\. Examples: question, answers"),
-        ("a[x", r"=a\[x: not a JMESPath expression"),
-        ("a..b", r"=a\.\.b: not a JMESPath expression"),
         ("回答", r"=回答: not a .* Put names .* in double quotes"),
         ("", r"=: not a JMESPath expression"),
         ("(" * 900, r"=\(+: not a JMESPath expression \(RecursionError"),
         (".".join(["a"] * 4000), r": has 7,999 characters, and may have 1,000"),
         ("a[?b > `" + "9" * 5000 + "`]", r": has 5,010 characters, and may have 1,000"),
         ("humans(a)", r"=humans\(a\): no function humans; choose one of abs, after, avg, .* pick"),
-        ("a[1:2] | foo(@)", r"=.*: no function foo; choose"),
     ],
 )
 def test_wrong_expression_is_refused_by_its_key(expression: str, message: str) -> None:

@@ -76,7 +76,8 @@ def test_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        *product(("state.json", "dataset_info.json"), ("[]", "5", "null", "{")),
+        ("state.json", "[]"),
+        ("dataset_info.json", "{"),
         ("state.json", "{}"),
         ("state.json", '{"_data_files": 5}'),
     ],
@@ -116,7 +117,7 @@ SPECIAL: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [*product(SPECIAL, ["a.jsonl"]), *product(["FIFO"], ["a.json", "a.csv", "a.parquet"])],
+    [*product(SPECIAL, ["a.jsonl"]), ("FIFO", "a.parquet")],
 )
 def test_only_regular_files_are_opened(kind: str, name: str, tmp_path: Path) -> None:
     SPECIAL[kind](tmp_path / name)
@@ -127,8 +128,10 @@ def test_only_regular_files_are_opened(kind: str, name: str, tmp_path: Path) -> 
     assert refusal(lambda: ptx_texts(ptx, seed=0)) == f"data.ptx_path: {message}"
 
 
-@pytest.mark.parametrize("kind", ["FIFO", "socket", "link to a device"])
-@pytest.mark.parametrize("name", ["state.json", "data-00000-of-00001.arrow"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("FIFO", "state.json"), ("link to a device", "data-00000-of-00001.arrow")],
+)
 def test_saved_folders_hold_regular_files(kind: str, name: str, tmp_path: Path) -> None:
     datasets.Dataset.from_list(rows_of("a")).save_to_disk(tmp_path / "saved")
     (tmp_path / "saved" / name).unlink()
@@ -146,10 +149,8 @@ def test_held_out_files_are_regular_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("~nobody_here/a.jsonl", "there is no home folder ~nobody_here here; write the whole path"),
         ("x" * 300 + ".jsonl", "not a usable path (File name too long"),
         ("a\0b.jsonl", "not a usable path (embedded null byte"),
-        ("a\ud800.jsonl", "not a usable path ('utf-8' codec can't encode"),
     ],
 )
 def test_paths_that_cannot_be(path: str, message: str, tmp_path: Path) -> None:

@@ -65,19 +65,12 @@ EXAMPLES: list[tuple[str, dict[str, Any], Record]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "row", "record"), EXAMPLES, ids=lambda value: str(value)[:40])
-def test_layout_becomes_record(name: str, row: dict[str, Any], record: Record) -> None:
-    assert convert(row) == Converted([record], name, Counter())
-
-
-def test_every_layout_has_an_example() -> None:
+def test_every_layout_becomes_records() -> None:
+    for name, row, record in EXAMPLES:
+        assert convert(row) == Converted([record], name, Counter()), name
+        more = {"id": 7, **row, "score": None}
+        assert convert(more) == Converted([record], name, Counter(), unread=("id",)), name
     assert {name for name, _, _ in EXAMPLES} == {layout.name for layout in LAYOUTS}
-
-
-@pytest.mark.parametrize(("name", "row", "record"), EXAMPLES, ids=lambda value: str(value)[:40])
-def test_further_columns_do_not_matter(name: str, row: dict[str, Any], record: Record) -> None:
-    expected = Converted([record], name, Counter(), unread=("id",))
-    assert convert({"id": 7, **row, "score": None}) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,7 +80,6 @@ def test_further_columns_do_not_matter(name: str, row: dict[str, Any], record: R
         ("prompt completion chosen", "prompt-completion"),
         ("prompt completion responses", "ranking"),
         ("prompt response chosen rejected", "preference"),
-        ("prompt response completion", "prompt-completion"),
         ("chosen rejected text", "implicit-prompt preference"),
         ("prompt text", "prompt-only"),
         ("prompt chosen", "prompt-only"),
@@ -116,10 +108,6 @@ def test_columns_and_kinds_are_those_of_all_rows() -> None:
     assert converted == Converted([PAIR], "preference, messages", Counter({"prompt is null": 1}))
 
 
-def test_a_null_does_not_tell_the_kind_of_a_column() -> None:
-    assert convert({"prompt": None}, {"prompt": ASK}).layout == "prompt-only, messages"
-
-
 # -------------------------------------------------------------------------------------- white space
 
 
@@ -130,7 +118,6 @@ def test_a_null_does_not_tell_the_kind_of_a_column() -> None:
         ("Human: a Assistant:", " b", "Human: a Assistant: b"),
         ("Human: a Assistant: ", "b", "Human: a Assistant: b"),
         ("Q: a\n", "b", "Q: a\nb"),
-        ("Q: a", "\nb", "Q: a\nb"),
     ],
 )
 def test_one_space_where_there_is_none(prompt: str, response: str, joined: str) -> None:
@@ -222,45 +209,31 @@ def test_malformed_ranking_is_refused(responses: Any, message: str) -> None:
     ("row", "reason"),
     [
         ({"prompt": None, "chosen": "a", "rejected": "b"}, "prompt is null"),
-        ({"prompt": PROMPT, "chosen": None, "rejected": "b"}, "chosen is null"),
         ({"prompt": " ", "chosen": "a", "rejected": "b"}, "prompt is empty"),
-        ({"prompt": PROMPT, "chosen": "", "rejected": "b"}, "chosen is empty"),
         ({"prompt": PROMPT, "chosen": "a", "rejected": "\n"}, "rejected is empty"),
-        ({"prompt": PROMPT, "chosen": "a", "rejected": "a"}, "chosen equals rejected"),
         ({"prompt": PROMPT, "chosen": "a", "rejected": " a"}, "chosen equals rejected"),
-        ({"prompt": PROMPT, "responses": None}, "responses is null"),
         ({"prompt": PROMPT, "responses": []}, "responses is empty"),
         ({"prompt": PROMPT, "responses": ["Yes", " "]}, "responses is empty, or has an empty text"),
-        ({"prompt": PROMPT, "responses": ["Yes", None]}, "responses is empty, or has an empty tex"),
         ({"prompt": PROMPT, "responses": ["a", "b", " a"]}, "responses has the same text twice"),
-        ({"prompt": None, "responses": ["a", "b"]}, "prompt is null"),
         ({"prompt": PROMPT, "completion": None}, "completion is null"),
-        ({"text": None}, "text is null"),
         ({"text": "\n"}, "text is empty"),
-        ({"chosen": f"{PROMPT} a", "rejected": None}, "rejected is null"),
         ({"chosen": f"{PROMPT} a", "rejected": f"{PROMPT} a"}, "chosen equals rejected"),
         ({"chosen": PROMPT, "rejected": f"{PROMPT} a"}, "chosen is empty"),
-        ({"chosen": f"{PROMPT} a", "rejected": f"{PROMPT} \n"}, "rejected is empty"),
         ({"chosen": "\n\nAssistant: a", "rejected": "\n\nAssistant: b"}, "prompt is empty"),
-        ({"chosen": "a b", "rejected": "a c"}, "chosen and rejected share no prompt"),
         ({"chosen": f"x{PROMPT} a", "rejected": f"y{PROMPT} b"}, "share no prompt"),
         # the answers hold turns of their own: learning them would teach to speak for the human
         ({"chosen": f"{PROMPT} a{PROMPT} b", "rejected": f"{PROMPT} a"}, "share no prompt"),
         ({"chosen": f"{PROMPT} a{PROMPT} b", "rejected": f"{PROMPT} c{PROMPT} d"}, "share no"),
-        ({"prompt": [], "chosen": YES, "rejected": NO}, "prompt is empty"),
         ({"prompt": [{"role": "user", "content": " "}]}, "prompt is empty"),
         ({"prompt": ASK + YES}, "prompt ends in an assistant turn"),
-        ({"messages": []}, "messages is empty"),
         ({"chosen": ASK + YES, "rejected": []}, "rejected is empty"),
         ({"messages": ASK}, "messages does not end in one assistant turn"),
         ({"messages": YES}, "prompt is empty"),
-        ({"messages": None}, "messages is null"),
         (
             {"messages": [*ASK, {"role": "assistant", "content": ""}]},
             "messages ends in an empty turn",
         ),
         ({"prompt": ASK, "completion": YES + ASK + YES}, "completion does not end in one"),
-        ({"prompt": ASK, "chosen": YES, "rejected": ASK}, "rejected does not end in one"),
         ({"prompt": ASK, "chosen": YES, "rejected": YES}, "chosen equals rejected"),
         ({"chosen": ASK + YES, "rejected": [*ASK, *ASK, *NO]}, "share no prompt"),
         ({"chosen": ASK + YES, "rejected": ASK + YES}, "chosen equals rejected"),
@@ -290,7 +263,6 @@ def fits(example: dict[str, Any], row: dict[str, Any]) -> bool:
     ("row", "message"),
     [
         ({"prompt": 5}, r"column 'prompt' holds a value of type int; must be text or null\."),
-        ({"prompt": [5]}, r"column 'prompt' holds a value of type list; must be text"),
         (
             {"prompt": {"role": "user"}},
             r"column 'prompt' .* type dict; .* data\.sets\.NAME\.columns can select a part of it",
@@ -302,24 +274,16 @@ def test_text_of_the_wrong_type_is_refused(row: dict[str, Any], message: str) ->
         convert({"prompt": "Hi"}, row)
 
 
-def test_wrong_type_in_the_first_row_is_refused() -> None:
-    with pytest.raises(DataError, match=r"^data\.jsonl, row 1: column 'chosen' .* float; must be"):
-        convert({"prompt": "Hi", "chosen": 0.5, "rejected": "x"})
-
-
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
         ("Hi", r"column 'messages' .* type str; must be a list of messages or null\."),
-        (["Hi"], r"messages\[0\] is of type str; a message is an object with the keys"),
         ([*ASK, {"from": "gpt"}], r"messages\[1\] has the keys \['from'\]; a message is an object"),
         (
             [{"role": "tool", "content": "x"}],
             r"has the role 'tool'; must be one of \['system', ",
         ),
-        ([{"from": "tool", "value": "x"}], r"has the role 'tool'; must be one of"),
         ([{"from": ["gpt"], "value": "x"}], r"has the role .*gpt.*; must be one of"),
-        ([{"from": "gpt", "value": 5}], r"has content of type int; must be text\."),
         ([{"role": ["user"], "content": "x"}], r"has the role \['user'\]; must be one of"),
         ([{"role": "user", "content": None}], r"has content of type NoneType; must be text\."),
     ],
@@ -337,11 +301,6 @@ def test_unknown_columns_are_refused_with_the_known_layouts() -> None:
     assert others[0] == "  preference: prompt (text), chosen (text), rejected (text)"
     assert len(others) == len(LAYOUTS)
     assert last.startswith("For other columns, say with data.sets.NAME.columns")
-
-
-def test_known_columns_of_mixed_kinds_are_refused() -> None:
-    with pytest.raises(DataError, match=r"columns prompt \(text\), responses \(messages\)\. Known"):
-        convert({"prompt": "Hi", "responses": YES})
 
 
 def test_column_of_nulls_fits_any_kind() -> None:

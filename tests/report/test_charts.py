@@ -28,21 +28,6 @@ def chart_of(lines: Sequence[Line], **options: Any) -> Chart:
     return chart
 
 
-def test_chart_says_what_it_shows() -> None:
-    lines = [Line("a", [(1, 2.0), (2, 4.0)]), Line("b", [(1, 0.0), (3, 1.0)])]
-    chart = line_chart("Clips & more", lines, unit="share")
-    assert chart is not None
-    assert chart.said == "Clips & more: a from 2 to 4; b from 0 to 1"
-    assert chart.unit == "share"
-    assert [(key.label, key.tone) for key in chart.keys] == [("a", 0), ("b", 1)]
-    assert len(chart.data["lines"]) == 2
-
-
-def test_points_keep_their_order_and_proportions() -> None:
-    (line,) = chart_of([Line("a", [(0, 0.0), (5, 0.123456789), (10, 1e-9)])]).data["lines"]
-    assert (line["x"], line["y"]) == ([0, 5, 10], [0, 0.123457, 1e-9])
-
-
 def test_values_that_are_not_finite_are_left_out() -> None:
     points = [(1, 1.0), (2, math.nan), (3, math.inf), (4, 2.0)]
     chart = chart_of([Line("a", points, [0.1] * 4)])
@@ -79,12 +64,6 @@ def test_flag_links_to_its_alarm_and_is_escaped() -> None:
     drawn = re.search("data-chart='([^']*)'", figure)
     assert drawn
     assert json.loads(drawn[1])["lines"][0]["label"] == line.label
-
-
-def test_a_constant_can_be_drawn() -> None:
-    for value in (0.0, 3.0, -2.0):
-        (line,) = chart_of([Line("a", [(0, value), (1, value)])]).data["lines"]
-        assert line["y"] == [value, value]
 
 
 def test_a_chart_says_that_points_are_left_out() -> None:

@@ -175,37 +175,7 @@ def test_charts_with_the_same_axis_move_together(tmp_path: Path) -> None:
         assert not [e for e in page.events if e["method"] == "Runtime.exceptionThrown"]
 
 
-@pytest.mark.slow
-@needs_chromium
-def test_settings_are_kept_by_a_range_of_an_axis(tmp_path: Path) -> None:
-    path = write_sweep_report(tmp_path, group_by_setting(runs()))
-    out = "[...document.querySelectorAll('tr[data-setting]')].map((e) => e.matches('.out'))"
-    says = "document.querySelector('figure:has(svg) output').textContent"
-    with tab(tmp_path, f"file://{path}") as page:
-        page.wait_for("document.querySelector('.axis') != null")
-        page.run("document.querySelector('.axis').scrollIntoView({block: 'center'})")
-        settled(page)
-        # the first axis is ppo.kl_ctl: 0.02 at the bottom, 0.5 at the top
-        box = "document.querySelector('.axis .reach').getBoundingClientRect()"
-        left, top, height = (page.run(f"{box}.{name}") for name in ("x", "y", "height"))
-        mouse(page, "mousePressed", left + 30, top + 0.5 * height)
-        mouse(page, "mouseMoved", left + 30, top + height + 5)
-        mouse(page, "mouseReleased", left + 30, top + height + 5)
-        assert page.run(out) == [False, False, True]
-        assert page.run(says) == "2 of 3 settings (1, 2): ppo.kl_ctl 0.1, 0.02"
-        # a click without a drag shows all again; so does Escape
-        mouse(page, "mousePressed", left + 30, top + 5)
-        mouse(page, "mouseReleased", left + 30, top + 5)
-        assert page.run(out) == [False] * 3
-        page.run("document.querySelector('.axis').focus()")
-        press(page, "ArrowDown")
-        assert page.run(says) == "1 of 3 settings (3): ppo.kl_ctl 0.5"
-        press(page, "Escape")
-        assert page.run(out) == [False] * 3
-        assert page.run(says) == ""
-
-
-@pytest.mark.slow
+@pytest.mark.soak
 @needs_chromium
 def test_a_dark_page_is_printed_light_and_without_controls(tmp_path: Path) -> None:
     is_hidden = "getComputedStyle(document.querySelector('.tools')).display === 'none'"

@@ -112,18 +112,6 @@ def test_seeds_without_spread_tell_nothing(seeds: tuple[int, ...]) -> None:
     assert same.verdict == "-"
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_equal_settings_are_called_different_in_one_of_twenty(shared: bool) -> None:
-    draws, told = random.Random(7), 0
-    for _ in range(400):
-        prefix = [draws.gauss(0, 1) if shared else 0.0 for _ in range(3)]
-        first = {s: prefix[s] + draws.gauss(0, 1) for s in range(3)}
-        place = 0 if shared else 10
-        other = {place + s: prefix[s] + draws.gauss(0, 1) for s in range(3)}
-        told += difference(setting(first), setting(other), "gold").verdict != "-"
-    assert told / 400 < 0.08
-
-
 def test_holm_keeps_what_is_told_among_all_tests() -> None:
     # Holm (1979): 0.01 <= 0.05 / 4 and 0.015 <= 0.05 / 3, but 0.03 > 0.05 / 2 ends the search.
     found = {(1, "a"): 0.03, (1, "b"): 0.01, (2, "a"): 0.04, (2, "b"): 0.015, (3, "a"): math.nan}
@@ -142,21 +130,6 @@ def test_equal_settings_are_rarely_called_different_in_a_whole_table() -> None:
         single += any(each.verdict != "-" for each in found.differences.values())
     assert single / 150 > 0.15, "eight comparisons without a correction"
     assert told / 150 < 0.08
-
-
-def test_a_difference_that_only_a_single_test_tells_gets_no_verdict() -> None:
-    draws = random.Random(5)
-    values = [0.0, 0.048, *(draws.gauss(0, 0.05) for _ in range(8))]
-    settings = [
-        Setting({"n": n}, [run(0.1, s, gold=v + draws.gauss(0, 0.01)) for s in range(3)])
-        for n, v in enumerate(values)
-    ]
-    found = compare_with_first(settings)
-    alone = compare_with_first(settings[:2])
-    assert alone.verdict(1, "gold") == found.differences[1, "gold"].verdict == "higher"
-    assert found.verdict(1, "gold") == "-"
-    (note, *_) = note_lines(settings, found)
-    assert "9 were tested" in note
 
 
 def scored(seed: int, kl_ctl: float, *, by: str) -> ComparedRun:

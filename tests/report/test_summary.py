@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -125,16 +124,6 @@ def test_all_measures_of_a_whole_run(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "missing", [("sft",), ("reward",), ("ppo",), ("dpo",), ("sft", "reward", "ppo")]
-)
-def test_any_phase_may_be_missing(run_dir: Path, missing: tuple[str, ...]) -> None:
-    phases = {name: phase for name, phase in RESULT["phases"].items() if name not in missing}
-    lines = printed(RESULT | {"phases": phases}, run_dir)
-    first_words = {line.split(" ")[0] for line in lines[: lines.index("Files of this run")]}
-    assert first_words & {"sft", "reward", "ppo", "dpo"} == set(phases)
-
-
-@pytest.mark.parametrize(
     ("last", "measures", "name"),
     [
         ("sft", {}, "minus the held-out perplexity after SFT"),
@@ -155,15 +144,6 @@ def test_the_objective_is_named(
     kept = {key: value for key, value in phases[last].items() if key not in measures}
     lines = printed(RESULT | {"phases": phases | {last: kept}}, run_dir)
     assert " ".join(lines[1:3]).startswith(f"objective 0.871: {name}")
-
-
-def test_doubts_stand_below_the_table(run_dir: Path) -> None:
-    assert "Reasons to doubt this run" not in printed(RESULT, run_dir)
-    reward = RESULT["phases"]["reward"] | {"accuracy_ci": [0.4, 0.6]}
-    lines = printed(RESULT | {"phases": RESULT["phases"] | {"reward": reward}}, run_dir)
-    place = lines.index("Reasons to doubt this run")
-    assert "includes chance" in lines[place + 1]
-    assert place < lines.index("Files of this run")
 
 
 def test_answers_to_the_same_prompts_stand_side_by_side(run_dir: Path) -> None:
@@ -206,15 +186,6 @@ def test_what_is_not_known_is_not_shown(run_dir: Path) -> None:
     text = "\n".join(printed(RESULT | {"phases": {"reward": reward, "ppo": known}}, run_dir))
     assert "held-out score" in text
     assert not any(word in text for word in (*optional, "best possible", "averaged"))
-
-
-def test_a_run_without_a_plan_shows_what_was_measured(run_dir: Path) -> None:
-    unplanned = {key: value for key, value in RESULT.items() if key != "planned"}
-    lines = printed(unplanned, run_dir)
-    assert "run time 1:05:10" in lines
-    assert "peak memory, GiB 1.310" in lines
-    unknown = RESULT | {"planned": {"hours": None, "memory_gib": 1.25}}
-    assert "run time 1:05:10" in printed(unknown, run_dir)
 
 
 def test_only_what_is_there_is_listed_as_one_would_type_it(run_dir: Path) -> None:
@@ -272,25 +243,6 @@ def test_a_run_on_own_data_is_offered_no_other_data(run_dir: Path) -> None:
     assert not any("data.path=FILE" in line or "your own examples" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    "data", ["data=hub data.path=me/pairs", "data=hh '+data.sets.shops={path:shops.jsonl}'"]
-)
-def test_own_data_of_the_hub_or_beside_a_preset_is_kept(data: str, run_dir: Path) -> None:
-    (run_dir / "config.yaml").write_text("seed: 1\nppo: {kl_ctl: 0.3}\ndata: {source: hub}\n")
-    (run_dir / "command.txt").write_text(f"python launch.py {data} data.split=[1,0,1]\n")
-    lines = [line.strip() for line in suggest_commands(run_dir)]
-    (same,) = (line for line in lines if "ppo.kl_ctl=0.6" in line)
-    assert shlex.split(same)[2:-1] == [*shlex.split(data), "data.split=[1,0,1]"]
-    assert not any("your own examples" in line for line in lines)
-
-
-def test_own_data_is_divided_and_rendered_as_in_this_run(run_dir: Path) -> None:
-    typed = "data=hh data.size=9 data.split=[4,4,2] data.template=chat +data.sets.a.weight=2"
-    (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")
-    lines = [line.strip() for line in suggest_commands(run_dir)]
-    assert f"python launch.py {QUOTED} data=local data.path=FILE" in lines
-
-
 def test_the_model_is_asked_a_question_of_the_run(run_dir: Path) -> None:
     prompts = ["\n\nHuman: a\n\nAssistant: b\n\nHuman: two words\n\nAssistant:", "x" * 200]
     line = {"phase": "ppo", "step": 0, "response": ""}
@@ -300,13 +252,6 @@ def test_the_model_is_asked_a_question_of_the_run(run_dir: Path) -> None:
     asked = '[{"role": "user", "content": "two words"}]'
     call = f'  print(model({asked})[0]["generated_text"][-1]["content"])'
     assert call in suggest_commands(run_dir)
-
-
-def test_without_an_actor_the_sft_model_is_offered_and_without_both_none(run_dir: Path) -> None:
-    (run_dir / "ppo/actor").rmdir()
-    assert any("runs/mine/sft/model" in line for line in suggest_commands(run_dir))
-    (run_dir / "sft/model").rmdir()
-    assert not any("pipeline" in line for line in suggest_commands(run_dir))
 
 
 def test_what_dpo_made_is_listed_and_offered(run_dir: Path) -> None:
@@ -319,14 +264,6 @@ def test_what_dpo_made_is_listed_and_offered(run_dir: Path) -> None:
 def test_an_offline_run_of_wandb_can_be_uploaded(run_dir: Path) -> None:
     (run_dir / "wandb" / "offline-run-1-abc").mkdir(parents=True)
     assert "  wandb sync runs/mine/wandb/offline-run-*" in suggest_commands(run_dir)
-
-
-def test_a_long_command_stays_on_one_line(run_dir: Path) -> None:
-    deep = run_dir / ("x" * 100)
-    (deep / "ppo/actor").mkdir(parents=True)
-    (deep / "config.yaml").write_text("seed: 1\nppo: {kl_ctl: 0.3}\n")
-    command = f'model = pipeline("text-generation", "runs/mine/{"x" * 100}/ppo/actor")'
-    assert command in printed(RESULT, deep)
 
 
 def test_phase_that_another_run_trained_is_called_reused() -> None:

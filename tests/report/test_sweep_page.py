@@ -19,7 +19,7 @@ from rlhf.report.compare_runs import (
     write_sweep_report,
 )
 from rlhf.report.comparison import ComparedRun, Setting, group_by_setting
-from rlhf.report.sweep_charts import frontier_chart, parameter_chart, pareto_frontier
+from rlhf.report.sweep_charts import frontier_chart, parameter_chart
 from tests.browser import needs_chromium, show
 
 EVIL = "</title><script>alert(1)</script>"
@@ -37,10 +37,6 @@ def runs(num_seeds: int = 3, estimator: str = "gae") -> list[ComparedRun]:
             keys = {"seed": seed, "ppo.kl_ctl": kl_ctl, "ppo.advantage_estimator": estimator}
             found.append(ComparedRun(Path(f"{kl_ctl}-{seed}"), keys, measures))
     return found
-
-
-def test_frontier_has_what_nothing_beats() -> None:
-    assert pareto_frontier([(1.0, 0.5), (2.0, 0.4), (3.0, 0.9), (1.0, 0.6), (4.0, 0.9)]) == [3, 2]
 
 
 def test_page_begins_with_the_best_setting() -> None:
@@ -88,14 +84,6 @@ def test_objectives_of_other_meaning_have_no_best_and_no_frontier() -> None:
     assert "Not compared: score" in text
     for title in ("best objective", "Score over KL", "ppo.kl_ctl: score"):
         assert title not in text
-
-
-def test_two_seeds_tell_nothing_and_no_interval_is_drawn() -> None:
-    text = sweep_page("kl", group_by_setting(runs(num_seeds=2)))
-    assert "; two seeds tell nothing" in text
-    assert "Fewer than three seeds tell nothing about a difference" in text
-    assert "±" not in text.partition("<script>")[0]
-    assert '"half": [0' not in text.partition("<script>")[0].replace('"half": [0, 0, 0]', "")
 
 
 def test_interval_that_leaves_the_possible_range_is_not_drawn() -> None:
@@ -205,16 +193,6 @@ def test_ties_of_a_search_are_named(tmp_path: Path) -> None:
         read_study(tmp_path)
 
 
-def test_chance_explains_nothing() -> None:
-    draws, shares = random.Random(3), []
-    for _ in range(200):
-        values = [run._replace(measures={"gold": draws.gauss(0, 1)}) for run in runs()]
-        share = parameter_importances(values, ["ppo.kl_ctl"], "gold")["ppo.kl_ctl"]
-        assert share is not None
-        shares.append(share)
-    assert sum(shares) / len(shares) < 0.15, "without the correction 2 of 8 degrees: 0.25"
-
-
 def test_unfinished_sweep_has_a_page(tmp_path: Path) -> None:
     none = [run._replace(measures={}) for run in runs()]
     assert "No run has finished." in sweep_page("kl", group_by_setting(none))
@@ -244,24 +222,8 @@ def test_many_values_of_a_parameter_are_drawn_over_their_logarithm() -> None:
 
 @pytest.mark.slow
 @needs_chromium
-@pytest.mark.parametrize(("width", "dark"), [(1400, True), (400, False)])
-def test_browser_shows_the_page_without_a_fault(width: int, dark: bool, tmp_path: Path) -> None:
+def test_browser_shows_the_page_without_a_fault(tmp_path: Path) -> None:
     path = write_sweep_report(tmp_path, group_by_setting(runs()))
-    shown = show(path, tmp_path, width=width, dark=dark)
+    shown = show(path, tmp_path, width=400)
     assert shown.console == []
     assert shown.faults == []
-
-
-@pytest.mark.slow
-@needs_chromium
-def test_picked_setting_is_marked_among_parallel_lines(tmp_path: Path) -> None:
-    path = write_sweep_report(tmp_path, group_by_setting(runs()))
-    click = '<script>document.querySelector("button[data-pick]").click()</script></body>'
-    path.write_text(path.read_text().replace("</body>", click))
-    document = show(path, tmp_path).document
-    pressed = re.findall(r'<button[^>]*aria-pressed="true"[^>]*>', document)
-    assert len(pressed) == 1
-    parts = re.findall(r"<[^>]*data-setting[^>]*>", document)
-    marked = [part for part in parts if "picked" in part]
-    assert all('data-setting="0"' in part for part in marked)
-    assert [part[:4] for part in marked] == ["<tr ", "<pol"]

@@ -60,16 +60,6 @@ def test_a_resumed_run_counts_from_where_it_was_cut(tmp_path: Path) -> None:
     assert len(run.over_kl["ppo/score_mean"]) == 20
 
 
-def test_a_phase_without_a_plan_has_no_time(tmp_path: Path) -> None:
-    folder = started_run(tmp_path / "run")
-    (folder / "plan.json").unlink()
-    run = LiveRun(folder)
-    append(folder / "metrics.jsonl", sft_lines([1]))
-    run.poll()
-    (phase,) = run.progress.phases()
-    assert (phase.steps, phase.left, run.progress.hours_left()) == (None, None, None)
-
-
 HERE = socket.gethostname()
 
 

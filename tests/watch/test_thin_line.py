@@ -13,13 +13,6 @@ def value(step: int) -> float:
     return math.sin(step / 700) + 0.1 * math.sin(97 * step) + (5.0 if step == 12_345 else 0.0)
 
 
-def test_a_short_line_keeps_every_point() -> None:
-    line, points = ThinLine(), [(step, value(step)) for step in range(500)]
-    for point in points:
-        line.add(point)
-    assert line.points() == points
-
-
 def test_a_long_line_keeps_extremes_and_the_last_point() -> None:
     line, points = ThinLine(), [(step, value(step)) for step in range(20_000)]
     num_sent, num_whole, shown = 0, 0, []
