@@ -93,7 +93,11 @@ RUNS = {
 
 # The run of refusals that begin from a run: it finished SFT and was stopped in its reward phase.
 BEGUN = f"{SFT} {REWARD} phase.order=[sft,reward] checkpoint.stop_after=reward/1"
-REFUSALS = Path(__file__).with_name("pinned_refusals.txt")
+FROM_BEGUN = [
+    *(f"from_run={{run}} {word}" for word in ("data.size=9", "phase=ppo", "seed=2")),
+    *(f"resume={{run}} {word}" for word in ("seed=2", "nonsense=1")),
+]
+REFUSALS = Path(__file__).with_name("config") / "bad_commands.txt"
 # Keys in a message: a name with dots, or one before "=", outside of paths.
 KEY = re.compile(r"(?<![\w./@=-])[a-z]\w*(?:[.@]\w+)*(?==)|(?<![\w./@=-])[a-z]\w+(?:\.\w+)+")
 
@@ -188,11 +192,13 @@ KINDS = {"runs": pin_run, "configs": pin_config, "refusals": pin_refusal}
 def all_keys() -> list[str]:
     """Return KIND/NAME of all pins."""
     files = sorted(EXPERIMENTS.rglob("*.yaml"))
-    commands = [line for line in REFUSALS.read_text().splitlines() if not line.startswith("#")]
+    lines = [line for line in REFUSALS.read_text().splitlines() if not line.startswith("#")]
+    # Every third is enough. Words with spaces or quotes would have to be quoted for the shell.
+    commands = [line.partition(" # ")[0] for line in lines[::3] if not re.search("[{'\"]", line)]
     return [
         *(f"runs/{name}" for name in RUNS),
         *(f"configs/{path.relative_to(EXPERIMENTS).with_suffix('')}" for path in files),
-        *(f"refusals/{command}" for command in commands),
+        *(f"refusals/{command}" for command in [*commands, *FROM_BEGUN]),
     ]
 
 

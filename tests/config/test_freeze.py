@@ -36,11 +36,6 @@ def test_values_get_their_types(compose: Compose) -> None:
     assert type(config.model.architecture) is dict
 
 
-def test_paths_stay_as_typed(compose: Compose) -> None:
-    config = to_run_config(compose(["data=local", "data.path=[a.jsonl,'~/b.csv']"]))
-    assert config.data.path == ["a.jsonl", "~/b.csv"]
-
-
 def test_cache_directory_comes_from_the_environment(
     compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,34 +43,6 @@ def test_cache_directory_comes_from_the_environment(
     assert to_run_config(compose([])).data.cache_dir == "~/.cache/rlhf"
     monkeypatch.setenv("RLHF_CACHE", "/big/disk")
     assert to_run_config(compose([])).data.cache_dir == "/big/disk"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["ppo.kl_estimator=k4"], "ppo.kl_estimator=k4: expected one of k1, k2, k3"),
-        (["hardware.dtype=BF16"], "expected one of auto, bf16, fp16, fp32; did you mean bf16?"),
-        (["phase.order=[sft,rm]"], "phase.order=rm: expected a list, each item one of sft, reward"),
-        (["seed=abc"], "seed=abc: expected a whole number"),
-        (["ppo.steps=1.5"], "ppo.steps=1.5: expected a whole number"),
-        (["ppo.steps=x"], "ppo.steps=x: expected a whole number or null"),
-        (["ppo.ppo_epochs=null"], "ppo.ppo_epochs=null: expected a whole number"),
-        (["ppo.kl_target=x"], "ppo.kl_target=x: expected a number or null"),
-        (["ppo.whiten_rewards=maybe"], "ppo.whiten_rewards=maybe: expected true or false"),
-        (["name=null"], "name=null: expected text"),
-        (["data.split=3"], "data.split=3: expected a list, each item a number"),
-        (["model.architecture=gpt2"], "model.architecture=gpt2: expected a mapping"),
-        (["reward_model=opt_125m"], "chosen with model@reward_model=opt_125m"),
-        (["data=local"], "data.path is missing: add data.path=VALUE to the command"),
-        (["~zero"], "zero is missing"),
-        (["+ppo.cliprang=0.1"], "unknown key ppo.cliprang; did you mean ppo.cliprange?"),
-        (["ppo.gamma=2"], "ppo.gamma=2.0: must be above 0 and at most 1"),
-    ],
-)
-def test_wrong_value_is_refused(overrides: list[str], message: str, compose: Compose) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        to_run_config(compose(overrides))
 
 
 def test_reference_to_nothing_is_refused(compose: Compose) -> None:
@@ -89,7 +56,6 @@ def test_reference_to_nothing_is_refused(compose: Compose) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        [],
         ["experiment=smoke", "+zero.extra.zero_optimization.overlap_comm=true"],
         ["data=local", "data.path=[a,b]", "ppo.kl_target=6", "tracking.tags=[x]", "sft.lr=1e-7"],
         ["name='12'", "data=hub", "data.path='1e-5'"],
@@ -102,14 +68,6 @@ def test_frozen_config_reads_back_equal(
     write_frozen_config(config, tmp_path)
     assert load_frozen_config(tmp_path) == config
     assert [path.name for path in tmp_path.iterdir()] == [FROZEN]
-
-
-def test_frozen_file_is_plain_yaml(compose: Compose, tmp_path: Path) -> None:
-    write_frozen_config(to_run_config(compose(["ppo.micro_batch_size=4"])), tmp_path)
-    text = (tmp_path / FROZEN).read_text()
-    assert "  kl_estimator: k1\n" in text
-    assert "  micro_batch_size: 4\n" in text
-    assert not re.search(r"\$\{|\?\?\?|!!", text)
 
 
 def test_failed_write_leaves_the_old_file(
@@ -153,10 +111,8 @@ def test_config_of_another_version_is_no_run(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["resume=runs/latest"],
         ["resume=runs/latest", "ppo.steps=3", "zero=stage2", "experiment=smoke"],
         ["resume=runs/latest", "zero=stage2", "++ppo.steps=3", "model@reward_model=sft_model"],
-        ["resume=runs/latest", "reuse.phases=never", "rollout.server.url=http://localhost:9"],
         ["resume=runs/latest", "hardware.memory_gib=40", "data.cache_dir=elsewhere"],
     ],
 )
@@ -184,11 +140,8 @@ def test_resume_may_be_started_in_another_way(compose: Compose) -> None:
     ("change", "kept"),
     [
         ("ppo.steps=4", "ppo.steps=3"),
-        ("hardware.dtype=bf16", "hardware.dtype=auto"),
         ("model@reward_model=tiny", "reward_model.init=sft"),
-        ("experiment=adaptive_kl", "experiment=smoke"),
         ("+model.architecture.rope_theta=10", "model.architecture.rope_theta=null"),
-        ("~ppo.steps", "ppo.steps=3"),
         ("run_dir=elsewhere", "run_dir=null"),
         ("data=local", "data.source=synthetic"),
     ],

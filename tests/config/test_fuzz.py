@@ -28,9 +28,10 @@ Compose = Callable[[list[str]], DictConfig]
 @pytest.mark.slow
 def test_no_value_of_any_key_ends_with_a_traceback(compose: Compose, tmp_path: Path) -> None:
     write_frozen_config(to_run_config(compose([])), tmp_path)
-    # One value for each key, chosen by its name, so that all values meet all kinds of keys.
-    drawn = [f"{k}={VALUES[zlib.crc32(k.encode()) % len(VALUES)]}" for k in frozen_keys(tmp_path)]
-    assert len(drawn) > 250
+    # A value for every third key, chosen by its name, so that all values meet all kinds of keys.
+    keys = list(frozen_keys(tmp_path))[::3]
+    drawn = [f"{key}={VALUES[zlib.crc32(key.encode()) % len(VALUES)]}" for key in keys]
+    assert len(drawn) > 80
     refused = [word for word in drawn + FOUND if is_refused(word, compose)]
     assert set(FOUND) <= set(refused)
     assert len(refused) > 0.7 * len(drawn)

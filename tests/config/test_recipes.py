@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from rlhf.config.batches import num_ranks, phase_plans, rollout_plan
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
+from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import load_datasets
 from rlhf.data.splits import divide_over_phases
 from rlhf.options.lora.keys import LoraRole
@@ -30,83 +31,28 @@ Compose = Callable[[list[str]], DictConfig]
 # What DeepSpeed-Chat's scripts of steps 1, 2 and 3 say. Model, GPUs; for each step sequences (or
 # pairs) per device and accumulation; learning rates of SFT, reward model, actor and critic; weight
 # decay of the same (step 3 has one for both); ZeRO stage of step 3.
+# fmt: off
 SCRIPTS = {
     "dsc/opt_1.3b_single_gpu": (
-        "1.3b",
-        1,
-        ((16, 8), (16, 4), (16, 2)),
-        (1e-3, 5e-5, 9.65e-6, 5e-6),
-        (0, 0.1, 0),
-        0,
-    ),
+        "1.3b", 1, ((16, 8), (16, 4), (16, 2)), (1e-3, 5e-5, 9.65e-6, 5e-6), (0, 0.1, 0), 0),
     "dsc/opt_6.7b_lora_single_gpu": (
-        "6.7b",
-        1,
-        ((8, 16), (16, 4), (8, 16)),
-        (1e-3, 5e-5, 5e-4, 5e-6),
-        (0, 0.1, 0),
-        0,
-    ),
+        "6.7b", 1, ((8, 16), (16, 4), (8, 16)), (1e-3, 5e-5, 5e-4, 5e-6), (0, 0.1, 0), 0),
     "dsc/opt_1.3b": (
-        "1.3b",
-        8,
-        ((8, 1), (4, 1), (4, 1)),
-        (9.65e-6, 5e-5, 9.65e-6, 5e-6),
-        (0, 0.1, 0),
-        2,
-    ),
+        "1.3b", 8, ((8, 1), (4, 1), (4, 1)), (9.65e-6, 5e-5, 9.65e-6, 5e-6), (0, 0.1, 0), 2),
     "dsc/opt_1.3b_lora": (
-        "1.3b",
-        8,
-        ((8, 1), (4, 1), (4, 1)),
-        (1e-3, 5e-5, 9.65e-6, 5e-6),
-        (0.1, 0.1, 0),
-        2,
-    ),
+        "1.3b", 8, ((8, 1), (4, 1), (4, 1)), (1e-3, 5e-5, 9.65e-6, 5e-6), (0.1, 0.1, 0), 2),
     "dsc/opt_6.7b": (
-        "6.7b",
-        8,
-        ((6, 1), (4, 1), (4, 1)),
-        (9.65e-6, 5e-5, 9.65e-6, 5e-6),
-        (0, 0.1, 0.1),
-        3,
-    ),
+        "6.7b", 8, ((6, 1), (4, 1), (4, 1)), (9.65e-6, 5e-5, 9.65e-6, 5e-6), (0, 0.1, 0.1), 3),
     "dsc/opt_13b": (
-        "13b",
-        8,
-        ((4, 1), (4, 1), (16, 1)),
-        (1e-4, 5e-5, 5e-4, 5e-6),
-        (0, 0.1, 0),
-        3,
-    ),
+        "13b", 8, ((4, 1), (4, 1), (16, 1)), (1e-4, 5e-5, 5e-4, 5e-6), (0, 0.1, 0), 3),
     "dsc/opt_30b_lora": (
-        "30b",
-        8,
-        ((4, 1), (4, 1), (4, 1)),
-        (9.65e-6, 5e-5, 5e-4, 5e-6),
-        (0, 0.1, 0),
-        3,
-    ),
+        "30b", 8, ((4, 1), (4, 1), (4, 1)), (9.65e-6, 5e-5, 5e-4, 5e-6), (0, 0.1, 0), 3),
     "dsc/opt_66b": (
-        "66b",
-        64,
-        ((4, 1), (2, 1), (4, 1)),
-        (1e-4, 5e-5, 5e-4, 5e-6),
-        (0.1, 0.1, 0.1),
-        3,
-    ),
-    **dict.fromkeys(
-        ("dsc/llama2_7b", "dsc/llama2_7b_lora", "dsc/llama2_7b_mixz"),
-        (
-            "llama",
-            8,
-            ((4, 1), (8, 1), (1, 1)),
-            (9.65e-6, 9.65e-6, 9.65e-6, 5e-6),
-            (0, 0.1, 0.1),
-            3,
-        ),
-    ),
+        "66b", 64, ((4, 1), (2, 1), (4, 1)), (1e-4, 5e-5, 5e-4, 5e-6), (0.1, 0.1, 0.1), 3),
+    **dict.fromkeys(("dsc/llama2_7b", "dsc/llama2_7b_lora", "dsc/llama2_7b_mixz"), (
+        "llama", 8, ((4, 1), (8, 1), (1, 1)), (9.65e-6, 9.65e-6, 9.65e-6, 5e-6), (0, 0.1, 0.1), 3)),
 }
+# fmt: on
 EPOCHS = {  # of SFT; the others have 16
     "dsc/opt_1.3b_single_gpu": 1,
     "dsc/opt_66b": 2,
@@ -115,19 +61,10 @@ EPOCHS = {  # of SFT; the others have 16
     "dsc/llama2_7b_mixz": 4,
 }
 LORA = {  # rank of actor and critic; the others have no adapters
-    **dict.fromkeys(
-        (
-            "dsc/opt_1.3b_single_gpu",
-            "dsc/opt_6.7b_lora_single_gpu",
-            "dsc/opt_1.3b_lora",
-            "dsc/opt_13b",
-            "dsc/opt_30b_lora",
-            "dsc/opt_66b",
-        ),
-        (128, 0),
-    ),
-    "dsc/llama2_7b_lora": (64, 64),
-    "dsc/llama2_7b_mixz": (64, 64),
+    **{f"dsc/opt_{name}_lora": (128, 0) for name in ("1.3b", "30b")},
+    **{f"dsc/opt_{name}": (128, 0) for name in ("1.3b_single_gpu", "13b", "66b")},
+    "dsc/opt_6.7b_lora_single_gpu": (128, 0),
+    **{f"dsc/llama2_7b_{name}": (64, 64) for name in ("lora", "mixz")},
 }
 # Phases of the data sets that are not rm-static, and the weight that makes their part of each phase
 # what a split of 2:4:4 would; the others learn from rm-static alone.
@@ -173,11 +110,11 @@ def test_pipeline_is_that_of_the_scripts(name: str, compose: Compose) -> None:
     assert (sft.max_tokens, reward.max_tokens) == (512, 512)
     assert (rollout.max_prompt_tokens, rollout.max_response_tokens) == (256, 256)
     assert (config.seed, config.data.split) == (1234, [2, 4, 4])
+    check_adapters(name, config)
+    check_data(name, config)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_adapters_are_those_of_the_scripts(name: str, compose: Compose) -> None:
-    config = to_run_config(compose([f"experiment={name}"]))
+def check_adapters(name: str, config: RunConfig) -> None:
     lora, (actor, critic) = config.lora, LORA.get(name, (0, 0))
     critic_rank = lora.rank if lora.critic_rank is None else lora.critic_rank
     assert lora.rank == actor
@@ -189,9 +126,8 @@ def test_adapters_are_those_of_the_scripts(name: str, compose: Compose) -> None:
     assert config.zero.quantize_frozen_weights is name.endswith("mixz")
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_each_phase_has_the_data_of_its_script(name: str, compose: Compose) -> None:
-    sets = dict(to_run_config(compose([f"experiment={name}"])).data.sets)
+def check_data(name: str, config: RunConfig) -> None:
+    sets = dict(config.data.sets)
     rm_static = sets.pop("rm_static")
     assert (rm_static.phases, rm_static.weight) == (None, 1)
     if blend := BLENDS[name]:
@@ -259,48 +195,3 @@ def test_tables_are_those_of_the_announcement(
     assert (num_ranks(config), config.ppo.rollout_batch_size) == (gpus, rollout)
     assert rollout_plan(config).mini_batches == 1
     assert to_run_config(compose([f"data={data}"])).data.sets == config.data.sets
-
-
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("ppo_fixed_kl", {}),
-        ("adaptive_kl", {"kl_target": 1.0, "kl_horizon": 640}),
-        ("ppo_whitening", {"whiten_rewards": True}),
-        ("ppo_ema", {"ema_beta": 0.98}),
-        ("ppo_ptx", {"ptx_coef": 0.2, "ptx_batch_size": 8}),
-        ("ppo_lora", {}),
-        (
-            "ppo_shared_trunk",
-            {
-                "shared_trunk": True,
-                "num_layers_unfrozen": 2,
-                "num_value_layers": 4,
-                "steps": 112,
-                "actor_lr": 1e-3,
-            },
-        ),
-        ("rloo", {"advantage_estimator": "rloo", "responses_per_prompt": 4}),
-        (
-            "grpo",
-            {
-                "advantage_estimator": "grpo",
-                "responses_per_prompt": 4,
-                "kl_placement": "loss",
-                "kl_estimator": "k3",
-                "kl_ctl": 0.25,
-                "loss_aggregation": "sequence_mean",
-            },
-        ),
-        ("reinforce_pp", {"advantage_estimator": "reinforce_pp"}),
-        ("dpo", {}),
-    ],
-)
-def test_small_experiment_differs_in_what_it_is_about(
-    name: str, keys: dict[str, object], compose: Compose
-) -> None:
-    default, config = compose([]), compose([f"experiment={name}"])
-    assert {k: v for k, v in config.ppo.items() if v != default.ppo[k]} == keys
-    changed = {group for group in default if default[group] != config[group]}
-    named = {"name", "experiment"} | ({"ppo"} if keys else set())
-    assert changed == named | {"ppo_lora": {"lora"}, "dpo": {"phase"}}.get(name, set())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import DamagedFileError
@@ -17,8 +15,6 @@ from rlhf.config.freeze import (
     frozen_keys,
     load_frozen_config,
     read_command,
-    to_run_config,
-    write_frozen_config,
 )
 
 BOMB = "seed: 1\na0: &a0 [x, x]\n" + "".join(
@@ -60,24 +56,6 @@ def test_anything_but_plain_values_is_refused_at_once(
     assert "zzsecretzz" not in str(caught.value)
     with pytest.raises(CheckpointError):
         load_frozen_config(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        [],
-        ["data=local", "data.path=a.jsonl", "data.eval_path=b.jsonl"],
-        ["data=local", "data.path=[a.jsonl,b.jsonl]"],
-    ],
-    ids=["generated", "file", "files"],
-)
-def test_what_a_run_writes_is_read(
-    data: list[str], tmp_path: Path, compose: Callable[[list[str]], DictConfig]
-) -> None:
-    config = to_run_config(compose(["experiment=smoke", "ppo.kl_ctl=0.3", *data]))
-    write_frozen_config(config, tmp_path)
-    assert load_frozen_config(tmp_path) == config
-    assert frozen_keys(tmp_path)["ppo.kl_ctl"] == 0.3
 
 
 def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
