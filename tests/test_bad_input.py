@@ -52,9 +52,6 @@ def refused(answer: Answer, *parts: str) -> None:
         assert part in message
 
 
-LOCAL = "data=local data.path="
-
-
 def pairs(count: int) -> str:
     rows = (
         {"prompt": f"\n\nHuman: {i}\n\nAssistant:", "chosen": f" yes {i}", "rejected": " no"}
@@ -75,68 +72,18 @@ PPO_ON_FOLDERS = words_that_are_read(
 
 
 # What the folder holds; the command; what the message names.
-CASES: dict[str, tuple[dict[str, str], str, list[str]]] = {
-    "unknown key": ({}, "ppo.cliprang=0.1", ["ppo.cliprang", "ppo.cliprange"]),
-    "unknown option": (
-        {},
-        "zero=stage9",
-        ["zero=stage9", "auto, stage0, stage1, stage2, stage2_offload, stage3, stage3_mixzpp"],
-    ),
-    "indivisible batch": (
-        {},
-        "sft.batch_size=30 hardware.ranks_per_node=4",
-        ["sft.batch_size=30 is not a multiple of", "use sft.batch_size=28 or 32"],
-    ),
-    "beyond the positions": (
-        {},
-        "rollout.max_response_tokens=1000",
-        ["rollout.max_prompt_tokens + rollout.max_response_tokens=1256", "1024 positions"],
-    ),
-    "no path": ({}, "data=local", ["data.path is missing"]),
-    "a word for a number": ({}, "seed=x", ["seed=x: expected a whole number"]),
-    "no key to delete": ({}, "~resume", ["Could not delete from config. 'resume' does not exist."]),
-    "missing file": ({}, f"{LOCAL}none.jsonl", ["none.jsonl"]),
-    "empty file": ({"empty.jsonl": ""}, f"{LOCAL}empty.jsonl", ["empty.jsonl", "empty"]),
-    "malformed row": (
-        {"pairs.jsonl": pairs(3) + '{"prompt": \n'},
-        f"{LOCAL}pairs.jsonl",
-        ["pairs.jsonl, row 4"],
-    ),
-    "wrong columns": (
-        {"rows.jsonl": '{"question": "a", "answer": "b"}\n'},
-        f"{LOCAL}rows.jsonl",
-        ["question", "answer", "prompt", "chosen"],
-    ),
-    "too small to split": (
-        {"pairs.jsonl": pairs(2)},
-        f"{LOCAL}pairs.jsonl",
-        ["pairs.jsonl", "data.split"],
-    ),
-    "less than a batch": (
-        {"pairs.jsonl": pairs(40)},
-        f"{LOCAL}pairs.jsonl",
-        ["sft phase has", "sft.batch_size=32"],
-    ),
-    "no folder for a run": ({"file": ""}, "run_dir=file/run", ["file/run"]),
-    "no run": ({"folder/notes": ""}, "resume=folder", ["folder is not the directory of a run"]),
-    "another engine": (
-        {},
-        "experiment=smoke zero.engine=torch hardware.ranks_per_node=2",
-        [
-            "zero.engine=torch with hardware.nodes*hardware.ranks_per_node=2",
-            "use zero.engine=auto",
-        ],
-    ),
-}
+CASES = [
+    (pairs(3) + '{"prompt": \n', ["pairs.jsonl, row 4"]),
+    (pairs(40), ["sft phase has", "sft.batch_size=32"]),
+]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_message_names_what_to_mend(case: str, answer, tmp_path: Path) -> None:
-    files, command, parts = CASES[case]
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
-    refused(answer(*command.split()), *parts)
+@pytest.mark.parametrize(("rows", "parts"), CASES, ids=["malformed row", "less than a batch"])
+def test_the_message_names_what_to_mend(
+    rows: str, parts: list[str], answer, tmp_path: Path
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text(rows)
+    refused(answer("data=local", "data.path=pairs.jsonl"), *parts)
 
 
 def test_a_folder_that_is_no_checkpoint(answer, tmp_path: Path) -> None:
@@ -201,9 +148,7 @@ def test_a_secret_in_the_command_is_written_nowhere(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "words", [["run_dir=new"], ["plan=only", "run_dir=new"], ["-m", "seed=1,2"], ["resume=old"]]
-)
+@pytest.mark.parametrize("words", [["run_dir=new"], ["-m", "seed=1,2"], ["resume=old"]])
 def test_a_value_that_is_a_secret_is_written_nowhere(
     answer, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:

@@ -7,19 +7,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-from tests.fuzz import (
-    command_words,
-    data_files,
-    endpoints,
-    ensembles,
-    interpolations,
-    journals,
-    phase_stores,
-    reward_functions,
-    run_dirs,
-    run_folders,
-    token_caches,
-)
+from tests.fuzz import command_words, data_files, run_folders, stores
 from tests.fuzz.case import Case, Cases
 from tests.fuzz.folders import model_cases, tokenizer_cases
 
@@ -27,16 +15,12 @@ DOORS: Mapping[str, Cases] = {
     "models": model_cases,
     "tokenizers": tokenizer_cases,
     "data": data_files.cases,
-    "reward functions": reward_functions.cases,
-    "endpoints": endpoints.cases,
-    "run directories": run_dirs.cases,
-    "store": phase_stores.cases,
-    "ensembles": ensembles.cases,
-    "journals": journals.cases,
+    "store": stores.phase_cases,
+    "journals": stores.journal_cases,
+    "token caches": stores.token_cases,
+    "ensembles": stores.ensemble_cases,
     "command words": command_words.cases,
-    "interpolations": interpolations.cases,
     "run folders": run_folders.cases,
-    "token caches": token_caches.cases,
 }
 
 

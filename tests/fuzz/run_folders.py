@@ -1,4 +1,4 @@
-"""Run folders that somebody else prepared: links, pipes and lies in place of files and folders."""
+"""Run folders of somebody else, or of a failing drive: one entry is damaged or something else."""
 
 from __future__ import annotations
 
@@ -18,31 +18,27 @@ from rich.console import Console
 
 from rlhf import export
 from rlhf.chat import __main__ as chat
+from rlhf.compare.preference_file import make_pairs, read_models_of_runs
 from rlhf.config import run_dir as run_dirs
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.evaluate import __main__ as evaluate
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.report import __main__ as report
+from rlhf.report.compare_runs import compare
 from rlhf.run.finished_phase import finish_phase
+from rlhf.run.model_card import origin_sections, results_section
 from rlhf.run.results import write_json
 from rlhf.watch.__main__ import drawing_of
 from tests.fuzz.case import Case, refused_by
-from tests.fuzz.command_words import launched
-from tests.fuzz.mutations import mutate_json
+from tests.fuzz.command_words import SECRET, launched
+from tests.fuzz.mutations import VALUES, mutate, mutate_kind
 from tests.models_on_disk import small_tokenizer, source_of
 from tests.runs import ROOT
-from tests.watch.watched import PLAN, RESULT, append, sample, sft_lines
+from tests.watch.watched import PLAN, RESULT, alarm, append, ppo_lines, sample, sft_lines
 
-SECRET = "zzsecretzz-9"
 PLANNED = ["experiment=smoke", "hardware.dtype=fp32", "phase=reward", "plan=only"]
 HOSTILE = "\x1b]0;PWN\x07\x1b[2J</script><b>"
-LOCKS = (
-    f"process {'9' * 5000} on host\n",
-    "process -1 on \x1b[2J\n",
-    "process 1 on\0",
-    "\xff" * 99,
-)
 
 
 @cache
@@ -56,16 +52,15 @@ def genuine() -> Path:
     write_command(words, run_dir)
     write_json(run_dir / "plan.json", PLAN)
     model = build_actor(source_of("llama"), small_tokenizer(), seed=1)
+    scorer = build_scorer(source_of("llama"), small_tokenizer(), seed=2).pretrained
     for place in ("sft/model", "ppo/actor"):
         model.save_pretrained(run_dir / place)
+    scorer.save_pretrained(run_dir / "reward/model")
+    for place in ("sft/model", "ppo/actor", "reward/model", "tokenizer"):
         small_tokenizer().save_pretrained(run_dir / place)
-    build_scorer(source_of("llama"), small_tokenizer(), seed=2).pretrained.save_pretrained(
-        run_dir / "reward/model"
-    )
-    for place in ("reward/model", "tokenizer"):
-        small_tokenizer().save_pretrained(run_dir / place)
-    append(run_dir / "metrics.jsonl", sft_lines(range(1, 4)))
+    append(run_dir / "metrics.jsonl", [*sft_lines(range(1, 4)), *ppo_lines([1])])
     append(run_dir / "samples.jsonl", [sample(step, "A cat.") for step in (0, 1)])
+    append(run_dir / "alarms.jsonl", [alarm(1)])
     result = {"perplexity_before": 9.0, "perplexity_after": 2.0, "seconds": 1.0}
     finish_phase(run_dir, Phase.sft, result | {"measured": {"hours": 0.1}})
     write_json(run_dir / "result.json", RESULT)
@@ -73,15 +68,8 @@ def genuine() -> Path:
     return run_dir
 
 
-def copied(folder: Path) -> Path:
-    """Copy the genuine folder to ``folder``."""
-    return shutil.copytree(genuine(), folder / "run")
-
-
 def instrument(main: Callable[[Sequence[str]], int], run_dir: Path, *words: str) -> None:
     """Give a run to an instrument, with a line of a dialogue; raise what it refused."""
-    os.chdir(run_dir.parent)
-    os.environ["RLHF_KEY"] = SECRET
     sys.stdin = io.StringIO("hi\n")
     refused_by(partial(main, [str(run_dir), *words]))
 
@@ -90,7 +78,8 @@ def watch(run_dir: Path) -> None:
     """Draw the screen of ``rlhf.watch --terminal``."""
     file = io.StringIO()
     Console(file=file, width=80, height=24).print(drawing_of(run_dir)())
-    assert not {"\x1b", "\x07", SECRET} & {*file.getvalue(), file.getvalue()}
+    assert not {"\x1b", "\x07"} & {*file.getvalue()}
+    assert SECRET not in file.getvalue()
 
 
 def lock(run_dir: Path) -> None:
@@ -100,33 +89,39 @@ def lock(run_dir: Path) -> None:
         pass
 
 
-COMMANDS: dict[str, Callable[[Path], None]] = {
+COMMANDS: dict[str, Callable[[Path], object]] = {
     "resume": lambda run: launched([f"resume={run}", "launcher.dry_run=true"], run.parent),
     "from_run": lambda run: launched([*PLANNED, f"from_run={run}"], run.parent),
     "report": lambda run: instrument(report.main, run),
     "chat": lambda run: instrument(chat.main, run),
     "evaluate": lambda run: instrument(evaluate.main, run, "--samples", "1"),
     "export": lambda run: instrument(export.main, run, "--out", f"{run.parent}/exported"),
+    "compare": lambda run: compare([run, genuine()]),
+    "pairs": lambda run: make_pairs(*read_models_of_runs(run, None), seed=0),
+    "model card": lambda run: (origin_sections(run, rows={}), results_section(run)),
+    "watch": watch,
+    "lock": lock,
 }
-MORE = COMMANDS | {"watch": watch, "lock": lock}
 
 
 def cases(draw: Random, folder: Path) -> Iterator[Case]:
-    """Yield run folders of which one entry is something else; one command reads each."""
+    """Yield run folders of which one entry is changed; one command reads each."""
     while True:
-        run_dir, victim = copied(folder), folder / "victim"
+        run_dir, victim = shutil.copytree(genuine(), folder / "run"), folder / "victim"
         victim.mkdir()
         (victim / "kept").write_text(SECRET)
         entries = [path for path in run_dir.rglob("*") if "tokenizer" not in path.name]
-        name = draw.choice(list(MORE))
+        name = draw.choice(list(COMMANDS))
         path = run_dir / "run.lock" if name == "lock" else draw.choice(sorted(entries))
-        what = CHANGES[draw.choice(list(CHANGES))](draw, path, victim)
+        what = draw.choice([link, damage, damage, lie])(draw, path, victim)
         text = f"{path.relative_to(run_dir)}: {what}, {name}"
-        yield Case(text, partial(kept, MORE[name], run_dir, victim), must_refuse=False)
+        yield Case(text, partial(kept, COMMANDS[name], run_dir, victim), must_refuse=False)
 
 
-def kept(command: Callable[[Path], None], run_dir: Path, victim: Path) -> None:
+def kept(command: Callable[[Path], object], run_dir: Path, victim: Path) -> None:
     """Run a command, which must write nothing elsewhere and show no file of elsewhere."""
+    os.chdir(run_dir.parent)
+    os.environ["RLHF_KEY"] = SECRET
     try:
         command(run_dir)
     finally:
@@ -136,63 +131,47 @@ def kept(command: Callable[[Path], None], run_dir: Path, victim: Path) -> None:
             assert SECRET not in page.read_text(errors="replace")
 
 
-def remove(path: Path) -> None:
-    """Remove a file or a folder."""
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
 def link(draw: Random, path: Path, victim: Path) -> str:
     """Put a link to something of somebody else, or to nothing, in its place."""
-    remove(path)
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
     targets = (victim, victim / "kept", victim / "new", "/dev/zero", path, "/proc/self/mem")
     target = draw.choice(targets)
     path.symlink_to(target)
     return f"a link to {target}"
 
 
-def special(draw: Random, path: Path, _: Path) -> str:
-    """Put a pipe, a folder or a file in its place."""
-    was_folder = path.is_dir()
-    remove(path)
-    if draw.random() < 0.5:
-        os.mkfifo(path)
-        return "a pipe"
-    path.write_bytes(b"") if was_folder else path.mkdir()
-    return "a file" if was_folder else "a folder"
-
-
-def moved(_: Random, path: Path, __: Path) -> str:
-    """Move it elsewhere, with a link to there in its place."""
-    path.rename(path.parent.parent / "moved")
-    path.symlink_to(path.parent.parent / "moved")
-    return "a link to itself, elsewhere"
+def damage(draw: Random, path: Path, _: Path) -> str:
+    """Damage the content of a file, or its kind; make a folder a file."""
+    if not path.is_dir():
+        return mutate(draw, path)
+    shutil.rmtree(path)
+    path.write_bytes(b"")
+    return mutate_kind(draw, path)
 
 
 def lie(draw: Random, path: Path, victim: Path) -> str:
-    """Change what a manifest, result, configuration or lock says."""
+    """Change what the configuration or the lock says, or add an entry with a hostile name."""
     run_dir = victim.parent / "run"
-    match draw.choice(["manifest", "result", "lock", "config", "names"]):
-        case "manifest":
-            return mutate_json(draw, run_dir / "sft/manifest.json")
-        case "result":
-            return mutate_json(draw, run_dir / "sft/result.json")
+    match draw.choice(["lock", "config", "text", "names"]):
         case "lock":
-            (run_dir / "run.lock").write_text(draw.choice(LOCKS), encoding="latin-1")
+            locks = (f"process {'9' * 5000} on host\n", "process -1 on \x1b[2J\n", "\xff" * 99)
+            (run_dir / "run.lock").write_text(draw.choice(locks), encoding="latin-1")
             return "another lock"
         case "config":
             file = run_dir / "config.yaml"
             config = yaml.safe_load(file.read_text())
             key = draw.choice(list(config))
-            config[key] = draw.choice([None, HOSTILE, [], {}, 10**400, [[1]], {HOSTILE: 1}, -1, ""])
+            config[key] = draw.choice([*VALUES, HOSTILE, {HOSTILE: 1}, "${oc.env:RLHF_KEY}"])
             file.write_text(yaml.safe_dump(config))
             return f"{key} is {str(config[key])[:20]!r}"
+        case "text":
+            more = [b'\nzz: "$\\u007Boc.env:RLHF_KEY}"\n', b"\nzz: !!python/object/apply:os.x []\n"]
+            more += [b"\nzz: &z [*z]\n", b"\0" * 1000, b"[" * 100_000, b"x" * 3_000_000]
+            name = draw.choice(["config.yaml", "command.txt", "result.json", "metrics.jsonl"])
+            with (run_dir / name).open("ab") as stream:
+                stream.write(draw.choice(more))
+            return f"more text in {name}"
         case _:
-            (
-                run_dir / draw.choice(["sft", "ppo", "."]) / draw.choice(["a\x1b[2J", "x" * 255])
-            ).mkdir()
+            name = draw.choice(["a\x1b[2J", "x" * 255])
+            (run_dir / draw.choice(["sft", "ppo", "."]) / name).mkdir()
             return "an entry with a hostile name"
-
-
-CHANGES: dict[str, Callable[[Random, Path, Path], str]] = {
-    each.__name__: each for each in (link, special, moved, lie)
-}
