@@ -8,8 +8,6 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
 from rlhf.config.choices import Phase
 from rlhf.config.hydra_errors import schema_types
 from rlhf.config.schema.run import AlarmName
@@ -47,14 +45,11 @@ def metrics_of(text: str) -> set[str]:
     return {word for word in spans(text) if re.fullmatch(rf"{PHASES}/[a-z0-9_]+", word)}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_keys_exist(page: str) -> None:
-    assert keys_of(TEXTS[page]) - FUNCTIONS - OTHER_NAMES <= KEYS.keys()
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_metrics_exist(page: str) -> None:
-    assert metrics_of(TEXTS[page]) - OTHER_NAMES <= METRICS
+def test_keys_and_metrics_exist() -> None:
+    keys, metrics = KEYS.keys() | FUNCTIONS | OTHER_NAMES, METRICS | OTHER_NAMES
+    for page, text in TEXTS.items():
+        assert keys_of(text) <= keys, page
+        assert metrics_of(text) <= metrics, page
 
 
 def functions_of(name: str) -> set[str]:
@@ -76,58 +71,27 @@ def test_every_algorithm_is_on_its_page() -> None:
     assert of_modules == FUNCTIONS
 
 
-ROWS = [line for line in (DOCS / "elsewhere.md").read_text().splitlines() if "/issues/" in line]
+def test_every_problem_has_a_test_that_exists() -> None:
+    lines = (DOCS / "elsewhere.md").read_text().splitlines()
+    rows = [line for line in lines if "/issues/" in line]
+    assert len(rows) >= 30
+    for row in rows:
+        _, problem, _, here, test, _ = (cell.strip() for cell in row.split("|"))
+        assert problem
+        assert here
+        path, _, name = test.strip("`").partition("::")
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), test
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.split("|")[1].strip()[:40])
-def test_problem_has_a_thread_and_a_test_that_exists(row: str) -> None:
-    _, problem, threads, here, test, _ = (cell.strip() for cell in row.split("|"))
-    assert problem
-    assert here
-    for thread in threads.split(", "):
-        link = re.fullmatch(r"\[[\w-]+#(\d+)\]\(https://github\.com/[\w/-]+/issues/(\d+)\)", thread)
-        assert link is not None, thread
-        assert link[1] == link[2], thread
-    path, _, name = test.strip("`").partition("::")
-    assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), test
-
-
-def test_every_row_of_problems_is_checked() -> None:
-    tables = (DOCS / "elsewhere.md").read_text()
-    assert tables.count("| `tests/") == len(ROWS) >= 30
-
-
-@pytest.mark.parametrize("name", AlarmName)
-def test_every_alarm_has_a_remedy_and_its_condition(name: AlarmName) -> None:
-    remedy, condition = re.findall(
-        rf"^\| `{name}` \| (.+) \|$", TEXTS["docs/troubleshooting"], re.M
-    )
-    first, otherwise = remedy.split(" | ")
-    assert first
-    assert otherwise
-    metric, _, steps = condition.split(" | ")
-    if name in RULES:
-        assert metric == f"`{RULES[name].metric}`"
-        assert steps.startswith(f"{RULES[name].patience} ")
-
-
-MEASURED = {"results.md", "performance.md"}
-
-
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
-def test_measurements_stand_in_results_and_performance(page: Path) -> None:
-    """A page that gives a time or a score of a machine names its processor."""
-    names_a_processor = re.search(r"EPYC|Xeon|Zen \d", page.read_text(encoding="utf-8"))
-    assert bool(names_a_processor) == (page.name in MEASURED)
-
-
-def test_every_picture_is_on_a_page() -> None:
-    pages = "".join(
-        page.read_text()
-        for page in [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
-    )
-    shown = set(re.findall(r"images/([\w.]+)", pages))
-    assert {picture.name for picture in (DOCS / "images").iterdir()} == shown
+def test_every_alarm_has_a_remedy_and_its_condition() -> None:
+    for name in AlarmName:
+        row = rf"^\| `{name}` \| (.+) \|$"
+        remedy, condition = re.findall(row, TEXTS["docs/troubleshooting"], re.M)
+        assert all(remedy.split(" | ")), name
+        metric, _, steps = condition.split(" | ")
+        if name in RULES:
+            assert metric == f"`{RULES[name].metric}`"
+            assert steps.startswith(f"{RULES[name].patience} ")
 
 
 SOURCES = [
@@ -146,9 +110,3 @@ def test_pages_exist_that_source_and_settings_name() -> None:
     }
     assert ("conf/config.yaml", "docs/operations.md") in named
     assert not {(by, page) for by, page in named if not (ROOT / page).is_file()}
-
-
-def test_names_are_found() -> None:
-    text = "a `ppo.gamma=1 seed=2` b `ppo/kl` `runs/x`\n```\n`ppo.lam`\n```\n"
-    assert keys_of(text) == {"ppo.gamma"}
-    assert metrics_of(text) == {"ppo/kl"}

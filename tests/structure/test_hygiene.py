@@ -114,39 +114,3 @@ def test_source_does_without(check: Check) -> None:
 def test_config_does_without(check: Check) -> None:
     broken = broken_lines(check, CONF)
     assert not broken, broken
-
-
-@pytest.mark.parametrize(
-    ("check", "path", "source"),
-    [
-        (check_print, "rlhf/phases/ppo/loop.py", "def f():\n    print(1)"),
-        (check_print, "rlhf/phases/ppo/loop.py", "print(1, file=sys.stderr)"),
-        (check_print, "launch.py", "print(1)"),
-        (check_global, "rlhf/a.py", "def f():\n    global x, y"),
-        (check_bare_except, "rlhf/a.py", "try: ...\nexcept: ..."),
-        (check_unpickling, "rlhf/a.py", "import pickle"),
-        (check_unpickling, "rlhf/a.py", "def f():\n    from pickle import loads as l"),
-        (check_unpickling, "rlhf/a.py", "x = torch.load(path, weights_only=True)"),
-        (check_unpickling, "rlhf/a.py", "from torch import load"),
-        (check_unfinished, "rlhf/a.py", "x = 1  # " + "TODO: more"),
-        (check_remote_code, "rlhf/a.py", "load(path, trust_remote_code=True)"),
-        (check_remote_code, "rlhf/a.py", '{"trust_remote_code": True}'),
-        (check_remote_code, "conf/model/a.yaml", "trust_remote_code: true"),
-    ],
-)
-def test_check_can_fail(check: Check, path: str, source: str) -> None:
-    assert len(check(source, path)) == 1
-
-
-@pytest.mark.parametrize(
-    ("check", "path", "source"),
-    [
-        (check_print, CONSOLE, "print(1)"),
-        (check_print, "launch.py", "print(1, file=sys.stderr)"),
-        (check_unpickling, "rlhf/a.py", "safetensors.torch.load_file(path)"),
-        (check_remote_code, "rlhf/a.py", "load(trust_remote_code=model.trust_remote_code)"),
-        (check_remote_code, "conf/model/a.yaml", "trust_remote_code: false"),
-    ],
-)
-def test_check_can_pass(check: Check, path: str, source: str) -> None:
-    assert not check(source, path)

@@ -10,8 +10,6 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
 from tests.structure.test_layers import FILES, ROOT, TYPE_CHECKING, imported_modules
 
 # The path that the documentation names, from the command to the loss.
@@ -149,32 +147,3 @@ def test_no_public_name_stands_twice() -> None:
     sources = (source for path, source in SOURCES.items() if not plugs_in(path))
     names = (name for source in sources for name in public_names(source))
     assert set(repeated(names)) <= SAME_EVERYWHERE
-
-
-@pytest.mark.parametrize(
-    ("sources", "found"),
-    [
-        ({"a.py": "import b", "b.py": "def f():\n    from a import x"}, ["a", "b", "a"]),
-        ({"a.py": "import b", "b.py": "import c", "c.py": ""}, None),
-    ],
-)
-def test_a_circle_is_found(sources: dict[str, str], found: list[str] | None) -> None:
-    assert circle(import_graph(sources)) == found
-
-
-def test_paths_are_the_shortest() -> None:
-    sources = {"a.py": "import b, c", "b.py": "import c", "c.py": "import d", "d.py": ""}
-    graph = import_graph(sources)
-    assert shortest_path(graph, "a", "d") == ["a", "c", "d"]
-    assert shortest_path(graph, "d", "a") is None
-
-
-def test_repetitions_are_found() -> None:
-    paths = ["rlhf/data/a.py", "rlhf/models/a.py", "rlhf/phases/a.py", "rlhf/models/zero.py"]
-    assert repeated(file_names(paths)) == ["a.py"]
-    source = "class A: ...\nclass _B: ...\nPairs = list[int]\nLIMIT = 1\ndef d(): ..."
-    assert repeated([*public_names(source), "A", "_B", "Pairs", "LIMIT", "d"]) == [
-        "A",
-        "Pairs",
-        "d",
-    ]

@@ -71,12 +71,6 @@ def test_trainjob_is_one_of_kubeflow_trainer() -> None:
     assert (read.spec.trainer.num_nodes, read.spec.trainer.num_proc_per_node) == (2, 8)
 
 
-def test_the_shared_memory_of_nccl_is_no_64_mb() -> None:
-    text = (CLOUD / "trainjob.yaml").read_text()
-    assert "{name: shm, mountPath: /dev/shm}" in text
-    assert "emptyDir: {medium: Memory}" in text
-
-
 def test_torchrun_reads_its_options_from_pet_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.run import parse_args
 

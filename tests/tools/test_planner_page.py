@@ -20,10 +20,10 @@ from tools.docs.planner_page import (
     LARGEST,
     TABLE_MARK,
     largest,
-    predictions,
     renew_page,
     scaling,
 )
+from tools.docs.planner_page import predictions as computed
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,14 @@ def _composed_once() -> Iterator[None]:
     """The tests and the page ask for the same configs, which do not change meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(published, "composed", cache(composed))
+        patch.setattr(published, "predictions", predictions)
         yield
+
+
+@cache
+def predictions(conf: Path) -> list[published.Prediction]:
+    """Return what the page shows, computed once."""
+    return computed(conf)
 
 
 def off(ratio: float) -> float:

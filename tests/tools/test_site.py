@@ -10,7 +10,6 @@ import pytest
 from tests.runs import ROOT, python
 
 pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
-from tools.docs.site import with_rest, without_folder
 
 pytestmark = pytest.mark.slow
 
@@ -26,12 +25,3 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     loaded = r'<(?:script|img)[^>]*src="(http[^"]*)"|<link[^>]*stylesheet[^>]*href="(http[^"]*)"'
     for page in site.glob("*.html"):
         assert not re.findall(loaded, page.read_text()), page.name
-
-
-def test_links_of_the_top_page_are_those_inside_docs() -> None:
-    text = '[a](docs/a.md) <img src="docs/images/b.png"> [c](SECURITY.md)'
-    assert without_folder(text) == '[a](a.md) <img src="images/b.png"> [c](SECURITY.md)'
-
-
-def test_pages_without_a_line_are_in_the_navigation() -> None:
-    assert with_rest([{"A": ["a.md", "*"]}], ["a.md", "b.md"]) == [{"A": ["a.md", "b.md"]}]
