@@ -37,10 +37,10 @@ every-test: $(STAMP)
 	$(PYTEST) -m "not soak"
 
 # A hundred SIGKILLs at random moments, every kind of run stopped in every phase, a drive that fails
-# at every file, sixty SIGKILLs of a run that samples beside training, and the hashes of its weights
-# at each step, hundreds of hostile inputs, planted regressions that a test must find, and on a
-# pretended GPU every pair of settings, all parts of gpu_check, and the memory of every model of
-# benchmarks/planner.md; and all tests marked soak.
+# at every file, the hashes of the weights of a run that samples beside training, hundreds of
+# hostile inputs, planted regressions that a test must find, and on a pretended GPU every pair of
+# settings, all parts of gpu_check, and the memory of every model of benchmarks/planner.md; and all
+# tests marked soak.
 soak: $(STAMP)
 	$(PYTEST) -m soak
 	$(BIN)/python -m tests.pretend_cuda.memory --check
@@ -50,8 +50,6 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.soak_drives
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.soak_matrix
-	$(BIN)/python -m tests.soak_ahead
-	$(BIN)/python -m tests.soak_replay
 	$(BIN)/python -m tests.exact_ahead
 	$(BIN)/python -m tests.pretend_cuda -m rlhf.gpu_check "$$(mktemp -d)" --size tiny
 	$(BIN)/python -m tests.soak_gpu

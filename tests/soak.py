@@ -2,9 +2,10 @@
 
     python -m tests.soak [--kills 105] [--seed 1] [--folder FOLDER]     (make soak)
 
-Each kind is killed equally often: the launcher alone, or all processes at once, at any time after
-the start or while a checkpoint is being written. What the last attempt finishes must equal a run
-that nobody killed, bit for bit, and leave no checkpoint, half-written file, held lock or process.
+Each kind is killed equally often: the launcher alone, a rank or sampler (which must end the
+run), or all at once, at any time after the start or while a checkpoint is being written. What the
+last attempt finishes must equal a run that nobody killed, bit for bit, and leave no checkpoint,
+half-written file, held lock or process.
 """
 
 from __future__ import annotations
@@ -44,12 +45,17 @@ RUNS: Mapping[str, Sequence[str]] = {
     "endpoint": ["phase=pipeline_rule", "rewards.length={{kind: http, url: '{url}'}}"],
     "two ranks under ZeRO 0": ["hardware.ranks_per_node=2", "zero=stage0"],
     "two ranks under ZeRO 2": ["hardware.ranks_per_node=2", "zero=stage2"],
+    "sampled beside training": [
+        *("rollout.lag=2", "rollout.overlap=true", "rollout.samplers=2", "zero=stage2"),
+        *("hardware.ranks_per_node=2", "hardware.cores_per_rank=1"),
+    ],
 }
 SWEEPS: Mapping[str, Sequence[str]] = {
     "joblib": ["hydra/launcher=joblib", "seed=1,2,3,4"],
     "study": ["sweep=search_gold_kl", "study.trials=4", f"study.slots={os.cpu_count()}"],
 }
 JOBS = 4
+OF_RANKS = (b"rlhf.runtime.rank", b"overlapped_sampling")  # in the commands of ranks and samplers
 OF_SWEEPS = ("plan.json", "command.txt", "output.log", "job.lock")  # not of a resumed run
 
 
@@ -70,7 +76,7 @@ def soak(
     """
     draw, in_saves = random.Random(seed), 0
     for number in range(1, kills + 1):
-        aims_at_save, kills_all = draw.random() < 0.5, draw.random() < 0.5
+        aims_at_save, victim = draw.random() < 0.5, draw.choice(["launcher", "one", "all"])
         before, began = progress(folder), time.monotonic()
         # Steps of this attempt: few enough that the run outlasts the kills on any machine.
         advance = draw.randint(1, max(1, (lines - before) // (kills - number + 1)))
@@ -86,11 +92,13 @@ def soak(
         if process.poll() is not None:
             raise RuntimeError(f"it ended before kill {number}: {process.communicate()[1]}")
         in_saves += (is_saving := saves(folder))
-        process.send_signal(signal.SIGKILL)
-        for other in marked(mark) if kills_all else []:
+        others = sorted(marked(mark))
+        of_run = [pid for pid in others if any(name in command_of(pid) for name in OF_RANKS)]
+        one = [draw.choice(of_run or [process.pid])]
+        for pid in {"launcher": [process.pid], "one": one, "all": others}[victim]:
             with suppress(ProcessLookupError):
-                os.kill(other, signal.SIGKILL)
-        process.communicate()
+                os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=300)  # it ends without the process that was killed
         where = "in a save" if is_saving else "between saves"
         say(f"kill {number}: after {progress(folder)} of {lines} lines, {where}")
     run(*words, cwd=folder.parent, **how, **{MARK: folder.name})
@@ -126,6 +134,14 @@ def marked(mark: str) -> Iterator[int]:
             words = (folder / "environ").read_bytes().split(b"\0")
             if any(word.startswith(f"{MARK}={mark}".encode()) for word in words):
                 yield int(folder.name)
+
+
+def command_of(pid: int) -> bytes:
+    """Return the command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def leavings(folder: Path, mark: str) -> list[str]:

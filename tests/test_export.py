@@ -164,8 +164,6 @@ def keeps_checkpoint(folder: Path, *words: str, compose: Compose) -> Path:
     "words",
     [
         ["rollout=vllm_server", "rollout.server.url=http://127.0.0.1:9"],
-        ["rollout=hybrid_engine", "hardware=a100_80g"],
-        ["+rewards.s={kind: http, url: 'http://127.0.0.1:9'}"],
         ["+rewards.s={kind: function, function: 'gone:score', run_code: true}"],
     ],
 )

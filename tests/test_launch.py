@@ -14,8 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import launch as app
-from rlhf.base.errors import ConfigError, DataError
-from rlhf.runtime.rendezvous import rank_from_environment
+from rlhf.base.errors import DataError
 from tests import runs
 
 pytestmark = pytest.mark.slow
@@ -48,9 +47,8 @@ def test_cfg_shows_the_composed_config(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("what", ["--info defaults-tree", "--info searchpath", "--info plugins"])
-def test_info_works(what: str, tmp_path: Path) -> None:
-    run = launch(what, tmp_path)
+def test_info_works(tmp_path: Path) -> None:
+    run = launch("--info defaults-tree", tmp_path)
     assert run.returncode == 0, run.stderr
 
 
@@ -58,23 +56,13 @@ def test_info_works(what: str, tmp_path: Path) -> None:
     ("command", "message"),
     [
         ("-m ppo.cliprang=0.1,0.2", "unknown key ppo.cliprang; did you mean ppo.cliprange?"),
-        (
-            "zero=stage9",
-            "unknown option zero=stage9; options: auto, stage0, stage1, stage2, stage2_offload, "
-            "stage3, stage3_mixzpp, stage3_nvme, stage3_offload, stage3_zeropp; did you mean "
-            "stage3?",
-        ),
-        ("zero=1", "cannot choose zero=1: a group takes the name of one of its options"),
-        ("foo", "cannot read foo: missing EQUAL"),
         ("-m --cfg job", "--multirun (-m), --run, --cfg, --info and --shell-completion exclude"),
+        ("run_dir=file/run", "the run directory file/run cannot be created (Not a directory)"),
+        ("resume=nowhere seed=2", "nowhere is not the directory of a run: it has no config.yaml"),
         (
             "zero.extra={zero_optimization:{stage:9}}",
             "zero.extra.zero_optimization.stage=9: zero.stage sets this entry; use zero.stage",
         ),
-        ("zero.extra.bf16.enabled=1", "to add a new key, write +zero.extra.bf16.enabled=VALUE"),
-        ("experiment=smoke model.path=/x", "use model=pretrained model.path=/x"),
-        ("run_dir=file/run", "the run directory file/run cannot be created (Not a directory)"),
-        ("resume=nowhere seed=2", "nowhere is not the directory of a run: it has no config.yaml"),
     ],
 )
 def test_mistake_ends_with_one_line(command: str, message: str, tmp_path: Path) -> None:
@@ -123,17 +111,6 @@ def test_dry_run_of_started_ranks_is_refused(tmp_path: Path) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (2, "", message)
 
 
-def test_a_wrong_rank_in_the_environment_ends_with_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
-        monkeypatch.setenv(name, "abc")
-    with pytest.raises(ConfigError, match="RANK=abc: must be a whole number") as refused:
-        rank_from_environment()
-    assert app.report_error(refused.value) == 2
-    assert capsys.readouterr().err == f"error: {refused.value}\n"
-
-
 def test_a_pod_is_told_that_it_runs_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,19 +123,12 @@ def test_a_pod_is_told_that_it_runs_by_itself(
     assert line.startswith("RANK=1 and WORLD_SIZE=2 without LOCAL_RANK: ")
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("ppo.cliprange_", ["ppo.cliprange_high=", "ppo.cliprange_value="]),
-        ("zero=stage2", ["zero=stage2", "zero=stage2_offload"]),
-    ],
-)
-def test_tab_completes(typed: str, offered: list[str], tmp_path: Path) -> None:
-    line = f"python launch.py {typed}"
+def test_tab_completes(tmp_path: Path) -> None:
+    line = "python launch.py zero=stage2"
     env = {"COMP_LINE": line, "COMP_POINT": str(len(line))}
     run = launch("-sc query=bash", tmp_path, env=env)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == offered
+    assert run.stdout.split() == ["zero=stage2", "zero=stage2_offload"]
 
 
 def test_a_mapping_takes_new_keys(tmp_path: Path) -> None:
@@ -168,12 +138,6 @@ def test_a_mapping_takes_new_keys(tmp_path: Path) -> None:
     shown = OmegaConf.create(run.stdout)
     assert shown.zero.extra.zero_optimization.overlap_comm is False
     assert (shown.model.architecture.rope_theta, shown.model.architecture.hidden_size) == (9, 96)
-
-
-def test_completion_installs(tmp_path: Path) -> None:
-    run = launch("-sc install=bash", tmp_path)
-    assert run.returncode == 0, run.stderr
-    assert "complete" in run.stdout
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Public commands, environments and moved folders, tried anew: they work, or are refused in words.
 
-The numbers are those of a list of 71 public cases; tests/test_public_rows.py counts them.
+The numbers are those of a list of 71 public cases.
 """
 
 from __future__ import annotations

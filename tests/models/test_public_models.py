@@ -1,6 +1,6 @@
 """Public model folders, invented anew: they are used right, or refused by name.
 
-The numbers are those of a list of 71 public cases; tests/test_public_rows.py counts them.
+The numbers are those of a list of 71 public cases.
 """
 
 from __future__ import annotations
