@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class Option(NamedTuple):
-    """An option: the name of its folder, and whether a configuration switches it on."""
+    """A row of the table: the folder of an option, and a test if a run uses the option."""
 
     name: str
     is_on: Callable[[RunConfig], bool]
@@ -133,12 +133,12 @@ class PpoConfig(
     TrunkKeys,
     PpoKeys,
 ):
-    """Proximal policy optimisation against the reward model."""
+    """Settings of the PPO phase, which trains the policy against the reward model."""
 
 
 @dataclass(kw_only=True)
 class RewardConfig(EnsembleKeys, RewardKeys):
-    """Reward model training."""
+    """Settings of the phase that trains the reward model."""
 
 
 @dataclass(kw_only=True)
@@ -151,17 +151,17 @@ class RolloutConfig(ServerKeys, HybridEngineKeys, AheadKeys, RolloutKeys):
 
 @dataclass(kw_only=True)
 class ZeroConfig(SequenceParallelKeys, AverageOffloadKeys, FrozenWeightKeys, ZeroKeys):
-    """Training engine, and DeepSpeed's sharding and offloading of the models."""
+    """Settings of the training engine, and of DeepSpeed's sharding and offloading of the models."""
 
 
 @dataclass(kw_only=True)
 class DataConfig(PtxDataKeys, DataKeys):
-    """Sources of examples, and their division over phases."""
+    """Settings for the sources of examples, and for the division of examples over phases."""
 
 
 @dataclass(kw_only=True)
 class CheckpointConfig(DigestKeys, CheckpointKeys):
-    """Checkpoints inside a phase, from which resume continues (docs/operations.md)."""
+    """Settings of checkpoints within a phase, from which a run resumes (docs/operations.md)."""
 
 
 @dataclass(kw_only=True)

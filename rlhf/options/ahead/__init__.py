@@ -1,1 +1,1 @@
-"""Sampling beside training, by a policy that is some updates older (docs/algorithms.md)."""
+"""Sampling of later steps' responses with older weights, also during training (rollout.lag)."""

@@ -1,4 +1,4 @@
-"""Responses that were sampled some steps earlier than they are learned from (rollout.lag)."""
+"""Sampling of responses some steps before PPO learns from them (rollout.lag)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rlhf.base.stored_responses import (
 from rlhf.base.types import Engine, PromptBatch, Responses, RolloutBackend
 from rlhf.engine.training_state import OfSlice
 
-STEPS = "steps"  # the name of the tensor with the numbers of the pending steps
+STEPS = "steps"  # name of a checkpoint's tensor: the numbers of the steps with pending responses
 
 
 class StepSampler(Protocol):
-    """A sampler of the responses of whole steps, now or at the same time as training."""
+    """A sampler of the responses of whole steps, between training steps or during training."""
 
     def begin(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
         """Begin to sample the responses of one or more steps with the actor's current weights."""
@@ -52,11 +52,11 @@ class SamplingInTurn:
 
 
 class SamplingAhead:
-    """A ``RolloutBackend`` whose responses of step t have the weights after step t - 1 - ``lag``.
+    """A ``RolloutBackend`` that samples step t with the weights after step t - 1 - ``lag``.
 
-    The first ``lag`` + 1 steps have the weights before training. Which weights a step has depends
-    on its number alone, never on how long sampling takes. Pending responses, which later steps will
-    learn from, are part of a checkpoint: they are smaller than the weights that sampled them.
+    The first ``lag`` + 1 steps are sampled with the weights before training. The weights of a step
+    depend on its number only, never on how long sampling takes. Pending responses, which later
+    steps learn from, are part of a checkpoint: they are smaller than the weights that sampled them.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class SamplingAhead:
         self._ranks = ranks
         self._begun = 0  # the last step whose responses are sampled, or being sampled
         self._pending: dict[int, Responses] = {}  # finished for a checkpoint, or read from one
-        self._next = 1  # the step that learns next
+        self._next = 1  # the step whose responses are requested next
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        """Return the responses of the step of ``prompts``, and begin those of coming steps."""
+        """Return the responses of the step of ``prompts``; begin to sample the steps after it."""
         step = prompts.step
         assert step is not None, "evaluations sample with the current weights"
         last = min(step + self._lag, self._steps)
@@ -93,20 +93,20 @@ class SamplingAhead:
         return self._pending.pop(step, None) or self._sampler.finish(step)
 
     def finish_begun(self) -> None:
-        """Wait until the responses of all steps that were begun are there."""
+        """Wait for the responses of all steps that were begun, and keep them as pending."""
         for step in range(self._next, self._begun + 1):
             if step not in self._pending:
                 self._pending[step] = self._sampler.finish(step)
 
     @property
     def training_state(self) -> SamplingAhead:
-        """Return this object, whose tensors are the pending responses; wait until all are there."""
+        """Return this object, whose tensors are the pending responses; wait for them first."""
         self.finish_begun()
         return self
 
     @property
     def bytes(self) -> int:
-        """Return the size of the pending responses of all ranks in bytes, about."""
+        """Return the approximate size of the pending responses of all ranks in bytes."""
         here = [pack_responses(each) for each in self._pending.values()]
         return self._ranks.size * sum(each.nbytes for packed in here for each in packed.values())
 
@@ -120,7 +120,7 @@ class SamplingAhead:
                 yield f"{step}/{name}", tensor
 
     def load(self, read_part: Callable[[str, slice], Tensor]) -> None:
-        """Replace the pending responses by this rank's rows of those that ``read_part`` returns."""
+        """Read a checkpoint's pending responses with ``read_part``; keep this rank's rows."""
         every = slice(None)
         self._pending = {}
         for step in read_part(STEPS, every).tolist():
@@ -130,21 +130,22 @@ class SamplingAhead:
             self._begun = step
 
     def sum_over_weights(self, of_slice: OfSlice) -> dict[str, int]:  # noqa: ARG002 - inherited
-        """Return nothing, and wait for no responses: there are no weights."""
+        """Return {} without waiting for responses: there are no weights."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: tensors are all of the state."""
+        """Return {}: the state consists of tensors only."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore nothing."""
+        """Do nothing: ``load`` restores the tensors."""
 
 
 class AfterSampling:
     """A ``RolloutBackend`` for evaluations on a server that a process of ``ahead`` samples on too.
 
-    The server has the weights of one rollout at a time, so this backend waits for the process.
+    The server has the weights of one rollout at a time, so this backend waits until the process has
+    finished its rollouts.
     """
 
     def __init__(self, backend: RolloutBackend, ahead: SamplingAhead) -> None:
@@ -152,6 +153,6 @@ class AfterSampling:
         self._ahead = ahead
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        """Wait until the process has sampled its rollout; then return one response per prompt."""
+        """Wait until the process has sampled all its steps; then return one response per prompt."""
         self._ahead.finish_begun()
         return self._backend.generate(actor, prompts)

@@ -1,4 +1,4 @@
-"""Costs of sampling in processes of their own while the ranks train (rollout.overlap)."""
+"""Costs of sampling in separate processes while the ranks train (rollout.overlap)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from rlhf.plan.phase_memory import PhaseMemory
     from rlhf.plan.phase_plan import PhasePlan
 
-SAMPLING = "generation beside training"  # the moment in which a GPU of its own samples
+SAMPLING = "generation beside training"  # name of the moment with the memory of a sampling GPU
 
 
 class SamplingProcessCosts(Costs):
-    """The memory of sampling processes, and a step that takes as long as its slower part.
+    """Costs of sampling processes: their memory, and steps as long as the slower of two parts.
 
-    They do not change which micro-batch is chosen, since sampling in turn and beside training are
-    the same run.
+    The parts are sampling and training. Sampling processes do not change the chosen micro-batch,
+    since a run learns the same from responses that are sampled in turn with training.
     """
 
     def rearrange_ppo(
@@ -50,7 +50,7 @@ class SamplingProcessCosts(Costs):
         return replace(ranks, moments=moments, step_seconds=seconds, beside="generate")
 
     def savings(self, config: RunConfig) -> Iterator[Saving]:
-        """Yield the change that samples in turn."""
+        """Yield the change after which the ranks sample and train in turn."""
         if config.rollout.overlap:
             in_turn = replace(config.rollout, overlap=False)
             yield Saving("rollout.overlap=false", replace(config, rollout=in_turn), is_exact=True)
@@ -61,7 +61,7 @@ def _with_cores(scene: PhaseMemory, cores: int) -> PhaseMemory:
     machine = scene.at.machine
     if machine.is_gpu:
         return scene
-    share = cores * machine.ranks_per_node / num_usable_cores()  # rates are those of a rank
+    share = cores * machine.ranks_per_node / num_usable_cores()  # the machine's rates are per rank
     slower = replace(
         machine, operations=machine.operations * share, bandwidth=machine.bandwidth * share
     )
@@ -71,9 +71,10 @@ def _with_cores(scene: PhaseMemory, cores: int) -> PhaseMemory:
 def _plan_process(
     scene: PhaseMemory, rows: int, plan_rollout: Callable[[PhaseMemory, int, int], PhasePlan]
 ) -> PhasePlan:
-    """Plan a process that holds the policy's weights, whole, and samples its share of a step.
+    """Plan a process that has the policy's whole weights and samples its share of a step.
 
-    It decodes ``rows`` responses at once, or all of its share if these are all of a rank's.
+    It decodes ``rows`` responses at once, as a rank does. If a rank decodes all its responses at
+    once, the process does so too.
     """
     at = scene.at
     share = scene.config.ppo.rollout_batch_size // scene.config.rollout.samplers

@@ -13,22 +13,22 @@ from rlhf.phases.shared.backends import samples_on_server
 
 
 class AheadHook(PpoHook):
-    """Replaces the engine's backend by one that samples ahead."""
+    """A hook that replaces the engine's backend by one that samples ahead."""
 
     samples_older_policy = True
     _processes: SamplingProcesses | None = None
 
     @property
     def auto_reuse_logprobs(self) -> When | None:
-        """Return always: PPO's ratio compares with the policy that sampled."""
+        """Return always, so that PPO's ratio compares with the policy that sampled."""
         return When.always
 
     def after_scoring(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
-        """Return the rollout with the age of its policy."""
+        """Return the rollout with the age, in steps, of the policy that sampled it."""
         return rollout._replace(policy_age=min(self.config.rollout.lag, trainer.steps_done))
 
     def begin(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:
-        """Let the engine sample ahead; pending responses are part of checkpoints."""
+        """Let the engine sample ahead; return the pending responses, which checkpoints store."""
         rollout, engine, context = self.config.rollout, trainer.engine, loader.context
         assert self.config.ppo.steps is not None
         sampler: StepSampler = SamplingInTurn(engine.rollout)

@@ -1,4 +1,4 @@
-"""Keys of the rollout that sample with older weights, and beside training."""
+"""Keys for sampling with older weights, and during training."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, AtResume, key
 
-SCRATCH = "sampling"  # folder of weights and responses in RUN_DIR/ppo
+SCRATCH = "sampling"  # folder in RUN_DIR/ppo for weights and responses of sampling processes
 
 
 @dataclass(kw_only=True)
 class AheadKeys:
-    """Part of the group ``rollout``."""
+    """Keys of the group ``rollout`` for sampling with older weights, and during training."""
 
     lag: int = key(AT_LEAST_0)
     """PPO: sample each step with the weights of this many steps earlier; 0: the current weights."""

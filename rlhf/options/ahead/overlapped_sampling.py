@@ -1,9 +1,9 @@
-"""Sampling of coming steps: in turn with training, or at the same time in processes of its own.
+"""Sampling of later steps in separate processes, during training (rollout.overlap).
 
-Weights and responses are files in a folder, named by step, which every rank and every sampling
-process can read. Rank 0 and a process send one another lines of JSON: first where the run is, then
-for each step ``{"step": t, "weights": folder}`` and the prompts of all ranks; the answer is
-``{"step": t}`` when the file with this process's share of the responses is there, or ``{"error":
+Weights and responses are files in a folder that every rank and every sampling process can read.
+Rank 0 and a process send one another lines of JSON. Rank 0 sends a ``SamplerPlace``, then for each
+step ``{"step": t, "weights": folder}`` with the prompts of all ranks. The process answers
+``{"step": t}`` when it has written the file with its share of the responses, or ``{"error":
 message}``.
 """
 
@@ -51,8 +51,8 @@ class SamplerPlace(NamedTuple):
     """The first message to a sampling process: its run, its share and its cores."""
 
     run_dir: str
-    folder: str  # for weights and responses
-    rank: int  # among ``num_samplers`` processes
+    folder: str  # folder for weights and responses
+    rank: int  # number of the process, from 0
     num_samplers: int
     threads: int
 
@@ -60,18 +60,19 @@ class SamplerPlace(NamedTuple):
 class SamplingProcesses:
     """A ``StepSampler`` whose processes each answer an equal share of a step's prompts.
 
-    Rank 0 starts them and talks to them. They end with it, and with the run.
+    Rank 0 starts the processes and sends them messages. They end when rank 0 ends.
     """
 
     def __init__(self, context: RunContext, loader: PromptLoader) -> None:
         config, self._ranks = context.config, context.ranks
         self._loader = loader
         self._pad_id = context.tokenizer.pad_token_id
-        self._weights_of: dict[int, Path] = {}  # by step whose responses are not taken yet
-        self._written = 0  # snapshots of the weights
+        # The folder of the weights of each step, until the step's responses are returned.
+        self._weights_of: dict[int, Path] = {}
+        self._written = 0  # number of snapshots of the weights
         self._folder = context.run_dir / Phase.ppo / SCRATCH
         if self._ranks.is_main:
-            shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
+            shutil.rmtree(self._folder, ignore_errors=True)  # left by an attempt that was killed
         count, (own, threads) = config.rollout.samplers, divide_cores(config, num_usable_cores())
         use_threads(own)
         started = range(count if self._ranks.is_main else 0)
@@ -81,14 +82,14 @@ class SamplingProcesses:
             process.send(place._asdict(), _in_a_year())
 
     def begin(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
-        """Write the actor's weights, and send the processes the prompts of each batch."""
+        """Write the actor's weights, and send the prompts of each batch to all processes."""
         self._written += 1
         weights = self._folder / f"weights-{self._written}"
         stream = actor.stream_state(dict(actor.module.named_parameters()))
         if self._ranks.is_main:
             weights.mkdir(parents=True)
             write_shards(weights, stream, SHARD_BYTES)
-        for _ in stream:  # every rank takes part in it
+        for _ in stream:  # all ranks must iterate over the stream, which gathers sharded weights
             pass
         for step in (int(batch.step or 0) for batch in batches):
             self._weights_of[step] = weights
@@ -98,7 +99,7 @@ class SamplingProcesses:
                     process.send({"step": step, "weights": str(weights), **prompts}, _in_a_year())
 
     def finish(self, step: int) -> Responses:
-        """Return this rank's responses of ``step`` as soon as all processes have written theirs."""
+        """Wait until all processes have written their responses; return those of this rank."""
         from safetensors.torch import load_file
 
         for process in self._processes:
@@ -128,13 +129,13 @@ class SamplingProcesses:
 
 
 def _in_a_year() -> float:
-    """Return a deadline that never comes: the watchdog ends a run whose step never ends."""
+    """Return a deadline that is never reached: the watchdog ends a run that hangs."""
     return time.monotonic() + YEAR_S
 
 
 @contextmanager
 def _explain_end() -> Iterator[None]:
-    """Raise a RolloutError if the process that the block talks to has ended."""
+    """Raise a RolloutError if a process has ended that the context sends to or receives from."""
     try:
         yield
     except OSError as error:
@@ -146,7 +147,7 @@ def _explain_end() -> Iterator[None]:
 
 
 def serve_samples(descriptor: int) -> None:
-    """Sample the steps that the socket names, until its other end is closed."""
+    """Sample the steps that arrive on the socket, until its other end is closed."""
     serve_lines(descriptor, _answers)
 
 
@@ -169,12 +170,12 @@ def _answers(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
 
 
 class SnapshotPolicy(TorchEngine):
-    """The policy with the weights of a snapshot."""
+    """The policy of a sampling process, with the weights of a snapshot."""
 
     _loaded: Path | None = None
 
     def load(self, weights: Path) -> None:
-        """Load the weights of a snapshot in place: CUDA graphs and joint projections keep them."""
+        """Copy a snapshot into the parameters in place: CUDA graphs refer to their memory."""
         from safetensors.torch import load_file
 
         if weights == self._loaded:
@@ -187,10 +188,10 @@ class SnapshotPolicy(TorchEngine):
 
 
 class SamplingWorker:
-    """The policy, and the backend that samples from it, of one sampling process."""
+    """The work of one sampling process: the policy, and the backend that samples from it."""
 
     def __init__(self, place: SamplerPlace) -> None:
-        """Build the policy of the run."""
+        """Build the run's policy and its backend."""
         quieten_libraries()
         use_threads(place.threads)
         run_dir, self._folder = Path(place.run_dir), Path(place.folder)
@@ -230,7 +231,7 @@ class SamplingWorker:
 
 
 def _device_of(config: RunConfig, index: int) -> torch.device:
-    """Return the device of sampling process ``index``: a GPU behind those of the node's ranks.
+    """Return the device of sampling process ``index``: a GPU after those of the node's ranks.
 
     A process whose responses a server samples needs no GPU.
     """

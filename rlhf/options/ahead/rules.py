@@ -1,4 +1,4 @@
-"""Rules for samples of older weights, and for sampling beside training."""
+"""Rules for sampling with older weights, and during training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 def check(config: RunConfig) -> None:
-    """Check that the backend measures log-probs, and that processes have equal shares."""
+    """Check that the backend measures log-probs, and that sampling processes get equal shares."""
     if not ANSWERING_PHASES(config) & set(config.phase.order):
         return
     rollout, rows = config.rollout, config.ppo.rollout_batch_size

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AverageCosts(Costs):
-    """A copy of the actor's trained weights in fp32, and its evaluation after training."""
+    """Costs of the average: an fp32 copy of the actor's trained weights, and its evaluation."""
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
         """Add the copy to the actor."""
@@ -28,7 +28,7 @@ class AverageCosts(Costs):
         return 1
 
     def offload_fields(self) -> dict[str, str]:
-        """Return the field that moves the copy to the host."""
+        """Return the field of ``zero`` that keeps the average in the host's memory."""
         return {"offload_ema": "moving average"}
 
 

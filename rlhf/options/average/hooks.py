@@ -7,10 +7,10 @@ from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 
 
 class AverageHook(PpoHook):
-    """Adds the moving average to the actor's weights that the phase keeps."""
+    """A hook that adds the moving average to the actor's weights that the phase saves."""
 
     def actor_variants(self, engine: RLHFEngine) -> list[ActorVariant]:
-        """Return the moving average."""
+        """Return the moving average as the only variant."""
         what = "The moving average of a language model during PPO."
         average = engine.actor.follower
         assert average is not None, "ppo.ema_beta is above 0"

@@ -14,7 +14,7 @@ MEASURES = MeasureNames(times=["after_ema"])
 
 @dataclass(kw_only=True)
 class AverageKeys:
-    """Part of the group ``ppo``."""
+    """Keys of the group ``ppo`` for the moving average of the actor's weights."""
 
     ema_beta: float = key(FROM_0_BELOW_1)
     """Decay per optimizer step of a moving average of the actor's weights; 0: no average."""
@@ -22,7 +22,7 @@ class AverageKeys:
 
 @dataclass(kw_only=True)
 class AverageOffloadKeys:
-    """Part of the group ``zero``."""
+    """Keys of the group ``zero`` for the memory that holds the moving average."""
 
     offload_ema: bool
     """Keep the moving average of the actor's weights in the host's memory."""

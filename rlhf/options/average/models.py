@@ -1,4 +1,4 @@
-"""The moving average of the actor's weights, which follows the masters of its engine."""
+"""The moving average of the actor's weights, computed from its engine's master weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlhf.engine.settings import OptimizerSettings
 def change_optimizer(
     settings: OptimizerSettings, config: RunConfig, phase: Phase, role: Role
 ) -> OptimizerSettings:
-    """Let the moving average follow the weights of PPO's actor."""
+    """Return the settings of PPO's actor with a moving average that follows its weights."""
     if phase is not Phase.ppo or role is not Role.actor:
         return settings
     follow = partial(MovingAverage, beta=config.ppo.ema_beta, on_host=config.zero.offload_ema)
@@ -28,7 +28,7 @@ def change_optimizer(
 
 
 class MovingAverage:
-    """Exponential moving average of the masters, in fp32 and sharded like the masters.
+    """An exponential moving average of the master weights, in fp32 and sharded like them.
 
         average = beta * average + (1 - beta) * weights      after every optimizer step
 
@@ -68,7 +68,7 @@ class MovingAverage:
 
     @contextmanager
     def swap_in(self) -> Iterator[None]:
-        """Swap the average into the model; every rank must enter and leave."""
+        """Swap the average into the model within the context; every rank must enter and leave."""
         self._swap_weights()
         try:
             yield
@@ -76,7 +76,7 @@ class MovingAverage:
             self._swap_weights()
 
     def _finish_copies(self) -> None:
-        """Wait for the asynchronous copies to the host that ``update`` has started."""
+        """Wait for the asynchronous copies to the host that ``update`` started."""
         for average in self._average:
             if average.is_pinned():
                 torch.cuda.synchronize()

@@ -1,8 +1,8 @@
 """Branches: continuations of responses from states in their middle, scored as PPO scores.
 
-They give the true values of states, which two options read: ppo.value_targets=monte_carlo has them
-where the steps of responses begin, for VinePPO; ppo.critic_check compares the critic's values with
-them in some states of some steps.
+The mean return of a state's branches estimates its true value. Two keys need true values:
+ppo.value_targets=monte_carlo (VinePPO) reads them where the steps of responses begin, and
+ppo.critic_check compares the critic's values with them in some states of some PPO steps.
 
 Shapes: N = states or pairs of states, K = branches per state, B = sequences, T = response tokens.
 """
@@ -29,7 +29,7 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.scoring import score_responses, split_rows
 from rlhf.rollout.fast import FastRollout
 
-STEP_VALUES = "step_values_BT"  # in Rollout.extras: true values where steps begin, else NaN
+STEP_VALUES = "step_values_BT"  # key of Rollout.extras: true values where steps begin, else NaN
 
 
 class BranchPoint(NamedTuple):
@@ -40,7 +40,7 @@ class BranchPoint(NamedTuple):
 
 
 class StateValues(NamedTuple):
-    """The critic's values, estimates of true values, and standard errors of the estimates."""
+    """Values of N states: the critic's, the estimated true values, and their standard errors."""
 
     critic_N: Tensor
     true_N: Tensor
@@ -48,7 +48,7 @@ class StateValues(NamedTuple):
 
 
 class Brancher(NamedTuple):
-    """A sampler of branches from states of ``rollout``, whose rewards ``maker`` makes."""
+    """A sampler of branches from states of ``rollout``; ``maker`` computes their rewards."""
 
     engine: RLHFEngine
     rollout: Rollout
@@ -59,7 +59,7 @@ class Brancher(NamedTuple):
     def before_step(
         cls, engine: RLHFEngine, rollout: Rollout, maker: TargetMaker, *, kl_ctl: float
     ) -> Brancher:
-        """Return the sampler whose branches are scored as ``maker`` will score the rollout."""
+        """Return a sampler that scores branches as ``maker`` will score the rollout."""
         maker = deepcopy(maker)
         maker.update_moments(rollout)
         return cls(engine, rollout, maker, kl_ctl)
@@ -79,9 +79,9 @@ class Brancher(NamedTuple):
         return backend.generate(self.engine.actor, prompts, limits=limits, prefixes=prefixes)
 
     def evaluate(self, states: list[BranchPoint], draws_BT: Tensor) -> StateValues:
-        """Return values of ``states`` from branches, one for each row of ``draws_BT``.
+        """Return values of ``states``, from as many branches as ``draws_BT`` has rows.
 
-        No batch of branches is larger than the rollout.
+        Each state gets the same number of branches. No batch of them is larger than the rollout.
         """
         branches = len(draws_BT) // len(states)
         repeated = [state for state in states for _ in range(branches)]
@@ -98,8 +98,8 @@ class Brancher(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """Continue each state once; return the rewards that follow it (B,), and its value (B,).
 
-        The log-probabilities of prefixes, which sampling does not measure, enter only the rewards
-        of prefixes.
+        Sampling does not measure the log-probabilities of prefixes. Only the rewards of prefixes
+        depend on them, and those are not part of the result.
         """
         responses = self.continue_responses(states, draws_BT)
         sampled = score_responses(
@@ -123,8 +123,8 @@ def with_step_values(
 ) -> Rollout:
     """Return ``rollout`` with the true values that ppo.value_targets=monte_carlo reads.
 
-    The random numbers of a response's branches are keyed by step and row of the rollout of all
-    ranks, so they do not depend on the number of ranks.
+    The random numbers of a response's branches are keyed by the step, and by the response's row
+    among all ranks, so they do not depend on the number of ranks.
     """
     config, ranks = engine.config, engine.ranks
     responses, tokens = rollout.responses, config.rollout.max_response_tokens
@@ -137,7 +137,7 @@ def with_step_values(
         names = (str(rollout.prompts.step), ranks.rank * len(responses.ids_BT) + row)
         stream = random_stream(config.seed, "step_values", *names)
         draws.append(torch.rand(len(starts) * ppo.value_branches, tokens, generator=stream))
-    # All ranks evaluate as many states, since all must take part in passes of sharded models.
+    # All ranks evaluate equally many states, since all must take part in passes of sharded models.
     most = int(ranks.max(torch.tensor(len(states), device=ranks.device)))
     surplus = most - len(states)
     draws += [draws[0][: ppo.value_branches]] * surplus
@@ -176,7 +176,7 @@ class CriticCheck:
     ) -> dict[str, float]:
         """Return the metrics of a check, before the step's updates; {} at steps without a check.
 
-        The states of all ranks are recorded. Training reads nothing of a check.
+        The states of all ranks are logged. Training does not depend on a check.
         """
         config, context = self._config, self._context
         if not config.every or step % config.every:
@@ -202,7 +202,7 @@ class CriticCheck:
         return metrics | {"time/critic_check_seconds": time.monotonic() - started}
 
     def _choose_pairs(self, brancher: Brancher, stream: Generator) -> list[_Pair]:
-        """Choose responses at equal distances, and a step of each; sample the other steps."""
+        """Choose evenly spaced responses, and one step of each; sample an alternative step."""
         responses = brancher.rollout.responses
         masked = zip(responses.ids_BT, responses.keep_BT, strict=True)
         whole = [ids_T[keep_T].tolist() for ids_T, keep_T in masked]
@@ -227,7 +227,7 @@ class CriticCheck:
         return pairs
 
     def _draw(self, stream: Generator, rows: int) -> Tensor:
-        """Return this rank's share of uniform numbers for ``rows`` responses of all ranks."""
+        """Draw uniform numbers for ``rows`` responses of all ranks; return this rank's share."""
         tokens = self._context.config.rollout.max_response_tokens
         draws_BT = torch.rand(rows, tokens, generator=stream)
         return draws_BT[self._context.ranks.share(range(rows))]

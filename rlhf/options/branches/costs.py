@@ -1,4 +1,4 @@
-"""Costs of sampling continuations from states of responses."""
+"""Costs of branches: continuations of responses from states in their middle."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rlhf.options.branches.keys import ValueTargets
 
 
 class BranchCosts(Costs):
-    """The seconds in which continuations are sampled and scored."""
+    """Costs of branches: the seconds in which they are sampled and scored."""
 
     def step_seconds(
         self, config: RunConfig, tokens: float, seconds: Mapping[str, float]
     ) -> dict[str, float]:
-        """Return the seconds of the continuations of a step."""
+        """Return the seconds per step in which branches are sampled and scored."""
         branches = _branches_per_response(config, tokens)
         # A branch begins, on average, in the middle of a response, and is scored whole.
         return {"branch": branches * (seconds["generate"] / 2 + seconds["score"])}

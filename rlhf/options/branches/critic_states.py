@@ -8,12 +8,15 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-DISTINCT = 2.0  # standard errors by which the true values of two states must differ to be ranked
-FEWEST = 3  # states without which no variance is measured
+DISTINCT = 2.0  # two states are ranked if their true values differ by so many standard errors
+FEWEST = 3  # smallest number of states from which a variance is measured
 
 
 class CriticState(NamedTuple):
-    """A prompt and the first tokens of a response, with the critic's value and the true value."""
+    """A state that a check of the critic has sampled: its value by the critic, and its true value.
+
+    A state is a prompt and the first tokens of a response.
+    """
 
     pair: int  # the two states of a pair follow alternative steps from one earlier state
     place: float  # tokens of the response before the state, as a share of its length
@@ -23,7 +26,7 @@ class CriticState(NamedTuple):
 
 
 def measure_critic(states: Sequence[CriticState]) -> dict[str, float]:
-    """Return measures of the critic by name, without those that ``states`` cannot tell.
+    """Return measures of the critic by name, without those that ``states`` do not allow.
 
     The sampling noise of true values is subtracted where it would count as an error of the critic:
 
@@ -53,7 +56,7 @@ def measure_critic(states: Sequence[CriticState]) -> dict[str, float]:
 
 
 def measure_by_place(states: Sequence[CriticState], *, bins: int) -> Mapping[int, dict[str, float]]:
-    """Return the measures of the states in each of ``bins`` equal parts of responses, from 0."""
+    """Return measures of the states in each of ``bins`` equal parts of responses, by its number."""
     parts: list[list[CriticState]] = [[] for _ in range(bins)]
     for state in states:
         parts[min(int(state.place * bins), bins - 1)].append(state)
@@ -61,9 +64,10 @@ def measure_by_place(states: Sequence[CriticState], *, bins: int) -> Mapping[int
 
 
 def ranked_pairs(states: Sequence[CriticState]) -> list[float]:
-    """Return for each pair whether its better state has the higher value: 1, 0, or 0.5 if equal.
+    """Return a number for each pair: 1 if its better state has the higher value, otherwise 0.
 
-    Pairs whose true values are too close to show which state is better are skipped.
+    The number is 0.5 if the values are equal. Pairs whose true values are too close to show which
+    state is better are skipped.
     """
     ordered = sorted(states, key=attrgetter("pair"))
     pairs = [list(group) for _, group in groupby(ordered, key=attrgetter("pair"))]

@@ -1,4 +1,4 @@
-"""The hook that puts values from branches in the place of GAE, and checks the critic."""
+"""The hook that replaces GAE by values from branches, and checks the critic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 
 
 class BranchHook(PpoHook):
-    """Replaces the estimator with ppo.value_targets=monte_carlo; runs ppo.critic_check."""
+    """A hook for ppo.value_targets=monte_carlo, which replaces GAE, and for ppo.critic_check."""
 
     _check: CriticCheck | None = None
 
@@ -22,7 +22,7 @@ class BranchHook(PpoHook):
         return self.config.ppo.value_targets is ValueTargets.monte_carlo
 
     def target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return the steps with VinePPO's estimator; GAE remains for branches and evaluations."""
+        """Return the steps with VinePPO's estimator; branches and evaluations still use GAE."""
         if not self._is_monte_carlo:
             return steps
         by_gae = steps["estimate"]

@@ -1,4 +1,4 @@
-"""Keys of PPO for values of states that are sampled: targets of the critic, and its checks."""
+"""Keys of PPO for true values of states: as targets of the critic, and for checks of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ValueTargets(StrEnum):
     monte_carlo = "monte_carlo"
 
 
-LOG = "critic.jsonl"  # in a run directory
+LOG = "critic.jsonl"  # file in the run directory with the states of all checks
 
 NO_BRANCHES = Unread(
     lambda ppo: ppo.value_targets is ValueTargets.gae,
@@ -50,7 +50,7 @@ class CriticCheckConfig:
 
 @dataclass(kw_only=True)
 class BranchKeys:
-    """Part of the group ``ppo``."""
+    """Keys of the group ``ppo`` for true values: as targets of the critic, and for checks of it."""
 
     value_targets: ValueTargets
     """gae; or monte_carlo (VinePPO): mean returns of continuations from each step's beginning."""

@@ -14,8 +14,8 @@ from rlhf.report.charts import Chart, Line, RunFiles, Tick, line_chart
 from rlhf.report.run_charts import ChartSection, curve
 from rlhf.run.metric_table import METRICS
 
-BINS = 5  # parts of responses
-MOST_STATES = 300  # most dots in a chart
+BINS = 5  # number of equal parts of a response in charts by place
+MOST_STATES = 300  # largest number of dots in a chart
 TITLES = {
     "error": "Squared error of values",
     "ranking": "Alternative steps ranked right",
@@ -35,15 +35,15 @@ CRITIC_STATE: Form = {
 
 
 class CriticReport(ReportParts):
-    """Charts of values beside true values, and of measures by place in the response."""
+    """The report's charts of the critic: values beside true values, and measures by place."""
 
     def sections(self, run: RunFiles) -> Sequence[ChartSection]:
-        """Return the charts of the states that the run has checked so far."""
+        """Return the section with charts of the states that the run has checked so far."""
         return [true_value_section(list(read_lines(run.folder / LOG, CRITIC_STATE)))]
 
 
 def true_value_section(rows: Sequence[Mapping[str, Any]]) -> ChartSection:
-    """Return the charts of the states ``rows``."""
+    """Return the section with charts of ``rows``, the lines of critic.jsonl."""
     title, parts = "Critic beside true values", _halves(rows)
     if not parts:
         return ChartSection(title, [])
@@ -54,7 +54,7 @@ def true_value_section(rows: Sequence[Mapping[str, Any]]) -> ChartSection:
 
 
 def _halves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[CriticState]]:
-    """Return the states of the first and of the second half of the checks, by a label."""
+    """Return the states of the first and of the second half of the checks, by label."""
     steps = sorted({row["step"] for row in rows})
     first = len(steps) // 2
     halves = (steps[:first], steps[first:])

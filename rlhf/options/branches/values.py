@@ -16,10 +16,11 @@ from rlhf.algorithms.advantages import Advantages, reinforce_pp_advantages
 
 
 def choose_steps(draws_N: Tensor, lengths_N: Tensor, *, step_tokens: int) -> tuple[Tensor, Tensor]:
-    """Choose a step of each response by a uniform number: any state at which a token follows.
+    """Choose a step of each response, which ends at a random state that a token follows.
 
     Returns the number of response tokens before each step (N,), and up to its end (N,). A step has
-    ``step_tokens`` tokens, or fewer if the response has fewer before the state.
+    ``step_tokens`` tokens, or fewer if the response has fewer before the state. ``draws_N`` are
+    uniform random numbers.
     """
     ends_N = (draws_N * lengths_N).long().clamp(max=lengths_N - 1)
     return (ends_N - step_tokens).clamp(min=0), ends_N
@@ -32,7 +33,7 @@ def rewards_to_go(rewards_BT: Tensor, keep_BT: Tensor, places_B: Tensor, *, gamm
 
 
 def branch_values(returns_B: Tensor, *, branches: int) -> tuple[Tensor, Tensor]:
-    """Return the means of adjacent groups of ``branches`` returns, and their standard errors."""
+    """Return the mean of each state's ``branches`` adjacent returns, and its standard error."""
     returns_NK = returns_B.double().view(-1, branches)
     return returns_NK.mean(dim=1), returns_NK.std(dim=1) / branches**0.5
 
@@ -45,11 +46,11 @@ def step_advantages(
         A = sum of the step's rewards + V(after the step) - V(before the step)
 
     ``step_values_BT`` has V before the first token of each step, and NaN at other tokens. All
-    tokens of a step get its advantage. The critic's target is V at first tokens, and at others the
-    rewards up to the next step plus V there.
+    tokens of a step get its advantage. The critic's target is V at the first token of a step; at
+    other tokens it is the rewards up to the next step plus V there.
     """
     starts_BT = ~step_values_BT.isnan()
-    target_B = torch.zeros_like(rewards_BT[:, 0])  # of the next token
+    target_B = torch.zeros_like(rewards_BT[:, 0])  # target of the next token
     returns, targets = [], []
     for t in reversed(range(rewards_BT.shape[1])):
         return_B = torch.where(keep_BT[:, t], rewards_BT[:, t] + gamma * target_B, 0.0)

@@ -1,7 +1,7 @@
-"""The hook that weighs losses between the policy that sampled and the proximal policy.
+"""The hook that weighs losses by the ratio of the proximal policy to the policy that sampled.
 
-``rollout.responses.logprobs_BT`` are of the policy that sampled, and ``rollout.logprobs_BT`` of the
-proximal policy, which the updates start from; ppo.rollout_correction weighs tokens by their ratio.
+``rollout.responses.logprobs_BT`` are log-probs by the policy that sampled, ``rollout.logprobs_BT``
+by the proximal policy, from which the updates start (ppo.rollout_correction).
 Shapes: B = sequences of this rank, T = response tokens.
 """
 
@@ -32,7 +32,10 @@ from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 
 
 class CorrectionHook(PpoHook):
-    """Weighs the advantages of a step once or, with an interpolated proximal policy, its losses."""
+    """A hook that weighs the advantages of a step once, before its updates.
+
+    If the proximal policy is interpolated, the hook weighs the loss of each update instead.
+    """
 
     @property
     def _is_interpolated(self) -> bool:
@@ -41,19 +44,19 @@ class CorrectionHook(PpoHook):
 
     @property
     def auto_reuse_logprobs(self) -> When | None:
-        """Return never, as weights need two policies, unless the second is interpolated."""
+        """Return never, since weights compare two policies; always if one is interpolated."""
         return When.always if self._is_interpolated else When.never
 
     def target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return the steps with weights at the end."""
+        """Return the steps, followed by a step that weighs advantages."""
         return steps if self._is_interpolated else {**steps, "weigh": self._weigh}
 
     def surrogate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
-        """Return the loss around the interpolated proximal policy."""
+        """Return the loss whose ratio is clipped around the interpolated proximal policy."""
         if not self._is_interpolated:
             return surrogate
         share = self.config.ppo.proximal_share
-        if share is None:  # A-3PO's, https://arxiv.org/abs/2512.06547
+        if share is None:  # use A-3PO's share, https://arxiv.org/abs/2512.06547
             share = 1.0 / max(1, rollout.policy_age)
 
         def interpolated(
@@ -70,9 +73,9 @@ class CorrectionHook(PpoHook):
         return interpolated
 
     def _weigh(self, maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-        """Step: weigh advantages, if the policy that sampled was measured.
+        """Step: weigh advantages, if log-probs were measured while sampling.
 
-        A factor of an advantage that is not negative scales the token's loss as well. The random
+        Weights are not negative, so weighing a token's advantage weighs its loss too. The random
         numbers of ppo.rollout_correction_control are keyed by step and rank.
         """
         config, sampled_BT = maker.config, rollout.responses.logprobs_BT
@@ -120,7 +123,7 @@ class SampleSize(Moments):
 
 
 def correction_metrics(weights: RolloutWeights, keep_BT: Tensor) -> Metrics:
-    """Return metrics of the weights of response tokens."""
+    """Return metrics of the importance weights of response tokens."""
     return {
         "ppo/rollout_weight": Mean.of(weights.weights_BT, keep_BT),
         "ppo/rollout_weight_min": Minimum.of(weights.weights_BT, keep_BT),

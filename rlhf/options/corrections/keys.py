@@ -50,7 +50,7 @@ AT_STEP_START = Unread(
 
 @dataclass(kw_only=True)
 class CorrectionKeys:
-    """Part of the group ``ppo``."""
+    """Keys of the group ``ppo`` for importance weights, and for the proximal policy."""
 
     rollout_correction: RolloutCorrection
     """Weigh losses by p_proximal / p_sampled: of each token, or the product over the response

@@ -18,7 +18,7 @@ CorrectionLevel = Literal["token", "sequence", "geometric"]
 
 
 class RolloutWeights(NamedTuple):
-    """Factors (B, T) of the policy loss, without gradients; 1 at tokens that are not kept."""
+    """Importance weights (B, T) for the policy loss, without gradients; 1 at tokens not kept."""
 
     weights_BT: Tensor
     limited_BT: Tensor  # bool: the limits truncated or rejected the token's weight
@@ -49,9 +49,9 @@ def rollout_weights(
     https://arxiv.org/abs/2510.18855 section 2.3.2. Weights and masks of sequences:
     https://richardli.xyz/rl-collapse.
 
-    With ``shuffle`` the weights of the rank are dealt at random to tokens, or at the other levels
-    to responses: a control that rejects exactly as many, but independently of how they were
-    sampled.
+    With ``shuffle``, the rank's weights are dealt at random to its tokens, or at the other levels
+    to its responses. This is a control: it rejects exactly as many tokens or responses, but
+    independently of their probabilities.
     """
     log_ratio_BT = (logprobs_BT - sampled_logprobs_BT).masked_fill(~keep_BT, 0.0).detach()
     if level == "token":
@@ -85,5 +85,5 @@ def interpolate_logprobs(
 
 
 def _order(units: Tensor, shuffle: torch.Generator) -> Tensor:
-    """Return a random order of ``units``, drawn on the CPU."""
+    """Return a random permutation of the indices of ``units``, drawn on the CPU."""
     return torch.randperm(len(units), generator=shuffle).to(units.device)

@@ -44,9 +44,9 @@ def check(config: RunConfig) -> None:
 
 
 def _check_interpolation(ppo: PpoConfig, rollout: RolloutConfig) -> None:
-    """Check that nothing needs the policy at the step's start, which A-3PO never runs.
+    """Check that no key needs the policy at the step's start, which A-3PO never runs.
 
-    Its weights must be used, since they correct for the policy that it interpolates with.
+    ppo.rollout_correction must be on, since A-3PO's loss is only correct with its weights.
     """
     reasons = {
         "ppo.rollout_correction=none: the weights of A-3PO would be missing; use "

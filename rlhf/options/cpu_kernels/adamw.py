@@ -25,7 +25,7 @@ class _Call(ctypes.Structure):
 
 
 class AdamwKernel:
-    """The compiled functions of adamw.c."""
+    """The AdamW update in C: the compiled functions of adamw.c."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -37,7 +37,7 @@ class AdamwKernel:
         gradients: Sequence[Tensor | None],
         numbers: Sequence[AdamwScalars],
     ) -> None:
-        """Update ``states`` in place by an AdamW step on bf16 gradients; skip those without one."""
+        """Update ``states`` in place by an AdamW step; skip a state without a (bf16) gradient."""
         for split, gradient, scalars in zip(states, gradients, numbers, strict=True):
             if gradient is None:
                 continue

@@ -1,4 +1,4 @@
-"""Decoding for the known model families on a CPU: a forward pass is one call of compiled code.
+"""Decoding for the known model families on a CPU: each forward pass is one call of compiled code.
 
 Shapes: R = rows of the KV cache, B = rows in use, N = prompts, P = tokens per padded prompt, T =
 all tokens of a forward pass, L = columns of the KV cache, K = key/value heads, D = head size, H =
@@ -34,11 +34,11 @@ def can_compile(parts: DecoderModules, dtype: torch.dtype) -> bool:
 class CompiledDecoder:
     """A ``PackingDecoder`` for models of the known families on a CPU.
 
-    A pass has one list of tokens, without padding; each token knows its row and its position. A
-    table says where in the KV cache each row is, so that moving a row copies nothing.
+    A forward pass has one list of tokens without padding, and each token's row and position. A
+    table has the place of each row in the KV cache, so that moving a row copies nothing.
     """
 
-    rows_are_exact = True  # every token of a pass is computed alone, in the same order of sums
+    rows_are_exact = True  # the order of sums of a token does not depend on the pass's other tokens
     extends_together = True
 
     def __init__(
@@ -54,7 +54,7 @@ class CompiledDecoder:
         library = decode_library(dtype)
         shape = (len(parts.blocks), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
         self._kv_cache = torch.zeros(shape, dtype=dtype)
-        self._places_R = torch.arange(rows)  # of the rows in the KV cache
+        self._places_R = torch.arange(rows)  # the place of each row in the KV cache
         self._embed = builder.build_embedding()
         self._blocks = _Blocks(parts, builder, DecodeProgram(library, dtype), tokens=tokens)
         for block, kv_cache_2RKLD in zip(parts.blocks, self._kv_cache, strict=True):
@@ -86,7 +86,7 @@ class CompiledDecoder:
         self._kv_cache[:, :, target, :, :columns] = self._kv_cache[:, :, source, :, :columns]
 
     def move_row(self, source: int, target: int, *, columns: int) -> None:  # noqa: ARG002
-        """Move a row by exchanging two entries of the table."""
+        """Move a row by exchanging its place in the KV cache with that of row ``target``."""
         self._places_R[[source, target]] = self._places_R[[target, source]]
 
     def _run_blocks(self, ids_T: Tensor, rows_T: Tensor, positions_T: Tensor) -> Tensor:

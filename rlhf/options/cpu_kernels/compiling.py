@@ -20,14 +20,18 @@ from rlhf.base.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
 from rlhf.base.hashing import sha256_of
 from rlhf.base.trust import keep_others_from_writing, make_own_folder, require_trusted
 
-KERNELS = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)  # lowest ISA level
+# The lowest ISA level for which each kernel can be compiled.
+KERNELS = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)
 X86_ONLY = {"logprobs", "softmax", "decode"}
-HALF_ONLY = {"adamw"}  # used with bf16 weights only
+HALF_ONLY = {"adamw"}  # kernels that only runs with bf16 weights use
 FLAGS = ["-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
 
 
 class Kernel(NamedTuple):
-    """The compiled functions of a C file, or None; and why they are missing or of a lower ISA."""
+    """The compiled functions of a C file, or None.
+
+    ``reason`` is why they are missing, or why they are for a lower ISA level than the CPU's.
+    """
 
     library: ctypes.CDLL | None
     reason: str | None = None
@@ -40,14 +44,15 @@ class _Failure(Exception):
 def compile_kernel(name: str, *, half: bool = True) -> ctypes.CDLL | None:
     """Return the functions of ``name``.c, or None if this machine cannot run or compile them.
 
-    They work on bf16 numbers, or on fp32 if ``half`` is False, unless a function has an argument
-    for it. They share torch's OpenMP threads, because torch's libgomp is already loaded.
+    They work on bf16 numbers, or on fp32 numbers if ``half`` is False, unless a function has an
+    argument for the type. They share torch's OpenMP threads, because torch's libgomp is already
+    loaded.
     """
     return kernel(name, usable_isa(), half=half).library
 
 
 def describe_kernels(*, half: bool) -> str:
-    """Return one line: the kernels that a bf16 (``half``) or fp32 run uses, and why not others.
+    """Return one line: the kernels that a bf16 (``half``) or fp32 run uses, and why not the rest.
 
     Kernels that are not in the cache are compiled first.
     """
@@ -79,7 +84,7 @@ def kernel(name: str, isa: Isa, *, half: bool = True) -> Kernel:
         return Kernel(None, "needs an x86 CPU")
     try:
         library = _load_library(Path(__file__).with_name(f"{name}.c"), isa, half)
-    except _Failure as failure:  # gcc may be older than the CPU
+    except _Failure as failure:  # gcc may be older than the CPU, and not know its instructions
         return _next_lower_kernel(name, isa, half, str(failure))
     enable = getattr(library, f"{name}_enable", None)
     if enable is not None and not enable():

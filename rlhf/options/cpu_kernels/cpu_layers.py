@@ -1,4 +1,4 @@
-"""Layers that compute faster on a CPU: attention by matrix products, and products by oneDNN.
+"""Layers that are faster on a CPU: attention by matrix products, and linear layers by oneDNN.
 
 The backward pass of attention by matrix products is much faster than that of fused attention.
 oneDNN multiplies fp32 matrices on CPUs where MKL, which torch calls, is slower.
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MATMUL = "matmul"  # name under which this attention is registered in transformers
-LONGEST = 512  # tokens; in longer sequences the S x S scores cost more than the fused kernel
+LONGEST = 512  # tokens of a sequence; in longer ones the S x S scores cost more than torch's kernel
 # Attention weights ("shares") are stored for the backward pass if tokens <= KEPT_TOKENS * head
-# size, as they then take no more memory than q, k and v. Otherwise they are recomputed.
+# size, because they then take no more memory than q, k and v. Otherwise they are recomputed.
 KEPT_TOKENS = 3
 
 
 def use_matmul_attention(model: PreTrainedModel) -> None:
-    """Make ``model`` use ``matmul_attention``, which falls back to torch's SDPA where it is faster.
+    """Make ``model`` use ``matmul_attention``, which calls torch's SDPA if SDPA is faster.
 
     A model that does not use transformers' attention interface keeps its own attention.
     """
@@ -43,7 +43,7 @@ def use_matmul_attention(model: PreTrainedModel) -> None:
 
 
 def attention_at_build(name: str | None) -> str | None:
-    """Return ``name``, or None for MATMUL, which is set only after the model is built."""
+    """Return the attention to build a model with: ``name``; None for MATMUL, which is set later."""
     return None if name == MATMUL else name
 
 
@@ -98,7 +98,10 @@ def _should_use_matmul(
 
 
 def _score_bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Return the bias (M, S, S) to add to scores; ``shape`` is (B, N, S, D), None means causal."""
+    """Return the bias (M, S, S) to add to scores: the mask, or a causal mask if it is None.
+
+    ``shape`` is (B, N, S, D).
+    """
     batch, heads, tokens, _ = shape
     least = torch.finfo(dtype).min  # not -inf: a row without any visible token would become NaN
     if mask is None:
@@ -152,7 +155,7 @@ def _attention_weights(
 
 
 class OnednnLinear(nn.Linear):
-    """A linear layer whose forward and backward passes multiply by ``multiply``."""
+    """A linear layer that multiplies matrices with oneDNN if oneDNN is faster than MKL."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the projection (..., O) of ``x`` (..., I)."""
@@ -163,7 +166,7 @@ class OnednnLinear(nn.Linear):
 
 
 def use_onednn_products(model: PreTrainedModel) -> None:
-    """Let ``model`` multiply by oneDNN where it is faster, except in the output layer."""
+    """If MKL is slow here, make all linear layers but the output layer use oneDNN."""
     if not has_slow_mkl():
         return
     output = model.get_output_embeddings()
@@ -173,7 +176,7 @@ def use_onednn_products(model: PreTrainedModel) -> None:
 
 
 def multiply(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return x W^T + b by the faster library; autograd does not record oneDNN's products."""
+    """Return x W^T + b, computed by the faster library; autograd does not record oneDNN's."""
     if not _is_faster_with_onednn(x, weight_OI):
         return functional.linear(x, weight_OI, bias_O)
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
@@ -210,7 +213,7 @@ class _LinearByOnednn(torch.autograd.Function):
 
 
 def _weight_gradient(gradient_TO: Tensor, x_TI: Tensor) -> Tensor:
-    """Return the gradient of a weight (O, I); with AVX2, MKL multiplies it as fast as oneDNN."""
+    """Return the gradient of a weight (O, I); with AVX2 only, MKL is as fast as oneDNN here."""
     if onednn_isa() > Isa.avx2:
         return multiply(gradient_TO.T.contiguous(), x_TI.T.contiguous())
     return gradient_TO.T @ x_TI

@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from rlhf.options.cpu_kernels.compiling import compile_kernel
 
-LANES = 16  # most numbers that a vector load may read past the end of a table
+LANES = 16  # largest count of numbers that a vector load may read past the end of a table
 
 
 class CompiledActivation(IntEnum):
-    """The activation functions that decode.c has."""
+    """The activation functions of decode.c, by their numbers there."""
 
     none = 0
     relu = 1
@@ -30,7 +30,7 @@ class CompiledActivation(IntEnum):
 
 
 class Combine(IntEnum):
-    """The way a linear layer combines its result with another buffer: not, by + or by *."""
+    """The operation between a linear layer's result and another buffer: none, + or *."""
 
     alone = 0
     plus = 1
@@ -38,7 +38,7 @@ class Combine(IntEnum):
 
 
 class HeadsAt(NamedTuple):
-    """The place of a token's queries, keys or values in a buffer: ``heads`` vectors."""
+    """The place of queries, keys or values in a buffer: ``heads`` vectors per token."""
 
     buffer: int
     first: int  # index of the first vector within a token's row of the buffer
@@ -132,9 +132,10 @@ def decode_library(dtype: torch.dtype) -> Any | None:
 
 
 class DecodeProgram:
-    """Steps that read and write buffers; a buffer holds one row of numbers per token.
+    """A forward pass as a list of steps, which compiled code runs in one call.
 
-    All threads finish a step before the next step begins.
+    Steps read and write buffers; a buffer holds one row of numbers per token. All threads finish a
+    step before the next step begins.
     """
 
     def __init__(self, library: Any, dtype: torch.dtype) -> None:
@@ -161,7 +162,7 @@ class DecodeProgram:
         combine: Combine = Combine.alone,
         other: int = 0,
     ) -> None:
-        """Add a step y = combine(activation(x W^T + b), other); copy the weight for fast reads.
+        """Add a step y = combine(activation(x W^T + b), other); copy the weight in read order.
 
         ``x``, ``y`` and ``other`` are indices of buffers; ``other`` may be ``y``. bf16 requires an
         even number of inputs.
@@ -204,10 +205,11 @@ class DecodeProgram:
     def add_attention(
         self, heads: tuple[HeadsAt, HeadsAt, HeadsAt], kv_cache_2RKLD: Tensor, *, mixed: int
     ) -> None:
-        """Add steps for causal attention over a layer's KV cache, written to the buffer ``mixed``.
+        """Add steps for causal attention over a layer's KV cache; they write to ``mixed``.
 
         ``heads`` are queries, keys and values. The first step stores the keys and values of all
-        tokens in the KV cache. In the second, each token attends to its row up to its position.
+        tokens in the KV cache. In the second step, each token attends to the tokens of its row up
+        to its own position. ``mixed`` is the index of a buffer.
         """
         capacity, size = kv_cache_2RKLD.shape[3:]
         step = _Attention(

@@ -1,4 +1,4 @@
-"""The kernels of a CPU, in C; None where torch computes instead."""
+"""The kernels for CPUs, in C; a function returns None if torch computes instead."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from rlhf.rollout.decoders.layers import AdapterOf
 
 
 def describe(dtype: Dtype) -> str | None:
-    """Return the line of ``describe_kernels``; None for fp16, which has no kernels."""
+    """Return one line that names the kernels; None for fp16, which has no kernels."""
     if dtype not in {Dtype.bf16, Dtype.fp32}:
         return None
     return describe_kernels(half=dtype is Dtype.bf16)
 
 
 def adamw_update(_sizes: Sequence[int], _device: torch.device) -> AdamwKernel | None:
-    """Return AdamW's update."""
+    """Return the kernel of the AdamW update; None if it cannot be compiled."""
     return adamw_kernel()
 
 
 def average_kernel(_sizes: Sequence[int], _device: torch.device) -> None:
-    """Return None: torch averages split weights."""
+    """Return None: torch updates moving averages."""
 
 
 def logprobs_kernel(logits: Tensor) -> LogprobKernel | None:
-    """Return log-probs of logits of this dtype, and their gradient."""
+    """Return the kernel that computes log-probs from logits of this dtype, or None."""
     return cpu_logprob_kernel(logits)
 
 
@@ -43,11 +43,11 @@ draw_kernel = logprobs_kernel  # the same kernel samples too
 def build_decoder(
     parts: DecoderModules, adapter_of: AdapterOf, *, rows: int, tokens: int, dtype: torch.dtype
 ) -> CompiledDecoder | None:
-    """Return a decoder whose forward pass is one call."""
+    """Return a decoder whose forward pass is one call of compiled code, or None."""
     if not can_compile(parts, dtype):
         return None
     return CompiledDecoder(parts, adapter_of, rows=rows, tokens=tokens, dtype=dtype)
 
 
 def attention_kernel(_device: torch.device, _dtype: torch.dtype, *, group: int, size: int) -> None:
-    """Return None: torch attends over a KV cache."""
+    """Return None: torch computes attention over a KV cache."""

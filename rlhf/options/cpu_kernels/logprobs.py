@@ -1,6 +1,6 @@
-"""Log-probabilities from logits in one pass on a CPU, where torch takes five.
+"""Log-probabilities from logits in one pass on a CPU, where torch takes five passes.
 
-Softmax of attention scores, bf16 or fp32, as torch is slow on short rows.
+Also the softmax of attention scores in bf16 or fp32, because torch is slow on short rows.
 Shapes: N = tokens, V = vocabulary, ... = any leading dimensions, S = scores of a row.
 """
 
@@ -16,7 +16,7 @@ from rlhf.options.cpu_kernels.compiling import compile_kernel
 
 
 def cpu_logprob_kernel(logits: Tensor) -> LogprobKernel | None:
-    """Return the CPU kernel, which can also sample, for the dtype of ``logits``, or None."""
+    """Return the kernel for logits of this dtype on a CPU, which can also sample, or None."""
     if not logits.is_cpu or logits.dtype not in {torch.bfloat16, torch.float32}:
         return None
     library = compile_kernel("logprobs", half=logits.dtype is torch.bfloat16)
@@ -114,9 +114,9 @@ def softmax_(scores: Tensor) -> Tensor:
 
 
 def softmax_gradient_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
-    """Overwrite ``slopes`` with scale times the gradient of the scores (..., S); return it.
+    """Turn the gradient of ``shares`` into scale times the gradient of scores, in place; return it.
 
-    ``slopes`` is first the gradient of ``shares``, which are the softmax of the scores.
+    ``slopes`` (..., S) is the gradient to overwrite. ``shares`` are the softmax of the scores.
     """
     library = _softmax_library(slopes)
     if library is None:

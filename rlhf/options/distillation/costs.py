@@ -1,4 +1,4 @@
-"""Costs of a teacher in the place of the reference."""
+"""Costs of a teacher that replaces the reference."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlhf.config.schema.run import RunConfig
 
 
 class TeacherCosts(Costs):
-    """The memory and passes of a teacher, which may have another size than the policy."""
+    """Costs of a teacher: memory and passes of a model that may be larger than the policy."""
 
     def model_sources(
         self, config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
     ) -> dict[Role, tuple[str, ModelConfig]]:
-        """Return the sources with the teacher's folder or hub id for PPO's reference."""
+        """Return the sources of models, with the teacher as PPO's reference."""
         if phase is not Phase.ppo:
             return sources
         path = config.ppo.teacher_path

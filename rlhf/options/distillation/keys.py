@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True)
 class DistillationKeys:
-    """Part of the group ``ppo``."""
+    """Keys of the group ``ppo`` for the teacher."""
 
     teacher_path: str | None
     """Model folder or hub id of a teacher, which is the reference of the KL penalty; null: none."""

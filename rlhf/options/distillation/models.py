@@ -1,4 +1,4 @@
-"""Plug the teacher into the building of the reference, and into the checks of tokenizers."""
+"""Make the teacher PPO's reference, and check that its tokens are the run's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_tokenizer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> No
 
 
 def find_reference(config: RunConfig, phase: Phase, _: TokenEngine) -> ModelSource | None:
-    """Return the source of the teacher; None in a phase without one."""
+    """Return the source of the teacher; None in phases other than PPO."""
     if phase is not Phase.ppo:
         return None
     path = str(expand_user_path(str(config.ppo.teacher_path), key=KEY))

@@ -1,1 +1,1 @@
-"""Several reward models, trained together and combined to one score."""
+"""Several reward models, whose scores are combined to one score."""

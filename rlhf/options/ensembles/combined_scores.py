@@ -1,4 +1,7 @@
-"""Scores of several reward models, combined. Shapes: M = members of an ensemble, ... = any."""
+"""One score from the scores of several reward models.
+
+Shapes: M = members of an ensemble, ... = any leading dimensions.
+"""
 
 from __future__ import annotations
 
@@ -24,5 +27,5 @@ def combine_scores(scores_M: Tensor, *, combine: str, coef: float) -> Tensor:
 
 
 def disagreement(scores_M: Tensor) -> Tensor:
-    """Return the deviation (...) of scores (..., M) over the members."""
+    """Return the standard deviation (...) of scores (..., M) over the members."""
     return scores_M.std(dim=-1, correction=0)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class EnsembleCosts(Costs):
-    """The weights of the reward models after the first: top layers, norm and head."""
+    """Costs of the members after the first: the weights of their own top layers, norm and head."""
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
-        """Add the weights, unless members are averaged to one model after their training."""
+        """Add the members' weights, unless the members have been averaged to one model."""
         reward, shape = config.reward, model.shape
         is_one = model.role is Role.reward and reward.combine is CombineName.warm
         if is_one or model.role not in (Role.reward_training, Role.reward):

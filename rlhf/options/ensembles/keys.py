@@ -1,4 +1,4 @@
-"""Keys of the reward model's members, and of the score that they make together."""
+"""Keys of the reward model's members, and of the score that combines their scores."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rlhf.base.seams import MeasureNames
 from rlhf.config.choices import Phase
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, Unread, key, results_of
 
-SHARED_LAYERS = 4  # a member has one of so many layers as its own, the others are shared
+SHARED_LAYERS = 4  # by default a member has 1 / SHARED_LAYERS of all layers as its own
 
 
 MEASURES = MeasureNames(evaluated=["disagreement"])
 
 
 class CombineName(StrEnum):
-    """Ways to make one score of the members of a reward model; warm averages their weights."""
+    """Ways to combine the members' scores to one score; warm averages the weights instead."""
 
     mean = "mean"
     worst = "worst"
@@ -26,7 +26,7 @@ class CombineName(StrEnum):
 
 
 def phases_that_combine(config: Any) -> frozenset[Phase]:
-    """Return the phases that read reward.combine: training only distinguishes warm."""
+    """Return the phases whose results reward.combine changes: PPO, and with warm also reward."""
     trains = {Phase.reward} if config.reward.combine is CombineName.warm else set()
     return frozenset({Phase.ppo, *trains})
 
@@ -49,7 +49,7 @@ UNWEIGHTED = (
 
 @dataclass(kw_only=True)
 class EnsembleKeys:
-    """Part of the group ``reward``."""
+    """Keys of the group ``reward`` for an ensemble of reward models."""
 
     members: int = key(ABOVE_0, affects=results_of(Phase.reward, Phase.ppo), is_inherited=True)
     """Reward models of the ensemble: the first is trained whole, the others on its layers."""
@@ -70,5 +70,5 @@ class EnsembleKeys:
     """Factor of the variance over the members, for combine=uncertainty."""
 
     def num_own_layers(self, total: int) -> int:
-        """Return the number of a member's own layers in a model of ``total`` layers."""
+        """Return the number of layers that a further member has as its own, of ``total`` layers."""
         return self.member_layers or max(1, total // SHARED_LAYERS)

@@ -1,4 +1,4 @@
-"""Ensembles of reward models that share their lower blocks, and so cost less than as many models.
+"""Ensembles of reward models that share their lower blocks, so that they cost less than M models.
 
 The first member is an ordinary ``Scorer``, which is trained whole. Every further member has its own
 copy of the top blocks, of the norm after them, and a head of its own. It starts from hidden states
@@ -33,12 +33,12 @@ from rlhf.phases.shared.scoring import ResponseScores, WholeSequences
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MEMBERS_FILE = "members.safetensors"  # beside the weights of the first member
-OFFSETS = "offsets"  # the name of the members' zeros in that file
+MEMBERS_FILE = "members.safetensors"  # in the folder with the weights of the first member
+OFFSETS = "offsets"  # name of the tensor in that file that is subtracted from the members' values
 
 
 class Combination(NamedTuple):
-    """The settings that make one score of the members' scores."""
+    """The settings by which the members' scores are combined to one score."""
 
     members: int = 1
     name: CombineName = CombineName.mean
@@ -55,7 +55,7 @@ class Combination(NamedTuple):
 
 
 class Member(nn.Module):
-    """The top blocks of one further member, the norm after them, and its head."""
+    """A further member of an ensemble: its own top blocks, the norm after them, and its head."""
 
     def __init__(self, blocks: Sequence[nn.Module], tail: Sequence[nn.Module], head: nn.Module):
         super().__init__()
@@ -71,8 +71,8 @@ class Member(nn.Module):
 class Ensemble(nn.Module):
     """A frozen ensemble, which returns one combined value for every token like a ``Scorer``.
 
-    ``offsets_M`` are subtracted from the members' values: the Bradley-Terry loss leaves the zero of
-    each member open.
+    ``offsets_M`` are subtracted from the members' values, because the Bradley-Terry loss does not
+    fix where the scale of each member has its zero.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ def record_member_calls(
 def grow_members(scorer: Scorer, config: RewardConfig, *, seeds: Sequence[int]) -> list[Member]:
     """Return one further member for each of ``seeds``, with copies of the scorer's top blocks.
 
-    The heads are drawn from the seeds; if weights will be averaged, they are copies too, since the
-    mean of unrelated heads is close to 0.
+    The weights of the heads are drawn from the seeds. If members will be averaged, heads are copies
+    too, since the mean of unrelated heads is close to 0.
 
     Raises:
         CapabilityError: if the names of the blocks of the model's family are unknown.
@@ -142,7 +142,7 @@ def grow_members(scorer: Scorer, config: RewardConfig, *, seeds: Sequence[int]) 
 
 
 def copy_first_member(scorer: Scorer, member: nn.Module) -> None:
-    """Copy the first member's own weights into ``member``."""
+    """Copy the first member's weights of the layers that are not shared into ``member``."""
     with torch.no_grad():
         for name, weight in _own_state(scorer, _num_layers([member])).items():
             member.get_parameter(name).copy_(weight)
@@ -150,7 +150,7 @@ def copy_first_member(scorer: Scorer, member: nn.Module) -> None:
 
 @contextmanager
 def swap_in_mean(scorer: Scorer, members: Sequence[nn.Module]) -> Iterator[None]:
-    """Replace the first member's own weights by the mean over all members within the context."""
+    """Replace the first member's unshared weights by the members' mean within the context."""
     own = _own_state(scorer, _num_layers(members))
     before = {name: weight.clone() for name, weight in own.items()}
     with torch.no_grad():
@@ -232,7 +232,7 @@ def _num_layers(members: Sequence[nn.Module]) -> int:
 
 
 def _own_parts(scorer: Scorer, num_layers: int) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Return the top ``num_layers`` blocks (0: all) of a scorer, and the modules after them."""
+    """Return a scorer's top ``num_layers`` blocks (0: all blocks), and the modules after them."""
     path, tail = find_block_and_tail_paths(scorer.pretrained, needed_by="reward.members", off="1")
     base = scorer.pretrained.base_model
     blocks = list(base.get_submodule(path))
@@ -240,7 +240,7 @@ def _own_parts(scorer: Scorer, num_layers: int) -> tuple[list[nn.Module], list[n
 
 
 def _own_state(scorer: Scorer, num_layers: int) -> dict[str, nn.Parameter]:
-    """Return the first member's own weights under the names that a ``Member`` has for them."""
+    """Return the first member's weights that are not shared, by their names in a ``Member``."""
     blocks, tail = _own_parts(scorer, num_layers)
     parts = {f"branch.blocks.{i}": block for i, block in enumerate(blocks)}
     parts |= {f"branch.tail.{i}": module for i, module in enumerate(tail)}
@@ -253,7 +253,7 @@ def _own_state(scorer: Scorer, num_layers: int) -> dict[str, nn.Parameter]:
 
 
 def _redraw_head(head: nn.Module, *, seed: int) -> None:
-    """Draw new weights of a head from ``seed``, with the deviation of its weights."""
+    """Replace a head's weights by numbers drawn from ``seed``, with the same deviation."""
     weight = head.get_parameter("weight")
     fresh = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Plug the members into the reward phase, the checks of models, and loaded reward models."""
+"""Make the reward phase train all members, check its model, and load trained members."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def build_reward_trainer(
 def complete_reward_model(
     scorer: Scorer, source: ModelSource, keys: Mapping[str, Any]
 ) -> Scorer | Ensemble:
-    """Return the reward model of a run with these ``keys``; without reward.members: one member."""
+    """Return the reward model of a run with these ``keys``: one model without reward.members."""
     combination = Combination()
     if "reward.members" in keys:
         name = CombineName(keys["reward.combine"])

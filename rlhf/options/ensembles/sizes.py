@@ -1,4 +1,4 @@
-"""Steps in which the further members of the reward model learn, after those of the first."""
+"""Number of steps in which the further members learn, after the steps of the first member."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 def further_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
-    """Return the optimizer steps of the further members; 0 in other phases."""
+    """Return the number of optimizer steps of the further members; 0 in other phases."""
     if phase is not Phase.reward:
         return 0
     return math.ceil(examples * config.reward.member_epochs / examples_per_step(config, phase))

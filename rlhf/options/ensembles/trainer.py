@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 class EnsembleTrainer(RewardTrainer):
     """A trainer whose first member learns like a single reward model.
 
-    After ``start_members`` the first member is fixed, and the further members learn on hidden
-    states of its lower blocks, which are computed once for all of them. Each has an engine of its
-    own: its gradient is clipped, and its optimizer steps, as if it were trained alone.
+    After ``start_members`` the first member is frozen, and the further members learn from hidden
+    states of its lower blocks, which are computed once for all of them. Each member has its own
+    engine, which clips its gradient and steps its optimizer as if the member were trained alone.
     """
 
     def __init__(self, context: RunContext, steps: Sequence[PairStep], pairs: Dataset) -> None:
@@ -59,7 +59,7 @@ class EnsembleTrainer(RewardTrainer):
             self.start_members()
 
     def start_members(self) -> None:
-        """Fix the first member, and build the engines of the further members."""
+        """Build the engines of the further members; from now on the first member is frozen."""
         if self._is_warm:
             for member in self._waiting:  # only weights with a common start can be averaged
                 copy_first_member(self.scorer, member)
@@ -84,12 +84,15 @@ class EnsembleTrainer(RewardTrainer):
         return further or [first]
 
     def pair_weights(self, pairs: Sequence[int], weights: Sequence[float]) -> Tensor:
-        """Return the weights (M, B) of the pairs, in which each further member has its own part."""
+        """Return the weights (M, B) of the pairs: each further member has its own weights."""
         weights_1B = super().pair_weights(pairs, weights)
         return weights_1B * self._pair_weights_MN[:, list(pairs)] if self.members else weights_1B
 
     def values(self, ids_BS: Tensor, *, trains: bool = False) -> Iterator[Tensor]:
-        """Yield values (B, S) of all members, of those that learn, or of their mean (WARM)."""
+        """Yield values (B, S) of all members; if ``trains``, of the members that learn now.
+
+        An evaluation with WARM yields the values of the first engine, which has the mean weights.
+        """
         first, *further = self.engines.values()
         if not further or (self.averages and not trains):
             yield first(ids_BS)
@@ -102,7 +105,7 @@ class EnsembleTrainer(RewardTrainer):
             yield engine(calls)
 
     def measure_scores(self, chosen_BM: Tensor, rejected_BM: Tensor, keep_B: Tensor) -> Metrics:
-        """Return also the disagreement, and each member's accuracy and mean score."""
+        """Return the usual metrics, the disagreement, and each member's accuracy and mean score."""
         found = super().measure_scores(chosen_BM, rejected_BM, keep_B)
         margin_BM = chosen_BM - rejected_BM
         if margin_BM.shape[1] == 1:
@@ -115,11 +118,11 @@ class EnsembleTrainer(RewardTrainer):
         return found
 
     def final_weights(self) -> AbstractContextManager[None]:
-        """Swap in, with WARM, the mean over the members."""
+        """With WARM, replace the model's weights by the members' mean within the context."""
         return swap_in_mean(self.scorer, self.members) if self.averages else nullcontext()
 
     def results(self, after: RewardEvaluation) -> dict[str, Any]:
-        """Return also the accuracy of each member."""
+        """Return the usual results and the accuracy of each member."""
         own = _each("member/", after)
         named = {f"member {number}": x for number, x in enumerate(own, start=1)}
         return super().results(after) | ({"member_accuracies": named} if named else {})
@@ -128,7 +131,7 @@ class EnsembleTrainer(RewardTrainer):
         """Return a function that writes the further members, unless their mean is the model."""
         if self.averages or not self.members:
             return None
-        # Scores of a regression have a zero; with a pairwise loss each member has its own.
+        # Regression fixes the zero of scores; with a pairwise loss each member has its own zero.
         has_zero = self.context.config.reward.loss is RewardLossName.regression
         offsets_M = torch.tensor([0.0 if has_zero else mean for mean in _each("mean/", after)])
         return partial(save_members, members=self.members, offsets_M=offsets_M)
@@ -139,12 +142,12 @@ class EnsembleTrainer(RewardTrainer):
 
 
 def _each(start: str, after: RewardEvaluation) -> list[float]:
-    """Return the members' means whose names begin with ``start``."""
+    """Return the value for each member of the metrics whose names begin with ``start``."""
     return [mean.value() for name, mean in after.means.items() if name.startswith(start)]
 
 
 def _draw_pair_weights(config: RewardConfig, num_pairs: int, *, seed: int) -> Tensor:
-    """Return the weight (M, N) of each of N pairs in the loss of each further member."""
+    """Draw the weight (M, N) of each of N pairs in the loss of each further member."""
     weights_MN = torch.ones(config.members - 1, num_pairs)
     if config.reweight_pairs:
         for number, weights_N in enumerate(weights_MN, start=1):

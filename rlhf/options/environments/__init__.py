@@ -1,1 +1,1 @@
-"""Several turns with tools, games or users in place of one response (docs/environments.md)."""
+"""Episodes of several turns with tools, games or users, instead of single responses."""

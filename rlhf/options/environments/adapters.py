@@ -38,7 +38,7 @@ def refuse_id(name: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except Exception as error:  # packages raise AssertionError, AttributeError and what they like
+    except Exception as error:  # packages raise AssertionError, AttributeError and others
         raise ConfigError(
             f"environment.id={name}: its package cannot make it with these environment.options "
             f"({failure_reason(error, None)})"
@@ -46,10 +46,10 @@ def refuse_id(name: str) -> Iterator[None]:
 
 
 class SeparateRandomness:
-    """An environment whose code uses Python's and NumPy's global random numbers.
+    """A wrapper of an environment that uses Python's and NumPy's global random numbers.
 
-    Each episode has a state of its own: it is seeded by ``reset``, put in place during every call
-    and replaced by the caller's state afterwards.
+    Each episode has its own random state. ``reset`` seeds the state, and every call swaps it in and
+    restores the caller's state afterwards.
     """
 
     def __init__(self, inner: Environment) -> None:
@@ -71,7 +71,7 @@ class SeparateRandomness:
         return self._with_own_state(lambda: self._inner.step(text))
 
     def __getattr__(self, name: str) -> Any:
-        """Return the inner environment's ``optimum``, ``tools`` and experts."""
+        """Return an attribute of the inner environment, such as ``optimum`` or ``random_turn``."""
         return getattr(self._inner, name)
 
     def _with_own_state(self, call: Callable[[], T]) -> T:
@@ -87,7 +87,7 @@ class SeparateRandomness:
 
 @contextmanager
 def global_random(seed: int) -> Iterator[None]:
-    """Seed the global random numbers for the block, and restore them after it."""
+    """Seed the global random numbers within the context, and restore their state after it."""
     others = _random_state()
     _seed_random_state(seed)
     try:
@@ -137,7 +137,7 @@ class GymnasiumText:
     """
 
     def __init__(self, id: str, actions: Sequence[str] = (), **options: Any) -> None:
-        """Make the environment; ``actions`` names the actions of one that is not toy text."""
+        """Make the environment; ``actions``, if given, are the names of its actions."""
         gymnasium = import_package(EnvironmentKind.gymnasium, "gymnasium")
         with refuse_id(id):
             self._env = gymnasium.make(id, **options)
@@ -179,7 +179,7 @@ class GymnasiumText:
         return Step(self._seen, float(reward), bool(terminated), bool(truncated), info)
 
     def random_turn(self, rng: Random) -> str:
-        """Return the name of any action."""
+        """Return the name of a random action."""
         return rng.choice(list(self._actions))
 
     def _describe(self, observation: Any) -> str:
@@ -217,7 +217,7 @@ class TextArenaGame:
         return self._messages()
 
     def step(self, text: str) -> Step:
-        """Make a move; the reward comes at the end."""
+        """Make a move; only the last step of the game has a reward."""
         done, _ = self._game.step(text)
         state = self._game.state
         if not done:
@@ -251,11 +251,10 @@ def _check_game(id: str, options: str) -> None:
 
 
 class ReasoningQuestion:
-    """A question of a generator of reasoning_gym, and one turn for the answer.
+    """An environment that asks one question of a reasoning_gym generator; one turn answers it.
 
-    The reward is the score of the answer, from 0 to 1.
-
-    ``optimum`` is 1 if the generator gives its own answer the score 1, and otherwise None.
+    The reward is the score of the answer, from 0 to 1. ``optimum`` is 1 if the generator's own
+    answer gets the score 1, and otherwise None.
     """
 
     def __init__(self, id: str, **options: Any) -> None:
@@ -278,17 +277,17 @@ class ReasoningQuestion:
             score = self._score(text.strip())
         except (
             Exception
-        ):  # scorers read answers with int() or json.loads, and raise what they raise
+        ):  # scorers read answers with int() or json.loads, and let their errors pass
             info = {"success": False, "malformed": True}
             return Step("", terminated=True, info=info)
         return Step("", reward=score, terminated=True, info={"success": score >= 1})
 
     def demonstration(self) -> str:
-        """Return the generator's own answer, which is empty if it has none."""
+        """Return the generator's own answer; "" if it has none."""
         return str(self._entry["answer"] or "")
 
     def _ask(self, seed: int) -> None:
-        # Some generators build all their rows at once, so that there is one.
+        # One row, since some generators build all their rows at once.
         self._data = self._package.create_dataset(self._id, seed=seed, size=1, **self._options)
         self._entry = self._data[0]
 
@@ -297,7 +296,7 @@ class ReasoningQuestion:
 
 
 class GemText:
-    """An environment of GEM (gem-llm), which has gymnasium's form over text already."""
+    """An environment of GEM (gem-llm), whose observations and actions are texts already."""
 
     def __init__(self, id: str, **options: Any) -> None:
         """Make the environment, or raise ConfigError."""
@@ -311,7 +310,7 @@ class GemText:
         return str(observation)
 
     def step(self, text: str) -> Step:
-        """Do the action that the turn holds in a box, as the instructions say."""
+        """Do the action that the turn has in a box, as the instructions require."""
         observation, reward, terminated, truncated, _ = self._env.step(text)
         success = bool(terminated) and float(reward) >= 1
         return Step(

@@ -1,4 +1,4 @@
-"""An episode that a model plays, in the place of a chat."""
+"""An episode that a model plays, instead of a chat."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 FLAG = "--environment"
 HELP = "let the model play an episode"
-PROMPT_MARK = r"^\[episode \d+\]"  # which samples.jsonl writes before the prompt of an episode
+PROMPT_MARK = r"^\[episode \d+\]"  # the text before the prompt of an episode in samples.jsonl
 
 
 def is_trained_for_play(keys: Mapping[str, object]) -> bool:
-    """Return True if a run with these keys has learned to play."""
+    """Return True if a run with these keys was trained on episodes."""
     return keys.get("data.source") == Source.environment
 
 
@@ -36,7 +36,7 @@ def play(
     seed: int,
     write: Callable[[str], None],
 ) -> None:
-    """Write every turn of the policy and of the environment, and what the episode came to.
+    """Let the model play an episode; write every turn, each observation, and the return.
 
     Raises:
         ConfigError: if the run has no environment, or it cannot be made.

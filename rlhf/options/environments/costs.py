@@ -1,4 +1,4 @@
-"""Costs of responses of several turns."""
+"""Costs of episodes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from rlhf.config.schema.run import RunConfig
 
 
 class EpisodeCosts(Costs):
-    """The KV cache of episodes that wait for their environment."""
+    """Costs of episodes: the KV cache of episodes that wait for their environment."""
 
     def adapt_generation(self, config: RunConfig, generation: Generation) -> Generation:
-        """Count parked episodes too; few episodes use all turns that they may take."""
+        """Add a KV cache per row, for a parked episode; few episodes take all their turns."""
         return generation._replace(caches_per_row=2, ends_early=True)
 
 

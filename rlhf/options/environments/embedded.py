@@ -11,14 +11,14 @@ from typing import Any
 from rlhf.base.errors import ConfigError
 from rlhf.options.environments.interface import Observation, Step
 
-CARDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10)  # an ace is 1; equally likely
+CARDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10)  # values of cards, equally likely; 1 is an ace
 BUST, DEALER_STANDS, EXPERT_STICKS = 21, 17, 17
-EXPERT_ERRS = 0.3  # part of the expert's turns that are random
+EXPERT_ERRS = 0.3  # share of the turns of blackjack's expert that are random
 TURNS = ("hit", "stick")
-EXPRESSION = re.compile(r"\d{1,9}([-+*]\d{1,9}){0,7}", re.ASCII)  # no number that takes long
+EXPRESSION = re.compile(r"\d{1,9}([-+*]\d{1,9}){0,7}", re.ASCII)  # up to 8 numbers of 9 digits
 CALL = "calc"
-EXPERT_FORGETS = 0.4  # part of the episodes in which the expert does not call the tool
-LONGEST_GUESS = 9  # digits
+EXPERT_FORGETS = 0.4  # share of episodes in which the calculator's expert does not call the tool
+LONGEST_GUESS = 9  # maximum number of digits
 
 
 class Blackjack:
@@ -29,7 +29,7 @@ class Blackjack:
     Source: Sutton and Barto, Reinforcement Learning, 2nd edition, example 5.1.
     """
 
-    optimum = -0.046556  # of perfect play, computed by tests/options/environments/test_blackjack.py
+    optimum = -0.046556  # mean return of perfect play; test_blackjack.py computes it
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
         """Deal two cards to the dealer, of which one is shown, and two to the player."""
@@ -42,8 +42,8 @@ class Blackjack:
     def step(self, text: str) -> Step:
         """Hit or stick; any other text loses the hand.
 
-        A turn that had no effect could be repeated until the episode is cut, with return 0, which
-        is more than perfect play wins.
+        If other texts had no effect, a policy could repeat one until the episode is cut, with
+        return 0, which is more than perfect play wins.
         """
         turn = text.strip().lower()
         if turn == "hit":
@@ -61,13 +61,13 @@ class Blackjack:
         return self._end(-1.0, malformed=True)
 
     def demonstration(self) -> str:
-        """Stick at 17 and more whatever the dealer shows, apart from random turns."""
+        """Return the expert's turn: stick at 17 or more, otherwise hit; some turns are random."""
         if self._expert.random() < EXPERT_ERRS:
             return self._expert.choice(TURNS)
         return "stick" if hand_value(self._player)[0] >= EXPERT_STICKS else "hit"
 
     def random_turn(self, rng: Random) -> str:
-        """Hit or stick at random."""
+        """Return hit or stick at random."""
         return rng.choice(TURNS)
 
     def _draw(self) -> int:
@@ -101,7 +101,7 @@ class Calculator:
     def __init__(
         self, tool: bool = True, largest: int = 999, terms: int = 2, operations: str = "+-*"
     ) -> None:
-        """Set the largest number in a question, how many numbers it has, and its operations."""
+        """Set the largest number in a question, the number of terms, and the operations."""
         if not 1 <= largest < 10**9:
             raise ConfigError(f"environment.options.largest={largest}: must be from 1 to 999999999")
         if terms not in range(2, 9):
@@ -120,7 +120,7 @@ class Calculator:
         for _ in range(self._terms - 1):
             self._question += rng.choice(self._operations) + str(rng.randint(1, self._largest))
         self._answer = evaluate_arithmetic(self._question)
-        self._told: str | None = None  # what the tool returned last
+        self._told: str | None = None  # the tool's last result
         self._expert = Random(f"expert {seed}")  # its choices do not change the episode
         self._forgets = self._expert.random() < EXPERT_FORGETS
         return f"{self._question}=?"
@@ -146,7 +146,7 @@ class Calculator:
         return Step(Observation(self._told, role="tool"), info={"success": False})
 
     def demonstration(self) -> str:
-        """Call the tool and repeat what it returns, or forget it and guess the last digit."""
+        """Return the expert's turn: call the tool, then repeat its result; or guess a digit."""
         if self._told is not None:
             return self._told
         if self._tool and not self._forgets:
@@ -170,7 +170,7 @@ def evaluate_arithmetic(expression: str) -> int:
 class NumberGuessing:
     """A hidden number to guess from the answers "higher" and "lower".
 
-    Bisection finds it, so that the largest return is known.
+    Bisection is the best strategy, so that the largest expected return is known.
     """
 
     def __init__(self, low: int = 1, high: int = 10, guesses: int = 4) -> None:
@@ -180,7 +180,7 @@ class NumberGuessing:
         if guesses < 1:
             raise ConfigError(f"environment.options.guesses={guesses}: must be 1 or more")
         self._low, self._high, self._guesses = low, high, guesses
-        # g guesses tell 2^g - 1 numbers apart: the middle one, and those of both halves.
+        # Bisection with g guesses finds any of 2^g - 1 numbers: the middle one, or one of a half.
         self.optimum = min(1.0, (2**guesses - 1) / (high - low + 1))
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
@@ -194,7 +194,7 @@ class NumberGuessing:
     def step(self, text: str) -> Step:
         """Compare a guess with the number; the episode ends when it is right or the last one."""
         self._left -= 1
-        answer = text.strip()  # also of control characters, which int does not read
+        answer = text.strip()  # also strips control characters, which int does not accept
         if not re.fullmatch(rf"-?\d{{1,{LONGEST_GUESS}}}", answer, re.ASCII):
             info = {"malformed": True, "success": False}
             return Step("not a number", terminated=self._left == 0, info=info)
@@ -210,9 +210,9 @@ class NumberGuessing:
         return Step(hint, terminated=self._left == 0, info={"success": False})
 
     def demonstration(self) -> str:
-        """Guess at random what the answers so far allow: right form, poor strategy."""
+        """Return the expert's turn: a random guess among the numbers that are still possible."""
         return str(self._expert.randint(*self._known))
 
     def random_turn(self, rng: Random) -> str:
-        """Return any number within the bounds."""
+        """Return a random number within the bounds."""
         return str(rng.randint(self._low, self._high))

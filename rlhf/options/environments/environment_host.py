@@ -1,4 +1,4 @@
-"""One process with environments: its calls, their time limit, and replays after its end."""
+"""One process with environments: its calls and their time limit, and replays in a new process."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from rlhf.options.environments.interface import (
 )
 from rlhf.options.environments.keys import EnvironmentConfig, FailureName
 
-SECONDS_TO_SEND = 1.0  # the rest of a line whose beginning has arrived
+SECONDS_TO_SEND = 1.0  # time for the rest of a line whose beginning has arrived
 
 
 @dataclass
 class _History:
-    """What an episode was given and answered, so that another process can repeat it."""
+    """The turns and answers of an episode so far, with which another process can replay it."""
 
     start: EpisodeStart
-    process: int  # the number of the process in which it lives; see Host.starts
+    process: int  # the number (see Host.starts) of the process in which the episode runs
     turns: list[str | Player] = field(default_factory=list)
     answers: list[Step] = field(default_factory=list)
 
@@ -42,21 +42,21 @@ class _Call(NamedTuple):
     episode: int
     history: _History
     turn: str | Player | None = None
-    repeats: int | None = None  # a replay, whose answer must equal this answer of the history
+    repeats: int | None = None  # of a replay: index of the answer in the history that must recur
 
 
 class Host:
-    """One process with the episodes that live in it; it runs one call at a time."""
+    """One process and the episodes that run in it; it runs one call at a time."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         self._config = config
-        self.starts = 0  # processes started so far
+        self.starts = 0  # number of processes started so far
         self.process: IsolatedProcess | None = None
         self._histories: dict[int, _History] = {}
         self._waiting: deque[_Call] = deque()
         self._running: _Call | None = None
         self._is_ready = False
-        self._calls = 0  # of this process
+        self._calls = 0  # number of calls that this process has got
         self.until = math.inf  # deadline of the running call or of the start
         self.facts = EnvironmentFacts()
 
@@ -66,11 +66,11 @@ class Host:
         return self._running is not None or bool(self._waiting)
 
     def start(self) -> None:
-        """Start a process, which answers the configuration later."""
+        """Start a process, and send it the configuration without waiting for its answer."""
         self.starts, self._calls, self._is_ready = self.starts + 1, 0, False
         self.process = IsolatedProcess("rlhf.options.environments.process_pool:serve_environments")
         self.until = time.monotonic() + SECONDS_TO_START
-        with suppress(OSError):  # receiving fails too
+        with suppress(OSError):  # receiving will fail too, and report it
             self.process.send(asdict(self._config), self.until)
 
     def finish_start(self) -> None:
@@ -88,7 +88,7 @@ class Host:
         self._is_ready, self.until = True, math.inf
 
     def begin(self, episode: int, start: EpisodeStart) -> list[Reply]:
-        """Begin an episode in place of an earlier one with its number."""
+        """Begin an episode; it replaces an earlier episode of the same number."""
         self._forget(episode)
         history = self._histories[episode] = _History(start, self.starts)
         self._waiting.append(_Call(episode, history))
@@ -128,7 +128,7 @@ class Host:
             except OSError:
                 if self._calls == 1:
                     return self._end_process(FailureName.died)
-                self._running = None  # the process ended between two calls: this one did nothing
+                self._running = None  # the process ended before this call, which had no effect
                 self._waiting.appendleft(call)
                 self.close()
         return []
@@ -141,22 +141,22 @@ class Host:
                 return self._receive_ready()
             line = self.process.receive(time.monotonic() + SECONDS_TO_SEND)
             if (call := self._running) is None:
-                self.close()  # nothing was asked
+                self.close()  # the line answers no call
                 return []
             reply = _reply_in(line, call.episode)
         except TimeoutError:
             return []
-        except (OSError, ValueError, TypeError, KeyError):  # no line of this program
+        except (OSError, ValueError, TypeError, KeyError):  # the line is not a reply
             return self._end_process(FailureName.died)
         self._running, self.until = None, math.inf
         return [*self._answered(call, reply), *self.advance()]
 
     def expire(self) -> list[Reply]:
-        """End the process if its time is over; return the failure of its call."""
+        """End the process if its deadline has passed; return the failure of its call."""
         return self._end_process(FailureName.timeout) if time.monotonic() >= self.until else []
 
     def close(self) -> None:
-        """End the process; what waits is answered by the next one."""
+        """End the process; the next process gets the waiting calls."""
         if self.process is not None:
             self.process.close()
         # Replays begin again from the start in the next process.
@@ -208,7 +208,7 @@ class Host:
 
 
 def _replays(call: _Call) -> list[_Call]:
-    """Return the calls that bring an episode to where it was before this call."""
+    """Return the calls that replay an episode up to its state before ``call``."""
     turns = [None, *call.history.turns]
     return [_Call(call.episode, call.history, turn, i) for i, turn in enumerate(turns)]
 
@@ -221,7 +221,7 @@ def _content(call: _Call) -> dict[str, Any]:
 
 
 def _reply_in(line: Mapping[str, Any], episode: int) -> Reply:
-    """Return the reply in a line of the process; ValueError: it is another episode's."""
+    """Return the reply in a line of the process; raise ValueError if it is for another episode."""
     (text, role), *others = line["step"]
     failure = None if line["failure"] is None else FailureName(line["failure"])
     if line["episode"] != episode:

@@ -1,7 +1,7 @@
-"""The other side of episodes: environments, which answer the policy; and measures of episodes.
+"""The other side of episodes: environments that answer the turns of the policy.
 
-It is where text meets tokens: a turn is decoded once, for the environment, and an observation is
-encoded once, for the policy. No text is encoded again.
+Environments read texts, and the policy reads tokens: a turn is decoded once, for the environment,
+and an observation is encoded once, for the policy. No text is encoded again.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ ENVIRONMENT_FAULTS = (
 
 @dataclass(kw_only=True)
 class _Episode(Outcome):
-    """One episode so far."""
+    """An episode in progress: its outcome so far, and the state of its last turn."""
 
-    tokens: int = 0  # after the prompt
+    tokens: int = 0  # number of tokens after the prompt, up to the end of the last turn
     is_cut: bool = False  # the last turn reached its limit before its end token
 
 
@@ -49,7 +49,7 @@ class Episodes:
     """One batch of episodes with environments; an ``EpisodeCounterpart``.
 
     Raises:
-        RolloutError: if an environment begins otherwise than its prompt, or, also from
+        RolloutError: if an environment begins differently from its prompt; from
             ``continuations``, if faults of environments end more than max_failures episodes.
     """
 
@@ -70,7 +70,7 @@ class Episodes:
         self._prompts = prompts
         self._limits = limits
         self._faults: Counter[str] = Counter()
-        self._failed: dict[int, Reply] = {}  # episodes whose environment did not begin
+        self._failed: dict[int, Reply] = {}  # replies for episodes whose ``reset`` failed
         self._due: list[Reply] = []
         assert prompts.seeds is not None, "prompts of episodes have seeds"
         self._episodes = [_Episode() for _ in prompts.seeds]
@@ -82,7 +82,7 @@ class Episodes:
             self._begin(self._due.pop())
 
     def end_turn(self, request: Request) -> None:
-        """Decode the turn that has just ended, and give it to the environment."""
+        """Decode the turn that has just ended, and send it to the environment."""
         episode, index = self._episodes[request.index], request.index
         ids = request.ids[request.turn_starts[-1] :]
         text = self._tokenizer.decode(ids, skip_special_tokens=True).strip()
@@ -94,7 +94,7 @@ class Episodes:
             self._pool.step(index, text)
 
     def continuations(self, *, wait: bool) -> list[Continuation]:
-        """Return what follows turns: the next observation's ids, or the end of an episode."""
+        """Return continuations of episodes: the ids of the next observation, or the end."""
         replies, self._due = self._due or self._pool.replies(wait=wait), []
         answers = [(reply.episode, self._take(reply)) for reply in replies]
         open_ones = [(index, answer) for index, answer in answers if answer is not None]
@@ -105,11 +105,11 @@ class Episodes:
         ]
 
     def outcomes(self) -> Sequence[Outcome]:
-        """Return what each episode came to."""
+        """Return the outcome of each episode."""
         return self._episodes
 
     def _begin(self, reply: Reply) -> None:
-        """Check that an environment begins as its prompt says, or note that it failed."""
+        """Check that an environment begins with its prompt, or record that it failed."""
         if reply.failure is not None:
             self._failed[reply.episode] = reply
             return
@@ -122,7 +122,7 @@ class Episodes:
             )
 
     def _take(self, reply: Reply) -> Observation | None:
-        """Note what a reply brings; return the next observation, None if the episode is over."""
+        """Add a reply to its episode; return the next observation, None if the episode is over."""
         episode, step = self._episodes[reply.episode], reply.step
         found = [FailureName.cut_turn] if episode.is_cut else []
         found += [FailureName.malformed] if step.info.get("malformed") else []
@@ -153,7 +153,7 @@ class Episodes:
             episode.failures.append(FailureName.too_long)
             episode.rewards[-1] += self._price(FailureName.too_long)
             episode.truncated = True
-            episode.messages.pop()  # the policy never reads it
+            episode.messages.pop()  # the policy never reads this observation
             return Continuation(index, None)
         return Continuation(
             index,

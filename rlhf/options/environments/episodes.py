@@ -1,4 +1,4 @@
-"""Episodes of several turns: a rollout backend that talks to the other side of a counterpart.
+"""A rollout backend whose responses are episodes: conversations with a counterpart.
 
 Shapes: B = episodes, T = tokens after the prompt, of turns and observations.
 """
@@ -29,25 +29,25 @@ from rlhf.rollout.scheduler import Request
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What an episode has come to so far."""
+    """The rewards, messages and end of an episode, or of its part so far."""
 
-    rewards: list[float] = field(default_factory=list)  # of its turns
+    rewards: list[float] = field(default_factory=list)  # one per turn
     messages: list[Utterance] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    ended: bool = False  # by itself
+    ended: bool = False  # True if the environment ended the episode
     truncated: bool = False
-    success: float = 0.0  # 1 or 0; 0 also where the environment does not say
+    success: float = 0.0  # 1 or 0; 0 also if the environment does not report success
 
 
 class EpisodeCounterpart(Counterpart, Protocol):
     """The other side of one batch of episodes."""
 
     def outcomes(self) -> Sequence[Outcome]:
-        """Return what each episode came to, after all have ended."""
+        """Return the outcome of each episode, after all have ended."""
 
 
 class EpisodeLimits(NamedTuple):
-    """The most tokens of a turn, and of an episode after its prompt."""
+    """The maximum number of tokens of a turn, and of an episode after its prompt."""
 
     turn: int
     episode: int
@@ -56,9 +56,9 @@ class EpisodeLimits(NamedTuple):
 class EpisodeRollout:
     """A ``RolloutBackend`` whose responses are episodes.
 
-    The fast backend goes on with other rows while one waits for its observation, and keeps the KV
-    cache of what was said. Every other backend is given all that was said as a prompt, turn by
-    turn: a vLLM server then finds the beginning in its prefix cache.
+    The fast backend decodes other rows while a row waits for its observation, and keeps the row's
+    KV cache. Every other backend gets, for each turn, the conversation so far as a prompt. A vLLM
+    server has most of this prompt in its prefix cache.
     """
 
     def __init__(
@@ -93,8 +93,9 @@ class EpisodeRollout:
     ) -> tuple[list[Request], bool]:
         """Return the episodes, and whether the backend measures log-probabilities.
 
-        All turns number k are sampled together. A rank whose episodes have ended samples its first
-        prompt again as long as others work, because a pass of a sharded model needs all ranks.
+        Turn k of all episodes is sampled in one batch. A rank whose episodes have all ended samples
+        its first prompt again while other ranks still sample, because a pass of a sharded model
+        needs all ranks.
         """
         limit, measures = min(self._limits), True
         episodes = [Request(i, tuple(ids), limit) for i, ids in enumerate(unpad_prompts(prompts))]
@@ -112,7 +113,7 @@ class EpisodeRollout:
         return episodes, measures
 
     def _next_turn(self, prompts: PromptBatch, episodes: Sequence[Request]) -> PromptBatch:
-        """Return all that was said in ``episodes`` as prompts, with the draws of the next turn."""
+        """Return the ``episodes`` so far as prompts, with the random draws of their next turn."""
         said = [[*episode.prompt, *episode.ids] for episode in episodes]
         padded = pad_rows(said, pad_id=self._pad_id, on_left=True)
         ids_BP, attend_BP = (copy_to_device(each, prompts.ids_BP.device) for each in padded)
@@ -143,7 +144,7 @@ def _add_turn(episode: Request, turn: Sampled) -> None:
 
 
 def _continue(active: Sequence[Request], counterpart: Counterpart) -> list[Request]:
-    """Return those of ``active`` that go on, with their observations added."""
+    """Add observations to the ``active`` episodes; return the episodes that have not ended."""
     by_index = {episode.index: episode for episode in active}
     due, going_on = len(active), []
     while due:

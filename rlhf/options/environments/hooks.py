@@ -28,7 +28,7 @@ from rlhf.phases.ppo.targets import (
 
 
 class EpisodeHook(PpoHook):
-    """Adds what episodes have in addition to single responses."""
+    """A hook that adds rewards and advantages of turns, and measures of episodes."""
 
     def target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Return the steps with rewards of turns, and the estimator of ppo.gae_unit."""
@@ -49,7 +49,7 @@ class EpisodeHook(PpoHook):
 
 
 def _combine(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Step: sum the other parts: rewards of the environment belong to turns."""
+    """Step: sum the parts of the score, without the environment's, which belongs to turns."""
     scores_BK = scaled_part_scores(maker, rollout)
     for number, part in enumerate(maker.parts.values()):
         if part.kind is RewardKind.environment:
@@ -71,7 +71,7 @@ def _add_turn_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) ->
 
 
 def _estimate(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Step: estimate advantages by GAE; the critic's value stands for the rest of cut episodes.
+    """Step: estimate advantages by GAE; the critic's value replaces the rest of a cut episode.
 
     With ppo.gae_unit=turn a time step is a turn.
     """

@@ -19,19 +19,19 @@ from rlhf.options.environments.keys import FailureName
 
 
 class Observation(NamedTuple):
-    """What the policy reads before its next turn."""
+    """A text of the environment, which the policy reads before its next turn."""
 
     text: str
-    role: str = "user"  # who says it, as the chat template names the speakers: user or tool
+    role: str = "user"  # the speaker's role in the chat template: user or tool
 
 
 def as_observation(given: Observation | str) -> Observation:
-    """Return what an environment says as an observation; text alone is the user's."""
+    """Return ``given`` as an observation; a plain text gets the role user."""
     return given if isinstance(given, Observation) else Observation(given)
 
 
 class Step(NamedTuple):
-    """What follows a turn of the policy."""
+    """An environment's answer to a turn of the policy."""
 
     observation: Observation | str  # not read after the end of the episode
     reward: float = 0.0
@@ -43,7 +43,10 @@ class Step(NamedTuple):
 
 
 class Environment(Protocol):
-    """One conversation at a time; the same seed, row and turns give the same episode."""
+    """A task in turns, one episode at a time.
+
+    Episodes with equal seeds, rows and turns must be equal.
+    """
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> Observation | str:
         """Begin an episode; ``row`` holds the columns of the data's row, {} without data."""
@@ -51,40 +54,40 @@ class Environment(Protocol):
     def step(self, text: str) -> Step:
         """Answer a turn of the policy."""
 
-    # Where it has them: ``optimum: float``, the largest expected return; ``demonstration()``, the
-    # next turn of an expert, which SFT learns from; ``random_turn(rng)``, a turn of a policy that
-    # knows the rules and nothing else, the floor of evaluations.
+    # Optional attributes: ``optimum: float``, the largest expected return; ``demonstration()``, the
+    # next turn of an expert, which SFT learns from; ``random_turn(rng)``, a random valid turn, with
+    # whose return evaluations are compared.
 
 
 class EpisodeStart(NamedTuple):
-    """What an episode begins with: its seed, and the columns of the data's row."""
+    """The arguments with which an episode begins: its seed, and the columns of the data's row."""
 
     seed: int
     row: Mapping[str, Any] = {}
 
 
 class Player(StrEnum):
-    """Players that an environment may bring along, to play a turn instead of the policy."""
+    """Players of an environment, which take turns instead of the policy."""
 
     expert = "expert"
     random = "random"
 
 
 class EnvironmentFacts(NamedTuple):
-    """What an environment says of itself."""
+    """Facts about an environment: its largest expected return, and the players that it has."""
 
     optimum: float | None = None
     players: tuple[Player, ...] = ()
 
 
 class Reply(NamedTuple):
-    """What a pool answers for one episode: an observation, a step, or a failure."""
+    """A pool's answer for one episode: an observation, a step, or a failure."""
 
     episode: int
-    step: Step  # after reset: its observation alone
+    step: Step  # after reset, only its observation has a meaning
     failure: FailureName | None = None
     problem: str = ""  # the failure in one line, for messages
-    turn: str = ""  # of a player
+    turn: str = ""  # the turn that a player took
 
     @property
     def has_ended(self) -> bool:
@@ -93,20 +96,20 @@ class Reply(NamedTuple):
 
     @property
     def observation(self) -> Observation:
-        """Return what the environment says."""
+        """Return the observation of the step."""
         return as_observation(self.step.observation)
 
 
 class EnvironmentPool(Protocol):
-    """Environments of many episodes; ``reset`` and ``step`` return before the environment has."""
+    """The environments of many episodes; ``replies`` returns the answers of earlier calls."""
 
     facts: EnvironmentFacts
 
     def reset(self, episode: int, *, seed: int, row: Mapping[str, Any]) -> None:
-        """Begin the episode with this number, in place of an earlier one."""
+        """Begin the episode with this number, in place of an earlier one, without waiting."""
 
     def step(self, episode: int, turn: str | Player) -> None:
-        """Give a turn of the policy to an episode, or let one of its own players take the turn.
+        """Send the policy's turn to an episode, or let a player of the environment take the turn.
 
         Raises:
             KeyError: if the episode has not begun, or has ended.
@@ -125,11 +128,11 @@ FIELDS = len(Step._fields)
 
 
 class InvalidAnswerError(Exception):
-    """An answer that is no observation or no step; its message says why in one line."""
+    """An answer of an environment that is not valid; the message gives the reason in one line."""
 
 
 def reply_of(episode: int, call: Callable[[], Step]) -> Reply:
-    """Return the reply that a call of an environment gives, a failure included."""
+    """Call an environment; return its step, or its failure, as a reply."""
     try:
         return Reply(episode, call())
     except InvalidAnswerError as error:
@@ -139,12 +142,12 @@ def reply_of(episode: int, call: Callable[[], Step]) -> Reply:
 
 
 def failed(episode: int, failure: FailureName, problem: str) -> Reply:
-    """Return the reply for a call that failed; its step has no content."""
+    """Return the reply for a call that failed; the step of the reply is empty."""
     return Reply(episode, Step(Observation("")), failure, problem)
 
 
 def checked_observation(answer: Any) -> Observation:
-    """Return what ``reset`` or a step returned as an observation, or raise InvalidAnswerError."""
+    """Return ``answer`` as an observation, or raise InvalidAnswerError."""
     found = as_observation(answer)
     if not isinstance(found.text, str):
         kind = type(found.text).__name__
@@ -159,13 +162,16 @@ def checked_observation(answer: Any) -> Observation:
         )
     try:
         found.text.encode()
-    except UnicodeEncodeError as error:  # half of a character, which no tokenizer takes
+    except UnicodeEncodeError as error:  # half a surrogate pair, which no tokenizer accepts
         raise InvalidAnswerError("the observation is no Unicode text") from error
     return found
 
 
 def checked_step(answer: Any) -> Step:
-    """Return what ``step`` returned, or raise InvalidAnswerError; gymnasium's tuple will do."""
+    """Return the answer of ``step`` as a Step, or raise InvalidAnswerError.
+
+    A tuple as in gymnasium is accepted too.
+    """
     if not isinstance(answer, tuple) or isinstance(answer, Observation):
         raise InvalidAnswerError(f"step returned a {type(answer).__name__}: must be a Step")
     if not 1 <= len(answer) <= FIELDS:
@@ -190,7 +196,7 @@ def checked_step(answer: Any) -> Step:
 
 
 def _checked_info(info: Any) -> dict[str, Any]:
-    """Return an info as the JSON that it becomes between processes."""
+    """Return a checked ``info``, converted as by sending it to another process as JSON."""
     if not isinstance(info, Mapping):
         raise InvalidAnswerError(f"info is a {type(info).__name__}: must be a dict")
     found = dict(info)
@@ -210,11 +216,11 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"  # or NumPy's
 
 
-TOGETHER = 256  # episodes that are open at once
+TOGETHER = 256  # number of episodes that are played at the same time
 
 
 class PlayedTurn(NamedTuple):
-    """A turn of a player, and what followed it."""
+    """A turn of a player, and the environment's answer to it."""
 
     text: str
     observation: Observation | None  # None: the episode ended
@@ -222,7 +228,7 @@ class PlayedTurn(NamedTuple):
 
 
 class PlayedEpisode(NamedTuple):
-    """One episode as it was played; ``failure`` ended it."""
+    """An episode that a player has played, up to its end or to a ``failure``."""
 
     first: Observation
     turns: list[PlayedTurn]
@@ -239,7 +245,7 @@ class PlayedEpisode(NamedTuple):
 def play_episodes(
     pool: EnvironmentPool, starts: Sequence[EpisodeStart], *, player: Player | None, max_turns: int
 ) -> list[PlayedEpisode]:
-    """Play an episode from each of ``starts``; without a ``player`` only begin it."""
+    """Play an episode from each of ``starts``; without a ``player``, only begin the episodes."""
     episodes: list[PlayedEpisode] = []
     for begin in range(0, len(starts), TOGETHER):
         some = starts[begin : begin + TOGETHER]

@@ -1,4 +1,4 @@
-"""Examples that an environment makes, before a run starts."""
+"""Report to the planner if examples are slow to make."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from rlhf.config.schema.run import RunConfig
 
 
 class EpisodeExamples(JobParts):
-    """Examples that take an episode each, whose turns may be slow."""
+    """The job parts of environments: each example is an episode, whose turns may be slow."""
 
     def has_slow_examples(self, config: RunConfig) -> bool:
-        """Return True for an environment with processes of its own."""
+        """Return True for an environment that runs in separate processes."""
         return config.environment.is_used and bool(config.environment.processes)
 
 

@@ -23,7 +23,7 @@ FILES = ("environment.target",)
 
 
 class EnvironmentKind(StrEnum):
-    """Environments; none: single responses."""
+    """Kinds of environments; none: responses are single turns."""
 
     none = "none"
     number_guessing = "number_guessing"
@@ -38,7 +38,7 @@ class EnvironmentKind(StrEnum):
 
 
 class FailureName(StrEnum):
-    """What can go wrong in an episode: faults of the environment, then of the policy."""
+    """Failures of an episode: first faults of the environment, then faults of the policy."""
 
     timeout = "timeout"  # a step took longer than environment.step_seconds
     exception = "exception"  # the environment raised an error
@@ -57,7 +57,7 @@ MEASURES = MeasureNames(
 
 
 class GaeUnit(StrEnum):
-    """Time steps of generalised advantage estimation."""
+    """Units of a time step in generalised advantage estimation."""
 
     token = "token"
     turn = "turn"
@@ -124,13 +124,13 @@ class EnvironmentConfig:
 
     @property
     def turns(self) -> int:
-        """Return the most turns of a response: 1 without an environment."""
+        """Return the maximum number of turns of a response: 1 without an environment."""
         return self.max_turns if self.is_used else 1
 
 
 @dataclass(kw_only=True)
 class EnvironmentGroup:
-    """Group of the run."""
+    """The group ``environment`` of a run."""
 
     environment: EnvironmentConfig = key(
         affects=results_of(Phase.sft, Phase.ppo, Phase.dpo), is_inherited=True
@@ -139,7 +139,7 @@ class EnvironmentGroup:
 
 @dataclass(kw_only=True)
 class TurnKeys:
-    """Part of the group ``ppo``."""
+    """Keys of the group ``ppo`` for the advantages of episodes."""
 
     gae_unit: GaeUnit
     """Time step of gamma and lam: token, or turn of an episode with an environment."""

@@ -9,9 +9,9 @@ from rlhf.rollout.scheduler import Request
 
 
 class Continuation(NamedTuple):
-    """What follows a turn: an observation, or the end of the episode."""
+    """The continuation of an episode after a turn: an observation, or the end of the episode."""
 
-    row: int  # of the episode in the batch
+    row: int  # index of the episode in the batch
     observation: list[int] | None  # None: the episode is over
     limit: int = 0  # number of ids of the request at which the next turn is cut
     first_draw: int = 0  # column of the random draws at which the next turn begins
@@ -21,18 +21,18 @@ class Counterpart(Protocol):
     """The other side of episodes, which answers the turns of the policy."""
 
     def end_turn(self, request: Request) -> None:
-        """Take the turn that ``request`` has just finished; do not wait for the answer."""
+        """Receive the turn that ``request`` has just finished; do not wait for the answer."""
 
     def continuations(self, *, wait: bool) -> list[Continuation]:
-        """Return what follows turns since the last call; with ``wait`` at least one, if due."""
+        """Return continuations since the last call; with ``wait`` at least one, if one is due."""
 
 
 class ParkedRows:
     """Rows with requests that wait for an observation; implements ``PausedRows``.
 
-    If the rows of a pass change the rounding of one another, replies are taken when no row is
-    active and all replies are there, so that the passes, and with them the numbers, do not depend
-    on how long an environment takes.
+    If the rows of a pass change one another's rounding, replies are taken only when no row is
+    active and all replies have arrived. Then the rows of each pass, and so the numbers, do not
+    depend on how long an environment takes.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class ParkedRows:
         self._counterpart = counterpart
         self._decoder = decoder
         self._free = list(places)
-        self._held: dict[int, tuple[int, Request]] = {}  # by index: place, and request
-        self._continued: list[tuple[Request, list[int]]] = []  # with the tokens to add
+        self._held: dict[int, tuple[int, Request]] = {}  # request index -> decoder row, request
+        self._continued: list[tuple[Request, list[int]]] = []  # answered requests, tokens to add
 
     def __len__(self) -> int:
         return len(self._held)
 
     def add(self, row: int, request: Request) -> None:
-        """Give the turn that ``request`` has finished to the counterpart, and move its row here."""
+        """Send the turn that ``request`` has finished to the counterpart, and park its row."""
         request.turn_ends.append(len(request.ids))
         self._counterpart.end_turn(request)
         place = self._free.pop()
@@ -56,7 +56,7 @@ class ParkedRows:
         self._held[request.index] = place, request
 
     def take_replies(self, *, is_idle: bool) -> None:
-        """Take what follows turns; ``is_idle``: the decoder has nothing else to do."""
+        """Take continuations that have arrived; wait for them if the decoder ``is_idle``."""
         takes_some = self._decoder.rows_are_exact
         while (is_idle or takes_some) and len(self._held) > len(self._continued):
             wait = is_idle and not (takes_some and self._continued)
@@ -74,7 +74,7 @@ class ParkedRows:
         self._continued.sort(key=lambda each: each[0].index)
 
     def next_to_continue(self, most: int) -> list[tuple[Request, list[int]]]:
-        """Return requests that go on in the next pass, with the tokens to add to their rows."""
+        """Return up to ``most`` requests for the next pass, and the tokens to add to their rows."""
         most = most if self._decoder.extends_together else 1
         chosen, self._continued = self._continued[:most], self._continued[most:]
         return chosen

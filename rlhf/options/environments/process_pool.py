@@ -1,8 +1,9 @@
-"""The pools of a rank: its own environments here, others in processes that cannot end the run.
+"""The pools of environments of a rank: in its own process, or in processes that may fail.
 
-A process and its host exchange lines of JSON: first the configuration and the answer whether it can
-be used, then for each call ``{"episode": e, "start": [seed, row]}``, ``{"episode": e, "text":
-turn}`` or ``{"episode": e, "player": name}`` and the fields of its ``Reply``.
+A process and its host exchange lines of JSON. The host sends the configuration, and the process
+answers with the environment's facts or an error. For each call, the host sends ``{"episode": e,
+"start": [seed, row]}``, ``{"episode": e, "text": turn}`` or ``{"episode": e, "player": name}``, and
+the process answers with the fields of a ``Reply``.
 """
 
 from __future__ import annotations
@@ -41,26 +42,27 @@ from rlhf.options.environments.keys import EnvironmentConfig, EnvironmentKind, F
 from rlhf.options.environments.rules import check_environment_keys
 from rlhf.options.environments.tools import ToolEnvironment, has_tools
 
-TURNS = {Player.expert: "demonstration", Player.random: "random_turn"}  # methods of players
-LONGEST_WAIT = 1000.0  # seconds; more milliseconds than fit into an int are refused
+# The environment's method that returns a turn of each player.
+TURNS = {Player.expert: "demonstration", Player.random: "random_turn"}
+LONGEST_WAIT = 1000.0  # seconds; poll takes milliseconds, which must fit into a C int
 
 
 def facts_of(environment: Environment) -> EnvironmentFacts:
-    """Return what an environment says of itself."""
+    """Return the optimum of an environment, and the players for which it has methods."""
     optimum = getattr(environment, "optimum", None)
     players = tuple(player for player, name in TURNS.items() if hasattr(environment, name))
     return EnvironmentFacts(optimum, players)
 
 
 class EpisodeEnvironments:
-    """The environments of the episodes in this process; those that have ended are dropped."""
+    """The environments of this process's episodes; one is dropped when its episode ends."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._make = make
         self._environments: dict[int, tuple[Environment, Random]] = {}
 
     def reset(self, episode: int, start: EpisodeStart) -> Reply:
-        """Begin an episode in an environment of its own."""
+        """Make a new environment, and begin the episode in it."""
 
         def call() -> Step:
             environment = self._make()
@@ -70,7 +72,7 @@ class EpisodeEnvironments:
         return self._finished(reply_of(episode, call))
 
     def step(self, episode: int, turn: str | Player) -> Reply:
-        """Give a turn to an episode, or let a player take it; KeyError if it is not open."""
+        """Send a turn to an episode, or let a player take it; KeyError if the episode has ended."""
         environment, rng = self._environments[episode]
         text = ""
 
@@ -116,26 +118,26 @@ class LocalPool:
         self._replies.append(self._episodes.step(episode, turn))
 
     def replies(self, *, wait: bool) -> list[Reply]:  # noqa: ARG002 - all have been answered
-        """Return the replies since the last call."""
+        """Return the replies to all calls since the last call of this method."""
         found, self._replies = self._replies, []
         return found
 
     def close(self) -> None:
-        """Forget all episodes."""
+        """Drop the replies that have not been read."""
         self._replies = []
 
 
 class ProcessPool:
-    """A pool of ``config.processes`` processes; episode e lives in process e modulo their number.
+    """A pool of ``config.processes`` processes; episode e runs in process e modulo their number.
 
-    A call that takes more than ``config.step_seconds`` ends its process, and with it only its own
-    episode: the others are replayed in a new process before their next turn.
+    If a call takes more than ``config.step_seconds``, its process and its episode are ended. Other
+    episodes of this process are replayed in a new process before their next turn.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """Start the processes, or none: ConfigError if one cannot make the environment."""
+        """Start the processes; raise ConfigError if one of them cannot make the environment."""
         self._hosts = [Host(config) for _ in range(config.processes)]
-        self._failures: list[Reply] = []  # of calls that could not be sent
+        self._failures: list[Reply] = []  # replies to calls that could not be sent
         try:
             for host in self._hosts:
                 host.start()
@@ -182,14 +184,14 @@ class ProcessPool:
 
 
 def build_pool(config: EnvironmentConfig) -> LocalPool | ProcessPool:
-    """Return the pool of environments of a rank."""
+    """Return a pool of environments for one rank; its processes have started."""
     if config.processes > 0:
         return ProcessPool(config)
     return LocalPool(environment_factory(config))
 
 
 def serve_environments(descriptor: int) -> None:
-    """Answer the calls on the socket until its other end is closed."""
+    """Answer the calls that arrive on the socket, until its other end is closed."""
     serve_lines(descriptor, _answers)
 
 
@@ -218,7 +220,7 @@ def _answers(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _config_of(given: dict[str, Any]) -> EnvironmentConfig:
-    """Return the configuration that ``asdict`` turned into JSON."""
+    """Build the configuration from its fields, as they were read from JSON."""
     kind, rewards = EnvironmentKind(given["kind"]), FailureRewards(**given["failure_rewards"])
     return EnvironmentConfig(**given | {"kind": kind, "failure_rewards": rewards})
 
@@ -237,7 +239,7 @@ ADAPTERS: dict[EnvironmentKind, Callable[..., Environment]] = {
 
 
 def environment_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
-    """Return a function that makes environments; the code of a user is imported only once."""
+    """Return a function that makes environments; a user's code is imported here, only once."""
     kind = config.kind
     if not config.is_used:
         raise ConfigError(f"environment.kind={kind}: there is no environment to make")

@@ -1,4 +1,4 @@
-"""Results of episodes for people."""
+"""Rows of the summary for results of episodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlhf.base.seams import ReportParts
 
 
 class EpisodeReport(ReportParts):
-    """Return, success and length of episodes."""
+    """The summary's rows for episodes: return, success and number of turns."""
 
     changes: ClassVar = {
         "return of an episode": "return",

@@ -1,4 +1,4 @@
-"""Episodes as responses: their environments, their measures, and how a reader sees them."""
+"""Episodes as responses: their environments, their measures, and their texts in samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUCCESS = f"{GROUP}success"
 
 
 class EnvironmentPartner:
-    """The environments of one process; a ``Partner``."""
+    """A ``Partner`` that answers the policy with the environments of one process."""
 
     def __init__(self, config: RunConfig, pool: EnvironmentPool) -> None:
         self._config = config
@@ -43,7 +43,7 @@ class EnvironmentPartner:
         config = self._config
         limits = EpisodeLimits(config.rollout.max_response_tokens, config.environment.max_tokens)
         encoder = Encoder(tokenizer, config.data.template)
-        encoder.observations([("user", "")])  # a template that cannot render one is refused here
+        encoder.observations([("user", "")])  # raises if the template cannot render an observation
         begin = partial(Episodes, config.environment, self._pool, tokenizer, encoder, limits)
         pad_id = tokenizer.pad_token_id
         return EpisodeRollout(backend, begin, limits, pad_id=pad_id, ranks=ranks)
@@ -66,7 +66,7 @@ class EnvironmentPartner:
 
 
 def open_partner(config: RunConfig) -> EnvironmentPartner:
-    """Return the environments of this process."""
+    """Return the partner for this process, whose environments have started."""
     return EnvironmentPartner(config, build_pool(config.environment))
 
 
@@ -80,7 +80,7 @@ def score(responses: Responses) -> Tensor:
 def measure(responses: Responses) -> dict[str, Tensor]:
     """Return measures (B,) of episodes; {} of single responses.
 
-    ``episode/failures/NAME`` counts a failure in each episode.
+    ``episode/failures/NAME`` is the number of failures NAME in each episode.
     """
     turns = turns_of(responses)
     if turns is None:
@@ -101,9 +101,9 @@ def measure(responses: Responses) -> dict[str, Tensor]:
 
 
 def show(rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
-    """Return prompt, turns and observations of each row; a prompt begins with its seed.
+    """Return prompt, turns and observations of each row.
 
-    Episodes may begin alike: their seeds tell them apart.
+    A prompt begins with its seed, since episodes may have equal first observations.
     """
     prompts, turns = rollout.prompts, turns_of(rollout.responses)
     if turns is None or prompts.seeds is None:

@@ -18,7 +18,7 @@ OF_CODE = (EnvironmentKind.tools, EnvironmentKind.custom)
 
 
 def check_first(config: RunConfig) -> None:
-    """Check the keys of the environment, and that the run can talk to it."""
+    """Check the keys of the environment, and the keys of other groups that episodes restrict."""
     if not config.environment.is_used:
         _refuse_keys_of_episodes(config)
         return
@@ -57,7 +57,7 @@ def check_first(config: RunConfig) -> None:
 
 
 def _refuse_keys_of_episodes(config: RunConfig) -> None:
-    """Check that no data, reward or time step needs an environment."""
+    """Check that no key for data, rewards or time steps needs an environment."""
     broken = {
         "ppo.gae_unit=turn with environment.kind=none: a single response is one turn; use token": (
             config.ppo.gae_unit is GaeUnit.turn
@@ -73,7 +73,7 @@ def _refuse_keys_of_episodes(config: RunConfig) -> None:
 
 
 def check_environment_keys(environment: EnvironmentConfig) -> None:
-    """Check the keys that a kind of environment needs, and those that it does not read."""
+    """Check that all keys are set that the environment's kind needs, and none that it ignores."""
     kind = environment.kind
     needed = {"id": kind in OF_PACKAGES, "target": kind in OF_CODE}
     for name, is_needed in needed.items():

@@ -1,4 +1,4 @@
-"""Make the records of a run from episodes: SFT learns the expert's turns, PPO plays its own."""
+"""Make the records of a run from episodes: SFT's have an expert's turns, PPO's have no turns."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rlhf.options.environments.interface import (
 from rlhf.options.environments.keys import EnvironmentConfig
 from rlhf.options.environments.process_pool import build_pool
 
-MANY = 2**31  # seeds of some packages have 32 bits with a sign
+MANY = 2**31  # upper limit of seeds, as some packages take signed 32-bit seeds
 
 
 def load_parts(config: RunConfig) -> dict[Phase, PhaseData]:
     """Return the episodes of the run's phases, divided by data.split.
 
-    Each episode has a seed of its own, which follows from the run's.
+    Each episode has its own seed, which depends on the run's seed.
 
     Raises:
         ConfigError: if the environment has no expert whose turns SFT could learn.
@@ -57,7 +57,7 @@ def load_parts(config: RunConfig) -> dict[Phase, PhaseData]:
 def _play(
     environment: EnvironmentConfig, pool: EnvironmentPool, seeds: list[int], *, plays: bool
 ) -> list[Record]:
-    """Return a record for each seed, with the expert's turns if it ``plays``."""
+    """Return a record for each seed, with the expert's turns if the expert ``plays``."""
     if plays and Player.expert not in pool.facts.players:
         raise ConfigError(
             f"environment.kind={environment.kind}: it has no expert (demonstration), so SFT has "

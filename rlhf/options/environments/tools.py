@@ -34,13 +34,14 @@ PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 class ToolCallError(Exception):
-    """A call of the policy that cannot be made; its message is for the policy."""
+    """A tool call of the policy that is not valid; the policy gets its message to read."""
 
 
 class ToolEnvironment:
     """An environment around an object whose public methods are tools.
 
-    The first observation begins with their JSON schemas, so that any chat template will do.
+    The first observation begins with the tools' JSON schemas, so that the chat template need not
+    support tools.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -56,7 +57,7 @@ class ToolEnvironment:
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:
         """Begin an episode; return the tools, the row's prompt, and the text of ``reset``."""
-        # A class of TRL knows no seeds; one that names the argument gets its own.
+        # A class in TRL's form takes no seed; a class whose ``reset`` has this argument gets it.
         columns = {"seed": seed, **row} if self._passes_seed else row
         text = str(row.get("prompt") or "") + str(self._inner.reset(**columns) or "")
         if not text:
@@ -75,7 +76,7 @@ class ToolEnvironment:
             for method, arguments in calls:
                 try:
                     answers.append(str(method(**arguments)))
-                except Exception as error:  # as in TRL: a tool explains itself by raising
+                except Exception as error:  # as in TRL, the policy reads the error of a tool
                     info["tool_error"] = True
                     answers.append(f"{type(error).__name__}: {error}")
         except ToolCallError as error:
@@ -83,7 +84,7 @@ class ToolEnvironment:
         return Step(Observation("\n".join(answers), role="tool"), info=info)
 
     def _read_call(self, content: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """Return the method that a call names, and the arguments, or raise ToolCallError."""
+        """Return the method that a call names, and its arguments, or raise ToolCallError."""
         try:
             call = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -106,7 +107,7 @@ class ToolEnvironment:
 
 
 def has_tools(kind: type) -> bool:
-    """Return True if the class has the form of an environment of tools."""
+    """Return True if the class has ``reset`` and at least one tool."""
     return callable(getattr(kind, "reset", None)) and any(
         inspect.isfunction(value) and not name.startswith("_") and name not in NOT_TOOLS
         for name, value in inspect.getmembers(kind)

@@ -1,4 +1,7 @@
-"""Advantages of episodes with one time step per turn. Shapes: B = episodes, T = their tokens."""
+"""Advantages of episodes with one time step per turn.
+
+Shapes: B = episodes, T = tokens after the prompt, K = turns.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ def turn_gae(
 ) -> Advantages:
     """Compute advantages with one time step per turn, https://arxiv.org/abs/2512.17008.
 
-    A turn's reward is the sum of its tokens' rewards. Its value is the value before its first
-    token, which has not seen the turn, and all its tokens get its advantage and return: AReaL's
-    ``gae_timestep_unit: turn`` (areal/trainer/ppo/gae.py). The KL penalty ``costs_BT`` stays with
-    its token: it is subtracted from that token's advantage alone, so gamma and lam carry none of it
-    to other tokens. ``turn_BT`` is -1 at tokens that are not kept.
+    A turn's reward is the sum of its tokens' rewards, and its value is the value before its first
+    token. All tokens of a turn get its advantage and return, as with AReaL's ``gae_timestep_unit:
+    turn`` (areal/trainer/ppo/gae.py). The KL penalty ``costs_BT`` of a token is subtracted from the
+    advantage of this token only, so gamma and lam carry none of it to other tokens. ``turn_BT`` is
+    -1 at tokens that are not kept.
     """
     keep_BT = turn_BT >= 0
     num_turns, end = int(turn_BT.max()) + 1, turn_BT.shape[1]

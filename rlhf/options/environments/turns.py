@@ -1,4 +1,4 @@
-"""What responses of several turns have in addition: observations, and the environment's rewards.
+"""The additional data of responses that are episodes: turns, rewards of turns and messages.
 
 Shapes: B = episodes, T = tokens after the prompt, of turns and observations.
 """
@@ -11,24 +11,24 @@ from torch import Tensor
 
 from rlhf.base.types import NO_NUMBER, Responses
 
-NO_TURN = NO_NUMBER  # in turn_BT, at a token that the policy did not write, and at padding
+NO_TURN = NO_NUMBER  # value of turn_BT at padding, and at tokens that the policy did not write
 
 
 class Utterance(NamedTuple):
-    """What was said in an episode after its prompt: by the assistant, a user or a tool."""
+    """A message of an episode after its prompt, by the assistant, a user or a tool."""
 
     role: str
     text: str
 
 
 class Turns(NamedTuple):
-    """The ``extras`` of responses that are episodes."""
+    """The additional data of responses that are episodes, stored as their ``extras``."""
 
     attend_BT: Tensor  # True at all tokens of the sequence, those of observations included
     turn_BT: Tensor  # the turn, from 0, of a token that the policy wrote; -1 elsewhere
     rewards_BT: Tensor  # the environment's reward of a turn, at its last token; 0 elsewhere
-    truncated_B: Tensor  # True: the episode was cut, and the critic's value stands for the rest
-    success_B: Tensor  # 1 or 0 as the environment says; 0 where it says nothing
+    truncated_B: Tensor  # True: the episode was cut, and the critic's value replaces the rest
+    success_B: Tensor  # 1 or 0 as the environment reports; 0 if it reports nothing
     messages: list[list[Utterance]]
     failures: list[list[str]]  # names of FailureName, one for each failure of an episode
 
@@ -38,6 +38,6 @@ def turns_of(responses: Responses) -> Turns | None:
     found: dict[str, Any] = dict(responses.extras)
     if "turn_BT" not in found:
         return None
-    # In responses that were stored an utterance is a list.
+    # Responses read from a file have lists instead of ``Utterance`` tuples.
     found["messages"] = [[Utterance(*each) for each in said] for said in found["messages"]]
     return Turns(**found)

@@ -1,7 +1,7 @@
 """AdamW on a GPU for weights stored as ``Split``: one kernel launch for all parameters.
 
-The gradient norm and the moving averages also take one launch each. Triton compiles these kernels.
-It comes with torch's CUDA wheels and is imported only for a GPU.
+The gradient norm and the moving averages also take one launch each. Triton, which compiles the
+kernels, comes with torch's CUDA wheels; it is imported only for a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PART = 2**16  # weights per program: a short table, but enough programs to keep 
 BLOCK = 2**10  # weights that a program has in registers at a time: 8 in each of 128 threads
 EXACT = {"enable_fp_fusion": False}  # round after each operation, as torch does
 WIDE = 16  # bytes of the widest read
-STILL = AdamwScalars(1.0, 0.0, 0.9, 0.9, 1.0, 0.0, 1.0, 1.0)  # a step that changes no weight
+STILL = AdamwScalars(1.0, 0.0, 0.9, 0.9, 1.0, 0.0, 1.0, 1.0)  # scalars that change no weight
 
 
 class ParameterTable:
@@ -38,7 +38,7 @@ class ParameterTable:
         self._parts = copy_to_device(chunk_table(sizes, part), device)
 
     def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """Return the sum of the squares of all bf16 gradients, an fp64 scalar; None counts as 0."""
+        """Return the sum of the squares of bf16 gradients as an fp64 scalar; None counts as 0."""
         kept = _make_contiguous(gradients)
         addresses, align = self._addresses(kept)
         sums = torch.empty(len(self._parts), device=self._device)
@@ -51,7 +51,7 @@ class ParameterTable:
         gradients: Sequence[Tensor | None],
         numbers: Sequence[AdamwScalars],
     ) -> None:
-        """Update ``states`` in place by an AdamW step on bf16 gradients; skip those without one."""
+        """Update ``states`` in place by an AdamW step; skip a state without a (bf16) gradient."""
         kept = _make_contiguous(gradients)
         addresses, align = self._addresses(kept, *zip(*states, strict=True))
         scalars = copy_to_device(
@@ -97,7 +97,7 @@ def chunk_table(sizes: Sequence[int], part: int) -> Tensor:
 
 @cache
 def adamw_gpu_kernels(device: torch.device) -> ModuleType | None:
-    """Return the module of the kernels, or log a warning and return None if they do not run."""
+    """Return the module adamw_triton; log a warning and return None if its kernels do not run."""
     otherwise = "AdamW takes 20 launches for each parameter instead of one for all, which is slower"
     return try_kernels(partial(_load_kernels, device), otherwise=otherwise)
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of adamw.py; one launch works on all tensors of a list.
+"""The Triton kernels of adamw_gpu.py; one launch works on all tensors of a list.
 
 Each program works on one part of one tensor: a row (tensor, start, end) of ``parts``. It finds the
 data of tensor t in row t of ``addresses``, an int64 table whose entries are multiples of ALIGN.

@@ -1,4 +1,4 @@
-"""Attention of one new token per row over a KV cache on a GPU; reads only each row's own length.
+"""Attention of one new token per row over a KV cache on a GPU; reads no row past its own length.
 
 Shapes: B = rows, Q = query heads, K = key/value heads, D = head size, R = rows of the KV cache, L =
 its columns.
@@ -16,14 +16,14 @@ from torch import Tensor
 from rlhf.options.gpu_kernels.first_launch import try_kernels
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
-LEAST = 16  # rows and columns of the smallest matrix product on tensor cores
-BLOCK_BYTES = 2**14  # bytes of keys, and also of values, that a program holds at a time
+LEAST = 16  # smallest number of rows and of columns of a matrix product on tensor cores
+BLOCK_BYTES = 2**14  # bytes of keys that a program holds at a time, and the same for values
 WARPS = 4
 FUSED = {"enable_fp_fusion": True}  # set, as Triton warns otherwise: its default changes in 3.10
 
 
 class GpuAttention:
-    """The kernel of attention_triton.py."""
+    """The attention kernel of attention_triton.py, called with torch's tensors."""
 
     def __init__(self, kernels: ModuleType, *, block_bytes: int = BLOCK_BYTES) -> None:
         self._kernels = kernels
@@ -67,7 +67,7 @@ class GpuAttention:
 def kernel_constants(
     group: int, size: int, dtype: torch.dtype, block_bytes: int = BLOCK_BYTES
 ) -> dict[str, Any]:
-    """Return the kernel's compile-time constants; ``group``: query heads per key head."""
+    """Return the kernel's compile-time constants; ``group`` is the query heads per key head."""
     wide = [max(LEAST, 1 << (each - 1).bit_length()) for each in (group, size)]
     block = max(LEAST, block_bytes // (wide[1] * dtype.itemsize))
     return {"SIZES": (group, size, *wide), "BLOCK": block}
@@ -79,7 +79,8 @@ def gpu_attention(
 ) -> GpuAttention | None:
     """Return the kernel for ``group`` query heads per key head, with heads of ``size`` numbers.
 
-    Return None for other devices or dtypes; log a warning and return None if it does not run.
+    Return None for other devices or dtypes. If the kernel does not run, log a warning and return
+    None.
     """
     if device.type != "cuda" or dtype not in DTYPES:
         return None

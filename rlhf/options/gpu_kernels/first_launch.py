@@ -1,4 +1,4 @@
-"""Try out kernels of Triton before a run uses them."""
+"""Test Triton's kernels on this GPU before a run uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of a GPU, in Triton; None where torch computes instead."""
+"""The kernels for GPUs, in Triton; a function returns None if torch computes instead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def describe(_dtype: Dtype) -> None:
 
 
 def adamw_update(sizes: Sequence[int], device: torch.device) -> ParameterTable | None:
-    """Return AdamW's update of parameters of these ``sizes``."""
+    """Return the kernel of the AdamW update for parameters of these ``sizes``."""
     kernels = adamw_gpu_kernels(device)
     return None if kernels is None else ParameterTable(kernels, sizes, device)
 
@@ -28,7 +28,7 @@ average_kernel = adamw_update  # the same table updates moving averages too
 
 
 def logprobs_kernel(logits: Tensor) -> GpuLogprobKernel | None:
-    """Return log-probs of logits of this dtype, and their gradient."""
+    """Return the kernel that computes log-probs from logits of this dtype, or None."""
     return gpu_logprob_kernel(logits)
 
 
@@ -43,5 +43,5 @@ def build_decoder(*_: Any, **__: Any) -> None:
 def attention_kernel(
     device: torch.device, dtype: torch.dtype, *, group: int, size: int
 ) -> GpuAttention | None:
-    """Return attention of one new token per row over a KV cache."""
+    """Return the kernel for attention of one new token per row over a KV cache, or None."""
     return gpu_attention(device, dtype, group=group, size=size)

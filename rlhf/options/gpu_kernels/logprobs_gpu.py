@@ -1,4 +1,4 @@
-"""Log-probabilities from logits in one pass on a GPU, where torch takes ten.
+"""Log-probabilities from logits in one pass on a GPU, where torch takes ten passes.
 
 Shapes: N = tokens, V = vocabulary.
 """
@@ -28,7 +28,7 @@ def gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:
 
 
 class GpuLogprobKernel:
-    """The kernels of logprobs_triton.py, with two of the methods of ``LogprobKernel``."""
+    """The log-prob kernels of logprobs_triton.py; a ``LogprobsKernel``, which cannot sample."""
 
     def __init__(self, kernels: ModuleType) -> None:
         self._kernels = kernels
@@ -36,7 +36,7 @@ class GpuLogprobKernel:
     def reduce_logits(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Write each row's log-sum-exp, entropy and logit of its id to ``outs``."""
+        """Write to ``outs`` each row's log-sum-exp, its entropy, and the logit of its token id."""
         assert all(out_N.is_contiguous() and out_N.dtype is torch.float32 for out_N in outs)
         self._launch("reduce_row_kernel", logits_NV, ids_N, *outs, scale=scale)
 
@@ -65,7 +65,7 @@ class GpuLogprobKernel:
 
 @cache
 def logprobs_gpu_kernels(device: torch.device) -> ModuleType | None:
-    """Return the module of the kernels, or log a warning and return None if they do not run."""
+    """Return the module logprobs_triton; log a warning and return None if it does not run."""
     otherwise = "torch computes log-probs in ten passes over the logits, which is slower"
     return try_kernels(partial(_load_kernels, device), otherwise=otherwise)
 

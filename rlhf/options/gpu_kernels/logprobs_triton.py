@@ -1,4 +1,4 @@
-"""The Triton kernels of logprobs.py: one program for each row of logits, one pass over it.
+"""The Triton kernels of logprobs_gpu.py: one program for each row of logits, one pass over it.
 
 The kernels compute in fp32. A row may hold any number, ``size``, of logits; if ``size`` is a
 multiple of 16, 16 bytes are read at a time.
@@ -15,11 +15,12 @@ LEAST: tl.constexpr = tl.constexpr(-1e4)  # replaces log 0, so that 0 log 0 = 0;
 
 @triton.jit
 def reduce_row_kernel(logits, ids, log_sums, entropies, picked, scale, size, BLOCK: tl.constexpr):
-    """Write log-sum-exp, entropy and the logit of the row's id, all of scale * logits.
+    """Write the row's log-sum-exp, entropy and logit of its token id, all of scale * logits.
 
     The sums of p and of p log p are relative to the largest logit so far; both are rescaled when a
     block has a larger one (Milakov and Gimelshein, https://arxiv.org/abs/1805.02867, algorithm 3).
-    The largest logit is clamped to finite numbers, so infinities give what torch.logsumexp gives.
+    The largest logit is clamped to a finite number, so that infinities give the result of
+    torch.logsumexp.
     """
     row = tl.program_id(0).to(tl.int64)  # int64: row * size may exceed 2^31
     logits += row * size

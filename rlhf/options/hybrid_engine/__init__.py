@@ -1,1 +1,1 @@
-"""Sampling by DeepSpeed's Hybrid Engine."""
+"""Sampling of responses by DeepSpeed's Hybrid Engine."""

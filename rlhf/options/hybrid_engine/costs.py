@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class HybridEngineCosts(Costs):
-    """Weights that are gathered for each rollout, and DeepSpeed's states for the actor."""
+    """Costs of the Hybrid Engine: weights gathered for each rollout, and a DeepSpeed actor."""
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
-        """Return the actor of PPO as one that DeepSpeed runs in any case."""
+        """Mark PPO's actor as a model that DeepSpeed must run."""
         if phase is Phase.ppo and model.role is Role.actor:
             return replace(model, needs_deepspeed="rollout.backend=hybrid_engine")
         return model
 
     def adapt_generation(self, config: RunConfig, generation: Generation) -> Generation:
-        """Gather all weights, divided by the ranks of a tensor-parallel group."""
+        """Return generation with gathered weights, which a tensor-parallel group shares."""
         size = config.rollout.hybrid_engine.inference_tp_size
         return generation._replace(gathers=True, tensor_parallel=size)
 

@@ -1,7 +1,7 @@
 """Rollouts with DeepSpeed's Hybrid Engine: its inference layers run on the trained weights.
 
-DeepSpeed 0.19.8 writes its layers for transformers 4: they return tuples, and have a KV cache
-of their own. ``adapt_deepspeed_layers`` adapts them to transformers 5. Before the first rollout
+The layers of DeepSpeed 0.19.8 are written for transformers 4: they return tuples, and have their
+own KV cache. ``adapt_deepspeed_layers`` adapts them to transformers 5. Before the first rollout
 their outputs are compared with the outputs of the model's own layers.
 
 Shapes: B = sequences, P = prompt tokens, T = response tokens, S = tokens of one call, N = rows that
@@ -35,7 +35,7 @@ REFUSAL = "rollout.backend=hybrid_engine"
 
 @dataclass(frozen=True, kw_only=True)
 class HybridSettings:
-    """Options of ``HybridEngineRollout``.
+    """Settings of ``HybridEngineRollout``.
 
     At most ``max_rows`` responses are generated at once: the engine's KV cache has that many rows.
     With ``cuda_graphs`` all batches are padded to ``max_rows`` prompts of ``max_prompt_tokens``,
@@ -97,7 +97,7 @@ class HybridEngineRollout(HfRollout):
         return take_rows(responses, list(range(num_rows)))
 
     def _length_options(self, tokens: int) -> dict[str, int]:
-        """Return ``generate`` options that fix the number of steps if CUDA graphs are used."""
+        """Return options of ``generate`` that fix the number of steps if CUDA graphs are used."""
         is_fixed = self._settings.cuda_graphs
         return {"max_new_tokens": tokens, "min_new_tokens": tokens} if is_fixed else {}
 
@@ -122,7 +122,7 @@ class HybridEngineRollout(HfRollout):
     def _decode_greedily(
         self, actor: Engine, module: nn.Module, prompts: PromptBatch, *, tokens: int
     ) -> Greedy:
-        """Return greedily decoded tokens of the first rows, computed with the engine's layers."""
+        """Decode the first rows greedily with the engine's layers; return tokens and log-probs."""
         from transformers import GenerationConfig, LogitsProcessorList
 
         rows, logprobs = slice(0, COMPARED_ROWS), []
@@ -150,7 +150,7 @@ class HybridEngineRollout(HfRollout):
 
 
 def copy_generate_to_wrapper(module: nn.Module) -> None:
-    """Copy ``generate`` and ``config`` from ``module.pretrained`` to its wrapper for the engine."""
+    """Copy ``generate`` and ``config`` from ``module.pretrained`` to ``module``, for the engine."""
     policy: Any = module.pretrained
     module.generate, module.config = policy.generate, policy.config
 
@@ -216,7 +216,7 @@ def _swap_in_layers(module: nn.Module) -> Iterator[tuple[Any, Callable[..., Tens
 
 
 def _plain_logprobs(module: nn.Module, prompts: PromptBatch, ids_NT: Tensor) -> Tensor:
-    """Return the model's own log-probabilities (N, T, V) at each position of the responses."""
+    """Return log-probabilities (N, T, V) by the model's own layers for tokens ``ids_NT``."""
     policy: Any = getattr(module, "pretrained", module)
     num_rows, tokens = ids_NT.shape
     ids_NS = torch.cat([prompts.ids_BP[:num_rows], ids_NT], dim=1)

@@ -11,7 +11,7 @@ ON_ONE_RANK = {"rollout.backend": "fast"}
 
 @dataclass(kw_only=True)
 class HybridEngineConfig:
-    """DeepSpeed's Hybrid Engine, used by backend=hybrid_engine (docs/rollouts.md)."""
+    """Settings of DeepSpeed's Hybrid Engine, for backend=hybrid_engine (docs/rollouts.md)."""
 
     max_out_tokens: int | None = key(ABOVE_0)
     """Tokens per sequence in the KV cache; null: the maxima of prompt and response together."""
@@ -29,7 +29,7 @@ class HybridEngineConfig:
 
 @dataclass(kw_only=True)
 class HybridEngineKeys:
-    """Part of the group ``rollout``."""
+    """Keys of the group ``rollout`` for DeepSpeed's Hybrid Engine."""
 
     hybrid_engine: HybridEngineConfig
     """Options of backend=hybrid_engine."""

@@ -1,4 +1,4 @@
-"""Plug the Hybrid Engine into PPO's actor: its section of DeepSpeed's config, and its layers."""
+"""Prepare PPO's actor for the Hybrid Engine: a section of DeepSpeed's config, adapted layers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rlhf.options.hybrid_engine.hybrid_rollout import (
 
 
 def actor_sections(config: RunConfig) -> dict[str, Any]:
-    """Return the section of DeepSpeed's config that is named like the backend.
+    """Return the section ``hybrid_engine`` of DeepSpeed's config, by its name.
 
-    If ``max_out_tokens`` is null, the cache holds the longest prompt plus the longest response.
+    If ``max_out_tokens`` is null, the KV cache holds the longest prompt plus the longest response.
     """
     rollout = config.rollout
     section = {"enabled": True} | asdict(rollout.hybrid_engine)
@@ -33,5 +33,5 @@ def adapt_policy(policy: LanguageModel) -> None:
 
 
 def adapt_actor(module: nn.Module) -> dict[str, float]:
-    """Adapt DeepSpeed's layers after the start of the actor's engine; return constant metrics."""
+    """Adapt DeepSpeed's layers after the actor's engine has started; return a constant metric."""
     return {"rollout/accelerated_layers": adapt_deepspeed_layers(module)}

@@ -1,4 +1,4 @@
-"""Rules for what DeepSpeed's Hybrid Engine needs, and for the keys that it excludes."""
+"""Rules for keys that DeepSpeed's Hybrid Engine needs, and for keys that it excludes."""
 
 from __future__ import annotations
 

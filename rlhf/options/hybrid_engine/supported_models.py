@@ -29,9 +29,9 @@ REASONS = {
 
 
 def model_unsupported_reason(config: PreTrainedConfig) -> str | None:
-    """Return why models of this config cannot be used, as a text after the name, or None.
+    """Return why models of this config cannot be used, as the end of a sentence; None if they can.
 
-    DeepSpeed's Llama layers compute one variant of Llama; with another they fail or are wrong.
+    DeepSpeed's Llama layers compute one variant of Llama; for others they fail or are wrong.
     """
     if config.model_type != "llama":
         return REASONS.get(config.model_type, "has no layers in DeepSpeed's Hybrid Engine")
@@ -52,7 +52,7 @@ def model_unsupported_reason(config: PreTrainedConfig) -> str | None:
 
 
 class Greedy(NamedTuple):
-    """Greedily decoded tokens (N, T) and their log-probabilities (N, T)."""
+    """The result of greedy decoding: tokens (N, T) and their log-probabilities (N, T)."""
 
     ids_NT: Tensor
     logprobs_NT: Tensor
@@ -63,8 +63,8 @@ def describe_parity_failure(
 ) -> str | None:
     """Return a description of the first difference between ``fast`` and ``plain``, or None.
 
-    ``plain`` returns the model's own log-probabilities (N, T, V) along the tokens that ``fast``
-    chose, so that a near tie that the model would decide differently does not change later tokens.
+    ``plain`` returns the model's own log-probabilities (N, T, V) given the tokens that ``fast``
+    chose. So both see the same tokens, even after a near tie that the model would decide otherwise.
     """
     try:
         greedy = fast()

@@ -1,1 +1,1 @@
-"""Low-rank adapters: train a few weights, and keep the base model."""
+"""Low-rank adapters: few weights are trained, and the base model's weights stay frozen."""

@@ -1,4 +1,4 @@
-"""Costs of adapters, and what they save."""
+"""Costs of adapters, and the memory that they save."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rlhf.options.lora.keys import LoraRole
 if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
 
-RANK = 16  # of lora=default and lora=all
+RANK = 16  # lora.rank of the presets lora=default and lora=all
 ROLES = {  # the models that each phase trains
     Phase.sft: [LoraRole.sft],
     Phase.reward: [LoraRole.reward],
     Phase.dpo: [LoraRole.actor],
     Phase.ppo: [LoraRole.actor, LoraRole.critic],
 }
-ROLE_OF = {  # the name in lora.roles of each trained model
+ROLE_OF = {  # each trained model's name in lora.roles
     Role.sft: LoraRole.sft,
     Role.reward_training: LoraRole.reward,
     Role.actor: LoraRole.actor,
@@ -31,10 +31,10 @@ ROLE_OF = {  # the name in lora.roles of each trained model
 
 
 class LoraCosts(Costs):
-    """Adapters in the layers of trained models, whose other weights are frozen."""
+    """Costs of trained models of which only the adapters in their layers are trained."""
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
-        """Add adapters to ``model``; without them, a policy is its own reference."""
+        """Add adapters to ``model``; a policy with adapters off serves as its own reference."""
         lora, shape = config.lora, model.shape
         role = ROLE_OF.get(model.role)
         if role not in lora.roles:

@@ -1,4 +1,4 @@
-"""Keys of the adapters, and of ZeRO's communication of weights that adapters leave frozen."""
+"""Keys of the adapters, and of ZeRO's communication of frozen weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NO_ADAPTERS = [
 
 @dataclass(kw_only=True)
 class LoraConfig:
-    """Low-rank adapters (https://arxiv.org/abs/2106.09685), made with peft."""
+    """Settings of low-rank adapters (https://arxiv.org/abs/2106.09685), made with peft."""
 
     rank: int = key(AT_LEAST_0)
     """Rank of the adapters; 0: no adapters."""
@@ -68,14 +68,14 @@ class LoraConfig:
 
 @dataclass(kw_only=True)
 class LoraGroup:
-    """Group of the run."""
+    """The group ``lora`` of a run."""
 
     lora: LoraConfig = key(affects=EVERY_PHASE)
 
 
 @dataclass(kw_only=True)
 class FrozenWeightKeys:
-    """Part of the group ``zero``."""
+    """Keys of the group ``zero`` for the frozen weights of models with adapters."""
 
     quantize_frozen_weights: bool
     """All-gather frozen weights as int8 (MixZ++); stage 3 with LoRA and fp16 on GPUs."""

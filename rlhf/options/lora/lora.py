@@ -94,8 +94,8 @@ def merge_adapters_in_stream(
     """Yield the named weights of ``stream`` with adapters merged: W + scaling * B A.
 
     ``stream`` yields all whole weights of ``model``, whose own weights may be shards. A layer's W,
-    A and B must follow one another; they are kept until all three have arrived. The sum is computed
-    in fp32 and rounded to the dtype of W.
+    A and B must follow one another in the stream; they are kept until all three have arrived. The
+    sum is computed in fp32 and rounded to the dtype of W.
     """
     layers, held = dict(_iterate_adapted_layers(model)), dict[str, Tensor]()
     parts = ("base_layer.weight", f"lora_A.{ADAPTER}.weight", f"lora_B.{ADAPTER}.weight")
@@ -126,7 +126,7 @@ def _low_rank(layer: Any, a_RI: Tensor, b_OR: Tensor) -> LowRank:
 
 
 def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the parameters of ``model`` that an adapter folder holds; they may be shards."""
+    """Return the parameters of ``model`` that an adapter folder contains; they may be shards."""
     return {n: p for n, p in model.named_parameters() if _is_saved_with_adapter(model, n)}
 
 
@@ -144,7 +144,7 @@ def save_adapter(
     the folder or hub id (at ``revision``) that the model was loaded from.
 
     Raises:
-        ConfigError: if more than the adapters was trained, so that they are not the whole model.
+        ConfigError: if other weights were trained too, which the folder would lack.
     """
     from safetensors.torch import save_file
 
@@ -171,7 +171,7 @@ def save_adapter(
 
 
 def _is_saved_with_adapter(model: PreTrainedModel, name: str) -> bool:
-    """Return True if adapter folders hold the parameter: part of an adapter or a trained head."""
+    """Return True if adapter folders contain the parameter: part of an adapter or of a new head."""
     heads = model.peft_config[ADAPTER].modules_to_save or []
     return is_adapter_name(name) or name.partition(".")[0] in heads
 
@@ -188,7 +188,7 @@ def _is_adapted(layer: nn.Module) -> bool:
 
 
 def _linear_layers(model: PreTrainedModel, *, without: tuple[str, ...]) -> dict[str, nn.Module]:
-    """Return linear layers by full name, except the output layer and the modules ``without``."""
+    """Return linear layers by full name, except the output layer and modules in ``without``."""
     from transformers.pytorch_utils import Conv1D
 
     output = model.get_output_embeddings()

@@ -1,4 +1,4 @@
-"""Plug adapters into building, optimizing, checking and saving models."""
+"""Functions by which adapters take part in building, optimizing, checking and saving models."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LORA_ROLES = {
 
 
 def adapters_of(lora: LoraConfig, role: Role) -> LoraConfig | None:
-    """Return the settings of the model ``role``, with its rank; None if it has no adapters."""
+    """Return the settings of the adapters of the model ``role``; None if it has no adapters."""
     if not lora.rank or LORA_ROLES.get(role) not in lora.roles:
         return None
     is_critic = role is Role.critic
@@ -62,7 +62,7 @@ def adapters_of(lora: LoraConfig, role: Role) -> LoraConfig | None:
 def extend_model(
     config: RunConfig, role: Role, seed: int, model: PreTrainedModel, head: tuple[str, ...]
 ) -> None:
-    """Add the adapters of ``role``; a new head is trained in addition to them."""
+    """Add adapters to the model ``role``; its new ``head`` is trained in addition to them."""
     lora = adapters_of(config.lora, role)
     if lora is not None:
         add_adapters(model, lora, seed=seed, trained=head)
@@ -71,14 +71,14 @@ def extend_model(
 def change_optimizer(
     settings: OptimizerSettings, config: RunConfig, _: Phase, role: Role
 ) -> OptimizerSettings:
-    """Give the adapters a learning rate of their own, if there is one."""
+    """Return the settings with the learning rate of the adapters, if the keys set one."""
     lora = config.lora
     lr = lora.critic_lr if role is Role.critic and lora.critic_lr else lora.lr
     return replace(settings, lr_of=lambda name: lr if is_adapter_name(name) else None)
 
 
 def find_reference(config: RunConfig, _: Phase, actor: TokenEngine) -> AdapterOff | None:
-    """Return the policy without its adapters, if that is the policy before training."""
+    """Return the policy with its adapters off, if that equals the policy before training."""
     lora = adapters_of(config.lora, Role.actor)
     return None if lora is None or lora.train_rest else AdapterOff(actor)
 
@@ -104,7 +104,7 @@ class AdapterOff:
 
 
 def find_export(config: RunConfig, engine: Engine, source: ModelSource | None) -> Export | None:
-    """Return how ``lora.export`` saves a model with adapters; without a ``source``, merged."""
+    """Return how to save a model with adapters, by ``lora.export``; merged without a ``source``."""
     model: Any = engine.module.pretrained
     if not has_adapters(model):
         return None

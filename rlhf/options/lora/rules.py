@@ -16,7 +16,7 @@ def check(config: RunConfig) -> None:
 
 
 def _check_quantization(config: RunConfig) -> None:
-    """Check that MixZ++ has what it quantizes: frozen weights in fp16 on GPUs."""
+    """Check that the run has what MixZ++ quantizes: frozen weights in fp16 on GPUs."""
     hardware = config.hardware
     if not config.zero.quantize_frozen_weights:
         return

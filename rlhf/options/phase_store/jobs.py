@@ -1,4 +1,4 @@
-"""Choose whether a job reuses phases by how it is started."""
+"""Decide if a job reuses phases; this depends on how the job is started."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rlhf.options.phase_store.keys import Reuse
 
 
 class ReuseInSweeps(JobParts):
-    """Jobs of sweeps and trials of searches reuse phases, unless the command sets reuse.phases."""
+    """The job parts of the store: jobs of sweeps and trials of searches reuse phases."""
 
     def complete_config(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
-        """Replace reuse.phases=sweep by what it means for this run."""
+        """Replace reuse.phases=sweep by always in a sweep, and by never in other runs."""
         if config.reuse.phases is not Reuse.sweep:
             return config
         phases = Reuse.always if in_sweep else Reuse.never
         return replace(config, reuse=replace(config.reuse, phases=phases))
 
     def trial_words(self, words: Sequence[str]) -> list[str]:
-        """Return reuse.phases=always, unless it is given."""
+        """Return reuse.phases=always, unless the overrides ``words`` set this key."""
         is_given = any(word.startswith("reuse.phases=") for word in words)
         return [] if is_given else ["reuse.phases=always"]
 

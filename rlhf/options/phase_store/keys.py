@@ -9,7 +9,7 @@ from rlhf.config.schema.keys import ABOVE_0, NO_PHASE, key
 
 
 class Reuse(StrEnum):
-    """Which runs reuse finished phases with equal inputs, from the store of phases."""
+    """Runs that take finished phases with equal inputs from the store of phases."""
 
     sweep = "sweep"
     always = "always"
@@ -18,7 +18,7 @@ class Reuse(StrEnum):
 
 @dataclass(kw_only=True)
 class ReuseConfig:
-    """The store of finished phases: runs whose SFT or reward phase have equal inputs share it."""
+    """Settings of the store of finished phases, from which runs with equal inputs reuse them."""
 
     phases: Reuse
     """sweep: jobs of a sweep take phases from the store; always: all runs; never: none."""
@@ -28,6 +28,6 @@ class ReuseConfig:
 
 @dataclass(kw_only=True)
 class ReuseGroup:
-    """Group of the run."""
+    """The group ``reuse`` of a run."""
 
     reuse: ReuseConfig = key(affects=NO_PHASE)

@@ -75,7 +75,7 @@ def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
 
 
 def _model_files(model: str | None) -> list[tuple[str, int, int]]:
-    """Return names, sizes and times of the files of a model folder; empty for a hub id."""
+    """Return name, size and modification time of each file of a model folder; [] for a hub id."""
     if not model or not (folder := expand_user_path(model, key="model.path")).is_dir():
         return []
     files = sorted(each for each in folder.iterdir() if each.is_file())
@@ -83,17 +83,17 @@ def _model_files(model: str | None) -> list[tuple[str, int, int]]:
 
 
 class StoredPhase(NamedTuple):
-    """An entry of the store: a phase that some run has trained."""
+    """An entry of the store, as the list of entries shows it: a phase that a run has trained."""
 
     key: str
     phase: str
     run: str
     bytes: int
-    used: float  # seconds since the epoch
+    used: float  # time of the last use in seconds since the epoch
 
 
 class PhaseStore:
-    """A folder of finished phases; the least recently used ones are removed above ``max_gib``.
+    """A folder of finished phases; above ``max_gib``, the least recently used phases are removed.
 
     A run that trains, reuses or removes the entry KEY holds the lock on the file KEY.lock.
     """
@@ -107,9 +107,9 @@ class PhaseStore:
         return FileLock(self.folder / f"{key}.lock")
 
     def find(self, key: str, phase: Phase, say: Callable[[str], None]) -> Path | None:
-        """Return the folder that holds the phase; None if the store does not have it.
+        """Return the folder of the stored phase; None if the store has no valid entry.
 
-        The caller holds the entry's lock. ``say`` prints why an entry is not used.
+        The caller holds the entry's lock. ``say`` prints why an existing entry is not used.
         """
         entry = self.folder / key
         if not phase_result_path(entry, phase).exists():
@@ -137,7 +137,7 @@ class PhaseStore:
         self._evict(keep=key)
 
     def entries(self) -> list[StoredPhase]:
-        """Return the stored phases, damaged ones too, the most recently used first."""
+        """Return all stored phases, also damaged ones, the most recently used first."""
         paths = [each for each in self.folder.glob("[!.]*") if not each.is_symlink()]
         found = [
             _describe_entry(each, phase)
@@ -166,7 +166,7 @@ class PhaseStore:
         self._remove_orphans()
 
     def _remove(self, key: str) -> bool:
-        """Remove an entry and its temporary files unless a run locks it; return True if gone."""
+        """Remove an entry and its temporary files, unless a run locks it; return True if it did."""
         try:
             with self.lock(key).acquire(blocking=False):
                 for path in (self.folder / key, self.folder / f".{key}.building"):
@@ -186,7 +186,7 @@ class PhaseStore:
 
 
 def _fault_of(entry: Path, phase: Phase) -> str | None:
-    """Return why an entry must not be used; None if it is intact and only this user wrote it."""
+    """Return why an entry must not be used; None if it is intact, and from a trusted user."""
     try:
         if not (entry / phase / MANIFEST).is_file():
             return f"it has no {MANIFEST}"

@@ -1,1 +1,1 @@
-"""Pretraining loss beside PPO, on a corpus (InstructGPT's PPO-ptx)."""
+"""A pretraining loss on a corpus, added to PPO's loss (InstructGPT's PPO-ptx)."""

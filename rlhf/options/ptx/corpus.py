@@ -35,7 +35,7 @@ from rlhf.options import DataConfig, PpoConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CHUNK = 1000  # texts tokenized at once
+CHUNK = 1000  # number of texts that are tokenized at once
 
 
 class PtxBlocks(NamedTuple):
@@ -59,11 +59,11 @@ def ptx_blocks(
     seed: int,
     learns: bool = True,
 ) -> PtxBlocks:
-    """Return blocks of the text at data.ptx_path, or of the SFT examples if it is null.
+    """Return blocks of the text at data.ptx_path, or of the SFT examples if that key is null.
 
     If ``learns`` is False, only held-out blocks are built, since tokenizing a whole corpus takes
     long. SFT examples give no held-out blocks: most of their tokens are prompts, which SFT does not
-    learn. No text is a DataError.
+    learn. Raises DataError if there is no text.
     """
     if config.ptx_path is not None:
         texts, held_out = ptx_texts(config, seed=seed)
@@ -110,8 +110,8 @@ def cut_blocks(sequences: Iterable[list[int]], *, block_tokens: int) -> list[lis
 def ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
     """Return the training texts at data.ptx_path, and the held-out texts.
 
-    The names of files decide; otherwise a share of data.eval_share is held out. The division is
-    deterministic per ``seed``; a single text is not held out.
+    Files whose names say so are held out; without such files, a random share of data.eval_share is
+    held out, which depends on ``seed`` only. A single text is never held out.
 
     Raises:
         DataError: if there is no text, or it cannot be read.
@@ -132,7 +132,7 @@ def ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
 
 
 def _encode_sft_examples(records: list[Record], encoder: Encoder) -> Iterator[list[int]]:
-    """Yield the token ids of ``records`` as SFT sequences."""
+    """Yield for each of ``records`` the token ids of its sequence in SFT."""
     for start in range(0, len(records), CHUNK):
         rows = list(enumerate(records[start : start + CHUNK]))
         columns, _ = sft_columns(rows, encoder, Limit("none", sys.maxsize))
@@ -152,7 +152,7 @@ def _read_ptx_texts(config: DataConfig) -> tuple[list[str], list[str]]:
 
 
 def _ptx_tables(config: DataConfig) -> Tables:
-    """Return the tables of the files, or of the training split, at data.ptx_path."""
+    """Return the tables at data.ptx_path: those of its files, or a dataset's training split."""
     path = str(config.ptx_path)
     place = expand_user_path(path, key="data.ptx_path")
     if place.exists() and not is_saved_dataset(place):

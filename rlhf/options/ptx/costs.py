@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class CorpusCosts(Costs):
-    """The loss on the corpus before and after training."""
+    """Costs of measuring the perplexity on the corpus, before and after training."""
 
     def evaluation_seconds(self, scene: PhaseMemory, micro: int) -> float:
-        """Return the seconds in which the policy reads blocks of the corpus, twice."""
+        """Return the seconds of two forward passes of the policy over the held-out blocks."""
         config = scene.config
         if config.data.ptx_path is None:
             return 0.0

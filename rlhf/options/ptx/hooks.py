@@ -25,7 +25,9 @@ from rlhf.phases.shared.policy_evaluation import HeldOutPrompts
 
 
 class CorpusHook(PpoHook):
-    """Learns from ``corpus`` with the weight ppo.ptx_coef, and measures ``held_out`` blocks.
+    """A hook that learns from ``corpus``, and measures the perplexity on ``held_out`` blocks.
+
+    The loss on the corpus has the weight ppo.ptx_coef.
 
     Raises:
         ConfigError: if ppo.ptx_coef is set and there is no corpus.
@@ -48,7 +50,7 @@ class CorpusHook(PpoHook):
 
     @classmethod
     def build(cls, config: RunConfig, context: RunContext | None) -> Self:
-        """Build the hook; load its corpus if there is a ``context``."""
+        """Build the hook; load the corpus if there is a ``context`` and a key that uses it."""
         blocks = None if context is None else load_corpus_blocks(context)
         if context is None or blocks is None:
             return cls(config)

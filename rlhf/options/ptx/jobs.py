@@ -11,12 +11,12 @@ from rlhf.options.ptx.corpus import ptx_texts, reads_corpus
 
 
 class CorpusCheck(JobParts):
-    """Read a small corpus, so that a mistake in it shows before the first phase."""
+    """A check of small corpora, so that a mistake in one is found before the first phase."""
 
     def check_data(
         self, config: RunConfig, phases: Collection[Phase], is_quick: Callable[[str, str], bool]
     ) -> None:
-        """Raise a DataError if the corpus that PPO reads is missing or without text."""
+        """Raise a DataError if the corpus that PPO reads is missing or has no text."""
         data, place = config.data, config.data.ptx_path
         if Phase.ppo not in phases or place is None or not is_quick("data.ptx_path", place):
             return

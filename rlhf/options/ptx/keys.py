@@ -12,7 +12,7 @@ FILES = ("data.ptx_path",)
 
 @dataclass(kw_only=True)
 class PtxKeys:
-    """Part of the group ``ppo``."""
+    """Keys of the group ``ppo`` for the weight and the batches of the pretraining loss."""
 
     ptx_coef: float = key(AT_LEAST_0)
     """Weight of the language-model loss on data.ptx_path (InstructGPT's gamma); 0: none."""
@@ -24,7 +24,7 @@ class PtxKeys:
 
 @dataclass(kw_only=True)
 class PtxDataKeys:
-    """Part of the group ``data``."""
+    """Keys of the group ``data`` for the corpus of the pretraining loss."""
 
     ptx_path: str | None = key(affects=results_of(Phase.ppo), is_inherited=False)
     """Corpus to mix into PPO (ppo.ptx_coef): file, folder or hub id; null: the SFT examples."""

@@ -22,7 +22,7 @@ from rlhf.phases.shared.context import RunContext
 
 
 class PtxCorpus:
-    """Blocks of token ids to train on, in an endless sequence of shuffled passes."""
+    """Blocks of token ids that the actor learns from, in endless shuffled passes over them."""
 
     def __init__(self, blocks: PtxBlocks, plan: BatchPlan, *, seed: int) -> None:
         self.plan = plan
@@ -42,7 +42,7 @@ def build_ptx_corpus(context: RunContext, blocks: PtxBlocks | None) -> PtxCorpus
 
 
 def load_corpus_blocks(context: RunContext) -> PtxBlocks | None:
-    """Return the corpus in blocks as long as PPO's sequences; None if no option uses a corpus."""
+    """Return the corpus in blocks as long as PPO's sequences; None if no key uses a corpus."""
     config = context.config
     if not reads_corpus(config.ppo, config.data):
         return None

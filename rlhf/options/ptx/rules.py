@@ -1,4 +1,4 @@
-"""Division of the corpus blocks of each step over ranks, which must leave no remainder."""
+"""Rule that each step's blocks of the corpus can be divided over the ranks without remainder."""
 
 from __future__ import annotations
 

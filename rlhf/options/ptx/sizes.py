@@ -1,4 +1,4 @@
-"""Micro-batches of the corpus, whose gradients the actor adds to its own."""
+"""Number of micro-batches of the corpus in an optimizer step of the actor."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from rlhf.options.ptx.rules import ptx_plan
 
 
 def actor_micro_batches(config: RunConfig) -> int:
-    """Return the micro-batches of the corpus in an optimizer step of the actor."""
+    """Return the number of micro-batches of the corpus per optimizer step of the actor."""
     return ptx_plan(config).accumulation

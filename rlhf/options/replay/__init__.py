@@ -1,1 +1,1 @@
-"""Digests of the weights after some steps, which ``python -m rlhf.replay`` compares."""
+"""Digests of the weights after some steps; ``python -m rlhf.replay`` compares two runs' digests."""

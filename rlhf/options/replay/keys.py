@@ -1,4 +1,4 @@
-"""Key of the checkpoints' group that stores digests of the weights."""
+"""Key for digests of the weights."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from rlhf.config.schema.keys import AT_LEAST_0, key
 
-LOG = "digests.jsonl"  # in a run directory
+LOG = "digests.jsonl"  # file in the run directory with the digests
 
 
 @dataclass(kw_only=True)
 class DigestKeys:
-    """Part of the group ``checkpoint``."""
+    """Keys of the group ``checkpoint`` for digests of the weights."""
 
     digest_every: int = key(AT_LEAST_0)
     """Steps between digests of the weights, which python -m rlhf.replay compares; 0: no digests."""

@@ -28,7 +28,7 @@ def after_step(
 
 
 def weight_digests(engines: Mapping[str, StatefulWithTensors]) -> dict[str, str]:
-    """Return the digest of each tensor of weights as ENGINE/PARAMETER; every rank must call it."""
+    """Return the digest of each parameter under ENGINE/PARAMETER; every rank must call this."""
     return {
         f"{name}/{parameter}": f"{digest:016x}"
         for name, engine in engines.items()
@@ -37,10 +37,11 @@ def weight_digests(engines: Mapping[str, StatefulWithTensors]) -> dict[str, str]
 
 
 def digest_of_slice(slice_N: Tensor, start: int) -> Tensor:
-    """Return the part of a flat fp32 tensor's digest that a slice, from ``start`` on, contributes.
+    """Return the part of a flat fp32 tensor's digest that a slice contributes.
 
-    The digest is the sum of bits_i * (2 i + 1) modulo 2^64 over the elements i: parts add up in any
-    order, and a change of any one element changes it. It detects faults, not forgeries.
+    ``start`` is the index of the slice's first element. The digest is the sum of bits_i * (2 i + 1)
+    modulo 2^64 over the elements i. Parts can be added in any order, and a change of one element
+    changes the digest. It detects faults, not forgeries.
     """
     total = torch.zeros((), dtype=torch.int64, device=slice_N.device)
     for chunk_N in torch.split(slice_N, CHUNK):

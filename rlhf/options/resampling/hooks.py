@@ -17,16 +17,16 @@ from rlhf.phases.ppo.step_metrics import equal_group_mask
 
 
 class ResamplingHook(PpoHook):
-    """Replaces prompts before a step learns from them.
+    """A hook that replaces prompts before a step learns from them.
 
-    Prompts and random numbers are keyed by step and round, and each prompt is replaced alone:
-    neither resuming nor the number of ranks changes a response.
+    Prompts and random numbers are keyed by step and round, and whether a prompt is replaced depends
+    on its own scores only. So neither resuming nor the number of ranks changes a response.
     """
 
     _loader: PromptLoader | None = None
 
     def begin(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:  # noqa: ARG002
-        """Keep the loader, from which other prompts come."""
+        """Keep the loader, which supplies the new prompts."""
         self._loader = loader
         return {}
 
@@ -42,8 +42,9 @@ class ResamplingHook(PpoHook):
             scores_B = trainer.target_maker.clipped_scores(rollout)
             is_equal = equal_group_mask(scores_B.view(-1, size)).tolist()
             equal = [group for group, holds in enumerate(is_equal) if holds]
-            # Every rank answers as many prompts as the rank that needs most, since all must take
-            # part in the passes of sharded models; it drops what it does not need.
+            # Every rank samples for as many prompts as the rank that needs most, since all must
+            # take part in the passes of sharded models. It drops the responses that it does not
+            # need.
             most = int(ranks.max(torch.tensor(len(equal), device=ranks.device)))
             if most == 0:
                 break
@@ -62,13 +63,13 @@ class ResamplingHook(PpoHook):
 
 
 def _with_replaced_share(rollout: Rollout, share: float) -> Rollout:
-    """Return ``rollout`` with a share of 1 if its prompts were sampled in place of others."""
+    """Return ``rollout`` with the measure replaced_share: 1 if its prompts replaced others."""
     share_B = torch.full_like(rollout.scores_B, share)
     return rollout._replace(measures={**rollout.measures, "replaced_share": share_B})
 
 
 def _add_seconds(rollout: Rollout, fresh: Rollout) -> dict[str, float]:
-    """Return the seconds of both rollouts together, by part."""
+    """Return the sum of the seconds of the two rollouts for each part of a rollout."""
     first, second = rollout.seconds or {}, fresh.seconds or {}
     return {name: first[name] + second[name] for name in first}
 

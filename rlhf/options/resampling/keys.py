@@ -9,7 +9,7 @@ from rlhf.config.schema.keys import AT_LEAST_0, key
 
 @dataclass(kw_only=True)
 class ResamplingKeys:
-    """Part of the group ``ppo``."""
+    """Keys of the group ``ppo`` for DAPO's dynamic sampling."""
 
     resampling_rounds: int = key(AT_LEAST_0)
     """DAPO's dynamic sampling: how often a prompt whose responses all have the same score is

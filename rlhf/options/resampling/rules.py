@@ -1,4 +1,4 @@
-"""Rule for the estimators that prompts with equal scores teach nothing."""
+"""Rule for the estimators with which resampling makes sense."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 def check(config: RunConfig) -> None:
-    """Check that the estimator compares the responses of one prompt."""
+    """Check that the estimator learns nothing from responses with equal scores."""
     rounds, estimator = config.ppo.resampling_rounds, config.ppo.advantage_estimator
     if Phase.ppo in config.phase.order and rounds > 0 and estimator not in COMPARING:
         raise ConfigError(

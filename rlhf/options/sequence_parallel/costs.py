@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
     from rlhf.plan.time_model import CostModel, Pass
 
-EXCHANGES = 5  # messages per layer: queries, keys, values, output and positions
+EXCHANGES = 5  # number of messages per layer: queries, keys, values, output and positions
 
 
 class SequenceParallelCosts(Costs):
-    """Sequences divided by ranks, which exchange them before and after attention."""
+    """Costs of the exchanges between ranks before and after attention."""
 
     def activation_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
-        """Return the bytes of the output of attention, stored before and after its exchange."""
+        """Return the bytes of attention's output, which is stored before and after its exchange."""
         layers = model.layers - model.checkpointed + (1 if model.checkpointed else 0)
         return layers * sequences * tokens * model.shape.heads * model.shape.head_dim * size
 
     def pass_seconds(self, costs: CostModel, model: ModelUse, work: Pass) -> float:
-        """Return the seconds of the exchanges.
+        """Return the seconds in which ranks exchange parts of sequences.
 
         Each layer exchanges queries, keys and values before attention, and the output after it.
         """

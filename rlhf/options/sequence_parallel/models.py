@@ -1,4 +1,4 @@
-"""Plug sequences that several ranks share into the building of the model that SFT trains.
+"""The model that SFT trains if several ranks share each sequence.
 
 Shapes: B = sequences, S = tokens, W = tokens of one rank's part of every sequence, N = chosen
 tokens of this part, H = hidden size.
@@ -26,7 +26,7 @@ from rlhf.options.sequence_parallel.ulysses import sequence_parallel_attention
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SHARED = "shared"  # name under which the attention that exchanges parts is registered
+SHARED = "shared"  # name under which this attention is registered in transformers
 
 
 def build_sft_module(config: RunConfig, model: PreTrainedModel, ranks: Ranks) -> LanguageModel:
@@ -48,7 +48,7 @@ def start_sft(config: RunConfig, model: PreTrainedModel, ranks: Ranks, plan: Bat
 
 
 class SequenceShardModel(LanguageModel):
-    """A ``LanguageModel`` that runs part ``part`` of ``parts`` of every sequence.
+    """A ``LanguageModel`` that runs one part of every sequence, number ``part`` of ``parts``.
 
     All ranks of a group get the same whole sequences. Each rank computes the log-probabilities of
     the chosen tokens that its part predicts, so the losses of the ranks add up to the whole loss.

@@ -7,7 +7,8 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.model import refuse_compile
 from rlhf.config.schema.run import RunConfig
 
-ATTENTIONS = (None, "matmul", "sdpa")  # causal without a mask: no rank has the mask of all tokens
+# Attentions that are causal without a mask, since no rank has the mask of all tokens.
+ATTENTIONS = (None, "matmul", "sdpa")
 
 
 def check(config: RunConfig) -> None:

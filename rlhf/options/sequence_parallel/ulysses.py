@@ -24,10 +24,10 @@ def sequence_parallel_attention(
 ) -> Attention:
     """Return ``attention`` for sequences that are split over ``size`` consecutive ranks.
 
-    ``heads`` are the numbers of query and of key-value heads, and the size of a head.
-    Every rank must call this, after DeepSpeed has started, and then run all layers on
-    ``sequences`` sequences at once. The returned function has the arguments of transformers'
-    attention interface, and ignores the mask: attention is causal.
+    ``heads`` are the numbers of query and of key-value heads, and the size of a head. Every rank
+    must call this after DeepSpeed has started, and then run all layers on ``sequences`` sequences
+    at once. The returned function has the arguments of transformers' attention interface, and
+    ignores the mask, because attention is causal.
     """
     queries, keys, width = heads
     if queries % size or (keys % size and size % keys):
@@ -46,7 +46,7 @@ def sequence_parallel_attention(
         attn_head_count=queries,
         attn_head_size=width,
         kv_head_count=keys,
-        num_hidden_layers=1,  # only read in a debugging mode
+        num_hidden_layers=1,  # DeepSpeed reads this in a debugging mode only
         process_group=_create_group(ranks, size),
         seq_length_is_variable=True,
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TrunkCosts(Costs):
-    """One model in PPO instead of three; its branches are counted as extra weights."""
+    """Costs of one model in PPO instead of three; its branches are counted as extra weights."""
 
     def model_sources(
         self, config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
@@ -28,7 +28,7 @@ class TrunkCosts(Costs):
         return {role: source for role, source in sources.items() if role not in inside}
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
-        """Return the shared trunk for the actor."""
+        """Return PPO's actor with the weights of the shared trunk; other models are unchanged."""
         if phase is not Phase.ppo or model.role is not Role.actor:
             return model
         ppo, shape = config.ppo, model.shape

@@ -1,4 +1,4 @@
-"""Keys of PPO that share the lower layers of actor, critic and reference."""
+"""Keys for the layers that actor, critic and reference share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, key
 
 @dataclass(kw_only=True)
 class TrunkKeys:
-    """Part of the group ``ppo``."""
+    """Keys of the group ``ppo`` for the layers that actor, critic and reference share."""
 
     shared_trunk: bool
     """Let critic and reference share the actor's lower layers (trlx's hydra model)."""

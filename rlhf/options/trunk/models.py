@@ -1,4 +1,4 @@
-"""Plug the shared trunk into PPO: its layout of models, its checks, and its critic's export.
+"""PPO's models as branches of a shared trunk, their checks, and the export of the critic.
 
 Shapes: B = sequences, S = tokens of whole sequences, N = kept tokens.
 """
@@ -58,7 +58,7 @@ def build_models(engine: RLHFEngine) -> TrunkModels:
 
 
 def build_critic_export(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
-    """Return the export of a shared trunk's critic as a separate model."""
+    """Return how to save a shared trunk's critic as a separate model."""
     assert isinstance(trunk.module, SharedTrunk)
     tensors = select_critic_state(trunk.module, tensors_to_save(trunk.module))
     return Export(build_critic_skeleton(trunk.module, tokenizer), trunk, tensors)
@@ -77,7 +77,7 @@ def check_models(config: RunConfig, phases: Container[Phase]) -> None:
 
 
 class TrunkEngine(Engine, Protocol):
-    """A shared trunk in training."""
+    """An engine that trains a shared trunk."""
 
     def __call__(
         self,
@@ -133,7 +133,7 @@ class TrunkModels:
         )
 
     def learner_groups(self, *, trains_actor: bool) -> list[list[Learner]]:
-        """Return the trunk, which trains policy and critic in one pass."""
+        """Return one group with one learner: the trunk, which trains policy and critic at once."""
         assert trains_actor, "a shared trunk cannot train only the critic"
         return [[Learner(Role.actor, self.actor, self._loss)]]
 

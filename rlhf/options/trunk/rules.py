@@ -10,7 +10,7 @@ from rlhf.options import PpoConfig
 
 
 def check(config: RunConfig) -> None:
-    """Check that the layers to train are known, and that each step trains actor and critic."""
+    """Check that the number of layers to train is set, and that each step trains both models."""
     ppo = config.ppo
     if ppo.shared_trunk:
         refuse_compile(config, "ppo.shared_trunk=true, which copies layers")
@@ -35,7 +35,7 @@ def check(config: RunConfig) -> None:
 
 
 def _refuse_layers(ppo: PpoConfig) -> None:
-    """Check that no key chooses layers of a trunk that is not shared."""
+    """Check that no key sets a number of layers if the trunk is not shared."""
     for key in ("num_layers_unfrozen", "num_value_layers"):
         if value := getattr(ppo, key):
             raise ConfigError(

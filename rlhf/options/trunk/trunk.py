@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TrunkOutput(NamedTuple):
-    """Log-probabilities of picked tokens under policy and reference, and fp32 values (B, S)."""
+    """The output of a forward pass of the trunk: log-probs of tokens, and fp32 values (B, S)."""
 
     policy: TokenLogprobs | None
     reference: TokenLogprobs | None

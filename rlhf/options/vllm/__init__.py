@@ -1,1 +1,1 @@
-"""Sampling by a vLLM server."""
+"""Sampling of responses by a vLLM server."""

@@ -11,7 +11,7 @@ ON_ONE_RANK = {"rollout.backend": "fast"}
 
 @dataclass(kw_only=True)
 class ServerConfig:
-    """The server of backend=vllm_server (docs/rollouts.md)."""
+    """Settings of the server that backend=vllm_server uses (docs/rollouts.md)."""
 
     url: str
     """Address of a vLLM server of this run's own."""
@@ -23,7 +23,7 @@ class ServerConfig:
 
 @dataclass(kw_only=True)
 class ServerKeys:
-    """Part of the group ``rollout``."""
+    """Keys of the group ``rollout`` for the vLLM server."""
 
     server: ServerConfig = key(affects=NO_PHASE)
     """Options of backend=vllm_server."""

@@ -1,6 +1,6 @@
 """Rollouts on a vLLM server, which gets the actor's weights before each rollout, over HTTP.
 
-The server is vLLM 0.28 or later, started with VLLM_SERVER_DEV_MODE=1, without which it takes no new
+The server is vLLM 0.28 or later. It must be started with VLLM_SERVER_DEV_MODE=1 to accept new
 weights. Its routes: vllm/entrypoints/rl/online/api_router.py and .../openai/completion/protocol.py.
 """
 
@@ -30,17 +30,17 @@ START = (
     "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL_FOLDER --logprobs-mode processed_logprobs "
     "--no-enable-prefix-caching"
 )
-AT_ONCE = 64  # requests in flight; vLLM batches them as they come
+AT_ONCE = 64  # number of requests in flight, which vLLM batches
 SECONDS_TO_CONNECT = 5.0
 
-# Writes the actor's weights into a folder, tensor by tensor; every rank calls it, and all but rank
-# 0 pass None.
+# A function that writes the actor's weights into a folder, tensor by tensor. Every rank calls it;
+# only rank 0 passes the folder, the others pass None.
 WriteWeights = Callable[[Engine, Path | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """Options of the server; the config group ``rollout`` documents their meaning."""
+    """Settings of ``VllmServerRollout``, from the keys of the config group ``rollout``."""
 
     url: str
     timeout: float
@@ -126,7 +126,7 @@ class VllmServerRollout:
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            "ignore_eos": True,  # the server's end tokens are those of its own folder
+            "ignore_eos": True,  # the server would use the end tokens of its own model folder
             "stop_token_ids": list(end_ids_of(actor.module.pretrained)),
             "stop": self._settings.stop,
             "include_stop_str_in_output": True,
@@ -135,7 +135,7 @@ class VllmServerRollout:
 
 
 class VllmClient:
-    """A client of one server; its errors name the server and the fix."""
+    """A client for the HTTP routes of one server; its errors name the server and the fix."""
 
     def __init__(self, url: str, *, timeout: float) -> None:
         import urllib3
@@ -149,9 +149,9 @@ class VllmClient:
         )
 
     def check(self, *, ties_embeddings: bool = False) -> None:
-        """Check that the server answers, takes weights, and returns log-probs of what it samples.
+        """Check that the server answers, accepts weights, and returns the log-probs of sampling.
 
-        ``ties_embeddings`` is True if the model's output layer is its embedding.
+        ``ties_embeddings`` is True if the model's output layer shares its embedding's weights.
         """
         self.fetch_weight_version()
         config = self._request("GET", "/server_info?config_format=json")["vllm_config"]
