@@ -13,7 +13,7 @@ from pathlib import Path
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.started_runs import run_of
 from rlhf.base.intervals import wilson_interval
-from rlhf.options.branches.critic_states import CriticState, measure_critic, ranked_pairs
+from rlhf.options.branches.critic_states import CriticState, measure_critic, score_ranked_pairs
 
 CHECK = {"every": 4, "states": 256, "branches": 24, "step_tokens": 2}
 QUICK_CHECK = {"every": 2, "states": 32, "branches": 8, "step_tokens": 2}
@@ -39,7 +39,7 @@ def measure(seed: int, place: Place) -> Figures:
     words = [f"ppo.critic_check.{name}={value}" for name, value in check.items()]
     run_dir = run_of(place, *words, seed=seed)
     low, high = MIDDLE
-    pairs = ranked_pairs(states_in(run_dir, low=low, high=high))
+    pairs = score_ranked_pairs(states_in(run_dir, low=low, high=high))
     found: Figures = {"pairs": float(len(pairs)), "right": sum(pairs)}
     parts = {"all": (0.0, 1.0), "beginning": (0.0, low), "middle": MIDDLE, "end": (high, 1.0)}
     for part, (start, end) in parts.items():

@@ -24,9 +24,9 @@ from rlhf.gpu_check.rows import (
     checked_finding,
     skipped_finding,
 )
-from rlhf.options.gpu_kernels.adamw_gpu import ParameterTable, adamw_gpu_kernels
-from rlhf.options.gpu_kernels.attention_gpu import gpu_attention
-from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, logprobs_gpu_kernels
+from rlhf.options.gpu_kernels.adamw_gpu import ParameterTable, load_adamw_gpu_kernels
+from rlhf.options.gpu_kernels.attention_gpu import load_gpu_attention
+from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, load_logprobs_gpu_kernels
 
 GPU = torch.device("cuda", 0)
 REPEATS = 10
@@ -129,7 +129,7 @@ def _finding(
 
 @torch.no_grad()
 def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> Finding:
-    if (kernels := logprobs_gpu_kernels(GPU)) is None:
+    if (kernels := load_logprobs_gpu_kernels(GPU)) is None:
         return skipped_finding(NO_KERNEL)
     kernel = GpuLogprobKernel(kernels)
     torch.manual_seed(1)
@@ -166,7 +166,7 @@ def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> Finding
 @torch.no_grad()
 def _check_attention(cache: Cache, dtype: torch.dtype) -> Finding:
     rows, heads, kv_heads, size, columns = cache
-    kernel = gpu_attention(GPU, dtype, group=heads // kv_heads, size=size)
+    kernel = load_gpu_attention(GPU, dtype, group=heads // kv_heads, size=size)
     if kernel is None:
         return skipped_finding(NO_KERNEL)
     torch.manual_seed(1)
@@ -199,7 +199,7 @@ def _check_attention(cache: Cache, dtype: torch.dtype) -> Finding:
 
 @torch.no_grad()
 def _check_adamw(sizes: tuple[int, ...], moments: torch.dtype) -> Finding:
-    if (kernels := adamw_gpu_kernels(GPU)) is None:
+    if (kernels := load_adamw_gpu_kernels(GPU)) is None:
         return skipped_finding(NO_KERNEL)
     table = ParameterTable(kernels, sizes, GPU)
     torch.manual_seed(1)

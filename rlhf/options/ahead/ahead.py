@@ -92,7 +92,7 @@ class SamplingAhead:
         self._next = step + 1
         return self._pending.pop(step, None) or self._sampler.finish(step)
 
-    def finish_begun(self) -> None:
+    def wait_for_begun_steps(self) -> None:
         """Wait for the responses of all steps that were begun, and keep them as pending."""
         for step in range(self._next, self._begun + 1):
             if step not in self._pending:
@@ -101,7 +101,7 @@ class SamplingAhead:
     @property
     def training_state(self) -> SamplingAhead:
         """Return this object, whose tensors are the pending responses; wait for them first."""
-        self.finish_begun()
+        self.wait_for_begun_steps()
         return self
 
     @property
@@ -154,5 +154,5 @@ class AfterSampling:
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
         """Wait until the process has sampled all its steps; then return one response per prompt."""
-        self._ahead.finish_begun()
+        self._ahead.wait_for_begun_steps()
         return self._backend.generate(actor, prompts)

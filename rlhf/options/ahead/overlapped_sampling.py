@@ -79,7 +79,7 @@ class SamplingProcesses:
         self._processes = [IsolatedProcess(SERVES) for _ in started]
         for index, process in enumerate(self._processes):
             place = SamplerPlace(str(context.run_dir), str(self._folder), index, count, threads)
-            process.send(place._asdict(), _in_a_year())
+            process.send(place._asdict(), _deadline_in_a_year())
 
     def begin(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
         """Write the actor's weights, and send the prompts of each batch to all processes."""
@@ -95,16 +95,18 @@ class SamplingProcesses:
             self._weights_of[step] = weights
             prompts = self._loader.prompts_of_all_ranks(step - 1)._asdict()
             for process in self._processes:
-                with _explain_end():
-                    process.send({"step": step, "weights": str(weights), **prompts}, _in_a_year())
+                with _explain_ended_process():
+                    process.send(
+                        {"step": step, "weights": str(weights), **prompts}, _deadline_in_a_year()
+                    )
 
     def finish(self, step: int) -> Responses:
         """Wait until all processes have written their responses; return those of this rank."""
         from safetensors.torch import load_file
 
         for process in self._processes:
-            with _explain_end():
-                answer = process.receive(_in_a_year())
+            with _explain_ended_process():
+                answer = process.receive(_deadline_in_a_year())
             if "error" in answer:
                 raise RolloutError(f"rollout.overlap=true: {answer['error']}")
         self._ranks.barrier()
@@ -128,13 +130,13 @@ class SamplingProcesses:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _in_a_year() -> float:
+def _deadline_in_a_year() -> float:
     """Return a deadline that is never reached: the watchdog ends a run that hangs."""
     return time.monotonic() + YEAR_S
 
 
 @contextmanager
-def _explain_end() -> Iterator[None]:
+def _explain_ended_process() -> Iterator[None]:
     """Raise a RolloutError if a process has ended that the context sends to or receives from."""
     try:
         yield
@@ -148,10 +150,10 @@ def _explain_end() -> Iterator[None]:
 
 def serve_samples(descriptor: int) -> None:
     """Sample the steps that arrive on the socket, until its other end is closed."""
-    serve_lines(descriptor, _answers)
+    serve_lines(descriptor, _answer_messages)
 
 
-def _answers(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
+def _answer_messages(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
     given = next(messages, None)
     if given is None:
         return
@@ -196,7 +198,7 @@ class SamplingWorker:
         use_threads(place.threads)
         run_dir, self._folder = Path(place.run_dir), Path(place.folder)
         self._config = config = load_run(run_dir)
-        device = _device_of(config, place.rank)
+        device = _choose_device(config, place.rank)
         self._share = Ranks(place.rank, place.num_samplers, device)
         self._tokenizer = load_tokenizer(run_dir / "tokenizer", key="run_dir")
         dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
@@ -230,7 +232,7 @@ class SamplingWorker:
             save_file(pack_responses(responses), building)
 
 
-def _device_of(config: RunConfig, index: int) -> torch.device:
+def _choose_device(config: RunConfig, index: int) -> torch.device:
     """Return the device of sampling process ``index``: a GPU after those of the node's ranks.
 
     A process whose responses a server samples needs no GPU.

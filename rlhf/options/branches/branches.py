@@ -56,7 +56,7 @@ class Brancher(NamedTuple):
     kl_ctl: float
 
     @classmethod
-    def before_step(
+    def build(
         cls, engine: RLHFEngine, rollout: Rollout, maker: TargetMaker, *, kl_ctl: float
     ) -> Brancher:
         """Return a sampler that scores branches as ``maker`` will score the rollout."""
@@ -87,13 +87,13 @@ class Brancher(NamedTuple):
         repeated = [state for state in states for _ in range(branches)]
         size = max(1, len(self.rollout.scores_B) // branches) * branches
         found = [
-            self._returns_and_values([repeated[row] for row in rows], draws_BT[rows])
+            self._sample_returns_and_values([repeated[row] for row in rows], draws_BT[rows])
             for rows in split_rows(list(range(len(repeated))), size)
         ]
         returns_B, values_B = (torch.cat(each) for each in zip(*found, strict=True))
         return StateValues(values_B[::branches], *branch_values(returns_B, branches=branches))
 
-    def _returns_and_values(
+    def _sample_returns_and_values(
         self, states: list[BranchPoint], draws_BT: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Continue each state once; return the rewards that follow it (B,), and its value (B,).
@@ -118,7 +118,7 @@ class Brancher(NamedTuple):
         return returns_B, sampled.values_BT.gather(1, places_B[:, None]).squeeze(1)
 
 
-def with_step_values(
+def add_step_values(
     engine: RLHFEngine, rollout: Rollout, maker: TargetMaker, ppo: PpoConfig, *, kl_ctl: float
 ) -> Rollout:
     """Return ``rollout`` with the true values that ppo.value_targets=monte_carlo reads.
@@ -141,7 +141,7 @@ def with_step_values(
     most = int(ranks.max(torch.tensor(len(states), device=ranks.device)))
     surplus = most - len(states)
     draws += [draws[0][: ppo.value_branches]] * surplus
-    brancher = Brancher.before_step(engine, rollout, maker, kl_ctl=kl_ctl)
+    brancher = Brancher.build(engine, rollout, maker, kl_ctl=kl_ctl)
     found = brancher.evaluate(states + states[:1] * surplus, torch.cat(draws))
     values_BT = torch.full_like(rollout.values_BT, torch.nan)
     rows = [state.row for state in states]
@@ -182,7 +182,7 @@ class CriticCheck:
         if not config.every or step % config.every:
             return {}
         started = time.monotonic()
-        brancher = Brancher.before_step(self._engine, rollout, maker, kl_ctl=kl_ctl)
+        brancher = Brancher.build(self._engine, rollout, maker, kl_ctl=kl_ctl)
         stream = random_stream(context.config.seed, "critic_check", step)
         pairs = self._choose_pairs(brancher, stream)
         draws_BT = self._draw(stream, config.states * config.branches)

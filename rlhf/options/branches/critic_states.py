@@ -37,7 +37,7 @@ def measure_critic(states: Sequence[CriticState]) -> dict[str, float]:
     - ranking: share of pairs whose better state has the higher value; 0.5 by chance.
     """
     measures: dict[str, float] = {}
-    if ranked := ranked_pairs(states):
+    if ranked := score_ranked_pairs(states):
         measures["ranking"] = statistics.fmean(ranked)
     if len(states) < FEWEST:
         return measures
@@ -63,7 +63,7 @@ def measure_by_place(states: Sequence[CriticState], *, bins: int) -> Mapping[int
     return {number: measure_critic(part) for number, part in enumerate(parts)}
 
 
-def ranked_pairs(states: Sequence[CriticState]) -> list[float]:
+def score_ranked_pairs(states: Sequence[CriticState]) -> list[float]:
     """Return a number for each pair: 1 if its better state has the higher value, otherwise 0.
 
     The number is 0.5 if the values are equal. Pairs whose true values are too close to show which

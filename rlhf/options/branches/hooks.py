@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlhf.base.types import Rollout, StatefulWithTensors
-from rlhf.options.branches.branches import STEP_VALUES, CriticCheck, with_step_values
+from rlhf.options.branches.branches import STEP_VALUES, CriticCheck, add_step_values
 from rlhf.options.branches.keys import ValueTargets
 from rlhf.options.branches.values import step_advantages
 from rlhf.phases.ppo.hooks import PpoHook
@@ -38,7 +38,7 @@ class BranchHook(PpoHook):
         if not self._is_monte_carlo:
             return rollout
         maker, kl_ctl = trainer.target_maker, trainer.kl.coefficient
-        return with_step_values(trainer.engine, rollout, maker, self.config.ppo, kl_ctl=kl_ctl)
+        return add_step_values(trainer.engine, rollout, maker, self.config.ppo, kl_ctl=kl_ctl)
 
     def begin(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:
         """Prepare the checks of the critic."""

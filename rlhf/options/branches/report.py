@@ -39,12 +39,12 @@ class CriticReport(ReportParts):
 
     def sections(self, run: RunFiles) -> Sequence[ChartSection]:
         """Return the section with charts of the states that the run has checked so far."""
-        return [true_value_section(list(read_lines(run.folder / LOG, CRITIC_STATE)))]
+        return [build_true_value_section(list(read_lines(run.folder / LOG, CRITIC_STATE)))]
 
 
-def true_value_section(rows: Sequence[Mapping[str, Any]]) -> ChartSection:
+def build_true_value_section(rows: Sequence[Mapping[str, Any]]) -> ChartSection:
     """Return the section with charts of ``rows``, the lines of critic.jsonl."""
-    title, parts = "Critic beside true values", _halves(rows)
+    title, parts = "Critic beside true values", _split_into_halves(rows)
     if not parts:
         return ChartSection(title, [])
     over_values = _chart_over_values(*list(parts.items())[-1])
@@ -53,7 +53,7 @@ def true_value_section(rows: Sequence[Mapping[str, Any]]) -> ChartSection:
     return ChartSection(title, [over_values, *by_place], NOTE)
 
 
-def _halves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[CriticState]]:
+def _split_into_halves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[CriticState]]:
     """Return the states of the first and of the second half of the checks, by label."""
     steps = sorted({row["step"] for row in rows})
     first = len(steps) // 2

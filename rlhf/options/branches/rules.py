@@ -26,7 +26,7 @@ def check_batches(config: RunConfig) -> None:
         "use ppo.whiten_rewards=false": ppo.whiten_rewards,
     }
     if ppo.value_targets is ValueTargets.monte_carlo:
-        broken[_too_many("ppo.value_branches", ppo.value_branches, rows)] = (
+        broken[_too_many_message("ppo.value_branches", ppo.value_branches, rows)] = (
             ppo.value_branches > rows
         )
     refuse_first(broken, f"{ppo.branching_key} with ")
@@ -35,13 +35,13 @@ def check_batches(config: RunConfig) -> None:
         f"from each of its responses; use a multiple of {2 * ranks} up to {2 * ranks * rows}": (
             check.states % (2 * ranks) > 0 or check.states > 2 * ranks * rows
         ),
-        _too_many("ppo.critic_check.branches", check.branches, rows): check.branches > rows,
+        _too_many_message("ppo.critic_check.branches", check.branches, rows): check.branches > rows,
     }
     if check.every:
         refuse_first(states, f"ppo.critic_check.every={check.every} with ")
 
 
-def _too_many(key: str, branches: int, rows: int) -> str:
+def _too_many_message(key: str, branches: int, rows: int) -> str:
     return (
         f"{key}={branches}: a rank samples the branches of a state together, and at most as many "
         f"as responses of a rollout; use at most {rows}"

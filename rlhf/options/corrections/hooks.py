@@ -64,7 +64,7 @@ class CorrectionHook(PpoHook):
         ) -> tuple[PolicyLoss, Metrics]:
             logprobs_BT, sampled_BT, advantages_BT, keep_BT = inputs
             old_BT = interpolate_logprobs(logprobs_BT, sampled_BT, share=share)
-            weights = weights_of(config, old_BT, sampled_BT, keep_BT)
+            weights = compute_rollout_weights(config, old_BT, sampled_BT, keep_BT)
             weighed_BT = advantages_BT * weights.weights_BT
             weighed = SurrogateInputs(logprobs_BT, old_BT, weighed_BT, keep_BT)
             loss, metrics = surrogate(weighed, config, total)
@@ -85,7 +85,7 @@ class CorrectionHook(PpoHook):
         if config.rollout_correction_control:
             names = ("correction_control", str(rollout.prompts.step), maker.ranks.rank)
             shuffle = random_stream(self.config.seed, *names)
-        weights = weights_of(config, rollout.logprobs_BT, sampled_BT, keep_BT, shuffle)
+        weights = compute_rollout_weights(config, rollout.logprobs_BT, sampled_BT, keep_BT, shuffle)
         used = targets.advantages
         return targets._replace(
             advantages=used._replace(advantages_BT=used.advantages_BT * weights.weights_BT),
@@ -93,7 +93,7 @@ class CorrectionHook(PpoHook):
         )
 
 
-def weights_of(
+def compute_rollout_weights(
     config: PpoConfig,
     logprobs_BT: Tensor,
     sampled_BT: Tensor,

@@ -61,7 +61,7 @@ class AdamwKernel:
         return total
 
 
-def adamw_kernel() -> AdamwKernel | None:
+def load_adamw_kernel() -> AdamwKernel | None:
     """Return the AdamW kernel for CPUs, or None if it cannot be compiled."""
     library = compile_kernel("adamw")
     return None if library is None else AdamwKernel(library)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.decoder_modules import BlockModules, BlockOrder, DecoderModules
-from rlhf.options.cpu_kernels.decode import Combine, DecodeProgram, HeadsAt, decode_library
+from rlhf.options.cpu_kernels.decode import Combine, DecodeProgram, HeadsAt, load_decode_library
 from rlhf.rollout.decoders.decoder import Texts
 from rlhf.rollout.decoders.layers import AdapterOf, LayerBuilder
 from rlhf.rollout.decoders.projections import ACTIVATIONS
@@ -26,7 +26,7 @@ def can_compile(parts: DecoderModules, dtype: torch.dtype) -> bool:
     layers = (block.query_key_value[0], block.output, block.up, block.down)
     return (
         parts.tokens.weight.device.type == "cpu"
-        and decode_library(dtype) is not None
+        and load_decode_library(dtype) is not None
         and all(layer.in_features % 2 == 0 for layer in layers)  # bf16 is multiplied in pairs
     )
 
@@ -51,7 +51,7 @@ class CompiledDecoder:
         dtype: torch.dtype,
     ) -> None:
         builder = LayerBuilder(parts, adapter_of, dtype)
-        library = decode_library(dtype)
+        library = load_decode_library(dtype)
         shape = (len(parts.blocks), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
         self._kv_cache = torch.zeros(shape, dtype=dtype)
         self._places_R = torch.arange(rows)  # the place of each row in the KV cache

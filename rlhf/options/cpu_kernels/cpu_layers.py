@@ -77,7 +77,7 @@ def matmul_attention(
             query.to(dtype),
             key.to(dtype),
             value,
-            _score_bias(attention_mask, query.shape, dtype),
+            _build_score_bias(attention_mask, query.shape, dtype),
             query.shape[-1] ** -0.5 if scaling is None else scaling,
         )
     return mixed_BNSD.transpose(1, 2).contiguous(), None
@@ -97,7 +97,7 @@ def _should_use_matmul(
     return query.is_cpu and is_whole and is_alike and is_plain
 
 
-def _score_bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+def _build_score_bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """Return the bias (M, S, S) to add to scores: the mask, or a causal mask if it is None.
 
     ``shape`` is (B, N, S, D).

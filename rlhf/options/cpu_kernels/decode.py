@@ -124,7 +124,7 @@ class Norm(NamedTuple):
     size: int
 
 
-def decode_library(dtype: torch.dtype) -> Any | None:
+def load_decode_library(dtype: torch.dtype) -> Any | None:
     """Return the compiled functions of decode.c for ``dtype``, or None if they cannot run here."""
     if dtype not in {torch.bfloat16, torch.float32}:
         return None
@@ -184,7 +184,7 @@ class DecodeProgram:
 
     def add_norm(self, norm: Norm, *, x: int, y: int) -> None:
         """Add a step y = norm(x) on buffers ``x`` and ``y``; ``y`` may be ``x``."""
-        self._add_step(_Kind.norm, self._norm_struct(norm, x, y))
+        self._add_step(_Kind.norm, self._build_norm_struct(norm, x, y))
 
     def add_rotary(
         self, heads: HeadsAt, norm: Norm | None, rotary: tuple[Tensor, Tensor] | None
@@ -194,7 +194,7 @@ class DecodeProgram:
         ``rotary`` holds the tables cos and sin (positions, turned), computed in fp32; the first
         half of each row of sin is negated. Numbers of a head from ``turned`` on are not rotated.
         """
-        own = None if norm is None else self._keep_alive(self._norm_struct(norm, 0, 0))
+        own = None if norm is None else self._keep_alive(self._build_norm_struct(norm, 0, 0))
         step = _Turn(heads=_Heads(*heads), norm=None if own is None else ctypes.addressof(own))
         if rotary is not None:
             padded = (functional.pad(table.float().flatten(), (0, LANES)) for table in rotary)
@@ -237,7 +237,7 @@ class DecodeProgram:
         call = _Pass(ctypes.addressof(pointers), tokens, *tables)
         self._library.decode_run(self._array, _Size(len(self._steps)), ctypes.byref(call))
 
-    def _norm_struct(self, norm: Norm, x: int, y: int) -> _Norm:
+    def _build_norm_struct(self, norm: Norm, x: int, y: int) -> _Norm:
         vectors = (
             None if each is None else self._address_of(self._as_contiguous(each))
             for each in (norm.weight, norm.bias)

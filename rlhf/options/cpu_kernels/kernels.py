@@ -9,10 +9,10 @@ from torch import Tensor
 
 from rlhf.base.decoder_modules import DecoderModules
 from rlhf.config.choices import Dtype
-from rlhf.options.cpu_kernels.adamw import AdamwKernel, adamw_kernel
+from rlhf.options.cpu_kernels.adamw import AdamwKernel, load_adamw_kernel
 from rlhf.options.cpu_kernels.compiled import CompiledDecoder, can_compile
 from rlhf.options.cpu_kernels.compiling import describe_kernels
-from rlhf.options.cpu_kernels.logprobs import LogprobKernel, cpu_logprob_kernel
+from rlhf.options.cpu_kernels.logprobs import LogprobKernel, load_cpu_logprob_kernel
 from rlhf.rollout.decoders.layers import AdapterOf
 
 
@@ -25,7 +25,7 @@ def describe(dtype: Dtype) -> str | None:
 
 def adamw_update(_sizes: Sequence[int], _device: torch.device) -> AdamwKernel | None:
     """Return the kernel of the AdamW update; None if it cannot be compiled."""
-    return adamw_kernel()
+    return load_adamw_kernel()
 
 
 def average_kernel(_sizes: Sequence[int], _device: torch.device) -> None:
@@ -34,7 +34,7 @@ def average_kernel(_sizes: Sequence[int], _device: torch.device) -> None:
 
 def logprobs_kernel(logits: Tensor) -> LogprobKernel | None:
     """Return the kernel that computes log-probs from logits of this dtype, or None."""
-    return cpu_logprob_kernel(logits)
+    return load_cpu_logprob_kernel(logits)
 
 
 draw_kernel = logprobs_kernel  # the same kernel samples too

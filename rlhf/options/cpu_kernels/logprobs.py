@@ -15,7 +15,7 @@ from torch import Tensor
 from rlhf.options.cpu_kernels.compiling import compile_kernel
 
 
-def cpu_logprob_kernel(logits: Tensor) -> LogprobKernel | None:
+def load_cpu_logprob_kernel(logits: Tensor) -> LogprobKernel | None:
     """Return the kernel for logits of this dtype on a CPU, which can also sample, or None."""
     if not logits.is_cpu or logits.dtype not in {torch.bfloat16, torch.float32}:
         return None
@@ -106,7 +106,7 @@ class LogprobKernel:
 
 def softmax_(scores: Tensor) -> Tensor:
     """Overwrite contiguous scores (..., S) with their softmax over S, and return them."""
-    library = _softmax_library(scores)
+    library = _load_softmax_library(scores)
     if library is None:
         return torch.softmax(scores, dim=-1, out=scores)
     library.softmax_rows(ctypes.c_void_p(scores.data_ptr()), *_sizes(scores))
@@ -118,7 +118,7 @@ def softmax_gradient_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor
 
     ``slopes`` (..., S) is the gradient to overwrite. ``shares`` are the softmax of the scores.
     """
-    library = _softmax_library(slopes)
+    library = _load_softmax_library(slopes)
     if library is None:
         found = torch._softmax_backward_data(slopes, shares, -1, shares.dtype)
         return slopes.copy_(found).mul_(scale)
@@ -127,7 +127,7 @@ def softmax_gradient_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor
     return slopes
 
 
-def _softmax_library(x: Tensor) -> Any | None:
+def _load_softmax_library(x: Tensor) -> Any | None:
     assert x.is_contiguous()
     if not x.is_cpu or x.dtype not in (torch.bfloat16, torch.float32):
         return None

@@ -112,7 +112,7 @@ def record_member_calls(
     scorer: Scorer, members: Sequence[nn.Module]
 ) -> AbstractContextManager[list[BlockCall]]:
     """Record, within the context, the calls of ``scorer`` from which ``members`` start."""
-    return record_calls(_own_parts(scorer, _num_layers(members))[0])
+    return record_calls(_find_own_parts(scorer, _count_own_layers(members))[0])
 
 
 def grow_members(scorer: Scorer, config: RewardConfig, *, seeds: Sequence[int]) -> list[Member]:
@@ -125,14 +125,14 @@ def grow_members(scorer: Scorer, config: RewardConfig, *, seeds: Sequence[int]) 
         CapabilityError: if the names of the blocks of the model's family are unknown.
         ConfigError: if the model has too few layers.
     """
-    total = len(_own_parts(scorer, 0)[0])
+    total = len(_find_own_parts(scorer, 0)[0])
     num_layers = config.num_own_layers(total)
     if num_layers >= total:
         raise ConfigError(
             f"reward.member_layers={num_layers}: the reward model has {total} layers, and members "
             f"share at least one; use at most {total - 1}"
         )
-    blocks, tail = _own_parts(scorer, num_layers)
+    blocks, tail = _find_own_parts(scorer, num_layers)
     head = getattr(scorer.pretrained, scorer.head_name)
     members = [Member(blocks, tail, head) for _ in seeds]
     if config.combine is not CombineName.warm:
@@ -144,14 +144,14 @@ def grow_members(scorer: Scorer, config: RewardConfig, *, seeds: Sequence[int]) 
 def copy_first_member(scorer: Scorer, member: nn.Module) -> None:
     """Copy the first member's weights of the layers that are not shared into ``member``."""
     with torch.no_grad():
-        for name, weight in _own_state(scorer, _num_layers([member])).items():
+        for name, weight in _collect_own_weights(scorer, _count_own_layers([member])).items():
             member.get_parameter(name).copy_(weight)
 
 
 @contextmanager
 def swap_in_mean(scorer: Scorer, members: Sequence[nn.Module]) -> Iterator[None]:
     """Replace the first member's unshared weights by the members' mean within the context."""
-    own = _own_state(scorer, _num_layers(members))
+    own = _collect_own_weights(scorer, _count_own_layers(members))
     before = {name: weight.clone() for name, weight in own.items()}
     with torch.no_grad():
         for name, weight in own.items():
@@ -214,7 +214,7 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
         raise source.build_error(
             f"{MEMBERS_FILE} must hold the layers of {found - 1} further members"
         )
-    blocks, tail = _own_parts(scorer, num_layers)
+    blocks, tail = _find_own_parts(scorer, num_layers)
     head = getattr(scorer.pretrained, scorer.head_name)
     members = [Member(blocks, tail, head) for _ in range(1, found)]
     with translate_errors(source.build_error):
@@ -226,12 +226,12 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
     return Ensemble(scorer, members, weights[OFFSETS], combine)
 
 
-def _num_layers(members: Sequence[nn.Module]) -> int:
+def _count_own_layers(members: Sequence[nn.Module]) -> int:
     """Return the number of blocks that each of ``members`` has as its own."""
     return len(list(members[0].get_submodule("branch.blocks").children()))
 
 
-def _own_parts(scorer: Scorer, num_layers: int) -> tuple[list[nn.Module], list[nn.Module]]:
+def _find_own_parts(scorer: Scorer, num_layers: int) -> tuple[list[nn.Module], list[nn.Module]]:
     """Return a scorer's top ``num_layers`` blocks (0: all blocks), and the modules after them."""
     path, tail = find_block_and_tail_paths(scorer.pretrained, needed_by="reward.members", off="1")
     base = scorer.pretrained.base_model
@@ -239,9 +239,9 @@ def _own_parts(scorer: Scorer, num_layers: int) -> tuple[list[nn.Module], list[n
     return blocks[-num_layers:], [base.get_submodule(name) for name in tail]
 
 
-def _own_state(scorer: Scorer, num_layers: int) -> dict[str, nn.Parameter]:
+def _collect_own_weights(scorer: Scorer, num_layers: int) -> dict[str, nn.Parameter]:
     """Return the first member's weights that are not shared, by their names in a ``Member``."""
-    blocks, tail = _own_parts(scorer, num_layers)
+    blocks, tail = _find_own_parts(scorer, num_layers)
     parts = {f"branch.blocks.{i}": block for i, block in enumerate(blocks)}
     parts |= {f"branch.tail.{i}": module for i, module in enumerate(tail)}
     parts["head"] = getattr(scorer.pretrained, scorer.head_name)

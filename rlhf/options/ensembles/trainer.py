@@ -72,7 +72,7 @@ class EnsembleTrainer(RewardTrainer):
         return [engine.module for name, engine in self.engines.items() if name != "model"]
 
     @property
-    def averages(self) -> bool:
+    def is_averaged(self) -> bool:
         """Return True if the mean of the members' weights is the reward model (WARM)."""
         return self._is_warm and bool(self.members)
 
@@ -94,7 +94,7 @@ class EnsembleTrainer(RewardTrainer):
         An evaluation with WARM yields the values of the first engine, which has the mean weights.
         """
         first, *further = self.engines.values()
-        if not further or (self.averages and not trains):
+        if not further or (self.is_averaged and not trains):
             yield first(ids_BS)
             return
         with first.evaluating(), record_member_calls(self.scorer, self.members) as calls:
@@ -119,21 +119,23 @@ class EnsembleTrainer(RewardTrainer):
 
     def final_weights(self) -> AbstractContextManager[None]:
         """With WARM, replace the model's weights by the members' mean within the context."""
-        return swap_in_mean(self.scorer, self.members) if self.averages else nullcontext()
+        return swap_in_mean(self.scorer, self.members) if self.is_averaged else nullcontext()
 
     def results(self, after: RewardEvaluation) -> dict[str, Any]:
         """Return the usual results and the accuracy of each member."""
-        own = _each("member/", after)
+        own = _read_member_means("member/", after)
         named = {f"member {number}": x for number, x in enumerate(own, start=1)}
         return super().results(after) | ({"member_accuracies": named} if named else {})
 
     def build_extra_writer(self, after: RewardEvaluation) -> Callable[[Path], None] | None:
         """Return a function that writes the further members, unless their mean is the model."""
-        if self.averages or not self.members:
+        if self.is_averaged or not self.members:
             return None
         # Regression fixes the zero of scores; with a pairwise loss each member has its own zero.
         has_zero = self.context.config.reward.loss is RewardLossName.regression
-        offsets_M = torch.tensor([0.0 if has_zero else mean for mean in _each("mean/", after)])
+        offsets_M = torch.tensor(
+            [0.0 if has_zero else mean for mean in _read_member_means("mean/", after)]
+        )
         return partial(save_members, members=self.members, offsets_M=offsets_M)
 
     @property
@@ -141,7 +143,7 @@ class EnsembleTrainer(RewardTrainer):
         return self.context.config.reward.combine is CombineName.warm
 
 
-def _each(start: str, after: RewardEvaluation) -> list[float]:
+def _read_member_means(start: str, after: RewardEvaluation) -> list[float]:
     """Return the value for each member of the metrics whose names begin with ``start``."""
     return [mean.value() for name, mean in after.means.items() if name.startswith(start)]
 

@@ -32,7 +32,7 @@ def import_package(kind: EnvironmentKind, module: str, install: str = INSTALL) -
 
 
 @contextmanager
-def refuse_id(name: str) -> Iterator[None]:
+def translate_package_errors(name: str) -> Iterator[None]:
     """Raise a ConfigError that names ``environment.id`` if the package raises any error."""
     try:
         yield
@@ -64,31 +64,31 @@ class SeparateRandomness:
             return self._inner.reset(seed=seed, row=row)
 
         self._state = None
-        return self._with_own_state(begin)
+        return self._call_with_own_state(begin)
 
     def step(self, text: str) -> Step:
         """Answer a turn with the random numbers of this episode."""
-        return self._with_own_state(lambda: self._inner.step(text))
+        return self._call_with_own_state(lambda: self._inner.step(text))
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the inner environment, such as ``optimum`` or ``random_turn``."""
         return getattr(self._inner, name)
 
-    def _with_own_state(self, call: Callable[[], T]) -> T:
-        others = _random_state()
+    def _call_with_own_state(self, call: Callable[[], T]) -> T:
+        others = _get_random_state()
         try:
             if self._state is not None:
                 _set_random_state(self._state)
             return call()
         finally:
-            self._state = _random_state()
+            self._state = _get_random_state()
             _set_random_state(others)
 
 
 @contextmanager
-def global_random(seed: int) -> Iterator[None]:
+def seed_global_random(seed: int) -> Iterator[None]:
     """Seed the global random numbers within the context, and restore their state after it."""
-    others = _random_state()
+    others = _get_random_state()
     _seed_random_state(seed)
     try:
         yield
@@ -102,7 +102,7 @@ def _seed_random_state(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def _random_state() -> tuple[Any, Any]:
+def _get_random_state() -> tuple[Any, Any]:
     numpy = sys.modules.get("numpy")
     return random.getstate(), None if numpy is None else numpy.random.get_state()
 
@@ -139,7 +139,7 @@ class GymnasiumText:
     def __init__(self, id: str, actions: Sequence[str] = (), **options: Any) -> None:
         """Make the environment; ``actions``, if given, are the names of its actions."""
         gymnasium = import_package(EnvironmentKind.gymnasium, "gymnasium")
-        with refuse_id(id):
+        with translate_package_errors(id):
             self._env = gymnasium.make(id, **options)
         spaces = gymnasium.spaces
         seen = self._env.observation_space
@@ -214,19 +214,19 @@ class TextArenaGame:
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
         """Begin the game; return its rules and board."""
         self._game.reset(num_players=1, seed=seed)
-        return self._messages()
+        return self._read_messages()
 
     def step(self, text: str) -> Step:
         """Make a move; only the last step of the game has a reward."""
         done, _ = self._game.step(text)
         state = self._game.state
         if not done:
-            return Step(self._messages(), info={"malformed": state.error_count > 0})
+            return Step(self._read_messages(), info={"malformed": state.error_count > 0})
         rewards, players = self._game.close()
         info = {"success": rewards[0] >= 1, "malformed": bool(players[0]["invalid_move"])}
-        return Step(self._messages(), reward=float(rewards[0]), terminated=True, info=info)
+        return Step(self._read_messages(), reward=float(rewards[0]), terminated=True, info=info)
 
-    def _messages(self) -> str:
+    def _read_messages(self) -> str:
         own = self._arena.core.ObservationType.PLAYER_ACTION
         _, messages = self._game.get_observation()
         return "\n".join(str(text).strip() for _, text, kind in messages if kind is not own)
@@ -243,7 +243,7 @@ def _make_game(arena: Any, id: str, options: Mapping[str, Any]) -> Any:
 def _check_game(id: str, options: str) -> None:
     """Raise ConfigError if the game cannot be begun for one player; ``options`` is JSON."""
     arena = import_package(EnvironmentKind.textarena, "textarena")
-    with refuse_id(id):
+    with translate_package_errors(id):
         game = _make_game(arena, id, json.loads(options))
         game.reset(num_players=1, seed=0)
     if not isinstance(game.state, arena.SinglePlayerState):
@@ -261,14 +261,14 @@ class ReasoningQuestion:
         """Prepare a generator, or raise ConfigError."""
         self._package = import_package(EnvironmentKind.reasoning_gym, "reasoning_gym")
         self._id, self._options = id, options
-        with refuse_id(id):
-            self._ask(0)
+        with translate_package_errors(id):
+            self._make_question(0)
             is_right = self._score(self.demonstration()) == 1
         self.optimum = 1.0 if is_right else None
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
         """Return the question of this seed."""
-        self._ask(seed % 2**31)
+        self._make_question(seed % 2**31)
         return str(self._entry["question"])
 
     def step(self, text: str) -> Step:
@@ -286,7 +286,7 @@ class ReasoningQuestion:
         """Return the generator's own answer; "" if it has none."""
         return str(self._entry["answer"] or "")
 
-    def _ask(self, seed: int) -> None:
+    def _make_question(self, seed: int) -> None:
         # One row, since some generators build all their rows at once.
         self._data = self._package.create_dataset(self._id, seed=seed, size=1, **self._options)
         self._entry = self._data[0]
@@ -301,7 +301,7 @@ class GemText:
     def __init__(self, id: str, **options: Any) -> None:
         """Make the environment, or raise ConfigError."""
         gem = import_package(EnvironmentKind.gem, "gem", INSTALL_GEM)
-        with refuse_id(id):
+        with translate_package_errors(id):
             self._env = gem.make(id, **options)
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
@@ -319,5 +319,5 @@ class GemText:
 
     def random_turn(self, rng: Random) -> str:
         """Return a random action, which GEM has for its games."""
-        with global_random(rng.getrandbits(32)):
+        with seed_global_random(rng.getrandbits(32)):
             return str(self._env.sample_random_action())

@@ -37,7 +37,7 @@ class Blackjack:
         self._expert = Random(f"expert {seed}")  # its choices do not change the cards
         self._dealer = [self._draw(), self._draw()]
         self._player = [self._draw(), self._draw()]
-        return self._shown()
+        return self._describe_hand()
 
     def step(self, text: str) -> Step:
         """Hit or stick; any other text loses the hand.
@@ -49,7 +49,7 @@ class Blackjack:
         if turn == "hit":
             self._player.append(self._draw())
             if hand_value(self._player)[0] <= BUST:
-                return Step(self._shown(), info={"success": False})
+                return Step(self._describe_hand(), info={"success": False})
             return self._end(-1.0)
         if turn == "stick":
             while hand_value(self._dealer)[0] < DEALER_STANDS:
@@ -73,7 +73,7 @@ class Blackjack:
     def _draw(self) -> int:
         return self._deck.choice(CARDS)
 
-    def _shown(self) -> str:
+    def _describe_hand(self) -> str:
         value, is_soft = hand_value(self._player)
         return f"you {'soft ' if is_soft else ''}{value} dealer {self._dealer[0]}"
 
@@ -129,14 +129,14 @@ class Calculator:
         """Answer a call of the tool; any other text is the answer and ends the episode."""
         word, _, rest = text.strip().partition(" ")
         if word == CALL:
-            return self._call(rest.replace(" ", ""))
+            return self._call_tool(rest.replace(" ", ""))
         answer = text.strip()
         is_number = re.fullmatch(r"-?\d{1,100}", answer, re.ASCII) is not None
         is_right = is_number and int(answer) == self._answer
         info = {"success": is_right, "malformed": not is_number}
         return Step("", reward=float(is_right), terminated=True, info=info)
 
-    def _call(self, expression: str) -> Step:
+    def _call_tool(self, expression: str) -> Step:
         if not self._tool:
             return Step(Observation("no tool", role="tool"), info={"success": False})
         if not EXPRESSION.fullmatch(expression):

@@ -19,7 +19,7 @@ from rlhf.options.environments.interface import (
     Player,
     Reply,
     Step,
-    failed,
+    build_failure_reply,
 )
 from rlhf.options.environments.keys import EnvironmentConfig, FailureName
 
@@ -94,7 +94,7 @@ class Host:
         self._waiting.append(_Call(episode, history))
         return self.advance()
 
-    def give(self, episode: int, turn: str | Player) -> list[Reply]:
+    def send_turn(self, episode: int, turn: str | Player) -> list[Reply]:
         """Give a turn to an episode, or let a player take it."""
         history = self._histories.get(episode)
         if history is None:
@@ -112,7 +112,7 @@ class Host:
             call = self._waiting[0]
             is_elsewhere = call.history.process != self.starts
             if call.turn is not None and call.repeats is None and is_elsewhere:
-                self._waiting.extendleft(reversed(_replays(call)))
+                self._waiting.extendleft(reversed(_list_replays(call)))
                 call.history.process = self.starts
                 continue
             self._waiting.popleft()
@@ -122,7 +122,7 @@ class Host:
             self._running, self._calls = call, self._calls + 1
             assert self.process is not None
             try:
-                self.process.send(_content(call), self.until)
+                self.process.send(_build_message(call), self.until)
             except TimeoutError:
                 return self._end_process(FailureName.timeout)
             except OSError:
@@ -143,15 +143,15 @@ class Host:
             if (call := self._running) is None:
                 self.close()  # the line answers no call
                 return []
-            reply = _reply_in(line, call.episode)
+            reply = _parse_reply(line, call.episode)
         except TimeoutError:
             return []
         except (OSError, ValueError, TypeError, KeyError):  # the line is not a reply
             return self._end_process(FailureName.died)
         self._running, self.until = None, math.inf
-        return [*self._answered(call, reply), *self.advance()]
+        return [*self._accept_reply(call, reply), *self.advance()]
 
-    def expire(self) -> list[Reply]:
+    def end_if_expired(self) -> list[Reply]:
         """End the process if its deadline has passed; return the failure of its call."""
         return self._end_process(FailureName.timeout) if time.monotonic() >= self.until else []
 
@@ -170,7 +170,7 @@ class Host:
         self._is_ready, self.until = True, math.inf
         return self.advance()
 
-    def _answered(self, call: _Call, reply: Reply) -> list[Reply]:
+    def _accept_reply(self, call: _Call, reply: Reply) -> list[Reply]:
         """Return the reply, unless the call was a replay or its episode has been replaced."""
         if self._histories.get(call.episode) is not call.history:
             return []
@@ -178,7 +178,7 @@ class Host:
             if reply.step == call.history.answers[call.repeats]:
                 return []
             problem = "it answered differently when it was replayed after another episode's failure"
-            reply = failed(call.episode, FailureName.invalid, problem)
+            reply = build_failure_reply(call.episode, FailureName.invalid, problem)
         if reply.has_ended:
             self._forget(call.episode)
         else:
@@ -198,8 +198,8 @@ class Host:
         self._running = None
         replies = []
         for call in calls:
-            reply = failed(call.episode, failure, problem or "its process ended")
-            replies += self._answered(call, reply)
+            reply = build_failure_reply(call.episode, failure, problem or "its process ended")
+            replies += self._accept_reply(call, reply)
         return [*replies, *self.advance()]
 
     def _forget(self, episode: int) -> None:
@@ -207,20 +207,20 @@ class Host:
         self._waiting = deque(call for call in self._waiting if call.episode != episode)
 
 
-def _replays(call: _Call) -> list[_Call]:
+def _list_replays(call: _Call) -> list[_Call]:
     """Return the calls that replay an episode up to its state before ``call``."""
     turns = [None, *call.history.turns]
     return [_Call(call.episode, call.history, turn, i) for i, turn in enumerate(turns)]
 
 
-def _content(call: _Call) -> dict[str, Any]:
+def _build_message(call: _Call) -> dict[str, Any]:
     if call.turn is None:
         return {"episode": call.episode, "start": call.history.start}
     kind = "player" if isinstance(call.turn, Player) else "text"
     return {"episode": call.episode, kind: call.turn}
 
 
-def _reply_in(line: Mapping[str, Any], episode: int) -> Reply:
+def _parse_reply(line: Mapping[str, Any], episode: int) -> Reply:
     """Return the reply in a line of the process; raise ValueError if it is for another episode."""
     (text, role), *others = line["step"]
     failure = None if line["failure"] is None else FailureName(line["failure"])

@@ -79,7 +79,7 @@ class Episodes:
             pool.reset(index, seed=seed, row=row)
         for _ in self._episodes:
             self._due = self._due or pool.replies(wait=True)
-            self._begin(self._due.pop())
+            self._check_beginning(self._due.pop())
 
     def end_turn(self, request: Request) -> None:
         """Decode the turn that has just ended, and send it to the environment."""
@@ -96,7 +96,7 @@ class Episodes:
     def continuations(self, *, wait: bool) -> list[Continuation]:
         """Return continuations of episodes: the ids of the next observation, or the end."""
         replies, self._due = self._due or self._pool.replies(wait=wait), []
-        answers = [(reply.episode, self._take(reply)) for reply in replies]
+        answers = [(reply.episode, self._add_reply(reply)) for reply in replies]
         open_ones = [(index, answer) for index, answer in answers if answer is not None]
         ids = self._encoder.observations([(answer.role, answer.text) for _, answer in open_ones])
         over = [Continuation(index, None) for index, answer in answers if answer is None]
@@ -108,7 +108,7 @@ class Episodes:
         """Return the outcome of each episode."""
         return self._episodes
 
-    def _begin(self, reply: Reply) -> None:
+    def _check_beginning(self, reply: Reply) -> None:
         """Check that an environment begins with its prompt, or record that it failed."""
         if reply.failure is not None:
             self._failed[reply.episode] = reply
@@ -121,14 +121,14 @@ class Episodes:
                 "randomness from the seed"
             )
 
-    def _take(self, reply: Reply) -> Observation | None:
+    def _add_reply(self, reply: Reply) -> Observation | None:
         """Add a reply to its episode; return the next observation, None if the episode is over."""
         episode, step = self._episodes[reply.episode], reply.step
         found = [FailureName.cut_turn] if episode.is_cut else []
         found += [FailureName.malformed] if step.info.get("malformed") else []
         found += [] if reply.failure is None else [reply.failure]
         episode.failures += found
-        episode.rewards.append(step.reward + sum(self._price(name) for name in found))
+        episode.rewards.append(step.reward + sum(self._failure_reward(name) for name in found))
         if "success" in step.info:
             episode.success = float(step.info["success"])
         if reply.failure in ENVIRONMENT_FAULTS:
@@ -151,7 +151,7 @@ class Episodes:
         begin = episode.tokens + len(added)
         if begin >= self._limits.episode:
             episode.failures.append(FailureName.too_long)
-            episode.rewards[-1] += self._price(FailureName.too_long)
+            episode.rewards[-1] += self._failure_reward(FailureName.too_long)
             episode.truncated = True
             episode.messages.pop()  # the policy never reads this observation
             return Continuation(index, None)
@@ -162,7 +162,7 @@ class Episodes:
             first_draw=len(episode.rewards) * self._limits.turn,
         )
 
-    def _price(self, failure: FailureName) -> float:
+    def _failure_reward(self, failure: FailureName) -> float:
         price: float = getattr(self._config.failure_rewards, failure.value)
         return price
 

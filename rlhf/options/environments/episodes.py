@@ -83,12 +83,12 @@ class EpisodeRollout:
             pause, tokens = partial(ParkedRows, counterpart), self._limits.episode
             episodes = self._backend.converse(actor, prompts, pause, max_tokens=tokens)
         else:
-            episodes, measures = self._turn_by_turn(actor, prompts, counterpart)
+            episodes, measures = self._sample_turn_by_turn(actor, prompts, counterpart)
         device, outcomes = prompts.ids_BP.device, counterpart.outcomes()
         responses = pad_episodes(episodes, outcomes, pad_id=self._pad_id, device=device)
         return responses if measures else responses._replace(logprobs_BT=None)
 
-    def _turn_by_turn(
+    def _sample_turn_by_turn(
         self, actor: Engine, prompts: PromptBatch, counterpart: EpisodeCounterpart
     ) -> tuple[list[Request], bool]:
         """Return the episodes, and whether the backend measures log-probabilities.
@@ -102,17 +102,17 @@ class EpisodeRollout:
         active = episodes
         while self._ranks.any(bool(active)):
             rows = active or episodes[:1]
-            responses = self._backend.generate(actor, self._next_turn(prompts, rows))
+            responses = self._backend.generate(actor, self._build_turn_prompts(prompts, rows))
             measures = responses.logprobs_BT is not None
             if not active:
                 continue
-            for episode, turn in zip(active, _rows_of(responses), strict=True):
+            for episode, turn in zip(active, _split_rows(responses), strict=True):
                 _add_turn(episode, turn)
                 counterpart.end_turn(episode)
-            active = _continue(active, counterpart)
+            active = _add_observations(active, counterpart)
         return episodes, measures
 
-    def _next_turn(self, prompts: PromptBatch, episodes: Sequence[Request]) -> PromptBatch:
+    def _build_turn_prompts(self, prompts: PromptBatch, episodes: Sequence[Request]) -> PromptBatch:
         """Return the ``episodes`` so far as prompts, with the random draws of their next turn."""
         said = [[*episode.prompt, *episode.ids] for episode in episodes]
         padded = pad_rows(said, pad_id=self._pad_id, on_left=True)
@@ -123,7 +123,7 @@ class EpisodeRollout:
         return PromptBatch(ids_BP, attend_BP, torch.stack(draws), texts, step=prompts.step)
 
 
-def _rows_of(responses: Responses) -> list[Sampled]:
+def _split_rows(responses: Responses) -> list[Sampled]:
     logprobs_BT = responses.logprobs_BT
     if logprobs_BT is None:
         logprobs_BT = torch.zeros(responses.ids_BT.shape)
@@ -143,7 +143,7 @@ def _add_turn(episode: Request, turn: Sampled) -> None:
     episode.turn_ends.append(len(episode.ids))
 
 
-def _continue(active: Sequence[Request], counterpart: Counterpart) -> list[Request]:
+def _add_observations(active: Sequence[Request], counterpart: Counterpart) -> list[Request]:
     """Add observations to the ``active`` episodes; return the episodes that have not ended."""
     by_index = {episode.index: episode for episode in active}
     due, going_on = len(active), []

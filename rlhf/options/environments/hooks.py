@@ -61,7 +61,7 @@ def _add_turn_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) ->
     """Add the environment's rewards of turns, clipped like scores."""
     clip = maker.config.clip_reward_value
     weights = [p.weight for p in maker.parts.values() if p.kind is RewardKind.environment]
-    of_turns_BT = sum(weights) * _turns(rollout).rewards_BT
+    of_turns_BT = sum(weights) * _require_turns(rollout).rewards_BT
     if clip is not None:
         of_turns_BT = of_turns_BT.clamp(-clip, clip)
     return targets._replace(
@@ -75,7 +75,7 @@ def _estimate(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets
 
     With ppo.gae_unit=turn a time step is a turn.
     """
-    config, turns, keep_BT = maker.config, _turns(rollout), rollout.responses.keep_BT
+    config, turns, keep_BT = maker.config, _require_turns(rollout), rollout.responses.keep_BT
     assert rollout.last_values_B is not None, "the rollout was scored without a critic"
     last_values_B = rollout.last_values_B.masked_fill(~turns.truncated_B, 0.0)
     rewards_BT, values_BT = targets.scaled_rewards_BT, rollout.values_BT
@@ -87,7 +87,7 @@ def _estimate(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets
     return targets._replace(raw=decouple_lambdas(estimate, keep_BT, config))
 
 
-def _turns(rollout: Rollout) -> Turns:
+def _require_turns(rollout: Rollout) -> Turns:
     turns = turns_of(rollout.responses)
     assert turns is not None, "an environment without episodes"
     return turns

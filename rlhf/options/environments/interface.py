@@ -131,22 +131,22 @@ class InvalidAnswerError(Exception):
     """An answer of an environment that is not valid; the message gives the reason in one line."""
 
 
-def reply_of(episode: int, call: Callable[[], Step]) -> Reply:
+def build_reply(episode: int, call: Callable[[], Step]) -> Reply:
     """Call an environment; return its step, or its failure, as a reply."""
     try:
         return Reply(episode, call())
     except InvalidAnswerError as error:
-        return failed(episode, FailureName.invalid, str(error))
+        return build_failure_reply(episode, FailureName.invalid, str(error))
     except (Exception, SystemExit) as error:
-        return failed(episode, FailureName.exception, failure_reason(error, None))
+        return build_failure_reply(episode, FailureName.exception, failure_reason(error, None))
 
 
-def failed(episode: int, failure: FailureName, problem: str) -> Reply:
+def build_failure_reply(episode: int, failure: FailureName, problem: str) -> Reply:
     """Return the reply for a call that failed; the step of the reply is empty."""
     return Reply(episode, Step(Observation("")), failure, problem)
 
 
-def checked_observation(answer: Any) -> Observation:
+def parse_observation(answer: Any) -> Observation:
     """Return ``answer`` as an observation, or raise InvalidAnswerError."""
     found = as_observation(answer)
     if not isinstance(found.text, str):
@@ -167,7 +167,7 @@ def checked_observation(answer: Any) -> Observation:
     return found
 
 
-def checked_step(answer: Any) -> Step:
+def parse_step(answer: Any) -> Step:
     """Return the answer of ``step`` as a Step, or raise InvalidAnswerError.
 
     A tuple as in gymnasium is accepted too.
@@ -187,15 +187,15 @@ def checked_step(answer: Any) -> Step:
             kind = type(getattr(step, name)).__name__
             raise InvalidAnswerError(f"{name} is a {kind}: must be True or False")
     return Step(
-        checked_observation(step.observation),
+        parse_observation(step.observation),
         value,
         bool(step.terminated),
         bool(step.truncated),
-        _checked_info(step.info),
+        _parse_info(step.info),
     )
 
 
-def _checked_info(info: Any) -> dict[str, Any]:
+def _parse_info(info: Any) -> dict[str, Any]:
     """Return a checked ``info``, converted as by sending it to another process as JSON."""
     if not isinstance(info, Mapping):
         raise InvalidAnswerError(f"info is a {type(info).__name__}: must be a dict")
@@ -255,7 +255,7 @@ def play_episodes(
         is_open = set(range(len(some)))
         while is_open:
             for reply in pool.replies(wait=True):
-                found[reply.episode] = _with_reply(found.get(reply.episode), reply)
+                found[reply.episode] = _add_reply(found.get(reply.episode), reply)
                 turns = len(found[reply.episode].turns)
                 if player is None or reply.has_ended or turns == max_turns:
                     is_open.discard(reply.episode)
@@ -265,7 +265,7 @@ def play_episodes(
     return episodes
 
 
-def _with_reply(played: PlayedEpisode | None, reply: Reply) -> PlayedEpisode:
+def _add_reply(played: PlayedEpisode | None, reply: Reply) -> PlayedEpisode:
     if played is None:
         return PlayedEpisode(reply.observation, [], None, reply.failure, reply.problem)
     observation = None if reply.has_ended else reply.observation

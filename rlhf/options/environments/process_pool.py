@@ -23,7 +23,7 @@ from rlhf.options.environments.adapters import (
     ReasoningQuestion,
     SeparateRandomness,
     TextArenaGame,
-    global_random,
+    seed_global_random,
 )
 from rlhf.options.environments.embedded import Blackjack, Calculator, NumberGuessing
 from rlhf.options.environments.environment_host import Host
@@ -34,9 +34,9 @@ from rlhf.options.environments.interface import (
     Player,
     Reply,
     Step,
-    checked_observation,
-    checked_step,
-    reply_of,
+    build_reply,
+    parse_observation,
+    parse_step,
 )
 from rlhf.options.environments.keys import EnvironmentConfig, EnvironmentKind, FailureRewards
 from rlhf.options.environments.rules import check_environment_keys
@@ -47,7 +47,7 @@ TURNS = {Player.expert: "demonstration", Player.random: "random_turn"}
 LONGEST_WAIT = 1000.0  # seconds; poll takes milliseconds, which must fit into a C int
 
 
-def facts_of(environment: Environment) -> EnvironmentFacts:
+def read_facts(environment: Environment) -> EnvironmentFacts:
     """Return the optimum of an environment, and the players for which it has methods."""
     optimum = getattr(environment, "optimum", None)
     players = tuple(player for player, name in TURNS.items() if hasattr(environment, name))
@@ -67,9 +67,9 @@ class EpisodeEnvironments:
         def call() -> Step:
             environment = self._make()
             self._environments[episode] = environment, Random(f"random {start.seed}")
-            return Step(checked_observation(environment.reset(seed=start.seed, row=start.row)))
+            return Step(parse_observation(environment.reset(seed=start.seed, row=start.row)))
 
-        return self._finished(reply_of(episode, call))
+        return self._drop_if_ended(build_reply(episode, call))
 
     def step(self, episode: int, turn: str | Player) -> Reply:
         """Send a turn to an episode, or let a player take it; KeyError if the episode has ended."""
@@ -78,15 +78,15 @@ class EpisodeEnvironments:
 
         def call() -> Step:
             nonlocal text
-            text = self._turn_of(turn, environment, rng)
-            return checked_step(environment.step(text))
+            text = self._take_turn(turn, environment, rng)
+            return parse_step(environment.step(text))
 
-        reply = reply_of(episode, call)
+        reply = build_reply(episode, call)
         if isinstance(turn, Player):
             reply = reply._replace(turn=text)
-        return self._finished(reply)
+        return self._drop_if_ended(reply)
 
-    def _turn_of(self, turn: str | Player, environment: Any, rng: Random) -> str:
+    def _take_turn(self, turn: str | Player, environment: Any, rng: Random) -> str:
         match turn:
             case Player.expert:
                 return str(environment.demonstration())
@@ -95,7 +95,7 @@ class EpisodeEnvironments:
             case text:
                 return text
 
-    def _finished(self, reply: Reply) -> Reply:
+    def _drop_if_ended(self, reply: Reply) -> Reply:
         if reply.has_ended:
             self._environments.pop(reply.episode, None)
         return reply
@@ -105,7 +105,7 @@ class LocalPool:
     """A pool whose environments run in this process; nothing limits their time."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
-        self.facts = facts_of(make())  # a wrong configuration is refused here
+        self.facts = read_facts(make())  # a wrong configuration is refused here
         self._episodes = EpisodeEnvironments(make)
         self._replies: list[Reply] = []
 
@@ -154,7 +154,7 @@ class ProcessPool:
 
     def step(self, episode: int, turn: str | Player) -> None:
         """Give a turn of the policy to an episode, or let a player take it."""
-        self._failures += self._host(episode).give(episode, turn)
+        self._failures += self._host(episode).send_turn(episode, turn)
 
     def replies(self, *, wait: bool) -> list[Reply]:
         """Return replies since the last call; with ``wait`` at least one, [] if none is due."""
@@ -170,7 +170,7 @@ class ProcessPool:
             for readable in wait_for_any([*running], seconds if is_due else 0.0):
                 found += running[readable].receive()
             for host in self._hosts:
-                found += host.expire()
+                found += host.end_if_expired()
             if found or not wait or not any(host.is_due for host in self._hosts):
                 return found
 
@@ -192,16 +192,16 @@ def build_pool(config: EnvironmentConfig) -> LocalPool | ProcessPool:
 
 def serve_environments(descriptor: int) -> None:
     """Answer the calls that arrive on the socket, until its other end is closed."""
-    serve_lines(descriptor, _answers)
+    serve_lines(descriptor, _answer_messages)
 
 
-def _answers(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
+def _answer_messages(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
     given = next(messages, None)
     if given is None:
         return
     try:
-        make = environment_factory(_config_of(given))
-        facts = facts_of(make())
+        make = environment_factory(_parse_config(given))
+        facts = read_facts(make())
     except RlhfError as error:
         yield {"error": str(error)}
         return
@@ -219,7 +219,7 @@ def _answers(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
         yield reply._asdict()
 
 
-def _config_of(given: dict[str, Any]) -> EnvironmentConfig:
+def _parse_config(given: dict[str, Any]) -> EnvironmentConfig:
     """Build the configuration from its fields, as they were read from JSON."""
     kind, rewards = EnvironmentKind(given["kind"]), FailureRewards(**given["failure_rewards"])
     return EnvironmentConfig(**given | {"kind": kind, "failure_rewards": rewards})
@@ -245,30 +245,34 @@ def environment_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
         raise ConfigError(f"environment.kind={kind}: there is no environment to make")
     check_environment_keys(config)
     if kind in EMBEDDED:
-        return lambda: _made(f"environment.kind={kind}", EMBEDDED[kind], config)
+        return lambda: _make_environment(f"environment.kind={kind}", EMBEDDED[kind], config)
     if kind in ADAPTERS:
         key = f"environment.id={config.id}"
-        return lambda: SeparateRandomness(_made(key, ADAPTERS[kind], config, id=config.id))
-    return _factory_of_user(config)
+        return lambda: SeparateRandomness(
+            _make_environment(key, ADAPTERS[kind], config, id=config.id)
+        )
+    return _build_user_factory(config)
 
 
-def _factory_of_user(config: EnvironmentConfig) -> Callable[[], Environment]:
+def _build_user_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
     found, _ = import_user_object("environment.target", str(config.target))
     key = f"environment.target={config.target}"
     if not inspect.isclass(found):
         raise ConfigError(f"{key}: must be a class, such as my_games:Chess")
     has_steps = callable(getattr(found, "reset", None)) and callable(getattr(found, "step", None))
     if config.kind is EnvironmentKind.custom and has_steps:
-        return lambda: SeparateRandomness(_made(key, found, config))
+        return lambda: SeparateRandomness(_make_environment(key, found, config))
     if not has_tools(found):
         form = "reset(self, **row) and a public method for each tool"
         if config.kind is EnvironmentKind.custom:
             form = f"reset(self, *, seed, row) and step(self, text), or {form}"
         raise ConfigError(f"{key}: must have the methods {form}")
-    return lambda: SeparateRandomness(ToolEnvironment(_made(key, found, config)))
+    return lambda: SeparateRandomness(ToolEnvironment(_make_environment(key, found, config)))
 
 
-def _made(key: str, made: Callable[..., Any], config: EnvironmentConfig, **more: Any) -> Any:
+def _make_environment(
+    key: str, made: Callable[..., Any], config: EnvironmentConfig, **more: Any
+) -> Any:
     """Call a class with ``environment.options``, after a check that it takes them.
 
     Numbers that its constructor draws are the same for every episode.
@@ -280,5 +284,5 @@ def _made(key: str, made: Callable[..., Any], config: EnvironmentConfig, **more:
             f"environment.options={config.options}: {key} does not take them ({error}); it takes "
             f"{inspect.signature(made)}"
         ) from error
-    with global_random(0):
+    with seed_global_random(0):
         return made(**more, **config.options)

@@ -109,12 +109,12 @@ def show(rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
     if turns is None or prompts.seeds is None:
         return [Shown(*each) for each in zip(prompts.texts, texts, strict=True)]
     return [
-        Shown(f"[episode {seed}]{text}", spoken_text(said), [each._asdict() for each in said])
+        Shown(f"[episode {seed}]{text}", join_messages(said), [each._asdict() for each in said])
         for seed, text, said in zip(prompts.seeds, prompts.texts, turns.messages, strict=True)
     ]
 
 
-def spoken_text(messages: Sequence[Utterance]) -> str:
+def join_messages(messages: Sequence[Utterance]) -> str:
     """Return an episode's turns as one text, with observations in brackets."""
     return " ".join(text if role == "assistant" else f"[{role}: {text}]" for role, text in messages)
 

@@ -43,7 +43,7 @@ def load_parts(config: RunConfig) -> dict[Phase, PhaseData]:
             if phase not in order:
                 parts[phase] = PhaseData([], [])
                 continue
-            records = _play(environment, pool, own, plays=phase is Phase.sft)
+            records = _play_records(environment, pool, own, plays=phase is Phase.sft)
             held_out = max(1, round(size * data.eval_share))
             if held_out >= size:
                 raise DataError(
@@ -54,7 +54,7 @@ def load_parts(config: RunConfig) -> dict[Phase, PhaseData]:
     return parts
 
 
-def _play(
+def _play_records(
     environment: EnvironmentConfig, pool: EnvironmentPool, seeds: list[int], *, plays: bool
 ) -> list[Record]:
     """Return a record for each seed, with the expert's turns if the expert ``plays``."""
@@ -72,15 +72,17 @@ def _play(
                 f"environment.kind={environment.kind}: the episode with seed {start.seed} failed "
                 f"({episode.failure}): {episode.problem}"
             )
-    return [_record(start, episode) for start, episode in zip(starts, played, strict=True)]
+    return [_build_record(start, episode) for start, episode in zip(starts, played, strict=True)]
 
 
-def _record(start: EpisodeStart, episode: PlayedEpisode) -> Record:
-    turns = tuple(Exchange(f" {turn.text}", *_observed(turn.observation)) for turn in episode.turns)
+def _build_record(start: EpisodeStart, episode: PlayedEpisode) -> Record:
+    turns = tuple(
+        Exchange(f" {turn.text}", *_text_and_role(turn.observation)) for turn in episode.turns
+    )
     chosen = turns[0].response if turns else None
     first = first_record(episode.first.role, episode.first.text)
     return first._replace(chosen=chosen, columns={}, seed=start.seed, exchanges=turns)
 
 
-def _observed(observation: Observation | None) -> tuple[str | None, str]:
+def _text_and_role(observation: Observation | None) -> tuple[str | None, str]:
     return (None, "user") if observation is None else (observation.text, observation.role)

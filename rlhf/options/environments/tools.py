@@ -47,8 +47,8 @@ class ToolEnvironment:
     def __init__(self, inner: Any) -> None:
         """Read the tools of ``inner`` from signatures and docstrings, or raise ConfigError."""
         self._inner = inner
-        self._methods = _tools_of(inner)
-        self.tools = [_schema_of(inner, method) for method in self._methods.values()]
+        self._methods = _find_tools(inner)
+        self.tools = [_build_schema(inner, method) for method in self._methods.values()]
         self._parameters = {
             each["function"]["name"]: each["function"]["parameters"]["properties"]
             for each in self.tools
@@ -71,7 +71,7 @@ class ToolEnvironment:
             return Step("", reward=reward, terminated=True)
         info: dict[str, bool] = {}
         try:
-            calls = [self._read_call(each) for each in _calls_in(text)]
+            calls = [self._read_call(each) for each in _find_calls(text)]
             answers = []
             for method, arguments in calls:
                 try:
@@ -114,7 +114,7 @@ def has_tools(kind: type) -> bool:
     )
 
 
-def _tools_of(inner: Any) -> dict[str, Callable[..., Any]]:
+def _find_tools(inner: Any) -> dict[str, Callable[..., Any]]:
     methods = inspect.getmembers(inner, inspect.ismethod)
     found: dict[str, Callable[..., Any]] = {
         n: m for n, m in methods if not n.startswith("_") and n not in NOT_TOOLS
@@ -127,7 +127,7 @@ def _tools_of(inner: Any) -> dict[str, Callable[..., Any]]:
     return found
 
 
-def _schema_of(inner: Any, method: Callable[..., Any]) -> dict[str, Any]:
+def _build_schema(inner: Any, method: Callable[..., Any]) -> dict[str, Any]:
     from transformers.utils import get_json_schema
 
     try:
@@ -141,7 +141,7 @@ def _schema_of(inner: Any, method: Callable[..., Any]) -> dict[str, Any]:
     return schema
 
 
-def _calls_in(text: str) -> list[str]:
+def _find_calls(text: str) -> list[str]:
     calls = CALL.findall(text)
     if len(calls) != text.count(MARK):
         raise ToolCallError("a <tool_call> has no </tool_call>")

@@ -35,7 +35,7 @@ class ParameterTable:
     ) -> None:
         self._kernels = kernels
         self._device = device
-        self._parts = copy_to_device(chunk_table(sizes, part), device)
+        self._parts = copy_to_device(build_chunk_table(sizes, part), device)
 
     def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Return the sum of the squares of bf16 gradients as an fp64 scalar; None counts as 0."""
@@ -85,7 +85,7 @@ class ParameterTable:
         kernel(addresses, self._parts, *arguments, **constants, BLOCK=BLOCK, **EXACT)
 
 
-def chunk_table(sizes: Sequence[int], part: int) -> Tensor:
+def build_chunk_table(sizes: Sequence[int], part: int) -> Tensor:
     """Return a table (parts, 3) of tensor index, start and end, with ``part`` elements per row."""
     rows = []
     for tensor, size in enumerate(sizes):
@@ -96,7 +96,7 @@ def chunk_table(sizes: Sequence[int], part: int) -> Tensor:
 
 
 @cache
-def adamw_gpu_kernels(device: torch.device) -> ModuleType | None:
+def load_adamw_gpu_kernels(device: torch.device) -> ModuleType | None:
     """Return the module adamw_triton; log a warning and return None if its kernels do not run."""
     otherwise = "AdamW takes 20 launches for each parameter instead of one for all, which is slower"
     return try_kernels(partial(_load_kernels, device), otherwise=otherwise)

@@ -74,7 +74,7 @@ def kernel_constants(
 
 
 @cache
-def gpu_attention(
+def load_gpu_attention(
     device: torch.device, dtype: torch.dtype, *, group: int, size: int
 ) -> GpuAttention | None:
     """Return the kernel for ``group`` query heads per key head, with heads of ``size`` numbers.

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rlhf.config.choices import Dtype
-from rlhf.options.gpu_kernels.adamw_gpu import ParameterTable, adamw_gpu_kernels
-from rlhf.options.gpu_kernels.attention_gpu import GpuAttention, gpu_attention
-from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, gpu_logprob_kernel
+from rlhf.options.gpu_kernels.adamw_gpu import ParameterTable, load_adamw_gpu_kernels
+from rlhf.options.gpu_kernels.attention_gpu import GpuAttention, load_gpu_attention
+from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, load_gpu_logprob_kernel
 
 
 def describe(_dtype: Dtype) -> None:
@@ -20,7 +20,7 @@ def describe(_dtype: Dtype) -> None:
 
 def adamw_update(sizes: Sequence[int], device: torch.device) -> ParameterTable | None:
     """Return the kernel of the AdamW update for parameters of these ``sizes``."""
-    kernels = adamw_gpu_kernels(device)
+    kernels = load_adamw_gpu_kernels(device)
     return None if kernels is None else ParameterTable(kernels, sizes, device)
 
 
@@ -29,7 +29,7 @@ average_kernel = adamw_update  # the same table updates moving averages too
 
 def logprobs_kernel(logits: Tensor) -> GpuLogprobKernel | None:
     """Return the kernel that computes log-probs from logits of this dtype, or None."""
-    return gpu_logprob_kernel(logits)
+    return load_gpu_logprob_kernel(logits)
 
 
 def draw_kernel(_logits: Tensor) -> None:
@@ -44,4 +44,4 @@ def attention_kernel(
     device: torch.device, dtype: torch.dtype, *, group: int, size: int
 ) -> GpuAttention | None:
     """Return the kernel for attention of one new token per row over a KV cache, or None."""
-    return gpu_attention(device, dtype, group=group, size=size)
+    return load_gpu_attention(device, dtype, group=group, size=size)

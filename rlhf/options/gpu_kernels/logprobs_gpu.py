@@ -19,11 +19,11 @@ WARPS = 8
 FUSED = {"enable_fp_fusion": True}  # set, as Triton warns otherwise: its default changes in 3.10
 
 
-def gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:
+def load_gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:
     """Return the kernel for the device and dtype of ``logits``, or None if it cannot run."""
     if logits.dtype not in DTYPES:
         return None
-    kernels = logprobs_gpu_kernels(logits.device)
+    kernels = load_logprobs_gpu_kernels(logits.device)
     return None if kernels is None else GpuLogprobKernel(kernels)
 
 
@@ -64,7 +64,7 @@ class GpuLogprobKernel:
 
 
 @cache
-def logprobs_gpu_kernels(device: torch.device) -> ModuleType | None:
+def load_logprobs_gpu_kernels(device: torch.device) -> ModuleType | None:
     """Return the module logprobs_triton; log a warning and return None if it does not run."""
     otherwise = "torch computes log-probs in ten passes over the logits, which is slower"
     return try_kernels(partial(_load_kernels, device), otherwise=otherwise)

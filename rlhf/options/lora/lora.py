@@ -37,7 +37,7 @@ def add_adapters(
     import peft
     from transformers.pytorch_utils import Conv1D
 
-    linear = _linear_layers(model, without=trained)
+    linear = _find_linear_layers(model, without=trained)
     targets = list(linear)
     if lora.target_modules is not None:
         targets = _names_ending_with(targets, lora.target_modules)
@@ -108,7 +108,7 @@ def merge_adapters_in_stream(
         held[name] = tensor.clone()
         if len(held) == len(parts):
             weight, a_RI, b_OR = (held.pop(f"{layer}.{part}") for part in parts)
-            yield f"{layer}.weight", _low_rank(layers[layer], a_RI, b_OR).merge_into(weight)
+            yield f"{layer}.weight", _build_low_rank(layers[layer], a_RI, b_OR).merge_into(weight)
 
 
 def adapter_of(linear: nn.Module) -> LowRank | None:
@@ -116,10 +116,10 @@ def adapter_of(linear: nn.Module) -> LowRank | None:
     if not _is_adapted(linear):
         return None
     layer: Any = linear
-    return _low_rank(layer, *(part[ADAPTER].weight for part in (layer.lora_A, layer.lora_B)))
+    return _build_low_rank(layer, *(part[ADAPTER].weight for part in (layer.lora_A, layer.lora_B)))
 
 
-def _low_rank(layer: Any, a_RI: Tensor, b_OR: Tensor) -> LowRank:
+def _build_low_rank(layer: Any, a_RI: Tensor, b_OR: Tensor) -> LowRank:
     """Return A and B as an adapter; both are transposed for GPT-2, which stores weights (I, O)."""
     factors = (b_OR.T, a_RI.T) if layer.fan_in_fan_out else (a_RI, b_OR)
     return LowRank(*factors, scaling=layer.scaling[ADAPTER])
@@ -187,7 +187,9 @@ def _is_adapted(layer: nn.Module) -> bool:
     return hasattr(layer, "lora_A")
 
 
-def _linear_layers(model: PreTrainedModel, *, without: tuple[str, ...]) -> dict[str, nn.Module]:
+def _find_linear_layers(
+    model: PreTrainedModel, *, without: tuple[str, ...]
+) -> dict[str, nn.Module]:
     """Return linear layers by full name, except the output layer and modules in ``without``."""
     from transformers.pytorch_utils import Conv1D
 

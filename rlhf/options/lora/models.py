@@ -51,7 +51,7 @@ LORA_ROLES = {
 }
 
 
-def adapters_of(lora: LoraConfig, role: Role) -> LoraConfig | None:
+def find_lora_settings(lora: LoraConfig, role: Role) -> LoraConfig | None:
     """Return the settings of the adapters of the model ``role``; None if it has no adapters."""
     if not lora.rank or LORA_ROLES.get(role) not in lora.roles:
         return None
@@ -63,7 +63,7 @@ def extend_model(
     config: RunConfig, role: Role, seed: int, model: PreTrainedModel, head: tuple[str, ...]
 ) -> None:
     """Add adapters to the model ``role``; its new ``head`` is trained in addition to them."""
-    lora = adapters_of(config.lora, role)
+    lora = find_lora_settings(config.lora, role)
     if lora is not None:
         add_adapters(model, lora, seed=seed, trained=head)
 
@@ -79,7 +79,7 @@ def change_optimizer(
 
 def find_reference(config: RunConfig, _: Phase, actor: TokenEngine) -> AdapterOff | None:
     """Return the policy with its adapters off, if that equals the policy before training."""
-    lora = adapters_of(config.lora, Role.actor)
+    lora = find_lora_settings(config.lora, Role.actor)
     return None if lora is None or lora.train_rest else AdapterOff(actor)
 
 

@@ -65,7 +65,7 @@ def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
         "phases": so_far,
         "config": values,
         "weights": [
-            _model_files(value) for key, value in values.items() if key.endswith("model.path")
+            _list_model_files(value) for key, value in values.items() if key.endswith("model.path")
         ],
         "data": data,
         "code": code,
@@ -74,7 +74,7 @@ def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:
     return sha256_of(json.dumps(depends, sort_keys=True).encode())[:16]
 
 
-def _model_files(model: str | None) -> list[tuple[str, int, int]]:
+def _list_model_files(model: str | None) -> list[tuple[str, int, int]]:
     """Return name, size and modification time of each file of a model folder; [] for a hub id."""
     if not model or not (folder := expand_user_path(model, key="model.path")).is_dir():
         return []
@@ -114,7 +114,7 @@ class PhaseStore:
         entry = self.folder / key
         if not phase_result_path(entry, phase).exists():
             return None
-        if (fault := _fault_of(entry, phase)) is not None:
+        if (fault := _find_fault(entry, phase)) is not None:
             say(f"{phase}: the stored phase {entry} is not used: {fault}")
             return None
         with suppress(OSError):  # the store may belong to root, and only root evicts
@@ -185,7 +185,7 @@ class PhaseStore:
                 self._remove(key)
 
 
-def _fault_of(entry: Path, phase: Phase) -> str | None:
+def _find_fault(entry: Path, phase: Phase) -> str | None:
     """Return why an entry must not be used; None if it is intact, and from a trusted user."""
     try:
         if not (entry / phase / MANIFEST).is_file():

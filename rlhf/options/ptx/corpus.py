@@ -50,7 +50,7 @@ def reads_corpus(ppo: PpoConfig, data: DataConfig) -> bool:
     return bool(ppo.ptx_coef or (ppo.ptx_eval_blocks and data.ptx_path is not None))
 
 
-def ptx_blocks(
+def build_ptx_blocks(
     config: DataConfig,
     sft_part: PhaseData | None,
     tokenizer: PreTrainedTokenizerBase,

@@ -15,7 +15,7 @@ from rlhf.base.types import SequenceBatch
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Phase
 from rlhf.data.collate import collate_sequences, eval_batches
-from rlhf.options.ptx.corpus import PtxBlocks, ptx_blocks, reads_corpus
+from rlhf.options.ptx.corpus import PtxBlocks, build_ptx_blocks, reads_corpus
 from rlhf.options.ptx.rules import ptx_plan
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext
@@ -46,7 +46,7 @@ def load_corpus_blocks(context: RunContext) -> PtxBlocks | None:
     config = context.config
     if not reads_corpus(config.ppo, config.data):
         return None
-    return ptx_blocks(
+    return build_ptx_blocks(
         config.data,
         context.parts[Phase.sft],
         context.tokenizer,

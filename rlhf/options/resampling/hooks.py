@@ -37,7 +37,7 @@ class ResamplingHook(PpoHook):
         assert self._loader is not None, "begin comes first"
         ranks, pad_id = self._loader.context.ranks, self._loader.context.tokenizer.pad_token_id
         config, size = self.config.ppo, self.config.ppo.responses_per_prompt
-        rollout = _with_replaced_share(rollout, 0.0)
+        rollout = _set_replaced_share(rollout, 0.0)
         for number in range(1, config.resampling_rounds + 1):
             scores_B = trainer.target_maker.clipped_scores(rollout)
             is_equal = equal_group_mask(scores_B.view(-1, size)).tolist()
@@ -52,7 +52,7 @@ class ResamplingHook(PpoHook):
             groups = (equal + others)[:most]
             rows = [group * size + place for group in groups for place in range(size)]
             prompts = take_rows(self._loader.batch(trainer.steps_done, attempt=number), rows)
-            fresh = _with_replaced_share(trainer.generate_experience(prompts), 1.0)
+            fresh = _set_replaced_share(trainer.generate_experience(prompts), 1.0)
             source = list(range(len(rollout.scores_B)))
             for place, row in enumerate(rows[: len(equal) * size]):
                 source[row] = len(source) + place
@@ -62,7 +62,7 @@ class ResamplingHook(PpoHook):
         return rollout, {}
 
 
-def _with_replaced_share(rollout: Rollout, share: float) -> Rollout:
+def _set_replaced_share(rollout: Rollout, share: float) -> Rollout:
     """Return ``rollout`` with the measure replaced_share: 1 if its prompts replaced others."""
     share_B = torch.full_like(rollout.scores_B, share)
     return rollout._replace(measures={**rollout.measures, "replaced_share": share_B})

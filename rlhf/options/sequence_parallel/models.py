@@ -21,7 +21,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel, logprobs_at
 from rlhf.models.output_layer import DEFAULT_OPTIONS
-from rlhf.options.sequence_parallel.ulysses import sequence_parallel_attention
+from rlhf.options.sequence_parallel.ulysses import build_sequence_parallel_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,9 +37,9 @@ def build_sft_module(config: RunConfig, model: PreTrainedModel, ranks: Ranks) ->
 
 def start_sft(config: RunConfig, model: PreTrainedModel, ranks: Ranks, plan: BatchPlan) -> None:
     """Make the model's attention exchange parts of sequences between ranks."""
-    attention = sequence_parallel_attention(
-        attention_function_of(model),
-        head_counts(model),
+    attention = build_sequence_parallel_attention(
+        get_attention_function(model),
+        count_heads(model),
         ranks=ranks,
         size=config.zero.sequence_parallel_size,
         sequences=plan.micro,
@@ -90,14 +90,14 @@ class SequenceShardModel(LanguageModel):
         return logprobs_at(self.pretrained.get_output_embeddings(), hidden_BWH, here, options)
 
 
-def head_counts(model: PreTrainedModel) -> tuple[int, int, int]:
+def count_heads(model: PreTrainedModel) -> tuple[int, int, int]:
     """Return the numbers of query and of key-value heads, and the size of a head."""
     parts = find_decoder_modules(model, tokens=0)
     assert parts is not None, "other models were refused"
     return parts.num_heads, parts.num_kv_heads, parts.head_dim
 
 
-def attention_function_of(model: PreTrainedModel) -> Callable[..., Any]:
+def get_attention_function(model: PreTrainedModel) -> Callable[..., Any]:
     """Return the attention function that ``model`` uses."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

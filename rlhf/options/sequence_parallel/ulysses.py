@@ -19,7 +19,7 @@ from rlhf.base.ranks import Ranks
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-def sequence_parallel_attention(
+def build_sequence_parallel_attention(
     attention: Attention, heads: tuple[int, int, int], *, ranks: Ranks, size: int, sequences: int
 ) -> Attention:
     """Return ``attention`` for sequences that are split over ``size`` consecutive ranks.

@@ -135,7 +135,7 @@ class TrunkModels:
     def learner_groups(self, *, trains_actor: bool) -> list[list[Learner]]:
         """Return one group with one learner: the trunk, which trains policy and critic at once."""
         assert trains_actor, "a shared trunk cannot train only the critic"
-        return [[Learner(Role.actor, self.actor, self._loss)]]
+        return [[Learner(Role.actor, self.actor, self._compute_loss)]]
 
     def actor_logprobs(self, batch: SequenceBatch) -> Tensor:
         """Return the policy's log-probabilities (N,) of the kept tokens."""
@@ -144,7 +144,7 @@ class TrunkModels:
         assert output.policy is not None
         return output.policy.logprobs_N
 
-    def _loss(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Metrics]:
+    def _compute_loss(self, batch: MicroBatch, objective: Objective) -> tuple[Tensor, Metrics]:
         sequences = batch.sequences
         output = self.actor(sequences.ids_BS, sequences.positions, self._training)
         assert output.policy is not None

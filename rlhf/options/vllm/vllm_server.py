@@ -157,12 +157,12 @@ class VllmClient:
         config = self._request("GET", "/server_info?config_format=json")["vllm_config"]
         mode = config["model_config"]["logprobs_mode"]
         if mode != "processed_logprobs":
-            raise self._error(
+            raise self._build_error(
                 f"its log-probabilities are {mode}, before the temperature; start it with "
                 "--logprobs-mode processed_logprobs"
             )
         if ties_embeddings and config["device_config"]["device"] == "cpu":
-            raise self._error(
+            raise self._build_error(
                 "on a CPU, vLLM keeps the output layer that it started with if the model ties it "
                 "to the embeddings; use a server on a GPU, or an untied model "
                 "(model.architecture.tie_word_embeddings=false)"
@@ -199,7 +199,9 @@ class VllmClient:
             beat()
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
             if len(ids) != len(logprobs):
-                raise self._error(f"{len(ids)} tokens came with {len(logprobs)} log-probabilities")
+                raise self._build_error(
+                    f"{len(ids)} tokens came with {len(logprobs)} log-probabilities"
+                )
             return Sampled(ids, logprobs, choice["finish_reason"] == "stop")
 
         with ThreadPoolExecutor(min(AT_ONCE, len(prompts))) as threads:
@@ -220,23 +222,23 @@ class VllmClient:
                 headers=headers,
             )
         except urllib3.exceptions.ReadTimeoutError as error:
-            raise self._error(
+            raise self._build_error(
                 f"{route} gave no answer in time; raise rollout.server.timeout_seconds"
             ) from error
         except urllib3.exceptions.HTTPError as error:
-            raise self._error(f"nothing answers ({error}); start it with {START}") from error
+            raise self._build_error(f"nothing answers ({error}); start it with {START}") from error
         if answer.status == HTTPStatus.NOT_FOUND:
-            raise self._error(
+            raise self._build_error(
                 f"it has no {route.partition('?')[0]}: it must be vLLM 0.28 or later, started with "
                 f"{START}"
             )
         if answer.status != HTTPStatus.OK:
             text = answer.data.decode(errors="replace")[:300]
-            raise self._error(f"{route} answered {answer.status}: {text}")
+            raise self._build_error(f"{route} answered {answer.status}: {text}")
         try:
             return json.loads(answer.data) if answer.data.strip() else {}
         except ValueError as error:
-            raise self._error(f"{route} answered no JSON ({answer.data[:80]!r})") from error
+            raise self._build_error(f"{route} answered no JSON ({answer.data[:80]!r})") from error
 
-    def _error(self, reason: str) -> RolloutError:
+    def _build_error(self, reason: str) -> RolloutError:
         return RolloutError(f"rollout.server.url={self._url}: {reason}")

@@ -11,7 +11,7 @@ import pytest
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import read_lines
-from rlhf.options.branches.report import CRITIC_STATE, TITLES, true_value_section
+from rlhf.options.branches.report import CRITIC_STATE, TITLES, build_true_value_section
 
 
 def states_of(steps: Sequence[int], *, bias: float = 0.0) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def states_of(steps: Sequence[int], *, bias: float = 0.0) -> list[dict[str, Any]
 
 
 def test_each_half_of_the_checks_has_a_line_by_place() -> None:
-    section = true_value_section(states_of([8, 16, 24], bias=0.5))
+    section = build_true_value_section(states_of([8, 16, 24], bias=0.5))
     charts = {chart.title: chart for chart in section.charts if chart}
     assert list(charts) == [
         "True values over the critic's values, steps 16 to 24",
@@ -49,11 +49,11 @@ def test_each_half_of_the_checks_has_a_line_by_place() -> None:
 
 
 def test_one_check_has_one_line_and_none_has_no_chart() -> None:
-    charts = true_value_section(states_of([8])).charts
+    charts = build_true_value_section(states_of([8])).charts
     assert {line["label"] for chart in charts[1:] if chart for line in chart.data["lines"]} == {
         "step 8"
     }
-    assert not true_value_section(states_of([])).charts
+    assert not build_true_value_section(states_of([])).charts
 
 
 def test_a_damaged_line_is_refused_by_its_place(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from rlhf.data.collate import collate_prompts
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
-from rlhf.options.branches.branches import Brancher, BranchPoint, with_step_values
+from rlhf.options.branches.branches import Brancher, BranchPoint, add_step_values
 from rlhf.options.lora.lora import adapter_of
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.models import SeparateModels
@@ -175,7 +175,7 @@ def test_monte_carlo_advantages_are_differences_of_true_values(compose: Compose)
     words += [f"ppo.missing_end_penalty={PENALTY}", f"ppo.clip_reward_value={CLIP}"]
     config = to_run_config(compose([*words, "ppo.whiten_advantages=false"]))
     maker = maker_of(config)
-    rollout = with_step_values(engine, rollout, maker, config.ppo, kl_ctl=KL_CTL)
+    rollout = add_step_values(engine, rollout, maker, config.ppo, kl_ctl=KL_CTL)
     made = maker.make(rollout, kl_ctl=KL_CTL)
     first, other = (exact_value(engine, prompt, []) for prompt in ([2, 3, 4], [4, 4]))
     after = exact_value(engine, [2, 3, 4], [3, 2])

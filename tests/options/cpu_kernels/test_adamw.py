@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from rlhf.engine.split_adamw import AdamwScalars, SplitState
-from rlhf.options.cpu_kernels.adamw import AdamwKernel, adamw_kernel
+from rlhf.options.cpu_kernels.adamw import AdamwKernel, load_adamw_kernel
 
-KERNEL = adamw_kernel()
+KERNEL = load_adamw_kernel()
 pytestmark = pytest.mark.skipif(KERNEL is None, reason="no C compiler")
 STILL = AdamwScalars(
     scale=1.0, lr=0.0, beta1=0.5, beta2=0.75, eps=1.0, decay=0.0, correction1=1.0, correction2=1.0

@@ -17,12 +17,14 @@ from rlhf.options.cpu_kernels.decode import (
     HeadsAt,
     Linear,
     Norm,
-    decode_library,
+    load_decode_library,
 )
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 from tests.rounding import tolerance
 
-pytestmark = pytest.mark.skipif(decode_library(torch.float32) is None, reason="no gcc, or no AVX2")
+pytestmark = pytest.mark.skipif(
+    load_decode_library(torch.float32) is None, reason="no gcc, or no AVX2"
+)
 
 
 @pytest.fixture(
@@ -41,7 +43,7 @@ def dtype(request: pytest.FixtureRequest, isa: Isa) -> torch.dtype:
 
 
 def program(dtype: torch.dtype) -> DecodeProgram:
-    return DecodeProgram(decode_library(dtype), dtype)
+    return DecodeProgram(load_decode_library(dtype), dtype)
 
 
 def numbers(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
@@ -235,5 +237,5 @@ def test_onednn_keeps_its_own_tiles(dtype: torch.dtype) -> None:
 
 
 def test_other_types_are_left_to_torch() -> None:
-    assert decode_library(torch.float16) is None
-    assert decode_library(torch.float64) is None
+    assert load_decode_library(torch.float16) is None
+    assert load_decode_library(torch.float64) is None

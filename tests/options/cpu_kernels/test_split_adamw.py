@@ -13,7 +13,7 @@ from rlhf.engine.masters import Split, fp32_weights
 from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.options.average.models import MovingAverage
 from rlhf.options.cpu_kernels import kernels
-from rlhf.options.cpu_kernels.adamw import adamw_kernel
+from rlhf.options.cpu_kernels.adamw import load_adamw_kernel
 from tests.pretend_cuda.gpu import Event, Gpu
 
 SHAPES = [(61, 37), (7,), (3, 5, 2), (1,), (513,)]
@@ -24,9 +24,9 @@ BETAS = (0.9, 0.95)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the kernel, and by operations of torch in several chunks."""
     if request.param == "torch":
-        monkeypatch.setattr(kernels, "adamw_kernel", lambda: None)
+        monkeypatch.setattr(kernels, "load_adamw_kernel", lambda: None)
         monkeypatch.setattr(lean_adamw, "CHUNK", 100)
-    elif adamw_kernel() is None:
+    elif load_adamw_kernel() is None:
         pytest.skip("no C compiler")
 
 
@@ -82,12 +82,12 @@ def test_fifty_steps_are_those_of_torch_on_fp32_weights() -> None:
         torch.testing.assert_close(parameter.flatten().float(), got, atol=0.0, rtol=2**-8)
 
 
-@pytest.mark.skipif(adamw_kernel() is None, reason="no C compiler")
+@pytest.mark.skipif(load_adamw_kernel() is None, reason="no C compiler")
 def test_the_kernel_does_what_operations_of_torch_do(monkeypatch: pytest.MonkeyPatch) -> None:
     for moments in (torch.float32, torch.bfloat16):
         trained, same = parameters(), parameters()
         fast = lean_of(trained, moments)
-        monkeypatch.setattr(kernels, "adamw_kernel", lambda: None)
+        monkeypatch.setattr(kernels, "load_adamw_kernel", lambda: None)
         slow = lean_of(same, moments)
         monkeypatch.undo()
         for step in range(5):

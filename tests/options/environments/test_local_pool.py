@@ -15,7 +15,7 @@ from rlhf.options.environments.interface import (
     Observation,
     Reply,
     Step,
-    checked_step,
+    parse_step,
 )
 from rlhf.options.environments.keys import FailureName
 from rlhf.options.environments.process_pool import LocalPool
@@ -86,9 +86,9 @@ ANY = (
 @given(st.lists(ANY | st.dictionaries(st.text(), ANY), max_size=6).map(tuple) | ANY)
 def test_any_answer_is_a_step_or_invalid(answer: Any) -> None:
     try:
-        step = checked_step(answer)
+        step = parse_step(answer)
     except InvalidAnswerError:
         return
-    assert checked_step(step) == step
+    assert parse_step(step) == step
     assert math.isfinite(step.reward)
     assert isinstance(step.observation, Observation)

@@ -18,7 +18,7 @@ from rlhf.gpu_check.parts import kernels as gpu_check_kernels
 from rlhf.gpu_check.rows import RowVerdict
 from rlhf.options.average import models as average
 from rlhf.options.gpu_kernels import adamw_gpu, adamw_triton
-from rlhf.options.gpu_kernels.adamw_gpu import BLOCK, ParameterTable, adamw_gpu_kernels
+from rlhf.options.gpu_kernels.adamw_gpu import BLOCK, ParameterTable, load_adamw_gpu_kernels
 from tests.options.cpu_kernels.test_adamw import (  # noqa: F401
     numbers,
     split_of,
@@ -77,7 +77,7 @@ def way(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_trial_runs_them_all() -> None:
-    assert adamw_gpu_kernels(CPU) is adamw_triton
+    assert load_adamw_gpu_kernels(CPU) is adamw_triton
 
 
 @pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16])

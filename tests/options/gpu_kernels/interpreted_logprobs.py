@@ -17,7 +17,7 @@ from rlhf.models import output_layer
 from rlhf.models.output_layer import Block, fused_logprobs
 from rlhf.options.gpu_kernels import logprobs_gpu as logprobs
 from rlhf.options.gpu_kernels import logprobs_triton
-from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, logprobs_gpu_kernels
+from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, load_logprobs_gpu_kernels
 from tests.models.test_output_layer import layer, plainly, slopes
 from tests.options.cpu_kernels.test_logprobs import (  # noqa: F401
     read,
@@ -55,7 +55,7 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
 
 
 def test_a_trial_runs_them() -> None:
-    assert logprobs_gpu_kernels(torch.device("cpu")) is logprobs_triton
+    assert load_logprobs_gpu_kernels(torch.device("cpu")) is logprobs_triton
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -16,8 +16,8 @@ from rlhf.options.gpu_kernels import kernels as gpu_kernels
 from rlhf.options.gpu_kernels.adamw_gpu import (
     PART,
     ParameterTable,
-    adamw_gpu_kernels,
-    chunk_table,
+    build_chunk_table,
+    load_adamw_gpu_kernels,
 )
 from tests.engine.test_torch_engine import engine_of
 from tests.options.cpu_kernels.test_adamw import numbers, split_of, weights_of
@@ -28,14 +28,14 @@ SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
 
 
 def test_parts_cover_each_parameter_once() -> None:
-    assert chunk_table([5, 8, 1, 0, 9], 4).tolist() == [
+    assert build_chunk_table([5, 8, 1, 0, 9], 4).tolist() == [
         *([0, 0, 4], [0, 4, 5]),
         *([1, 0, 4], [1, 4, 8]),
         [2, 0, 1],
         *([4, 0, 4], [4, 4, 8], [4, 8, 9]),
     ]
     size = 2**31 + 5
-    assert chunk_table([size], PART)[-1].tolist() == [0, 2**31, size]
+    assert build_chunk_table([size], PART)[-1].tolist() == [0, 2**31, size]
 
 
 class Counted:
@@ -62,7 +62,7 @@ def test_a_step_is_few_launches_whatever_the_size(
     """Norm, clipping, AdamW of two groups and the average; it waits once, for the norm."""
     names = ("sum_squares_kernel", "adamw_step_kernel", "average_kernel")
     kernels = SimpleNamespace(**{name: Counted(gpu, name) for name in names})
-    monkeypatch.setattr(gpu_kernels, "adamw_gpu_kernels", lambda device: kernels)
+    monkeypatch.setattr(gpu_kernels, "load_adamw_gpu_kernels", lambda device: kernels)
     counted = []
     for layers, width in ((1, 64), (100, 640)):
         net = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
@@ -87,7 +87,7 @@ def test_a_gpu_does_what_operations_of_torch_do() -> None:
     theirs = [SplitState(*(part.clone().to(device) for part in split)) for split in ours]
     gradients = [numbers(size, 1).bfloat16() for size in sizes]
     there = [gradient.to(device) for gradient in gradients]
-    kernels = adamw_gpu_kernels(device)
+    kernels = load_adamw_gpu_kernels(device)
     assert kernels is not None
     table = ParameterTable(kernels, sizes, device)
     table.step(theirs, there, [SCALARS] * 3)

@@ -24,7 +24,7 @@ from rlhf.models.output_layer import (
     fused_logprobs,
 )
 from rlhf.options.gpu_kernels import logprobs_gpu as logprobs
-from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, logprobs_gpu_kernels
+from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, load_logprobs_gpu_kernels
 from rlhf.rollout.sampling import SamplingSettings, _select_kernel
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rounding import tolerance
@@ -88,7 +88,7 @@ def traffic(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     kernels = SimpleNamespace(
         **{name: Counted(name, gpu, traffic) for name in ("reduce_row_kernel", "gradient_kernel")}
     )
-    monkeypatch.setattr(logprobs, "logprobs_gpu_kernels", lambda device: kernels)
+    monkeypatch.setattr(logprobs, "load_logprobs_gpu_kernels", lambda device: kernels)
     return traffic
 
 
@@ -131,7 +131,7 @@ def test_learning_moves_less_than_twice_the_products(
     # Blocks of all entries and 1024 tokens moved 7.3 GB: a weight's gradient has as many sums.
     assert traffic.products + traffic.kernels + traffic.others < 6.5e9
 
-    monkeypatch.setattr(logprobs, "logprobs_gpu_kernels", lambda device: None)
+    monkeypatch.setattr(logprobs, "load_logprobs_gpu_kernels", lambda device: None)
     by_torch = Traffic()
     head(gpu, by_torch)
     assert by_torch.products == traffic.products
@@ -183,7 +183,7 @@ def assert_as_torch(kernel: GpuLogprobKernel, logits_NV: Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("size", [50257, 50272])
 def test_a_gpu_does_what_operations_of_torch_do(size: int, dtype: torch.dtype) -> None:
-    kernels = logprobs_gpu_kernels(GPU)
+    kernels = load_logprobs_gpu_kernels(GPU)
     assert kernels is not None
     logits_NV = 4 * torch.randn(300, size, device=GPU)
     for row, at in enumerate(HOSTILE.values()):

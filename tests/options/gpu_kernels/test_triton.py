@@ -21,14 +21,14 @@ KERNELS = ("adamw", "attention", "logprobs")
 
 
 def attention(device: torch.device) -> GpuAttention | None:
-    return attention_gpu.gpu_attention.__wrapped__(device, torch.bfloat16, group=1, size=64)
+    return attention_gpu.load_gpu_attention.__wrapped__(device, torch.bfloat16, group=1, size=64)
 
 
 @pytest.mark.parametrize(
     "load",
     [
-        adamw_gpu.adamw_gpu_kernels.__wrapped__,
-        logprobs_gpu.logprobs_gpu_kernels.__wrapped__,
+        adamw_gpu.load_adamw_gpu_kernels.__wrapped__,
+        logprobs_gpu.load_logprobs_gpu_kernels.__wrapped__,
         attention,
     ],
 )

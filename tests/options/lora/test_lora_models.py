@@ -11,7 +11,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.options.lora.keys import LoraRole
-from rlhf.options.lora.models import LORA_ROLES, adapters_of, change_optimizer
+from rlhf.options.lora.models import LORA_ROLES, change_optimizer, find_lora_settings
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -21,7 +21,7 @@ def test_each_role_has_its_adapters(compose: Compose) -> None:
     overrides += ["lora.critic_lr=0.25", "lora.alpha=2", "lora.dropout=0.1", "lora.train_rest=true"]
     config = to_run_config(compose([*overrides, "lora.target_modules=[q_proj]"]))
     lora = config.lora
-    specs = {each: adapters_of(lora, role) for role, each in LORA_ROLES.items()}
+    specs = {each: find_lora_settings(lora, role) for role, each in LORA_ROLES.items()}
     assert {role.value: spec.rank for role, spec in specs.items() if spec} == {
         "sft": 8,
         "reward": 8,
@@ -48,6 +48,6 @@ def test_each_role_has_its_adapters(compose: Compose) -> None:
 
 def test_only_the_roles_that_are_named_have_adapters(compose: Compose) -> None:
     lora = to_run_config(compose(["lora=default", "lora.roles=[critic]"])).lora
-    assert [role for role in Role if adapters_of(lora, role)] == [Role.critic]
+    assert [role for role in Role if find_lora_settings(lora, role)] == [Role.critic]
     none = to_run_config(compose([])).lora
-    assert not [role for role in Role if adapters_of(none, role)]
+    assert not [role for role in Role if find_lora_settings(none, role)]

@@ -19,7 +19,7 @@ from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import DataConfig
-from rlhf.options.ptx.corpus import blocks_of_texts, cut_blocks, ptx_blocks, ptx_texts
+from rlhf.options.ptx.corpus import blocks_of_texts, build_ptx_blocks, cut_blocks, ptx_texts
 
 TEXTS = [f"text number {n} of many" for n in range(20)]
 
@@ -133,7 +133,7 @@ def test_without_a_path_the_sft_examples_are_taken(config: DataConfig, tokenizer
         [Record(prompt="p:", chosen=" c", rejected=" r"), Record(text="t"), Record(prompt="q")],
         [Record(text="held out")],
     )
-    blocks = ptx_blocks(config, part, tokenizer, block_tokens=4, seed=1)
+    blocks = build_ptx_blocks(config, part, tokenizer, block_tokens=4, seed=1)
     end = tokenizer.eos_token_id
     ids = [*tokenizer("p:").input_ids, *tokenizer(" c").input_ids, end]
     ids += [*tokenizer("t").input_ids, end]
@@ -150,7 +150,7 @@ def test_nothing_is_cut_that_nobody_learns_from(
         config.ptx_path = str(tmp_path / "c.txt")
     part = PhaseData([Record(text="to learn from")], [Record(text="held out")])
     made = [
-        ptx_blocks(config, part, tokenizer, block_tokens=4, seed=1, learns=learns)
+        build_ptx_blocks(config, part, tokenizer, block_tokens=4, seed=1, learns=learns)
         for learns in (True, False)
     ]
     assert made[0].train
@@ -166,7 +166,7 @@ def test_sft_examples_keep_their_template(config: DataConfig) -> None:
     )
     config.template = Template.chat
     part = PhaseData([Record(prompt="\n\nHuman: a\n\nAssistant:", chosen=" b")], [])
-    blocks = ptx_blocks(config, part, tokenizer, block_tokens=99, seed=1)
+    blocks = build_ptx_blocks(config, part, tokenizer, block_tokens=99, seed=1)
     assert tokenizer.decode(blocks.train[0]) == "[user]a[assistant]b" + tokenizer.eos_token
 
 
@@ -204,4 +204,4 @@ def test_bytes_that_are_no_text_are_refused(config: DataConfig, tmp_path: Path) 
 def test_no_corpus_at_all_is_refused(config: DataConfig, tokenizer) -> None:
     for part in (None, PhaseData([Record(prompt="a question alone")], [])):
         with pytest.raises(DataError, match=r"data\.ptx_path=null.*set data\.ptx_path"):
-            ptx_blocks(config, part, tokenizer, block_tokens=4, seed=1)
+            build_ptx_blocks(config, part, tokenizer, block_tokens=4, seed=1)

@@ -18,11 +18,11 @@ from rlhf.models.build import build_actor
 from rlhf.models.language_model import LanguageModel, kept_token_logprobs
 from rlhf.options.sequence_parallel.models import (
     SequenceShardModel,
-    attention_function_of,
-    head_counts,
+    count_heads,
+    get_attention_function,
     set_attention_function,
 )
-from rlhf.options.sequence_parallel.ulysses import sequence_parallel_attention
+from rlhf.options.sequence_parallel.ulysses import build_sequence_parallel_attention
 from tests.models_on_disk import small_tokenizer, some_ids, source_of
 
 TOKENS = 9  # odd, so that the last part has padding
@@ -53,11 +53,11 @@ def main(folder: Path) -> None:
             build_actor(source_of(family, fields=fields), small_tokenizer(), seed=1) for _ in "ab"
         )
         part = SequenceShardModel(mine, part=ranks.rank, parts=2, tokens=TOKENS)
-        heads = head_counts(mine)
+        heads = count_heads(mine)
         set_attention_function(
             mine,
-            sequence_parallel_attention(
-                attention_function_of(mine), heads, ranks=ranks, size=2, sequences=2
+            build_sequence_parallel_attention(
+                get_attention_function(mine), heads, ranks=ranks, size=2, sequences=2
             ),
         )
         for where, first in KEPT.items():

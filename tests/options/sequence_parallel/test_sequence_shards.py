@@ -11,7 +11,7 @@ from rlhf.base.errors import CapabilityError
 from rlhf.base.ranks import Ranks
 from rlhf.models.build import build_actor
 from rlhf.options.sequence_parallel.models import SequenceShardModel
-from rlhf.options.sequence_parallel.ulysses import sequence_parallel_attention
+from rlhf.options.sequence_parallel.ulysses import build_sequence_parallel_attention
 from tests.models_on_disk import small_tokenizer, source_of
 from tests.runs import TORCHRUN, python
 
@@ -37,7 +37,7 @@ def test_parts_add_up_to_the_whole_loss_and_gradient(tmp_path: Path) -> None:
 @pytest.mark.parametrize("heads", [(3, 3, 8), (4, 3, 8)], ids=["queries", "key-value heads"])
 def test_heads_that_cannot_be_divided_are_refused(heads: tuple[int, int, int]) -> None:
     with pytest.raises(CapabilityError, match=r"^zero\.sequence_parallel_size=2: .*attention head"):
-        sequence_parallel_attention(max, heads, ranks=Ranks(0, 2), size=2, sequences=1)
+        build_sequence_parallel_attention(max, heads, ranks=Ranks(0, 2), size=2, sequences=1)
 
 
 @pytest.mark.parametrize(
