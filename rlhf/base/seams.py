@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from rlhf.phases.shared.exporting import Export
     from rlhf.plan.phase_memory import PhaseMemory
     from rlhf.plan.phase_plan import PhasePlan
-    from rlhf.plan.time_model import CostModel, Pass
+    from rlhf.plan.time_model import CostModel, ForwardWork
     from rlhf.report.charts import RunFiles
     from rlhf.report.run_charts import ChartSection
     from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder
@@ -417,7 +417,7 @@ class Costs:
         """Return the bytes that the option adds to a training pass, summed over a row's ranks."""
         return 0
 
-    def pass_seconds(self, costs: CostModel, model: ModelUse, work: Pass) -> float:
+    def pass_seconds(self, costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
         """Return the seconds that the option adds to forward passes over ``work``."""
         return 0.0
 

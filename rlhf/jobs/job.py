@@ -47,7 +47,7 @@ from rlhf.jobs.this_machine import apply_auto_hardware, is_hardware_auto, this_m
 from rlhf.models.tokenizers import tokenizer_place
 from rlhf.options import modules_of
 from rlhf.plan.decide import plan_and_configure
-from rlhf.plan.plan_tables import plan_as_json, plan_summary, tables
+from rlhf.plan.plan_tables import plan_as_json, plan_summary, render_plan
 from rlhf.run.console import Console, build_config_tree, build_console
 from rlhf.run.results import PLAN, finished_phases, reused_phases, write_json
 from rlhf.runtime.launch_mode import Program, launch_commands
@@ -215,7 +215,7 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
     else:
         for line in lines:
             console.say(line)
-        console.show(*tables(plan))
+        console.show(*render_plan(plan))
         if is_hardware_auto():
             console.say(this_machine().notice)
         if not plan.fits:

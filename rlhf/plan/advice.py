@@ -1,6 +1,6 @@
 """List other configurations of a run: the ZeRO settings of zero=auto, overrides that make it fit.
 
-``idle_options`` names options that have no effect, or only cost memory.
+``describe_idle_options`` names options that have no effect, or only cost memory.
 """
 
 from __future__ import annotations
@@ -32,25 +32,23 @@ Change = tuple[str, RunConfig]  # overrides as text, and the resulting configura
 Planner = Callable[[RunConfig], "Plan"]
 
 
-def advice(asked: RunConfig, planner: Planner) -> list[str]:
+def find_fitting_overrides(asked: RunConfig, planner: Planner) -> list[str]:
     """Return overrides that make the run fit, each with its ZeRO setting and GiB per rank.
 
-    ``planner`` returns the plan of a configuration. The list has single changes, from small to
-    large. Changes are combined only if no single change fits.
+    ``planner`` returns the plan of a configuration. The list has single changes, the smallest
+    first. Changes are combined only if no single change makes the run fit.
     """
     found = _fitting_texts(_single_changes(asked, planner), planner)
-    return found or _fitting_texts(_combined_change(asked), planner)
+    return found or _fitting_texts(_combined_changes(asked), planner)
 
 
 def _fitting_texts(changes: Iterable[Change], planner: Planner) -> list[str]:
     """Return the text of every change with which the run fits."""
-    return [
-        text for words, config in changes if (text := _advice_if_it_fits(words, config, planner))
-    ]
+    return [text for words, config in changes if (text := _text_if_it_fits(words, config, planner))]
 
 
 def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
-    """Yield single changes, from small to large."""
+    """Yield single changes, the smallest first."""
     auto = _with_zero_auto(config)
     prefix = "" if config.zero.auto else "zero=auto "
     if prefix:
@@ -70,11 +68,11 @@ def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
         if not saving.is_exact:
             yield f"{prefix}{saving.words}", saving.config
     if config.hardware.device is Device.cuda:
-        yield from _more_nodes(auto, prefix, planner)
+        yield from _change_to_more_nodes(auto, prefix, planner)
 
 
-def _combined_change(config: RunConfig) -> Iterator[Change]:
-    """Yield zero=auto, gradient checkpointing and a saving that changes the run as one change."""
+def _combined_changes(config: RunConfig) -> Iterator[Change]:
+    """Yield zero=auto, checkpointing and a saving that alters training, combined in one change."""
     auto = _with_checkpointing(_with_zero_auto(config))
     for saving in (saving for option in costs_of(None) for saving in option.savings(auto)):
         if not saving.is_exact:
@@ -89,20 +87,20 @@ def _with_checkpointing(config: RunConfig) -> RunConfig:
     return replace(config, model=replace(config.model, gradient_checkpointing=True))
 
 
-def _more_nodes(config: RunConfig, prefix: str, planner: Planner) -> Iterator[Change]:
-    """Double the number of nodes until the run fits; yield that change, or nothing."""
+def _change_to_more_nodes(config: RunConfig, prefix: str, planner: Planner) -> Iterator[Change]:
+    """Double the number of nodes until the run fits; yield this one change, or nothing."""
     nodes = 2 * config.hardware.nodes
     while nodes <= MOST_NODES:
         larger = replace(config, hardware=replace(config.hardware, nodes=nodes))
         words = f"{prefix}hardware.nodes={nodes}"
-        if _advice_if_it_fits(words, larger, planner):
+        if _text_if_it_fits(words, larger, planner):
             yield words, larger
             return
         nodes *= 2
 
 
-def _advice_if_it_fits(words: str, config: RunConfig, planner: Planner) -> str | None:
-    """Return ``words`` with ZeRO setting and GiB per rank, or None if the run does not fit."""
+def _text_if_it_fits(words: str, config: RunConfig, planner: Planner) -> str | None:
+    """Return ``words``, the ZeRO setting and the GiB per rank; None if the run does not fit."""
     try:
         plan = planner(config)
         if not plan.fits:
@@ -113,7 +111,7 @@ def _advice_if_it_fits(words: str, config: RunConfig, planner: Planner) -> str |
     return f"{words} ({plan.zero_text}, {plan.bytes / GIB:.1f} GiB)"
 
 
-def idle_options(config: RunConfig) -> Iterator[str]:
+def describe_idle_options(config: RunConfig) -> Iterator[str]:
     """Yield a sentence for every ZeRO++ or MixZ++ option that saves nothing here, with the reason.
 
     ``zero.quantize_weights`` is never included, because it halves the traffic within a node too.
@@ -143,7 +141,7 @@ def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
     """Return ``config`` under every valid ZeRO setting, or unchanged without zero.auto.
 
     Raises:
-        ConfigError: if no setting is valid; it is the refusal of the simplest one.
+        ConfigError: if no setting is valid; the error is that of the simplest setting.
     """
     if not config.zero.auto:
         return [config]

@@ -13,13 +13,13 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
 from rlhf.models.model_uses import UnknownModelError
 from rlhf.options import Backend
-from rlhf.plan.advice import idle_options
+from rlhf.plan.advice import describe_idle_options
 from rlhf.plan.plan import Plan, plan_run
 from rlhf.plan.steps import Loads
 
 
 class Decision(NamedTuple):
-    """The configuration to run, its plan, and ``notes`` to print.
+    """The result of planning: the configuration to run, its plan, and ``notes`` to print.
 
     The notes name options without effect, and the reason if the run could not be planned.
     """
@@ -39,7 +39,7 @@ def plan_and_configure(
             shape, or if the resulting configuration is invalid.
     """
     if config.plan is PlanMode.off:
-        return Decision(config, None, tuple(idle_options(config)))
+        return Decision(config, None, tuple(describe_idle_options(config)))
     try:
         plan = plan_run(config, loads, finished=finished)
     except UnknownModelError as error:
@@ -49,7 +49,7 @@ def plan_and_configure(
                 "model=opt_13b, or by a folder with a config.json"
             ) from error
         reason = f"no plan of memory and time: {error}"
-        return Decision(config, None, (reason, *idle_options(config)))
+        return Decision(config, None, (reason, *describe_idle_options(config)))
     if config.plan is PlanMode.check and not plan.fits:
         ways = "; ".join(plan.fitting_overrides)
         known = f"what fits: {ways}" if ways else "the planner knows no change that fits"
@@ -58,11 +58,11 @@ def plan_and_configure(
         )
     config = resolve_auto(plan)
     validate(config)
-    return Decision(config, plan, (*plan.warnings, *idle_options(config)))
+    return Decision(config, plan, (*plan.warnings, *describe_idle_options(config)))
 
 
 def resolve_auto(plan: Plan) -> RunConfig:
-    """Return the plan's configuration with its ``auto`` and null values replaced by its choices."""
+    """Return the plan's configuration; the plan's choices replace ``auto`` and null values."""
     config = plan.config
     for phase in plan.phases:
         name = phase.phase.value

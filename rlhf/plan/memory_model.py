@@ -21,8 +21,8 @@ from rlhf.options import ZeroConfig
 HALF, SINGLE = 2, 4  # bytes per element
 CPU_BLOCK = (1024, 2048)  # tokens and vocabulary entries whose logits exist at the same time
 GPU_BLOCK = (1024, None)  # None: the whole vocabulary (rlhf/models/output_layer.py)
-TORCH_TOKENS = 256  # tokens whose logits exist twice in fp32 if torch computes, not a kernel
-LONGEST = 512  # tokens of the longest sequence of matmul attention (cpu_kernels/cpu_layers.py)
+TORCH_TOKENS = 256  # without a kernel, torch holds two fp32 copies of the logits of these tokens
+LONGEST = 512  # most tokens per sequence for matmul attention (cpu_kernels/cpu_layers.py)
 KEPT_TOKENS = 3  # matmul attention keeps probabilities if tokens <= this times the head size
 PREFILL_TOKENS = 8192  # prompt tokens per prefill pass (rlhf/rollout/scheduler.py)
 BUCKET = 500_000_000  # DeepSpeed's default for reduce_bucket_size, in elements
@@ -35,7 +35,7 @@ Parts = Counter[str]  # bytes by purpose, such as weights or logits
 
 @dataclass(frozen=True, kw_only=True)
 class States:
-    """The bytes by purpose of a model's states on one rank: on the device, and offloaded."""
+    """The bytes by purpose of a model's ZeRO states on one rank: on its device, and offloaded."""
 
     device: Parts
     host: Parts
@@ -47,7 +47,7 @@ def weight_bytes(role: Role, zero: ZeroConfig, dtype: Dtype) -> int:
 
 
 def model_states(model: ModelUse, zero: ZeroConfig, machine: Machine) -> States:
-    """Return one rank's bytes of a model's weights, gradients, masters, moments and copies."""
+    """Return one rank's bytes of a model's weights, gradients, optimizer states and fp32 copies."""
     role, stage, ranks = model.role, stage_of(model.role, zero), machine.ranks
     size = weight_bytes(role, zero, machine.dtype)
     device, host = Counter[str](), Counter[str]()
@@ -120,8 +120,8 @@ def activation_bytes(
     """Return the bytes stored for the backward pass of ``sequences`` of ``tokens`` tokens.
 
     ``uses_matmul_attention``: attention uses matrix products instead of the fused kernel. ``size``
-    is the bytes per element. ``share`` ranks divide the sequences, and ``further`` bytes that they
-    store in addition.
+    is the bytes per element. ``further`` bytes are stored in addition. ``share`` ranks divide the
+    sequences and all these bytes.
     """
     shape = model.shape
     whole: float = sequences * layer_activation_bytes(
@@ -230,7 +230,7 @@ def kv_cache_bytes(shape: ModelShape, *, rows: int, tokens: int, size: int) -> i
 
 
 class PassMoments(NamedTuple):
-    """The bytes by purpose while a backward pass is in the head, the layers and the embedding."""
+    """The bytes by purpose while a backward pass computes the head, the layers or the embedding."""
 
     head: Parts
     layers: Parts

@@ -1,6 +1,6 @@
 """Compute memory and time of a phase outside its training steps.
 
-They are the memory while models are built and in rollouts, and the time of evaluations and of
+The memory is that of building models and of rollouts. The time is that of evaluations, and of
 building and saving models.
 """
 
@@ -23,7 +23,7 @@ HF_LAYER_FACTOR = 6.0  # overhead per layer of generate(), relative to the fast 
 # Bytes per logit of a captured decode step: the logit in half precision and in fp32, the logit
 # divided by the temperature, and the probability.
 GRAPH_LOGIT = HALF + 3 * SINGLE
-ROUNDED_AT_ONCE = 2**24  # weights; as in rlhf/engine/masters.py
+ROUNDED_AT_ONCE = 2**24  # weights that are rounded at a time, as in rlhf/engine/masters.py
 
 # The order in which models are built (rlhf/phases/ppo/rlhf_engine.py).
 ORDER = (Role.reward, Role.sft, Role.reward_training, Role.actor, Role.reference, Role.critic)
@@ -166,7 +166,7 @@ def _rounding_copy_bytes(scene: PhaseMemory, model: ModelUse) -> int:
 
 
 def _first_step_moment_bytes(scene: PhaseMemory, model: ModelUse) -> int:
-    """Return the bytes of moments allocated in the first step; 0 for ``SplitAdamW``."""
+    """Return the bytes of moments that the first step allocates; 0 for ``SplitAdamW``."""
     has_half = scene.at.bytes_per_weight(model) == HALF
     if has_half and scene.runs_on_torch(model):
         return 0

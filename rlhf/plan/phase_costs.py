@@ -27,16 +27,16 @@ from rlhf.plan.outside_steps import (
     seconds_outside_training_steps,
 )
 from rlhf.plan.phase_memory import PhaseMemory
-from rlhf.plan.phase_plan import PhasePlan, best_plan
+from rlhf.plan.phase_plan import PhasePlan, choose_phase_plan
 
-KEEPS_BELOW = 0.9  # keep CUDA graphs only below this share of the memory: plans may be 10 % off
+KEEPS_BELOW = 0.9  # keep CUDA graphs only below this share of memory: plans may be 10 % off
 
 
 def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
-    """Return the plan of a phase with the fastest micro-batch that fits, else the least memory.
+    """Return the plan of a phase: with the fastest micro-batch that fits, else with least memory.
 
-    If ``like`` is given, the micro-batch and the rows of that earlier plan are used. Only then do
-    options rearrange PPO, which does not change what is chosen.
+    If ``like`` is given, the micro-batch and the rows of that earlier plan are used. Options
+    rearrange PPO only in that case, so they do not affect the choice.
     """
     if scene.phase is Phase.ppo:
         found = _plan_ppo(scene, like)
@@ -47,7 +47,7 @@ def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
         return found
     plan = phase_plans(scene.config)[scene.phase]
     sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, plan)
-    return best_plan([_plan_supervised(scene, plan, micro) for micro in sizes], scene)
+    return choose_phase_plan([_plan_supervised(scene, plan, micro) for micro in sizes], scene)
 
 
 def _candidate_micro_batches(scene: PhaseMemory, plan: BatchPlan) -> list[int]:
@@ -101,7 +101,7 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, learning)
     sampled = [_plan_rollout(scene, rollout.per_rank, rows) for rows in counts]
     trained = [_plan_training(scene, rollout, learning, micro) for micro in sizes]
-    generation, training = best_plan(sampled, scene), best_plan(trained, scene)
+    generation, training = choose_phase_plan(sampled, scene), choose_phase_plan(trained, scene)
     kept = graph_bytes(scene, generation.parts, rows=generation.rows or 0)
     most = max(generation.bytes, training.bytes) + kept.total()
     fits = most <= scene.limit * KEEPS_BELOW
@@ -123,13 +123,13 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
 
 
 def _candidate_rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:
-    """Return the possible numbers of responses to decode at once; generate() decodes all."""
+    """Return the candidate numbers of responses to decode at once; generate() decodes all."""
     share, settings = rollout.per_rank, scene.config.rollout
     if settings.backend is Backend.hf:
         return [share]
     if settings.max_rows is not None:
         return [min(settings.max_rows, share)]
-    few = range(1, math.isqrt(share - 1) + 2)  # more waves need fewer rows than these
+    few = range(1, math.isqrt(share - 1) + 2)  # as many waves; more waves have as many rows
     return sorted({*few, *(math.ceil(share / waves) for waves in few)})
 
 

@@ -19,25 +19,25 @@ from rlhf.options import Backend
 from rlhf.plan import memory_model
 from rlhf.plan.memory_model import Parts, States, backward_pass_moments
 from rlhf.plan.steps import Load
-from rlhf.plan.time_model import CostModel, Pass, forward_bytes, no_grad_pass_seconds
+from rlhf.plan.time_model import CostModel, ForwardWork, forward_bytes, no_grad_pass_seconds
 
-KEPT_FREED = 1.4  # allocated / used memory, if the process keeps freed blocks of other lengths
+KEPT_FREED = 1.4  # ratio of allocated to used memory if the process keeps freed memory
 PREPARING = 1.0  # seconds per phase to tokenize its data and build its engines
 LOADED = 0.5e9  # bytes of weights read or written per second
 FRAGMENTED = 0.03  # share of the memory lost to fragmentation on a CPU
-FRAGMENTED_GPU = 0.02  # the same on a GPU, with expandable segments (rlhf/base/command.py)
+FRAGMENTED_GPU = 0.02  # share lost on a GPU, with expandable segments (rlhf/base/command.py)
 CUDA_CONTEXT = 0.8 * GIB  # bytes of a process on a GPU, with its libraries' workspaces
 NCCL = 0.5 * GIB  # bytes of the buffers of several communicators: an estimate
 CPU_PROCESS = 0.6 * GIB  # bytes of a process after its first steps, with torch and transformers
 PHASE_GROWTH = 0.12 * GIB  # bytes of code and buffers that oneDNN and torch keep per phase
-STEP_GROWTH = 0.2 * GIB  # further bytes after MANY_STEPS steps, for products of more sizes
+STEP_GROWTH = 0.2 * GIB  # further bytes after MANY_STEPS steps, for matrices of more sizes
 MANY_STEPS = 300
-RECORD = 2000  # bytes per example in memory
+RECORD = 2000  # bytes in memory per example
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseMemory:
-    """The memory of a phase under one ZeRO setting, for any micro-batch."""
+    """The memory and work of a phase under one ZeRO setting, for any micro-batch."""
 
     config: RunConfig
     at: CostModel
@@ -55,7 +55,7 @@ class PhaseMemory:
 
     @cached_property
     def generation(self) -> Generation:
-        """Return how PPO's responses are generated."""
+        """Return the settings with which PPO generates responses, as the options adapt them."""
         is_hf = self.config.rollout.backend is Backend.hf
         found = Generation(gathers=False if is_hf else None)
         for option in self.at.options:
@@ -79,7 +79,7 @@ class PhaseMemory:
         return sum(states.host.total() for states in self.states.values())
 
     def resident_bytes(self, learner: ModelUse | None = None) -> Parts:
-        """Return the bytes by purpose that stay allocated while ``learner`` trains or none does.
+        """Return the bytes by purpose that stay allocated while ``learner``, or no model, trains.
 
         The gradients of ``learner`` itself are not counted, but those of models that step together
         with it are. DeepSpeed's stage 3 never frees gradients and their buckets.
@@ -170,7 +170,7 @@ class PhaseMemory:
 
     def forward_work(
         self, model: ModelUse, *, sequences: float, micro: int, answer: float | None = None
-    ) -> Pass:
+    ) -> ForwardWork:
         """Return the work of forward passes over ``sequences`` in micro-batches of size ``micro``.
 
         Each micro-batch is padded to its longest sequence. In PPO, ``answer`` response tokens
@@ -219,7 +219,7 @@ class PhaseMemory:
         )
 
     def _bucket_bytes(self, model: ModelUse, *, kept: bool) -> int:
-        """Return the bytes of gradient buckets: of stage 3 if ``kept``, else of other stages."""
+        """Return the bytes of gradient buckets: of stage 3 if ``kept``, else of lower stages."""
         zero, machine = self.at.zero, self.at.machine
         if kept is not (stage_of(model.role, zero) == SHARDED_WEIGHTS):
             return 0
@@ -262,7 +262,7 @@ def _forward_work(
     size: int,
     is_gpu: bool,
     share: int,
-) -> Pass:
+) -> ForwardWork:
     """Return the work of passes over ``sequences`` in micro-batches padded to ``lengths``."""
     operations = touched = padded = 0.0
     for length, count in Counter(lengths).items():
@@ -276,7 +276,7 @@ def _forward_work(
         operations += forward_flops(model, **each)
         products = uses_matmul_attention(tokens, is_gpu=is_gpu)
         touched += forward_bytes(model, **each, size=size, products=products)
-    return Pass(operations / share, touched / share, len(lengths), padded / share)
+    return ForwardWork(operations / share, touched / share, len(lengths), padded / share)
 
 
 def gpu_bytes_of_process(*, ranks: int) -> float:

@@ -1,4 +1,4 @@
-"""The plan of one phase, and the choice among several."""
+"""The plan of one phase, and the choice among several plans."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rlhf.plan.memory_model import Parts
 from rlhf.plan.phase_memory import PhaseMemory
 
 BUILDING = "building"  # name of the moment in which models are built, before the first step
-FILLED = 0.93  # share of a GPU that plans should fill at most, as their memory may be 6 % off
-ROOM = 0.25  # relative difference of seconds that a plan of at most that share may cost
-SLACK = 0.05  # relative difference of estimated seconds on a GPU that counts as equal
+FILLED = 0.93  # largest share of a GPU that a plan should fill: its memory may be 6 % off
+ROOM = 0.25  # a plan that fills at most FILLED is preferred even if it is 25 % slower
+SLACK = 0.05  # on a GPU, a plan that is up to 5 % slower counts as equally fast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +80,16 @@ class PhasePlan:
         }
 
 
-def best_plan(options: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePlan:
-    """Return the largest of the fastest micro-batches that fit, else the plan of least memory."""
-    fitting = [option for option in options if option.bytes <= scene.limit]
+def choose_phase_plan(plans: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePlan:
+    """Return the fastest plan that fits; if several tie, the one with the largest micro-batch.
+
+    If no plan fits, return the plan with the least memory.
+    """
+    fitting = [plan for plan in plans if plan.bytes <= scene.limit]
     if not fitting:
-        return min(options, key=lambda option: option.bytes)
+        return min(plans, key=lambda plan: plan.bytes)
     fast = select_fastest(fitting, scene.at.machine)
-    return max(fast, key=lambda option: option.micro_batch)
+    return max(fast, key=lambda plan: plan.micro_batch)
 
 
 class Estimated(Protocol):
@@ -104,17 +107,17 @@ class Estimated(Protocol):
 T = TypeVar("T", bound=Estimated)
 
 
-def select_fastest(options: Sequence[T], machine: Machine) -> list[T]:
-    """Return the options that are as fast as the fastest option, in their order.
+def select_fastest(plans: Sequence[T], machine: Machine) -> list[T]:
+    """Return the plans that are as fast as the fastest plan, in their order.
 
-    On a GPU, options that are up to 5 % slower count as equally fast, because times are estimates.
-    Options that fill more than 93 % of the GPU are skipped, unless all others are 25 % slower.
+    On a GPU, plans that are up to 5 % slower count as equally fast, because times are estimates.
+    Plans that fill more than 93 % of the GPU are skipped, unless all others are 25 % slower.
     """
-    fastest = min(option.seconds for option in options)
+    fastest = min(plan.seconds for plan in plans)
     if not machine.is_gpu:
-        return [option for option in options if option.seconds == fastest]
+        return [plan for plan in plans if plan.seconds == fastest]
     worth = fastest * (1 + ROOM)
-    roomy = [each for each in options if each.bytes <= machine.memory * FILLED]
-    options = [each for each in roomy if each.seconds <= worth] or options
-    most = min(option.seconds for option in options) * (1 + SLACK)
-    return [option for option in options if option.seconds <= most]
+    roomy = [each for each in plans if each.bytes <= machine.memory * FILLED]
+    plans = [each for each in roomy if each.seconds <= worth] or plans
+    most = min(plan.seconds for plan in plans) * (1 + SLACK)
+    return [plan for plan in plans if plan.seconds <= most]

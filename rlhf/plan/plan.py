@@ -12,7 +12,7 @@ from rlhf.config.machine_rates import GIB, Machine, machine_of, typical_rates
 from rlhf.config.roles import Role, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse, costs_of, models_in_phase
-from rlhf.plan.advice import advice, zero_candidates
+from rlhf.plan.advice import find_fitting_overrides, zero_candidates
 from rlhf.plan.memory_model import weight_bytes
 from rlhf.plan.phase_costs import plan_phase
 from rlhf.plan.phase_memory import PhaseMemory
@@ -48,8 +48,8 @@ EFFICIENCY = {
         decode_calls=80.0,
     ),
 }
-START_SECONDS = 4.0  # on a CPU, to import libraries and to run everything once
-RECORD_SECONDS = 6e-5  # on a CPU, to read, split and tokenise one example
+START_SECONDS = 4.0  # seconds on a CPU to import libraries and to run everything once
+RECORD_SECONDS = 6e-5  # seconds on a CPU to read, split and tokenize one example
 # Values for the compiled decode step (rlhf/options/cpu_kernels/decode.c): the share of the
 # bandwidth that its attention reaches, measured with AMX, and the calls of torch operations per
 # layer and step.
@@ -144,7 +144,9 @@ class Plan:
     @cached_property
     def fitting_overrides(self) -> list[str]:
         """Return overrides that make the run fit; cached, because each needs a plan of its own."""
-        return [] if self.fits else advice(self.asked, partial(plan_run, loads=self.loads))
+        if self.fits:
+            return []
+        return find_fitting_overrides(self.asked, partial(plan_run, loads=self.loads))
 
     @property
     def zero_text(self) -> str:
@@ -166,7 +168,7 @@ class Plan:
 
     @property
     def stages(self) -> dict[str, int]:
-        """Return the ZeRO stage of every model role in the run."""
+        """Return the ZeRO stage of every model in the run, by role."""
         return {role.value: stage_of(role, self.config.zero) for role in Role if role in self.roles}
 
     @property
@@ -206,7 +208,7 @@ def plan_run(
 ) -> Plan:
     """Return the plan of a run, without the ``finished`` phases.
 
-    With zero.auto this is the fastest plan that fits, or the plan with least memory if none fits.
+    With zero.auto this is the fastest plan that fits, else the plan with the least memory.
     ``loads`` are the steps and lengths of the data. Without them every length is the maximum.
 
     Raises:
@@ -258,7 +260,7 @@ def efficiency_of(machine: Machine) -> Efficiency:
 
 
 def select_best_plan(plans: Sequence[Plan]) -> Plan:
-    """Return the first of the fastest plans that fit, else the plan with least memory."""
+    """Return the fastest plan that fits (of equals, the first), else the one with least memory."""
     fitting = [plan for plan in plans if plan.fits]
     if fitting:
         return select_fastest(fitting, fitting[0].machine)[0]

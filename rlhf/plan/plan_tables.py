@@ -8,7 +8,7 @@ from rlhf.config.choices import Phase, Source
 from rlhf.config.machine_rates import GB, GIB
 from rlhf.config.schema.keys import ANSWERING_PHASES
 from rlhf.models.model_uses import costs_of
-from rlhf.plan.advice import idle_options
+from rlhf.plan.advice import describe_idle_options
 from rlhf.plan.phase_plan import PhasePlan
 from rlhf.plan.plan import Plan
 from rlhf.plan.steps import describe_examples
@@ -102,7 +102,7 @@ def plan_summary(plan: Plan) -> str:
 
 
 def describe_counts(plan: Plan) -> str:
-    """Return text with the number of steps and examples on which time and price are based."""
+    """Return the numbers of steps and examples on which time and price are based, as text."""
     config = plan.config
     batches = {
         Phase.sft: f"{config.sft.batch_size} examples",
@@ -132,8 +132,8 @@ def _cost_text(plan: Plan) -> str:
     return ", ".join(words)
 
 
-def tables(plan: Plan) -> list[RenderableType]:
-    """Return a table of memory and time per phase, then text: whether the run fits, and notes."""
+def render_plan(plan: Plan) -> list[RenderableType]:
+    """Return a table of memory and time per phase, then lines: whether the run fits, and notes."""
     from rich.table import Table
 
     hardware = plan.config.hardware
@@ -174,7 +174,7 @@ def tables(plan: Plan) -> list[RenderableType]:
     notes = [f"the time is for {describe_counts(plan)}", *_doubts(plan)]
     if plan.machine.is_estimated:
         notes.append("this CPU's rates are estimates: the first run measures them")
-    notes += [*plan.warnings, *idle_options(plan.config)]
+    notes += [*plan.warnings, *describe_idle_options(plan.config)]
     if plan.fits:
         models, checkpoints = plan.saved_model_bytes / GB, plan.checkpoint_bytes / GB
         disk = f"models on disk: {models:.1f} GB, checkpoints up to {checkpoints:.1f} GB"

@@ -17,7 +17,7 @@ LARGEST = 2**30  # bytes; the lines of larger files are not counted
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """How much one phase processes: numbers and lengths of examples, pairs or prompts."""
+    """The work of one phase: its steps, and the lengths of its examples, pairs or prompts."""
 
     steps: int | None
     """Optimizer steps, or rounds of PPO; None if the examples cannot be counted."""

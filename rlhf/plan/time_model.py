@@ -66,7 +66,7 @@ class CostModel:
     options: tuple[Costs, ...] = ()
 
     @property
-    def operations(self) -> float:
+    def matmul_flops_per_second(self) -> float:
         """Return the FLOPs per second that one rank reaches in matrix products."""
         return self.machine.operations * self.efficiency.matmul
 
@@ -76,7 +76,8 @@ class CostModel:
 
     def pass_flops_per_second(self, model: ModelUse) -> float:
         """Return the FLOPs per second of a rank in passes of ``model``; lower if it is sharded."""
-        return self.operations * (self.efficiency.sharded if self.is_gathered(model) else 1.0)
+        share = self.efficiency.sharded if self.is_gathered(model) else 1.0
+        return self.matmul_flops_per_second * share
 
     @property
     def bandwidth(self) -> float:
@@ -102,7 +103,7 @@ def forward_bytes(
     return sequences * (shape.layers * (layer + scores) + logits)
 
 
-class Pass(NamedTuple):
+class ForwardWork(NamedTuple):
     """The work of a model's forward passes in one step, on one rank."""
 
     operations: float
@@ -112,10 +113,10 @@ class Pass(NamedTuple):
     passes: int
     """Number of micro-batches."""
     tokens: float = 0.0
-    """Tokens of this rank without responses."""
+    """Tokens of this rank, padded, without responses."""
 
 
-def computing_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
+def computing_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
     """Return the seconds of the forward passes, without waiting for gathered weights.
 
     On a GPU, computing overlaps with the launches of later operations; on a CPU it does not.
@@ -168,14 +169,14 @@ def _all_gather_seconds(costs: CostModel, moved: float, *, within_node: bool = F
     return max(inside, 0.0 if within_node else outside) / costs.efficiency.link + latency
 
 
-def no_grad_pass_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
+def no_grad_pass_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
     """Return the seconds of forward passes; computing overlaps with gathering weights."""
     gathering = work.passes * gather_weights_seconds(costs, model)
     further = sum(option.pass_seconds(costs, model, work) for option in costs.options)
     return max(computing_seconds(costs, model, work) + further, gathering)
 
 
-def training_seconds(costs: CostModel, model: ModelUse, work: Pass) -> float:
+def training_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
     """Return the seconds of one step: forward passes (``work``), backward passes and optimizer."""
     zero = costs.zero
     if not model.trained:
@@ -247,7 +248,7 @@ def sampling_seconds(costs: CostModel, actor: ModelUse, how: Sampling) -> float:
     step = forward_flops(actor, sequences=how.rows, tokens=1, positions=1)
     seen = round(how.prompt_tokens + tokens) // 2
     cached = kv_cache_bytes(shape, rows=how.rows, tokens=seen, size=size)
-    each = max(actor.weights * size / tp / costs.bandwidth, step / costs.operations)
+    each = max(actor.weights * size / tp / costs.bandwidth, step / costs.matmul_flops_per_second)
     each += cached / (machine.bandwidth * efficiency.attention)
     layer = efficiency.layer_seconds + efficiency.decode_calls * machine.call_seconds
     each += shape.layers * layer * how.layer_factor
@@ -257,4 +258,4 @@ def sampling_seconds(costs: CostModel, actor: ModelUse, how: Sampling) -> float:
         each += 2 * shape.layers * (waiting + message)
     whole = gather_weights_seconds(costs, actor)
     gathering = whole if how.gathers else waves * how.response_tokens * whole
-    return prefill / costs.operations + waves * how.response_tokens * each + gathering
+    return prefill / costs.matmul_flops_per_second + waves * how.response_tokens * each + gathering

@@ -13,7 +13,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
 from rlhf.models.model_uses import costs_of
-from rlhf.plan.advice import advice
+from rlhf.plan.advice import find_fitting_overrides
 from rlhf.plan.plan import plan_run
 from tests.plan.planned import Compose, changed, plan_of, run_of
 
@@ -49,7 +49,7 @@ REFUSED = {
 
 def ways_of(config: RunConfig) -> str:
     """The changes with which a run fits, in one text."""
-    return " ".join(advice(config, partial(plan_run, loads=None)))
+    return " ".join(find_fitting_overrides(config, partial(plan_run, loads=None)))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from rlhf.config.choices import PlanMode
-from rlhf.plan.advice import idle_options
+from rlhf.plan.advice import describe_idle_options
 from rlhf.plan.decide import plan_and_configure
-from rlhf.plan.plan_tables import tables
+from rlhf.plan.plan_tables import render_plan
 from tests.plan.planned import Compose, changed, run_of
 
 ZEROPP = ("model=opt_1.3b", "hardware=8xa100_80g", "zero=stage3_zeropp")
@@ -25,19 +25,19 @@ def named(notes: object) -> list[str]:
 
 def test_zeropp_on_one_node(compose: Compose) -> None:
     zeropp = run_of(compose, *ZEROPP)
-    assert named(idle_options(zeropp)) == KEYS
-    assert not list(idle_options(changed(zeropp, hardware={"nodes": 2})))
+    assert named(describe_idle_options(zeropp)) == KEYS
+    assert not list(describe_idle_options(changed(zeropp, hardware={"nodes": 2})))
     part = changed(zeropp, zero={"hpz_partition_size": 4, "quantize_gradients": False})
-    (found,) = idle_options(part)
+    (found,) = describe_idle_options(part)
     assert found.startswith("zero.hpz_partition_size=4 on one node only costs memory, 1/4 of the ")
 
 
 def test_frozen_weights_need_a_model_under_adapters(compose: Compose) -> None:
     words = ("hardware.nodes=2", "hardware.dtype=fp16", "zero=stage3_mixzpp", "lora=default")
     mixed = run_of(compose, *ZEROPP[:2], *words)
-    assert not list(idle_options(mixed))
+    assert not list(describe_idle_options(mixed))
     sft = changed(mixed, phase={"order": mixed.phase.order[:1]})
-    assert named(idle_options(sft)) == ["zero.quantize_frozen_weights=true"]
+    assert named(describe_idle_options(sft)) == ["zero.quantize_frozen_weights=true"]
 
 
 @pytest.mark.parametrize("plan", PlanMode)
@@ -46,6 +46,6 @@ def test_every_launch_prints_them(plan: PlanMode, compose: Compose) -> None:
     assert named(decision.notes) == KEYS
     if decision.plan is not None:
         console = Console(file=io.StringIO(), width=200)
-        console.print(*tables(decision.plan))
+        console.print(*render_plan(decision.plan))
         assert isinstance(console.file, io.StringIO)
         assert decision.notes[0] in " ".join(console.file.getvalue().split())

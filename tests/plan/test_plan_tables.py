@@ -13,7 +13,7 @@ from rich.console import Console
 from rlhf.config.choices import Phase, Source
 from rlhf.config.machine_rates import GIB
 from rlhf.plan.plan import Plan, plan_run
-from rlhf.plan.plan_tables import STATES, WORK, plan_as_json, plan_summary, tables
+from rlhf.plan.plan_tables import STATES, WORK, plan_as_json, plan_summary, render_plan
 from rlhf.plan.steps import Load
 from rlhf.run.results import PLAN, write_json
 from tests.plan.planned import Compose, changed, plan_of, run_of
@@ -32,7 +32,7 @@ def refused(compose: Compose) -> Plan:
 
 def printed(plan: Plan) -> str:
     console = Console(width=80, file=io.StringIO(), color_system=None)
-    console.print(*tables(plan))
+    console.print(*render_plan(plan))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

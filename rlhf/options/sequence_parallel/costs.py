@@ -9,7 +9,7 @@ from rlhf.base.seams import Costs
 
 if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
-    from rlhf.plan.time_model import CostModel, Pass
+    from rlhf.plan.time_model import CostModel, ForwardWork
 
 EXCHANGES = 5  # number of messages per layer: queries, keys, values, output and positions
 
@@ -22,7 +22,7 @@ class SequenceParallelCosts(Costs):
         layers = model.layers - model.checkpointed + (1 if model.checkpointed else 0)
         return layers * sequences * tokens * model.shape.heads * model.shape.head_dim * size
 
-    def pass_seconds(self, costs: CostModel, model: ModelUse, work: Pass) -> float:
+    def pass_seconds(self, costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
         """Return the seconds in which ranks exchange parts of sequences.
 
         Each layer exchanges queries, keys and values before attention, and the output after it.
