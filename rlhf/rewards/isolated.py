@@ -20,12 +20,13 @@ from rlhf.config.choices import Phase, PlanMode, RewardKind
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
-from rlhf.rewards.outside import function, http
+from rlhf.rewards.outside import build_function_reward, build_http_reward
 from rlhf.rewards.rules import RULES, Answers, ScoreFunction
 
+# Kinds that the ranks compute themselves.
 HERE = (RewardKind.model, RewardKind.gold, RewardKind.environment)
-# The other kinds have a process of their own.
-KINDS = {RewardKind.function: function, RewardKind.http: http, **RULES}
+# Each other kind has a process of its own, in which this function builds what scores.
+KINDS = {RewardKind.function: build_function_reward, RewardKind.http: build_http_reward, **RULES}
 
 
 class FailureError(Exception):
@@ -72,7 +73,7 @@ class IsolatedReward:
             self._not_asked = FailureError(str(error))
 
     def receive_scores(self) -> list[float]:
-        """Return the scores of the batch; NaN for a response without a score below LARGEST_SCORE.
+        """Return the scores of the batch; NaN replaces a score that is too large or not finite.
 
         Raises:
             FailureError: if the part took too long, raised an error, ended or returned anything
@@ -116,7 +117,11 @@ class IsolatedReward:
 
 
 def start_reward_processes(parts: Mapping[str, RewardTerm]) -> dict[str, IsolatedReward]:
-    """Start the processes of the parts that require one, by name; ConfigError: none is left."""
+    """Start a process for each part that needs one; return them by name.
+
+    Raises:
+        ConfigError: if a part cannot be used; the other processes have then ended too.
+    """
     started: dict[str, IsolatedReward] = {}
     try:
         for name, part in parts.items():

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 RETRIED = (429, 500, 502, 503, 504)  # HTTP statuses after which another attempt may succeed
 SECONDS_TO_CONNECT = 5.0
 LARGEST_ANSWER = 1 << 24  # bytes of an endpoint's answer: a million scores
-LARGEST_PROCESS = 1 << 30  # bytes of the process: the headers of an answer have no limit
+LARGEST_PROCESS = 1 << 30  # bytes of the process's memory: the headers of an answer have no limit
 CHUNK = 1 << 16  # bytes
 
 
-def function(part: RewardTerm) -> ScoreFunction:
+def build_function_reward(part: RewardTerm) -> ScoreFunction:
     """Import ``part.function`` and return it as a ``ScoreFunction``, or raise ConfigError."""
     called, file = import_user_object("function", str(part.function))
     try:
@@ -64,7 +64,7 @@ def _convert_scores(result: Any, rows: int) -> list[float]:
     return [float(score) for score in listed]
 
 
-def http(part: RewardTerm) -> ScoreFunction:
+def build_http_reward(part: RewardTerm) -> ScoreFunction:
     """Return a ``ScoreFunction`` that gets scores from the endpoint ``part.url``.
 
     It posts ``{"prompts": [...], "responses": [...], "columns": {name: [...]}}`` and expects

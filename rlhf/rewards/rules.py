@@ -20,7 +20,7 @@ class Answers(NamedTuple):
 
     prompts: Sequence[str]
     responses: Sequence[str]
-    ended: Sequence[bool]  # by itself
+    ended: Sequence[bool]  # True: the response ended by itself
     tokens: Sequence[int]  # numbers of response tokens, the end token included
     columns: Mapping[str, Sequence[Any]]  # the dataset columns that the part reads, by name
 
@@ -35,8 +35,11 @@ NUMBER = re.compile(
 )
 
 
-def length(part: RewardTerm) -> ScoreFunction:
-    """Score 1 from ``least`` to ``most`` tokens, falling to 0 over ``slack`` tokens outside."""
+def build_length_rule(part: RewardTerm) -> ScoreFunction:
+    """Return a rule that scores 1 from ``least`` to ``most`` tokens.
+
+    The score falls to 0 over ``slack`` tokens outside of this range.
+    """
     most = math.inf if part.most is None else part.most
 
     def score(tokens: int) -> float:
@@ -46,25 +49,25 @@ def length(part: RewardTerm) -> ScoreFunction:
     return lambda answers: [score(tokens) for tokens in answers.tokens]
 
 
-def stop(_: RewardTerm) -> ScoreFunction:
-    """Score 1 if the response ended by itself."""
+def build_stop_rule(_: RewardTerm) -> ScoreFunction:
+    """Return a rule that scores 1 if the response ended by itself."""
     return lambda answers: [float(has_ended) for has_ended in answers.ended]
 
 
-def pattern(part: RewardTerm) -> ScoreFunction:
-    """Score 1 if the regular expression is found, or if it matches the ``whole`` response."""
+def build_pattern_rule(part: RewardTerm) -> ScoreFunction:
+    """Return a rule that scores 1 if ``pattern`` is found, or matches the ``whole`` response."""
     expression = re.compile(str(part.pattern))
     found = expression.fullmatch if part.whole else expression.search
     return lambda answers: [float(found(each.strip()) is not None) for each in answers.responses]
 
 
-def exact(part: RewardTerm) -> ScoreFunction:
-    """Score 1 if the response is the text in the column, except for white space around it."""
+def build_exact_rule(part: RewardTerm) -> ScoreFunction:
+    """Return a rule that scores 1 if the stripped response is the stripped text in the column."""
     return _compare_with_column(part, lambda response, wanted: response.strip() == wanted.strip())
 
 
-def number_match(part: RewardTerm) -> ScoreFunction:
-    """Score 1 if the last number in the response equals the last number in the column.
+def build_number_rule(part: RewardTerm) -> ScoreFunction:
+    """Return a rule that scores 1 if the last numbers in the response and the column are equal.
 
     GSM8K's column ``answer`` ends in ``#### 42``, for example. ``find_last_number`` has the
     grammar.
@@ -77,8 +80,8 @@ def number_match(part: RewardTerm) -> ScoreFunction:
     return _compare_with_column(part, matches)
 
 
-def valid_json_rule(part: RewardTerm) -> ScoreFunction:
-    """Score 1 if the response is JSON, and satisfies the schema if there is one.
+def build_json_rule(part: RewardTerm) -> ScoreFunction:
+    """Return a rule that scores 1 if the response is JSON, and matches the schema if there is one.
 
     Raises:
         CapabilityError: if the package jsonschema is missing.
@@ -96,12 +99,12 @@ def valid_json_rule(part: RewardTerm) -> ScoreFunction:
 
 
 RULES: dict[RewardKind, Callable[[RewardTerm], ScoreFunction]] = {
-    RewardKind.length: length,
-    RewardKind.stop: stop,
-    RewardKind.pattern: pattern,
-    RewardKind.exact: exact,
-    RewardKind.number: number_match,
-    RewardKind.json: valid_json_rule,
+    RewardKind.length: build_length_rule,
+    RewardKind.stop: build_stop_rule,
+    RewardKind.pattern: build_pattern_rule,
+    RewardKind.exact: build_exact_rule,
+    RewardKind.number: build_number_rule,
+    RewardKind.json: build_json_rule,
 }
 
 
@@ -139,10 +142,10 @@ def _load_validator(file: str | None) -> Callable[[Any], bool]:
             "json_schema: the package jsonschema is not installed; pip install 'rlhf[json]'"
         ) from error
 
-    def explain(reason: str) -> ConfigError:
+    def build_schema_error(reason: str) -> ConfigError:
         return ConfigError(f"json_schema={file}: cannot be read as a JSON schema ({reason})")
 
-    with translate_errors(explain):
+    with translate_errors(build_schema_error):
         schema = json.loads(read_user_text(expand_user_path(file, key="json_schema")))
         validator = validator_for(schema)
         validator.check_schema(schema)

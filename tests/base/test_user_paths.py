@@ -32,7 +32,7 @@ from rlhf.models.build import ModelSource
 from rlhf.models.shapes import shape_of
 from rlhf.models.tokenizers import load_or_train_tokenizer
 from rlhf.plan.steps import total_examples
-from rlhf.rewards.rules import valid_json_rule
+from rlhf.rewards.rules import build_json_rule
 from rlhf.runtime.launch_mode import check_hostfile
 
 NOBODY = "~nobody_here/x"
@@ -104,7 +104,7 @@ def test_every_key_refuses_it(
         "model.path": lambda: ModelSource.from_config(model, key="model"),
         "reward_model.path": lambda: shape_of(model, key="reward_model"),
         "model.tokenizer": lambda: load_or_train_tokenizer(own_tokenizer, key="model", texts=[]),
-        "json_schema": lambda: valid_json_rule(RewardTerm(kind=RewardKind.json, json_schema=path)),
+        "json_schema": lambda: build_json_rule(RewardTerm(kind=RewardKind.json, json_schema=path)),
     }
     for key, act in acts.items():
         with pytest.raises(ConfigError, match=re.escape(f"{key}={path}: ")):
@@ -154,4 +154,4 @@ def test_files_of_keys_are_regular_files(config: RunConfig, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=f"hostfile={pipe} .*not a regular file"):
         check_hostfile(hosts)
     with pytest.raises(ConfigError, match=f"json_schema={pipe}: .*not a regular file"):
-        valid_json_rule(RewardTerm(kind=RewardKind.json, json_schema=pipe))
+        build_json_rule(RewardTerm(kind=RewardKind.json, json_schema=pipe))
