@@ -1,4 +1,4 @@
-"""Means and moments under masks. Shapes: B = sequences, T = response tokens."""
+"""Sums, means and whitening under masks. Shapes: B = sequences, T = response tokens."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class PolicyLoss(NamedTuple):
 
 
 class ValueLoss(NamedTuple):
-    """The critic's squared error."""
+    """The critic's loss, half the squared error, and the effect of its clip."""
 
     loss: Tensor  # scalar sum over kept tokens, differentiable
     critic_loss: Mean  # loss per token

@@ -18,7 +18,7 @@ from rlhf.algorithms.masking import last_kept_index
 from rlhf.base.metrics import Mean
 from rlhf.base.types import PreferenceBatch
 
-BINS = 10  # of the confidence, for the calibration error
+BINS = 10  # number of bins of the confidence, for the calibration error
 
 
 class RewardLoss(NamedTuple):
@@ -128,7 +128,7 @@ def build_reward_loss(
 
 
 def calibration_bins(margin_B: Tensor, keep_B: Tensor) -> dict[str, Mean]:
-    """Return the confidence and the accuracy of pairs in bins of equal width of the confidence.
+    """Return the mean confidence and the accuracy of the pairs in each of ``BINS`` equal bins.
 
     The confidence is the probability that the Bradley-Terry model gives to the response that it
     prefers, from 0.5 to 1. ``calibration_error`` reads the bins.

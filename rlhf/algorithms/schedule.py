@@ -10,7 +10,7 @@ from rlhf.base.types import Schedule
 ScheduleName = Literal["constant", "linear", "cosine", "inverse_sqrt"]
 
 
-def lr_schedule(
+def build_lr_schedule(
     name: ScheduleName, *, warmup_steps: int, total_steps: int, min_ratio: float
 ) -> Schedule:
     """Return a function that maps optimizer step 0, 1, ... to a share of the peak learning rate.

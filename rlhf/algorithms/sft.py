@@ -10,7 +10,7 @@ from rlhf.base.metrics import Mean
 
 
 class SftLoss(NamedTuple):
-    """Negative log-likelihood of tokens."""
+    """The loss of supervised fine-tuning: the negative log-likelihood of tokens."""
 
     loss: Tensor  # scalar sum over tokens, differentiable
     mean_loss: Mean  # nats per token

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from rlhf.algorithms.schedule import lr_schedule
+from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.base.errors import CapabilityError
 from rlhf.base.types import Schedule, WeightFollower
 from rlhf.config.choices import Dtype, Phase
@@ -85,7 +85,7 @@ class OptimizerSettings:
             eps=config.adam_eps,
             weight_decay=config.weight_decay,
             max_grad_norm=config.max_grad_norm,
-            schedule=lr_schedule(
+            schedule=build_lr_schedule(
                 config.lr_schedule.value,
                 warmup_steps=config.warmup_steps,
                 total_steps=total_steps,

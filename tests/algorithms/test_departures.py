@@ -22,11 +22,11 @@ from torch.utils.data import DistributedSampler
 from rlhf.algorithms.advantages import clip_scores, token_rewards
 from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.ppo import policy_loss
-from rlhf.algorithms.schedule import lr_schedule
+from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import Shuffle
 from rlhf.base.types import Responses
-from rlhf.config.batches import exact_div
+from rlhf.config.batches import divide_exactly
 from rlhf.data.collate import collate_prompts
 from rlhf.data.encoding import Encoder
 from rlhf.data.splits import largest_remainder
@@ -245,14 +245,14 @@ def test_bug_13_the_schedule_ends_with_the_last_update() -> None:
     """Rollouts of 10 in parts of 4 are three updates, not 2.5; ours have to divide."""
     rollouts = 10
     updates = rollouts * math.ceil(10 / 4)
-    theirs = lr_schedule(
+    theirs = build_lr_schedule(
         "cosine", warmup_steps=0, total_steps=int(rollouts * 10 / 4), min_ratio=0.0
     )
     assert [theirs(step) for step in range(updates - 6, updates)] == pytest.approx([0.0] * 6)
     with pytest.raises(ConfigError, match="rollout=10 is not a multiple of mini_batch=4"):
-        exact_div(10, 4, total_key="rollout", part_key="mini_batch")
-    updates = rollouts * exact_div(12, 4, total_key="rollout", part_key="mini_batch")
-    ours = lr_schedule("cosine", warmup_steps=0, total_steps=updates, min_ratio=0.0)
+        divide_exactly(10, 4, total_key="rollout", part_key="mini_batch")
+    updates = rollouts * divide_exactly(12, 4, total_key="rollout", part_key="mini_batch")
+    ours = build_lr_schedule("cosine", warmup_steps=0, total_steps=updates, min_ratio=0.0)
     assert ours(updates - 2) > 0.0
     assert ours(updates - 1) == pytest.approx(0.0)
 

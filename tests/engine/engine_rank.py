@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from rlhf.algorithms.schedule import lr_schedule
+from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
@@ -25,7 +25,7 @@ from tests.zero_settings import zero_config
 
 BETA = 0.75
 PLAIN = zero_config(stage=0, engine=TrainingEngine.deepspeed, param_persistence_threshold=0)
-CONSTANT = lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
+CONSTANT = build_lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
 ADAMW = OptimizerSettings(
     lr=0.1,
     betas=(0.9, 0.95),

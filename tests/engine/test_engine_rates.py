@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf.algorithms.schedule import lr_schedule
+from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.base.errors import CapabilityError
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype
@@ -20,7 +20,7 @@ from tests.plain_engine import whole_state
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_share_of_the_learning_rate_is_taken_from_the_next_step_on(stage: int) -> None:
-    linear = lr_schedule("linear", warmup_steps=0, total_steps=5, min_ratio=0.0)
+    linear = build_lr_schedule("linear", warmup_steps=0, total_steps=5, min_ratio=0.0)
     torch.manual_seed(0)
     engine = DeepSpeedEngine(
         torch.nn.Linear(3, 2),

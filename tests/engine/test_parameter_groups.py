@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from rlhf.algorithms.schedule import lr_schedule
+from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.engine.settings import OptimizerSettings, parameter_groups
 
 
@@ -16,7 +16,7 @@ def test_matrices_decay_and_vectors_do_not_sharded_or_whole() -> None:
         eps=1e-8,
         weight_decay=0.5,
         max_grad_norm=1.0,
-        schedule=lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0),
+        schedule=build_lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0),
     )
     whole, sharded = nn.Linear(2, 3), nn.Linear(2, 3)
     for parameter in sharded.parameters():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf.algorithms.schedule import lr_schedule
+from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.base.errors import CapabilityError
 from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
@@ -27,7 +27,7 @@ from rlhf.options.replay.steps import digest_of_slice
 from tests.engine.test_deepspeed_config import zero
 from tests.plain_engine import whole_state
 
-LINEAR = lr_schedule("linear", warmup_steps=2, total_steps=9, min_ratio=0.1)
+LINEAR = build_lr_schedule("linear", warmup_steps=2, total_steps=9, min_ratio=0.1)
 ADAMW = OptimizerSettings(
     lr=0.02,
     betas=(0.9, 0.95),
@@ -139,7 +139,7 @@ def test_a_run_is_that_of_deepspeed(stage: int, dtype: Dtype, tolerance: float) 
 
 def test_each_group_has_its_rate_and_decay() -> None:
     """Where a gradient is 0, only decay moves a weight; else the first step is the rate itself."""
-    constant = lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
+    constant = build_lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
     for stage in (0, 1):
         settings = replace(ADAMW, weight_decay=0.5, follow=None, schedule=constant)
         engine = engine_of(stage=stage, optimizer=settings, dtype=Dtype.fp32)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from rlhf.algorithms.schedule import lr_schedule
+from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
@@ -24,7 +24,7 @@ from tests.zero_settings import zero_config
 
 
 def engine_of(module: torch.nn.Module, ranks: Ranks, role: Role) -> DeepSpeedEngine:
-    constant = lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
+    constant = build_lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
     zero = zero_config(stage=3, engine=TrainingEngine.deepspeed, param_persistence_threshold=0)
     return DeepSpeedEngine(
         module,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.schedule import lr_schedule
+from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
@@ -135,7 +135,7 @@ def measured(
             weight_decay=0.1,
             max_grad_norm=1.0,
             follow=partial(MovingAverage, beta=0.99) if ema else None,
-            schedule=lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0),
+            schedule=build_lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0),
         ),
     )
     ids_BS = torch.arange(16)[None] + 10 * ranks.rank

@@ -18,7 +18,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from rlhf.algorithms.schedule import lr_schedule
+from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.base.errors import CapabilityError
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.batches import BatchPlan
@@ -73,7 +73,7 @@ ADAMW = OptimizerSettings(
     weight_decay=0.0,
     max_grad_norm=1.0,
     follow=partial(MovingAverage, beta=0.5),
-    schedule=lr_schedule("constant", warmup_steps=0, total_steps=9, min_ratio=1.0),
+    schedule=build_lr_schedule("constant", warmup_steps=0, total_steps=9, min_ratio=1.0),
 )
 
 
