@@ -15,7 +15,10 @@ RANKS = "hardware.nodes*hardware.ranks_per_node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """The sizes into which one optimizer step is divided: sequences, or pairs in reward and dpo."""
+    """The division of one optimizer step over ranks and micro-batches.
+
+    The items are sequences, or pairs in reward and dpo.
+    """
 
     per_rank: int
     """Items that one rank contributes to a step."""
@@ -27,7 +30,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlan:
-    """The sizes into which one rollout of PPO is divided."""
+    """The division of one rollout of PPO over ranks and optimizer steps."""
 
     per_rank: int
     """Responses that one rank samples."""
@@ -52,8 +55,8 @@ def ranks_per_sequence(config: RunConfig) -> int:
     return math.prod(each(config) for each in hooks_of("sizes", "ranks_per_row", config))
 
 
-def exact_div(total: int, part: int, *, total_key: str, part_key: str) -> int:
-    """Return ``total / part``; refuse a remainder with the nearest values that work."""
+def divide_exactly(total: int, part: int, *, total_key: str, part_key: str) -> int:
+    """Return ``total / part``; if a remainder is left, raise ConfigError with values that work."""
     if total % part == 0:
         return total // part
     lower = total - total % part
@@ -73,7 +76,7 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def batch_plan(
+def build_batch_plan(
     batch_size: int,
     *,
     key: str,
@@ -82,16 +85,16 @@ def batch_plan(
     cap: int,
     ranks_key: str = RANKS,
 ) -> BatchPlan:
-    """Divide ``batch_size``, the value of ``key``, over the ranks, the value of ``ranks_key``.
+    """Divide ``batch_size`` over ``ranks``; errors call these numbers ``key`` and ``ranks_key``.
 
     If ``micro_batch_size`` is None, a micro-batch has the largest size that divides a rank's part
     and is at most ``cap``.
     """
-    per_rank = exact_div(batch_size, ranks, total_key=key, part_key=ranks_key)
+    per_rank = divide_exactly(batch_size, ranks, total_key=key, part_key=ranks_key)
     if micro_batch_size is None:
         micro = max(size for size in divisors(per_rank) if size <= cap)
         return BatchPlan(per_rank=per_rank, micro=micro, accumulation=per_rank // micro)
-    accumulation = exact_div(
+    accumulation = divide_exactly(
         per_rank,
         micro_batch_size,
         total_key=f"{key}/ranks",
@@ -100,7 +103,7 @@ def batch_plan(
     return BatchPlan(per_rank=per_rank, micro=micro_batch_size, accumulation=accumulation)
 
 
-def phase_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
+def batch_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
     """Return the batch plan of every phase that runs."""
     cap = config.hardware.max_micro_batch_size
     pair_cap = max(1, cap // 2)  # a pair is two sequences
@@ -115,7 +118,7 @@ def phase_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
     plans = {}
     for phase in config.phase.order:
         key, size, micro, phase_cap = settings[phase]
-        plans[phase] = batch_plan(
+        plans[phase] = build_batch_plan(
             size,
             key=key,
             ranks=num_data_parallel_ranks(config),
@@ -127,18 +130,18 @@ def phase_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
 
 
 def rollout_plan(config: RunConfig) -> RolloutPlan:
-    """Return the division of each rollout of PPO."""
+    """Return how each rollout of PPO is divided."""
     key, size = "ppo.rollout_batch_size", config.ppo.rollout_batch_size
-    per_rank = exact_div(size, num_ranks(config), total_key=key, part_key=RANKS)
+    per_rank = divide_exactly(size, num_ranks(config), total_key=key, part_key=RANKS)
     return RolloutPlan(
         per_rank=per_rank,
-        prompts_per_rank=exact_div(
+        prompts_per_rank=divide_exactly(
             per_rank,
             config.ppo.responses_per_prompt,
             total_key=f"{key}/ranks",
             part_key="ppo.responses_per_prompt",
         ),
-        mini_batches=exact_div(
+        mini_batches=divide_exactly(
             size, config.ppo.mini_batch_size, total_key=key, part_key="ppo.mini_batch_size"
         ),
     )
@@ -155,7 +158,7 @@ def divide_cores(config: RunConfig, cores: int) -> tuple[int, int]:
 
 
 def examples_per_step(config: RunConfig, phase: Phase) -> int:
-    """Return the training examples of one optimizer step (PPO: prompts of one rollout)."""
+    """Return the number of training examples per optimizer step (PPO: prompts per rollout)."""
     if phase is Phase.ppo:
         return config.ppo.rollout_batch_size // config.ppo.responses_per_prompt
     return int(getattr(config, phase.value).batch_size)
@@ -194,7 +197,7 @@ def phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
 def num_ppo_steps(
     num_prompts: int, prompts_per_step: int, *, steps: int | None, epochs: float | None
 ) -> int:
-    """Return the number of PPO steps: the smaller of ``steps`` and ``epochs`` over the prompts."""
+    """Return the number of PPO steps: ``steps``, or fewer if ``epochs`` passes have fewer."""
     passes = (
         math.inf if epochs is None else max(1, math.ceil(num_prompts * epochs / prompts_per_step))
     )
@@ -202,5 +205,5 @@ def num_ppo_steps(
 
 
 def further_micro_batches(config: RunConfig) -> int:
-    """Return the micro-batches that options add to an optimizer step of PPO's actor."""
+    """Return the number of micro-batches that options add to an optimizer step of PPO's actor."""
     return sum(count(config) for count in hooks_of("sizes", "actor_micro_batches", config))

@@ -1,6 +1,6 @@
 """Enums: the values that a config key can have if it is one of a few words.
 
-An enum whose values are passed as literals is a class, of which type checkers know the values.
+An enum whose values are passed as literals is a class, so that type checkers know the values.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModelInit(StrEnum):
 
 
 class RewardKind(StrEnum):
-    """Kinds of parts of the score: reward model, judge, function, HTTP server, then fixed rules."""
+    """Kinds of parts of the score: models, environment, code of the user, then fixed rules."""
 
     model = "model"
     gold = "gold"
@@ -105,7 +105,7 @@ AdvantageEstimator = StrEnum("AdvantageEstimator", "gae rloo grpo dr_grpo reinfo
 """Estimators of advantages (docs/algorithms.md); only gae needs a critic."""
 
 ScaleReward = StrEnum("ScaleReward", "none running reference")
-"""Divisors of scores: none, their running standard deviation, or a fixed reference value."""
+"""Divisors of scores: none, their running standard deviation, or a fixed standard deviation."""
 
 
 class LrSchedule(StrEnum):

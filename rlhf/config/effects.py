@@ -37,8 +37,8 @@ class Effect(NamedTuple):
 
 
 @cache
-def effects() -> dict[str, Effect]:
-    """Return the effect of every dotted key of the schema, without groups."""
+def effects_by_key() -> dict[str, Effect]:
+    """Return the effect of every dotted key of the schema; groups have no entry."""
     found = dict(_effects_in(RunConfig, "", {}))
     for rules in hooks_of("keys", "UNREAD"):
         for key, rule in rules.items():
@@ -68,9 +68,9 @@ def _effects_in(
 def effect_of(key: str) -> Effect:
     """Return the effect of a dotted key, also of an entry of a mapping, such as rewards.NAME.x."""
     name = key
-    while name and name not in effects():
+    while name and name not in effects_by_key():
         name = name.rpartition(".")[0]
-    return effects()[name or key]
+    return effects_by_key()[name or key]
 
 
 def values_that_affect(config: RunConfig, phases: frozenset[Phase]) -> dict[str, Any]:
@@ -78,13 +78,13 @@ def values_that_affect(config: RunConfig, phases: frozenset[Phase]) -> dict[str,
     values = asdict(config)
     return {
         key: reduce(getitem, key.split("."), values)
-        for key, effect in effects().items()
+        for key, effect in effects_by_key().items()
         if effect.affects(config) & phases
     }
 
 
-def _affects_of_group(group: str) -> Affects:
-    """Return the phases that read the keys of a top-level group."""
+def _find_affects_function(group: str) -> Affects:
+    """Return the function of a top-level group that finds the phases which read its keys."""
     (affects,) = (f.metadata["affects"] for f in fields(RunConfig) if f.name == group)
     return cast("Affects", affects)
 
@@ -98,11 +98,11 @@ def refuse_unread_keys(config: RunConfig, overrides: Sequence[str]) -> None:
         key, value = override.key_or_group, override.value()
         if value is None:  # null has no effect anyway
             continue
-        for name, effect in effects().items():
+        for name, effect in effects_by_key().items():
             if not f"{key}.".startswith(f"{name}."):
                 continue
-            # A key that changes no result, such as ppo.critic_check.every, is read as its group is.
-            readers = effect.affects(config) or _affects_of_group(key.partition(".")[0])(config)
+            # A key that changes no result, such as ppo.critic_check.every, has its group's readers.
+            readers = effect.affects(config) or _find_affects_function(key.split(".")[0])(config)
             if readers and not readers & set(config.phase.order):
                 raise ConfigError(
                     f"{override.input_line}: only {' and '.join(p for p in Phase if p in readers)} "

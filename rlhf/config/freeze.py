@@ -39,8 +39,9 @@ from rlhf.config.validation import validate
 FROZEN = "config.yaml"
 COMMAND = "command.txt"
 MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in Phase)
-# What hardware.on_oom=reduce_micro_batch changes.
+# Keys that hardware.on_oom=reduce_micro_batch changes.
 REDUCED_SIZES = {*MICRO_BATCHES, "rollout.max_rows", "rollout.keep_graphs"}
+# Patterns of the keys that let a run execute code of others.
 OF_MODELS = r"(model|reward_model)\.trust_remote_code"
 ANY = rf"{OF_MODELS}|(environment|rewards\..+)\.run_code"
 
@@ -138,7 +139,7 @@ def _unreadable_error(path: Path, reason: str) -> CheckpointError:
 
 
 def load_run(run_dir: str | Path) -> RunConfig:
-    """Return the configuration of a run, with ``run_dir`` set to the run's current folder."""
+    """Return the configuration of the run in the folder ``run_dir``, to which run_dir is set."""
     path = expand_user_path(run_dir, key="run_dir")
     return replace(load_frozen_config(path), run_dir=str(path))
 
@@ -191,7 +192,7 @@ def is_same_run(stored: RunConfig, asked: RunConfig) -> bool:
     )
 
 
-def with_stored_sizes(stored: RunConfig, asked: RunConfig) -> RunConfig:
+def restore_stored_sizes(stored: RunConfig, asked: RunConfig) -> RunConfig:
     """Return ``asked`` with the micro-batches and rows of ``stored``, which may have been reduced.
 
     The sizes of ``asked`` stay if its ranks divide batches in another way.
@@ -250,13 +251,13 @@ def flatten_keys(node: Any, key: str = "") -> dict[str, Any]:
 
 
 def keys_that_run_code(run_dir: Path, keys: str = ANY) -> list[str]:
-    """Return the keys, of those that match ``keys``, with which a run let code of others run."""
+    """Return the keys that match the pattern ``keys`` and let the run execute code of others."""
     found = frozen_keys(run_dir).items()
     return [key for key, value in found if value and re.fullmatch(keys, key, re.DOTALL)]
 
 
 def refuse_code_of_run(run_dir: Path, *, trusts_code: bool, keys: str = ANY) -> None:
-    """Check that the command itself trusts the code that the configuration of a run names."""
+    """Check that the command has --trust-code if the configuration of a run names code."""
     if (found := keys_that_run_code(run_dir, keys)) and not trusts_code:
         raise ConfigError(
             f"{run_dir}: its configuration names code to run ({', '.join(found)}), which runs only "

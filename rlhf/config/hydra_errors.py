@@ -22,7 +22,7 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
-# Whole words of other programs, which no command of ours can mean -> what to type instead.
+# Command-line words of other programs that mean nothing in ours -> what to type instead.
 WORDS: Mapping[str, str] = read_yaml_beside(__file__, "other_words.yaml")
 # The only group whose name on the command line differs from the key that it sets.
 REWARD_MODEL_GROUP = "model@reward_model"
@@ -185,7 +185,7 @@ def refuse_unknown_flags(words: Sequence[str]) -> None:
     raise ConfigError(f"unknown option {flag}: keys are written key=value, without dashes{hint}")
 
 
-def refuse_words_of_others(words: Sequence[str]) -> None:
+def refuse_words_of_other_programs(words: Sequence[str]) -> None:
     """Raise ConfigError, with what to type instead, for a word of another program."""
     for word in words:
         for form, ours in WORDS.items():
@@ -233,14 +233,14 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str]) -> ConfigErr
     return _composition_error(error) if isinstance(error, HydraException) else None
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return ``text``, cut so that a message with it stays readable."""
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
 
 
 def interpolation_error(error: OmegaConfBaseException) -> ConfigError:
     """Return our own error for a ${...} that has no value."""
-    reason = shortened(_first_line(str(error.msg or error)))
+    reason = shorten(_first_line(str(error.msg or error)))
     return ConfigError(
         f"{error.full_key or 'the command'}: its interpolation has no value ({reason}); ${{...}} "
         "must name another key, or with oc.env: a variable of the environment that is set"
@@ -265,7 +265,7 @@ def _malformed_override_error(error: OverrideParseException) -> ConfigError:
     reason = _first_line(error.message.removeprefix(f"Error parsing override '{error.override}'"))
     # The lexer only repeats the override; it gives no reason.
     reason = "" if reason.startswith("LexerNoViableAlt") else f": {reason}"
-    override = shortened(error.override)
+    override = shorten(error.override)
     key, has_value, value = override.partition("=")
     way_out = f"""to pass text, write "{key}='{value}'\"""" if has_value else "write key=value"
     return ConfigError(f"cannot read {override}{reason}; {way_out}")

@@ -26,7 +26,8 @@ RUNS = Path("runs")
 LATEST = RUNS / "latest"
 SWEEPS = RUNS / "sweeps"
 LOCK = "run.lock"
-WAIT_SECONDS = 10.0  # the ranks of a run whose launcher was killed end within about 5
+WAIT_SECONDS = 10.0  # ranks whose launcher was killed end within about 5 seconds
+# Errors of flock if another process has the lock, and on a file system without locks.
 HELD = {errno.EAGAIN, errno.EACCES}
 UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 
@@ -63,14 +64,14 @@ def _find_stopped_run(folder: Path, config: RunConfig) -> Path | None:
             if is_same_run(load_frozen_config(run), config):
                 return run
         except CheckpointError as error:  # a run of another version cannot be compared
-            _print(f"resume=auto: {run} is not continued: {error}")
+            _print_to_stderr(f"resume=auto: {run} is not continued: {error}")
     return None
 
 
 def refuse_existing_run(path: Path, same: RunConfig | None = None) -> None:
     """Check that ``path`` holds no run; a run that ``same`` may resume is accepted.
 
-    What is checked holds for longer only while this process has the lock of ``path``.
+    Another process may begin a run there right afterwards, unless this process has the lock.
     """
     if (path / FROZEN).exists() and (
         same is None or not is_same_run(load_frozen_config(path), same)
@@ -119,12 +120,12 @@ def refuse_links(run_dir: Path, names: Iterable[str]) -> None:
             )
 
 
-def _print(line: str) -> None:
+def _print_to_stderr(line: str) -> None:
     sys.stderr.write(f"{for_terminal(line)}\n")
 
 
 @contextmanager
-def lock_run_dir(run_dir: Path, say: Callable[[str], None] = _print) -> Iterator[None]:
+def lock_run_dir(run_dir: Path, say: Callable[[str], None] = _print_to_stderr) -> Iterator[None]:
     """Acquire the lock of a run directory; the system releases it when this process ends.
 
     The lock file stays, and names the last process. On a file system without locks ``say`` prints

@@ -21,7 +21,7 @@ from rlhf.config.hydra_errors import (
     did_you_mean,
     interpolation_error,
     schema_types,
-    shortened,
+    shorten,
     type_of_key,
     unknown_key_error,
 )
@@ -45,7 +45,7 @@ def merge_into_schema(cfg: DictConfig) -> DictConfig:
         for key in (key for key, kind in schema_types().items() if kind is bool):
             if isinstance(value := OmegaConf.select(cfg, key), int | float) and value not in (0, 1):
                 raise ConfigError(f"{key}={value}: expected true or false")
-        # A group that is missing, an interpolation or not a mapping must not be filled in here.
+        # Fill in groups only if ``cfg`` has each as a mapping: a missing group must stay missing.
         nodes = [cfg._get_node(key, validate_access=False) for key in _group_types()]
         is_whole = all(isinstance(n, DictConfig) and isinstance(n._content, dict) for n in nodes)
         schema = _schema_with_groups() if is_whole else OmegaConf.structured(RunConfig)
@@ -81,7 +81,7 @@ def schema_error(error: OmegaConfBaseException) -> ConfigError:
     if isinstance(error, InterpolationResolutionError):
         return interpolation_error(error)
     reason = (error.msg or str(error)).partition("\n")[0]
-    value = shortened(format_value(error.value))
+    value = shorten(format_value(error.value))
     try:
         kind = type_of_key(key)
     except KeyError:  # OmegaConf does not say in which entry of a mapping the key lies

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf.base.errors import ConfigError, refuse_first
 from rlhf.base.safe_text import FORMS, redact
-from rlhf.config.batches import phase_plans, rollout_plan
+from rlhf.config.batches import batch_plans, rollout_plan
 from rlhf.config.choices import Phase
 from rlhf.config.schema.checkpoint import check_checkpoint
 from rlhf.config.schema.data import check_data
@@ -34,7 +34,9 @@ def validate(config: RunConfig) -> None:
     check_control_characters(texts)
     check_bounds(config)
     check_name_and_order(config.name, config.phase.order)
-    for check_first in hooks_of("rules", "check_first"):  # other rules would say less
+    for check_first in hooks_of(
+        "rules", "check_first"
+    ):  # before rules whose errors would help less
         check_first(config)
     check_rewards(config)
     check_reward(config)
@@ -50,7 +52,7 @@ def validate(config: RunConfig) -> None:
         check_ppo(config.ppo)
     check_options(config)
     check_checkpoint(config)
-    phase_plans(config)
+    batch_plans(config)
     if Phase.ppo in config.phase.order:
         rollout_plan(config)
     for check_batches in hooks_of("rules", "check_batches"):
@@ -134,7 +136,9 @@ def refuse_secrets_in_command(words: Iterable[str], environment: Mapping[str, st
     """Check that no word of a command has or reads a secret, because Hydra stores the words."""
     read = {w: re.sub(READ_VARIABLE, lambda m: environment.get(m[1], ""), w) for w in words}
     together = "\n".join({*read, *read.values()})
-    if redact(together, environment) == together:  # hundreds of texts of a configuration at once
+    if (
+        redact(together, environment) == together
+    ):  # one search, since a configuration has hundreds of texts
         return
     for word, text in read.items():
         if any(redact(each, environment) != each for each in (word, text)):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.seams import ResponsesSeam
-from rlhf.config.batches import BatchPlan, phase_plans
+from rlhf.config.batches import BatchPlan, batch_plans
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.freeze import frozen_keys, load_run, refuse_code_of_run
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
@@ -84,7 +84,7 @@ class Evaluator:
         self.context: RunContext = replace(
             context, parts=load_phase_data(self.config, context.console.say), judge=judge
         )
-        self.plan = phase_plans(self.config).get(Phase.ppo, WITHOUT_PPO)
+        self.plan = batch_plans(self.config).get(Phase.ppo, WITHOUT_PPO)
         for folder in ("sft/model", "reward/model"):
             verify_model(run_dir / folder)
         self._reference = self.load_start()

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase, RewardKind
-from rlhf.config.effects import effects, values_that_affect
+from rlhf.config.effects import effects_by_key, values_that_affect
 from rlhf.config.freeze import keys_that_run_code, load_frozen_config, read_command
 from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.run import RunConfig
@@ -32,7 +32,7 @@ def copy_keys_of_source_run(
             key that the run determines.
     """
     frozen = load_frozen_config(source)
-    inherited = {key: effect for key, effect in effects().items() if effect.is_inherited}
+    inherited = {key: effect for key, effect in effects_by_key().items() if effect.is_inherited}
     consent = keys_that_run_code(source)
     if missing := [k for k in consent if k in inherited and not OmegaConf.select(cfg, k)]:
         words = " ".join(f"{key}=true" for key in missing)
@@ -100,6 +100,6 @@ def describe_changes(config: RunConfig) -> list[str]:
     changes = [
         f"{key}={format_value(value)} instead of {format_value(theirs[key])}"
         for key, value in ours.items()
-        if value != theirs.get(key, value) and effects()[key].at_resume is AtResume.fixed
+        if value != theirs.get(key, value) and effects_by_key()[key].at_resume is AtResume.fixed
     ]
     return [f"{last}, unlike in {source}: {', '.join(changes)}"] if changes else []

@@ -25,8 +25,8 @@ from rlhf.config.freeze import (
     apply_resume_overrides,
     batch_division_changes,
     load_frozen_config,
+    restore_stored_sizes,
     to_run_config,
-    with_stored_sizes,
     write_command,
     write_frozen_config,
 )
@@ -165,7 +165,7 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
     with lock_run_dir(run_dir):  # another command may begin a run in the same folder
         refuse_existing_run(run_dir, config if may_be_same else None)
         if (run_dir / FROZEN).exists():
-            config = with_stored_sizes(load_frozen_config(run_dir), config)
+            config = restore_stored_sizes(load_frozen_config(run_dir), config)
             check_inputs(config, run_dir)
         else:
             write_inputs(config, run_dir)

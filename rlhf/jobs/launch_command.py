@@ -23,7 +23,7 @@ from rlhf.config.choices import PlanMode
 from rlhf.config.hydra_errors import (
     refuse_unknown_flags,
     refuse_unreadable_words,
-    refuse_words_of_others,
+    refuse_words_of_other_programs,
     to_hydra_override,
     type_of_key,
 )
@@ -75,7 +75,7 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
     refuse_unknown_flags(typed)
     if leads:
         print_help(typed, definitions.with_name("conf"))
-    refuse_words_of_others(typed)
+    refuse_words_of_other_programs(typed)
     complete_value(typed, os.environ, definitions)
     if (search := parse_search(typed, definitions)) is not None:
         yield Command(typed, search.folder, search)

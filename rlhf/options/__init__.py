@@ -25,7 +25,7 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Phase
 from rlhf.config.schema.checkpoint import CheckpointKeys
 from rlhf.config.schema.data import DataKeys
-from rlhf.config.schema.keys import ANSWERING_PHASES, EVERY_PHASE, Affects, results_of
+from rlhf.config.schema.keys import ANSWERING_PHASES, EVERY_PHASE, Affects, always_affects
 from rlhf.config.schema.ppo import PpoKeys
 from rlhf.config.schema.rollout import RolloutKeys
 from rlhf.config.schema.supervised import RewardKeys
@@ -207,7 +207,7 @@ EXCLUSIONS = (
         lambda config: config.environment.is_used and config.ppo.branching_key != "",
         "{ppo.branching_key} with environment.kind={environment.kind}: an environment cannot be "
         "set back to the middle of an episode; use environment=none",
-        results_of(Phase.ppo),
+        always_affects(Phase.ppo),
     ),
     Exclusion(
         lambda config: (
@@ -259,20 +259,20 @@ EXCLUSIONS = (
         "ppo.teacher_path={ppo.teacher_path} with ppo.shared_trunk=true: the reference is part of "
         "the shared trunk, so it cannot be a teacher; set ppo.shared_trunk=false, or remove "
         "ppo.teacher_path",
-        results_of(Phase.ppo),
+        always_affects(Phase.ppo),
     ),
     Exclusion(
         lambda config: config.ppo.shared_trunk and config.lora.rank > 0,
         "ppo.shared_trunk=true with adapters: the reference is a copy of frozen top layers, and "
         "adapters below would change the reference; use lora=none, or ppo.shared_trunk=false (with "
         "LoRA the reference is the actor itself)",
-        results_of(Phase.ppo),
+        always_affects(Phase.ppo),
     ),
     Exclusion(
         lambda config: config.ppo.branching_key != "" and config.rollout.lag > 0,
         "{ppo.branching_key} with rollout.lag={rollout.lag}: the responses belong to the policy of "
         "an earlier step; use rollout.lag=0",
-        results_of(Phase.ppo),
+        always_affects(Phase.ppo),
     ),
 )
 

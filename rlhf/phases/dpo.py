@@ -17,7 +17,7 @@ from rlhf.base.intervals import wilson_interval
 from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import PreferenceBatch, TokenModel, TokenPositions
-from rlhf.config.batches import phase_plans, phase_steps
+from rlhf.config.batches import batch_plans, phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.data.splits import phase_answered_by_dpo
@@ -117,7 +117,7 @@ class DpoTrainer:
         config, tokenizer = context.config, context.tokenizer
         self._context = context
         self._collate = partial(collate_pair_rows, context, max_tokens=config.dpo.max_tokens)
-        self._plan = phase_plans(config)[Phase.dpo]
+        self._plan = batch_plans(config)[Phase.dpo]
         shared: Any = {"settings": context.settings, "plan": self._plan, "ranks": context.ranks}
         shard = build_parameter_placer(Role.actor, **shared)
         module = build_policy(config, tokenizer, dropout=0.0, shard=shard)

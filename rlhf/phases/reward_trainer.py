@@ -26,7 +26,7 @@ from rlhf.algorithms.reward import (
 from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.random_streams import seed_for
 from rlhf.base.types import PreferenceBatch
-from rlhf.config.batches import phase_plans
+from rlhf.config.batches import batch_plans
 from rlhf.config.choices import Phase, RewardLossName
 from rlhf.config.roles import Role
 from rlhf.data.collate import PairStep, pair_steps
@@ -94,7 +94,7 @@ class RewardTrainer:
         """Build the engine of the model, which learns in ``steps``."""
         config, self.context, self.steps = context.config, context, steps
         self._collate = partial(collate_pair_rows, context, max_tokens=config.reward.max_tokens)
-        self.plan = phase_plans(config)[Phase.reward]
+        self.plan = batch_plans(config)[Phase.reward]
         settings, ranks = context.settings, context.ranks
         self._shared: Any = {"settings": settings, "plan": self.plan, "ranks": ranks}
         self.source = reward_model_source(config)

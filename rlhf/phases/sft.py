@@ -12,7 +12,7 @@ from rlhf.algorithms.sft import sft_loss
 from rlhf.base.metrics import Metrics, loss_metrics, perplexity
 from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import SequenceBatch, TokenModel
-from rlhf.config.batches import phase_plans, phase_steps, ranks_per_sequence
+from rlhf.config.batches import batch_plans, phase_steps, ranks_per_sequence
 from rlhf.config.choices import LossOn, Phase
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
@@ -91,7 +91,7 @@ class SftTrainer:
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
         config = context.config
         self._context = context
-        self.plan = phase_plans(config)[Phase.sft]
+        self.plan = batch_plans(config)[Phase.sft]
         self.source = ModelSource.from_config(
             config.model, key="model", dropout=config.model.dropout
         )

@@ -8,9 +8,9 @@ from dataclasses import replace
 from rlhf.config.batches import (
     BatchPlan,
     RolloutPlan,
+    batch_plans,
     divisors,
     further_micro_batches,
-    phase_plans,
     rollout_plan,
 )
 from rlhf.config.choices import Phase, When
@@ -45,7 +45,7 @@ def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
                 scene, found, lambda other: _plan_ppo(other, like), _plan_rollout
             )
         return found
-    plan = phase_plans(scene.config)[scene.phase]
+    plan = batch_plans(scene.config)[scene.phase]
     sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, plan)
     return choose_phase_plan([_plan_supervised(scene, plan, micro) for micro in sizes], scene)
 
@@ -96,7 +96,7 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     """Plan PPO; choose the rows of the rollout and the micro-batch independently."""
     config = scene.config
     rollout = rollout_plan(config)
-    learning = phase_plans(config)[Phase.ppo]
+    learning = batch_plans(config)[Phase.ppo]
     counts = [like.rows] if like and like.rows else _candidate_rows(scene, rollout)
     sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, learning)
     sampled = [_plan_rollout(scene, rollout.per_rank, rows) for rows in counts]

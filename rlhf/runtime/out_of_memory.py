@@ -10,7 +10,7 @@ from typing import Any
 
 from rlhf.base.allocation_errors import is_out_of_memory
 from rlhf.base.errors import RlhfError
-from rlhf.config.batches import num_ranks, phase_plans, rollout_plan
+from rlhf.config.batches import batch_plans, num_ranks, rollout_plan
 from rlhf.config.choices import Device, OnOom, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.run import RunConfig
@@ -29,7 +29,7 @@ def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Ite
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        micro = phase_plans(config)[phase].micro
+        micro = batch_plans(config)[phase].micro
         keys = (
             [] if micro == 1 else [f"{phase}.micro_batch_size={smaller_micro_batch(config, phase)}"]
         )
@@ -62,7 +62,7 @@ def _remedies(config: RunConfig, phase: Phase) -> list[str]:
 
 def smaller_micro_batch(config: RunConfig, phase: Phase) -> int:
     """Return the next smaller micro-batch of a phase that divides a rank's batch; at least 1."""
-    plan = phase_plans(config)[phase]
+    plan = batch_plans(config)[phase]
     return next(size for size in range(plan.micro - 1, 0, -1) if not plan.per_rank % size)
 
 
@@ -73,7 +73,7 @@ def reduce_memory(config: RunConfig) -> RunConfig | None:
     """
     if config.hardware.on_oom is not OnOom.reduce_micro_batch:
         return None
-    plans = phase_plans(config)
+    plans = batch_plans(config)
     groups: dict[str, Any] = {
         phase.value: replace(
             getattr(config, phase.value), micro_batch_size=smaller_micro_batch(config, phase)

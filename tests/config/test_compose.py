@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from rlhf.config.batches import num_ranks, phase_plans, rollout_plan
+from rlhf.config.batches import batch_plans, num_ranks, rollout_plan
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import load_frozen_config, to_run_config, write_frozen_config
 from rlhf.config.hydra_errors import REWARD_MODEL_GROUP, schema_types
@@ -73,7 +73,7 @@ def check_experiment(name: str, config: RunConfig) -> None:
     assert config.experiment == name
     assert config.name == name.removeprefix("tables/").replace("/", "_")
     assert path.read_text().startswith("# @package _global_\n")
-    for phase, plan in phase_plans(config).items():
+    for phase, plan in batch_plans(config).items():
         settings = getattr(config, phase)
         size = settings.mini_batch_size if phase is Phase.ppo else settings.batch_size
         assert plan.micro * plan.accumulation * num_ranks(config) == size

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.config.choices import Phase
-from rlhf.config.effects import effect_of, effects
+from rlhf.config.effects import effect_of, effects_by_key
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.keys import AtResume
 from rlhf.config.schema.run import RunConfig
@@ -96,7 +96,7 @@ def test_a_phase_depends_on_the_phases_before_it_only(compose: Compose) -> None:
 
 def test_only_keys_of_this_list_change_no_result(compose: Compose) -> None:
     config = to_run_config(compose([]))
-    found = {key for key, effect in effects().items() if not effect.affects(config)}
+    found = {key for key, effect in effects_by_key().items() if not effect.affects(config)}
     patterns = NO_EFFECT.split()
     assert {key for key in found if not any(fnmatch(key, each) for each in patterns)} == set()
     for each in patterns:
@@ -104,7 +104,7 @@ def test_only_keys_of_this_list_change_no_result(compose: Compose) -> None:
 
 
 def test_a_resumed_run_may_change_no_key_that_changes_more_than_rounding() -> None:
-    free = {key for key, effect in effects().items() if effect.at_resume is AtResume.free}
+    free = {key for key, effect in effects_by_key().items() if effect.at_resume is AtResume.free}
     assert {"tracking.wandb", "launcher.master_port", "checkpoint.keep", "plan"} <= free
     for key in free:
         assert effect_of(key).affects is effect_of("name").affects or key.startswith("checkpoint.")
@@ -114,7 +114,7 @@ def test_a_finished_run_determines_what_its_phases_read(compose: Compose) -> Non
     """All but the precision, the ranks and the adapters, which each run chooses for itself."""
     config = to_run_config(compose([]))
     own = ("hardware", "zero", "lora", "rollout")
-    for key, effect in effects().items():
+    for key, effect in effects_by_key().items():
         if effect.affects(config) & {Phase.sft, Phase.reward}:
             assert effect.is_inherited or key.startswith(own), key
 

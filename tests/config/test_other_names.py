@@ -10,7 +10,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.hydra_errors import (
     read_other_names,
     refuse_unknown_flags,
-    refuse_words_of_others,
+    refuse_words_of_other_programs,
     schema_types,
     suggested_keys,
     type_of_key,
@@ -182,6 +182,6 @@ def test_options_of_hydra_and_keys_are_no_flags(words: str) -> None:
 )
 def test_a_word_of_another_program_is_answered_with_ours(word: str, ours: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        refuse_words_of_others([word])
+        refuse_words_of_other_programs([word])
     assert ours in str(refused.value)
-    refuse_words_of_others(["phase=ppo", "resume=auto", "reward=default", "model=opt_125m"])
+    refuse_words_of_other_programs(["phase=ppo", "resume=auto", "reward=default", "model=opt_125m"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from rlhf.config.batches import num_ranks, phase_plans, rollout_plan
+from rlhf.config.batches import batch_plans, num_ranks, rollout_plan
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
@@ -97,7 +97,7 @@ def test_pipeline_is_that_of_the_scripts(name: str, compose: Compose) -> None:
     paths = (llama, llama) if model == "llama" else (OPT + model, OPT + "350m")
     assert (config.model.path, config.reward_model.path) == paths
     assert num_ranks(config) == gpus
-    plans = phase_plans(config)
+    plans = batch_plans(config)
     assert [(plans[p].micro, plans[p].accumulation) for p in config.phase.order] == [*batches]
     assert rollout_plan(config).mini_batches == ppo.ppo_epochs == 1
     assert (sft.lr, reward.lr, ppo.actor_lr, ppo.critic_lr) == lrs
@@ -159,7 +159,7 @@ def test_samples_fill_a_batch_of_each_phase(language: str, compose: Compose) -> 
 def test_dpo_is_that_of_the_script(name: str, compose: Compose) -> None:
     gpus, micro, accumulation, lr, stage, rank = DPO_SCRIPTS[name]
     config = to_run_config(compose([f"experiment={name}"]))
-    plan = phase_plans(config)[Phase.dpo]
+    plan = batch_plans(config)[Phase.dpo]
     assert num_ranks(config) == gpus
     assert (plan.micro, plan.accumulation) == (micro, accumulation)
     assert (config.dpo.lr, config.dpo.weight_decay, config.dpo.beta) == (lr, 0.1, 0.1)
@@ -173,7 +173,7 @@ def test_dpo_is_that_of_the_script(name: str, compose: Compose) -> None:
 )
 def test_other_languages_are_fine_tuned_only(name: str, model: str, compose: Compose) -> None:
     config = to_run_config(compose([f"experiment={name}"]))
-    plan = phase_plans(config)
+    plan = batch_plans(config)
     assert list(plan) == [Phase.sft]
     assert (num_ranks(config), plan[Phase.sft].micro, config.model.path) == (8, 8, model)
     assert config.data.split == [10, 0, 0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.batches import phase_plans
+from rlhf.config.batches import batch_plans
 from rlhf.config.choices import Phase, When
 from rlhf.config.machine_rates import GIB
 from rlhf.config.validation import validate
@@ -96,7 +96,7 @@ def test_what_the_plan_chose_is_written_down(compose: Compose) -> None:
     assert decided.zero == plan.config.zero
     for phase in plan.phases:
         micro = getattr(decided, phase.phase.value).micro_batch_size
-        assert micro == phase.micro_batch == phase_plans(decided)[phase.phase].micro
+        assert micro == phase.micro_batch == batch_plans(decided)[phase.phase].micro
     rows = plan.phases[-1].rows
     assert rows is not None
     assert rows < 600

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.config.choices import Phase
-from rlhf.config.effects import effects
+from rlhf.config.effects import effects_by_key
 from rlhf.config.freeze import load_frozen_config
 from tests.runs import TINY_RUN, finished, metrics, python
 
@@ -48,14 +48,16 @@ def test_a_phase_reads_only_keys_that_affect_it(run_dir: Path) -> None:
     for phase, read in reads.items():
         for keys in read:
             # Keys that affect no phase are those of the next test.
-            affected = [effects()[k].affects(config) for k in keys.split() if k in effects()]
+            affected = [
+                effects_by_key()[k].affects(config) for k in keys.split() if k in effects_by_key()
+            ]
             assert not affected or any(not a or Phase(phase) in a for a in affected), (phase, keys)
 
 
 def test_keys_that_affect_no_phase_change_no_bit(run_dir: Path, tmp_path: Path) -> None:
     config = load_frozen_config(run_dir)
     for word in CLAIMED_TO_CHANGE_NOTHING:
-        assert not effects()[word.partition("=")[0]].affects(config), word
+        assert not effects_by_key()[word.partition("=")[0]].affects(config), word
     phase = "phase=pipeline_dpo" if Phase.dpo in config.phase.order else "phase=pipeline"
     other = finished(tmp_path / "run", *PINNED, phase, *CLAIMED_TO_CHANGE_NOTHING)
     assert metrics(other) == metrics(run_dir)

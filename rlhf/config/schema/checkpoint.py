@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def phases_that_measure_best(config: Any) -> frozenset[Phase]:
-    """Return the set of the phase that measures checkpoint.best; empty if that is null."""
+    """Return, as a set, the phase whose metric checkpoint.best names; empty if it is null."""
     name = (config.checkpoint.best or "").partition("/")[0]
     return frozenset(phase for phase in Phase if phase == name)
 
 
 @dataclass(kw_only=True)
 class CheckpointKeys:
-    """Checkpoints inside a phase, from which resume continues (docs/operations.md)."""
+    """Keys for checkpoints inside a phase, from which resume continues (docs/operations.md)."""
 
     every_minutes: float | None = key(ABOVE_0)
     """Minutes between checkpoints; null: not by time."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class DatasetConfig:
-    """One dataset of a blend."""
+    """Keys of one dataset in data.sets, which blends several."""
 
     path: str
     """File, folder or hub id of the dataset."""
@@ -49,7 +49,7 @@ GENERATED = [_generated_by(Source.synthetic), _generated_by(Source.environment)]
 
 @dataclass(kw_only=True)
 class DataKeys:
-    """Sources of examples, and their division over phases."""
+    """Keys for the sources of examples, and for their division over phases."""
 
     source: Source
     """synthetic: the generated task; local: files or folders; hub: Hugging Face datasets."""

@@ -11,7 +11,7 @@ from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, NO_PHASE, ROWS, AtResum
 
 @dataclass(kw_only=True)
 class HardwareConfig:
-    """The machine: its ranks, their device and precision, and the rates that plans use."""
+    """Keys for the machine: its ranks, their device and precision, and the rates that plans use."""
 
     device: Device
     """cpu or cuda (GPUs)."""

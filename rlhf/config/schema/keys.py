@@ -45,26 +45,26 @@ ZERO_STAGE = Bound("0, 1, 2 or 3", lambda x: x in range(4))
 FROZEN_STAGE = Bound("0 or 3", lambda x: x in {0, 3})
 LARGEST = 2**63 - 1  # largest integer of torch
 
-# Phases whose own work reads a key, as a function of the whole configuration.
+# A function of the whole configuration that returns the phases whose own work reads a key.
 Affects = Callable[[Any], frozenset[Phase]]
 
 
-def results_of(*phases: Phase) -> Affects:
-    """Return a value of ``affects`` for a key that always changes the results of ``phases``."""
+def always_affects(*phases: Phase) -> Affects:
+    """Return a function that returns ``phases`` for every configuration."""
     return lambda _: frozenset(phases)
 
 
-NO_PHASE = results_of()
-EVERY_PHASE = results_of(*Phase)
-ANSWERING_PHASES = results_of(Phase.ppo, Phase.dpo)
+NO_PHASE = always_affects()
+EVERY_PHASE = always_affects(*Phase)
+ANSWERING_PHASES = always_affects(Phase.ppo, Phase.dpo)
 
 
 class AtResume(StrEnum):
     """Rules for changing a key when a run is resumed."""
 
-    fixed = "fixed"
-    rounding = "rounding"  # may change: how ranks divide batches changes only rounding
-    free = "free"  # may change: how a run is started, watched and stored
+    fixed = "fixed"  # must not change
+    rounding = "rounding"  # may change: the key divides batches, which changes only rounding
+    free = "free"  # may change: the key sets how a run is started, watched and stored
 
 
 class Unread(NamedTuple):
@@ -93,7 +93,7 @@ def key(
     Args:
         bound: rule for the number; null is accepted too.
         affects: phases whose own work reads the key; later phases change through their inputs.
-        at_resume: whether a resumed run may change the key; by default, if it affects no phase.
+        at_resume: whether a resumed run may change the key; by default only if no phase reads it.
         is_inherited: whether a run with from_run takes the key from the finished run.
         unread: rules for when the key has no effect.
     """

@@ -45,7 +45,7 @@ SFT_MODEL = Unread(
 
 @dataclass(kw_only=True)
 class LearningRates:
-    """Peak learning rates that suit one model, by training phase or role."""
+    """Keys for the peak learning rates that suit one model, by training phase or role."""
 
     sft: float = key(ABOVE_0)
     """Peak learning rate of supervised fine-tuning."""
@@ -61,7 +61,7 @@ class LearningRates:
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    """One model: its weights, or the architecture to build it from."""
+    """Keys of one model: its weights, or the architecture to build it from."""
 
     init: ModelInit
     """pretrained: load path; random: build architecture. For reward_model also sft: the run's SFT

@@ -44,7 +44,7 @@ COMPARING = (AdvantageEstimator.rloo, AdvantageEstimator.grpo, AdvantageEstimato
 
 @dataclass(kw_only=True)
 class PpoKeys(AdamWConfig):
-    """Proximal policy optimisation against the reward model."""
+    """Keys for proximal policy optimisation, and for its evaluations."""
 
     steps: int | None = key(ABOVE_0)
     """Maximum number of PPO steps; each samples one rollout and learns from it. null: no limit."""

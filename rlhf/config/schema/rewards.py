@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class RewardTerm:
-    """One part of the score; docs/rewards.md lists the keys that each kind reads."""
+    """Keys of one part of the score; docs/rewards.md lists the keys that each kind reads."""
 
     kind: RewardKind
     """model, gold, function, http, or a rule: length, stop, pattern, exact, number, json."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class RolloutKeys:
-    """Settings for sampling responses."""
+    """Keys for sampling responses."""
 
     max_prompt_tokens: int = key(ABOVE_0)
     """Maximum length of a prompt in tokens; longer prompts are skipped and counted."""

@@ -20,8 +20,8 @@ from rlhf.config.schema.keys import (
     NO_PHASE,
     PORT,
     AtResume,
+    always_affects,
     key,
-    results_of,
 )
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.rewards import RewardTerm
@@ -40,7 +40,7 @@ from rlhf.options import (
 
 @dataclass(kw_only=True)
 class PhaseConfig:
-    """The phases of a run."""
+    """Keys for the phases of a run."""
 
     order: list[Phase]
     """Phases to run: some of sft, reward, ppo, dpo, in this order, each once; not ppo with dpo."""
@@ -70,7 +70,7 @@ class AlarmName(StrEnum):
 
 @dataclass(kw_only=True)
 class AlarmsConfig:
-    """Alarms during training: what they do besides a line on the terminal and in alarms.jsonl."""
+    """Keys for alarms, which otherwise only print a line and write it to alarms.jsonl."""
 
     stop: list[AlarmName]
     """Alarms that end the run."""
@@ -80,7 +80,7 @@ class AlarmsConfig:
 
 @dataclass(kw_only=True)
 class LauncherConfig:
-    """Settings for starting the ranks (docs/operations.md)."""
+    """Keys for starting the ranks (docs/operations.md)."""
 
     dry_run: bool
     """Print the command that would start the ranks, then stop."""
@@ -98,7 +98,7 @@ class LauncherConfig:
 
 @dataclass(kw_only=True)
 class TrackingConfig:
-    """Destinations of the metrics, besides metrics.jsonl and the terminal."""
+    """Keys for the destinations of the metrics, besides metrics.jsonl and the terminal."""
 
     wandb: WandbMode
     """Weights & Biases: disabled, online or offline."""
@@ -142,16 +142,18 @@ class RunKeys:
     checkpoint: CheckpointConfig = key(affects=NO_PHASE)
     alarms: AlarmsConfig = key(affects=NO_PHASE)
     model: ModelConfig = key(affects=EVERY_PHASE, is_inherited=True)
-    reward_model: ModelConfig = key(affects=results_of(Phase.reward, Phase.ppo), is_inherited=True)
+    reward_model: ModelConfig = key(
+        affects=always_affects(Phase.reward, Phase.ppo), is_inherited=True
+    )
     hardware: HardwareConfig = key(affects=EVERY_PHASE)
     zero: ZeroConfig = key(affects=EVERY_PHASE, at_resume=AtResume.rounding)
     launcher: LauncherConfig = key(affects=NO_PHASE)
-    sft: SftConfig = key(affects=results_of(Phase.sft), is_inherited=True)
-    reward: RewardConfig = key(affects=results_of(Phase.reward), is_inherited=True)
-    dpo: DpoConfig = key(affects=results_of(Phase.dpo))
-    ppo: PpoConfig = key(affects=results_of(Phase.ppo))
+    sft: SftConfig = key(affects=always_affects(Phase.sft), is_inherited=True)
+    reward: RewardConfig = key(affects=always_affects(Phase.reward), is_inherited=True)
+    dpo: DpoConfig = key(affects=always_affects(Phase.dpo))
+    ppo: PpoConfig = key(affects=always_affects(Phase.ppo))
     rollout: RolloutConfig = key(affects=ANSWERING_PHASES)
-    rewards: dict[str, RewardTerm] = key(affects=results_of(Phase.ppo))
+    rewards: dict[str, RewardTerm] = key(affects=always_affects(Phase.ppo))
     """Parts of which a score is the weighted sum (docs/rewards.md); {}: the reward model alone."""
     data: DataConfig = key(affects=EVERY_PHASE, is_inherited=True)
     tracking: TrackingConfig = key(affects=NO_PHASE)

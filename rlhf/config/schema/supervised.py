@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class AdamWConfig:
-    """AdamW and its learning-rate schedule, without a peak."""
+    """Keys of AdamW and its learning-rate schedule, without the peak learning rate."""
 
     lr_schedule: LrSchedule
     """Learning rate after the warm-up: constant, linear, cosine or inverse_sqrt."""
@@ -46,7 +46,7 @@ class AdamWConfig:
 
 @dataclass(kw_only=True)
 class OptimizerConfig(AdamWConfig):
-    """AdamW and its learning-rate schedule."""
+    """Keys of AdamW and its learning-rate schedule, with the peak learning rate."""
 
     lr: float = key(ABOVE_0)
     """Peak learning rate."""
@@ -54,7 +54,7 @@ class OptimizerConfig(AdamWConfig):
 
 @dataclass(kw_only=True)
 class ExamplesConfig(OptimizerConfig):
-    """Training on fixed examples: single sequences in sft, pairs of them in reward and dpo."""
+    """Keys for training on fixed examples: sequences in sft, pairs of sequences otherwise."""
 
     epochs: float = key(ABOVE_0)
     """Passes over the examples of the phase."""
@@ -72,7 +72,7 @@ class ExamplesConfig(OptimizerConfig):
 
 @dataclass(kw_only=True)
 class SftConfig(ExamplesConfig):
-    """Supervised fine-tuning."""
+    """Keys for supervised fine-tuning."""
 
     loss_on: LossOn
     """Tokens that the loss covers: response (only the responses) or all."""
@@ -80,7 +80,7 @@ class SftConfig(ExamplesConfig):
 
 @dataclass(kw_only=True)
 class PairsConfig(ExamplesConfig):
-    """Training on pairs of a chosen and a rejected response."""
+    """Keys for training on pairs of a chosen and a rejected response."""
 
     label_smoothing: float = key(FROM_0_BELOW_HALF)
     """Share of pairs whose label is assumed to be wrong; 0: none."""
@@ -90,7 +90,7 @@ class PairsConfig(ExamplesConfig):
 
 @dataclass(kw_only=True)
 class RewardKeys(PairsConfig):
-    """Reward model training."""
+    """Keys for training the reward model."""
 
     loss: RewardLossName
     """end: on the end scores (InstructGPT); from_divergence: on all differing tokens; regression:
@@ -145,7 +145,7 @@ def check_reward(config: RunConfig) -> None:
 
 @dataclass(kw_only=True)
 class DpoConfig(PairsConfig):
-    """Direct preference optimisation, instead of reward model training and PPO."""
+    """Keys for direct preference optimisation, instead of reward model training and PPO."""
 
     loss: DpoLossName
     """sigmoid: DPO's logistic loss; ipo: a squared loss, which bounds the pull of a single pair."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
     from rlhf.options import ZeroConfig
 
+# DeepSpeed's entries that zero.extra must not set -> our keys that set them.
 DECIDED: Mapping[str, str] = read_yaml_beside(__file__, "deepspeed_entries.yaml")
 FROZEN = (Role.reference, Role.reward)
 ROUGH_BETA2 = 0.99  # above this, a step changes a second moment less than bf16 can store
@@ -30,7 +31,7 @@ ROUGH_BETA2 = 0.99  # above this, a step changes a second moment less than bf16 
 
 @dataclass(kw_only=True)
 class ZeroKeys:
-    """Training engine, and DeepSpeed's sharding and offloading of the models."""
+    """Keys for the training engine, and for DeepSpeed's sharding and offloading of the models."""
 
     engine: TrainingEngine
     """auto: plain torch on one rank if no key requires DeepSpeed, otherwise deepspeed."""

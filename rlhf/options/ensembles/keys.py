@@ -8,7 +8,7 @@ from typing import Any
 
 from rlhf.base.seams import MeasureNames
 from rlhf.config.choices import Phase
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, Unread, key, results_of
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, Unread, always_affects, key
 
 SHARED_LAYERS = 4  # by default a member has 1 / SHARED_LAYERS of all layers as its own
 
@@ -51,10 +51,10 @@ UNWEIGHTED = (
 class EnsembleKeys:
     """Keys of the group ``reward`` for an ensemble of reward models."""
 
-    members: int = key(ABOVE_0, affects=results_of(Phase.reward, Phase.ppo), is_inherited=True)
+    members: int = key(ABOVE_0, affects=always_affects(Phase.reward, Phase.ppo), is_inherited=True)
     """Reward models of the ensemble: the first is trained whole, the others on its layers."""
     member_layers: int | None = key(
-        ABOVE_0, affects=results_of(Phase.reward, Phase.ppo), is_inherited=True, unread=SINGLE
+        ABOVE_0, affects=always_affects(Phase.reward, Phase.ppo), is_inherited=True, unread=SINGLE
     )
     """Top layers that each further member has as its own; null: a quarter of all, at least one."""
     member_epochs: float = key(ABOVE_0, unread=SINGLE)
@@ -65,7 +65,7 @@ class EnsembleKeys:
     """Score of a response: mean, worst or uncertainty (mean minus variance) of the members'
     scores; warm: the score of one model with the mean of the members' weights."""
     uncertainty_coef: float = key(
-        AT_LEAST_0, affects=results_of(Phase.ppo), is_inherited=False, unread=UNWEIGHTED
+        AT_LEAST_0, affects=always_affects(Phase.ppo), is_inherited=False, unread=UNWEIGHTED
     )
     """Factor of the variance over the members, for combine=uncertainty."""
 

@@ -15,8 +15,8 @@ from rlhf.config.schema.keys import (
     SCORE,
     SECONDS,
     Unread,
+    always_affects,
     key,
-    results_of,
 )
 
 FILES = ("environment.target",)
@@ -133,7 +133,7 @@ class EnvironmentGroup:
     """The group ``environment`` of a run."""
 
     environment: EnvironmentConfig = key(
-        affects=results_of(Phase.sft, Phase.ppo, Phase.dpo), is_inherited=True
+        affects=always_affects(Phase.sft, Phase.ppo, Phase.dpo), is_inherited=True
     )
 
 

@@ -12,8 +12,8 @@ from rlhf.config.schema.keys import (
     EVERY_PHASE,
     FROM_0_BELOW_1,
     Unread,
+    always_affects,
     key,
-    results_of,
 )
 
 ON_ONE_RANK = {"zero.quantize_frozen_weights": False}
@@ -58,9 +58,9 @@ class LoraConfig:
     """Also train weights without adapters: embeddings, norms, biases (as DeepSpeed-Chat does)."""
     lr: float | None = key(ABOVE_0, unread=NO_ADAPTERS)
     """Peak learning rate of the adapters; null: the learning rate of the phase."""
-    critic_rank: int | None = key(ABOVE_0, affects=results_of(Phase.ppo), unread=NO_ADAPTERS)
+    critic_rank: int | None = key(ABOVE_0, affects=always_affects(Phase.ppo), unread=NO_ADAPTERS)
     """Rank of the critic's adapters; null: rank."""
-    critic_lr: float | None = key(ABOVE_0, affects=results_of(Phase.ppo), unread=NO_ADAPTERS)
+    critic_lr: float | None = key(ABOVE_0, affects=always_affects(Phase.ppo), unread=NO_ADAPTERS)
     """Peak learning rate of the critic's adapters; null: lr, or if that is null, ppo.critic_lr."""
     export: LoraExport = key(unread=NO_ADAPTERS)
     """merged: save an ordinary model; adapter: save a peft folder that names its base model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf.config.choices import Phase
-from rlhf.config.schema.keys import AT_LEAST_0, ROWS, key, results_of
+from rlhf.config.schema.keys import AT_LEAST_0, ROWS, always_affects, key
 
 FILES = ("data.ptx_path",)
 
@@ -26,9 +26,9 @@ class PtxKeys:
 class PtxDataKeys:
     """Keys of the group ``data`` for the corpus of the pretraining loss."""
 
-    ptx_path: str | None = key(affects=results_of(Phase.ppo), is_inherited=False)
+    ptx_path: str | None = key(affects=always_affects(Phase.ppo), is_inherited=False)
     """Corpus to mix into PPO (ppo.ptx_coef): file, folder or hub id; null: the SFT examples."""
-    ptx_subset: str | None = key(affects=results_of(Phase.ppo), is_inherited=False)
+    ptx_subset: str | None = key(affects=always_affects(Phase.ppo), is_inherited=False)
     """Configuration name of ptx_path on the hub; null: the dataset's default."""
-    ptx_column: str = key(affects=results_of(Phase.ppo), is_inherited=False)
+    ptx_column: str = key(affects=always_affects(Phase.ppo), is_inherited=False)
     """Column of ptx_path that holds the text."""

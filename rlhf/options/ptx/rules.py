@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.config.batches import BatchPlan, batch_plan, num_ranks
+from rlhf.config.batches import BatchPlan, build_batch_plan, num_ranks
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
@@ -16,7 +16,7 @@ def check_batches(config: RunConfig) -> None:
 def ptx_plan(config: RunConfig) -> BatchPlan:
     """Return the division of the corpus blocks in each optimizer step of PPO's actor."""
     ppo = config.ppo
-    return batch_plan(
+    return build_batch_plan(
         ppo.ptx_batch_size or ppo.mini_batch_size,
         key="ppo.ptx_batch_size" if ppo.ptx_batch_size else "ppo.mini_batch_size",
         ranks=num_ranks(config),

@@ -23,7 +23,7 @@ from rlhf.algorithms.ppo import value_loss
 from rlhf.base.metrics import Metrics, accumulate_metrics, loss_metrics
 from rlhf.base.random_streams import random_stream, seed_dropout
 from rlhf.base.types import PromptBatch, Rollout, StepReport, TokenTargets
-from rlhf.config.batches import exact_div, phase_steps
+from rlhf.config.batches import divide_exactly, phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.engine.devices import peak_memory_gib
@@ -267,7 +267,7 @@ class PPOTrainer:
     def _mini_batches(self, rollout: Rollout) -> Iterator[list[int]]:
         """Yield this rank's rows of each mini-batch: ``ppo_epochs`` passes, each reshuffled."""
         total, size = len(rollout.scores_B), self.engine.plan.per_rank
-        exact_div(total, size, total_key="rollout", part_key="ppo.mini_batch_size/ranks")
+        divide_exactly(total, size, total_key="rollout", part_key="ppo.mini_batch_size/ranks")
         for epoch in range(self.config.ppo_epochs):
             names = ("mini_batches", self.engine.ranks.rank, self.steps_done, epoch)
             shuffle = random_stream(self.engine.config.seed, *names)

@@ -12,7 +12,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import seed_for
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Extras, PromptBatch, RolloutBackend, StatefulWithTensors
-from rlhf.config.batches import BatchPlan, further_micro_batches, phase_plans, rollout_plan
+from rlhf.config.batches import BatchPlan, batch_plans, further_micro_batches, rollout_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, Phase, When
 from rlhf.config.freeze import plain_keys
 from rlhf.config.roles import Role, has_reward_model
@@ -85,7 +85,7 @@ class RLHFEngine:
             },
         )
         self.speed = StepSpeed(config, self.ranks)
-        self.plan = phase_plans(config)[Phase.ppo]
+        self.plan = batch_plans(config)[Phase.ppo]
         self._engines: list[AnyEngine] = []
         self.policy_source, self.critic_source = policy_source(config), critic_source(config)
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(

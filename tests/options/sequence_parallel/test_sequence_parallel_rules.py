@@ -8,7 +8,7 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.batches import num_data_parallel_ranks, phase_plans
+from rlhf.config.batches import batch_plans, num_data_parallel_ranks
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 
@@ -51,5 +51,5 @@ def test_refusals(overrides: list[str], parts: list[str], compose: Compose) -> N
 def test_ranks_that_share_sequences_divide_a_batch_as_one(compose: Compose) -> None:
     config = to_run_config(compose([*SFT, "sft.batch_size=6", "sft.micro_batch_size=1"]))
     assert num_data_parallel_ranks(config) == 2
-    plan = phase_plans(config)[Phase.sft]
+    plan = batch_plans(config)[Phase.sft]
     assert (plan.per_rank, plan.accumulation) == (3, 3)
