@@ -78,7 +78,7 @@ class Talker:
         from jinja2 import TemplateError
 
         if not self.expects_turns:
-            return Encoder(self.tokenizer).prompts([messages[-1]["content"]])[0]
+            return Encoder(self.tokenizer).encode_prompts([messages[-1]["content"]])[0]
         tokenizer: Any = self.tokenizer
         try:
             text = tokenizer.apply_chat_template(

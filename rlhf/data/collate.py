@@ -58,7 +58,7 @@ def assign_rows_to_ranks(lengths: Sequence[int], *, ranks: int, micro: int) -> l
 
 
 class EvalRows(NamedTuple):
-    """One rank's part of a held-out batch; ``keep_B`` is False for repeated rows that only pad."""
+    """One rank's part of a held-out batch; ``keep_B`` is False for repeats that only fill it."""
 
     rows: list[int]
     keep_B: Tensor
@@ -67,7 +67,7 @@ class EvalRows(NamedTuple):
 def eval_batches(
     total: int, *, batch_size: int, ranks: Ranks, lengths: Sequence[int] | None = None
 ) -> Iterator[EvalRows]:
-    """Yield batches of one size that cover ``total`` examples, the same number on every rank.
+    """Yield this rank's parts of batches that cover ``total`` examples, all of ``batch_size`` rows.
 
     With ``lengths`` (one per example) the longest come first, so that batches need less padding.
     """
@@ -97,10 +97,10 @@ def pair_steps(
 ) -> list[PairStep]:
     """Return optimizer steps that keep all pairs of a prompt together.
 
-    As in https://arxiv.org/abs/2203.02155, section 3.5. ``groups`` numbers the prompt of each pair,
-    from 0 in the order of their first pairs. Prompts are shuffled for each epoch and put into the
-    first step with room for all their pairs. The steps end after ``epochs`` times the number of
-    pairs. If every prompt has one pair, the rows are those that ``Shuffle`` returns.
+    This follows https://arxiv.org/abs/2203.02155, section 3.5. ``groups[i]`` is the number of pair
+    i's prompt, counted from 0 in order of first appearance. Prompts are shuffled for each epoch.
+    Each goes into the first step that has room for all its pairs. Steps are added until ``epochs *
+    len(groups)`` pairs are used. If every prompt has one pair, the rows are those of ``Shuffle``.
 
     Raises:
         DataError: if a prompt has more pairs than a step.

@@ -27,6 +27,7 @@ from rlhf.data.detect import (
 from rlhf.data.layouts import LAYOUTS, PARTIAL, RANKING, SYSTEM, Layout
 from rlhf.data.records import Row, UnusableRowError
 
+# The sets of target columns that a user may define, and their layouts.
 TARGETS = {
     frozenset({"prompt"}): PARTIAL,
     frozenset({"prompt", "chosen"}): PARTIAL,
@@ -95,7 +96,7 @@ OPTIONS = Options(custom_functions=TextFunctions())
 
 
 class ColumnRules(NamedTuple):
-    """The expressions of one data set by target column, and the layout of these columns."""
+    """The expressions that make the target columns of one data set, and these columns' layout."""
 
     key: str
     expressions: Mapping[str, ParsedResult]
@@ -104,11 +105,11 @@ class ColumnRules(NamedTuple):
     def convert(self, rows: Sequence[Row], *, source: str, keep: Wanted = NONE_WANTED) -> Converted:
         """Convert ``rows`` to records; drop and count rows that cannot be used.
 
-        The records keep the columns ``keep`` of the rows.
+        Each record also gets the row's columns in ``keep``.
 
         Raises:
-            DataError: if an expression reads a column that no row has, is null in every row, does
-                not fit a row, or gives a value of the wrong type.
+            DataError: if an expression reads a column that no row has, is null in every row, fails
+                on a row, or returns a value of the wrong type.
         """
         self._require_columns(rows, source)
         made, unusable = [], []
@@ -166,14 +167,14 @@ def _parse(text: str, key: str) -> ParsedResult:
     if len(text) > LONGEST:
         raise ConfigError(f"{key}: has {len(text):,} characters, and may have {LONGEST:,}")
 
-    def explain(reason: str) -> ConfigError:
+    def build_parse_error(reason: str) -> ConfigError:
         return ConfigError(
             f"{key}={text}: not a JMESPath expression ({reason}). Examples: "
             "question, answers[0].text, pick(score_0 >= score_1, answer_0, answer_1). Put names "
             'with characters other than letters, digits and _ in double quotes: "my column"'
         )
 
-    with translate_errors(explain):
+    with translate_errors(build_parse_error):
         expression = compile(text)
     for name in _functions_called_by(expression.parsed):
         if name not in TextFunctions.FUNCTION_TABLE:

@@ -10,7 +10,7 @@ from rlhf.base.errors import DataError
 from rlhf.data.layouts import LAYOUTS, NAMES, SYSTEM, ColumnKind, Layout
 from rlhf.data.records import TEXT_OF, Record, Row, UnusableRowError
 
-# Expressions with brackets need quotes of their own within the override.
+# Advice in errors. Expressions with brackets need quotes of their own within the override.
 OWN_COLUMNS = (
     "For other columns, say with data.sets.NAME.columns what to read (docs/data.md): "
     "data.path=null "
@@ -20,7 +20,7 @@ OWN_COLUMNS = (
 
 Wanted = Mapping[str, str]  # data columns that rewards read -> the config key that names the column
 NONE_WANTED: Wanted = {}
-BLANK: tuple[object, ...] = (None, "", [], {})
+BLANK: tuple[object, ...] = (None, "", [], {})  # values that hold nothing
 
 
 class Converted(NamedTuple):

@@ -21,12 +21,12 @@ from rlhf.data.records import SPEAKERS, Message, Record
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Asked = str | tuple[Message, ...]  # a prompt: text, which may have turns, or messages
-PROBE = "probe42"
+PromptForm = str | tuple[Message, ...]  # a prompt: text, which may have turns, or messages
+PROBE = "probe42"  # a text to find again in what a template renders
 OBSERVERS = {"user": "Human", "tool": "Tool"}  # the speakers of observations in plain turns
 
 
-def plain_template(opening: str) -> str:
+def build_plain_template(opening: str) -> str:
     """Return the Jinja template that renders messages as data.template=plain does.
 
     ``opening`` is the text of the tokens that the tokenizer puts in front of a prompt. If the last
@@ -45,19 +45,19 @@ def plain_template(opening: str) -> str:
 
 
 def is_plain_template(template: str) -> bool:
-    """Return True if ``plain_template`` returned ``template``, for any opening."""
-    return template.endswith(plain_template("").removeprefix("{{- '' }}"))
+    """Return True if ``build_plain_template`` returned ``template``, for any opening."""
+    return template.endswith(build_plain_template("").removeprefix("{{- '' }}"))
 
 
-def plain_observation(role: str, text: str) -> str:
+def render_plain_observation(role: str, text: str) -> str:
     """Return an observation of an episode as plain text, ready for the assistant's next turn."""
     return f"\n\n{OBSERVERS[role]}: {text}{ASSISTANT_TURN}"
 
 
-def first_record(role: str, text: str) -> Record:
+def record_of_observation(role: str, text: str) -> Record:
     """Return a record whose prompt is the first observation of an environment."""
     said = Message("user", text if role == "user" else f"{OBSERVERS[role]}: {text}")
-    return Record(plain_observation(role, text), messages=(said,))
+    return Record(render_plain_observation(role, text), messages=(said,))
 
 
 def all_ask_for_assistant(prompts: Iterable[str]) -> bool:
@@ -69,7 +69,7 @@ def all_ask_for_assistant(prompts: Iterable[str]) -> bool:
 class UnusableTemplateError(DataError):
     """The error for a chat template that cannot render a prompt; ``problem`` is its short form."""
 
-    def __init__(self, problem: str, prompt: Asked) -> None:
+    def __init__(self, problem: str, prompt: PromptForm) -> None:
         """Describe the problem with this prompt."""
         text = prompt if isinstance(prompt, str) else prompt[-1].content
         super().__init__(
@@ -105,12 +105,12 @@ class ChatTemplate:
             raise UnusableTemplateError("drops the response", question)
         self._end = self._cut_after_end_token(self._tail)
 
-    def render_prompt(self, prompt: Asked) -> str:
+    def render_prompt(self, prompt: PromptForm) -> str:
         """Return the rendered prompt, ready for the assistant's answer."""
         messages, begun = _messages_of(prompt)
         return self._render(messages, prompt, add_generation_prompt=True) + begun
 
-    def render_response(self, prompt: Asked, response: str) -> str:
+    def render_response(self, prompt: PromptForm, response: str) -> str:
         """Return the text after the rendered ``prompt``, up to and including the end token."""
         following = self._text_after_prompt(prompt, response)
         body = following.removesuffix(self._tail)
@@ -120,7 +120,7 @@ class ChatTemplate:
             )
         return body + self._end
 
-    def observation(self, role: str, text: str) -> str:
+    def render_observation(self, role: str, text: str) -> str:
         """Return the text between a response's end token and the assistant's next turn."""
         question = {"role": "user", "content": "question"}
         # A thought in front: some templates drop the thoughts of earlier turns.
@@ -138,7 +138,7 @@ class ChatTemplate:
             )
         return whole[len(before) :]
 
-    def _text_after_prompt(self, prompt: Asked, response: str) -> str:
+    def _text_after_prompt(self, prompt: PromptForm, response: str) -> str:
         messages, begun = _messages_of(prompt)
         content = begun + _without_joining_space(response, prompt, has_begun=bool(begun))
         opening = self.render_prompt(prompt)
@@ -149,7 +149,7 @@ class ChatTemplate:
         return whole[len(opening) :]
 
     def _render(
-        self, messages: list[dict[str, str]], prompt: Asked, *, add_generation_prompt: bool
+        self, messages: list[dict[str, str]], prompt: PromptForm, *, add_generation_prompt: bool
     ) -> str:
         if not messages:
             raise DataError(f"data.template=chat: there is no message in the prompt {prompt!r}")
@@ -175,13 +175,13 @@ class ChatTemplate:
         )
 
 
-def _messages_of(prompt: Asked) -> tuple[list[dict[str, str]], str]:
+def _messages_of(prompt: PromptForm) -> tuple[list[dict[str, str]], str]:
     messages, begun = split_turns(prompt) if isinstance(prompt, str) else (prompt, "")
     return [message._asdict() for message in messages], begun
 
 
-def _without_joining_space(response: str, prompt: Asked, *, has_begun: bool) -> str:
-    """Return the answer in a response; more than one space in front of it belongs to it."""
+def _without_joining_space(response: str, prompt: PromptForm, *, has_begun: bool) -> str:
+    """Return a response without the space that joins it to the prompt."""
     if not isinstance(prompt, str):
         return response.removeprefix(" ")
     is_joined = not has_begun and re.match(r" \S", response)
@@ -213,34 +213,34 @@ class Encoder:
         """Return the ids that the tokenizer puts before every text: none, or its opening token."""
         return self._encode_with_opening([""])[0]
 
-    def asked(self, record: Record) -> Asked:
-        """Return a record's prompt as the template renders it: messages, or text."""
+    def prompt_of(self, record: Record) -> PromptForm:
+        """Return a record's prompt in the form that the template needs: messages, or text."""
         if self._chat is None or record.messages is None:
             return record.prompt or ""
         return record.messages
 
-    def template_error(self, record: Record, *answers: str) -> UnusableTemplateError | None:
-        """Return the chat template's error on a prompt and these ``answers``; None: it has none."""
+    def find_template_error(self, record: Record, *answers: str) -> UnusableTemplateError | None:
+        """Return the chat template's error on a record's prompt and fields ``answers``, or None."""
         try:
             if self._chat is not None:
-                self._chat.render_prompt(self.asked(record))
+                self._chat.render_prompt(self.prompt_of(record))
                 for name in answers:
-                    self._chat.render_response(self.asked(record), getattr(record, name))
+                    self._chat.render_response(self.prompt_of(record), getattr(record, name))
         except UnusableTemplateError as error:
             return error
         return None
 
-    def prompts(self, prompts: Sequence[Asked]) -> list[list[int]]:
+    def encode_prompts(self, prompts: Sequence[PromptForm]) -> list[list[int]]:
         """Return the ids of prompts, with the opening token if there is one."""
         if self._chat is None:
             plain = (each if isinstance(each, str) else render_prompt(each) for each in prompts)
             return self._encode_with_opening(list(plain))
         return self._encode([self._chat.render_prompt(prompt) for prompt in prompts])
 
-    def responses(self, prompts: Sequence[Asked], texts: list[str]) -> list[list[int]]:
+    def encode_responses(self, prompts: Sequence[PromptForm], texts: list[str]) -> list[list[int]]:
         """Return the ids of the responses ``texts`` to ``prompts``, the end token included."""
         if self._chat is None:
-            return self.texts_with_end(texts)
+            return self.encode_texts_with_end(texts)
         pairs = list(zip(prompts, texts, strict=True))
         openings = [self._chat.render_prompt(prompt) for prompt in prompts]
         endings = [self._chat.render_response(prompt, text) for prompt, text in pairs]
@@ -254,12 +254,12 @@ class Encoder:
             )
         ]
 
-    def observations(self, said: list[tuple[str, str]]) -> list[list[int]]:
+    def encode_observations(self, said: list[tuple[str, str]]) -> list[list[int]]:
         """Return the ids between a response's end token and the next turn, for (role, text)."""
-        render = plain_observation if self._chat is None else self._chat.observation
+        render = render_plain_observation if self._chat is None else self._chat.render_observation
         return self._encode([render(role, text) for role, text in said])
 
-    def texts_with_end(self, texts: list[str]) -> list[list[int]]:
+    def encode_texts_with_end(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of plain texts, without an opening token and with the end token."""
         return [[*ids, self.end_id] for ids in self._encode(texts)]
 

@@ -31,6 +31,7 @@ PROMPT_ELSEWHERE = (
     "; if the column {0} is the prompt, use data.sets.NAME.columns="
     "{{prompt: 'human({0})', chosen: chosen, rejected: rejected}}"
 )
+# The columns of each layout, and names of columns with a special meaning.
 NAMES: Mapping[str, Any] = read_yaml_beside(__file__, "columns.yaml")
 SYSTEM = "system"  # the column of text with the first turn
 ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
@@ -163,7 +164,7 @@ def _is_text(row: Row, column: str, columns: Kinds) -> bool:
 def _add_space(asked: Record, response: str) -> str:
     """Return the text of a response with the space that joins it to the prompt.
 
-    After messages exactly one space joins; the white space of a text that has more is its own.
+    After messages, every response gets a space, unless it begins with exactly one.
     """
     if asked.messages is not None:
         return response if re.match(r" \S", response) else f" {response}"

@@ -1,4 +1,4 @@
-"""Numbers that a loss reads of each pair, and held-out pairs that come in named groups."""
+"""Add the numbers of each pair that a loss reads; read held-out pairs in named groups."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def add_pair_numbers(examples: Dataset, records: Sequence[Record], config: Rewar
         (PairColumn.rejected_score, "reward.score_columns", rejected),
     ):
         if column is not None:
-            values = [_number(records[row], column, key=key) for row in examples["row"]]
+            values = [_read_number(records[row], column, key=key) for row in examples["row"]]
             examples = examples.add_column(name, values)
     return examples
 
 
-def _number(record: Record, column: str, *, key: str) -> float:
+def _read_number(record: Record, column: str, *, key: str) -> float:
     value = (record.columns or {}).get(column)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise DataError(

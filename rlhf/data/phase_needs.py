@@ -18,7 +18,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 class PhaseExamples(NamedTuple):
-    """How many examples of a phase are used, and how many are skipped, by reason."""
+    """The numbers of a phase's examples that are used, and of those that are skipped, by reason."""
 
     train: int
     eval: int
@@ -33,7 +33,7 @@ class PhaseExamples(NamedTuple):
 
 
 def describe_phase_examples(phase: Phase, found: PhaseExamples) -> str:
-    """Return one line for the terminal: the examples that a phase uses and skips."""
+    """Return one line for the terminal: the numbers of examples that a phase uses and skips."""
     text = f"{phase}: {found.train} examples to train on, {found.eval} held out"
     return f"{text}; skipped: {found.skipped}" if found.skipped else text
 
@@ -42,8 +42,9 @@ def require_examples(config: RunConfig, found: Mapping[Phase, PhaseExamples]) ->
     """Check that each phase has a batch to train on, and something held out.
 
     Raises:
-        DataError: if one has not; the message names sizes that work for all phases.
-        ConfigError: if PPO's options do not suit the steps that its examples allow.
+        DataError: if a phase lacks examples; the message names sizes that work for all phases.
+        ConfigError: if checkpoint.stop_after is past the last step, or keys of PPO require more
+            steps than its examples allow.
     """
     needed = {phase: examples_per_step(config, phase) for phase in found}
     short = {
@@ -84,7 +85,7 @@ def require_examples(config: RunConfig, found: Mapping[Phase, PhaseExamples]) ->
 
 
 def _describe_shortage(phase: Phase, found: PhaseExamples, *, needed: int, rows: int) -> str:
-    """Return the numbers of examples that a phase has and needs; ``rows``: of PPO's rollouts."""
+    """Return the numbers of examples that a phase has and needs; ``rows`` is PPO's batch size."""
     size = f"{phase}.batch_size={needed}"
     if phase is Phase.ppo:
         size = f"ppo.rollout_batch_size={rows}"

@@ -69,14 +69,14 @@ def _read_blended_datasets(config: DataConfig, keep: Wanted) -> list[RawDataset]
         wanted = {
             column: key
             for column, key in keep.items()
-            if _reader_of(key) in (dataset.phases or Phase)
+            if _phase_that_reads(key) in (dataset.phases or Phase)
         }
         raw = _convert_dataset(name, tables, rules.get(name), wanted)
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
 
 
-def _reader_of(key: str) -> Phase:
+def _phase_that_reads(key: str) -> Phase:
     """Return the phase that reads the data column which the config key ``key`` names."""
     return Phase.reward if key.startswith("reward.") else Phase.ppo
 
@@ -146,7 +146,7 @@ def _convert_dataset(
 ) -> RawDataset:
     held_out = _convert_tables(tables.eval, rules, keep) if tables.eval else None
     train = _convert_tables(tables.train, rules, keep)
-    both = train if held_out is None else _join([train, held_out])
+    both = train if held_out is None else _join_parts([train, held_out])
     return RawDataset(
         name,
         train.records,
@@ -160,7 +160,9 @@ def _convert_dataset(
 
 def _convert_tables(tables: list[Table], rules: ColumnRules | None, keep: Wanted) -> Converted:
     convert = to_records if rules is None else rules.convert
-    found = _join([convert(rows_of(table), source=table.place, keep=keep) for table in tables])
+    found = _join_parts(
+        [convert(rows_of(table), source=table.place, keep=keep) for table in tables]
+    )
     if not found.records:
         places = ", ".join(table.place for table in tables)
         reasons = _describe_dropped_rows(found.left_out)
@@ -168,7 +170,7 @@ def _convert_tables(tables: list[Table], rules: ColumnRules | None, keep: Wanted
     return found
 
 
-def _join(parts: list[Converted]) -> Converted:
+def _join_parts(parts: list[Converted]) -> Converted:
     return Converted(
         [record for part in parts for record in part.records],
         " + ".join(dict.fromkeys(part.layout for part in parts)),

@@ -1,4 +1,4 @@
-"""Types of a row as read, of an example, the same for all layouts, and of a dataset; clean them."""
+"""Define rows as read, examples (the same for all layouts) and datasets, and clean them."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ class Message(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One of several responses to learn, and the observation that followed it."""
+    """One turn of an example with several turns: a response to learn, and the message after it."""
 
     response: str
     observation: str | None
     """None: nothing followed."""
     role: str = "user"
+    """The role of the observation: user or tool."""
 
 
 class Record(NamedTuple):
@@ -59,9 +60,9 @@ class Record(NamedTuple):
     columns: Mapping[str, Any] | None = None
     """Other columns of its row, which rewards read; None: no reward reads any."""
     seed: int | None = None
-    """The seed of what answers the responses to the prompt; None: nothing answers."""
+    """The seed of the episode that the prompt begins; None: the prompt begins no episode."""
     exchanges: tuple[Exchange, ...] = ()
-    """All responses of a demonstration that has several."""
+    """The turns of an example that has several responses to learn."""
     messages: tuple[Message, ...] | None = None
     """The messages of the prompt if its source has any; ``prompt`` shows them as text."""
     place: tuple[str, int] | None = None
@@ -112,8 +113,8 @@ class UnusableRowError(Exception):
 class Row(NamedTuple):
     """One row as read, and its origin: ``file`` (or hub dataset) and ``number``, from 1.
 
-    For null and for blank text ``text``, ``texts`` and ``messages`` raise UnusableRowError, for a
-    value of another type a DataError with its place.
+    The methods ``text``, ``texts`` and ``messages`` raise UnusableRowError for null or blank text,
+    and a DataError that names the place for a value of another type.
     """
 
     file: str

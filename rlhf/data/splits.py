@@ -24,7 +24,7 @@ BINS: list[Bin] = [(phase, side) for phase in range(len(SPLIT_PHASES)) for side 
 
 
 class PhaseData(NamedTuple):
-    """The records of one phase.
+    """The records that one phase learns from, and its held-out records.
 
     ``removed`` counts training records whose prompt is held out, and records whose prompt is in
     a phase that does not use their dataset.
@@ -91,10 +91,10 @@ def blend_datasets(parts: list[PhaseData], *, seed: int) -> PhaseData:
     return PhaseData(train, held_out, sum(part.removed for part in parts))
 
 
-def exchange_answers(part: PhaseData, *, share: float, seed: int) -> PhaseData:
-    """Return ``part`` with chosen and rejected exchanged in a random ``share`` of training pairs.
+def swap_answers(part: PhaseData, *, share: float, seed: int) -> PhaseData:
+    """Return ``part`` with chosen and rejected swapped in a random ``share`` of the training pairs.
 
-    The pairs follow from ``seed``. Held-out pairs keep their labels.
+    ``seed`` determines which pairs. Held-out pairs keep their labels.
     Source: https://arxiv.org/abs/2310.02743, with a share of 0.25.
     """
     pairs = [place for place, record in enumerate(part.train) if record.rejected is not None]
@@ -105,7 +105,7 @@ def exchange_answers(part: PhaseData, *, share: float, seed: int) -> PhaseData:
     return part._replace(train=train)
 
 
-def phase_answered_by_dpo(parts: Mapping[Phase, PhaseData]) -> Phase:
+def phase_of_dpo_prompts(parts: Mapping[Phase, PhaseData]) -> Phase:
     """Return the phase whose held-out prompts DPO answers: PPO, or reward if PPO has none."""
     return Phase.ppo if parts[Phase.ppo].eval else Phase.reward
 
@@ -113,7 +113,7 @@ def phase_answered_by_dpo(parts: Mapping[Phase, PhaseData]) -> Phase:
 def describe_division(
     parts: Mapping[Phase, PhaseData], phases: Sequence[Phase], *, scale: float = 1.0
 ) -> str:
-    """Return one line for the terminal: the examples of each of ``phases``, and of the others.
+    """Return one line for the terminal: the numbers of examples of ``phases`` and of the others.
 
     Each example in ``parts`` represents ``scale`` examples.
     """

@@ -52,17 +52,17 @@ PATTERNS: dict[Callable[[random.Random], str], str] = {
 
 
 class Skill(NamedTuple):
-    """One kind of request: its text around the items, what draws the items, and the solver."""
+    """One kind of request: its text, and functions that draw its items and solve it."""
 
     text: str
     draw: Callable[[random.Random], str]
     solve: Callable[[list[str]], list[str]]
 
-    def ask(self, rng: random.Random) -> str:
+    def draw_request(self, rng: random.Random) -> str:
         """Return a random request."""
         return self.text.format(self.draw(rng))
 
-    def match(self, request: str) -> list[str] | None:
+    def parse_request(self, request: str) -> list[str] | None:
         """Return the items of a request; None if it asks for another skill."""
         before, after = self.text.split("{}")
         items = request.removeprefix(before).removesuffix(after)
@@ -105,7 +105,7 @@ def _match_skill(prompt: str) -> tuple[str, list[str]]:
     """Return the name of a skill and the items of the request, or raise a ValueError."""
     request = prompt.removeprefix("\n\nHuman: ").removesuffix("\n\nAssistant:")
     for name, skill in SKILLS.items():
-        if (items := skill.match(request)) is not None:
+        if (items := skill.parse_request(request)) is not None:
             return name, items
     raise ValueError(f"not a prompt of the synthetic task: {prompt!r}")
 

@@ -114,7 +114,7 @@ FLAWS: dict[str, Flaw] = {
     "wrong_order": _swap_two_items,
 }
 WEIGHTS = (8, 0.5, 0.5, 0.5, 0.5, 2)  # weights of FLAWS; small differences are the hardest
-MINIMAL = {
+MINIMAL = {  # names of minimal pairs -> names of their flaws
     "one_item_wrong": "one_wrong",
     "one_item_too_many": "one_too_many",
     "one_item_missing": "missing",
@@ -144,7 +144,7 @@ def _draw_wrong_answer(prompt: str, rng: random.Random) -> list[str]:
     right = right_answer(prompt)
     while True:
         if rng.random() < NEIGHBOUR:
-            other = prompt_of_request(rng.choice(list(SKILLS.values())).ask(rng))
+            other = prompt_of_request(rng.choice(list(SKILLS.values())).draw_request(rng))
             answer = right_answer(other)
         else:
             (flaw,) = rng.choices(list(FLAWS.values()), WEIGHTS)
@@ -197,7 +197,7 @@ def _distinct_prompts(count: int, seed: int) -> Iterator[tuple[str, random.Rando
     seen: set[str] = set()
     while len(seen) < count:
         skill = skills[len(seen) % len(skills)]
-        prompts = (prompt_of_request(skill.ask(rng)) for _ in range(ATTEMPTS))
+        prompts = (prompt_of_request(skill.draw_request(rng)) for _ in range(ATTEMPTS))
         prompt = next((prompt for prompt in prompts if prompt not in seen), None)
         if prompt is None:
             skills.remove(skill)

@@ -42,7 +42,7 @@ NO_NETWORK = (
     "a folder written by datasets.save_to_disk. For a set of data.sets, set "
     "data.sets.NAME.path to the copy."
 )
-NAMED = 8  # names in one list
+NAMED = 8  # largest number of names that a message lists
 SAMPLES, SAMPLE = Path(__file__).parent / "samples", "samples:"
 
 
@@ -86,10 +86,10 @@ def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
                     f"{dataset.path}: no split '{split}'; choose {' or '.join(splits)}."
                 )
         return Tables(splits[wanted[0]], [t for split in wanted[1:] for t in splits[split]])
-    return divide_by_name(tables_at(place))
+    return divide_tables_by_name(tables_at(place))
 
 
-def divide_by_name(tables: Mapping[str, Table]) -> Tables:
+def divide_tables_by_name(tables: Mapping[str, Table]) -> Tables:
     """Return the tables to train on, and those whose names say that they are held out."""
     sides = {name: SIDE.search(name.lower()) for name in tables}
     held_out = {n: tables[n] for n, side in sides.items() if side and not side["train"]}
@@ -204,10 +204,10 @@ def _splits_on_disk(place: Path, dataset: DatasetConfig) -> dict[str, list[Table
 def _read_saved_folder(place: Path) -> dict[str, Table]:
     import datasets
 
-    def explain(reason: str) -> DataError:
+    def build_load_error(reason: str) -> DataError:
         return DataError(f"{place}: not a readable save_to_disk folder ({reason}).")
 
-    with translate_errors(explain):
+    with translate_errors(build_load_error):
         _require_regular_files(file for file in place.rglob("*") if not file.is_dir())
         return _tables_of_splits(str(place), datasets.load_from_disk(str(place)))
 
@@ -222,11 +222,11 @@ def download_dataset(dataset: DatasetConfig, *, fix: str) -> dict[str, Table]:
 
     path = dataset.path
 
-    def explain(reason: str) -> DataError:
+    def build_load_error(reason: str) -> DataError:
         problem = f"this data set of the hub could not be loaded ({reason})"
         return DataError(f"{path}: {problem}. Without a network {fix}")
 
-    with translate_errors(explain):
+    with translate_errors(build_load_error):
         loaded = datasets.load_dataset(path, name=dataset.subset, revision=dataset.revision)
         return _tables_of_splits(path, loaded)
 

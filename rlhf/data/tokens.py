@@ -90,11 +90,11 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
     answered = [(i, r) for i, r in rows if r.text is None and r.prompt and r.chosen]
     plain = [(i, r) for i, r in rows if r.text is not None]
     left_out = Counter({"no response": len(rows) - len(answered) - len(plain)})
-    answered = _renderable(answered, encoder, left_out, "chosen")
-    questions = [encoder.asked(r) for _, r in answered]
-    prompts = encoder.prompts(questions) + [encoder.opening_ids()] * len(plain)
-    responses = encoder.responses(questions, [r.chosen or "" for _, r in answered])
-    responses += encoder.texts_with_end([r.text or "" for _, r in plain])
+    answered = _keep_renderable(answered, encoder, left_out, "chosen")
+    questions = [encoder.prompt_of(r) for _, r in answered]
+    prompts = encoder.encode_prompts(questions) + [encoder.opening_ids()] * len(plain)
+    responses = encoder.encode_responses(questions, [r.chosen or "" for _, r in answered])
+    responses += encoder.encode_texts_with_end([r.text or "" for _, r in plain])
     indices = [index for index, _ in (*answered, *plain)]
     columns: Columns = {"row": [], "ids": [], "prompt_tokens": [], "length": []}
     for index, prompt, response in sorted(zip(indices, prompts, responses, strict=True)):
@@ -111,12 +111,12 @@ def exchange_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Col
     left_out: Counter[str] = Counter()
     columns: Columns = {"row": [], "ids": [], "prompt_tokens": [], "length": [], "observed": []}
     for index, record in rows:
-        exchanges, prompt = record.exchanges, encoder.asked(record)
+        exchanges, prompt = record.exchanges, encoder.prompt_of(record)
         said = [(each.role, each.observation or "") for each in exchanges[:-1]]
-        observations = [*encoder.observations(said), []]
+        observations = [*encoder.encode_observations(said), []]
         answers = [each.response for each in exchanges]
-        responses = encoder.responses([prompt] * len(answers), answers)
-        (ids,), observed = encoder.prompts([prompt]), []
+        responses = encoder.encode_responses([prompt] * len(answers), answers)
+        (ids,), observed = encoder.encode_prompts([prompt]), []
         length = len(ids)
         for response, observation in zip(responses, observations, strict=True):
             ids = ids + response + observation
@@ -129,11 +129,11 @@ def pair_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns
     """Return the columns of pairs with a common prompt, and counts of dropped pairs by reason."""
     usable = [(i, r) for i, r in rows if r.prompt and r.chosen and r.rejected]
     left_out = Counter({"no pair of responses": len(rows) - len(usable)})
-    usable = _renderable(usable, encoder, left_out, "chosen", "rejected")
-    asked = [encoder.asked(r) for _, r in usable]
-    prompts = encoder.prompts(asked)
-    chosen = encoder.responses(asked, [r.chosen or "" for _, r in usable])
-    rejected = encoder.responses(asked, [r.rejected or "" for _, r in usable])
+    usable = _keep_renderable(usable, encoder, left_out, "chosen", "rejected")
+    asked = [encoder.prompt_of(r) for _, r in usable]
+    prompts = encoder.encode_prompts(asked)
+    chosen = encoder.encode_responses(asked, [r.chosen or "" for _, r in usable])
+    rejected = encoder.encode_responses(asked, [r.rejected or "" for _, r in usable])
     names = ("row", "chosen_ids", "rejected_ids", "prompt_tokens", "length", "group")
     columns: Columns = {name: [] for name in names}
     groups: dict[tuple[int, ...], int] = {}
@@ -153,23 +153,25 @@ def prompt_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Colum
     """Return the columns of prompts to answer, and counts of dropped examples by reason."""
     usable = [(i, r) for i, r in rows if r.prompt]
     left_out = Counter({"no prompt": len(rows) - len(usable)})
-    usable = _renderable(usable, encoder, left_out)
+    usable = _keep_renderable(usable, encoder, left_out)
     columns: Columns = {"row": [], "ids": []}
     for (index, _), ids in zip(
-        usable, encoder.prompts([encoder.asked(r) for _, r in usable]), strict=True
+        usable, encoder.encode_prompts([encoder.prompt_of(r) for _, r in usable]), strict=True
     ):
         _add_row(columns, left_out, limit, len(ids), index, ids)
     return columns, left_out
 
 
-def _renderable(rows: Records, encoder: Encoder, left_out: Counter[str], *answers: str) -> Records:
+def _keep_renderable(
+    rows: Records, encoder: Encoder, left_out: Counter[str], *answers: str
+) -> Records:
     """Return the rows that the chat template can render; count the others in ``left_out``.
 
     Raises:
         DataError: if it cannot render most of the rows.
     """
     left_out += Counter()  # drops reasons without a row
-    found = {index: encoder.template_error(record, *answers) for index, record in rows}
+    found = {index: encoder.find_template_error(record, *answers) for index, record in rows}
     errors = {index: error for index, error in found.items() if error is not None}
     if errors:
         index, error = next(iter(errors.items()))
@@ -224,7 +226,7 @@ def tokenise(
         ) from error
     with FileLock(f"{folder}.lock"):
         said = f"data.cache_dir={cache_dir}"
-        fault = _fault_of(folder) if os.path.lexists(folder) else ""
+        fault = _find_cache_fault(folder) if os.path.lexists(folder) else ""
         if fault:
             sys.stderr.write(f"{said}: the token ids in {folder} are made anew: {fault}\n")
         if fault is not None:
@@ -253,7 +255,7 @@ def _write_tokens(
     keep_others_from_writing(folder, *folder.rglob("*"))
 
 
-def _fault_of(folder: Path) -> str | None:
+def _find_cache_fault(folder: Path) -> str | None:
     """Return why cached tokens must not be used; None if only this user can have written them."""
     try:
         if (files := read_json(folder / MANIFEST, {OTHERS: [int, str]})) is None:

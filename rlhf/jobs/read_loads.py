@@ -31,7 +31,7 @@ from rlhf.data.phase_needs import (
     require_examples,
 )
 from rlhf.data.records import Record
-from rlhf.data.splits import PhaseData, describe_division, phase_answered_by_dpo
+from rlhf.data.splits import PhaseData, describe_division, phase_of_dpo_prompts
 from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, limit_of
 from rlhf.jobs.input_files import data_paths
 from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
@@ -160,7 +160,7 @@ class CountedData:
         lengths = sorted(len(ids) for side in sides for ids in columns[side])
         answered = 0
         if phase is Phase.dpo:
-            prompts = self._parts[phase_answered_by_dpo(self._parts)].eval
+            prompts = self._parts[phase_of_dpo_prompts(self._parts)].eval
             _, answered, _ = self._encode(Phase.ppo, prompts)
         found = PhaseExamples(train, held_out, left_out + more, answered)
         if any(found.left_out.values()):
@@ -198,7 +198,7 @@ class CountedData:
         least = self._config.rollout.min_response_tokens
         records = [record for record in part.train[: self._most] if record.chosen]
         texts = [record.chosen or "" for record in records]
-        lengths = [len(ids) for ids in encoder.texts_with_end(texts)]
+        lengths = [len(ids) for ids in encoder.encode_texts_with_end(texts)]
         if any(record.exchanges for record in records):
             rows = list(enumerate(records))
             found, _ = COLUMNS_OF[Phase.sft](rows, encoder, Limit("", sys.maxsize))

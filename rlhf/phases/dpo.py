@@ -20,7 +20,7 @@ from rlhf.base.types import PreferenceBatch, TokenModel, TokenPositions
 from rlhf.config.batches import batch_plans, phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
-from rlhf.data.splits import phase_answered_by_dpo
+from rlhf.data.splits import phase_of_dpo_prompts
 from rlhf.engine.devices import peak_memory_gib
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import optimizer_settings
@@ -54,7 +54,7 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the policy; return the phase's entries of result.json."""
     config = context.config.dpo
     data = phase_tokens(context, Phase.dpo)
-    held_out = HeldOutPrompts.from_phase(context, phase_answered_by_dpo(context.parts))
+    held_out = HeldOutPrompts.from_phase(context, phase_of_dpo_prompts(context.parts))
     total_steps = phase_steps(context.config, Phase.dpo, examples=len(data.train))
     trainer = DpoTrainer(context, total_steps=total_steps)
     checkpoints = Checkpoints(context, Phase.dpo, {"policy": trainer.policy})

@@ -25,7 +25,7 @@ from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.run_dir import lock_run_dir, refuse_links, refuse_other_config
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.encoding import Encoder, all_ask_for_assistant, plain_template
+from rlhf.data.encoding import Encoder, all_ask_for_assistant, build_plain_template
 from rlhf.data.splits import PhaseData
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.devices import current_ranks, resolve_dtype, use_threads
@@ -291,7 +291,7 @@ def create_or_load_tokenizer(
                 prompts = [r.prompt for part in parts.values() for r in part.train if r.prompt]
                 opening = tokenizer.decode(Encoder(tokenizer).opening_ids())
                 tokenizer.chat_template = (
-                    plain_template(opening) if all_ask_for_assistant(prompts) else None
+                    build_plain_template(opening) if all_ask_for_assistant(prompts) else None
                 )
             with replace_folder_atomically(folder) as building:
                 tokenizer.save_pretrained(building)

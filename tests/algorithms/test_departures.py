@@ -50,7 +50,7 @@ def test_bug_01_the_reward_model_learns_the_ending_that_the_policy_samples() -> 
     tokenizer.add_special_tokens({"eos_token": "</s>"})
     encoder = Encoder(tokenizer)
     theirs = tokenizer("some words<|endoftext|>").input_ids
-    ours = encoder.texts_with_end(["some words"])[0]
+    ours = encoder.encode_texts_with_end(["some words"])[0]
     assert tokenizer.eos_token_id not in theirs
     assert len(theirs) > len(ours)
     assert ours[-1] == tokenizer.eos_token_id

@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config, write_frozen_config
-from rlhf.data.encoding import plain_template
+from rlhf.data.encoding import build_plain_template
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.tokenizers import train_tokenizer
 from tests.models_on_disk import source_of
@@ -25,7 +25,7 @@ def save_run(
     run_dir.mkdir()
     write_frozen_config(config, run_dir)
     tokenizer = train_tokenizer([WORDS] * 9, vocab_size=330)
-    tokenizer.chat_template = plain_template("") if expects_turns else None
+    tokenizer.chat_template = build_plain_template("") if expects_turns else None
     source = source_of("llama", fields={"max_position_embeddings": POSITIONS})
     models = {
         "sft/model": build_actor(source, tokenizer, seed=1),

@@ -18,7 +18,7 @@ from rlhf.chat.dialogue import COMMANDS, Dialogue
 from rlhf.chat.run_models import RunModels
 from rlhf.chat.talker import SampledAnswer, Talker
 from rlhf.config.choices import Template
-from rlhf.data.encoding import Encoder, plain_template
+from rlhf.data.encoding import Encoder, build_plain_template
 from rlhf.rollout.sampling import SamplingSettings
 from tests.chat.small_run import POSITIONS, save_run
 
@@ -83,13 +83,13 @@ def test_prompts_are_those_of_training(template: str | None, form: Template, run
         single=f"{opening} $A", special_tokens=[(opening, tokenizer.pad_token_id)]
     )
     assert tokenizer("a").input_ids[0] == tokenizer.pad_token_id
-    tokenizer.chat_template = template or plain_template(opening)
+    tokenizer.chat_template = template or build_plain_template(opening)
     roles = ("system", "user", "assistant", "user")
     texts = ("Be good.", "hello", "And a good day.", "What is that?")
     asked = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=True)]
     names = ("System", "Human", "Assistant", "Human")
     record = "".join(f"\n\n{n}: {t}" for n, t in zip(names, texts, strict=True)) + "\n\nAssistant:"
-    assert talker.prompt_ids(asked) == Encoder(talker.tokenizer, form).prompts([record])[0]
+    assert talker.prompt_ids(asked) == Encoder(talker.tokenizer, form).encode_prompts([record])[0]
 
 
 def test_turns_are_kept(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from rlhf.data.encoding import (
     ChatTemplate,
     Encoder,
     all_ask_for_assistant,
-    plain_template,
+    build_plain_template,
 )
 from rlhf.data.layouts import split_turns
 from rlhf.data.records import Record
@@ -58,8 +58,8 @@ def with_template(template: str | None, *, end: str = "<|im_end|>"):
 def decoded(tokenizer, prompt: str, response: str) -> tuple[str, str]:
     encoder = Encoder(tokenizer, Template.chat)
     (prompt_ids,), (response_ids,) = (
-        encoder.prompts([prompt]),
-        encoder.responses([prompt], [response]),
+        encoder.encode_prompts([prompt]),
+        encoder.encode_responses([prompt], [response]),
     )
     assert response_ids[-1] == tokenizer.eos_token_id
     assert response_ids.count(tokenizer.eos_token_id) == 1
@@ -161,8 +161,8 @@ def test_the_template_alone_opens_a_sequence() -> None:
     encoder = Encoder(tokenizer, Template.chat)
     bos = tokenizer.bos_token_id
     assert encoder.opening_ids() == [bos]
-    assert encoder.prompts([ONE])[0].count(bos) == 1
-    assert encoder.responses([ONE], [" kiwi"])[0].count(bos) == 0
+    assert encoder.encode_prompts([ONE])[0].count(bos) == 1
+    assert encoder.encode_responses([ONE], [" kiwi"])[0].count(bos) == 0
 
 
 def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
@@ -171,7 +171,7 @@ def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
     opening = tokenizer("assistant: ").input_ids
     assert whole[: len(opening)] != opening, "this tokenizer joins the space with the response"
     encoder = Encoder(tokenizer, Template.chat)
-    (response,) = encoder.responses([ONE], ["kiwi"])
+    (response,) = encoder.encode_responses([ONE], ["kiwi"])
     assert response == [*tokenizer("kiwi").input_ids, tokenizer.eos_token_id]
 
 
@@ -231,9 +231,9 @@ NO_TOOLS = (
 
 def test_an_observation_is_what_the_template_writes_between_turns() -> None:
     tokenizer = with_template(CHATML)
-    (ids,) = Encoder(tokenizer, Template.chat).observations([("tool", "42")])
+    (ids,) = Encoder(tokenizer, Template.chat).encode_observations([("tool", "42")])
     assert tokenizer.decode(ids) == "\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
-    (ids,) = Encoder(tokenizer).observations([("tool", "42")])
+    (ids,) = Encoder(tokenizer).encode_observations([("tool", "42")])
     assert tokenizer.decode(ids) == "\n\nTool: 42\n\nAssistant:"
 
 
@@ -248,7 +248,7 @@ def test_a_template_that_rewrites_history_or_has_no_tools_is_refused(
     template: str, reason: str
 ) -> None:
     with pytest.raises(DataError, match=reason):
-        Encoder(with_template(template), Template.chat).observations([("tool", "42")])
+        Encoder(with_template(template), Template.chat).encode_observations([("tool", "42")])
 
 
 def test_all_phases_see_the_template(tmp_path) -> None:
@@ -272,15 +272,15 @@ def test_all_phases_see_the_template(tmp_path) -> None:
 @pytest.mark.parametrize("opening", ["", "<s>"])
 @pytest.mark.parametrize("prompt", [ONE, MANY])
 def test_the_plain_template_renders_what_plain_training_sees(prompt: str, opening: str) -> None:
-    tokenizer = with_template(plain_template(opening))
+    tokenizer = with_template(build_plain_template(opening))
     if opening:
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
         )
     plain, chat = Encoder(tokenizer), Encoder(tokenizer, Template.chat)
     assert plain.opening_ids() == [tokenizer.bos_token_id] * bool(opening)
-    assert chat.prompts([prompt]) == plain.prompts([prompt])
-    assert chat.responses([prompt], [" kiwi"]) == plain.responses([prompt], [" kiwi"])
+    assert chat.encode_prompts([prompt]) == plain.encode_prompts([prompt])
+    assert chat.encode_responses([prompt], [" kiwi"]) == plain.encode_responses([prompt], [" kiwi"])
 
 
 def test_prompts_without_turns_have_no_template() -> None:

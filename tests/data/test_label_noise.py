@@ -9,7 +9,7 @@ import pytest
 
 from rlhf.config.choices import Phase
 from rlhf.data.records import Record
-from rlhf.data.splits import PhaseData, exchange_answers
+from rlhf.data.splits import PhaseData, swap_answers
 from rlhf.phases.shared.context import labelled_records
 
 PAIRS = [Record(f"p{i}", f"good {i}", f"bad {i}") for i in range(100)]
@@ -28,12 +28,12 @@ def exchanged(part: PhaseData) -> list[int]:
 
 
 def test_a_share_of_the_training_pairs_is_exchanged_by_the_seed() -> None:
-    places = exchanged(exchange_answers(PART, share=0.25, seed=1))
+    places = exchanged(swap_answers(PART, share=0.25, seed=1))
     assert len(places) == 25
-    assert places == exchanged(exchange_answers(PART, share=0.25, seed=1))
-    assert places != exchanged(exchange_answers(PART, share=0.25, seed=2))
-    assert exchanged(exchange_answers(PART, share=1.0, seed=1)) == list(range(100))
-    assert exchange_answers(PART, share=1.0, seed=1).eval == PART.eval
+    assert places == exchanged(swap_answers(PART, share=0.25, seed=1))
+    assert places != exchanged(swap_answers(PART, share=0.25, seed=2))
+    assert exchanged(swap_answers(PART, share=1.0, seed=1)) == list(range(100))
+    assert swap_answers(PART, share=1.0, seed=1).eval == PART.eval
 
 
 @pytest.mark.parametrize(("reward", "dpo"), [(0.5, 0.0), (0.0, 0.5)])

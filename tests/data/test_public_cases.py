@@ -16,7 +16,7 @@ import pytest
 from rlhf.base.errors import DataError, RlhfError
 from rlhf.config.choices import Phase, Source, Template
 from rlhf.config.schema.data import DatasetConfig
-from rlhf.data.encoding import Encoder, first_record, plain_observation
+from rlhf.data.encoding import Encoder, record_of_observation, render_plain_observation
 from rlhf.data.reading import describe_data, load_datasets
 from rlhf.data.records import RawDataset
 from rlhf.data.splits import PhaseData, check_usable_examples
@@ -348,8 +348,8 @@ def test_numbers_follow_the_documented_grammar(text: str, number: float | None) 
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_a_first_observation_is_one_turn(role: str) -> None:
     tokenizer = with_template(CHATML)  # 36, in an environment
-    record = first_record(role, QUOTED)
+    record = record_of_observation(role, QUOTED)
     chat, plain = Encoder(tokenizer, Template.chat), Encoder(tokenizer)
-    (ids,) = chat.prompts([chat.asked(record)])
+    (ids,) = chat.encode_prompts([chat.prompt_of(record)])
     assert tokenizer.decode(ids).count("<|im_start|>") == 2
-    assert plain.asked(record) == record.prompt == plain_observation(role, QUOTED)
+    assert plain.prompt_of(record) == record.prompt == render_plain_observation(role, QUOTED)

@@ -92,8 +92,8 @@ def test_the_opening_token_of_a_tokenizer_is_used_once(tokenizer) -> None:
             return type("Encoded", (), {"input_ids": ids})
 
     encoder = Encoder(Opening())
-    assert encoder.prompts(["a"]) == [[1, 5]]
-    assert encoder.responses(["b"], ["a"]) == [[5, 7]]
+    assert encoder.encode_prompts(["a"]) == [[1, 5]]
+    assert encoder.encode_responses(["b"], ["a"]) == [[5, 7]]
     assert encoder.opening_ids() == [1, 5]
 
 
@@ -137,7 +137,7 @@ def test_the_cache_is_keyed_by_all_that_changes_it(tokenizer) -> None:
 def test_the_cache_is_read_back(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = PhaseData([PAIR], [PAIR])
     first = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
-    monkeypatch.setattr(Encoder, "prompts", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr(Encoder, "encode_prompts", lambda *_: pytest.fail("tokenised again"))
     again = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
     assert again.train[:] == first.train[:]
     assert not list(tmp_path.rglob("*.pt")), "no pickles in the cache"

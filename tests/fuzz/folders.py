@@ -147,4 +147,4 @@ def tokenizer_cases(draw: Random, folder: Path) -> Iterator[Case]:
 
 def _encode(place: Path) -> None:
     encoder = Encoder(load_tokenizer(place, key="model.tokenizer"))
-    encoder.prompts(["some words to learn from 🙂"])
+    encoder.encode_prompts(["some words to learn from 🙂"])

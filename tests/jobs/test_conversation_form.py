@@ -15,7 +15,7 @@ from rlhf.config.choices import Template
 from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.encoding import Encoder, plain_template
+from rlhf.data.encoding import Encoder, build_plain_template
 from rlhf.jobs.job import config_of_job, describe_template
 from rlhf.jobs.launch_command import Job
 from tests.models_on_disk import small_tokenizer
@@ -47,7 +47,7 @@ def saved(folder: Path, template: str | None) -> Path:
     [
         (CHATML, Template.chat),
         (None, Template.plain),
-        (plain_template("<s>"), Template.plain),  # the tokenizer of a run in plain turns
+        (build_plain_template("<s>"), Template.plain),  # the tokenizer of a run in plain turns
     ],
 )
 def test_a_folder_decides(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlhf.config.choices import Phase
-from rlhf.data.splits import phase_answered_by_dpo
+from rlhf.data.splits import phase_of_dpo_prompts
 from rlhf.models.build import build_actor
 from rlhf.models.language_model import LanguageModel
 from rlhf.phases.dpo import DpoTrainer, run_dpo
@@ -155,9 +155,9 @@ def test_what_a_run_of_dpo_tells(made: Make) -> None:
 
 def test_prompts_of_the_pairs_are_answered_where_ppo_has_no_part(made: Make) -> None:
     context, _ = made()
-    assert phase_answered_by_dpo(context.parts) is Phase.ppo
+    assert phase_of_dpo_prompts(context.parts) is Phase.ppo
     pairs = replace(
         context, parts={**context.parts, Phase.ppo: type(context.parts[Phase.ppo])([], [])}
     )
-    assert phase_answered_by_dpo(pairs.parts) is Phase.reward
-    assert len(phase_prompts(pairs, phase_answered_by_dpo(pairs.parts)).eval) > 0
+    assert phase_of_dpo_prompts(pairs.parts) is Phase.reward
+    assert len(phase_prompts(pairs, phase_of_dpo_prompts(pairs.parts)).eval) > 0

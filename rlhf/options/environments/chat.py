@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Source
 from rlhf.config.freeze import load_run
-from rlhf.data.encoding import Encoder, first_record
+from rlhf.data.encoding import Encoder, record_of_observation
 from rlhf.options.environments.interface import EnvironmentPool, Reply
 from rlhf.options.environments.process_pool import build_pool
 
@@ -53,7 +53,9 @@ def play(
         reply = _next_reply(pool)
         first = reply.observation
         write(f"{first.role}: {first.text}\n")
-        ids = encoder.prompts([encoder.asked(first_record(first.role, first.text))])[0]
+        ids = encoder.encode_prompts(
+            [encoder.prompt_of(record_of_observation(first.role, first.text))]
+        )[0]
         for _ in range(config.environment.max_turns):
             if reply.has_ended:
                 break
@@ -65,7 +67,12 @@ def play(
             said = reply.observation
             write(f"\n{said.role}: {said.text}\n")
             ended = [] if answer.why == "ended" else [encoder.end_id]
-            ids = [*ids, *answer.ids, *ended, *encoder.observations([(said.role, said.text)])[0]]
+            ids = [
+                *ids,
+                *answer.ids,
+                *ended,
+                *encoder.encode_observations([(said.role, said.text)])[0],
+            ]
     success = reply.step.info.get("success")
     how = f"failed ({reply.failure}: {reply.problem})" if reply.failure else "ended"
     known = "" if success is None else f", success: {'yes' if success else 'no'}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rlhf.base.errors import RolloutError
 from rlhf.base.types import PromptBatch
-from rlhf.data.encoding import Encoder, plain_observation
+from rlhf.data.encoding import Encoder, render_plain_observation
 from rlhf.options.environments.episodes import EpisodeLimits, Outcome
 from rlhf.options.environments.interface import (
     EnvironmentPool,
@@ -98,7 +98,9 @@ class Episodes:
         replies, self._due = self._due or self._pool.replies(wait=wait), []
         answers = [(reply.episode, self._add_reply(reply)) for reply in replies]
         open_ones = [(index, answer) for index, answer in answers if answer is not None]
-        ids = self._encoder.observations([(answer.role, answer.text) for _, answer in open_ones])
+        ids = self._encoder.encode_observations(
+            [(answer.role, answer.text) for _, answer in open_ones]
+        )
         over = [Continuation(index, None) for index, answer in answers if answer is None]
         return over + [
             self._next_turn(index, added) for (index, _), added in zip(open_ones, ids, strict=True)
@@ -114,7 +116,7 @@ class Episodes:
             self._failed[reply.episode] = reply
             return
         first, expected = reply.observation, self._prompts.texts[reply.episode]
-        if not expected.endswith(plain_observation(first.role, first.text)):
+        if not expected.endswith(render_plain_observation(first.role, first.text)):
             raise RolloutError(
                 f"environment.kind={self._config.kind}: with the same seed and row, reset returned "
                 f"{first.text[:80]!r} now and {expected[-80:]!r} when the data was made; take all "

@@ -8,7 +8,7 @@ from random import Random
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.encoding import first_record
+from rlhf.data.encoding import record_of_observation
 from rlhf.data.records import Exchange, Record
 from rlhf.data.splits import PhaseData, largest_remainder
 from rlhf.options.environments.interface import (
@@ -80,7 +80,7 @@ def _build_record(start: EpisodeStart, episode: PlayedEpisode) -> Record:
         Exchange(f" {turn.text}", *_text_and_role(turn.observation)) for turn in episode.turns
     )
     chosen = turns[0].response if turns else None
-    first = first_record(episode.first.role, episode.first.text)
+    first = record_of_observation(episode.first.role, episode.first.text)
     return first._replace(chosen=chosen, columns={}, seed=start.seed, exchanges=turns)
 
 

@@ -23,7 +23,7 @@ from rlhf.data.splits import PhaseData
 from rlhf.data.tables import (
     Table,
     Tables,
-    divide_by_name,
+    divide_tables_by_name,
     download_dataset,
     is_saved_dataset,
     iterate_rows,
@@ -87,7 +87,7 @@ def blocks_of_texts(
     """Return ``texts`` as blocks of ``block_tokens`` ids, with the end token after each text."""
     chunks = (list(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK))
     return cut_blocks(
-        (ids for chunk in chunks for ids in encoder.texts_with_end(chunk)),
+        (ids for chunk in chunks for ids in encoder.encode_texts_with_end(chunk)),
         block_tokens=block_tokens,
     )
 
@@ -156,7 +156,7 @@ def _ptx_tables(config: DataConfig) -> Tables:
     path = str(config.ptx_path)
     place = expand_user_path(path, key="data.ptx_path")
     if place.exists() and not is_saved_dataset(place):
-        return divide_by_name(tables_at(place, {".txt": _read_text, **READERS}))
+        return divide_tables_by_name(tables_at(place, {".txt": _read_text, **READERS}))
     fix = "use the path of a downloaded copy: there is no such file or folder here."
     of_hub = DatasetConfig(path=path, subset=config.ptx_subset)
     splits = tables_at(place) if place.exists() else download_dataset(of_hub, fix=fix)

@@ -149,7 +149,7 @@ class RLHFEngine:
         times in a row. Responses are sampled with the random numbers that a run uses in its step
         ``step``.
         """
-        ids = Encoder(self.tokenizer, self.config.data.template).prompts(texts)
+        ids = Encoder(self.tokenizer, self.config.data.template).encode_prompts(texts)
         prompts = StepPrompts(ids, texts, columns or [{}] * len(texts), seeds)
         config, ranks, pad_id = self.config, self.ranks, self.tokenizer.pad_token_id
         return shard_prompt_batch(prompts, step=step, config=config, ranks=ranks, pad_id=pad_id)

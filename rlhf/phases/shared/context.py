@@ -17,7 +17,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import PairsConfig
 from rlhf.data.pair_numbers import add_pair_numbers, read_pair_groups
-from rlhf.data.splits import PhaseData, exchange_answers
+from rlhf.data.splits import PhaseData, swap_answers
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import TokenData, cache_key, limit_of, tokenise
 from rlhf.engine.settings import EngineSettings
@@ -61,7 +61,7 @@ def labelled_records(context: RunContext, phase: Phase) -> PhaseData:
     learners: dict[Phase, PairsConfig] = {Phase.reward: config.reward, Phase.dpo: config.dpo}
     if phase not in learners or not learners[phase].label_noise:
         return part
-    return exchange_answers(part, share=learners[phase].label_noise, seed=config.seed)
+    return swap_answers(part, share=learners[phase].label_noise, seed=config.seed)
 
 
 def phase_tokens(context: RunContext, phase: Phase) -> TokenData:

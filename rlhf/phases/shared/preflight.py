@@ -13,7 +13,7 @@ from rlhf.data.phase_needs import (
     describe_phase_examples,
     require_examples,
 )
-from rlhf.data.splits import phase_answered_by_dpo
+from rlhf.data.splits import phase_of_dpo_prompts
 from rlhf.engine.deepspeed_engine import require_quantizer
 from rlhf.options import modules_of
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_tokens, reward_pairs
@@ -51,7 +51,7 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
     for phase in phases:
         data, answered = phase_tokens(context, phase), 0
         if phase is Phase.dpo:
-            answered = len(phase_prompts(context, phase_answered_by_dpo(context.parts)).eval)
+            answered = len(phase_prompts(context, phase_of_dpo_prompts(context.parts)).eval)
         found[phase] = PhaseExamples(len(data.train), len(data.eval), data.left_out, answered)
         context.console.say(describe_phase_examples(phase, found[phase]))
     require_examples(context.config, found)

@@ -85,7 +85,7 @@ def config(compose: Compose) -> RunConfig:
 
 
 def prompts_of(rows: list[int]) -> PromptBatch:
-    ids = Encoder(TOKENIZER).prompts([PROMPT])[0]
+    ids = Encoder(TOKENIZER).encode_prompts([PROMPT])[0]
     draws_BT = torch.rand(64, 12, generator=torch.Generator().manual_seed(5))[rows]
     cpu = torch.device("cpu")
     prompts = collate_prompts(
@@ -179,7 +179,7 @@ def test_no_text_is_encoded_again(config: RunConfig) -> None:
         said = [(m.role, m.text) for m in messages if m.role != "assistant"]
         observed = [i for i, own in zip(ids, keep, strict=True) if not own]
         expected = []
-        for number, added in enumerate(encoder.observations(said)):
+        for number, added in enumerate(encoder.encode_observations(said)):
             own = [i for i, each in zip(ids, turn, strict=True) if each == number]
             expected += (
                 added if own[-1] == TOKENIZER.eos_token_id else [TOKENIZER.eos_token_id, *added]

@@ -143,7 +143,7 @@ def counted_data(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             rollout_checks, name, lambda context, phase, n=name: getattr(context, n)(phase)
         )
-    monkeypatch.setattr(rollout_checks, "phase_answered_by_dpo", lambda _: Phase.reward)
+    monkeypatch.setattr(rollout_checks, "phase_of_dpo_prompts", lambda _: Phase.reward)
 
 
 def some_data(examples: dict[Phase, int], said: list[str], config: RunConfig) -> Any:
