@@ -10,7 +10,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.algorithms.schedule import ScheduleName, lr_schedule
+from rlhf.algorithms.schedule import ScheduleName, build_lr_schedule
 from tests.algorithms.padded_batches import quick
 
 all_names = st.sampled_from(get_args(ScheduleName))
@@ -30,23 +30,23 @@ all_names = st.sampled_from(get_args(ScheduleName))
     ],
 )
 def test_schedules_by_hand(name: ScheduleName, shares: list[float]) -> None:
-    schedule = lr_schedule(name, warmup_steps=2, total_steps=7, min_ratio=0.1)
+    schedule = build_lr_schedule(name, warmup_steps=2, total_steps=7, min_ratio=0.1)
     assert [schedule(step) for step in range(7)] == pytest.approx(shares, abs=1e-7)
     if name != "inverse_sqrt":
         assert schedule(9) == pytest.approx(shares[-1]), "it stays after the last step"
-    assert lr_schedule(name, warmup_steps=0, total_steps=5, min_ratio=0.1)(0) == 1.0
+    assert build_lr_schedule(name, warmup_steps=0, total_steps=5, min_ratio=0.1)(0) == 1.0
 
 
 @quick
 @given(name=all_names, warmup=st.integers(0, 20), total=st.integers(1, 20), step=st.integers(0, 60))
 def test_no_step_leaves_the_range(name: ScheduleName, warmup: int, total: int, step: int) -> None:
-    schedule = lr_schedule(name, warmup_steps=warmup, total_steps=total, min_ratio=0.0)
+    schedule = build_lr_schedule(name, warmup_steps=warmup, total_steps=total, min_ratio=0.0)
     assert 0.0 <= schedule(step) <= 1.0
 
 
 def test_inverse_sqrt_stops_at_the_minimum() -> None:
     # sqrt(4 / 16) = 0.5, sqrt(4 / 100) = 0.2 and nothing below 0.2
-    schedule = lr_schedule("inverse_sqrt", warmup_steps=4, total_steps=10, min_ratio=0.2)
+    schedule = build_lr_schedule("inverse_sqrt", warmup_steps=4, total_steps=10, min_ratio=0.2)
     steps = (3, 15, 99, 100, 5000)
     assert [schedule(step) for step in steps] == pytest.approx([1.0, 0.5, 0.2, 0.2, 0.2])
 
@@ -87,7 +87,7 @@ def test_schedules_relate_to_those_of_transformers(
     so ``total - 1`` is what they have to be given. The inverse root is theirs one step on.
     """
     total = 20
-    schedule = lr_schedule(ours, warmup_steps=warmup, total_steps=total, min_ratio=0.0)
+    schedule = build_lr_schedule(ours, warmup_steps=warmup, total_steps=total, min_ratio=0.0)
     shares = [schedule(step) for step in range(total)]
     expected = transformers_shares(theirs, warmup=warmup, total=total - 1, steps=total + 1)
     assert shares[:warmup] == pytest.approx(expected[1 : warmup + 1], abs=1e-12)

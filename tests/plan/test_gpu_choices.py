@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlhf.config.batches import phase_plans
+from rlhf.config.batches import batch_plans
 from rlhf.config.choices import Phase
 from rlhf.plan.advice import CHECKPOINTING
 from rlhf.plan.plan import Plan, plan_run
@@ -56,7 +56,7 @@ def test_the_simplest_setting_and_whole_micro_batches(
     for phase in plan.phases:
         pair = 1 if phase.phase in (Phase.sft, Phase.ppo) else 2
         larger = f"{phase.phase}.micro_batch_size={16 // pair}"
-        has_16 = phase_plans(plan.config)[phase.phase].per_rank >= 16 // pair
+        has_16 = batch_plans(plan.config)[phase.phase].per_rank >= 16 // pair
         is_plain = plan.zero_text == f"ZeRO stage {plan.config.zero.stage}"
         if phase.micro_batch == 1 and has_16 and is_plain:
             assert not has_room(planned(compose, *words, stage, larger)), larger
