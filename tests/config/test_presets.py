@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from rlhf.config.batches import phase_plans, rollout_plan
+from rlhf.config.batches import batch_plans, rollout_plan
 from rlhf.config.freeze import to_run_config
 from tests.conf_headers import read_header
 
@@ -134,7 +134,7 @@ def test_ppo_preset(name: str, compose: Compose) -> None:
     assert {key: composed.ppo[key] for key in expected} == expected
     config = to_run_config(composed)
     assert rollout_plan(config).per_rank * gpus == expected["rollout_batch_size"]
-    mini_batch = phase_plans(config)[config.phase.order[-1]].per_rank * gpus
+    mini_batch = batch_plans(config)[config.phase.order[-1]].per_rank * gpus
     assert mini_batch == expected["mini_batch_size"]
 
 

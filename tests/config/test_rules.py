@@ -16,10 +16,10 @@ from rlhf.config.batches import (
     BatchPlan,
     RolloutPlan,
     batch_plan,
+    batch_plans,
+    divide_exactly,
     divisors,
-    exact_div,
     num_ranks,
-    phase_plans,
     rollout_plan,
 )
 from rlhf.config.choices import Phase, RewardKind
@@ -120,24 +120,24 @@ def test_divisors_are_found_in_pairs() -> None:
 def test_exact_div_names_the_nearest_values() -> None:
     message = "a=60 is not a multiple of b=8: use a=56 or 64, or b=6 or 10"
     with pytest.raises(ConfigError, match=f"^{message}$"):
-        exact_div(60, 8, total_key="a", part_key="b")
+        divide_exactly(60, 8, total_key="a", part_key="b")
     with pytest.raises(ConfigError, match=r"^a=3 is not a multiple of b=8: use a=8, or b=3$"):
-        exact_div(3, 8, total_key="a", part_key="b")
+        divide_exactly(3, 8, total_key="a", part_key="b")
 
 
 @given(total=st.integers(1, 500), part=st.integers(1, 500))
 def test_values_that_exact_div_names_work(total: int, part: int) -> None:
     try:
-        assert exact_div(total, part, total_key="a", part_key="b") * part == total
+        assert divide_exactly(total, part, total_key="a", part_key="b") * part == total
     except ConfigError as error:
         named = str(error).partition(": use ")[2]
         totals, parts = (re.findall(r"\d+", half) for half in named.split(", or "))
         assert totals
         assert parts
         for better in totals:
-            exact_div(int(better), part, total_key="a", part_key="b")
+            divide_exactly(int(better), part, total_key="a", part_key="b")
         for better in parts:
-            exact_div(total, int(better), total_key="a", part_key="b")
+            divide_exactly(total, int(better), total_key="a", part_key="b")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_phases_have_plans_of_their_own(compose: Compose) -> None:
     overrides = ["hardware.ranks_per_node=2", "hardware.nodes=2", "hardware.max_micro_batch_size=8"]
     config = to_run_config(compose(overrides))
     assert num_ranks(config) == 4
-    assert phase_plans(config) == {
+    assert batch_plans(config) == {
         Phase.sft: BatchPlan(per_rank=8, micro=8, accumulation=1),  # 32 / 4
         Phase.reward: BatchPlan(per_rank=8, micro=4, accumulation=2),  # 8 sequences: 4 pairs
         Phase.ppo: BatchPlan(per_rank=16, micro=8, accumulation=2),  # 64 / 4
@@ -174,7 +174,7 @@ def test_phases_have_plans_of_their_own(compose: Compose) -> None:
         mini_batches=2,  # 128 / 64
     )
     config = to_run_config(compose(["phase=reward", "hardware.max_micro_batch_size=1"]))
-    assert phase_plans(config) == {Phase.reward: BatchPlan(per_rank=32, micro=1, accumulation=32)}
+    assert batch_plans(config) == {Phase.reward: BatchPlan(per_rank=32, micro=1, accumulation=32)}
 
 
 # ---- several keys
