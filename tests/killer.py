@@ -82,15 +82,15 @@ class Disturber(Tracker):
     """Changes one weight of the critic after the step that DISTURB_AT names, PHASE:STEP."""
 
     def __init__(self, *_: object) -> None:
-        self._logged, original = "", steps.weight_digests
+        self._logged, original = "", steps.compute_weight_digests
 
-        def weight_digests(engines: Mapping[str, Any]) -> dict[str, str]:
+        def compute_weight_digests(engines: Mapping[str, Any]) -> dict[str, str]:
             if self._logged == os.environ.get("DISTURB_AT"):
                 with torch.no_grad():
                     next(engines["critic"].module.parameters()).view(-1)[7] += 0.1
             return original(engines)
 
-        steps.weight_digests = weight_digests
+        steps.compute_weight_digests = compute_weight_digests
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         self._logged = f"{phase}:{step}"

@@ -91,7 +91,7 @@ OPTIONS = (
 
 
 def kernels_for(device: str) -> Any:
-    """Return the module ``kernels`` of gpu_kernels if ``device`` is cuda, else of cpu_kernels."""
+    """Return the module gpu_kernels.kernels if ``device`` is cuda, else cpu_kernels.kernels."""
     return _import_module_of("gpu_kernels" if device == "cuda" else "cpu_kernels", "kernels")
 
 
@@ -170,7 +170,7 @@ class OptionGroups(EnvironmentGroup, LoraGroup, ReuseGroup):
 
 
 def hooks_of(seam: str, hook: str, config: RunConfig | None = None) -> Iterator[Any]:
-    """Yield the function or value ``hook`` of each module for ``seam`` that has it."""
+    """Yield the attribute ``hook``, a function or a value, of each module for ``seam`` with it."""
     for module in modules_of(seam, config):
         if hasattr(module, hook):
             yield getattr(module, hook)

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.tables import read_table_rows
-from rlhf.options.ptx.corpus import ptx_texts
+from rlhf.options.ptx.corpus import load_ptx_texts
 from tests.data.test_reading import config_of, load, rows_of, write
 from tests.fuzz.case import Case, Verdict, judged
 
@@ -88,7 +88,7 @@ def test_damaged_save_to_disk_folders(file: str, content: str, tmp_path: Path) -
     with pytest.raises(DataError, match="not a readable save_to_disk folder"):
         load(tmp_path / "saved")
     with pytest.raises(DataError, match=r"data.ptx_path.*not a readable save_to_disk folder"):
-        ptx_texts(config_of(None, ptx_path=str(tmp_path / "saved")), seed=0)
+        load_ptx_texts(config_of(None, ptx_path=str(tmp_path / "saved")), seed=0)
 
 
 def test_saved_rows_that_cannot_be_read(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_only_regular_files_are_opened(kind: str, name: str, tmp_path: Path) -> 
     assert refusal(lambda: load(tmp_path)) == message
     assert refusal(lambda: read_table_rows(tmp_path)) == message  # of rlhf.compare --answers
     ptx = config_of(None, ptx_path=str(tmp_path))
-    assert refusal(lambda: ptx_texts(ptx, seed=0)) == f"data.ptx_path: {message}"
+    assert refusal(lambda: load_ptx_texts(ptx, seed=0)) == f"data.ptx_path: {message}"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_paths_that_cannot_be(path: str, message: str, tmp_path: Path) -> None:
         "data.path": lambda: load(path),
         "data.eval_path": lambda: load(good, eval_path=path),
         "data.sets.mine.path": lambda: load(None, sets=named),
-        "data.ptx_path": lambda: ptx_texts(config_of(None, ptx_path=path), seed=0),
+        "data.ptx_path": lambda: load_ptx_texts(config_of(None, ptx_path=path), seed=0),
     }.items():
         with pytest.raises(ConfigError, match=re.escape(f"{key}={path}: {message}")):
             act()

@@ -26,7 +26,7 @@ from rlhf.data.splits import blend_datasets, check_usable_examples, divide_over_
 from rlhf.data.tokens import Limit, tokenise
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import DataConfig
-from rlhf.options.ptx.corpus import ptx_texts
+from rlhf.options.ptx.corpus import load_ptx_texts
 from tests.fuzz.case import Case
 from tests.fuzz.mutations import VALUES, mutate
 from tests.runs import ROOT
@@ -175,7 +175,7 @@ def bad_path(draw: Random, folder: Path) -> Case:
 
     def read_corpus() -> None:
         datasets.config.HF_HUB_OFFLINE = True  # a path that names nothing may be an id of the hub
-        ptx_texts(replace(config(), **changes[key]), seed=1)
+        load_ptx_texts(replace(config(), **changes[key]), seed=1)
 
     act = read_corpus if key == "ptx" else use(folder, **changes[key])
     return Case(f"{key}={path[:20]!r}", act)

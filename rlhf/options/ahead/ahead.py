@@ -142,10 +142,10 @@ class SamplingAhead:
 
 
 class AfterSampling:
-    """A ``RolloutBackend`` for evaluations on a server that a process of ``ahead`` samples on too.
+    """A ``RolloutBackend`` for evaluations on the server that a sampling process uses too.
 
     The server has the weights of one rollout at a time, so this backend waits until the process has
-    finished its rollouts.
+    sampled all the steps that ``ahead`` has begun.
     """
 
     def __init__(self, backend: RolloutBackend, ahead: SamplingAhead) -> None:

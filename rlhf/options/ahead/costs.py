@@ -38,8 +38,8 @@ class SamplingProcessCosts(Costs):
         if not scene.config.rollout.overlap:
             return plan
         own, theirs = divide_cores(scene.config, num_usable_cores())
-        ranks = plan_ppo(_with_cores(scene, own))
-        process = _plan_process(_with_cores(scene, theirs), ranks.rows or 0, plan_rollout)
+        ranks = plan_ppo(_restrict_to_cores(scene, own))
+        process = _plan_process(_restrict_to_cores(scene, theirs), ranks.rows or 0, plan_rollout)
         if scene.at.machine.is_gpu:  # each process has a GPU of its own
             moments = ranks.moments | {SAMPLING: process.parts}
         else:
@@ -56,7 +56,7 @@ class SamplingProcessCosts(Costs):
             yield Saving("rollout.overlap=false", replace(config, rollout=in_turn), is_exact=True)
 
 
-def _with_cores(scene: PhaseMemory, cores: int) -> PhaseMemory:
+def _restrict_to_cores(scene: PhaseMemory, cores: int) -> PhaseMemory:
     """Return ``scene`` with the rates that a process has on ``cores`` cores of a node's CPU."""
     machine = scene.at.machine
     if machine.is_gpu:

@@ -137,7 +137,7 @@ def _deadline_in_a_year() -> float:
 
 @contextmanager
 def _explain_ended_process() -> Iterator[None]:
-    """Raise a RolloutError if a process has ended that the context sends to or receives from."""
+    """Raise a RolloutError if sending or receiving fails because a sampling process has ended."""
     try:
         yield
     except OSError as error:

@@ -18,7 +18,7 @@ class AverageCosts(Costs):
     """Costs of the average: an fp32 copy of the actor's trained weights, and its evaluation."""
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
-        """Add the copy to the actor."""
+        """Add the average to PPO's actor, as an fp32 copy of its weights."""
         if model.role is Role.actor and Phase.ppo in config.phase.order:
             return replace(model, fp32_copies=(*model.fp32_copies, "ema"))
         return model

@@ -17,12 +17,12 @@ class BranchCosts(Costs):
         self, config: RunConfig, tokens: float, seconds: Mapping[str, float]
     ) -> dict[str, float]:
         """Return the seconds per step in which branches are sampled and scored."""
-        branches = _branches_per_response(config, tokens)
+        branches = _num_branches_per_response(config, tokens)
         # A branch begins, on average, in the middle of a response, and is scored whole.
         return {"branch": branches * (seconds["generate"] / 2 + seconds["score"])}
 
 
-def _branches_per_response(config: RunConfig, tokens: float) -> float:
+def _num_branches_per_response(config: RunConfig, tokens: float) -> float:
     """Return how many branches a step samples for each of its responses of ``tokens`` tokens."""
     ppo, found = config.ppo, 0.0
     if ppo.value_targets is ValueTargets.monte_carlo:

@@ -26,7 +26,7 @@ class CriticState(NamedTuple):
 
 
 def measure_critic(states: Sequence[CriticState]) -> dict[str, float]:
-    """Return measures of the critic by name, without those that ``states`` do not allow.
+    """Return measures of the critic by name; a measure is missing if ``states`` are too few for it.
 
     The sampling noise of true values is subtracted where it would count as an error of the critic:
 
@@ -56,7 +56,7 @@ def measure_critic(states: Sequence[CriticState]) -> dict[str, float]:
 
 
 def measure_by_place(states: Sequence[CriticState], *, bins: int) -> Mapping[int, dict[str, float]]:
-    """Return measures of the states in each of ``bins`` equal parts of responses, by its number."""
+    """Return measures of the critic for each of ``bins`` equal parts of responses, by number."""
     parts: list[list[CriticState]] = [[] for _ in range(bins)]
     for state in states:
         parts[min(int(state.place * bins), bins - 1)].append(state)
@@ -71,11 +71,11 @@ def score_ranked_pairs(states: Sequence[CriticState]) -> list[float]:
     """
     ordered = sorted(states, key=attrgetter("pair"))
     pairs = [list(group) for _, group in groupby(ordered, key=attrgetter("pair"))]
-    found = [_pair_concordance(*pair) for pair in pairs if len(pair) > 1]
+    found = [_score_pair(*pair) for pair in pairs if len(pair) > 1]
     return [right for right in found if right is not None]
 
 
-def _pair_concordance(one: CriticState, other: CriticState) -> float | None:
+def _score_pair(one: CriticState, other: CriticState) -> float | None:
     """Return 1 if the better state has the higher value, 0.5 if the values are equal, else 0.
 
     Return None if the true values are too close to show which state is better.

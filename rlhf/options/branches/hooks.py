@@ -13,7 +13,7 @@ from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 
 
 class BranchHook(PpoHook):
-    """A hook for ppo.value_targets=monte_carlo, which replaces GAE, and for ppo.critic_check."""
+    """A hook that replaces GAE if ppo.value_targets=monte_carlo, and runs ppo.critic_check."""
 
     _check: CriticCheck | None = None
 

@@ -35,7 +35,7 @@ NO_CHECK = Unread(
 
 @dataclass(kw_only=True)
 class CriticCheckConfig:
-    """Checks of the critic against true values (docs/algorithms.md)."""
+    """Settings of the checks of the critic against true values (docs/algorithms.md)."""
 
     every: int = key(AT_LEAST_0)
     """PPO steps between checks, which sample responses from states in the middle of responses;

@@ -100,7 +100,7 @@ def compute_rollout_weights(
     keep_BT: Tensor,
     shuffle: torch.Generator | None = None,
 ) -> RolloutWeights:
-    """Return the weights between the proximal policy and the policy that sampled."""
+    """Return importance weights by ``config``: the proximal policy against the one that sampled."""
     return rollout_weights(
         logprobs_BT,
         sampled_BT,

@@ -9,7 +9,7 @@ from rlhf.config.schema.keys import ABOVE_0_TO_1, ABOVE_1, FROM_0_BELOW_1, Unrea
 
 
 class RolloutCorrection(StrEnum):
-    """Levels of importance weights for responses that another policy sampled."""
+    """Levels at which a response has importance weights: one per token, or one as a whole."""
 
     none = "none"
     token = "token"
@@ -18,7 +18,7 @@ class RolloutCorrection(StrEnum):
 
 
 class CorrectionMode(StrEnum):
-    """What happens to an importance weight beyond its limits: it is cut off, or becomes 0."""
+    """Treatments of an importance weight beyond its limits: cut it off, or replace it by 0."""
 
     truncate = "truncate"
     mask = "mask"

@@ -65,17 +65,17 @@ class CompiledDecoder:
 
     def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
         """Prefill texts into the rows from ``first_row`` on; return logits (N, V)."""
-        state_TH = self._run_blocks(*_text_tokens(texts, first_row))
+        state_TH = self._run_blocks(*_list_text_tokens(texts, first_row))
         return self._run_output_layers(state_TH[_last_token_indices(texts.lengths)])
 
     def decode(self, ids_B: Tensor, positions: list[int]) -> Tensor:
         """Decode one token for each of the first B rows, at its position; return logits (B, V)."""
-        return self._run_output_layers(self._run_blocks(*_newest_tokens(ids_B, positions)))
+        return self._run_output_layers(self._run_blocks(*_list_newest_tokens(ids_B, positions)))
 
     def decode_and_prefill(self, ids_B: Tensor, positions: list[int], texts: Texts) -> Tensor:
         """Decode B rows and prefill the rows after them in one pass; return logits (B + N, V)."""
-        newest, num_rows = _newest_tokens(ids_B, positions), len(ids_B)
-        added = _text_tokens(texts, num_rows)
+        newest, num_rows = _list_newest_tokens(ids_B, positions), len(ids_B)
+        added = _list_text_tokens(texts, num_rows)
         state_TH = self._run_blocks(*(torch.cat(both) for both in zip(newest, added, strict=True)))
         last = torch.cat([torch.arange(num_rows), num_rows + _last_token_indices(texts.lengths)])
         return self._run_output_layers(state_TH[last])
@@ -210,12 +210,12 @@ def _add_output_layers(program: DecodeProgram, parts: DecoderModules, builder: L
     return logits
 
 
-def _newest_tokens(ids_B: Tensor, positions: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def _list_newest_tokens(ids_B: Tensor, positions: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids, rows and positions of the newest tokens of the first B rows."""
     return ids_B, torch.arange(len(ids_B)), torch.tensor(positions)
 
 
-def _text_tokens(texts: Texts, first_row: int) -> tuple[Tensor, Tensor, Tensor]:
+def _list_text_tokens(texts: Texts, first_row: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return ids, rows and positions of the texts' tokens, one text after the other."""
     ids_NP, lengths, starts = texts
     places_NP = torch.arange(ids_NP.shape[1]).expand_as(ids_NP)

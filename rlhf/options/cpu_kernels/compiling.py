@@ -48,7 +48,7 @@ def compile_kernel(name: str, *, half: bool = True) -> ctypes.CDLL | None:
     argument for the type. They share torch's OpenMP threads, because torch's libgomp is already
     loaded.
     """
-    return kernel(name, usable_isa(), half=half).library
+    return load_kernel(name, usable_isa(), half=half).library
 
 
 def describe_kernels(*, half: bool) -> str:
@@ -58,7 +58,7 @@ def describe_kernels(*, half: bool) -> str:
     """
     isa = usable_isa()
     found = {
-        name: kernel(name, isa, half=half)
+        name: load_kernel(name, isa, half=half)
         for name, needed in KERNELS.items()
         if needed <= read_cpu().isa and (half or name not in HALF_ONLY)
     }
@@ -75,7 +75,7 @@ def describe_kernels(*, half: bool) -> str:
 
 
 @cache
-def kernel(name: str, isa: Isa, *, half: bool = True) -> Kernel:
+def load_kernel(name: str, isa: Isa, *, half: bool = True) -> Kernel:
     """Return the functions of ``name``.c for ``isa``, or for the next lower level that works."""
     if isa < KERNELS[name]:
         cap = os.environ.get(MAX_ISA)
@@ -99,7 +99,7 @@ def _next_lower_kernel(name: str, isa: Isa, half: bool, reason: str) -> Kernel:
     """
     if isa == KERNELS[name]:
         return Kernel(None, reason)
-    return kernel(name, Isa(isa - 1), half=half)._replace(reason=reason)
+    return load_kernel(name, Isa(isa - 1), half=half)._replace(reason=reason)
 
 
 def _load_library(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:

@@ -122,7 +122,7 @@ class _MatmulAttention(torch.autograd.Function):
         """Return the attention output (B, N, S, D)."""
         query_MSD, key_MSD, value_MSD = (x.flatten(0, 1) for x in (query, key, value))
         ctx.scaling = scaling
-        shares_MSS = _attention_weights(query_MSD, key_MSD, bias_MSS, scaling)
+        shares_MSS = _compute_attention_weights(query_MSD, key_MSD, bias_MSS, scaling)
         tokens, width = query_MSD.shape[1:]
         ctx.keeps_shares = tokens <= KEPT_TOKENS * width
         kept_MSS = shares_MSS if ctx.keeps_shares else bias_MSS
@@ -135,7 +135,7 @@ class _MatmulAttention(torch.autograd.Function):
         """Return the gradients of query, key and value."""
         query_MSD, key_MSD, value_MSD, shares_MSS = ctx.saved_tensors
         if not ctx.keeps_shares:
-            shares_MSS = _attention_weights(query_MSD, key_MSD, shares_MSS, ctx.scaling)
+            shares_MSS = _compute_attention_weights(query_MSD, key_MSD, shares_MSS, ctx.scaling)
         gradient_MSD = gradient.reshape(query_MSD.shape)
         of_value_MSD = torch.bmm(shares_MSS.transpose(1, 2), gradient_MSD)
         of_shares_MSS = torch.bmm(gradient_MSD, value_MSD.transpose(1, 2))
@@ -146,7 +146,7 @@ class _MatmulAttention(torch.autograd.Function):
         return *(part.view(gradient.shape) for part in parts), None, None
 
 
-def _attention_weights(
+def _compute_attention_weights(
     query_MSD: Tensor, key_MSD: Tensor, bias_MSS: Tensor, scaling: float
 ) -> Tensor:
     """Return the attention weights softmax(scaling * q k^T + bias), (M, S, S)."""
@@ -176,7 +176,7 @@ def use_onednn_products(model: PreTrainedModel) -> None:
 
 
 def multiply(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return x W^T + b, computed by the faster library; autograd does not record oneDNN's."""
+    """Return x W^T + b by the faster library; autograd does not record a product by oneDNN."""
     if not _is_faster_with_onednn(x, weight_OI):
         return functional.linear(x, weight_OI, bias_O)
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
@@ -208,11 +208,11 @@ class _LinearByOnednn(torch.autograd.Function):
         gradient_TO = gradient.reshape(-1, gradient.shape[-1])
         of_x = multiply(gradient, weight_OI.T.contiguous()) if wants_x else None
         x_TI = x.reshape(-1, x.shape[-1])
-        of_weight = _weight_gradient(gradient_TO, x_TI) if wants_weight else None
+        of_weight = _compute_weight_gradient(gradient_TO, x_TI) if wants_weight else None
         return of_x, of_weight, gradient_TO.sum(0) if wants_bias else None
 
 
-def _weight_gradient(gradient_TO: Tensor, x_TI: Tensor) -> Tensor:
+def _compute_weight_gradient(gradient_TO: Tensor, x_TI: Tensor) -> Tensor:
     """Return the gradient of a weight (O, I); with AVX2 only, MKL is as fast as oneDNN here."""
     if onednn_isa() > Isa.avx2:
         return multiply(gradient_TO.T.contiguous(), x_TI.T.contiguous())

@@ -108,14 +108,14 @@ class _Pass(ctypes.Structure):
 
 
 class Linear(NamedTuple):
-    """The weight and bias of a linear layer."""
+    """The weight and bias of a linear layer, as ``DecodeProgram.add_linear`` takes them."""
 
     weight_OI: Tensor
     bias_O: Tensor | None
 
 
 class Norm(NamedTuple):
-    """A LayerNorm or an RMS norm of ``size`` numbers."""
+    """The parameters of a LayerNorm or RMS norm, as ``DecodeProgram.add_norm`` takes them."""
 
     weight: Tensor | None
     bias: Tensor | None

@@ -109,7 +109,7 @@ def softmax_(scores: Tensor) -> Tensor:
     library = _load_softmax_library(scores)
     if library is None:
         return torch.softmax(scores, dim=-1, out=scores)
-    library.softmax_rows(ctypes.c_void_p(scores.data_ptr()), *_sizes(scores))
+    library.softmax_rows(ctypes.c_void_p(scores.data_ptr()), *_count_rows_and_columns(scores))
     return scores
 
 
@@ -123,7 +123,7 @@ def softmax_gradient_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor
         found = torch._softmax_backward_data(slopes, shares, -1, shares.dtype)
         return slopes.copy_(found).mul_(scale)
     pointers = (ctypes.c_void_p(x.data_ptr()) for x in (slopes, shares))
-    library.softmax_slopes(*pointers, *_sizes(slopes), ctypes.c_float(scale))
+    library.softmax_slopes(*pointers, *_count_rows_and_columns(slopes), ctypes.c_float(scale))
     return slopes
 
 
@@ -136,5 +136,5 @@ def _load_softmax_library(x: Tensor) -> Any | None:
     return compile_kernel("softmax", half=x.dtype is torch.bfloat16)
 
 
-def _sizes(x: Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64]:
+def _count_rows_and_columns(x: Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64]:
     return ctypes.c_int64(x.numel() // x.shape[-1]), ctypes.c_int64(x.shape[-1])

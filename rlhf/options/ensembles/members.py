@@ -178,12 +178,12 @@ def save_members(folder: Path, members: Sequence[nn.Module], offsets_M: Tensor) 
 
 
 def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> Scorer | Ensemble:
-    """Return the ensemble stored in ``source``, whose first member is ``scorer``; or ``scorer``.
+    """Return the ensemble stored in ``source``, whose first member is ``scorer``.
 
-    A folder without further members holds one model: a single one, or the mean of the members.
+    Return ``scorer`` if the folder holds one model: a single model, or the mean of the members.
 
     Raises:
-        CheckpointError: if the folder has another number of members, or a damaged file of them.
+        CheckpointError: if the folder has another number of members, or their file is damaged.
     """
     from safetensors.torch import load_file
 

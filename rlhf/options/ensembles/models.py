@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_models(config: RunConfig, phases: Container[Phase]) -> None:
-    """Raise an error if the reward model has too few layers, or unknown ones, for its members."""
+    """Raise an error if the reward model has too few layers, or if their names are unknown."""
     if Phase.reward not in phases:
         return
     key, base = reward_model_base(config)

@@ -50,15 +50,15 @@ class Blackjack:
             self._player.append(self._draw())
             if hand_value(self._player)[0] <= BUST:
                 return Step(self._describe_hand(), info={"success": False})
-            return self._end(-1.0)
+            return self._end_hand(-1.0)
         if turn == "stick":
             while hand_value(self._dealer)[0] < DEALER_STANDS:
                 self._dealer.append(self._draw())
             player, dealer = hand_value(self._player)[0], hand_value(self._dealer)[0]
             if dealer > BUST:
-                return self._end(1.0)
-            return self._end(float(player > dealer) - float(player < dealer))
-        return self._end(-1.0, malformed=True)
+                return self._end_hand(1.0)
+            return self._end_hand(float(player > dealer) - float(player < dealer))
+        return self._end_hand(-1.0, malformed=True)
 
     def demonstration(self) -> str:
         """Return the expert's turn: stick at 17 or more, otherwise hit; some turns are random."""
@@ -77,7 +77,7 @@ class Blackjack:
         value, is_soft = hand_value(self._player)
         return f"you {'soft ' if is_soft else ''}{value} dealer {self._dealer[0]}"
 
-    def _end(self, reward: float, *, malformed: bool = False) -> Step:
+    def _end_hand(self, reward: float, *, malformed: bool = False) -> Step:
         info = {"success": reward > 0, "malformed": malformed}
         return Step("", reward=reward, terminated=True, info=info)
 

@@ -42,7 +42,7 @@ class _Call(NamedTuple):
     episode: int
     history: _History
     turn: str | Player | None = None
-    repeats: int | None = None  # of a replay: index of the answer in the history that must recur
+    repeats: int | None = None  # index of the answer in the history that a replay must repeat
 
 
 class Host:
@@ -56,7 +56,7 @@ class Host:
         self._waiting: deque[_Call] = deque()
         self._running: _Call | None = None
         self._is_ready = False
-        self._calls = 0  # number of calls that this process has got
+        self._calls = 0  # number of calls sent to this process
         self.until = math.inf  # deadline of the running call or of the start
         self.facts = EnvironmentFacts()
 
@@ -95,7 +95,7 @@ class Host:
         return self.advance()
 
     def send_turn(self, episode: int, turn: str | Player) -> list[Reply]:
-        """Give a turn to an episode, or let a player take it."""
+        """Send a turn to an episode, or let a player take it; return failures of calls."""
         history = self._histories.get(episode)
         if history is None:
             raise KeyError(f"episode {episode} has not begun, or has ended")

@@ -103,7 +103,8 @@ class Episodes:
         )
         over = [Continuation(index, None) for index, answer in answers if answer is None]
         return over + [
-            self._next_turn(index, added) for (index, _), added in zip(open_ones, ids, strict=True)
+            self._continue_episode(index, added)
+            for (index, _), added in zip(open_ones, ids, strict=True)
         ]
 
     def outcomes(self) -> Sequence[Outcome]:
@@ -145,7 +146,7 @@ class Episodes:
         episode.messages.append(Utterance(observation.role, observation.text))
         return observation
 
-    def _next_turn(self, index: int, added: list[int]) -> Continuation:
+    def _continue_episode(self, index: int, added: list[int]) -> Continuation:
         """Return an observation's ids, or the end of the episode if they do not fit."""
         episode = self._episodes[index]
         if episode.is_cut:

@@ -122,7 +122,7 @@ class EnvironmentPool(Protocol):
         """End all episodes, and the processes of the pool."""
 
 
-LONGEST_TEXT = 10**6  # characters of an observation, and of an info as JSON
+LONGEST_TEXT = 10**6  # maximum number of characters of an observation, and of an info as JSON
 ROLES = ("user", "tool")
 FIELDS = len(Step._fields)
 
@@ -213,7 +213,7 @@ def _parse_info(info: Any) -> dict[str, Any]:
 
 
 def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"  # or NumPy's
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"  # NumPy's bool
 
 
 TOGETHER = 256  # number of episodes that are played at the same time

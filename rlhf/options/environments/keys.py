@@ -72,7 +72,7 @@ NO_ENVIRONMENT = Unread(
 
 @dataclass(kw_only=True)
 class FailureRewards:
-    """Reward of the turn in which a failure happens, beside the environment's own reward."""
+    """Rewards for failures, each added to the environment's reward of the turn with the failure."""
 
     timeout: float = key(SCORE)
     """A step took longer than step_seconds; the episode ends."""
@@ -92,7 +92,7 @@ class FailureRewards:
 
 @dataclass(kw_only=True)
 class EnvironmentConfig:
-    """An environment that the policy talks to over several turns (docs/environments.md)."""
+    """Settings of the environment that the policy talks to in turns (docs/environments.md)."""
 
     kind: EnvironmentKind
     """none, an embedded one, the adapter of a package, tools, or custom."""

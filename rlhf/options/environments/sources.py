@@ -22,7 +22,7 @@ from rlhf.options.environments.interface import (
 from rlhf.options.environments.keys import EnvironmentConfig
 from rlhf.options.environments.process_pool import build_pool
 
-MANY = 2**31  # upper limit of seeds, as some packages take signed 32-bit seeds
+MANY = 2**31  # seeds are smaller than this, as some packages take signed 32-bit seeds
 
 
 def load_parts(config: RunConfig) -> dict[Phase, PhaseData]:

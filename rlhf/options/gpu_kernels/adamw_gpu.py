@@ -40,7 +40,7 @@ class ParameterTable:
     def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Return the sum of the squares of bf16 gradients as an fp64 scalar; None counts as 0."""
         kept = _make_contiguous(gradients)
-        addresses, align = self._addresses(kept)
+        addresses, align = self._collect_addresses(kept)
         sums = torch.empty(len(self._parts), device=self._device)
         self._launch("sum_squares_kernel", addresses, sums, ALIGN=align)
         return sums.sum(dtype=torch.float64)
@@ -53,9 +53,9 @@ class ParameterTable:
     ) -> None:
         """Update ``states`` in place by an AdamW step; skip a state without a (bf16) gradient."""
         kept = _make_contiguous(gradients)
-        addresses, align = self._addresses(kept, *zip(*states, strict=True))
+        addresses, align = self._collect_addresses(kept, *zip(*states, strict=True))
         scalars = copy_to_device(
-            torch.tensor([_kernel_scalars(each) for each in numbers]), self._device
+            torch.tensor([_compute_kernel_scalars(each) for each in numbers]), self._device
         )
         half = states[0].first.dtype is torch.bfloat16
         self._launch("adamw_step_kernel", addresses, scalars, HALF=half, ALIGN=align)
@@ -67,11 +67,11 @@ class ParameterTable:
 
         ``halves`` are the high and low halves of each weight, as in ``SplitState``.
         """
-        addresses, align = self._addresses(averages, *zip(*halves, strict=True))
+        addresses, align = self._collect_addresses(averages, *zip(*halves, strict=True))
         share = copy_to_device(torch.tensor([new]), self._device)
         self._launch("average_kernel", addresses, share, ALIGN=align)
 
-    def _addresses(self, *columns: Sequence[Tensor | None]) -> tuple[Tensor, int]:
+    def _collect_addresses(self, *columns: Sequence[Tensor | None]) -> tuple[Tensor, int]:
         """Return the addresses (parameters, columns) and their common alignment in bytes."""
         rows = [
             [0 if tensor is None else tensor.data_ptr() for tensor in row]
@@ -119,7 +119,7 @@ def _make_contiguous(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if gradient is None else gradient.contiguous() for gradient in gradients]
 
 
-def _kernel_scalars(numbers: AdamwScalars) -> list[float]:
+def _compute_kernel_scalars(numbers: AdamwScalars) -> list[float]:
     """Return the 8 scalars that adamw_step_kernel reads, computed in double precision."""
     return [
         numbers.scale,

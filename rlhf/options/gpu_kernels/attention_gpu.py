@@ -57,14 +57,16 @@ class GpuAttention:
             positions_B,
             out_BQD,
             tuple(strides),
-            **kernel_constants(num_heads // num_kv_heads, size, query_BQD.dtype, self._block_bytes),
+            **choose_kernel_constants(
+                num_heads // num_kv_heads, size, query_BQD.dtype, self._block_bytes
+            ),
             num_warps=WARPS,
             **FUSED,
         )
         return out_BQD
 
 
-def kernel_constants(
+def choose_kernel_constants(
     group: int, size: int, dtype: torch.dtype, block_bytes: int = BLOCK_BYTES
 ) -> dict[str, Any]:
     """Return the kernel's compile-time constants; ``group`` is the query heads per key head."""

@@ -113,7 +113,7 @@ class HybridEngineRollout(HfRollout):
         with actor.evaluating() as module:
             found = describe_parity_failure(
                 lambda: self._decode_greedily(actor, module, prompts, tokens=tokens),
-                lambda ids_NT: _plain_logprobs(module, prompts, ids_NT),
+                lambda ids_NT: _compute_plain_logprobs(module, prompts, ids_NT),
                 dtype=self._settings.dtype,
             )
         if found is not None:
@@ -215,7 +215,7 @@ def _swap_in_layers(module: nn.Module) -> Iterator[tuple[Any, Callable[..., Tens
         module.eval()
 
 
-def _plain_logprobs(module: nn.Module, prompts: PromptBatch, ids_NT: Tensor) -> Tensor:
+def _compute_plain_logprobs(module: nn.Module, prompts: PromptBatch, ids_NT: Tensor) -> Tensor:
     """Return log-probabilities (N, T, V) by the model's own layers for tokens ``ids_NT``."""
     policy: Any = getattr(module, "pretrained", module)
     num_rows, tokens = ids_NT.shape

@@ -31,7 +31,7 @@ ROLE_OF = {  # each trained model's name in lora.roles
 
 
 class LoraCosts(Costs):
-    """Costs of trained models of which only the adapters in their layers are trained."""
+    """Costs of models with adapters, whose other weights are frozen."""
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
         """Add adapters to ``model``; a policy with adapters off serves as its own reference."""

@@ -40,7 +40,7 @@ def add_adapters(
     linear = _find_linear_layers(model, without=trained)
     targets = list(linear)
     if lora.target_modules is not None:
-        targets = _names_ending_with(targets, lora.target_modules)
+        targets = _select_names_ending_with(targets, lora.target_modules)
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -125,7 +125,7 @@ def _build_low_rank(layer: Any, a_RI: Tensor, b_OR: Tensor) -> LowRank:
     return LowRank(*factors, scaling=layer.scaling[ADAPTER])
 
 
-def adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+def select_adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the parameters of ``model`` that an adapter folder contains; they may be shards."""
     return {n: p for n, p in model.named_parameters() if _is_saved_with_adapter(model, n)}
 
@@ -140,8 +140,8 @@ def save_adapter(
 ) -> None:
     """Write the adapters, and a scorer's head, as a folder that peft can load over ``base``.
 
-    ``stream`` yields whole weights of ``model``, at least all of ``adapter_tensors``. ``base`` is
-    the folder or hub id (at ``revision``) that the model was loaded from.
+    ``stream`` yields whole weights of ``model``, at least all of ``select_adapter_tensors``.
+    ``base`` is the folder or hub id (at ``revision``) that the model was loaded from.
 
     Raises:
         ConfigError: if other weights were trained too, which the folder would lack.
@@ -201,7 +201,7 @@ def _find_linear_layers(
     }
 
 
-def _names_ending_with(names: list[str], endings: list[str]) -> list[str]:
+def _select_names_ending_with(names: list[str], endings: list[str]) -> list[str]:
     """Return the ``names`` that end with one of ``endings``, compared in whole dotted parts."""
     for ending in endings:
         if not any(f".{name}".endswith(f".{ending}") for name in names):

@@ -20,13 +20,13 @@ from rlhf.models.sources import ModelSource
 from rlhf.options.lora.keys import LoraConfig, LoraExport, LoraRole
 from rlhf.options.lora.lora import (
     adapter_of,
-    adapter_tensors,
     add_adapters,
     disable_adapters,
     has_adapters,
     is_adapter_name,
     merge_adapters_in_stream,
     save_adapter,
+    select_adapter_tensors,
 )
 from rlhf.phases.shared.exporting import Export
 from rlhf.phases.shared.model_checks import build_empty
@@ -112,7 +112,7 @@ def find_export(config: RunConfig, engine: Engine, source: ModelSource | None) -
         return Export(model, engine, tensors_to_save(model), _save_merged)
     assert source.path is not None, "the checks refuse adapters on random weights"
     save = partial(_save_adapter, base=source.path, revision=source.revision)
-    return Export(model, engine, adapter_tensors(model), save)
+    return Export(model, engine, select_adapter_tensors(model), save)
 
 
 def _save_merged(

@@ -30,13 +30,13 @@ def train_once(
     train: Callable[[], dict[str, Any]],
     reuse: Callable[[Path], None],
 ) -> None:
-    """Take a phase from the store, or train it and store it."""
+    """Reuse the phase if the store has it; otherwise train and store it."""
     store, key = PhaseStore(max_gib=context.config.reuse.max_gib), key_in_store(context, phase)
     if key is None:
         train()
         return
     with hold_entry_lock(store, key, context.ranks):
-        # Only rank 0: others may not see its store, and files should be hashed only once.
+        # Only rank 0 looks: other nodes may lack this store, and files should be hashed only once.
         found = store.find(key, phase, context.console.say) if context.ranks.is_main else None
         if context.ranks.any(found is not None):
             reuse(store.folder / key)
@@ -47,7 +47,7 @@ def train_once(
 
 
 def store_phase(context: RunContext, store: PhaseStore, key: str, phase: Phase) -> None:
-    """Store a phase for other runs; a failure prints a line, since this run has the phase."""
+    """Store a phase for other runs; a failure only prints a line, since this run has the phase."""
     try:
         store.put(key, phase, context.run_dir)
     except (OSError, CheckpointError) as error:

@@ -66,8 +66,8 @@ def build_ptx_blocks(
     learn. Raises DataError if there is no text.
     """
     if config.ptx_path is not None:
-        texts, held_out = ptx_texts(config, seed=seed)
-        cut = partial(blocks_of_texts, encoder=Encoder(tokenizer), block_tokens=block_tokens)
+        texts, held_out = load_ptx_texts(config, seed=seed)
+        cut = partial(cut_texts, encoder=Encoder(tokenizer), block_tokens=block_tokens)
         return PtxBlocks(cut(texts if learns else []), cut(held_out))
     records = sft_part.train if learns and sft_part else []
     encoder = Encoder(tokenizer, config.template)
@@ -81,9 +81,7 @@ def build_ptx_blocks(
     return PtxBlocks(train, [])
 
 
-def blocks_of_texts(
-    texts: Sequence[str], encoder: Encoder, *, block_tokens: int
-) -> list[list[int]]:
+def cut_texts(texts: Sequence[str], encoder: Encoder, *, block_tokens: int) -> list[list[int]]:
     """Return ``texts`` as blocks of ``block_tokens`` ids, with the end token after each text."""
     chunks = (list(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK))
     return cut_blocks(
@@ -107,7 +105,7 @@ def cut_blocks(sequences: Iterable[list[int]], *, block_tokens: int) -> list[lis
     return blocks or ([rest] if rest else [])
 
 
-def ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
+def load_ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
     """Return the training texts at data.ptx_path, and the held-out texts.
 
     Files whose names say so are held out; without such files, a random share of data.eval_share is
@@ -141,17 +139,17 @@ def _encode_sft_examples(records: list[Record], encoder: Encoder) -> Iterator[li
 
 def _read_ptx_texts(config: DataConfig) -> tuple[list[str], list[str]]:
     def read(side: list[Table]) -> list[str]:
-        found = (_texts_in_column(iterate_rows(each), column=config.ptx_column) for each in side)
+        found = (_read_column(iterate_rows(each), column=config.ptx_column) for each in side)
         return [text for texts in found for text in texts]
 
     try:
-        tables = _ptx_tables(config)
+        tables = _load_ptx_tables(config)
         return read(tables.train), read(tables.eval)
     except DataError as error:
         raise DataError(f"data.ptx_path: {error}") from error
 
 
-def _ptx_tables(config: DataConfig) -> Tables:
+def _load_ptx_tables(config: DataConfig) -> Tables:
     """Return the tables at data.ptx_path: those of its files, or a dataset's training split."""
     path = str(config.ptx_path)
     place = expand_user_path(path, key="data.ptx_path")
@@ -168,7 +166,7 @@ def _read_text(file: Path) -> Iterator[tuple[int, object]]:
     yield from enumerate(({"text": part.strip()} for part in text.split("\n\n")), 1)
 
 
-def _texts_in_column(rows: Iterable[Row], *, column: str) -> Iterator[str]:
+def _read_column(rows: Iterable[Row], *, column: str) -> Iterator[str]:
     """Yield the texts in ``column``; if the first row lacks it, use its first column of text."""
     name = None
     for row in rows:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from rlhf.base.seams import JobParts
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.options.ptx.corpus import ptx_texts, reads_corpus
+from rlhf.options.ptx.corpus import load_ptx_texts, reads_corpus
 
 
 class CorpusCheck(JobParts):
@@ -21,7 +21,7 @@ class CorpusCheck(JobParts):
         if Phase.ppo not in phases or place is None or not is_quick("data.ptx_path", place):
             return
         if reads_corpus(config.ppo, data):
-            ptx_texts(data, seed=config.seed)
+            load_ptx_texts(data, seed=config.seed)
 
 
 JOBS = CorpusCheck()

@@ -24,10 +24,10 @@ def after_step(
 ) -> None:
     """Log digests of the weights every ``checkpoint.digest_every`` steps, and after the last."""
     if is_last or step % context.config.checkpoint.digest_every == 0:
-        context.tracker.lines(LOG, phase, step, [{"weights": weight_digests(engines)}])
+        context.tracker.lines(LOG, phase, step, [{"weights": compute_weight_digests(engines)}])
 
 
-def weight_digests(engines: Mapping[str, StatefulWithTensors]) -> dict[str, str]:
+def compute_weight_digests(engines: Mapping[str, StatefulWithTensors]) -> dict[str, str]:
     """Return the digest of each parameter under ENGINE/PARAMETER; every rank must call this."""
     return {
         f"{name}/{parameter}": f"{digest:016x}"

@@ -1,1 +1,1 @@
-"""Ranks that share each sequence (DeepSpeed-Ulysses)."""
+"""Sequences that several ranks share, each with one part of the tokens (DeepSpeed-Ulysses)."""

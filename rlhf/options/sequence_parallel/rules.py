@@ -12,7 +12,7 @@ ATTENTIONS = (None, "matmul", "sdpa")
 
 
 def check(config: RunConfig) -> None:
-    """Check phases, ranks per node and attention if several ranks share the same sequences."""
+    """Check phases, ranks per node and attention if several ranks share each sequence."""
     size, per_node = config.zero.sequence_parallel_size, config.hardware.ranks_per_node
     if size == 1:
         return

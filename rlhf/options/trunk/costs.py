@@ -21,7 +21,7 @@ class TrunkCosts(Costs):
     def model_sources(
         self, config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
     ) -> dict[Role, tuple[str, ModelConfig]]:
-        """Return the sources without critic and reference."""
+        """Return the sources of models, in PPO without critic and reference."""
         if phase is not Phase.ppo:
             return sources
         inside = (Role.critic, Role.reference)

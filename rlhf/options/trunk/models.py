@@ -65,7 +65,7 @@ def build_critic_export(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Ex
 
 
 def check_models(config: RunConfig, phases: Container[Phase]) -> None:
-    """Raise an error if the policy has too few layers, or unknown ones, for the branches."""
+    """Raise an error if the policy has too few layers for the branches, or if names are unknown."""
     if Phase.ppo not in phases:
         return
     if policy := build_empty("AutoModelForCausalLM", "model", config.model):

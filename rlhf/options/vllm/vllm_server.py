@@ -210,7 +210,7 @@ class VllmClient:
     def _request(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
         import urllib3
 
-        # The server closes idle connections between rollouts, perhaps as a request is on its way.
+        # A new connection per request: the server closes idle ones, even as a request arrives.
         headers = {"Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"

@@ -105,9 +105,9 @@ def test_shares_kept_or_made_again_give_the_same_gradients(
 ) -> None:
     """Nine tokens are kept with heads of 8, and are too many with room for none."""
     tensors, made = heads(), []
-    original = cpu_layers._attention_weights
+    original = cpu_layers._compute_attention_weights
     monkeypatch.setattr(
-        cpu_layers, "_attention_weights", lambda *args: made.append(1) or original(*args)
+        cpu_layers, "_compute_attention_weights", lambda *args: made.append(1) or original(*args)
     )
     kept = with_gradients(matmul_attention(Layer(), *tensors, SEEN["right"])[0], tensors)
     assert len(made) == 1

@@ -14,7 +14,12 @@ import pytest
 from rlhf.base import cpu
 from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
 from rlhf.options.cpu_kernels import compiling
-from rlhf.options.cpu_kernels.compiling import KERNELS, compile_kernel, describe_kernels, kernel
+from rlhf.options.cpu_kernels.compiling import (
+    KERNELS,
+    compile_kernel,
+    describe_kernels,
+    load_kernel,
+)
 
 NO_GCC = "there is no C compiler; install gcc"
 
@@ -24,9 +29,9 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Nothing is loaded or compiled yet, and no cap is set."""
     monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv(MAX_ISA, raising=False)
-    kernel.cache_clear()
+    load_kernel.cache_clear()
     yield
-    kernel.cache_clear()
+    load_kernel.cache_clear()
 
 
 @pytest.fixture
@@ -53,7 +58,7 @@ def test_a_library_is_made_once(tmp_path: Path) -> None:
     assert compile_kernel("adamw") is not None
     (library,) = (tmp_path / "cache").iterdir()
     written = library.stat().st_mtime_ns
-    kernel.cache_clear()
+    load_kernel.cache_clear()
     assert compile_kernel("adamw") is not None
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [library.name]
     assert library.stat().st_mtime_ns == written
@@ -62,7 +67,7 @@ def test_a_library_is_made_once(tmp_path: Path) -> None:
 @needs_gcc
 def test_a_kept_library_needs_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compile_kernel("adamw") is not None
-    kernel.cache_clear()
+    load_kernel.cache_clear()
     monkeypatch.setenv("PATH", "")
     assert compile_kernel("adamw") is not None
 
@@ -75,7 +80,7 @@ def test_a_library_that_another_user_could_write_is_not_loaded(place: str, tmp_p
     assert own is not None
     assert own._name == str(library)
     (library if place == "the library" else library.parent).chmod(0o777)
-    kernel.cache_clear()
+    load_kernel.cache_clear()
     again = compile_kernel("adamw")
     assert again is not None
     assert again._name != str(library), "compiled again, for this process only"
@@ -107,7 +112,7 @@ def test_cpus_that_share_a_home_keep_their_own(
     assert compile_kernel("adamw") is not None
     here = read_cpu()
     monkeypatch.setattr(compiling, "read_cpu", lambda: here._replace(name="another CPU"))
-    kernel.cache_clear()
+    load_kernel.cache_clear()
     assert compile_kernel("adamw") is not None
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
@@ -129,7 +134,7 @@ def test_kernels_above_the_cap_are_not_loaded(level: Isa, monkeypatch: pytest.Mo
     for name, needed in KERNELS.items():
         if needed > level:
             assert compile_kernel(name) is None
-            assert kernel(name, level).reason == f"RLHF_MAX_CPU_ISA={level.name}"
+            assert load_kernel(name, level).reason == f"RLHF_MAX_CPU_ISA={level.name}"
 
 
 def test_a_cap_of_none_says_that_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +155,8 @@ def test_arm_has_adamw_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (cpu, compiling):
         monkeypatch.setattr(module, "read_cpu", lambda: arm)
     monkeypatch.setenv("PATH", "")
-    assert kernel("decode", Isa.avx2) == (None, "needs an x86 CPU")
-    assert kernel("adamw", Isa.avx2) == (None, NO_GCC)
+    assert load_kernel("decode", Isa.avx2) == (None, "needs an x86 CPU")
+    assert load_kernel("adamw", Isa.avx2) == (None, NO_GCC)
 
 
 @needs_gcc
@@ -167,7 +172,7 @@ def test_without_amx_by_linux_the_next_level_decodes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         compiling, "_load_library", lambda *of: Refused() if of[1] is Isa.amx else load(*of)
     )
-    found = kernel("decode", Isa.amx)
+    found = load_kernel("decode", Isa.amx)
     assert found.reason == "Linux does not let this process use AMX"
     assert isinstance(found.library, ctypes.CDLL)
     monkeypatch.setattr(compiling, "usable_isa", lambda: Isa.amx)
@@ -187,7 +192,7 @@ def test_what_an_old_compiler_does_not_know_is_done_at_the_next_level(
         'case "$*" in *ISA=AVX512*) echo "error: what is bf16?" >&2; exit 1;; esac\n'
         f'PATH={shlex.quote(os.environ["PATH"])} exec gcc "$@"',
     )
-    found = kernel("decode", Isa.avx512_bf16)
+    found = load_kernel("decode", Isa.avx512_bf16)
     assert isinstance(found.library, ctypes.CDLL)
     failed = f"{tmp_path}/bin/gcc failed with exit code 1 (error: what is bf16?)"
     assert found.reason == failed
@@ -200,14 +205,14 @@ def test_what_an_old_compiler_does_not_know_is_done_at_the_next_level(
 
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert kernel("adamw", Isa.avx2) == (None, NO_GCC)
+    assert load_kernel("adamw", Isa.avx2) == (None, NO_GCC)
 
 
 def test_the_threads_of_clang_are_not_mixed_with_those_of_torch(
     compiler: Callable[[str, str], None], tmp_path: Path
 ) -> None:
     compiler("cc", "echo Debian clang version 19.1.7")
-    assert kernel("adamw", Isa.avx2) == (
+    assert load_kernel("adamw", Isa.avx2) == (
         None,
         f"{tmp_path}/bin/cc is not gcc, and only gcc shares torch's threads; install gcc",
     )
@@ -220,7 +225,7 @@ def test_a_compiler_that_fails_leaves_nothing(
     compiler(
         "gcc", f'[ "$1" = --version ] && {gnu} || {{ echo "x: fatal error: no" >&2; exit 3; }}'
     )
-    assert kernel("adamw", Isa.avx2) == (
+    assert load_kernel("adamw", Isa.avx2) == (
         None,
         f"{tmp_path}/bin/gcc failed with exit code 3 (x: fatal error: no)",
     )
@@ -247,8 +252,8 @@ def test_a_mount_that_may_not_be_executed_is_done_without(
     monkeypatch.setattr(ctypes, "CDLL", noexec)
     assert compile_kernel("adamw") is not None
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    kernel.cache_clear()
-    assert kernel("adamw", Isa.avx2) == (
+    load_kernel.cache_clear()
+    assert load_kernel("adamw", Isa.avx2) == (
         None,
         f"{tmp_path}/cache cannot hold compiled code (failed to map segment from shared object), "
         "and neither can the temporary folder (failed to map segment from shared object); "
@@ -259,6 +264,6 @@ def test_a_mount_that_may_not_be_executed_is_done_without(
 def test_nowhere_to_write_means_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLHF_CACHE", "/proc/nowhere")
     monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
-    reason = kernel("adamw", Isa.avx2).reason
+    reason = load_kernel("adamw", Isa.avx2).reason
     assert reason is not None
     assert reason.startswith("/proc/nowhere cannot hold compiled code (No such file or directory)")

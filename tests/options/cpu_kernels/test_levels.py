@@ -15,7 +15,7 @@ from rlhf.base.types import LogprobOptions
 from rlhf.config.choices import Dtype
 from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.models.output_layer import fused_logprobs
-from rlhf.options.cpu_kernels.compiling import KERNELS, kernel
+from rlhf.options.cpu_kernels.compiling import KERNELS, load_kernel
 from rlhf.rollout.decoders.projections import build_fastest_projection
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 
@@ -36,7 +36,9 @@ def numbers(*shape: int, seed: int) -> Tensor:
 
 def test_the_kernels_of_a_level_run(isa: Isa) -> None:
     for name, needed in KERNELS.items():
-        assert (kernel(name, isa).library is not None) is (isa >= needed), kernel(name, isa).reason
+        assert (load_kernel(name, isa).library is not None) is (isa >= needed), load_kernel(
+            name, isa
+        ).reason
 
 
 @pytest.mark.usefixtures("isa")

@@ -6,7 +6,7 @@ import torch
 from triton.compiler import ASTSource, CompiledKernel
 
 from rlhf.options.gpu_kernels import attention_triton
-from rlhf.options.gpu_kernels.attention_gpu import FUSED, WARPS, kernel_constants
+from rlhf.options.gpu_kernels.attention_gpu import FUSED, WARPS, choose_kernel_constants
 from tests.options.gpu_kernels.compiling_for_gpus import compile_for
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -34,7 +34,7 @@ def main() -> None:
 def compiled(name: str, dtype: str, group: int, size: int, capability: int) -> CompiledKernel:
     """The kernel for strides that are multiples of 16."""
     function = attention_triton.attend
-    fixed = kernel_constants(group, size, DTYPES[dtype])
+    fixed = choose_kernel_constants(group, size, DTYPES[dtype])
     pointer = f"*{dtype}"
     signature = {
         "newest": (pointer,) * 3,

@@ -108,14 +108,14 @@ def test_positions_need_64_bits() -> None:
     table.step([expected], [gradient], [SCALARS])
 
     table._parts = torch.tensor([[0, skipped, skipped + size]])
-    found = table._addresses
+    found = table._collect_addresses
 
     def shifted(*columns: list[Tensor]) -> tuple[Tensor, int]:
         addresses, align = found(*columns)
         widths = [column[0].element_size() for column in columns]
         return addresses - skipped * torch.tensor([widths]), align
 
-    table._addresses = shifted
+    table._collect_addresses = shifted
     assert (
         table.sum_of_squares([gradient]).item()
         == table_of([size]).sum_of_squares([gradient]).item()

@@ -19,7 +19,7 @@ from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import DataConfig
-from rlhf.options.ptx.corpus import blocks_of_texts, build_ptx_blocks, cut_blocks, ptx_texts
+from rlhf.options.ptx.corpus import build_ptx_blocks, cut_blocks, cut_texts, load_ptx_texts
 
 TEXTS = [f"text number {n} of many" for n in range(20)]
 
@@ -43,7 +43,7 @@ def test_blocks_are_cut_and_the_remainder_dropped() -> None:
 
 def test_every_token_is_in_one_block(tokenizer) -> None:
     texts = TEXTS * 60  # more than are tokenised at once
-    blocks = blocks_of_texts(texts, Encoder(tokenizer), block_tokens=7)
+    blocks = cut_texts(texts, Encoder(tokenizer), block_tokens=7)
     assert {len(block) for block in blocks} == {7}
     whole = tokenizer.eos_token.join(texts) + tokenizer.eos_token
     decoded = tokenizer.decode(list(chain(*blocks)))
@@ -92,40 +92,40 @@ def test_text_is_read_and_a_share_held_out(
     config: DataConfig, tmp_path: Path, write: Callable[[Path], Path]
 ) -> None:
     config.ptx_path = str(write(tmp_path))
-    train, held_out = ptx_texts(config, seed=1)
+    train, held_out = load_ptx_texts(config, seed=1)
     assert sorted([*train, *held_out]) == sorted(TEXTS)
     assert len(held_out) == 5
-    assert ptx_texts(config, seed=1) == (train, held_out)
-    assert ptx_texts(config, seed=2) != (train, held_out)
+    assert load_ptx_texts(config, seed=1) == (train, held_out)
+    assert load_ptx_texts(config, seed=2) != (train, held_out)
 
 
 def test_the_column_that_is_named_is_read(config: DataConfig, tmp_path: Path) -> None:
     config.ptx_path, config.ptx_column = str(write_jsonl(tmp_path)), "id"
-    train, held_out = ptx_texts(config, seed=1)
+    train, held_out = load_ptx_texts(config, seed=1)
     assert sorted([*train, *held_out]) == sorted([*map(str, range(20)), "x"])
 
 
 def test_repeated_texts_are_not_held_out_and_trained_on(config: DataConfig, tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("\n\n".join(TEXTS * 3))
     config.ptx_path = str(tmp_path / "c.txt")
-    train, held_out = ptx_texts(config, seed=1)
+    train, held_out = load_ptx_texts(config, seed=1)
     assert (len(train), len(held_out)) == (15, 5)
     config.deduplicate = False
-    assert len(list(chain(*ptx_texts(config, seed=1)))) == 60
+    assert len(list(chain(*load_ptx_texts(config, seed=1)))) == 60
 
 
 def test_files_named_for_evaluation_are_held_out(config: DataConfig, tmp_path: Path) -> None:
     for name, text in (("train", "one\n\ntwo"), ("my-val", "three")):
         (tmp_path / f"{name}.txt").write_text(text)
     config.ptx_path = str(tmp_path)
-    texts, held_out = ptx_texts(config, seed=0)
+    texts, held_out = load_ptx_texts(config, seed=0)
     assert (sorted(texts), held_out) == (["one", "two"], ["three"])
 
 
 def test_a_single_text_is_learned_from(config: DataConfig, tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("one text")
     config.ptx_path = str(tmp_path / "c.txt")
-    assert ptx_texts(config, seed=1) == (["one text"], [])
+    assert load_ptx_texts(config, seed=1) == (["one text"], [])
 
 
 def test_without_a_path_the_sft_examples_are_taken(config: DataConfig, tokenizer) -> None:
@@ -187,18 +187,18 @@ def test_what_is_no_text_is_refused(
         (tmp_path / name).write_text(content)
     config.ptx_path = str(tmp_path / name)
     with pytest.raises(DataError, match=message):
-        ptx_texts(config, seed=1)
+        load_ptx_texts(config, seed=1)
 
 
 def test_bytes_that_are_no_text_are_refused(config: DataConfig, tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes(b"\xff\xfe\x00")
     config.ptx_path = str(tmp_path / "c.txt")
     with pytest.raises(DataError, match=r"data\.ptx_path: .*c\.txt: not UTF-8 text"):
-        ptx_texts(config, seed=1)
+        load_ptx_texts(config, seed=1)
     config.ptx_path = str(tmp_path)
     (tmp_path / "c.txt").rename(tmp_path / "c.bin")
     with pytest.raises(DataError, match=r"no file that can be read; supported: \.txt, \.jsonl"):
-        ptx_texts(config, seed=1)
+        load_ptx_texts(config, seed=1)
 
 
 def test_no_corpus_at_all_is_refused(config: DataConfig, tokenizer) -> None:

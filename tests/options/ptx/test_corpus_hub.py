@@ -9,7 +9,7 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config
-from rlhf.options.ptx.corpus import ptx_texts
+from rlhf.options.ptx.corpus import load_ptx_texts
 
 
 def test_a_corpus_of_the_hub_has_its_configuration(
@@ -24,6 +24,6 @@ def test_a_corpus_of_the_hub_has_its_configuration(
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     named = ["data.ptx_path=org/wiki", "data.ptx_subset=raw", "data.ptx_column=page"]
-    train, held_out = ptx_texts(to_run_config(compose(named)).data, seed=1)
+    train, held_out = load_ptx_texts(to_run_config(compose(named)).data, seed=1)
     assert calls == [(("org/wiki",), {"name": "raw", "revision": None})]
     assert sorted([*train, *held_out]) == [f"text {n}" for n in range(4)]
