@@ -43,9 +43,8 @@ class EnvironmentPartner:
         config = self._config
         limits = EpisodeLimits(config.rollout.max_response_tokens, config.environment.max_tokens)
         encoder = Encoder(tokenizer, config.data.template)
-        encoder.encode_observations(
-            [("user", "")]
-        )  # raises if the template cannot render an observation
+        # This raises if the template cannot render an observation.
+        encoder.encode_observations([("user", "")])
         begin = partial(Episodes, config.environment, self._pool, tokenizer, encoder, limits)
         pad_id = tokenizer.pad_token_id
         return EpisodeRollout(backend, begin, limits, pad_id=pad_id, ranks=ranks)
