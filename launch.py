@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import RlhfError
 from rlhf.base.foreign_errors import as_drive_error
-from rlhf.base.safe_text import for_terminal
+from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.config.hydra_errors import explain_hydra_error
 from rlhf.jobs.job import begin_run, config_of_job, show_commands, show_plan
 from rlhf.jobs.launch_command import Command, Job, parse_command, read_job, set_up_process
@@ -70,7 +70,7 @@ def run(job: Job) -> float | None:
 
 def report_error(error: RlhfError) -> int:
     """Print ``error``, and send it to ranks that wait for rank 0; return the exit code."""
-    print(f"error: {for_terminal(str(error))}", file=sys.stderr)
+    print(f"error: {sanitize_for_terminal(str(error))}", file=sys.stderr)
     try:
         leads_others = rank_from_environment() == 0
     except RlhfError:  # the reported error is that RANK itself is wrong

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.base.safe_text import for_terminal
+from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.base.stored_files import DIGEST, METRICS, read_bytes, read_lines
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
@@ -202,7 +202,7 @@ def replay_steps(run_dir: Path, replay: Replay, target: Path) -> bool:
     take_steps(target, replay)
     found = compare_logs(run_dir, target, replay)
     for line in [*describe_replayed_steps(found, replay), *describe_other_versions(run_dir)]:
-        sys.stdout.write(f"{for_terminal(line)}\n")
+        sys.stdout.write(f"{sanitize_for_terminal(line)}\n")
     return found.step is None
 
 

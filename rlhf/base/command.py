@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from rlhf.base.errors import USER_ERROR, RlhfError
 from rlhf.base.foreign_errors import convert_drive_errors
-from rlhf.base.safe_text import for_terminal
+from rlhf.base.safe_text import sanitize_for_terminal
 
 
 def build_command_parser(
@@ -42,7 +42,7 @@ def run_to_exit_code(work: Callable[[], int | None]) -> int:
         with convert_drive_errors():
             return work() or 0
     except RlhfError as error:
-        sys.stderr.write(f"error: {for_terminal(str(error))}\n")
+        sys.stderr.write(f"error: {sanitize_for_terminal(str(error))}\n")
         return USER_ERROR
 
 

@@ -38,7 +38,7 @@ class CheckpointError(RlhfError):
     """A folder that should contain a model or a run but does not."""
 
 
-def refuse_first(broken: Mapping[str, bool], prefix: str = "") -> None:
+def refuse_broken_rule(broken: Mapping[str, bool], prefix: str = "") -> None:
     """Raise ConfigError with the first message in ``broken`` whose rule is broken, if any is."""
     if reason := next((reason for reason, is_broken in broken.items() if is_broken), None):
         raise ConfigError(prefix + reason)

@@ -9,7 +9,7 @@ from typing import ClassVar
 class Heartbeat:
     """The time of the last heartbeat, which the watchdog reads; none is expected between phases."""
 
-    current: ClassVar[Heartbeat | None] = None  # the last that was started, which ``beat`` feeds
+    current: ClassVar[Heartbeat | None] = None  # the last one started; ``beat`` updates it
 
     def __init__(self) -> None:
         self._last: float | None = None

@@ -42,7 +42,7 @@ class IsolatedProcess:
                 # Sets have the same order in every process, so that an episode can be replayed.
                 env={"PYTHONHASHSEED": "0", **os.environ},
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C reaches the run, which ends it
+                start_new_session=True,  # Ctrl-C reaches only the run, which then ends this process
             )
         self._channel, self._received = ours, bytearray()
 
@@ -80,7 +80,7 @@ class IsolatedProcess:
             if b"\n" in more:
                 end = len(self._received) + more.index(b"\n")
             self._received += more
-            if end < 0 and time.monotonic() > last:  # a flood always has more
+            if end < 0 and time.monotonic() > last:  # code that sends without end
                 raise TimeoutError
         line = self._received[:end]
         del self._received[: end + 1]
@@ -98,7 +98,9 @@ class IsolatedProcess:
         self._process.terminate()
         try:
             self._process.wait(SECONDS_TO_END)
-        except subprocess.TimeoutExpired:  # it waits for a process that cannot be killed
+        except (
+            subprocess.TimeoutExpired
+        ):  # the supervisor waits for a process that cannot be killed
             self._process.kill()
             self._process.wait()
 
@@ -121,7 +123,7 @@ def serve_lines(
         own = os.getpid()
         for answer in answers(map(json.loads, received)):
             if os.getpid() != own:
-                os._exit(1)  # a process that the user's code forked returned too
+                os._exit(1)  # this process is a fork of the user's code, not the one that answers
             sent.write(json.dumps(answer, default=str) + "\n")
             sent.flush()
 
@@ -138,7 +140,7 @@ def import_user_object(key: str, target: str) -> tuple[Any, str | None]:
         ConfigError: if it cannot be imported; the message begins with ``key``.
     """
     place, _, name = target.partition(":")
-    os.environ.pop("PYTHONSAFEPATH", None)  # what the code starts is the user's own
+    os.environ.pop("PYTHONSAFEPATH", None)  # must not affect programs that the code starts
     file = None
     try:
         sys.path.append(os.getcwd())  # last: a file json.py there must not replace Python's json

@@ -66,7 +66,7 @@ def strip_control_characters(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
-def for_terminal(text: str) -> str:
+def sanitize_for_terminal(text: str) -> str:
     """Return ``text`` without control characters, and without secrets (os.environ included)."""
     return strip_control_characters(redact(text, os.environ))
 
@@ -74,5 +74,5 @@ def for_terminal(text: str) -> str:
 def print_traceback(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print a traceback through ``for_terminal``; for use as ``sys.excepthook``."""
-    sys.stderr.write(for_terminal("".join(traceback.format_exception(kind, error, trace))))
+    """Print a traceback through ``sanitize_for_terminal``; for use as ``sys.excepthook``."""
+    sys.stderr.write(sanitize_for_terminal("".join(traceback.format_exception(kind, error, trace))))

@@ -65,6 +65,7 @@ RESULT = {
     "measured": MEASURED,
     "planned?": COST,
 }
+# Forms of the lines of JSONL files, and of other JSON files.
 LINE: Form = {"phase": str, "step": int}
 METRICS: Form = {**LINE, OTHERS: MAYBE_FLOAT}
 DIGEST: Form = {**LINE, "weights": {OTHERS: str}}
@@ -273,10 +274,10 @@ class GrowingFile:
 
     def __init__(self, path: Path, form: Form) -> None:
         self._path, self._form = path, form
-        self._start_again()
+        self._forget_reads()
 
-    def _start_again(self) -> None:
-        self._place = 0  # bytes that were read
+    def _forget_reads(self) -> None:
+        self._place = 0  # number of bytes that were read
         self._tail = b""  # the last of these bytes
         self._num_lines = 0
         self.fault: str | None = None
@@ -286,7 +287,7 @@ class GrowingFile:
         content = self._read_from(self._place - len(self._tail))
         is_restarted = not content.startswith(self._tail)
         if is_restarted:
-            self._start_again()
+            self._forget_reads()
             content = self._read_from(0)
         new = content[len(self._tail) : content.rfind(b"\n") + 1]
         self._place += len(new)

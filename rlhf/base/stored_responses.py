@@ -81,12 +81,12 @@ def rows_of_rank(responses: Responses, ranks: Ranks) -> Responses:
     mine = take_rows(responses, ranks.share(range(len(responses.ids_BT))))
     width = int(mine.attend_BT.sum(dim=1).max())
 
-    def change(name: str, each: Any) -> Any:
+    def resize(name: str, each: Any) -> Any:
         is_tensor = isinstance(each, Tensor)
         return _fit_to_width(name, each, width, 0).to(ranks.device) if is_tensor else each
 
-    changed = {name: change(name, each) for name, each in mine._asdict().items()}
-    extras = {name: change(name, each) for name, each in mine.extras.items()}
+    changed = {name: resize(name, each) for name, each in mine._asdict().items()}
+    extras = {name: resize(name, each) for name, each in mine.extras.items()}
     return Responses(**changed | {"extras": extras})
 
 

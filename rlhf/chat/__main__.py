@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError
-from rlhf.base.safe_text import for_terminal, strip_control_characters
+from rlhf.base.safe_text import sanitize_for_terminal, strip_control_characters
 from rlhf.base.user_paths import expand_user_path
 from rlhf.options import modules_of
 from rlhf.run.policies import folders_by_model
@@ -83,7 +83,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         out.flush()
 
     def say(text: str) -> None:
-        notices.write(for_terminal(text) + "\n")
+        notices.write(sanitize_for_terminal(text) + "\n")
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

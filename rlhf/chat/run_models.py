@@ -15,7 +15,7 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.user_paths import expand_user_path
 from rlhf.chat.talker import SampledAnswer, Talker, move_to_best_device
 from rlhf.config.choices import Dtype
-from rlhf.config.freeze import FROZEN, OF_MODELS, frozen_keys, refuse_code_of_run
+from rlhf.config.freeze import FROZEN, OF_MODELS, read_frozen_keys, refuse_code_of_run
 from rlhf.models.build import build_scorer, complete_reward_model
 from rlhf.models.pretrained import load_config
 from rlhf.models.sources import RUN_FOLDER, ModelSource, build_load_error
@@ -127,7 +127,7 @@ class RunModels:
         """
         refuse_code_of_run(run_dir, trusts_code=trusts_code, keys=OF_MODELS)
         # Not load_run: models of other versions of this program can answer too.
-        self._keys = frozen_keys(run_dir)
+        self._keys = read_frozen_keys(run_dir)
         self.run_dir = run_dir
         self.folder = self._find_policy_folder(choice)
         self._load_talker = cache(self._build_talker)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rlhf.base.errors import CheckpointError, ConfigError, DataError
 from rlhf.base.intervals import wilson_interval
 from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_bytes, read_lines
-from rlhf.config.freeze import frozen_keys
+from rlhf.config.freeze import read_frozen_keys
 from rlhf.data.records import Row
 from rlhf.data.tables import read_table_rows
 from rlhf.run.jsonl import JsonlWriter
@@ -114,7 +114,7 @@ def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> l
 
 def _read_model(run_dir: Path, *, is_trained: bool) -> AnsweringModel:
     """Return the actor with its answers after the last step of PPO, or before the first."""
-    frozen_keys(run_dir)  # raises if this is no run
+    read_frozen_keys(run_dir)  # raises if this is no run
     by_step: dict[int, dict[str, str]] = {}
     for row in read_lines(run_dir / "samples.jsonl", SAMPLE):
         if row["phase"] == "ppo" and row.get("model", "actor") == "actor":

@@ -87,7 +87,7 @@ def load_frozen_config(run_dir: Path) -> RunConfig:
         raise _unreadable_error(run_dir / FROZEN, str(error).partition("\n")[0]) from error
 
 
-def frozen_keys(run_dir: Path) -> dict[str, Any]:
+def read_frozen_keys(run_dir: Path) -> dict[str, Any]:
     """Return the value of every dotted key that a run was started with.
 
     Runs of other versions of this program can be read too: nothing is checked.
@@ -252,7 +252,7 @@ def flatten_keys(node: Any, key: str = "") -> dict[str, Any]:
 
 def keys_that_run_code(run_dir: Path, keys: str = ANY) -> list[str]:
     """Return the keys that match the pattern ``keys`` and let the run execute code of others."""
-    found = frozen_keys(run_dir).items()
+    found = read_frozen_keys(run_dir).items()
     return [key for key, value in found if value and re.fullmatch(keys, key, re.DOTALL)]
 
 

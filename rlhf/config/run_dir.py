@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.base.safe_text import for_terminal
+from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.base.stored_files import open_regular
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN, is_same_run, load_frozen_config
@@ -121,7 +121,7 @@ def refuse_links(run_dir: Path, names: Iterable[str]) -> None:
 
 
 def _print_to_stderr(line: str) -> None:
-    sys.stderr.write(f"{for_terminal(line)}\n")
+    sys.stderr.write(f"{sanitize_for_terminal(line)}\n")
 
 
 @contextmanager

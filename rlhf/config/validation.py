@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.base.safe_text import FORMS, redact
 from rlhf.config.batches import batch_plans, rollout_plan
 from rlhf.config.choices import Phase
@@ -92,7 +92,7 @@ def check_name_and_order(name: str, order: list[Phase]) -> None:
             not order or order != [phase for phase in Phase if phase in order]
         ),
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)
 
 
 # For each kind of secret, how to pass it without writing it into the configuration.

@@ -65,7 +65,7 @@ class TextFunctions(Functions):
     @signature(NULLABLE)
     def _func_human(self, text: str | None) -> list[object] | None:
         """Return a prompt with the text as its only turn."""
-        return [_turn("user", text)] if text and text.strip() else None
+        return [_make_turn("user", text)] if text and text.strip() else None
 
     @signature(NULLABLE, TEXT, TEXT)
     def _func_conversation(
@@ -80,15 +80,15 @@ class TextFunctions(Functions):
         roles = {human: "user", assistant: "assistant"}
         marks = "|".join(map(re.escape, roles))
         first, *rest = re.split(rf"\s*(?<!\S)({marks}):\s*", text)
-        messages: list[object] = [_turn("user", first)] if first.strip() else []
+        messages: list[object] = [_make_turn("user", first)] if first.strip() else []
         for mark, content in zip(rest[::2], rest[1::2], strict=True):
-            messages.append(_turn(roles[mark], content))
-        if messages[-1] == _turn("assistant", ""):  # the last mark only asks for the answer
+            messages.append(_make_turn(roles[mark], content))
+        if messages[-1] == _make_turn("assistant", ""):  # the last mark only asks for the answer
             messages.pop()
         return messages
 
 
-def _turn(role: str, text: str) -> dict[str, str]:
+def _make_turn(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text.strip()}
 
 
@@ -115,7 +115,7 @@ class ColumnRules(NamedTuple):
         made, unusable = [], []
         for row in rows:
             try:
-                values = {column: self._value(row, column) for column in self.expressions}
+                values = {column: self._evaluate(row, column) for column in self.expressions}
                 made.append(row._replace(values=select_columns(row, keep) | values))
             except UnusableRowError as reason:
                 unusable.append(str(reason))
@@ -140,7 +140,7 @@ class ColumnRules(NamedTuple):
                         f"the columns are {', '.join(present)}."
                     )
 
-    def _value(self, row: Row, column: str) -> object:
+    def _evaluate(self, row: Row, column: str) -> object:
         with translate_errors(lambda reason: row.error(f"{self.key}.{column}: {reason}.")):
             value = self.expressions[column].search(row.values, options=OPTIONS)
         return None if isinstance(value, str) and not value.strip() else value
@@ -159,11 +159,13 @@ def parse_columns(columns: Mapping[str, str], *, key: str) -> ColumnRules:
             f"{key} has the columns {', '.join(map(str, columns)) or '(none)'}; "
             f"must have exactly one of these sets: {known} (with prompt also {SYSTEM})"
         )
-    expressions = {column: _parse(text, f"{key}.{column}") for column, text in columns.items()}
+    expressions = {
+        column: _parse_expression(text, f"{key}.{column}") for column, text in columns.items()
+    }
     return ColumnRules(key, expressions, layout)
 
 
-def _parse(text: str, key: str) -> ParsedResult:
+def _parse_expression(text: str, key: str) -> ParsedResult:
     if len(text) > LONGEST:
         raise ConfigError(f"{key}: has {len(text):,} characters, and may have {LONGEST:,}")
 

@@ -77,7 +77,7 @@ Convert = Callable[[Row, Kinds], list[Record]]
 def _read_conversation(row: Row, columns: Kinds) -> list[Record]:
     (column,) = columns
     *before, last = row.messages(column)
-    chosen = f" {_answer([last], column)}"
+    chosen = f" {_require_answer([last], column)}"
     return [_record_of_messages(before, row)._replace(chosen=chosen)]
 
 
@@ -138,7 +138,9 @@ def _read_message_pair(row: Row, columns: Kinds) -> list[Record]:
     if not before and "conversations" in columns:
         before = row.messages("conversations")
     asked = _record_of_messages(before, row)
-    answers = (f" {_answer([last], c)}" for c, last in (("chosen", chosen), ("rejected", rejected)))
+    answers = (
+        f" {_require_answer([last], c)}" for c, last in (("chosen", chosen), ("rejected", rejected))
+    )
     return _make_pair(asked, *answers)
 
 
@@ -151,7 +153,7 @@ def _read_prompt(row: Row, columns: Kinds) -> Record:
 def _read_response(row: Row, column: str, columns: Kinds, asked: Record) -> str:
     if _is_text(row, column, columns):
         return _add_space(asked, row.text(column))
-    answer = _answer(row.messages(column), column)
+    answer = _require_answer(row.messages(column), column)
     return _add_space(asked, answer) if asked.messages is None else f" {answer}"
 
 
@@ -201,7 +203,7 @@ def _has_system_turn(row: Row) -> bool:
     return bool(value.strip() if isinstance(value, str) else value)
 
 
-def _answer(messages: Sequence[Message], column: str) -> str:
+def _require_answer(messages: Sequence[Message], column: str) -> str:
     if [message.role for message in messages] != ["assistant"]:
         asks = column in ("messages", "conversations")
         hint = ": name the column 'prompt' if it only asks" if asks else ""

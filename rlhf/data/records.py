@@ -127,14 +127,14 @@ class Row(NamedTuple):
 
     def text(self, column: str) -> str:
         """Return the text of ``column``."""
-        value = self._value(column, str, "text")
+        value = self._read_value(column, str, "text")
         if not value.strip():
             raise UnusableRowError(f"{column} is empty")
         return value
 
     def texts(self, column: str) -> list[str]:
         """Return the texts of ``column``, at least one, and none of them blank."""
-        items: list[object] = self._value(column, list, "a list of texts")
+        items: list[object] = self._read_value(column, list, "a list of texts")
         for index, item in enumerate(items):
             if not isinstance(item, str | None):
                 kind = type(item).__name__
@@ -152,11 +152,11 @@ class Row(NamedTuple):
         if isinstance(value := self.values.get(column), dict):
             items, places = [value], [column]
         else:
-            items = self._value(column, list, "a list of messages")
+            items = self._read_value(column, list, "a list of messages")
             places = [f"{column}[{index}]" for index in range(len(items))]
         if not items:
             raise UnusableRowError(f"{column} is empty")
-        found = [self._message(item, at) for item, at in zip(items, places, strict=True)]
+        found = [self._read_message(item, at) for item, at in zip(items, places, strict=True)]
         if found[-1].role == "assistant":
             self._require_learnable(items[-1], places[-1])
         return found
@@ -175,7 +175,7 @@ class Row(NamedTuple):
                 f"messages[-1].{THOUGHT}, '</think>', messages[-1].content])\"}} (docs/data.md)."
             )
 
-    def _value(self, column: str, wanted: type[V], rule: str) -> V:
+    def _read_value(self, column: str, wanted: type[V], rule: str) -> V:
         value = self.values.get(column)
         if value is None:
             raise UnusableRowError(f"{column} is null")
@@ -187,7 +187,7 @@ class Row(NamedTuple):
             )
         return value
 
-    def _message(self, item: object, place: str) -> Message:
+    def _read_message(self, item: object, place: str) -> Message:
         if not isinstance(item, dict):
             raise self.error(f"{place} is of type {type(item).__name__}; {MESSAGE_RULE}")
         keys = next(((r, c) for r, c in TEXT_OF.items() if {r, c} <= item.keys()), None)

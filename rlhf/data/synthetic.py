@@ -97,7 +97,7 @@ def skill_of(prompt: str) -> str:
 def right_answer(prompt: str) -> list[str]:
     """Return the items of the right answer to ``prompt``."""
     name, items = _match_skill(prompt)
-    return SKILLS[name].solve(list(items))  # the cache keeps its own
+    return SKILLS[name].solve(list(items))  # a copy: the cache keeps ``items``
 
 
 @lru_cache(maxsize=16)  # a prompt's answers are drawn and rated together

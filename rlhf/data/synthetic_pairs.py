@@ -178,7 +178,7 @@ def generate_records(count: int, *, seed: int) -> list[Record]:
     Records are deterministic per ``seed``. Beyond 137,000 records the skills on numbers run out of
     prompts, and the other skills share the rest.
     """
-    return [_draw_preference(prompt, rng) for prompt, rng in _distinct_prompts(count, seed)]
+    return [_draw_preference(prompt, rng) for prompt, rng in _draw_distinct_prompts(count, seed)]
 
 
 def add_right_answers(records: Sequence[Record], columns: Collection[str]) -> list[Record]:
@@ -191,7 +191,7 @@ def add_right_answers(records: Sequence[Record], columns: Collection[str]) -> li
     ]
 
 
-def _distinct_prompts(count: int, seed: int) -> Iterator[tuple[str, random.Random]]:
+def _draw_distinct_prompts(count: int, seed: int) -> Iterator[tuple[str, random.Random]]:
     rng = random.Random(f"synthetic-{seed}")
     skills = list(SKILLS.values())
     seen: set[str] = set()

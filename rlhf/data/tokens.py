@@ -296,7 +296,7 @@ def cache_key(
     if template is Template.chat:
         identity["chat_template"] = tokenizer.chat_template
 
-    def parts() -> Iterator[str]:
+    def iterate_parts() -> Iterator[str]:
         yield f"{FORMAT_VERSION}/{phase}/{limit}"
         yield json.dumps(identity, sort_keys=True)
         for records in (part.train, part.eval):
@@ -307,7 +307,7 @@ def cache_key(
                 if record.columns and phase is Phase.reward:  # a loss may read numbers of pairs
                     yield json.dumps(record.columns, default=str, sort_keys=True)
 
-    return sha256_of(each.encode() for each in parts())[:32]
+    return sha256_of(each.encode() for each in iterate_parts())[:32]
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

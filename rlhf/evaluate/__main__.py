@@ -25,7 +25,7 @@ from rlhf.base.metrics import perplexity
 from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_lines
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import frozen_keys
+from rlhf.config.freeze import read_frozen_keys
 from rlhf.config.run_dir import lock_run_dir, refuse_links
 from rlhf.evaluate.answer_rows import AnswerRow, Decoding, Evaluator, policy_folders, trained_policy
 from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
@@ -193,7 +193,7 @@ def lock_evaluation(run_dir: Path) -> Iterator[None]:
     Raises:
         CheckpointError: if there is no run, its folder is a link, or another command evaluates it.
     """
-    frozen_keys(run_dir)
+    read_frozen_keys(run_dir)
     folder = (run_dir / EVALUATION).parent
     refuse_links(run_dir, [folder.name])
     folder.mkdir(exist_ok=True)

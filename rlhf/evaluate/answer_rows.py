@@ -16,7 +16,7 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.seams import ResponsesSeam
 from rlhf.config.batches import BatchPlan, batch_plans
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
-from rlhf.config.freeze import frozen_keys, load_run, refuse_code_of_run
+from rlhf.config.freeze import load_run, read_frozen_keys, refuse_code_of_run
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.synthetic_pairs import GoldJudge
@@ -200,7 +200,7 @@ class Evaluator:
         else:
             return None  # a run without PPO
         scorer = build_scorer(source, self.context.tokenizer, seed=0)
-        model = complete_reward_model(scorer, source, frozen_keys(self.context.run_dir))
+        model = complete_reward_model(scorer, source, read_frozen_keys(self.context.run_dir))
         return self._freeze_model(model, Role.reward)
 
     def _freeze_model(self, module: Any, role: Role) -> AnyEngine:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from rlhf.base.packaged_yaml import merge_tables, read_yaml_beside
 from rlhf.base.stored_files import METRICS as METRICS_LINE
 from rlhf.base.stored_files import SAMPLE, read_lines
-from rlhf.config.freeze import frozen_keys
+from rlhf.config.freeze import read_frozen_keys
 from rlhf.options import tables_of
 from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.results import read_run_result
@@ -231,7 +231,7 @@ def read_run_files(run_dir: Path) -> RunFiles:
     """Read the files that a run has written so far; skip an incomplete last line."""
     return RunFiles(
         folder=run_dir,
-        config=frozen_keys(run_dir),
+        config=read_frozen_keys(run_dir),
         series=read_series(run_dir),
         samples=list(read_lines(run_dir / "samples.jsonl", SAMPLE))[-MOST_SAMPLES:],
         alarms=read_alarms(run_dir),

@@ -39,7 +39,7 @@ from rlhf.base.manifest import MANIFEST
 from rlhf.base.stored_files import MANIFEST_FORM, RESULT, read_json
 from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.config.effects import effect_of
-from rlhf.config.freeze import FROZEN, frozen_keys
+from rlhf.config.freeze import FROZEN, read_frozen_keys
 from rlhf.config.schema.keys import NO_PHASE
 from rlhf.report.summary import objective_name
 
@@ -133,7 +133,7 @@ def find_run_folders(paths: Iterable[Path]) -> list[Path]:
 
 def read_run(folder: Path) -> ComparedRun:
     """Read the configuration and the measures of a run; it has no measures before it finishes."""
-    frozen = frozen_keys(folder)
+    frozen = read_frozen_keys(folder)
     keys = {key: v for key, v in frozen.items() if not _is_bookkeeping(key)}
     keys["phase"] = (frozen.get("phase.order") or [None])[-1]  # a reused phase is no difference
     result = read_json(folder / "result.json", RESULT)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.config.choices import Phase, Source
-from rlhf.config.freeze import frozen_keys, keys_that_run_code, read_command
+from rlhf.config.freeze import keys_that_run_code, read_command, read_frozen_keys
 from rlhf.options import modules_of
 from rlhf.report.alarms import CHANCE
 from rlhf.run.model_card import python_example
@@ -29,7 +29,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
     """Return lines with commands that use or measure the model, or repeat the run with changes."""
     folders = [run_dir / each.folder for each in reversed(TRAINED)]
     folders = [folder for folder in folders if folder.exists()]
-    keys = frozen_keys(run_dir)
+    keys = read_frozen_keys(run_dir)
     source = keys.get("data.source")
     suited = [seam for seam in modules_of("chat") if seam.is_trained_for_play(keys)]
     plays = [seam.FLAG for seam in suited]
@@ -71,7 +71,7 @@ def _change_of_run(run_dir: Path) -> tuple[str, dict[str, str]] | None:
 
     Without a fault it is a change of PPO; a run that gained nothing goes on.
     """
-    keys = frozen_keys(run_dir)
+    keys = read_frozen_keys(run_dir)
     if (broken := first_divergence(read_alarms(run_dir))) is not None:
         rate = "ppo.actor_lr" if broken.phase == Phase.ppo else f"{broken.phase}.lr"
         return "with a tenth of the learning rate", {rate: f"{keys[rate] / 10:g}"}

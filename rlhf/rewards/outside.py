@@ -39,7 +39,7 @@ def build_function_reward(part: RewardTerm) -> ScoreFunction:
             f"{failure_reason(error, file)}"
         ) from error
 
-    def scores(answers: Answers) -> Sequence[float]:
+    def score_answers(answers: Answers) -> Sequence[float]:
         try:
             result = called(answers.prompts, answers.responses, **answers.columns)
             return _convert_scores(result, len(answers.responses))
@@ -48,7 +48,7 @@ def build_function_reward(part: RewardTerm) -> ScoreFunction:
         except BaseException as error:  # a function may raise anything, SystemExit included
             raise RewardError(failure_reason(error, file)) from error
 
-    return scores
+    return score_answers
 
 
 def _convert_scores(result: Any, rows: int) -> list[float]:
@@ -79,7 +79,7 @@ def build_http_reward(part: RewardTerm) -> ScoreFunction:
     resource.setrlimit(resource.RLIMIT_AS, (LARGEST_PROCESS, LARGEST_PROCESS))
     pool, headers = urllib3.PoolManager(), _headers(part)
 
-    def answer_to(batch: Mapping[str, Any]) -> list[float]:
+    def request_scores(batch: Mapping[str, Any]) -> list[float]:
         retries = urllib3.Retry(
             part.retries,
             allowed_methods=None,
@@ -101,11 +101,11 @@ def build_http_reward(part: RewardTerm) -> ScoreFunction:
             retries = retries.increment("POST", str(part.url), answer, failure)
             retries.sleep(answer)
 
-    def scores(answers: Answers) -> list[float]:
+    def score_answers(answers: Answers) -> list[float]:
         found: list[float] = []
         for batch in _request_contents(answers, part.batch_size or max(1, len(answers.responses))):
             try:
-                found += answer_to(batch)
+                found += request_scores(batch)
             except urllib3.exceptions.HTTPError as error:
                 cause = getattr(error, "reason", None) or error  # of the last attempt
                 raise RewardError(failure_reason(cause, None)) from error
@@ -113,7 +113,7 @@ def build_http_reward(part: RewardTerm) -> ScoreFunction:
                 raise RewardError("its answer needs too much memory") from error
         return found
 
-    return scores
+    return score_answers
 
 
 def _request_contents(answers: Answers, size: int) -> Iterator[dict[str, Any]]:

@@ -125,11 +125,11 @@ def _refuse_constant(name: str) -> None:
 def _compare_with_column(part: RewardTerm, matches: Callable[[str, str], bool]) -> ScoreFunction:
     (column,) = part.columns
 
-    def scores(answers: Answers) -> list[float]:
+    def score_answers(answers: Answers) -> list[float]:
         pairs = zip(answers.responses, answers.columns[column], strict=True)
         return [float(matches(response, str(wanted))) for response, wanted in pairs]
 
-    return scores
+    return score_answers
 
 
 def _load_validator(file: str | None) -> Callable[[Any], bool]:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.base.safe_text import for_terminal
+from rlhf.base.safe_text import sanitize_for_terminal
 
 if TYPE_CHECKING:
     from rich import progress
@@ -223,4 +223,4 @@ def literal_text(text: str, *, style: str = "") -> Text:
     """Return ``text`` to be shown literally: no rich markup, control characters or secrets."""
     from rich.text import Text
 
-    return Text(for_terminal(text), style=style)
+    return Text(sanitize_for_terminal(text), style=style)

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlhf.base.safe_text import redact
 from rlhf.config.choices import Source
-from rlhf.config.freeze import FROZEN, frozen_keys, read_command
+from rlhf.config.freeze import FROZEN, read_command, read_frozen_keys
 from rlhf.run.results import finished_phases, read_phase_result
 
 PLACES = ("run_dir", "resume")  # keys that do not describe the model
@@ -37,7 +37,7 @@ def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> st
     """
     if not (run_dir / FROZEN).is_file():
         return ""
-    keys = frozen_keys(run_dir)
+    keys = read_frozen_keys(run_dir)
     words = read_command(run_dir)
     command = shlex.join(["python", "launch.py", *words])
     sections = {

@@ -20,7 +20,7 @@ import torch
 
 from rlhf.base.command import wait_for_exit
 from rlhf.base.errors import RlhfError
-from rlhf.base.safe_text import for_terminal
+from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.config.freeze import write_frozen_config
 from rlhf.config.schema.run import LauncherConfig, RunConfig
 from rlhf.run.console import build_console
@@ -136,7 +136,7 @@ def build_stderr_reporter() -> Callable[[Failure], None]:
 
     def print_failure(failure: Failure) -> None:
         if failure.kind is not FailureKind.crashed:
-            os.write(terminal, f"error: {for_terminal(failure.message)}\n".encode())
+            os.write(terminal, f"error: {sanitize_for_terminal(failure.message)}\n".encode())
 
     return print_failure
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import ALARM, METRICS, SAMPLE, GrowingFile
-from rlhf.config.freeze import FROZEN, frozen_keys
+from rlhf.config.freeze import FROZEN, read_frozen_keys
 from rlhf.report.charts import MOST_POINTS, Point, PointsByMetric, RunFiles
 from rlhf.report.page import Headline
 from rlhf.run.console import KEY_METRICS, KeyMetric
@@ -79,7 +79,7 @@ class LiveRun:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = frozen_keys(folder)
+        self.config = read_frozen_keys(folder)
         self.progress = RunProgress(folder)
         self._metrics = GrowingFile(folder / METRICS_FILE, METRICS)
         self._samples = GrowingFile(folder / "samples.jsonl", SAMPLE)

@@ -15,9 +15,9 @@ from rlhf.config.choices import Dtype, KlEstimator, Phase
 from rlhf.config.freeze import (
     FROZEN,
     apply_resume_overrides,
-    frozen_keys,
     load_frozen_config,
     load_run,
+    read_frozen_keys,
     to_run_config,
     write_frozen_config,
 )
@@ -172,6 +172,6 @@ def test_a_config_of_others_cannot_read_the_environment(compose: Compose, tmp_pa
     write_frozen_config(to_run_config(compose([])), tmp_path)
     path = tmp_path / "config.yaml"
     path.write_text(path.read_text().replace("name: default", "name: ${oc.env:HOME}"))
-    for read in (load_frozen_config, frozen_keys):
+    for read in (load_frozen_config, read_frozen_keys):
         with pytest.raises(CheckpointError, match=r"config\.yaml .* it has an interpolation"):
             read(tmp_path)

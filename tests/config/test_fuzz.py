@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import RlhfError
 from rlhf.config.effects import refuse_unread_keys
-from rlhf.config.freeze import frozen_keys, to_run_config, write_frozen_config
+from rlhf.config.freeze import read_frozen_keys, to_run_config, write_frozen_config
 from rlhf.config.hydra_errors import explain_hydra_error
 
 VALUES = ["nan", "inf", "-inf", "-1", "0", "1e400", "[1,2]", "{a: 1}", "text", "''", "null"]
@@ -29,7 +29,7 @@ Compose = Callable[[list[str]], DictConfig]
 def test_no_value_of_any_key_ends_with_a_traceback(compose: Compose, tmp_path: Path) -> None:
     write_frozen_config(to_run_config(compose([])), tmp_path)
     # A value for every third key, chosen by its name, so that all values meet all kinds of keys.
-    keys = list(frozen_keys(tmp_path))[::3]
+    keys = list(read_frozen_keys(tmp_path))[::3]
     drawn = [f"{key}={VALUES[zlib.crc32(key.encode()) % len(VALUES)]}" for key in keys]
     assert len(drawn) > 80
     refused = [word for word in drawn + FOUND if is_refused(word, compose)]

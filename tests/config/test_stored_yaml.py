@@ -12,9 +12,9 @@ from rlhf.base.stored_files import DamagedFileError
 from rlhf.config.freeze import (
     COMMAND,
     FROZEN,
-    frozen_keys,
     load_frozen_config,
     read_command,
+    read_frozen_keys,
 )
 
 BOMB = "seed: 1\na0: &a0 [x, x]\n" + "".join(
@@ -50,7 +50,7 @@ def test_anything_but_plain_values_is_refused_at_once(
     (tmp_path / FROZEN).write_text(text)
     began = time.process_time()
     with pytest.raises(CheckpointError, match=reason) as caught:
-        frozen_keys(tmp_path)
+        read_frozen_keys(tmp_path)
     assert time.process_time() - began < 5
     assert str(caught.value).startswith(f"{tmp_path / FROZEN} ")
     assert "zzsecretzz" not in str(caught.value)
@@ -60,7 +60,7 @@ def test_anything_but_plain_values_is_refused_at_once(
 
 def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / FROZEN).write_text("seed: 1\nof_another_version: {x: 1}\n")
-    keys = frozen_keys(tmp_path)
+    keys = read_frozen_keys(tmp_path)
     assert keys["of_another_version.x"] == 1
     with pytest.raises(CheckpointError, match=r"config\.yaml cannot be read: ppo\.kl_ctl is miss"):
         keys["ppo.kl_ctl"]

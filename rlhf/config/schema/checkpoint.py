@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf.base.errors import refuse_first
+from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import Phase
 from rlhf.config.schema.keys import ABOVE_0, SECONDS, key
 
@@ -84,4 +84,4 @@ def check_checkpoint(config: RunConfig) -> None:
             name in order and not getattr(config, name).eval_every
         ),
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)

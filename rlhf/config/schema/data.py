@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rlhf.base.errors import refuse_first
+from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import SPLIT_PHASES, Phase, Source, Template
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, BETWEEN_0_AND_1, NO_PHASE, Unread, key
 
@@ -135,7 +135,7 @@ def check_data(config: RunConfig) -> None:
             for phase in order
         },
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)
 
 
 def _are_paths(value: Any) -> bool:

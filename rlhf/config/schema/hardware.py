@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.base.errors import refuse_first
+from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import Device, Dtype, OnOom
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, NO_PHASE, ROWS, AtResume, key
 
@@ -64,4 +64,4 @@ def check_hardware(hardware: HardwareConfig) -> None:
         )
         for key in ("peak_tflops", "fp32_tflops", "memory_bandwidth_gb")
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)

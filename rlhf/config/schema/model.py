@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.config.choices import ModelInit, Phase, Source
 from rlhf.config.roles import SHARDED_WEIGHTS, has_reward_model, starting_models
 from rlhf.config.schema.keys import (
@@ -121,7 +121,7 @@ def check_models(config: RunConfig) -> None:
             and reward_model.init is not ModelInit.pretrained
         ),
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)
     for phase in order:
         for group, used in starting_models(config, phase):
             _check_model(group, used)
@@ -161,7 +161,7 @@ def _check_model(key: str, model: ModelConfig) -> None:
             is_random and not model.tokenizer and not model.vocab_size
         ),
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)
 
 
 def check_sequence_lengths(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from rlhf.base.errors import refuse_first
+from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import (
     AdvantageEstimator,
     KlEstimator,
@@ -203,4 +203,4 @@ def check_ppo(ppo: PpoConfig) -> None:
             ppo.dual_clip is not None and ppo.surrogate is not SurrogateName.clip
         ),
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.roles import has_reward_model
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, SCORE, SECONDS, key
@@ -108,7 +108,7 @@ def check_rewards(config: RunConfig) -> None:
             bool(kinds) and Phase.reward in config.phase.order and not has_reward_model(config)
         ),
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)
 
 
 def check_reward_term(key: str, part: RewardTerm) -> None:
@@ -126,7 +126,7 @@ def check_reward_term(key: str, part: RewardTerm) -> None:
             f"{key}.{each.name}={value}: kind={kind} does not read it; it reads "
             f"{', '.join(names)}": is_set and each.name not in names,
         }
-        refuse_first(broken)
+        refuse_broken_rule(broken)
     function, columns = part.function, part.columns
     broken = {
         f"{key}.columns=[{','.join(columns)}]: kind={kind} compares with one column": (
@@ -145,7 +145,7 @@ def check_reward_term(key: str, part: RewardTerm) -> None:
             function is not None and not part.run_code
         ),
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)
     if part.url is not None:
         _check_url(f"{key}.url", part.url)
     try:
@@ -172,4 +172,4 @@ def _check_url(key: str, url: str) -> None:
             not (url.isascii() and url.isprintable()) or " " in url
         ),
     }
-    refuse_first(broken, f"{key}={url}: ")
+    refuse_broken_rule(broken, f"{key}={url}: ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlhf.base.errors import refuse_first
+from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import When
 from rlhf.config.schema.keys import (
     ABOVE_0,
@@ -65,4 +65,4 @@ def check_rollout(rollout: RolloutConfig) -> None:
             rollout.reuse_logprobs is When.always and rollout.backend != "fast"
         ),
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlhf.base.errors import refuse_first
+from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import DpoLossName, LossOn, LrSchedule, Phase, RewardLossName, Source
 from rlhf.config.schema.keys import (
     ABOVE_0,
@@ -140,7 +140,7 @@ def check_reward(config: RunConfig) -> None:
             bool(wanted) and source in (Source.synthetic, Source.environment)
         ),
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlhf.base.errors import refuse_first
+from rlhf.base.errors import refuse_broken_rule
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Device, MomentsDtype, Phase, TrainingEngine
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, setting_unsupported_by_torch, stage_of
@@ -135,7 +135,7 @@ def check_zero(config: RunConfig) -> None:
             hardware.ranks_per_node % zero.hpz_partition_size > 0
         ),
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)
 
 
 def _entry(node: Any, name: str) -> Any:
@@ -193,4 +193,4 @@ def check_training_engine(config: RunConfig) -> None:
             for key, beta2 in beta2s.items()
         },
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import refuse_first
+from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.schema.keys import ANSWERING_PHASES
 from rlhf.config.schema.run import RunConfig
 
@@ -23,4 +23,4 @@ def check(config: RunConfig) -> None:
             rollout.overlap and rows % rollout.samplers != 0
         ),
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import refuse_first
+from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
@@ -21,4 +21,4 @@ def check(config: RunConfig) -> None:
             and Phase.ppo in config.phase.order
         ),
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import refuse_first
+from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import AdvantageEstimator, Phase
 from rlhf.config.schema.run import RunConfig
@@ -29,7 +29,7 @@ def check_batches(config: RunConfig) -> None:
         broken[_too_many_message("ppo.value_branches", ppo.value_branches, rows)] = (
             ppo.value_branches > rows
         )
-    refuse_first(broken, f"{ppo.branching_key} with ")
+    refuse_broken_rule(broken, f"{ppo.branching_key} with ")
     states = {
         f"ppo.critic_check.states={check.states}: each rank takes pairs of states, at most one "
         f"from each of its responses; use a multiple of {2 * ranks} up to {2 * ranks * rows}": (
@@ -38,7 +38,7 @@ def check_batches(config: RunConfig) -> None:
         _too_many_message("ppo.critic_check.branches", check.branches, rows): check.branches > rows,
     }
     if check.every:
-        refuse_first(states, f"ppo.critic_check.every={check.every} with ")
+        refuse_broken_rule(states, f"ppo.critic_check.every={check.every} with ")
 
 
 def _too_many_message(key: str, branches: int, rows: int) -> str:

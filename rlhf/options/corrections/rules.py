@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import refuse_first
+from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import When
 from rlhf.config.schema.keys import ANSWERING_PHASES
 from rlhf.config.schema.run import RunConfig
@@ -40,7 +40,7 @@ def check(config: RunConfig) -> None:
             rollout.top_k > 0
         ),
     }
-    refuse_first(reasons, f"ppo.rollout_correction={correction}: ")
+    refuse_broken_rule(reasons, f"ppo.rollout_correction={correction}: ")
 
 
 def _check_interpolation(ppo: PpoConfig, rollout: RolloutConfig) -> None:
@@ -60,4 +60,4 @@ def _check_interpolation(ppo: PpoConfig, rollout: RolloutConfig) -> None:
         f"ppo.lr_guard_kl={ppo.lr_guard_kl}: the proximal policy moves with the policy; remove "
         "ppo.lr_guard_kl": ppo.lr_guard_kl is not None,
     }
-    refuse_first(reasons, "ppo.proximal_policy=interpolated with ")
+    refuse_broken_rule(reasons, "ppo.proximal_policy=interpolated with ")

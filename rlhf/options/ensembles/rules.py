@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import refuse_first
+from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_reward_model, stage_of
 from rlhf.config.schema.run import RunConfig
 
@@ -21,4 +21,4 @@ def check(config: RunConfig) -> None:
         " with sharded weights (ZeRO stage 3): members start from hidden states of the first "
         "member's layers; use zero=stage2, or set reward.members=1": SHARDED_WEIGHTS in stages,
     }
-    refuse_first(broken, f"reward.members={config.reward.members}")
+    refuse_broken_rule(broken, f"reward.members={config.reward.members}")

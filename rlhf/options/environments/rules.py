@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.config.choices import AdvantageEstimator, Phase, RewardKind, ScaleReward, Source
 from rlhf.config.schema.run import RunConfig
 from rlhf.options.environments.keys import EnvironmentConfig, EnvironmentKind, GaeUnit
@@ -48,7 +48,7 @@ def check_first(config: RunConfig) -> None:
         f"turn, rollout.max_response_tokens={rollout.max_response_tokens}; raise the first, or "
         "lower the second": config.environment.max_tokens < rollout.max_response_tokens,
     }
-    refuse_first(broken, f"environment.kind={config.environment.kind} with ")
+    refuse_broken_rule(broken, f"environment.kind={config.environment.kind} with ")
     if Phase.ppo in config.phase.order and has_turns and ppo.lam_length_alpha is not None:
         raise ConfigError(
             f"ppo.lam_length_alpha={ppo.lam_length_alpha} counts tokens, and the time steps of "
@@ -69,7 +69,7 @@ def _refuse_keys_of_episodes(config: RunConfig) -> None:
         "data.source=environment with environment.kind=none: choose an environment, such as "
         "environment=number_guessing, or other data": config.data.source is Source.environment,
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)
 
 
 def check_environment_keys(environment: EnvironmentConfig) -> None:

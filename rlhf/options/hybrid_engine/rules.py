@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.config.choices import Device, MomentsDtype, TrainingEngine
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.keys import ANSWERING_PHASES
@@ -51,7 +51,7 @@ def _check_prerequisites(config: RunConfig) -> None:
             zero.offload_optimizer and zero.stage == critic_stage == OPTIMIZER_STAGE
         ),
     }
-    refuse_first(broken, f"{BACKEND} with ")
+    refuse_broken_rule(broken, f"{BACKEND} with ")
 
 
 def _check_tensor_parallelism(config: RunConfig) -> None:
@@ -68,7 +68,7 @@ def _check_tensor_parallelism(config: RunConfig) -> None:
         f"does not divide hardware.ranks_per_node={per_node}: the ranks that share weights must be "
         "on one node; use a divisor of the ranks per node, e.g. 1": per_node % size > 0,
     }
-    refuse_first(broken, f"rollout.hybrid_engine.inference_tp_size={size} ")
+    refuse_broken_rule(broken, f"rollout.hybrid_engine.inference_tp_size={size} ")
 
 
 def _check_cuda_graphs(config: RunConfig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.config.choices import Device, Dtype, ModelInit
 from rlhf.config.schema.run import RunConfig
 from rlhf.options.lora.keys import LoraExport, LoraRole
@@ -28,7 +28,7 @@ def _check_quantization(config: RunConfig) -> None:
         f"zero.quantize_frozen_weights=true with hardware.dtype={hardware.dtype}: DeepSpeed "
         "quantizes fp16 weights only; use hardware.dtype=fp16": hardware.dtype is not Dtype.fp16,
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)
 
 
 def _check_adapters(config: RunConfig) -> None:
@@ -40,7 +40,7 @@ def _check_adapters(config: RunConfig) -> None:
         "lora.export=adapter with lora.train_rest=true: the other trained weights would be lost; "
         "use lora.export=merged": lora.train_rest and lora.export is LoraExport.adapter,
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)
     first = {"sft": ("model", config.model), "reward": ("reward_model", config.reward_model)}
     for phase, (key, model) in first.items():
         starts_random = phase in config.phase.order and model.init is ModelInit.random

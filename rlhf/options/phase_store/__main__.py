@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 
-from rlhf.base.safe_text import for_terminal
+from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.options.phase_store.phase_store import GIB, PhaseStore
 
 
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
         case []:
             for entry in entries:
                 line = f"{entry.key}  {entry.phase:<6}  {entry.bytes / GIB:6.2f} GiB  {entry.run}"
-                sys.stdout.write(" ".join(for_terminal(line).splitlines()) + "\n")
+                sys.stdout.write(" ".join(sanitize_for_terminal(line).splitlines()) + "\n")
             sys.stdout.write(f"{len(entries)} phases in {store.folder}\n")
         case ["clear"]:
             kept = store.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import refuse_first
+from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import Phase
 from rlhf.config.schema.model import refuse_compile
 from rlhf.config.schema.run import RunConfig
@@ -29,5 +29,5 @@ def check(config: RunConfig) -> None:
             attention not in ATTENTIONS
         ),
     }
-    refuse_first(broken, f"zero.sequence_parallel_size={size}")
+    refuse_broken_rule(broken, f"zero.sequence_parallel_size={size}")
     refuse_compile(config, "zero.sequence_parallel_size, which exchanges tokens")

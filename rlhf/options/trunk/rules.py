@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import ConfigError, refuse_first
+from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.config.choices import AdvantageEstimator, Phase
 from rlhf.config.schema.model import refuse_compile
 from rlhf.config.schema.run import RunConfig
@@ -31,7 +31,7 @@ def check(config: RunConfig) -> None:
             ppo.actor_freeze_steps > 0
         ),
     }
-    refuse_first(broken)
+    refuse_broken_rule(broken)
 
 
 def _refuse_layers(ppo: PpoConfig) -> None:
