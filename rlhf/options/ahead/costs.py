@@ -21,10 +21,10 @@ SAMPLING = "generation beside training"  # name of the moment with the memory of
 
 
 class SamplingProcessCosts(Costs):
-    """Costs of sampling processes: their memory, and steps as long as the slower of two parts.
+    """Costs of sampling processes: their memory, and the time of a step.
 
-    The parts are sampling and training. Sampling processes do not change the chosen micro-batch,
-    since a run learns the same from responses that are sampled in turn with training.
+    A step takes as long as the slower of sampling and training. The chosen micro-batch is the same
+    as without sampling processes, since a run learns the same with and without them.
     """
 
     def rearrange_ppo(

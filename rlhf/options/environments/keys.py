@@ -42,10 +42,10 @@ class FailureName(StrEnum):
 
     timeout = "timeout"  # a step took longer than environment.step_seconds
     exception = "exception"  # the environment raised an error
-    died = "died"  # its process ended
-    invalid = "invalid"  # it returned something else than a step, or a reward that is no number
-    malformed = "malformed"  # the policy's turn could not be read; the episode goes on
-    cut_turn = "cut_turn"  # the policy's turn reached its token limit; the episode goes on
+    died = "died"  # the environment's process ended
+    invalid = "invalid"  # the environment returned no step, or a reward that is no number
+    malformed = "malformed"  # the policy's turn could not be read; the episode continues
+    cut_turn = "cut_turn"  # the policy's turn reached its token limit; the episode continues
     too_long = "too_long"  # the next observation does not fit; the episode is cut
 
 
