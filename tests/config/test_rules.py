@@ -15,8 +15,8 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.batches import (
     BatchPlan,
     RolloutPlan,
-    batch_plan,
     batch_plans,
+    build_batch_plan,
     divide_exactly,
     divisors,
     num_ranks,
@@ -117,7 +117,7 @@ def test_divisors_are_found_in_pairs() -> None:
         assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
 
 
-def test_exact_div_names_the_nearest_values() -> None:
+def test_divide_exactly_names_the_nearest_values() -> None:
     message = "a=60 is not a multiple of b=8: use a=56 or 64, or b=6 or 10"
     with pytest.raises(ConfigError, match=f"^{message}$"):
         divide_exactly(60, 8, total_key="a", part_key="b")
@@ -126,7 +126,7 @@ def test_exact_div_names_the_nearest_values() -> None:
 
 
 @given(total=st.integers(1, 500), part=st.integers(1, 500))
-def test_values_that_exact_div_names_work(total: int, part: int) -> None:
+def test_values_that_divide_exactly_names_work(total: int, part: int) -> None:
     try:
         assert divide_exactly(total, part, total_key="a", part_key="b") * part == total
     except ConfigError as error:
@@ -153,7 +153,7 @@ def test_values_that_exact_div_names_work(total: int, part: int) -> None:
 def test_batch_plan_by_hand(
     batch_size: int, ranks: int, micro: int | None, cap: int, plan: tuple[int, int, int]
 ) -> None:
-    result = batch_plan(
+    result = build_batch_plan(
         batch_size, key="sft.batch_size", ranks=ranks, micro_batch_size=micro, cap=cap
     )
     assert (result.per_rank, result.micro, result.accumulation) == plan
