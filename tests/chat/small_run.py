@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -24,15 +26,21 @@ def save_run(
     config = to_run_config(compose(["hardware=cpu", "rollout.max_response_tokens=12"]))
     run_dir.mkdir()
     write_frozen_config(config, run_dir)
-    tokenizer = train_tokenizer([WORDS] * 9, vocab_size=330)
+    tokenizer, models = small_models()
     tokenizer.chat_template = build_plain_template("") if expects_turns else None
-    source = source_of("llama", fields={"max_position_embeddings": POSITIONS})
-    models = {
-        "sft/model": build_actor(source, tokenizer, seed=1),
-        "ppo/actor": build_actor(source, tokenizer, seed=2),
-        "reward/model": build_scorer(source, tokenizer, seed=3).pretrained,
-    }
     for place, model in models.items():
         model.save_pretrained(run_dir / place)
         tokenizer.save_pretrained(run_dir / place)
     return run_dir
+
+
+@cache
+def small_models() -> tuple[Any, dict[str, Any]]:
+    """Return a tokenizer and the models by their places; they are only saved."""
+    tokenizer = train_tokenizer([WORDS] * 9, vocab_size=330)
+    source = source_of("llama", fields={"max_position_embeddings": POSITIONS})
+    return tokenizer, {
+        "sft/model": build_actor(source, tokenizer, seed=1),
+        "ppo/actor": build_actor(source, tokenizer, seed=2),
+        "reward/model": build_scorer(source, tokenizer, seed=3).pretrained,
+    }

@@ -44,25 +44,23 @@ def test_hostile_answers_do_not_reach_the_terminal(
     assert capsys.readouterr().out == "\ufffd[2Jred\ufffd\ufffd\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["{run}/ppo"], "{run}/ppo is not the directory of a run: it has no config.yaml"),
-        (["{run}", "--model=actor_ema"], "{run} has no ppo/actor_ema to chat with, only sft/model"),
-        (["{run}", "--model=x"], "--model=x: must be sft, actor, actor_ema or a Hugging Face fol"),
-        (["{run}", "--model={run}/reward/model"], "gives scores, not answers"),
-        (["{run}", "--max-tokens=0"], "--max-tokens=0: must be at least 1"),
-        (["{run}", f"--max-tokens={POSITIONS}"], f"use less than {POSITIONS}"),
-        (["{run}", "--temperature=-1"], "--temperature -1: must be a number of at least 0"),
-    ],
-)
-def test_mistakes_end_with_one_message(
-    words: list[str], message: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([word.format(run=run_dir) for word in words]) == 2
-    shown = capsys.readouterr()
-    assert message.format(run=run_dir) in shown.err
-    assert (shown.out, shown.err.count("error:"), shown.err.count("\n")) == ("", 1, 1)
+MISTAKES = [
+    (["{run}/ppo"], "{run}/ppo is not the directory of a run: it has no config.yaml"),
+    (["{run}", "--model=actor_ema"], "{run} has no ppo/actor_ema to chat with, only sft/model"),
+    (["{run}", "--model=x"], "--model=x: must be sft, actor, actor_ema or a Hugging Face fol"),
+    (["{run}", "--model={run}/reward/model"], "gives scores, not answers"),
+    (["{run}", "--max-tokens=0"], "--max-tokens=0: must be at least 1"),
+    (["{run}", f"--max-tokens={POSITIONS}"], f"use less than {POSITIONS}"),
+    (["{run}", "--temperature=-1"], "--temperature -1: must be a number of at least 0"),
+]
+
+
+def test_mistakes_end_with_one_message(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in MISTAKES:
+        assert main([word.format(run=run_dir) for word in words]) == 2
+        shown = capsys.readouterr()
+        assert message.format(run=run_dir) in shown.err
+        assert (shown.out, shown.err.count("error:"), shown.err.count("\n")) == ("", 1, 1)
 
 
 def test_a_run_that_has_trained_nothing_is_refused(

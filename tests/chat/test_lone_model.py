@@ -72,23 +72,21 @@ def test_a_run_is_no_lone_model_and_the_cache_of_the_hub_is_searched(
     assert (found.folder / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["me/not_here"], "me/not_here is no folder, and no model of that name is in the hub's"),
-        (["{folder}", "--model=sft"], "--model and --environment need the directory of a run"),
-        (["{folder}", "--environment"], "--model and --environment need the directory of a run"),
-        (["{folder}/.."], "has no config.yaml; and it holds no model: it has no config.json"),
-        (["{folder}/../../reward/model"], "gives scores, not answers"),
-    ],
-)
-def test_what_is_no_model_is_refused(
-    words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([word.format(folder=folder) for word in words]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert (error.count("error:"), error.count("\n")) == (1, 1)
+MISTAKES = [
+    (["me/not_here"], "me/not_here is no folder, and no model of that name is in the hub's"),
+    (["{folder}", "--model=sft"], "--model and --environment need the directory of a run"),
+    (["{folder}", "--environment"], "--model and --environment need the directory of a run"),
+    (["{folder}/.."], "has no config.yaml; and it holds no model: it has no config.json"),
+    (["{folder}/../../reward/model"], "gives scores, not answers"),
+]
+
+
+def test_what_is_no_model_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in MISTAKES:
+        assert main([word.format(folder=folder) for word in words]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert (error.count("error:"), error.count("\n")) == (1, 1)
 
 
 def test_it_has_nothing_to_compare_with(folder: Path) -> None:
