@@ -53,18 +53,29 @@ def held_out_metrics(config: RunConfig, phase: Phase) -> list[str]:
     if config.reward.loss is RewardLossName.regression:
         absent.append("calibration_error")
     on = _option_measures(config)
-    names: dict[str, Sequence[str]] = {"parts": [*config.rewards]}
-    for option in on:
-        names |= option.members
     off = {name for each in _option_measures() if each not in on for name in each.evaluated}
     found = []
     for metric in METRICS:
         head, _, own = metric.partition("/eval_")
         if head != phase or not own or own in absent or own.partition("/")[0] in off:
             continue
-        group = own.removesuffix("/NAME")
-        found += [metric] if group == own else [f"{head}/eval_{group}/{n}" for n in names[group]]
+        found += _with_members(metric, config)
     return found
+
+
+def _with_members(metric: str, config: RunConfig) -> list[str]:
+    """Return the names for which ``metric`` stands: itself, or one for each member if it has NAME.
+
+    Members are rewards, or what an option that is on names; an option that is off has none.
+    """
+    group = metric.removesuffix("/NAME")
+    if group == metric:
+        return [metric]
+    members: dict[str, Sequence[str]] = {"parts": [*config.rewards]}
+    for option in _option_measures(config):
+        members |= option.members
+    names = members.get(group.partition("/")[2].removeprefix("eval_"), [])
+    return [f"{group}/{name}" for name in names]
 
 
 def _option_measures(config: RunConfig | None = None) -> list[MeasureNames]:
@@ -74,7 +85,8 @@ def _option_measures(config: RunConfig | None = None) -> list[MeasureNames]:
 
 def logged_metrics(config: RunConfig) -> list[str]:
     """Return the names of the metrics that the phases of a run may log."""
-    found = [m for m in METRICS if "/eval_" not in m and m.partition("/")[0] in config.phase.order]
+    logged = [m for m in METRICS if "/eval_" not in m and m.partition("/")[0] in config.phase.order]
+    found = [name for metric in logged for name in _with_members(metric, config)]
     return found + [m for phase in config.phase.order for m in held_out_metrics(config, phase)]
 
 

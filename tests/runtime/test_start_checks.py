@@ -187,6 +187,13 @@ def test_a_study_of_unknown_names_starts_no_trial(
     assert not search.folder.exists()
 
 
+def test_a_study_may_be_pruned_by_a_part_of_the_score(compose: Compose) -> None:
+    parts = ["+rewards.model={kind: model}", "+rewards.ends={kind: stop}"]
+    found = logged_metrics(to_run_config(compose(parts)))
+    assert {"ppo/parts/model", "ppo/parts/ends", "ppo/eval_parts/ends"} <= {*found}
+    assert not [name for name in found if "NAME" in name]
+
+
 @pytest.mark.parametrize(
     ("key", "size"),
     [("sft.batch_size", 10**9 + 7), ("ppo.rollout_batch_size", 2**62), ("ppo.mini_batch_size", 0)],
