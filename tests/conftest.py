@@ -110,10 +110,9 @@ def _same_environment() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of TINY_RUN, which all workers share: tests only read it."""
-    from tests.runs import finished
+    from tests.runs import finished, session_folder
 
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    folder = session_folder(tmp_path_factory)
     run_dir = folder / "tiny_run"
     with FileLock(folder / "tiny_run.lock"):
         return run_dir if (run_dir / "result.json").exists() else finished(run_dir)

@@ -130,6 +130,28 @@ def soaked(cases: Iterable[str], *names: str) -> list[Any]:
     return [pytest.param(c, marks=pytest.mark.soak) if c in names else c for c in cases]
 
 
+KEEP_ALL = ["checkpoint.keep=9", "checkpoint.keep_finished=true"]
+
+
+def unfinished_copy(whole: Path, run_dir: Path, phase: str, *, after_step: int) -> None:
+    """Copy a run that finished with ``KEEP_ALL``, as if it had been killed late in ``phase``.
+
+    Its last checkpoint is that of ``after_step``; what it logged later is still there.
+    """
+    shutil.copytree(whole, run_dir)
+    for path in (run_dir, run_dir / phase):
+        (path / "result.json").unlink()
+    for state in (run_dir / phase / "state").glob("step-*"):
+        if int(state.name[5:]) > after_step:
+            shutil.rmtree(state)
+
+
+def session_folder(factory: pytest.TempPathFactory) -> Path:
+    """Return the folder that all workers of this session share."""
+    folder = factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
 def new_cache(folder: Path) -> Path:
     """Make a cache without tokens and phases, but with what is measured and compiled just once."""
     folder.mkdir()

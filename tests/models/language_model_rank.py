@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.engine.zero3_rank import engine_of
 from torch import Tensor
 
 from rlhf.base.types import LogprobOptions, SequenceBatch, TokenPositions
@@ -15,7 +16,6 @@ from rlhf.config.roles import Role
 from rlhf.engine.devices import current_ranks
 from rlhf.models.build import build_actor
 from rlhf.models.language_model import LanguageModel
-from tests.engine.zero3_rank import engine_of
 from tests.models_on_disk import small_tokenizer, source_of
 
 OPTIONS = LogprobOptions(0.8, entropy_gradient=True)

@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.devices import current_ranks
-from rlhf.engine.settings import EngineSettings
+from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel, Scorer
@@ -38,6 +39,15 @@ from tests.models_on_disk import (
 from tests.zero_settings import zero_config
 
 LORA = lora_config()
+TRAINED = "stored scorer llama"  # the case in which the engine also takes a step
+ADAMW = OptimizerSettings(
+    lr=0.1,
+    betas=(0.9, 0.95),
+    eps=1e-8,
+    weight_decay=0.0,
+    max_grad_norm=1.0,
+    schedule=build_lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0),
+)
 RUN: Any = None  # no key is read to save a whole model
 Build = Callable[..., Any]
 
@@ -65,7 +75,10 @@ def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> 
     expected = whole_state(inner(whole))
     is_scorer = isinstance(sharded, Scorer)
     engine = DeepSpeedEngine(
-        sharded if is_scorer else LanguageModel(sharded), role=Role.reward, **shared
+        sharded if is_scorer else LanguageModel(sharded),
+        role=Role.critic if name == TRAINED else Role.reward,
+        optimizer=ADAMW if name == TRAINED else None,
+        **shared,
     )
     tensors = tensors_to_save(inner(sharded))
     assert list(tensors) == list(expected), name
@@ -92,7 +105,30 @@ def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> 
         loaded = (build_scorer if is_scorer else build_actor)(source, small_tokenizer(), seed=9)
         for key, tensor in whole_state(inner(loaded)).items():
             assert torch.equal(tensor, state[key].float()), (name, key)
+    if name == TRAINED:
+        check_step(engine, ranks, folder / "trained")
     engine.close()
+
+
+def check_step(engine: DeepSpeedEngine, ranks: Ranks, folder: Path) -> None:
+    """What is saved after a step gives the scores that the sharded model gives."""
+
+    def scores() -> Tensor:
+        with torch.no_grad(), engine.evaluating():
+            return engine(some_ids())
+
+    before = scores()
+    engine.backward(engine(some_ids() + ranks.rank).square().mean())
+    engine.step()
+    after = scores()
+    assert not torch.equal(after, before)
+    folder.mkdir(exist_ok=True)
+    model: Any = engine.module.pretrained
+    Export(model, engine, tensors_to_save(model)).write(folder if ranks.is_main else None)
+    if ranks.is_main:
+        loaded = build_scorer(ModelSource(key="k", path=str(folder)), small_tokenizer(), seed=9)
+        with torch.no_grad():
+            torch.testing.assert_close(loaded.eval()(some_ids()), after)
 
 
 def save_sources(folder: Path) -> None:
@@ -142,12 +178,11 @@ def main(folder: Path) -> None:
     if ranks.is_main:
         save_sources(folder)
     ranks.barrier()
-    for name, build in cases(folder):
-        for dtype in (Dtype.fp32, Dtype.bf16):
-            written = folder / f"written {name} {dtype}"
-            if ranks.is_main:
-                written.mkdir()
-            check(name, build, dtype, ranks, written)
+    for number, (name, build) in enumerate(cases(folder)):
+        written = folder / f"written {name}"
+        if ranks.is_main:
+            written.mkdir()
+        check(name, build, (Dtype.fp32, Dtype.bf16)[number % 2], ranks, written)
     torch.distributed.destroy_process_group()
 
 

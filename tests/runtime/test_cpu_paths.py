@@ -10,20 +10,16 @@ import pytest
 import torch
 
 from rlhf.base.cpu import Isa, can_train_fp16, read_cpu
-from rlhf.options.cpu_kernels.compiling import KERNELS
 from tests.runs import ROOT, TINY_RUN, launch
 
 pytestmark = pytest.mark.slow
 
 SFT = [*TINY_RUN, "phase=sft", "hardware.dtype=bf16", "run_dir=run"]
+LOWER = [level for level in Isa if level < read_cpu().isa]  # all other runs have this CPU's own
 
 
 def kernels_of(cwd: Path, *overrides: str, **environment: object) -> str:
-    """Train an SFT model in bf16, which must succeed; return the line about the kernels.
-
-    The CPU is taken as it is, unless ``environment`` caps it, even where these tests run capped.
-    """
-    environment = {"RLHF_MAX_CPU_ISA": read_cpu().isa.name} | environment
+    """Train an SFT model in bf16, which must succeed; return the line about the kernels."""
     run = launch(*SFT, *overrides, cwd=cwd, **environment)
     assert run.returncode == 0, run.stderr
     result = json.loads((cwd / "run" / "result.json").read_text())
@@ -34,19 +30,15 @@ def kernels_of(cwd: Path, *overrides: str, **environment: object) -> str:
 
 @pytest.mark.parametrize(
     "level",
-    [
-        pytest.param(level, marks=pytest.mark.soak if level is Isa.none else ())
-        for level in Isa
-        if level <= read_cpu().isa
-    ],
+    [pytest.param(level, marks=pytest.mark.soak) for level in LOWER[:-1]] + LOWER[-1:],
 )
-def test_every_level_of_this_cpu(level: Isa, tmp_path: Path) -> None:
+def test_every_lower_level_of_this_cpu(level: Isa, tmp_path: Path) -> None:
     line = kernels_of(tmp_path, RLHF_MAX_CPU_ISA=level.name)
     assert f"in C ({level.name})" in line
     assert ("torch instead of" in line) is (level is Isa.none)
 
 
-@pytest.mark.parametrize("level", ["avx2", "none"])
+@pytest.mark.parametrize("level", ["avx2", pytest.param("none", marks=pytest.mark.soak)])
 def test_auto_is_fp32_without_denormal_numbers_under_a_cap(level: str, tmp_path: Path) -> None:
     auto = [word for word in TINY_RUN if not word.startswith("hardware.dtype")]
     auto += ["phase=sft", "run_dir=run", "tracking.others=[tests.killer:DenormalFinder]"]
@@ -60,53 +52,19 @@ def test_auto_is_fp32_without_denormal_numbers_under_a_cap(level: str, tmp_path:
 def test_an_unknown_cap_is_refused(tmp_path: Path) -> None:
     run = launch(*SFT, cwd=tmp_path, RLHF_MAX_CPU_ISA="avx9")
     assert run.returncode == 2
-    assert run.stderr == (
-        "error: RLHF_MAX_CPU_ISA=avx9: must be one of none, avx2, avx512_bf16, amx, or unset\n"
-    )
+    assert run.stderr.startswith("error: RLHF_MAX_CPU_ISA=avx9: must be one of none, avx2, ")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
-    data = f"data.cache_dir={tmp_path / 'data'}"
-    line = kernels_of(tmp_path, data, RLHF_CACHE="/proc/nowhere", TMPDIR=tmp_path)
-    assert line == f"kernels: {', '.join(compiled())} in C ({read_cpu().isa.name})"
-
-
-def test_no_compiler(tmp_path: Path) -> None:
-    line = kernels_of(tmp_path, RLHF_CACHE=tmp_path / "cache", **no_compiler(tmp_path))
-    assert line.startswith(f"kernels: none in C ({read_cpu().isa.name}); torch instead of adamw")
-    assert line.endswith("there is no C compiler; install gcc")
-
-
-def test_a_compiler_that_fails(tmp_path: Path) -> None:
-    cache = {"RLHF_CACHE": tmp_path / "cache"}
-    gnu = (
-        "[ $1 = --version ] && echo Free Software Foundation && exit; echo error: full >&2; exit 4"
-    )
-    line = kernels_of(tmp_path, **cache, **no_compiler(tmp_path, gcc=gnu))
-    assert line.endswith("gcc failed with exit code 4 (error: full)")
-    assert not list((tmp_path / "cache").glob("*.so"))
-
-
-def test_clang_instead_of_gcc(tmp_path: Path) -> None:
-    cache = {"RLHF_CACHE": tmp_path / "cache"}
-    line = kernels_of(tmp_path, **cache, **no_compiler(tmp_path, cc="echo clang version 19"))
-    assert line.endswith("cc is not gcc, and only gcc shares torch's threads; install gcc")
-
-
-def compiled() -> list[str]:
-    """The kernels of this CPU."""
-    return [name for name, level in KERNELS.items() if level <= read_cpu().isa]
-
-
-def no_compiler(folder: Path, **scripts: str) -> dict[str, str]:
-    """A PATH with nothing but ``scripts``."""
-    programs = folder / "bin"
+def test_neither_a_compiler_nor_a_cache(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
     programs.mkdir()
-    for name, script in scripts.items():
-        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
-        (programs / name).chmod(0o755)
-    return {"PATH": str(programs)}
+    isa = read_cpu().isa.name  # even where these tests run capped
+    where = {"RLHF_CACHE": "/proc/nowhere", "TMPDIR": tmp_path, "PATH": programs}
+    cache = f"data.cache_dir={tmp_path / 'data'}"
+    line = kernels_of(tmp_path, cache, RLHF_MAX_CPU_ISA=isa, **where)
+    assert line.startswith(f"kernels: none in C ({isa}); torch instead of adamw")
+    assert line.endswith("there is no C compiler; install gcc")
 
 
 @pytest.mark.skipif(can_train_fp16(), reason="this CPU has fp16, which test_fp16 runs in")
@@ -118,11 +76,9 @@ def test_fp16_without_arithmetic_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("profile", ["a100_40g", "8xa100_40g"])
-def test_a_gpu_profile_without_gpus_is_refused(profile: str, tmp_path: Path) -> None:
-    run = launch(
-        f"hardware={profile}", "ppo.rollout_batch_size=128", cwd=tmp_path, CUDA_VISIBLE_DEVICES=""
-    )
+def test_a_gpu_profile_without_gpus_is_refused(tmp_path: Path) -> None:
+    words = ["hardware=8xa100_40g", "ppo.rollout_batch_size=128"]
+    run = launch(*words, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert run.returncode == 2
     remedy = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
     if torch.version.cuda is None:

@@ -8,24 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import finished, metrics
+from tests.runs import metrics
 
 pytestmark = pytest.mark.slow
 
-SHORT = ["phase=pipeline_dpo", "dpo.batch_size=16", "dpo.epochs=0.2", "dpo.eval_every=1"]
-SHORT += ["dpo.lr=1e-3", "dpo.warmup_steps=2", "dpo.eval_prompts=8", "dpo.eval_examples=16"]
-SHORT += ["model.dropout=0.3"]  # of SFT: DPO learns without, or policy and reference would differ
 
-
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finished(tmp_path_factory.mktemp("runs") / "run", *SHORT)
-
-
-def test_dpo_starts_from_the_sft_model_and_learns(run_dir: Path) -> None:
-    lines = [line for line in metrics(run_dir) if line["phase"] == "dpo"]
+def test_dpo_starts_from_the_sft_model_and_learns(dpo_run: Path) -> None:
+    lines = [line for line in metrics(dpo_run) if line["phase"] == "dpo"]
     steps = [line for line in lines if "dpo/loss" in line]
-    result = json.loads((run_dir / "result.json").read_text())["phases"]["dpo"]
+    result = json.loads((dpo_run / "result.json").read_text())["phases"]["dpo"]
     assert [line["step"] for line in steps] == list(range(1, result["steps"] + 1))
     assert steps[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert steps[0]["dpo/margin"] == pytest.approx(0, abs=1e-6)
@@ -37,10 +28,10 @@ def test_dpo_starts_from_the_sft_model_and_learns(run_dir: Path) -> None:
     assert abs(result["kl_after"]) > 0
 
 
-def test_the_policy_is_an_ordinary_folder(run_dir: Path) -> None:
+def test_the_policy_is_an_ordinary_folder(dpo_run: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = run_dir / "dpo" / "actor"
+    folder = dpo_run / "dpo" / "actor"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids_BS = tokenizer("\n\nHuman: hi\n\nAssistant:", return_tensors="pt").input_ids
     logits_BSV = AutoModelForCausalLM.from_pretrained(folder)(ids_BS).logits

@@ -10,7 +10,7 @@ import pytest
 from rlhf.evaluate.__main__ import evaluate
 from rlhf.export import main as export
 from tests.models_on_disk import save_models
-from tests.runs import finished
+from tests.runs import finished, soaked
 
 
 def ends_of(folder: Path) -> list[int]:
@@ -19,7 +19,7 @@ def ends_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["fast", "hf"])
+@pytest.mark.parametrize("backend", soaked(["fast", "hf"], "hf"))
 def test_all_end_tokens_end_responses_until_the_export(backend: str, tmp_path: Path) -> None:
     save_models(tmp_path, policy="words", reward="words")
     ends = [1, *range(2, 250)]  # nearly all of the vocabulary, so that nearly all responses end

@@ -12,27 +12,25 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.killer import PATH
+from rlhf.gpu_check.runs import differing_files
 from tests.pretend_cuda.gpu import missing_to_pretend
 from tests.runs import (
     EPISODES,
+    KEEP_ALL,
     ON_GPU,
     TINY_RUN,
-    finished,
     launch_on_gpu,
     metrics,
     python,
     soaked,
+    unfinished_copy,
 )
-from tests.soak import differing_files
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(missing_to_pretend() is not None, reason=str(missing_to_pretend())),
 ]
-FEW = ["sft.eval_examples=8", "reward.eval_examples=8", "ppo.eval_prompts=8", "dpo.eval_prompts=8"]
-KILLER = f"tracking.others=[{PATH}]"
-A100 = [*TINY_RUN, *FEW, "hardware=a100_40g"]
+A100 = [*TINY_RUN, "hardware=a100_40g"]
 SHORT = ["experiment=smoke", "hardware=a100_40g", "rollout.max_response_tokens=8"]
 PPO = [*SHORT, "phase=ppo", "ppo.steps=2", "ppo.eval_prompts=8"]
 DPO = [*SHORT, "phase=dpo", "dpo.batch_size=64", "dpo.eval_prompts=8"]
@@ -46,31 +44,27 @@ def on_gpu(run_dir: Path, *overrides: str, **how: Any) -> subprocess.CompletedPr
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run on a GPU and on a CPU, and what they say."""
-    folder = tmp_path_factory.mktemp("trained")
-    run = on_gpu(folder / "gpu", "zero=stage1")
+    """The run of ``tiny_run`` on a GPU."""
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    run = on_gpu(run_dir, "zero=stage1")
     assert run.returncode == 0, run.stderr
     assert "1 x cuda, fp32" in run.stdout
-    finished(folder / "cpu", *FEW)
-    return folder
+    return run_dir
 
 
-def test_a_gpu_computes_what_a_cpu_does(trained: Path) -> None:
-    assert_same_metrics(trained)
+def test_a_gpu_computes_what_a_cpu_does(trained: Path, tiny_run: Path) -> None:
+    assert_same_metrics(trained, tiny_run)
 
 
-def test_episodes_of_a_gpu_are_those_of_a_cpu(tmp_path: Path) -> None:
+def test_episodes_of_a_gpu_are_those_of_a_cpu(tmp_path: Path, episode_run: Path) -> None:
     """Rows are parked beside CUDA graphs, and extended by observations."""
-    run = on_gpu(tmp_path / "gpu", *EPISODES, "zero=stage1")
+    run = on_gpu(tmp_path / "run", *EPISODES, "ppo.eval_every=1", "zero=stage1")
     assert run.returncode == 0, run.stderr
-    finished(tmp_path / "cpu", *FEW, *EPISODES)
-    assert_same_metrics(tmp_path)
+    assert_same_metrics(tmp_path / "run", episode_run)
 
 
-def assert_same_metrics(folder: Path) -> None:
-    there, here = (metrics(folder / name) for name in ("gpu", "cpu"))
-    assert len(there) == len(here)
-    for gpu_line, cpu_line in zip(there, here, strict=True):
+def assert_same_metrics(on_gpu: Path, on_cpu: Path) -> None:
+    for gpu_line, cpu_line in zip(metrics(on_gpu), metrics(on_cpu), strict=True):
         assert gpu_line.keys() == cpu_line.keys()
         for name, value in cpu_line.items():
             if isinstance(value, float):
@@ -79,44 +73,39 @@ def assert_same_metrics(folder: Path) -> None:
 
 def test_commands_on_finished_runs_use_the_gpu(trained: Path) -> None:
     answers = []
-    for name, words, env in (
-        ("gpu", ["-m", "tests.pretend_cuda", "-m"], ON_GPU),
-        ("cpu", ["-m"], {}),
-    ):
-        evaluated = python(*words, "rlhf.evaluate", trained / name, **env)
+    for words, env in ((["-m", "tests.pretend_cuda", "-m"], ON_GPU), (["-m"], {})):
+        evaluated = python(*words, "rlhf.evaluate", trained, **env)
         assert evaluated.returncode == 0, evaluated.stderr
         assert ("launch: " in evaluated.stderr) is bool(env)
         assert ("allocator: expandable_segments:True" in evaluated.stderr) is bool(env)
-        rows = (trained / name / "evaluation" / "answers.jsonl").read_text().splitlines()
+        rows = (trained / "evaluation" / "answers.jsonl").read_text().splitlines()
         answers.append([json.loads(row)["response"] for row in rows])
     assert answers[0] == answers[1]
 
 
 def test_fp16_is_resumed_exported_and_evaluated(trained: Path, tmp_path: Path) -> None:
     """The CPU that exports and evaluates need not have fp16; weights of adapters are rounded."""
-    words = [*PPO, f"from_run={trained / 'gpu'}", "hardware.dtype=fp16", "zero=stage3_offload"]
+    words = [*PPO, f"from_run={trained}", "hardware.dtype=fp16", "zero=stage3_offload"]
     words += ["lora=default", "ppo.ema_beta=0.9", "zero.offload_ema=true", "ppo.ptx_coef=0.5"]
-    words += ["checkpoint.every_steps=1", "checkpoint.keep_finished=true", KILLER]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    runs = [
-        launch_on_gpu(*words, f"run_dir={whole}", cwd=tmp_path),
-        launch_on_gpu(*words, f"run_dir={killed}", cwd=tmp_path, KILL_AT="ppo:2"),
-        launch_on_gpu(f"resume={killed}", cwd=tmp_path),
-    ]
-    assert [run.returncode for run in runs] == [0, -9, 0], runs[-1].stderr
-    assert "continues after step 1" in runs[-1].stdout
-    assert differing_files(whole, killed) == []
+    words += ["checkpoint.every_steps=1", *KEEP_ALL]
+    run_dir, stopped = tmp_path / "run", tmp_path / "stopped"
+    run = launch_on_gpu(*words, f"run_dir={run_dir}", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    unfinished_copy(run_dir, stopped, "ppo", after_step=1)
+    resumed = launch_on_gpu(f"resume={stopped}", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "continues after step 1" in resumed.stdout
+    assert differing_files(run_dir, stopped) == []
     for command in (
-        ["rlhf.evaluate", whole],
-        ["rlhf.export", whole, "--checkpoint", 2, "--average"],
+        ["rlhf.evaluate", run_dir],
+        ["rlhf.export", run_dir, "--checkpoint", 2, "--average"],
     ):
         run = python("-m", *command)
         assert run.returncode == 0, run.stderr
-    averaged = [load_file(whole / at / "model.safetensors") for at in ("exported", "ppo/actor_ema")]
-    for name, weights in averaged[0].items():
-        torch.testing.assert_close(
-            weights, averaged[1][name], rtol=1e-3, atol=1e-5, check_dtype=False
-        )
+    folders = (run_dir / "exported", run_dir / "ppo" / "actor_ema")
+    exported, average = (load_file(folder / "model.safetensors") for folder in folders)
+    for name, weights in exported.items():
+        torch.testing.assert_close(weights, average[name], rtol=1e-3, atol=1e-5, check_dtype=False)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +117,7 @@ def test_fp16_is_resumed_exported_and_evaluated(trained: Path, tmp_path: Path) -
     ids=["dpo", "trunk"],
 )
 def test_other_runs_on_a_gpu_in_bf16(trained: Path, tmp_path: Path, words: list[str]) -> None:
-    words = [*words, "hardware.dtype=bf16", f"from_run={trained / 'gpu'}"]
+    words = [*words, "hardware.dtype=bf16", f"from_run={trained}"]
     run = launch_on_gpu(*words, f"run_dir={tmp_path / 'run'}", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     losses = [v for line in metrics(tmp_path / "run") for name, v in line.items() if "loss" in name]
@@ -139,23 +128,20 @@ def test_other_runs_on_a_gpu_in_bf16(trained: Path, tmp_path: Path, words: list[
 @pytest.mark.parametrize("zero", soaked(["stage2_offload", "stage3_offload"], "stage3_offload"))
 def test_two_gpus_whose_optimizer_is_on_the_host(zero: str, tmp_path: Path) -> None:
     """Two GPUs reduce tensors of GPUs only, and the digested weights are on the host."""
-    words = ["hardware.ranks_per_node=2", f"zero={zero}", "hardware.dtype=bf16", "ppo.steps=4"]
-    words += ["checkpoint.digest_every=2", "checkpoint.every_steps=2", "ppo.ema_beta=0.9"]
+    words = ["hardware.ranks_per_node=2", f"zero={zero}", "hardware.dtype=bf16"]
+    words += ["phase.order=[sft,ppo]", "model@reward_model=gold", "checkpoint.digest_every=2"]
+    words += ["checkpoint.every_steps=2", "ppo.ema_beta=0.9", "sft.epochs=0.1"]
     run = on_gpu(tmp_path / "run", *words, machine="2xa100")
     assert run.returncode == 0, run.stderr
     lines = (tmp_path / "run" / "digests.jsonl").read_text().splitlines()
     digests = [json.loads(line) for line in lines]
-    steps = {(line["phase"], line["step"]) for line in digests}
-    assert {("ppo", 2), ("ppo", 4)} < steps
-    assert {phase for phase, _ in steps} == {"sft", "reward", "ppo"}
+    assert {(line["phase"], line["step"]) for line in digests} >= {("sft", 2), ("ppo", 2)}
 
 
 @pytest.mark.parametrize(
     ("machine", "words", "code", "line"),
     [
         ("8xa100", [], 0, "8 x NVIDIA A100-SXM4-40GB, 39.4 GiB, bf16; rates of a100_40g"),
-        ("mig", [], 0, "1 x NVIDIA A100-SXM4-40GB MIG 3g.20gb, 19.6 GiB, bf16; rates of a100_40g"),
-        ("unknown", [], 0, "1 x NVIDIA RTX PRO 6000 Blackwell, 95.0 GiB, bf16; rates of template"),
         ("v100", [], 0, "this machine's CPU, although it has a GPU: Tesla V100-SXM2-32GB (sm_70)"),
         ("old_driver", ["hardware.device=cuda"], 2, "update the NVIDIA driver 535.104.05 to 580"),
         ("v100", ["hardware=v100_32g", "plan=check"], 2, "install a build of torch for CUDA 12.6"),

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from rlhf.base.stored_files import METRICS as LINES
+from rlhf.base.stored_files import read_lines
+from rlhf.config.choices import Phase
+from rlhf.config.freeze import load_run
 from rlhf.run.metric_table import METRICS, documented_name
-from tests.runs import EPISODES, finished
+from rlhf.run.results import read_phase_result
+from rlhf.runtime.start_checks import held_out_metrics, logged_metrics, result_names
 
 pytestmark = pytest.mark.slow
 
-# Options of PPO that log more than the default run does.
-OPTIONS = [
-    "ppo.kl_placement=loss",
-    "ppo.kl_estimator=k3",
-    "ppo.dual_clip=3.0",
-    "ppo.lr_guard_kl=1.0",
-    "ppo.ptx_coef=0.5",
-    "ppo.eval_every=1",
-    "reward.members=2",
-    "ppo.rollout_correction=token",
-    "ppo.advantage_estimator=grpo",  # the episodes have a critic
-    "ppo.responses_per_prompt=2",
-    "ppo.resampling_rounds=1",
-    "rewards={model: {kind: model}, ends: {kind: stop, weight: 0.1}}",
-]
 # Logged by DeepSpeed's Hybrid Engine only, which needs a GPU (tests/options/hybrid_engine).
 ON_GPUS = {"rollout/accelerated_layers"}
 # Logged by ppo.critic_check, except for what a run as small as these cannot tell
@@ -36,16 +25,25 @@ OF_CHECKS = {"time/critic_check_seconds", *(f"ppo/critic_{measure}" for measure 
 
 
 def names(run_dir: Path) -> set[str]:
-    lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    lines = read_lines(run_dir / "metrics.jsonl", LINES)
     return {name for line in lines for name in line} - {"phase", "step"}
 
 
-def test_runs_log_every_name_of_the_table_and_no_other(tmp_path: Path) -> None:
-    (tmp_path / "corpus.txt").write_text("\n\n".join(f"text number {n}" for n in range(60)))
-    corpus = f"data.ptx_path={tmp_path / 'corpus.txt'}"
-    pipeline = finished(tmp_path / "pipeline", *OPTIONS, corpus)
-    dpo = finished(tmp_path / "dpo", "phase=pipeline_dpo")
-    episodes = finished(tmp_path / "episodes", *EPISODES, "ppo.eval_every=1")
-    found = names(pipeline) | names(dpo) | names(episodes)
+def test_runs_log_every_name_of_the_table_and_no_other(
+    option_run: Path, dpo_run: Path, episode_run: Path
+) -> None:
+    found = names(option_run) | names(dpo_run) | names(episode_run)
     logged = {documented_name(name) for name in found}
     assert logged | ON_GPUS | OF_CHECKS == set(METRICS)
+
+
+def test_names_that_searches_and_checkpoints_may_use_are_those_of_a_run(option_run: Path) -> None:
+    config = load_run(option_run)
+    for phase in (Phase.sft, Phase.reward, Phase.ppo):
+        result = read_phase_result(option_run, phase) or {}
+        numbers = {f"{phase}.{n}" for n, v in result.items() if isinstance(v, int | float)}
+        assert numbers <= set(result_names(config))
+    found = names(option_run)
+    assert {n for n in found if n.startswith("ppo/eval_")} == {*held_out_metrics(config, Phase.ppo)}
+    logged = {n for n in found if n.partition("/")[0] in ("sft", "reward", "ppo")}
+    assert {n for n in logged if "one_item" not in n} <= set(logged_metrics(config))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import CheckpointError, RlhfError
-from rlhf.base.finite_numbers import replace_non_finite, restore_nan
+from rlhf.base.finite_numbers import restore_nan
 from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import read_run
 from rlhf.report.summary import summary_table
@@ -45,15 +45,6 @@ def test_a_nan_policy_with_a_finite_score_has_failed(tmp_path: Path) -> None:
 def test_a_result_without_the_measure_is_damaged(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"sft/result\.json has no perplexity_after"):
         find_objective({"sft": {"steps": 2}}, tmp_path)
-
-
-def test_json_has_no_nan(tmp_path: Path) -> None:
-    content = {"a": [math.nan, (math.inf, 1.0)], "b": {"c": -math.inf}}
-    write_json(tmp_path / "x.json", content)
-    text = (tmp_path / "x.json").read_text()
-    found = json.loads(text, parse_constant=pytest.fail)
-    assert found == {"a": [None, [None, 1.0]], "b": {"c": None}}
-    assert replace_non_finite({"a": (1, 2.0)}) == {"a": (1, 2.0)}, "equal if all numbers are finite"
 
 
 def test_readers_of_a_failed_run_accept_null(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from rlhf.run.results import phase_result_path, write_json
 from rlhf.runtime.phase_runs import collect_results
 from rlhf.runtime.worker import create_or_load_tokenizer, drop_repeated_lines
 from tests.models_on_disk import save_models
-from tests.runs import TINY_RUN, launch
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -76,14 +75,3 @@ def test_a_reward_model_trained_alone_brings_its_own_tokenizer(
     assert tokenizer.get_vocab() == load_tokenizer(tmp_path / "reward", key="k").get_vocab()
     again = create_or_load_tokenizer(config, tmp_path, parts={})
     assert again.get_vocab() == tokenizer.get_vocab()
-
-
-@pytest.mark.slow
-def test_too_little_data_for_ppo_is_refused_before_sft_is_trained(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    words = [*TINY_RUN, "ppo.rollout_batch_size=128", f"run_dir={run_dir}"]
-    run = launch(*words, cwd=tmp_path)
-    assert run.returncode == 2
-    assert "error: data: the ppo phase has" in run.stderr
-    assert "Use ppo.rollout_batch_size=" in run.stderr
-    assert not (run_dir / "sft").exists()
