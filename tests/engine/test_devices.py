@@ -70,12 +70,6 @@ def test_fewer_gpus_than_ranks_are_refused() -> None:
     )
 
 
-def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(CapabilityError, match=r"hardware\.device=cuda: torch finds no GPU here;"):
-        current_ranks(Device.cuda)
-
-
 @pytest.mark.parametrize("gpu", [V100], indirect=True)
 def test_a_gpu_without_kernels_is_refused(gpu: Gpu) -> None:
     with pytest.raises(CapabilityError) as refused:

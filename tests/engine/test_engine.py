@@ -11,7 +11,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("stage", "offload"),
-    [(0, "none"), (1, "none"), (2, "none"), (2, "offload"), (3, "none"), (3, "offload")],
+    [
+        *((0, "none"), (2, "offload"), (3, "none")),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in [(1, "none"), (3, "offload")]),
+    ],
 )
 def test_engine_keeps_its_promises(stage: int, offload: str) -> None:
     run = python(*TORCHRUN, "-m", "tests.engine.engine_rank", stage, offload)

@@ -21,6 +21,7 @@ from rlhf.engine.masters import Masters
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.options.average.models import MovingAverage
 from tests.engine.test_torch_engine import ADAMW, engine_of, train
+from tests.pretend_cuda.gpu import Gpu
 
 
 def averages(kind: Any, stage: int, dtype: Dtype, *, offload_ema: bool) -> list[Tensor]:
@@ -35,9 +36,13 @@ def averages(kind: Any, stage: int, dtype: Dtype, *, offload_ema: bool) -> list[
         return [*average, *(p.detach().clone() for p in engine.module.parameters())]
 
 
-@pytest.mark.parametrize("dtype", [Dtype.fp32, Dtype.bf16])
 @pytest.mark.parametrize(
-    ("kind", "stage"), [(TorchEngine, 1), (DeepSpeedEngine, 0), (DeepSpeedEngine, 1)]
+    ("kind", "stage", "dtype"),
+    [
+        (TorchEngine, 1, Dtype.bf16),
+        (DeepSpeedEngine, 0, Dtype.fp32),
+        (DeepSpeedEngine, 1, Dtype.bf16),
+    ],
 )
 def test_on_a_cpu_the_host_is_where_the_average_is_anyway(
     kind: Any, stage: int, dtype: Dtype
@@ -74,8 +79,7 @@ def test_chunks_change_nothing(shape: tuple[int, ...], monkeypatch: pytest.Monke
     assert torch.equal(weights, start + 1.0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_beside_a_gpu_the_average_is_pinned() -> None:
+def test_beside_a_gpu_the_average_is_pinned(gpu: Gpu) -> None:
     weights = torch.randn(40, generator=torch.Generator().manual_seed(1)).cuda()
     start = weights.clone()
     average = MovingAverage(Masters([weights], lambda: None), beta=0.75, on_host=True)
