@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 
 from rlhf.run.model_folder import replace_folder_atomically, save_model
-from rlhf.run.results import phase_result_path, read_phase_result, write_json
 from tests.models_on_disk import small_tokenizer
 
 
@@ -47,13 +46,6 @@ def test_weights_can_be_read_by_those_whom_the_umask_allows(
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()} == {mode}
-
-
-def test_a_phase_is_finished_when_its_result_is_there(tmp_path: Path) -> None:
-    assert read_phase_result(tmp_path, "sft") is None
-    write_json(phase_result_path(tmp_path, "sft"), {"perplexity_after": 2.5})
-    assert read_phase_result(tmp_path, "sft") == {"perplexity_after": 2.5}
-    assert [p.name for p in (tmp_path / "sft").iterdir()] == ["result.json"]
 
 
 def test_a_model_folder_holds_what_was_written_the_tokenizer_and_a_card(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -145,11 +144,6 @@ def test_a_read_only_folder_is_named(small_drive: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot be written \(Read-only file system\)"):
         write(small_drive, 2)
     assert load_checkpoint(earlier).step == 1
-
-
-def test_state_of_the_phase_is_plain_json(tmp_path: Path) -> None:
-    state = json.loads((write(tmp_path, 3) / "state.json").read_text())
-    assert state == {"step": 3, "results": {"before": 0.5}}
 
 
 def flaky(monkeypatch: pytest.MonkeyPatch, errors: list[str]) -> list[float]:

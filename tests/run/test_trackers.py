@@ -77,14 +77,6 @@ def test_an_undocumented_metric_is_logged_and_named_once() -> None:
     assert said[0].startswith("warning: sft/los is not in rlhf/run/metrics.yaml; the nearest")
 
 
-def test_a_metrics_line_holds_phase_step_and_values(tmp_path: Path) -> None:
-    tracker = FileTracker(tmp_path, [].append)
-    tracker.log("ppo", 12, {"ppo/clipfrac": 0.03})
-    tracker.finish()
-    expected = '{"phase": "ppo", "step": 12, "ppo/clipfrac": 0.03}\n'
-    assert (tmp_path / "metrics.jsonl").read_text() == expected
-
-
 def test_a_sample_line_holds_gold_only_if_it_is_known(tmp_path: Path) -> None:
     tracker = FileTracker(tmp_path, [].append)
     parts = {"gold": 0.0, "exact": 0.0, "polite": 0.5}
@@ -133,14 +125,6 @@ def test_a_tracker_of_the_user_is_imported(tmp_path: Path) -> None:
         config = run_config(WandbMode.disabled, others=[wrong])
         with pytest.raises(ConfigError, match=rf"tracking\.others={wrong}: .*package\.module:NAME"):
             build_tracker(config, tmp_path, is_main=True, say=said.append)
-
-
-def test_the_main_rank_writes_metrics_jsonl(tmp_path: Path) -> None:
-    tracker = build_tracker(run_config(WandbMode.disabled), tmp_path, is_main=True, say=[].append)
-    tracker.log("sft", 1, {"sft/loss": 1.0})
-    tracker.finish()
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-    assert json.loads((tmp_path / "metrics.jsonl").read_text())["sft/loss"] == 1.0
 
 
 def test_the_other_ranks_write_nothing(tmp_path: Path) -> None:

@@ -11,16 +11,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wandb
 from wandb.errors import CommError
 
 from rlhf.config.choices import WandbMode
-from rlhf.config.schema.run import TrackingConfig
+from rlhf.config.freeze import to_run_config
 from rlhf.run.tracker import Sample, Token
-from rlhf.run.trackers import FileTracker
+from rlhf.run.trackers import FileTracker, build_tracker
 from rlhf.run.wandb_run import MOST_INCREMENTS, WandbTracker, read_history, read_records
+from tests.conftest import Compose
+from tests.run.test_trackers import run_config
 from tests.runs import ROOT, TINY_RUN, launch, start
 
 CODE = """
@@ -119,14 +122,6 @@ def test_offline_needs_no_account_and_prints_nothing(machine: Machine) -> None:
 
 
 @pytest.mark.slow
-def test_the_id_of_a_sweep_agent_goes_first(machine: Machine) -> None:
-    (machine.run_dir / "wandb_id").write_text("mine\n")
-    machine.track("offline", WANDB_RUN_ID="theirs")
-    assert (machine.run_dir / "wandb_id").read_text() == "theirs\n"
-    assert list(machine.run_dir.glob("wandb/*/run-theirs.wandb"))
-
-
-@pytest.mark.slow
 def test_online_without_a_key_says_the_ways_out_and_does_not_ask(machine: Machine) -> None:
     keyboard, terminal = pty.openpty()
     try:
@@ -142,7 +137,7 @@ def test_online_without_a_key_says_the_ways_out_and_does_not_ask(machine: Machin
     assert not (machine.run_dir / "wandb_id").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_malformed_key_is_refused_in_wandbs_words(machine: Machine) -> None:
     done = machine.track("online", WANDB_API_KEY="short")
     assert done.returncode == 1
@@ -163,6 +158,7 @@ def test_a_server_that_does_not_answer_is_an_error_within_seconds(machine: Machi
 def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     words = [*TINY_RUN, "tracking=wandb_offline", "tracking.tags=[tiny]", f"ppo.steps={STEPS}"]
+    words += ["phase.order=[sft,ppo]", "model@reward_model=gold"]
     words += ["ppo.sample_every=2", f"run_dir={run_dir}"]
     process = start(ROOT / "launch.py", *words, cwd=tmp_path)
     metrics = run_dir / "metrics.jsonl"
@@ -179,7 +175,7 @@ def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> Non
     assert [path.name for path in files] == [f"run-{run_id}.wandb"] * 2
     for path in files:
         (run,) = [each.run for each in read_records(path) if each.HasField("run")]
-        assert (run.run_group, run.job_type) == ("smoke", "sft+reward+ppo")
+        assert (run.run_group, run.job_type) == ("smoke", "sft+ppo")
         assert list(run.tags) == ["tiny"]
     logged = read_history(run_dir)
     for name in WATCHED:
@@ -203,22 +199,35 @@ class FakeRun:
 
     def define_metric(self, *_: object, **__: object) -> None: ...
 
+    def finish(self) -> None: ...
+
     def log(self, values: dict[str, object]) -> None:
         self.logged.append(values)
 
 
 def fake_tracker(run_dir: Path, mode: WandbMode = WandbMode.offline) -> WandbTracker:
-    config = TrackingConfig(
-        wandb=mode,
-        project="p",
-        entity=None,
-        tags=[],
-        tensorboard=False,
-        others=[],
-        show_config=False,
-        log_every=1,
-    )
+    config = run_config(mode).tracking
     return WandbTracker(config, run_dir, {}, name="n", group="g", job_type="ppo")
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "group"),
+    [("runs/pets/monday", "pets"), ("runs/sweeps/kl-1a2b/seed=1", "kl-1a2b")],
+    ids=["alone", "job of a sweep"],
+)
+def test_names_are_those_of_the_config_and_the_sweep(
+    run_dir: str, group: str, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(wandb, "init", lambda **how: given.update(how) or FakeRun())
+    words = ["name=pets", "tracking.project=zoo", "tracking.entity=team", "tracking.tags=[a,b]"]
+    config = to_run_config(compose(["tracking=wandb_offline", *words]))
+    folder = tmp_path / run_dir
+    folder.mkdir(parents=True)
+    build_tracker(config, folder, is_main=True, say=[].append).finish()
+    expected = {"project": "zoo", "entity": "team", "tags": ["a", "b"], "mode": "offline"}
+    expected |= {"group": group, "job_type": "sft+reward+ppo", "name": folder.name}
+    assert {key: given[key] for key in expected} == expected
 
 
 def test_samples_come_beside_the_response_before_training(
@@ -252,6 +261,19 @@ def test_a_resumed_run_knows_the_response_before_training(
     table = run.logged[-1]["ppo/samples"]
     assert isinstance(table, wandb.Table)
     assert table.data[-1][3:5] == ["new", "old"]
+
+
+def test_the_id_of_a_sweep_agent_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(wandb, "init", lambda *, id, **_: given.append(id) or FakeRun())
+    (tmp_path / "wandb_id").write_text("mine\n")
+    fake_tracker(tmp_path)
+    monkeypatch.setenv("WANDB_RUN_ID", "theirs")
+    fake_tracker(tmp_path)
+    assert given == ["mine", "theirs"]
+    assert (tmp_path / "wandb_id").read_text() == "theirs\n"
 
 
 def test_long_phases_stay_below_a_hundred_increments(
