@@ -152,14 +152,6 @@ def test_flags_stand_beside_the_overrides_not_among_them(tmp_path: Path) -> None
             assert kept[-2].startswith("hydra.sweep.dir=")
 
 
-def test_every_definition_asks_a_question() -> None:
-    for path in (ROOT / "sweeps").glob("*.yaml"):
-        question, command, *_ = path.read_text().splitlines()
-        assert question.startswith("# ")
-        assert question.endswith("?")
-        assert command == f"# python launch.py -m sweep={path.stem}"
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "sweeps" / "wandb").glob("*.yaml")), ids=str)
 def test_sweep_of_weights_and_biases_starts_runs_that_compose(
     path: Path, compose: Callable[[list[str]], DictConfig]
