@@ -90,18 +90,13 @@ def ranks(no_launcher: None) -> Iterator[Ranks]:
     three.close()
 
 
-def test_the_words_of_one_rank_reach_all_others(ranks: Ranks) -> None:
-    ranks.monitors[1].announce_failure("ValueError: broken")
-    until(lambda: all(ranks.losses[rank] for rank in (0, 2)))
-    news = [f"rank 1 on {HOST} failed: ValueError: broken"]
-    assert ranks.losses == [news, [], news]
-
-
-def test_the_words_of_rank_0_reach_all_others(ranks: Ranks) -> None:
-    ranks.monitors[0].announce_failure("out of memory")
-    until(lambda: all(ranks.losses[rank] for rank in (1, 2)))
-    news = [f"rank 0 on {HOST} failed: out of memory"]
-    assert ranks.losses == [[], news, news]
+@pytest.mark.parametrize("failed", [0, 1])
+def test_the_words_of_one_rank_reach_all_others(failed: int, ranks: Ranks) -> None:
+    ranks.monitors[failed].announce_failure("ValueError: broken")
+    others = {0, 1, 2} - {failed}
+    until(lambda: all(ranks.losses[rank] for rank in others))
+    news = [f"rank {failed} on {HOST} failed: ValueError: broken"]
+    assert ranks.losses == [[] if rank == failed else news for rank in range(3)]
 
 
 def test_words_count_before_the_loss_that_comes_with_them(ranks: Ranks) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import torch
 
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.report.next_commands import suggest_commands
-from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, start
+from tests.runs import ROOT, finished, metrics, python
 from tests.runtime.test_launcher import children
-from tests.runtime.test_resume import is_there, wait_for
+from tests.runtime.test_resume import is_there, start_run, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -119,59 +118,19 @@ def test_the_calls_that_are_printed_and_on_the_model_card_work(
     assert "```python" not in (run_dir / "ppo" / "critic" / "README.md").read_text()
 
 
-@pytest.fixture(scope="module", params=["fast", "hf"])
-def rollout_run(
-    request: pytest.FixtureRequest, run_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Path]:
-    """An override that names a way of generating, and a run that went so."""
-    override = f"rollout={request.param}"
-    if request.param == "fast":  # the default
-        return override, run_dir
-    return override, finished(tmp_path_factory.mktemp("hf") / "run", override)
+def test_the_same_command_gives_the_same_metrics(run_dir: Path, tiny_run: Path) -> None:
+    assert metrics(tiny_run) == metrics(run_dir)
 
 
-def test_the_same_command_gives_the_same_metrics(
-    rollout_run: tuple[str, Path], tiny_run: Path, tmp_path: Path
-) -> None:
-    override, run_dir = rollout_run
-    is_default = override == "rollout=fast"
-    again = tiny_run if is_default else finished(tmp_path / "again", override)
-    assert metrics(again) == metrics(run_dir)
-
-
-def test_another_seed_gives_other_metrics(run_dir: Path, tmp_path: Path) -> None:
-    other = metrics(finished(tmp_path / "other", "seed=2", "phase=sft"))
-    assert other != metrics(run_dir)[: len(other)]
-
-
-def test_a_run_killed_after_sft_goes_on_with_the_reward_phase(
-    run_dir: Path, tmp_path: Path
-) -> None:
-    killed = tmp_path / "killed"
-    process = start(ROOT / "launch.py", *TINY_RUN, f"run_dir={killed}", cwd=tmp_path)
-    while not (killed / "sft" / "result.json").exists():
-        assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not (killed / "result.json").exists()
-    trained_at = (killed / "sft" / "model" / "model.safetensors").stat().st_mtime_ns
-
-    resumed = launch(f"resume={killed}", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert (killed / "sft" / "model" / "model.safetensors").stat().st_mtime_ns == trained_at
-    assert metrics(killed) == metrics(run_dir)
-    results = [json.loads((d / "result.json").read_text()) for d in (killed, run_dir)]
-    assert results[0]["objective"] == results[1]["objective"]
+@pytest.mark.soak
+def test_the_same_command_with_rollout_hf_gives_the_same_metrics(tmp_path: Path) -> None:
+    runs = [finished(tmp_path / name, "rollout=hf") for name in ("one", "again")]
+    assert metrics(runs[0]) == metrics(runs[1])
 
 
 def test_ctrl_c_ends_both_ranks(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = [*TINY_RUN, "hardware.ranks_per_node=2", f"run_dir={run}"]
-    process = start(ROOT / "launch.py", *words, cwd=tmp_path)
-    while not (run / "sft" / "result.json").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    process = start_run(run, "phase=sft", "sft.epochs=9999", "hardware.ranks_per_node=2")
     started = children(process.pid)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

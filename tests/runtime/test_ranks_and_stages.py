@@ -11,7 +11,7 @@ from rlhf.base.stored_files import read_lines
 from rlhf.options.branches.critic_states import CriticState
 from rlhf.options.branches.keys import LOG as CRITIC
 from rlhf.options.branches.report import CRITIC_STATE
-from tests.runs import ROOT, TINY_RUN, finished, metrics, python, soaked
+from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, soaked
 
 pytestmark = pytest.mark.slow
 
@@ -63,15 +63,15 @@ WAYS = {
     "stage0, 2 ranks": ["zero=stage0", "hardware.ranks_per_node=2"],
     "stage1, 2 ranks": ["zero=stage1", "hardware.ranks_per_node=2"],
     "stage2, 2 ranks, micro-batches": ["zero=stage2", "hardware.ranks_per_node=2", *MICRO],
-    "stage3, 2 ranks, hf": ["zero=stage3", "hardware.ranks_per_node=2", "rollout=hf", *SHARD_ALL],
 }
 
 
-# Two ranks in the same stage, and half precision below, compute with the same engines.
-ONE_RANK = [f"stage{stage}, deepspeed" for stage in range(4)]
+# Two ranks in other stages, and half precision below, compute with the same engines.
+LEFT_TO_SOAK = [f"stage{stage}, deepspeed" for stage in range(4)]
+LEFT_TO_SOAK += ["stage0, 2 ranks", "stage1, 2 ranks"]
 
 
-@pytest.mark.parametrize("way", soaked(WAYS, *ONE_RANK, "stage1, 2 ranks"))
+@pytest.mark.parametrize("way", soaked(WAYS, *LEFT_TO_SOAK))
 def test_first_losses_are_equal(way: str, plain: Path, tmp_path: Path) -> None:
     run = finished(tmp_path / "run", *WAYS[way], *WHOLE_ROLLOUT)
     assert_first_losses(run, plain)
@@ -97,14 +97,23 @@ def assert_first_critic_states(run_dir: Path, plain: Path) -> None:
         assert numbers[0] == pytest.approx(numbers[1], rel=2e-3, abs=2e-4)
 
 
-@pytest.mark.parametrize("gather", ["always", "never"])
+@pytest.mark.parametrize("how", soaked(["always", "never", "hf"], "never", "hf"))
 def test_ranks_with_sharded_weights_give_the_responses_of_one(
-    gather: str, plain: Path, tmp_path: Path
+    how: str, plain: Path, tmp_path: Path
 ) -> None:
-    ranks = ["zero=stage3", "hardware.ranks_per_node=2", *SHARD_ALL]
-    how = [f"rollout.gather_weights={gather}", "rollout=fast"]
-    run = finished(tmp_path / "run", *ranks, *how, *WHOLE_ROLLOUT, *CHECK)
-    assert_first_losses(run, plain)
+    """Of three phases, or of the last from the models of ``plain``."""
+    words = ["zero=stage3", "hardware.ranks_per_node=2", *SHARD_ALL, *WHOLE_ROLLOUT, *CHECK]
+    if how == "always":
+        words += ["rollout.gather_weights=always"]
+        run = finished(tmp_path / "run", *words)
+        assert_first_losses(run, plain)
+    else:
+        words += ["rollout=hf"] if how == "hf" else ["rollout.gather_weights=never"]
+        words += ["phase=ppo", f"from_run={plain}", f"run_dir={tmp_path / 'run'}"]
+        own = [word for word in TINY_RUN if not word.startswith(("data", "model"))]
+        process = launch(*own, *words, cwd=tmp_path)
+        assert process.returncode == 0, process.stderr
+        run = tmp_path / "run"
     assert (run / "ppo" / "actor" / "model.safetensors").exists()
     assert_first_critic_states(run, plain)
     assert len(first_responses(plain)) > 1
@@ -112,23 +121,20 @@ def test_ranks_with_sharded_weights_give_the_responses_of_one(
     assert first_responses(run) == first_responses(plain)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "stage", "engine", "phase"),
-    [
-        ("bf16", 0, "torch", "sft"),
-        ("bf16", 1, "torch", "pipeline"),
-        ("bf16", 3, "torch", "sft"),
-        ("bf16", 0, "deepspeed", "sft"),
-        ("bf16", 1, "deepspeed", "sft"),
-        ("bf16", 3, "deepspeed", "pipeline"),
-        ("fp16", 1, "auto", "sft"),
-        ("fp16", 2, "auto", "pipeline"),
-    ],
-)
+HALF = [
+    ("bf16", 0, "torch", "sft"),
+    ("bf16", 1, "torch", "sft"),
+    ("bf16", 0, "deepspeed", "sft"),
+    ("bf16", 3, "deepspeed", "sft"),
+    ("fp16", 2, "auto", "pipeline"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "stage", "engine", "phase"), HALF)
 def test_half_precision_follows_fp32(
     dtype: str, stage: int, engine: str, phase: str, plain: Path, tmp_path: Path
 ) -> None:
-    """The first phase tells: those of ``pipeline`` must only run to their end."""
+    """The first phase tells; that of fp16 must run all phases to their end."""
     run = tmp_path / "run"
     how = [f"hardware.dtype={dtype}", f"zero.engine={engine}", f"zero=stage{stage}"]
     how += [f"phase={phase}"]

@@ -29,7 +29,7 @@ def gain(scores: list[float]) -> float:
 
 
 @pytest.mark.parametrize(
-    "estimator", soaked(["gae", "grpo", "rloo", "reinforce_pp"], "rloo", "reinforce_pp")
+    "estimator", soaked(["grpo", "gae", "rloo", "reinforce_pp"], "gae", "rloo", "reinforce_pp")
 )
 def test_a_function_is_learned_from(estimator: str, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(MODULE)

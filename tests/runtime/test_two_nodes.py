@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -125,25 +125,31 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return finished(tmp_path_factory.mktemp("one") / "run", *SAME, "hardware.ranks_per_node=2")
 
 
-@pytest.mark.parametrize("start_nodes", [started, started_as_pods])
 def test_two_nodes_compute_what_one_does(
-    start_nodes: Callable[..., list[subprocess.Popen[str]]],
-    nodes: list[Node],
-    tmp_path: Path,
-    running: list[subprocess.Popen[str]],
-    alone: Path,
+    nodes: list[Node], tmp_path: Path, running: list[subprocess.Popen[str]], alone: Path
 ) -> None:
     run_dir = tmp_path / "two"
-    running += start_nodes(nodes, tmp_path, *SAME, f"run_dir={run_dir}")
-    ends = [(*process.communicate(timeout=300), process.returncode) for process in running]
-    assert [code for *_, code in ends] == [0, 0], ends
-    assert "ppo on 2 x cpu" in ends[0][0]
-    assert "nodes: 2\n" in (run_dir / "config.yaml").read_text()
-    got, expected = (
-        [line for line in metrics(each) if line["phase"] == "ppo"] for each in (run_dir, alone)
-    )
+    running += started(nodes, tmp_path, *SAME, f"run_dir={run_dir}")
+    assert_one_run(running, run_dir, "ppo on 2 x cpu")
+    got, expected = metrics(run_dir), metrics(alone)
     assert any("ppo/actor_loss" in line for line in expected)
     assert got == expected
+
+
+def test_pods_are_one_run(
+    nodes: list[Node], tmp_path: Path, running: list[subprocess.Popen[str]]
+) -> None:
+    run_dir = tmp_path / "pods"
+    running += started_as_pods(nodes, tmp_path, "phase=sft", f"run_dir={run_dir}")
+    assert_one_run(running, run_dir, "sft on 2 x cpu")
+    assert metrics(run_dir)[-1]["sft/eval_perplexity"] > 0
+
+
+def assert_one_run(running: list[subprocess.Popen[str]], run_dir: Path, line: str) -> None:
+    ends = [(*process.communicate(timeout=300), process.returncode) for process in running]
+    assert [code for *_, code in ends] == [0, 0], ends
+    assert line in ends[0][0]
+    assert "nodes: 2\n" in (run_dir / "config.yaml").read_text()
 
 
 def cut(node: Node, process: subprocess.Popen[str]) -> None:
@@ -168,9 +174,9 @@ soaked = partial(pytest.param, marks=pytest.mark.soak)
 @pytest.mark.parametrize(
     ("loss", "lost", "message"),
     [
-        (kill_rank, 1, "error: rank 1 on {host} ended without an error"),
         (kill_launcher, 0, "error: the launcher of rank 0 on {host} was killed"),
         (cut, 1, "error: rank 1 on {host} ended without an error"),
+        soaked(kill_rank, 1, "error: rank 1 on {host} ended without an error"),
         soaked(kill_rank, 0, "error: rank 0 on {host} ended without an error"),
         soaked(kill_launcher, 1, "error: the launcher of rank 1 on {host} was killed"),
     ],
