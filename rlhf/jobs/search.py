@@ -104,10 +104,7 @@ class Searcher:
                 self._start_trial(Trial(self._study, frozen._trial_id))
             while len(self._study.trials) < self._search.study.trials:
                 self._wait_for_slot()
-                trial = self._study.ask()
-                for dimension in self._search.space:
-                    _suggest_value(trial, dimension)
-                self._start_trial(trial)
+                self._start_trial(self._study.ask())
             while self._running:
                 self._poll_trials()
         finally:
@@ -122,6 +119,8 @@ class Searcher:
 
     def _start_trial(self, trial: Trial) -> None:
         """Start the process of a trial, or resume its run."""
+        for dimension in self._search.space:  # a killed search may leave a trial without values
+            _suggest_value(trial, dimension)
         keys = (dimension.key for dimension in self._search.space)
         values = [f"{key}={trial_text(trial.params[key])}" for key in keys]
         name = job_folder_name(",".join([f"{trial.number:03d}", *values]))

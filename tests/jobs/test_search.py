@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import signal
+import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -19,7 +21,7 @@ from optuna.trial import TrialState, create_trial
 from rlhf.base.errors import ConfigError
 from rlhf.base.stored_files import METRICS, GrowingFile
 from rlhf.jobs.search import JOURNAL, Running, Searcher, _read_result
-from rlhf.jobs.search_command import PruneConfig, Search, StudyConfig, write_solutions
+from rlhf.jobs.search_command import Dimension, PruneConfig, Search, StudyConfig, write_solutions
 from tests.runs import ROOT, TINY_RUN, launch, new_cache, start
 
 SFT = [word for word in TINY_RUN if not word.startswith(("ppo", "reward", "rollout", "sft.batch"))]
@@ -90,6 +92,28 @@ def test_trial_that_fails_leaves_the_others(tmp_path: Path) -> None:
 def searcher(folder: Path, **study: Any) -> Searcher:
     search = Search(StudyConfig(**{"trials": 9, "maximize": ["ppo.x"]} | study), [], [], folder)
     return Searcher(search, None, "launch.py", [].append)  # type: ignore[arg-type]
+
+
+def test_trial_of_a_search_that_was_killed_before_it_had_values_is_given_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = [Dimension("sft.lr", 1e-4, 1e-2), Dimension("seed", choices=("1", "2"))]
+    search = Search(StudyConfig(trials=1, maximize=["sft.x"]), space, [], tmp_path)
+    hardware: Any = SimpleNamespace(device=None, ranks_per_node=1)
+    made = Searcher(search, hardware, "launch.py", [].append)
+    killed = made._study.ask()
+    killed.suggest_float("sft.lr", 1e-4, 1e-2)
+    commands: list[list[str]] = []
+    failed = SimpleNamespace(returncode=1, poll=lambda: 1)
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda command, **_: commands.append(command) or failed
+    )
+    made.run()
+    (trial,) = study_of(tmp_path).trials
+    assert trial.state is TrialState.FAIL
+    assert trial.params.keys() == {"sft.lr", "seed"}
+    assert trial.params["sft.lr"] == killed.params["sft.lr"]
+    assert f"seed={trial.params['seed']}" in commands[0]
 
 
 def test_solutions_have_the_objectives_all_ties_and_values_instead_of_texts(tmp_path: Path) -> None:
