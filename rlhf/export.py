@@ -52,7 +52,7 @@ from rlhf.run.model_folder import replace_folder_atomically
 from rlhf.run.phase_state import checkpoint_folder, load_checkpoint
 from rlhf.run.tracker import Tracker
 
-# Engine name and folder of each phase's main model; export picks the first policy that exists.
+# Engine name and folder of each phase's main model; a policy is looked for in this order.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
 FOLDERS = {Phase.ppo: "actor", Phase.dpo: "actor", Phase.sft: "model", Phase.reward: "model"}
 
@@ -65,9 +65,10 @@ def export_final(
     average: bool = False,
     trusts_code: bool = False,
 ) -> None:
-    """Write the final model of ``phase`` to ``folder``; None: the policy of the last phase.
+    """Write the final model of ``phase`` (None: the policy trained last) to ``folder``.
 
-    The model card is copied from the run; it has the results of all phases.
+    With ``average``, write the moving average of its weights. The model card is the run's, with the
+    results of all phases.
 
     Raises:
         CheckpointError: if the run has no such model, or it is damaged.
@@ -96,7 +97,7 @@ def export_final(
             shutil.copytree(source, building, dirs_exist_ok=True)
         else:
             refuse_code_of_run(run_dir, trusts_code=trusts_code, keys=OF_MODELS)
-            _write_merged(source, building, base=config.model)
+            _write_merged_model(source, building, base=config.model)
         text = card.rstrip() + results_section(run_dir) + "\n"
         (building / "README.md").write_text(text, encoding="utf-8")
 
@@ -127,7 +128,7 @@ def export_checkpoint(
 
 
 def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
-    """Return the checkpoint after ``step`` of ``phase``; None: of the only phase that has it."""
+    """Return the folder of the checkpoint after ``step`` of ``phase``; None: of the only match."""
     load_run(run_dir)
     phases = [phase] if phase else list(Phase)
     found = [p for p in phases if checkpoint_folder(run_dir / p, step).is_dir()]
@@ -142,7 +143,7 @@ def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
 
 
 def push_to_hub(folder: Path, hub_id: str, *, public: bool) -> str:
-    """Upload a folder to the Hugging Face hub; return its address.
+    """Upload a folder to a repository of the Hugging Face hub; return the repository's address.
 
     The access token comes from the environment, or from ``hf auth login``.
 
@@ -168,8 +169,8 @@ def push_to_hub(folder: Path, hub_id: str, *, public: bool) -> str:
     return address
 
 
-def _write_merged(source: Path, folder: Path, *, base: ModelConfig) -> None:
-    """Merge the adapter in ``source`` into its base; write the model in the dtype of the base."""
+def _write_merged_model(source: Path, folder: Path, *, base: ModelConfig) -> None:
+    """Merge the adapter in ``source`` into its base model; write the result in the base's dtype."""
     tokenizer = load_tokenizer(source, key=RUN_FOLDER)
     place = ModelSource.from_folder(source, base=base)
     adapters, bottom = find_adapter_chain(place)
@@ -256,7 +257,7 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _write_path_into_card(folder: Path) -> None:
-    """Replace the hub's form of a name, "models/mine", by the path in the card's example code."""
+    """In the card's example code, replace the name, such as "models/mine", by the folder's path."""
     card = folder / "README.md"
     name, path = (json.dumps(each) for each in (f"{folder.parent.name}/{folder.name}", str(folder)))
     text = card.read_text(encoding="utf-8").replace(f"{name})", f"{path})")
@@ -273,7 +274,7 @@ def _write_chosen_model(options: argparse.Namespace, folder: Path) -> None:
 
 
 def config_for_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunConfig:
-    """Return the configuration for one rank of ``device`` that needs neither server nor drive.
+    """Return the configuration for one rank on ``device``, without sharding, offloading or servers.
 
     Micro-batch sizes are kept on a GPU and become null on a CPU. ``dtype`` must not be auto.
     """
@@ -294,7 +295,7 @@ def config_for_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunC
 
 
 def _remove_sharding(zero: ZeroConfig) -> ZeroConfig:
-    """Return ``zero`` without sharded, offloaded and quantized weights.
+    """Return ``zero`` without sharded weights, offloading, quantization and extra keys.
 
     Stages above 1 become 1, which keeps the precision of weights and masters.
     """

@@ -3,9 +3,9 @@
     python -m rlhf.replay RUN_DIR                          the last step
     python -m rlhf.replay RUN_DIR --phase ppo --step 37    one step
 
-The replay begins at the last checkpoint before the step, or with the phase, in a folder of its own,
-and ends at the next step whose weights have digests (checkpoint.digest_every). The exit code is 0
-if all is equal, and 1 if something differs.
+The replay runs in a folder of its own. It begins at the last checkpoint before the step, otherwise
+with the phase, and ends at the next step whose weights have digests (checkpoint.digest_every). The
+exit code is 0 if all is equal, and 1 if something differs.
 """
 
 from __future__ import annotations
@@ -39,31 +39,32 @@ from rlhf.runtime.launch_mode import LAUNCHER, require_launcher
 from rlhf.runtime.phase_runs import library_versions
 
 DIFFERS = 1  # exit code
-SHOWN = 8  # differing values that are printed
+SHOWN = 8  # most differing values that are printed
 
 
 class Replay(NamedTuple):
-    """The steps to take again: those after ``start``, up to ``end``."""
+    """The steps of a phase to take again: those after ``start``, up to and including ``end``."""
 
     phase: Phase
     start: int
     end: int
 
 
-class ReplayedSteps(NamedTuple):
-    """What a run and its replay have logged of the same steps."""
+class ReplayComparison(NamedTuple):
+    """The comparison of the values that a run and its replay have logged for the same steps."""
 
     values: int
+    """Number of compared values."""
     tensors: int
-    """How many of the values are digests of tensors."""
+    """Number of compared values that are digests of tensors."""
     step: int | None
     """The first step that differs; None if all are equal."""
     differing: Mapping[str, tuple[Any, Any]]
-    """What differs after that step: the run's values and the replay's, by name."""
+    """The values that differ at that step, by name: the run's and the replay's."""
 
 
 def plan_replay(run_dir: Path, phase: Phase | None, step: int | None) -> Replay:
-    """Return the steps that must be taken again for ``step`` of ``phase``; None: the last one.
+    """Return the steps to take again to check ``step`` of ``phase``; None: the last step or phase.
 
     Raises:
         ConfigError: if the run has not logged the step, or took the phase from another run.
@@ -91,10 +92,10 @@ def plan_replay(run_dir: Path, phase: Phase | None, step: int | None) -> Replay:
 
 
 def copy_run_before(run_dir: Path, replay: Replay, target: Path) -> None:
-    """Make ``target`` the run directory that ``run_dir`` was after the step ``replay.start``.
+    """Copy ``run_dir`` to ``target`` as it was after the step ``replay.start``.
 
     Raises:
-        CheckpointError: if a phase before it, or the checkpoint, is damaged.
+        CheckpointError: if an earlier phase, or the checkpoint at that step, is damaged.
     """
     phase, start, _ = replay
     order = load_frozen_config(run_dir).phase.order
@@ -131,8 +132,8 @@ def take_steps(target: Path, replay: Replay) -> None:
         raise CheckpointError(f"the replay ended before {stop.partition('=')[2]}: {last}")
 
 
-def compare_logs(run_dir: Path, target: Path, replay: Replay) -> ReplayedSteps:
-    """Compare what two run directories have logged of the steps of ``replay``."""
+def compare_logs(run_dir: Path, target: Path, replay: Replay) -> ReplayComparison:
+    """Compare the values that two run directories have logged for the steps of ``replay``."""
     logged = [read_logged(each).get(replay.phase, {}) for each in (run_dir, target)]
     values = tensors = 0
     for step in range(replay.start + 1, replay.end + 1):
@@ -145,12 +146,12 @@ def compare_logs(run_dir: Path, target: Path, replay: Replay) -> ReplayedSteps:
         tensors += sum(is_digest(here) for _, here in pairs.values())
         differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
         if differing:
-            return ReplayedSteps(values, tensors, step, differing)
-    return ReplayedSteps(values, tensors, None, {})
+            return ReplayComparison(values, tensors, step, differing)
+    return ReplayComparison(values, tensors, None, {})
 
 
 def read_logged(run_dir: Path) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return, for each step of each phase, the metrics without times and the digests of weights."""
+    """Return the metrics, without timings, and the weight digests of a run, by phase and step."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for line in read_lines(run_dir / "metrics.jsonl", METRICS):
         steps = found.setdefault(line.pop("phase"), {})
@@ -166,8 +167,8 @@ def is_digest(value: object) -> bool:
     return isinstance(value, str)
 
 
-def describe_replayed_steps(found: ReplayedSteps, replay: Replay) -> Iterator[str]:
-    """Yield lines that tell whether the steps are equal, and if not, where they begin to differ."""
+def describe_comparison(found: ReplayComparison, replay: Replay) -> Iterator[str]:
+    """Yield lines: whether the steps are equal and, if not, the first step that differs."""
     steps = f"{replay.phase} steps {replay.start + 1} to {replay.end}"
     if found.step is None:
         what = f"{found.values} values, {found.tensors} of them tensors of weights"
@@ -187,7 +188,7 @@ def describe_replayed_steps(found: ReplayedSteps, replay: Replay) -> Iterator[st
 
 
 def describe_other_versions(run_dir: Path) -> Iterator[str]:
-    """Yield a line for each library whose version is not that of the run."""
+    """Yield a line for each library whose version differs from the run's."""
     path, here = run_dir / "result.json", library_versions()
     theirs = read_json_object(path).get("versions", {}) if path.exists() else {}
     for name in here:
@@ -196,18 +197,18 @@ def describe_other_versions(run_dir: Path) -> Iterator[str]:
 
 
 def replay_steps(run_dir: Path, replay: Replay, target: Path) -> bool:
-    """Take the steps again in the folder ``target``; print and return whether all is equal."""
+    """Take the steps again in ``target``; print the comparison; return True if all is equal."""
     with lock_run_dir(run_dir):  # a run in progress removes checkpoints
         copy_run_before(run_dir, replay, target)
     take_steps(target, replay)
     found = compare_logs(run_dir, target, replay)
-    for line in [*describe_replayed_steps(found, replay), *describe_other_versions(run_dir)]:
+    for line in [*describe_comparison(found, replay), *describe_other_versions(run_dir)]:
         sys.stdout.write(f"{sanitize_for_terminal(line)}\n")
     return found.step is None
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; return the exit code."""
+    """Replay the steps that the command names; return the exit code."""
     parser = build_command_parser("rlhf.replay", __doc__, runs_code=True)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--phase", type=Phase, choices=list(Phase), help="default: the last one")
@@ -222,13 +223,13 @@ def _replay(options: argparse.Namespace) -> int:
     run_dir = expand_user_path(str(options.run_dir), key="RUN_DIR").resolve()
     refuse_code_of_run(run_dir, trusts_code=options.trust_code)
     replay = plan_replay(run_dir, options.phase, options.step)
-    with new_folder(options.folder, beside=run_dir) as target:
+    with create_replay_folder(options.folder, beside=run_dir) as target:
         return 0 if replay_steps(run_dir, replay, target) else DIFFERS
 
 
 @contextmanager
-def new_folder(folder: Path | None, *, beside: Path) -> Iterator[Path]:
-    """Yield a new folder, ``folder`` or a temporary one on the drive of ``beside``."""
+def create_replay_folder(folder: Path | None, *, beside: Path) -> Iterator[Path]:
+    """Create and yield ``folder`` or, if it is None, a temporary folder beside ``beside``."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix=".replay-", dir=beside.parent) as temporary:
             yield Path(temporary)

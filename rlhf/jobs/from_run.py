@@ -22,9 +22,9 @@ def copy_keys_of_source_run(
     """Copy to ``cfg`` the keys that the run in ``source`` determines; add the phases to reuse.
 
     Phases to reuse are the ``finished`` phases before the last requested phase, so ``phase=ppo``
-    and the whole pipeline mean the same; the reward model is left out if the command's rewards do
-    not read it. Micro-batch sizes, which change no result, come from
-    this command, or from the command of the finished run.
+    and the whole pipeline mean the same. The reward model is not reused if the command's rewards
+    replace it. Micro-batch sizes, which change no result, come from this command, or from the
+    command of the finished run.
 
     Raises:
         CheckpointError: if ``source`` is not the directory of a run.
@@ -88,9 +88,9 @@ def _phases_to_reuse(
 
 
 def describe_changes(config: RunConfig) -> list[str]:
-    """Return a line about keys of the last phase that differ in the run config.from_run.
+    """Return one line: the keys of the last phase whose values differ from the run config.from_run.
 
-    Without a difference there is no line.
+    Without a difference, return no line.
     """
     source, last = config.from_run, config.phase.order[-1]
     finished = load_frozen_config(Path(str(source)))

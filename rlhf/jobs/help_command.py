@@ -24,7 +24,7 @@ from rlhf.config.schema.keys import AtResume
 from rlhf.config.schema.run import RunConfig
 from rlhf.run.metric_table import METRICS, MetricInfo
 
-MOST_WHOLE = 3  # entries that are printed whole; of more only the first lines
+MOST_WHOLE = 3  # most entries to print whole; of more entries, only first lines are printed
 AT_RESUME = {
     AtResume.fixed: "a resumed run keeps it",
     AtResume.rounding: "a resumed run may change it, which changes rounding only",
@@ -47,18 +47,21 @@ def print_help(words: Sequence[str], conf: Path) -> None:
         return
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
         config = to_run_config(compose("config", [w for w in flags.overrides if w not in asked]))
-    entries = {**dict(_keys(RunConfig, config, config)), **dict(_options(conf))}
+    entries = {
+        **dict(_describe_keys(RunConfig, config, config)),
+        **dict(_describe_group_options(conf)),
+    }
     entries |= {name: _describe_metric(info) for name, info in METRICS.items()}
     for word in asked:
-        for name in (found := matching(word, entries)):
+        for name in (found := matching_names(word, entries)):
             first, _, rest = entries[name].partition("\n")
             text = textwrap.fill(rest, 100, initial_indent="  ", subsequent_indent="  ")
             sys.stdout.write(f"{name}{first}\n" + (f"{text}\n" if len(found) <= MOST_WHOLE else ""))
     sys.exit(0)
 
 
-def matching(word: str, names: Iterable[str]) -> list[str]:
-    """Return ``word`` if it is a name, otherwise the ``names`` that begin with it or contain it.
+def matching_names(word: str, names: Iterable[str]) -> list[str]:
+    """Return ``word`` if it is in ``names``, else the names that begin with it or contain it.
 
     Raises:
         ConfigError: if there is no such name.
@@ -72,7 +75,7 @@ def matching(word: str, names: Iterable[str]) -> list[str]:
     return found
 
 
-def _keys(
+def _describe_keys(
     schema: Any, values: Any, config: RunConfig, prefix: str = ""
 ) -> Iterator[tuple[str, str]]:
     """Yield each dotted key in ``schema`` with its value, bound, effects and meaning."""
@@ -81,33 +84,33 @@ def _keys(
         name, kind = prefix + field.name, types[field.name]
         value = getattr(values, field.name, None)
         if is_dataclass(kind):
-            yield from _keys(kind, value, config, f"{name}.")
+            yield from _describe_keys(kind, value, config, f"{name}.")
             continue
         affects, at_resume, *_ = effect_of(name)
         phases = ", ".join(sorted(affects(config))) or "no phase"
         bound = f", {field.metadata['bound'].rule}" if "bound" in field.metadata else ""
-        shown = "" if values is None else f" = {_typed(value)}"
+        shown = "" if values is None else f" = {_command_line_text(value)}"
         facts = f"({describe_type(kind)}{bound}; affects {phases}; {AT_RESUME[at_resume]})"
         yield name, f"{shown}  {facts}\n{field_docstrings(schema).get(field.name, '')}"
         if get_origin(kind) is dict and is_dataclass(entry := get_args(kind)[1]):
-            yield from _keys(entry, None, config, f"{name}.NAME.")
+            yield from _describe_keys(entry, None, config, f"{name}.NAME.")
 
 
-def _typed(value: Any) -> str:
-    """Return a value as it is typed on the command line."""
+def _command_line_text(value: Any) -> str:
+    """Return a value in the form in which a user types it on the command line."""
     match value:
         case None:
             return "null"
         case bool():
             return str(value).lower()
         case list():
-            return f"[{','.join(map(_typed, value))}]"
+            return f"[{','.join(map(_command_line_text, value))}]"
         case float():
             return f"{value:g}"
     return str(value)
 
 
-def _options(conf: Path) -> Iterator[tuple[str, str]]:
+def _describe_group_options(conf: Path) -> Iterator[tuple[str, str]]:
     """Yield each ``group=option`` with the comments at the top of its file."""
     for path in sorted(conf.glob("*/**/*.yaml")):
         group, _, option = path.relative_to(conf).with_suffix("").as_posix().partition("/")

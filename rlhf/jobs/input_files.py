@@ -21,14 +21,14 @@ from rlhf.run.results import write_json
 
 INPUTS = "inputs.json"
 OF_DATA = {*READERS, ".arrow", ".txt"}
-# Keys that name a file, or code by MODULE:NAME; an option's module ``keys`` names its own as FILES.
+# Keys of options that name a file, or code as MODULE:NAME: FILES in the option's module ``keys``.
 OF_OPTIONS = [key for files in hooks_of("keys", "FILES") for key in files]
 # Key of the configuration -> whole path -> size and SHA-256.
 Inputs = dict[str, dict[str, Identity]]
 
 
 def data_paths(data: DataConfig) -> Iterator[tuple[str, str]]:
-    """Yield the keys and values that name files, folders or hub ids of data sets."""
+    """Yield the keys that name data sets, each with its value: a file, a folder or a hub id."""
     yield from ((f"data.sets.{name}.path", each.path) for name, each in data.sets.items())
     for key, value in (("data.path", data.path), ("data.eval_path", data.eval_path)):
         values = value if isinstance(value, list) else [] if value is None else [value]
@@ -87,19 +87,19 @@ def _read_inputs(config: RunConfig) -> Inputs:
     inputs: Inputs = {}
     for key, value in named:
         if value is not None:
-            place = _code_file(value) if _names_code(key) else expand_user_path(value, key=key)
-            with translate_errors(partial(_unreadable, key, value)):
+            place = _find_code_file(value) if _names_code(key) else expand_user_path(value, key=key)
+            with translate_errors(partial(_unreadable_error, key, value)):
                 files = {str(path.absolute()): file_identity(path) for path in _files_at(place)}
             inputs.setdefault(key, {}).update(files)
     return inputs
 
 
-def _unreadable(key: str, value: str, reason: str) -> DataError:
+def _unreadable_error(key: str, value: str, reason: str) -> DataError:
     return DataError(f"{key}={value}: cannot be read ({reason})")
 
 
-def _code_file(target: str) -> Path:
-    """Return the file of MODULE:NAME without importing it, or a path at which there is none."""
+def _find_code_file(target: str) -> Path:
+    """Return the file of MODULE:NAME without importing it, or a path that does not exist."""
     parts = target.partition(":")[0].split(".")
     places = [Path(folder, *parts[:-1], f"{parts[-1]}.py") for folder in ("", *sys.path)]
     return next((place for place in places if place.is_file()), places[0])

@@ -61,26 +61,26 @@ from rlhf.runtime.rendezvous import (
 from rlhf.runtime.start_checks import check_before_start
 
 
-class Stopped(NamedTuple):
-    """A stopped run that the job resumes."""
+class StoppedRun(NamedTuple):
+    """A run that was stopped, and that the job resumes."""
 
     run_dir: Path
     frozen: RunConfig
     """The configuration with which the run was last started."""
 
 
-def config_of_job(job: Job) -> tuple[RunConfig, Stopped | None]:
-    """Return the checked configuration of the job's run, and the run to resume, or None."""
+def config_of_job(job: Job) -> tuple[RunConfig, StoppedRun | None]:
+    """Return the checked configuration of the job's run, and the run to resume, if any."""
     if job.resume is not None:
         return _read_stopped_config(job)
-    config = _new_config(job)
+    config = _build_new_config(job)
     if is_secondary_node() and config.plan is PlanMode.check:
-        # Refused here too: this node would wait for the one that begins the run.
+        # Check the data here too: this node would wait for a run that bad data keeps from starting.
         read_loads(config, finished=reused_phases(config))
     return config, None
 
 
-def _new_config(job: Job) -> RunConfig:
+def _build_new_config(job: Job) -> RunConfig:
     """Return the configuration of a new run; raise ConfigError for overrides without an effect."""
     cfg = job.cfg
     if (from_run := OmegaConf.select(cfg, "from_run")) is not None:
@@ -109,7 +109,7 @@ def _new_config(job: Job) -> RunConfig:
     return config
 
 
-def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
+def _read_stopped_config(job: Job) -> tuple[RunConfig, StoppedRun]:
     """Read the run to resume; overrides may change how it is started, not what it computes."""
     # Resolve the link runs/latest now: it may point to another run before this run ends.
     run_dir = expand_user_path(str(job.resume), key="resume").resolve()
@@ -127,10 +127,10 @@ def _read_stopped_config(job: Job) -> tuple[RunConfig, Stopped]:
             f"resume={run_dir}: plan=only made this folder, and no run began in it; "
             "add plan=check to begin the run"
         )
-    return config, Stopped(run_dir, frozen)
+    return config, StoppedRun(run_dir, frozen)
 
 
-def begin_run(config: RunConfig, job: Job, stopped: Stopped | None) -> tuple[RunConfig, Path]:
+def begin_run(config: RunConfig, job: Job, stopped: StoppedRun | None) -> tuple[RunConfig, Path]:
     """Write the configuration of a new or resumed run; return it and the run directory."""
     if stopped is None:
         return _begin_new_run(config, job)
@@ -175,7 +175,7 @@ def _begin_new_run(config: RunConfig, job: Job) -> tuple[RunConfig, Path]:
         write_frozen_config(config, run_dir)  # last: without it the folder holds no run
     if plan is not None:
         notes = (*notes, f"plan: {plan_summary(plan)}")
-    # The screen of a job of a sweep is a file.
+    # A job of a sweep prints to a file instead of the terminal.
     screen = open_log(run_dir) if job.at_a_time is not None else nullcontext()
     with screen as file:
         console = Console(log_every=config.tracking.log_every, file=file)
@@ -283,7 +283,7 @@ def _has_chat_template(read_file: ReadFile) -> bool | None:
         template = template or json.loads(settings or "{}").get("chat_template")
     except (ValueError, AttributeError):  # a damaged file
         return None
-    # Tokenizers of plain runs carry a template that renders what plain training sees.
+    # A tokenizer that a plain run saved has a template too, which renders the plain form.
     return bool(template) and not (isinstance(template, str) and is_plain_template(template))
 
 

@@ -1,4 +1,4 @@
-"""Set up the process of launch.py; read or complete its command line, and read the jobs of it."""
+"""Set up the process of launch.py; read or complete its command line; read each of its jobs."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from rlhf.jobs.sweep_command import (
 from rlhf.jobs.sweep_jobs import end_with_parent
 from rlhf.runtime.rendezvous import drop_pod_variables
 
-# The DeepSpeed launcher appends its rank, which Hydra cannot read.
+# The DeepSpeed launcher appends this argument, which Hydra cannot read.
 LOCAL_RANK = ("--local_rank=", "--local-rank=")
 SPIN_COUNT = "GOMP_SPINCOUNT"
-SHARED_PERCENT = 50.0
-notices: list[str] = []  # for the log of the run that this process begins
+SHARED_PERCENT = 50.0  # percentage of waiting from which cores count as shared
+notices: list[str] = []  # lines for the log of the run that this process begins
 
 
 class Command(NamedTuple):
@@ -76,7 +76,7 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
     if leads:
         print_help(typed, definitions.with_name("conf"))
     refuse_words_of_other_programs(typed)
-    complete_value(typed, os.environ, definitions)
+    print_completions(typed, os.environ, definitions)
     if (search := parse_search(typed, definitions)) is not None:
         yield Command(typed, search.folder, search)
     elif not leads:
@@ -123,21 +123,21 @@ def read_job(cfg: DictConfig) -> Job:
     )
 
 
-def complete_value(words: Sequence[str], environment: Mapping[str, str], sweeps: Path) -> None:
+def print_completions(words: Sequence[str], environment: Mapping[str, str], sweeps: Path) -> None:
     """Print the possible values of the last word of the shell's line and exit, if there are any.
 
-    ``words`` are the arguments of this command. Otherwise return, so that Hydra completes the line:
-    Hydra completes keys and the options of groups, but not values. It allows one completion plugin
-    per shell and has its own, so this function runs before Hydra.
+    Otherwise return, so that Hydra completes the line: Hydra completes keys and the options of
+    groups, but not values. It allows one completion plugin per shell and has its own, so this
+    function runs before Hydra. ``words`` are the arguments of this command.
     """
     if not any(word.startswith("query=") for word in words) or "COMP_LINE" not in environment:
         return
-    if choices := value_choices(environment["COMP_LINE"], sweeps):
+    if choices := complete_last_word(environment["COMP_LINE"], sweeps):
         sys.stdout.write("\n".join(choices) + "\n")
         sys.exit(0)
 
 
-def value_choices(line: str, sweeps: Path) -> list[str]:
+def complete_last_word(line: str, sweeps: Path) -> list[str]:
     """Return the completions of the last word, KEY=START, of ``line``; [] if it is free text."""
     key, equals, start = line.rpartition(" ")[2].partition("=")
     name = key.lstrip("+")
@@ -163,7 +163,7 @@ def _values_of_type(kind: Any) -> list[str]:
 
 
 def set_up_process() -> None:
-    """Set this process's environment, traceback printing, and end together with its parent."""
+    """Set this process's environment and traceback printing; let it end when its parent ends."""
     survive_output_errors()
     sys.excepthook = print_traceback
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, so launch.py explains them
@@ -198,7 +198,7 @@ def set_spin_count(pressure: Path = Path("/proc/pressure/cpu")) -> None:
 
 
 def _percent_waited(pressure: Path) -> float:
-    """Return the share of the last 10 s in which a program waited for a core; 0 if not reported."""
+    """Return the percentage of the last 10 s in which a program waited for a core; 0 if unknown."""
     try:
         text = pressure.read_text()
     except OSError:  # containers and old kernels may not have the file

@@ -44,15 +44,15 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SAMPLED = 1000  # examples per phase that are encoded for an estimate
-SLOWLY_SAMPLED = 50  # the same for examples that take long to make
-PLENTY = 2  # steps; a phase with examples for fewer needs an exact count
-LETTERS_PER_TOKEN = 4  # assumed for a tokenizer that is not on this machine
+SLOWLY_SAMPLED = 50  # examples per phase that are encoded if each takes long to generate
+PLENTY = 2  # a phase with examples for fewer steps needs an exact count
+LETTERS_PER_TOKEN = 4  # an assumption, for a tokenizer that is not on this machine
 LARGEST = 2**26  # bytes; larger data files, all together, are not read
 ASSUMED = "The plan takes every example to be as long as allowed."
 
 
 class Reading(NamedTuple):
-    """The loads of a run's phases, and lines for the terminal about its data."""
+    """The result of reading a run's data: the load of each phase, and lines for the terminal."""
 
     loads: Loads | None
     """None: the data was not read."""
@@ -87,7 +87,7 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
 
 
 def _why_not_read(data: DataConfig, *, is_plan: bool) -> str | None:
-    """Return a sentence on why the launcher does not read the data; None if it does."""
+    """Return a sentence on why the launcher does not read the data; None if it reads the data."""
     if data.source in (Source.synthetic, Source.environment):
         return None
     if data.size and is_plan:
@@ -115,7 +115,7 @@ def _bytes_at(places: Iterable[Path]) -> int:
 
 
 class CountedData:
-    """The examples of each phase, at most ``most`` of them encoded."""
+    """A run's data, counted by phase; at most ``most`` examples of a phase are encoded."""
 
     def __init__(self, config: RunConfig, *, most: int) -> None:
         data = config.data
@@ -133,7 +133,7 @@ class CountedData:
             self.lines = [describe_division(self._parts, order, scale=self._scale)]
         sizes = [len(side) for part in self._parts.values() for side in (part.train, part.eval)]
         self.is_sample = self._scale > 1 or max(sizes) > most
-        texts = _texts_of(self._parts.values(), most)
+        texts = _training_texts(self._parts.values(), most)
         key, model = tokenizer_base(config)
         if config.from_run is not None:
             model = replace(model, tokenizer=str(Path(config.from_run) / "tokenizer"))
@@ -142,17 +142,17 @@ class CountedData:
         self.examples: dict[Phase, PhaseExamples] = {}
         self.loads: dict[Phase, Load] = {}
         for phase in order:
-            self._count(phase)
+            self._count_phase(phase)
 
     def has_plenty(self, phase: Phase) -> bool:
-        """Return True if the phase has something held out and examples for several steps."""
+        """Return True if the phase has held-out examples and enough for several training steps."""
         found = self.examples[phase]
         stop = (self._config.checkpoint.stop_after or "").partition("/")
         steps = PLENTY * int(stop[2]) if stop[0] == phase else PLENTY
         needed = steps * examples_per_step(self._config, phase)
         return found.train >= needed and found.eval > 0
 
-    def _count(self, phase: Phase) -> None:
+    def _count_phase(self, phase: Phase) -> None:
         config, part = self._config, self._parts[phase.data_share]
         columns, train, left_out = self._encode(phase, part.train)
         _, held_out, more = self._encode(phase, part.eval)
@@ -167,7 +167,7 @@ class CountedData:
             self.lines.append(describe_phase_examples(phase, found))
         answer = None
         if phase is Phase.ppo and Phase.sft in config.phase.order:
-            answer = self._answer_tokens(self._parts[Phase.sft])
+            answer = self._mean_answer_tokens(self._parts[Phase.sft])
         self.examples[phase] = found
         self.loads[phase] = Load(
             answer=answer,
@@ -192,8 +192,8 @@ class CountedData:
             Counter({reason: round(scale * count) for reason, count in left_out.items()}),
         )
 
-    def _answer_tokens(self, part: PhaseData) -> float | None:
-        """Return the mean length in tokens of SFT's answers as PPO cuts them; None: no answers."""
+    def _mean_answer_tokens(self, part: PhaseData) -> float | None:
+        """Return the mean tokens of SFT's answers, cut to PPO's limits; None without answers."""
         most, encoder = self._config.tokens_after_prompt[1], self._encoder
         least = self._config.rollout.min_response_tokens
         records = [record for record in part.train[: self._most] if record.chosen]
@@ -211,7 +211,7 @@ class CountedData:
 def _build_encoder(
     key: str, model: ModelConfig, template: Template, texts: Iterable[str]
 ) -> tuple[Encoder, bool]:
-    """Return the run's encoder, and False if its tokenizer is not here and lengths are guessed.
+    """Return the run's encoder, and False if its counts are guesses: the tokenizer is not here.
 
     A tokenizer that the run would train is trained on ``texts``.
     """
@@ -223,16 +223,18 @@ def _build_encoder(
         whole = load_or_train_tokenizer(model, key=key, texts=texts)
         return Encoder(whole, template), True
     if file is None:
-        return Encoder(_Lengths(train_byte_level_bpe(texts, vocab_size=model.vocab_size))), True
+        return Encoder(
+            _TokenCounter(train_byte_level_bpe(texts, vocab_size=model.vocab_size))
+        ), True
     if not file.is_file():
-        return Encoder(_Lengths(None)), False
+        return Encoder(_TokenCounter(None)), False
     from tokenizers import Tokenizer
 
-    return Encoder(_Lengths(Tokenizer.from_file(str(file)))), True
+    return Encoder(_TokenCounter(Tokenizer.from_file(str(file)))), True
 
 
-class _Lengths:
-    """A tokenizer for ``Encoder`` that counts tokens, without transformers."""
+class _TokenCounter:
+    """A tokenizer for ``Encoder`` that only counts tokens; it needs no transformers."""
 
     eos_token_id = -1
 
@@ -254,6 +256,6 @@ class _Lengths:
         return SimpleNamespace(input_ids=ids)
 
 
-def _texts_of(parts: Iterable[PhaseData], most: int) -> Iterable[str]:
+def _training_texts(parts: Iterable[PhaseData], most: int) -> Iterable[str]:
     records: Iterable[Record] = (r for part in parts for r in islice(part.train, most))
     return (text for record in records for text in record.spoken if text)

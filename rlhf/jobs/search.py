@@ -40,7 +40,7 @@ from rlhf.jobs.search_command import (
     Sampler,
     Search,
     example_config,
-    trial_text,
+    trial_value_text,
     write_solutions,
 )
 from rlhf.jobs.sweep_command import job_folder_name
@@ -62,7 +62,7 @@ GRACE_SECONDS = 30.0
 PrintLine = Callable[[str], None]
 
 
-class Running(NamedTuple):
+class RunningTrial(NamedTuple):
     """A running trial: its slot (its share of the machine), its process and its run directory."""
 
     trial: Trial
@@ -73,7 +73,7 @@ class Running(NamedTuple):
 
 
 class Searcher:
-    """A study and the processes of its trials."""
+    """The runner of a search: its Optuna study, and the processes of its trials."""
 
     def __init__(
         self, search: Search, hardware: HardwareConfig, script: str, say: PrintLine
@@ -92,7 +92,7 @@ class Searcher:
         except Timeout as error:
             raise ConfigError(f"{search.folder}: another process runs this search") from error
         self._study = open_study(search)
-        self._running: list[Running] = []
+        self._running: list[RunningTrial] = []
 
     def run(self) -> None:
         """Resume unfinished trials, then run new trials up to ``study.trials``; write the best."""
@@ -122,7 +122,7 @@ class Searcher:
         for dimension in self._search.space:  # a killed search may leave a trial without values
             _suggest_value(trial, dimension)
         keys = (dimension.key for dimension in self._search.space)
-        values = [f"{key}={trial_text(trial.params[key])}" for key in keys]
+        values = [f"{key}={trial_value_text(trial.params[key])}" for key in keys]
         name = job_folder_name(",".join([f"{trial.number:03d}", *values]))
         run_dir = self._search.folder / name
         if (run_dir / FROZEN).exists():
@@ -149,14 +149,14 @@ class Searcher:
             os.sched_setaffinity(0, all_cores)
         self._say(f"trial {trial.number}: {' '.join(values)}")
         metrics = GrowingFile(run_dir / "metrics.jsonl", METRICS)
-        self._running.append(Running(trial, slot, process, run_dir, metrics))
+        self._running.append(RunningTrial(trial, slot, process, run_dir, metrics))
 
     def _poll_trials(self) -> None:
         """Wait ``POLL_SECONDS``; report ended trials to the study, and end pruned trials."""
         time.sleep(POLL_SECONDS)
         for each in list(self._running):
             if each.process.poll() is None:
-                if self._search.study.prune is not None and self._report_and_should_prune(each):
+                if self._search.study.prune is not None and self._report_and_check_pruning(each):
                     _end_process(each.process)
                     self._report_outcome(each, "pruned")
                 continue
@@ -167,7 +167,7 @@ class Searcher:
             else:
                 self._report_outcome(each, "failed")
 
-    def _report_and_should_prune(self, each: Running) -> bool:
+    def _report_and_check_pruning(self, each: RunningTrial) -> bool:
         """Report new values of the pruning metric to the study; return True to end the trial."""
         prune = self._search.study.prune
         assert prune is not None
@@ -181,7 +181,7 @@ class Searcher:
                 each.trial.report(sign * value, step)
         return bool(each.trial.should_prune())
 
-    def _report_outcome(self, each: Running, outcome: str) -> None:
+    def _report_outcome(self, each: RunningTrial, outcome: str) -> None:
         from optuna.trial import TrialState
 
         self._running.remove(each)
@@ -258,10 +258,11 @@ def open_study(search: Search) -> Study:
 
 
 def repair_journal(path: Path) -> None:
-    """Remove what a killed search left of its journal; the caller holds the lock of the study.
+    """Remove an incomplete last line of the journal, and Optuna's own lock, of a killed search.
 
-    Those are a torn last line, to which Optuna would append the next line, and Optuna's lock, which
-    a link to a relative path is: Optuna releases an old lock only if its link leads to a file.
+    The caller holds the lock of the study. Optuna would append its next line to the incomplete one.
+    Its lock is a link to a relative path, and Optuna releases an old lock only if the link's target
+    exists.
 
     Raises:
         DamagedFileError: if the journal is no regular file, or another line is no JSON object.

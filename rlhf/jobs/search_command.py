@@ -69,9 +69,9 @@ class StudyConfig:
     at_most: dict[str, float] = field(default_factory=dict)
     """Constraints: results and their largest admissible values."""
     prune: PruneConfig | None = None
-    """End bad trials early; requires a single objective. null: end none."""
+    """Ends bad trials early; requires a single objective. null: no trial ends early."""
     stop_on: list[AlarmName] = field(default_factory=list)
-    """Alarms that end a trial as hopeless."""
+    """Alarms that end a trial early, as pruned."""
     slots: int = 1
     """Trials that run at the same time; each gets an equal share of the cores and devices."""
     sampler: Sampler = Sampler.tpe
@@ -206,24 +206,24 @@ def write_solutions(search: Search, best: Sequence[FrozenTrial]) -> None:
         "name": "optuna",
         "maximize": search.study.maximize,
         "minimize": search.study.minimize,
-        "solutions": [_solution(search, trial) for trial in best],
+        "solutions": [_describe_solution(search, trial) for trial in best],
     }
     write_text_atomically(search.folder / "optimization_results.yaml", yaml.safe_dump(content))
 
 
-def trial_text(value: object) -> str:
+def trial_value_text(value: object) -> str:
     """Return a value of a trial as command-line text; floats are rounded to 4 digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _solution(search: Search, trial: FrozenTrial) -> dict[str, Any]:
-    """Return a trial's values; choices are texts in Optuna, and become what the texts stand for."""
+def _describe_solution(search: Search, trial: FrozenTrial) -> dict[str, Any]:
+    """Return a trial's number, parsed parameters and results; Optuna stores choices as text."""
     return {
         "trial": trial.number,
         "best_evaluated_params": {
             key: float(text) if isinstance(value, float) else yaml.safe_load(text)
             for key, value in trial.params.items()
-            for text in [trial_text(value)]
+            for text in [trial_value_text(value)]
         },
         "best_evaluated_value": dict(zip(search.study.objectives, trial.values or (), strict=True)),
     }

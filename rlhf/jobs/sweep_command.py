@@ -28,7 +28,7 @@ from rlhf.config.schema.keys import format_value
 from rlhf.config.validation import refuse_secrets_in_command
 
 MULTIRUN = frozenset({"-m", "--multirun"})
-MOST_BYTES = 200  # of a job's folder name; file systems take 255
+MOST_BYTES = 200  # longest folder name of a job; file systems allow 255 bytes
 NAMED_BY = ("sweep", "experiment")  # keys whose value begins the name of a sweep's folder
 
 
@@ -64,8 +64,8 @@ def add_sweep_folders(words: Sequence[str], typed_words: Sequence[str]) -> list[
     """Add to the words of a sweep the Hydra overrides that set the folders of the sweep and jobs.
 
     ``typed_words`` is the command as typed. If a key is given twice, its last value is used, as
-    in a single run. The words are returned as they are if no sweep starts; a folder
-    that they set stays.
+    in a single run. If no sweep starts, the words are returned as they are. A folder that the words
+    set stays.
 
     Raises:
         ConfigError: if no job could run, or a value has ``..`` and names a job's folder.
@@ -105,7 +105,7 @@ def job_folder_name(text: str) -> str:
     return f"{name.encode()[: MOST_BYTES - 9].decode(errors='ignore')}-{own}"
 
 
-# Here and not in a function: the processes of joblib import this module, and Hydra resolves there.
+# Registered on import, because joblib's processes import this module, and Hydra resolves in them.
 OmegaConf.register_new_resolver("rlhf_job_folder", job_folder_name, replace=True)
 
 

@@ -28,8 +28,8 @@ from rlhf.run.results import read_objective, read_plan
 from rlhf.run.step_alarms import read_alarms
 
 OUTPUT = "output.log"
-PARENT = "RLHF_PARENT"  # process id of the parent; launch.py ends when the parent ends
-LAUNCHER = "RLHF_LAUNCHER"  # process id of launch.py
+PARENT = "RLHF_PARENT"  # variable with the id of the process whose end also ends launch.py
+LAUNCHER = "RLHF_LAUNCHER"  # variable with the process id of launch.py
 PR_SET_PDEATHSIG = 1
 
 
@@ -44,7 +44,7 @@ def end_with_parent() -> None:
 
 
 def end_with_launcher() -> None:
-    """Let Linux kill this worker of joblib when the launcher ends; otherwise it waits for ever.
+    """Let Linux kill this worker of joblib when the launcher ends: it would wait for ever.
 
     In the launcher itself, do nothing.
     """
@@ -93,7 +93,7 @@ def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) 
 
 
 def open_log(run_dir: Path) -> TextIO:
-    """Open the file of a job's screen, which must be no link, to append text."""
+    """Open a job's output.log to append text; refuse a link."""
     return open(run_dir / OUTPUT, "a", encoding="utf-8", errors="replace", opener=open_regular)
 
 

@@ -21,12 +21,12 @@ from rlhf.config.machine_rates import GIB
 
 AUTO = "auto"
 CPU = "cpu"
-# If none of these files exists there is no GPU, and torch need not be imported to find one.
+# Files of GPU drivers. Without any of them there is no GPU, and torch need not be imported.
 SIGNS = tuple(Path(name) for name in ("/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd"))
 CARDS: Mapping[str, str] = read_yaml_beside(__file__, "cards.yaml")
 UNKNOWN = "template"
 PART = " MIG "  # marks the name of a part of a card, such as "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
-WHOLE_NODE = 8  # GPUs; the cards in NODES have a profile of a whole node, such as 8xa100_40g
+WHOLE_NODE = 8  # GPUs of a node for which the cards in NODES have a profile: 8xa100_40g
 NODES = {"a100_40g", "a100_80g", "b200_180g", "h100_80g", "h200_141g", "l40s_48g"}
 
 

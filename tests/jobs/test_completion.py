@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.jobs.launch_command import complete_value, value_choices
+from rlhf.jobs.launch_command import complete_last_word, print_completions
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,16 +34,16 @@ ROOT = Path(__file__).parents[2]
 def test_values_of_the_last_word(word: str, choices: list[str]) -> None:
     line = f"python launch.py seed=1 {word}"
     key = word.partition("=")[0]
-    assert value_choices(line, ROOT / "sweeps") == [f"{key}={value}" for value in choices]
+    assert complete_last_word(line, ROOT / "sweeps") == [f"{key}={value}" for value in choices]
 
 
 def test_other_questions_are_left_to_hydra() -> None:
     line = {"COMP_LINE": "python launch.py plan="}
-    complete_value(["plan=only"], line, ROOT)
-    complete_value(["-sc", "query=bash"], {}, ROOT)
-    complete_value(["-sc", "query=bash"], {"COMP_LINE": "python launch.py se"}, ROOT)
+    print_completions(["plan=only"], line, ROOT)
+    print_completions(["-sc", "query=bash"], {}, ROOT)
+    print_completions(["-sc", "query=bash"], {"COMP_LINE": "python launch.py se"}, ROOT)
     with pytest.raises(SystemExit) as end:
-        complete_value(["-sc", "query=bash"], line, ROOT)
+        print_completions(["-sc", "query=bash"], line, ROOT)
     assert end.value.code == 0
 
 

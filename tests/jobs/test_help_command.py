@@ -17,7 +17,7 @@ from rlhf.config.schema.data import DatasetConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs import help_command
-from rlhf.jobs.help_command import matching, print_help
+from rlhf.jobs.help_command import matching_names, print_help
 from rlhf.run.metric_table import METRICS
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -100,11 +100,11 @@ def test_a_metric_and_a_group_of_options(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_names_match_by_beginning_then_by_part() -> None:
     names = ["ppo.kl_ctl", "ppo.kl_target", "ppo/kl_ctl", "sft.lr"]
-    assert matching("ppo.kl_ctl", names) == ["ppo.kl_ctl"]
-    assert matching("ppo.", names) == ["ppo.kl_ctl", "ppo.kl_target"]
-    assert matching("kl_ctl", names) == ["ppo.kl_ctl", "ppo/kl_ctl"]
+    assert matching_names("ppo.kl_ctl", names) == ["ppo.kl_ctl"]
+    assert matching_names("ppo.", names) == ["ppo.kl_ctl", "ppo.kl_target"]
+    assert matching_names("kl_ctl", names) == ["ppo.kl_ctl", "ppo/kl_ctl"]
     with pytest.raises(ConfigError, match=r"sft\.lz.*did you mean sft\.lr"):
-        matching("sft.lz", names)
+        matching_names("sft.lz", names)
 
 
 def test_without_a_word_hydra_prints_its_help() -> None:

@@ -20,7 +20,7 @@ from optuna.trial import TrialState, create_trial
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.stored_files import METRICS, GrowingFile
-from rlhf.jobs.search import JOURNAL, Running, Searcher, _read_result
+from rlhf.jobs.search import JOURNAL, RunningTrial, Searcher, _read_result
 from rlhf.jobs.search_command import Dimension, PruneConfig, Search, StudyConfig, write_solutions
 from tests.runs import ROOT, TINY_RUN, launch, new_cache, start
 
@@ -163,11 +163,11 @@ def test_pruning_knows_which_way_its_metric_is_better(
     made = searcher(tmp_path, prune=PruneConfig(metric=metric), **goal)
     trial = made._study.ask()
     growing = GrowingFile(tmp_path / "metrics.jsonl", METRICS)
-    running = Running(trial, 0, None, tmp_path, growing)  # type: ignore[arg-type]
+    running = RunningTrial(trial, 0, None, tmp_path, growing)  # type: ignore[arg-type]
     for step, value in enumerate((0.5, 0.7), start=1):
         with (tmp_path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"phase": "ppo", "step": step, metric: value}) + "\n")
-        made._report_and_should_prune(running)
+        made._report_and_check_pruning(running)
     assert list(made._study.trials[0].intermediate_values.values()) == reported
 
 
@@ -205,9 +205,9 @@ def test_trial_that_is_worse_than_the_median_report_and_should_prune(
         f'{{"phase": "sft", "step": 10, "sft/eval_loss": {value}}}\n'
     )
     growing = GrowingFile(tmp_path / "metrics.jsonl", METRICS)
-    running = Running(made._study.ask(), 0, None, tmp_path, growing)  # type: ignore[arg-type]
-    assert made._report_and_should_prune(running) is is_hopeless
-    assert made._report_and_should_prune(running) is is_hopeless, "a step is reported once"
+    running = RunningTrial(made._study.ask(), 0, None, tmp_path, growing)  # type: ignore[arg-type]
+    assert made._report_and_check_pruning(running) is is_hopeless
+    assert made._report_and_check_pruning(running) is is_hopeless, "a step is reported once"
 
 
 def test_a_trial_with_a_measure_that_is_not_finite_has_failed(tmp_path: Path) -> None:
