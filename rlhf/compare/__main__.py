@@ -112,13 +112,13 @@ class _Request(LocalRequest):
     )
 
     def do_GET(self) -> None:
-        if (refused := self.refusal(self.path)) is not None:
+        if (refused := self.refusal_status(self.path)) is not None:
             self.send(*_refusal_response(refused))
         else:
             self.send(HTTPStatus.OK, render_comparison(self.server.comparison))
 
     def do_POST(self) -> None:
-        refused = self.refusal(self.path)
+        refused = self.refusal_status(self.path)
         status, text = self._store_choice() if refused is None else _refusal_response(refused)
         location = {"Location": self.server.path} if status is HTTPStatus.SEE_OTHER else {}
         self.send(status, text, headers=location)

@@ -16,17 +16,17 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.report.charts import PointsByMetric
 
 CHANCE = 0.5  # accuracy of a reward model that guesses
-TOO_GOOD = 0.99  # accuracy that preferences of people do not allow
-WIDE = 0.2  # widest 95 % interval of an accuracy without a warning; about 100 pairs have it
+TOO_GOOD = 0.99  # people's preferences are too noisy for this accuracy
+WIDE = 0.2  # width of an accuracy's 95 % interval above which to warn; about that of 100 pairs
 LENGTH_FACTOR = 2.0  # largest factor by which the mean length of responses may change
 MOST_KL = 0.3  # nats per response token; metrics.yaml gives the same limit
 FEW_ENDED = 0.5  # warn if a smaller share of responses ended by themselves
-MOST_FALLBACKS = 0.05  # share of all responses in training
-MOST_WITHOUT_SIGNAL = 0.5  # mean share of equal scores, or of groups of equal scores
-ROUNDING = 1e-6  # a smaller deviation of scores is rounding; relative to scores above 1
+MOST_FALLBACKS = 0.05  # warn if a larger share of training responses got fallback scores
+MOST_WITHOUT_SIGNAL = 0.5  # warn if in more steps, or groups, all scores were equal
+ROUNDING = 1e-6  # smaller standard deviations of scores are rounding; relative if scores exceed 1
 HELD = {"ppo": "ppo.kl_ctl", "dpo": "dpo.beta"}  # the key that holds a policy to its reference
-RATE = {"ppo": "ppo.actor_lr", "dpo": "dpo.lr"}
-FEWER = {"ppo": "ppo.steps", "dpo": "dpo.epochs"}
+RATE = {"ppo": "ppo.actor_lr", "dpo": "dpo.lr"}  # the key of the policy's learning rate
+FEWER = {"ppo": "ppo.steps", "dpo": "dpo.epochs"}  # the key that shortens training
 TEXTS = read_yaml_beside(__file__, "doubts.yaml")
 NO_INTERVAL = (0.0, 0.0)  # replaces a missing interval; it excludes nothing
 
@@ -83,9 +83,9 @@ def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _doubts_of_rewards(series: PointsByMetric, *, has_risen: bool) -> Iterator[str]:
-    """Yield doubts of rewards that failed, or that were equal.
+    """Yield a line if many rewards failed, and a line if in most steps all scores were equal.
 
-    Rewards that differed at the first step and became equal while the score rose are the best.
+    Scores that differed at the first step and became equal while they rose are no reason to doubt.
     """
     failed = mean_of([share for _, share in series.get("ppo/fallback_share", ())])
     if failed > MOST_FALLBACKS:
@@ -103,13 +103,13 @@ def _doubts_of_rewards(series: PointsByMetric, *, has_risen: bool) -> Iterator[s
 
 
 def _lacks_signal(equal: Sequence[float], *, has_risen: bool) -> bool:
-    """Return True if most of the shares of equal scores, one per step, stand for a lost signal."""
+    """Return True if ``equal``, a share of equal scores per step, shows a lost learning signal."""
     is_best = has_risen and min(equal[:1], default=1.0) < 1
     return mean_of(equal) > MOST_WITHOUT_SIGNAL and not is_best
 
 
 def _equal_shares(series: PointsByMetric, name: str) -> list[float]:
-    """Return for each step 1 if all responses had the same score ``name``, otherwise 0."""
+    """Return 1 for each step in which all responses had the same score ``name``, otherwise 0."""
     means, deviations = (series.get(f"{name}_{each}", ()) for each in ("mean", "std"))
     return [
         float(deviation <= ROUNDING * max(1.0, abs(mean)))

@@ -1,4 +1,4 @@
-"""Write and print the results when a run or a sweep ends; pages are imported only then."""
+"""Write and print the results when a run or a sweep ends; import other modules only then."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rlhf.run.step_alarms import describe_divergence, read_alarms
 def report_on_exit(run_dir: Path) -> Iterator[None]:
     """When the context ends, print the summary of the run's result, then write its report.
 
-    If either fails, only a warning is printed: neither the other, nor the result, nor the
-    context's error is lost.
+    If one of them fails, a warning is printed, and the other is still written. An error of the
+    context itself is still raised.
     """
     try:
         yield

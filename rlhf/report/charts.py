@@ -20,11 +20,11 @@ from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, read_alarms
 
-MOST_POINTS = 600  # points per line; longer lines keep the extremes of each bucket
+MOST_POINTS = 600  # most points per line; longer lines keep the extremes of each bucket
 FEWEST_JOINED = 3  # a line through fewer points would suggest what lies between them
 SHARE = "share"  # the unit of values between 0 and 1
 DIGITS = 6  # significant digits of a value, more than a screen can show
-MOST_SAMPLES = 4000  # most samples on the page; earlier samples are dropped
+MOST_SAMPLES = 4000  # most samples on the page: the last ones
 
 Point = tuple[float, float]
 PointsByMetric = Mapping[str, Sequence[Point]]  # points (step, value) by name of metric
@@ -189,8 +189,8 @@ class Panel(NamedTuple):
 
 
 TABLE = merge_tables([read_yaml_beside(__file__, "panels.yaml"), *tables_of("panels.yaml")])
-# The sections of panels.yaml, here and in options, PPO's first; a chart has a metric, or metrics
-# with their labels.
+# The panels of panels.yaml, here and in options, by section, PPO's first. In the file, a panel is
+# one metric, or several metrics with their labels.
 PANELS: Mapping[str, Sequence[Panel]] = {
     title: [
         Panel(name, (metrics,))
@@ -202,8 +202,8 @@ PANELS: Mapping[str, Sequence[Panel]] = {
 }
 
 
-def panels_of(names: Iterable[str]) -> dict[str, Sequence[Panel]]:
-    """Return ``PANELS``, with further panels for parts of rewards among the metrics ``names``."""
+def panels_for_metrics(names: Iterable[str]) -> dict[str, Sequence[Panel]]:
+    """Return ``PANELS``, with a panel for the parts of rewards among the metrics ``names``."""
     panels = dict(PANELS)
     for prefix, title in (
         ("ppo/parts/", "Parts of the score"),

@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 STUDY_RESULTS = "optimization_results.yaml"
 SWEEP_REPORT = "sweep.html"
 GOALS = ("gold", "exactly right", "score")  # measures that are drawn over KL
-LONGEST_NAME = 60  # characters of a setting's name in the headline
-BINS = 4  # ranges of a parameter with many numbers
-FEWEST_RUNS = 3  # runs for each value, or range of values, from which an importance is computed
-DOUBTS = {
+LONGEST_NAME = 60  # most characters of a setting's name in the headline
+BINS = 4  # ranges into which the values of a parameter with many numbers are divided
+FEWEST_RUNS = 3  # fewest runs per value, or range of values, to compute an importance
+DOUBTS = {  # sentences for verdicts without a difference
     "-": "no difference from the reference can be told",
     "one seed": "one seed tells nothing: give three or more",
     "two seeds": "two seeds tell nothing: give three or more",
     "no spread": "no spread between seeds",
     "": "objectives of other meaning are not compared",
 }
-Ranked = tuple[int, Setting]  # a setting with finished runs, after its number among all settings
+Ranked = tuple[int, Setting]  # the number of a setting among all, and the setting
 
 
 def compare(paths: Sequence[Path], html: Path | None = None) -> None:
@@ -130,12 +130,12 @@ def comparison_table(settings: Sequence[Setting], found: SettingsComparison) -> 
 
 def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterator[str]:
     """Yield sentences about the table: how to read it, and what is not compared, and why."""
-    if found.tests:
+    if found.num_tests:
         yield (
             "± is the 95 % interval over seeds. higher, lower: a difference that is told although "
-            f"{found.tests} were tested (Holm's correction at 5 %); -: none can be told."
+            f"{found.num_tests} were tested (Holm's correction at 5 %); -: none can be told."
         )
-    if found.differences and not found.tests:
+    if found.differences and not found.num_tests:
         yield "Fewer than three seeds tell nothing about a difference: give seed=1,2,3 or more."
     for title, reason in found.left_out.items():
         yield f"not compared: {title} ({reason})"
@@ -211,7 +211,7 @@ def write_sweep_report(sweep_dir: Path, settings: Sequence[Setting]) -> Path:
 
 
 def sweep_page(title: str, settings: Sequence[Setting], study: StudyResults | None = None) -> str:
-    """Return the HTML of a comparison of settings; the best setting, or solutions, come first."""
+    """Return the HTML of a comparison of settings, beginning with the best, or the solutions."""
     runs = [run for setting in settings for run in setting.runs]
     done = sorted(
         ((n, setting) for n, setting in enumerate(settings) if setting.finished_runs()),
@@ -239,9 +239,9 @@ def parameter_importances(
 ) -> dict[str, float | None]:
     """Return, for each key that varies, the share of a measure's variance that it explains alone.
 
-    The share is epsilon squared (Kelley 1935, https://doi.org/10.1073/pnas.21.9.554), from which
-    the share explained by chance is subtracted; None if there are not enough runs to tell. Keys
-    with many numbers are grouped into ranges.
+    ``title`` names the measure. The share is epsilon squared (Kelley 1935,
+    https://doi.org/10.1073/pnas.21.9.554), which subtracts the share explained by chance; None if
+    there are too few runs. The values of keys with many numbers are grouped into ranges.
     """
     found: dict[str, float | None] = {}
     for key in keys:
@@ -260,7 +260,7 @@ def parameter_importances(
 
 
 def _measures_by_value(runs: Sequence[ComparedRun], key: str, title: str) -> list[list[float]]:
-    """Return the measures of the runs with each value; many numbers are grouped into ranges."""
+    """Return the measure ``title``, grouped by the value of ``key``, or by ranges of numbers."""
     values = [run.keys.get(key) for run in runs]
     names = [command_line_text(value) for value in values]
     if len(set(names)) * FEWEST_RUNS > len(runs) and all(map(is_number, values)):
@@ -304,7 +304,7 @@ def _headline(
 
 
 def _objective_title(found: SettingsComparison) -> str:
-    """Return the title of the objective: the gold score stands for it in runs with a judge."""
+    """Return the title of the objective; in runs with a judge, the gold score is the objective."""
     return "objective" if "objective" in found.titles else "gold"
 
 
@@ -345,19 +345,20 @@ def _tables_and_charts(
 
 
 def _is_drawn(title: str, done: Sequence[Setting]) -> bool:
-    """Return False for a measure of the machine's load, or that is equal in all settings."""
+    """Return False for a measure that depends on the machine's load or is equal in all settings."""
     means = {setting.estimates()[title].mean for setting in done}
     return title not in UNCOMPARED and (len(means) > 1 or len(done) == 1)
 
 
 def _notes(done: Sequence[Setting], keys: Sequence[str], found: SettingsComparison) -> list[str]:
-    """Return sentences about the table: what its verdicts count, and what they cannot tell."""
+    """Return sentences about the table: the number of tests, and what cannot be compared."""
     notes = []
-    if found.tests:
+    if found.num_tests:
         notes.append(
-            f"Verdicts count all {found.tests} differences that were tested (Holm's correction)."
+            f"Verdicts count all {found.num_tests} differences that were tested (Holm's "
+            "correction)."
         )
-    if len(done) > 1 and not found.tests:
+    if len(done) > 1 and not found.num_tests:
         notes.append(
             "Fewer than three seeds tell nothing about a difference: no interval is drawn."
         )

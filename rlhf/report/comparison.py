@@ -1,8 +1,8 @@
 """Read runs to compare, group them by setting, and test over seeds whether settings differ.
 
-Only numbers of one meaning are compared. Scores have the meaning of what gave them. A reward model
-is known by the hash of its weights, so runs that share it (``from_run``, the store of phases)
-agree, and all other runs do not.
+Only numbers with the same meaning are compared. The meaning of a score is the reward that gave it.
+A reward model is identified by the hash of its weights, so scores are compared only between runs
+that share it (``from_run``, the store of phases).
 
 Two settings with two or more common seeds are compared by the differences between their runs with
 the same seed, otherwise by Welch's t-test (https://doi.org/10.1093/biomet/34.1-2.28). A difference
@@ -41,22 +41,22 @@ from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import FROZEN, read_frozen_keys
 from rlhf.config.schema.keys import NO_PHASE
-from rlhf.report.summary import objective_name
+from rlhf.report.summary import describe_objective
 
-FEWEST_SEEDS = 3  # fewer seeds give no interval: that of two is 12.7 standard errors wide
+FEWEST_SEEDS = 3  # fewer give no interval: of two seeds it is ± 12.7 standard errors
 SEEDS_IN_WORDS = {1: "one seed", 2: "two seeds"}
 # Endings of keys whose value the planner chooses.
 CHOSEN = ("micro_batch_size", "max_rows", "gather_weights", "keep_graphs")
-SHOWN = 8  # digits of a hash
-TINY = 1e-9  # half-width of an interval, relative to the mean, that is only rounding
-UNCOMPARED = ("minutes",)  # depends on the machine's other load
-OF_EARLIER_PHASES = ("accuracy", "perplexity")  # which PPO and DPO do not change
+SHOWN = 8  # digits of a hash that are shown
+TINY = 1e-9  # a half-width below this share of the mean is only rounding
+UNCOMPARED = ("minutes",)  # measures that depend on the machine's other load
+OF_EARLIER_PHASES = ("accuracy", "perplexity")  # measures that settings of PPO may share
 
 SettingMeasure = tuple[int, str]  # the number of a setting, and the title of a measure
 
 
 class Measure(NamedTuple):
-    """A number in result.json: its title here, its name there, and the phases that may have it."""
+    """A number in result.json: its title in comparisons, its name, and the phases with it."""
 
     title: str
     name: str
@@ -217,23 +217,23 @@ def _is_bookkeeping(key: str) -> bool:
 def measure_meanings(
     folder: Path, keys: Mapping[str, Any], phases: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
-    """Return, by title in comparisons, what measures mean that differ between runs.
+    """Return a description of each measure whose meaning can differ between runs, by title.
 
     ``keys`` is the configuration of the run in ``folder``, ``phases`` the results of its phases.
     """
     accuracy_of = "DPO" if "dpo" in phases else "the reward model"
     meanings = {
-        "score": f"by {_scorer(folder, keys)}",
-        "accuracy": f"of {accuracy_of} on {_texts(keys)}",
-        "perplexity": f"of {_texts(keys)}",
+        "score": f"by {_scorer_name(folder, keys)}",
+        "accuracy": f"of {accuracy_of} on {_data_name(keys)}",
+        "perplexity": f"of {_data_name(keys)}",
     }
-    name = objective_name(phases)
+    name = describe_objective(phases)
     measured = next((title for title in meanings if title in name), None)
     return meanings | {"objective": f"{name}, {meanings[measured]}" if measured else name}
 
 
-def _scorer(folder: Path, keys: Mapping[str, Any]) -> str:
-    """Return a name of what scores the answers: a reward model, the judge, or ``rewards``."""
+def _scorer_name(folder: Path, keys: Mapping[str, Any]) -> str:
+    """Return a name for the scorer of the answers: a reward model, the judge, or ``rewards``."""
     parts = {key: value for key, value in keys.items() if key.startswith("rewards.")}
     kinds = {value for key, value in parts.items() if re.fullmatch(r"rewards\.[^.]+\.kind", key)}
     if not parts and keys.get("reward_model.init") == ModelInit.gold:
@@ -253,7 +253,7 @@ def _weights_of_reward_model(folder: Path, keys: Mapping[str, Any]) -> str:
     return _short_hash({key: keys[key] for key in keys if key.startswith("reward_model.")})
 
 
-def _texts(keys: Mapping[str, Any]) -> str:
+def _data_name(keys: Mapping[str, Any]) -> str:
     """Return a name of the data and of the tokenizer that divides its texts."""
     data = [keys.get(f"data.{name}") for name in ("source", "path", "eval_path", "subset")]
     tokenizer = [keys.get(f"model.{name}") for name in ("tokenizer", "path", "vocab_size")]
@@ -284,7 +284,7 @@ class Difference(NamedTuple):
 
     @property
     def probability(self) -> float:
-        """Return how likely equal settings differ as much; NaN without an interval."""
+        """Return the p-value of the difference; NaN without an interval."""
         return two_sided_probability(self.estimate, self.freedom)
 
 
@@ -298,8 +298,8 @@ class SettingsComparison(NamedTuple):
     left_out: Mapping[str, str]  # why a measure is not compared, by title
 
     @property
-    def tests(self) -> int:
-        """Return how many differences were tested."""
+    def num_tests(self) -> int:
+        """Return the number of differences that were tested."""
         return sum(not math.isnan(found.probability) for found in self.differences.values())
 
     def verdict(self, setting: int, title: str) -> str:
@@ -320,7 +320,7 @@ def compare_with_first(settings: Sequence[Setting]) -> SettingsComparison:
         return SettingsComparison(None, [], {}, frozenset(), {})
     first, others = settings[numbers[0]], numbers[1:]
     every = dict.fromkeys(title for n in numbers for title in settings[n].estimates())
-    titles = [title for title in every if not _carries_nothing(title, every, settings)]
+    titles = [title for title in every if not _is_redundant(title, every, settings)]
     found: dict[SettingMeasure, Difference] = {}
     left_out: dict[str, str] = {}
     for number in others:
@@ -337,7 +337,7 @@ def compare_with_first(settings: Sequence[Setting]) -> SettingsComparison:
 
 
 def keep_by_holm(probabilities: Mapping[SettingMeasure, float]) -> frozenset[SettingMeasure]:
-    """Return the keys whose difference stays significant if all of them are tested at once."""
+    """Return the keys whose difference is significant after Holm's correction for all tests."""
     tested = {place: p for place, p in probabilities.items() if not math.isnan(p)}
     kept = set()
     for number, place in enumerate(sorted(tested, key=tested.__getitem__)):
@@ -350,8 +350,8 @@ def keep_by_holm(probabilities: Mapping[SettingMeasure, float]) -> frozenset[Set
 def difference(first: Setting, other: Setting, title: str) -> Difference:
     """Return the difference, ``other`` minus ``first``, of the measure ``title``.
 
-    The degrees of freedom follow Welch and Satterthwaite; they are not rounded. For the one sample
-    of differences between paired runs they are its size minus 1, as in Student's interval.
+    The degrees of freedom follow Welch and Satterthwaite; they are not rounded. For paired runs
+    they are the number of pairs minus 1, as in Student's interval.
     """
     if pairs := _pairs_of_runs(first, other):
         samples = [[theirs.measures[title] - ours.measures[title] for ours, theirs in pairs]]
@@ -379,11 +379,11 @@ def _pairs_of_runs(first: Setting, other: Setting) -> list[tuple[ComparedRun, Co
     return [(ours[seed], theirs[seed]) for seed in common] if is_paired else []
 
 
-def _carries_nothing(title: str, titles: Mapping[str, None], settings: Sequence[Setting]) -> bool:
-    """Return True for the objective that repeats the gold score, and for results that are shared.
+def _is_redundant(title: str, titles: Mapping[str, None], settings: Sequence[Setting]) -> bool:
+    """Return True for an objective that repeats the gold score, and for shared earlier results.
 
-    Settings of PPO share the accuracy and the perplexity of earlier phases: runs with one seed have
-    one value.
+    Settings of PPO can share the accuracy and the perplexity of earlier phases: all runs with the
+    same seed then have the same value.
     """
     if title == "objective" and "gold" in titles:
         return True
@@ -395,7 +395,7 @@ def _carries_nothing(title: str, titles: Mapping[str, None], settings: Sequence[
 def _difference_of_meaning(first: Setting, other: Setting, title: str) -> str | None:
     """Return the two meanings of a measure if they differ between runs that are compared.
 
-    Runs with the same seed are compared with each other, runs with other seeds all with all.
+    Runs are compared in pairs with the same seed; without such pairs, every run with every other.
     """
     pairs = _pairs_of_runs(first, other) or product(first.finished_runs(), other.finished_runs())
     meanings = ([run.meanings.get(title, "") for run in pair] for pair in pairs)

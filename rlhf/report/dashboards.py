@@ -28,7 +28,7 @@ COST = ("hours", "memory_gib")  # quantities that are both planned and measured
 
 
 def build_dashboards(entity: str, project: str) -> list[Workspace]:
-    """Return three views, which are not saved yet: PPO, the other phases, and sweeps."""
+    """Build three views of a W&B project, without saving them: PPO, other phases, sweeps."""
     try:
         from wandb_workspaces import workspaces
     except ImportError as error:
@@ -36,7 +36,7 @@ def build_dashboards(entity: str, project: str) -> list[Workspace]:
             "dashboards need the package wandb-workspaces: pip install 'rlhf[dashboards]'"
         ) from error
     of_ppo = [_panel_section(each) for each in PANELS if each.startswith("PPO")]
-    # Names in W&B, the titles that users see, and the sections of each view.
+    # The name of each view in W&B, its title, which users see, and its sections.
     views = {
         "rlhfppo": ("PPO health", [*of_ppo, _cost_section()]),
         "rlhfphases": (

@@ -19,7 +19,7 @@ from rlhf.run.step_alarms import first_divergence, read_alarms
 
 PLACES = ("run_dir", "resume")
 OWN_DATA = r"data\.(path|sets(\.[^.]+(\.path)?)?)"  # keys that name a file or a hub data set
-OF_ALL_DATA = (
+OF_ALL_DATA = (  # keys that make sense with any data
     *("data.split", "data.eval_share", "data.template", "data.clean", "data.deduplicate"),
     *("data.bucket_by_length", "data.cache_dir"),
 )
@@ -54,7 +54,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
         lines += ["  # upload the metrics", sync]
     # The overrides of the command that started the run, without the keys of its directory.
     typed = [word for word in read_command(run_dir) if _key_of(word) not in PLACES]
-    if (found := _change_of_run(run_dir)) is not None:
+    if (found := _suggest_change(run_dir)) is not None:
         change, override = found
         lines += [f"  # the same run, {change}", _launch_command(typed, override)]
     has_own_data = any(re.fullmatch(OWN_DATA, _key_of(word)) for word in typed)
@@ -66,10 +66,10 @@ def suggest_commands(run_dir: Path) -> list[str]:
     return [lines[0], *(f"  {line.strip()}" for line in lines[1:])]
 
 
-def _change_of_run(run_dir: Path) -> tuple[str, dict[str, str]] | None:
-    """Return what to try next, and its override: the remedy of the first fault of the run.
+def _suggest_change(run_dir: Path) -> tuple[str, dict[str, str]] | None:
+    """Return a description and an override of what to try next: a remedy for the first fault found.
 
-    Without a fault it is a change of PPO; a run that gained nothing goes on.
+    Without a fault, it holds PPO closer to its reference or, if PPO gained nothing, trains longer.
     """
     keys = read_frozen_keys(run_dir)
     if (broken := first_divergence(read_alarms(run_dir))) is not None:
@@ -96,7 +96,7 @@ def relative_to_cwd(path: Path) -> Path:
 
 
 def _without_data(words: Iterable[str]) -> list[str]:
-    """Return ``words`` without overrides that choose the data; keep how data is split and used."""
+    """Return ``words`` without overrides that choose the data; keep those that split or use it."""
     keys = {word: _key_of(word) for word in words}
     return [
         word

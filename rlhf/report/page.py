@@ -29,7 +29,7 @@ CHART_SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "marks.js", "chart_dat
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
 NAMES = (HOST, "localhost")  # names of this machine; requests to other names are refused
-SECONDS = 10  # until a connection that sends nothing is closed
+SECONDS = 10  # time after which a connection that sends nothing is closed
 HEADERS = {
     "Referrer-Policy": "same-origin",  # no-referrer would hide the form's own origin too
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -53,7 +53,7 @@ def render_template(template: str, *, package: str = __package__, **values: obje
 def jinja_environment(package: str = __package__) -> Environment:
     """Return a jinja2 environment that escapes all values.
 
-    It has the templates of ``package``, and of this package those with other names.
+    It loads templates from ``package``, and from this package those that ``package`` lacks.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -111,14 +111,14 @@ class LocalServer(ThreadingTCPServer):
 
 
 class LocalRequest(BaseHTTPRequestHandler):
-    """A request to a ``LocalServer``; subclasses answer it unless ``refusal`` returns a status."""
+    """A request to a ``LocalServer``; subclasses answer it if ``refusal_status`` returns None."""
 
     server: LocalServer
     timeout = SECONDS
     policy: ClassVar[str]  # the Content-Security-Policy of what the subclass sends
 
-    def refusal(self, path: str) -> HTTPStatus | None:
-        """Return why the request is refused; None if the page or its user sent it to ``path``."""
+    def refusal_status(self, path: str) -> HTTPStatus | None:
+        """Return the status that refuses a request to ``path``; None: it comes from the page."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if host.partition(":")[0] not in NAMES or origin not in {None, f"http://{host}"}:
             return HTTPStatus.FORBIDDEN
@@ -149,4 +149,4 @@ class LocalRequest(BaseHTTPRequestHandler):
         return "rlhf"
 
     def log_message(self, *_: object) -> None:
-        """Print no line for each request."""
+        """Print nothing; the base class prints a line for each request."""

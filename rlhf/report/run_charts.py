@@ -21,14 +21,14 @@ from rlhf.report.charts import (
     RunFiles,
     line_chart,
     number_text,
-    panels_of,
+    panels_for_metrics,
 )
 from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.step_alarms import Alarm
 
 MOST_BARS = 100  # most intervals in one chart
 MOST_TOKENS = 500  # most dots in the chart of the critic
-# What is counted on the x axis, by the first part of a metric's name; other parts are PPO's too.
+# Labels of the x axis by the first part of a metric's name; other metrics have the label of PPO.
 X_LABELS = {
     "sft": "SFT step",
     "reward": "reward model step",
@@ -98,8 +98,8 @@ def _curve_over_kl(
 ) -> Line:
     """Return a curve of points (sqrt(KL), value) of a metric, sorted by KL.
 
-    ``halves`` are half-widths of intervals by step. Points of a short curve get them, and a name
-    with their step, which their order does not show.
+    ``halves`` are half-widths of intervals by step. In a short curve, each point has its interval,
+    and a name with its step, because the order of the points does not show the step.
     """
     kls = dict(series.get(kl, ()))
     found = sorted(
@@ -144,7 +144,7 @@ def panel_sections(run: RunFiles) -> list[ChartSection]:
     """Return a section for each group of panels."""
     return [
         ChartSection(title, [_chart(run, panel) for panel in panels])
-        for title, panels in panels_of(run.series).items()
+        for title, panels in panels_for_metrics(run.series).items()
     ]
 
 

@@ -116,7 +116,7 @@ def _tables_of_settings(run: RunFiles, words: list[str]) -> dict[str, dict[str, 
 def model_rows(
     found: Mapping[str, Any], titles: Sequence[str] = tuple(COLUMNS)
 ) -> list[dict[str, object]]:
-    """Return a row per model and decoder, without columns of ``titles`` that are empty in all."""
+    """Return a row per model and decoder, with those columns of ``titles`` that are not empty."""
     rows: list[dict[str, object]] = []
     for name, by_decoder in found["models"].items():
         for decoder, figures in by_decoder["decoders"].items():
@@ -147,7 +147,7 @@ def win_rate_rows(found: Mapping[str, Any]) -> list[dict[str, object]]:
 
 
 class Evaluation(NamedTuple):
-    """The tables and charts of an evaluation."""
+    """The tables and charts of an evaluation, for the section of the report."""
 
     models: list[dict[str, object]]
     wins: list[dict[str, object]]
@@ -182,7 +182,7 @@ def _score_chart(answers: Sequence[Mapping[str, Any]], models: Sequence[str]) ->
 
 
 def _side_by_side(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
-    """Return a row for each of the first prompts, with all its answers and their scores."""
+    """Return a row for each of the first prompts: each decoder's first answer, with its score."""
     rows: dict[str, dict[str, object]] = {}
     for each in answers:
         prompt = each["prompt"].strip()

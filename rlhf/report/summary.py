@@ -70,10 +70,10 @@ def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) ->
 
 
 def summary_title(result: Mapping[str, Any], alarms: Sequence[Alarm]) -> str:
-    """Return the run's objective; or since when the run has diverged, which its end may not say."""
+    """Return the run's objective or, if the run diverged, the step since which it has."""
     if (diverged := describe_divergence(alarms)) is not None:
         return diverged
-    return f"objective {_number_text(result['objective'])}: {objective_name(result['phases'])}"
+    return f"objective {_number_text(result['objective'])}: {describe_objective(result['phases'])}"
 
 
 def summary_table(result: Mapping[str, Any], title: str) -> Table:
@@ -112,7 +112,7 @@ def summary_blocks(result: Mapping[str, Any]) -> Iterator[SummaryBlock]:
         yield SummaryBlock("run", of_run, duration_text(result["measured"]["hours"]))
 
 
-def objective_name(phases: Mapping[str, Mapping[str, Any]]) -> str:
+def describe_objective(phases: Mapping[str, Mapping[str, Any]]) -> str:
     """Describe the objective, a result of the last phase that runtime/phase_runs.py chooses."""
     last = [name for name in PHASE_ROWS if name in phases][-1]
     if "gold_after" in phases[last]:
@@ -210,7 +210,7 @@ def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _policy_rows(dpo)
 
 
-POLICY_ROWS: dict[str, str] = {
+POLICY_ROWS: dict[str, str] = {  # label: NAME of the results NAME_before and NAME_after
     "exactly right": "exact",
     "exactly right, greedy": "exact_greedy",
     "held-out gold score": "gold",
@@ -267,7 +267,7 @@ PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[SummaryRow]]] = 
 
 def duration_text(hours: float) -> str:
     """Return a number of hours as H:MM:SS."""
-    longest = timedelta.max.days * 24  # hours of timedelta; a damaged file may have more
+    longest = timedelta.max.days * 24  # hours that fit a timedelta; a damaged file may have more
     return str(timedelta(hours=max(0, min(hours, longest)))).partition(".")[0]
 
 

@@ -38,8 +38,8 @@ MOST_MARKS = 5  # with more values than this, not every value gets a mark on its
 WIDE_RATIO = 10  # axes are logarithmic if largest / smallest value is above this
 LINE_HEIGHT = 16  # pixels per line of labels
 CHARACTER = 7  # pixels per letter of a title
-AXIS_WIDTH = 130  # pixels between two axes of parallel coordinates, at least
-CHART_WIDTH = 1180  # pixels of a page, over which few axes are spread
+AXIS_WIDTH = 130  # least pixels between two axes of parallel coordinates
+CHART_WIDTH = 1180  # pixels of a page's width, over which few axes are spread
 EVERYTHING = (-math.inf, math.inf)
 RANGES = {
     **dict.fromkeys(("gold", "exactly right", "accuracy"), (0.0, 1.0)),
@@ -48,7 +48,7 @@ RANGES = {
 }  # possible values, by measure
 AXIS_ENDS = (250, 44)  # y in pixels of the bottom and top of an axis
 MOST_SETTINGS = 8  # most lines in a chart: more could not be told apart
-MOST_STEPS = 100  # points of a line; with more steps a point is the mean of several
+MOST_STEPS = 100  # most points of a line; with more steps, a point is the mean of several
 MOST_NAMES = 4  # most runs of a setting that the legend names
 
 
@@ -62,7 +62,7 @@ class Lane(NamedTuple):
 
 
 class ParallelChart(NamedTuple):
-    """A chart of parallel coordinates, which a template draws as SVG, as uPlot cannot."""
+    """A chart of parallel coordinates, drawn as SVG by a template, because uPlot has none."""
 
     said: str
     width: int
@@ -104,7 +104,7 @@ def frontier_chart(measure: str, settings: Sequence[Setting]) -> Chart | None:
 
 
 def pareto_frontier(points: Sequence[Point]) -> list[int]:
-    """Return the numbers of the points than which no other is higher at lower x, sorted by x."""
+    """Return the indices of the points that are higher than all points at lower x, sorted by x."""
     kept: list[int] = []
     for number in sorted(range(len(points)), key=lambda n: (points[n][0], -points[n][1])):
         if not kept or points[number][1] > points[kept[-1]][1]:
@@ -181,7 +181,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _drawn_half(found: Estimate, measure: str) -> float:
-    """Return the half-width of an interval; 0, not drawn, if a part of it is impossible."""
+    """Return the half-width to draw; 0 (no interval) if a part of the interval is impossible."""
     least, most = RANGES.get(measure, EVERYTHING)
     is_possible = least <= found.low and found.high <= most  # False for NaN
     return found.half if is_possible else 0.0
@@ -265,16 +265,16 @@ def setting_curves(settings: Sequence[Setting]) -> SettingCurves:
     ]
     left_out = len(settings) - len(drawn)
     return SettingCurves(
-        [(setting.label, _name_runs(setting)) for setting in drawn],
+        [(setting.label, _run_names_text(setting)) for setting in drawn],
         [section for section in sections if any(section.charts)],
         f"{left_out} more settings are not drawn." if left_out else "",
     )
 
 
 def seed_line(number: int, runs: Sequence[PointsByMetric], metric: str) -> Line:
-    """Return the mean of a metric over runs, at steps that all of them have, with a band.
+    """Return a line with a band: the mean of a metric over runs, at the steps that all runs have.
 
-    The band is from the lowest to the highest value. Of many steps a point stands for several.
+    The band is from the lowest to the highest value. With many steps, a point stands for several.
     """
     by_step = [dict(run[metric]) for run in runs if metric in run]
     steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
@@ -306,7 +306,7 @@ def _charts(panel: Panel, series: Sequence[Sequence[PointsByMetric]]) -> list[Ch
     ]
 
 
-def _name_runs(setting: Setting) -> str:
+def _run_names_text(setting: Setting) -> str:
     names = [f"{run.folder.parent.name}/{run.folder.name}" for run in setting.runs]
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more

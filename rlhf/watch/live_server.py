@@ -224,7 +224,7 @@ class _WatchRequest(LocalRequest):
     def do_GET(self) -> None:
         place, _, query = self.path.partition("?")
         path, _, name = place.rpartition("/")
-        if (refused := self.refusal(path)) is not None:
+        if (refused := self.refusal_status(path)) is not None:
             self._refuse(refused)
         elif name in ASSETS:
             kind, shared, own = ASSETS[name]
