@@ -41,7 +41,7 @@ from rlhf.jobs.search import JOURNAL, repair_journal
 from rlhf.report.comparison import _weights_of_reward_model
 from rlhf.report.page import LocalRequest, LocalServer
 from rlhf.run.phase_state import remove_stale_checkpoints
-from rlhf.watch.__main__ import drawing_of
+from rlhf.watch.__main__ import build_draw_function
 from rlhf.watch.progress import _is_process_alive
 from tests.fuzz import stores
 from tests.fuzz.case import Case, Verdict, judged
@@ -138,7 +138,7 @@ def test_the_name_of_a_run_cannot_control_the_terminal(tmp_path: Path) -> None:
     name = r'name: "\e]0;PWN\a\e[31mred\x9b\x85"'
     config.write_text(config.read_text().replace("name: pets", name))
     file = StringIO()
-    RichConsole(file=file, width=80, height=24).print(drawing_of(run_dir)())
+    RichConsole(file=file, width=80, height=24).print(build_draw_function(run_dir)())
     assert "red" in file.getvalue()
     assert not set("\x1b\x9b\x85\x07") & set(file.getvalue())
 

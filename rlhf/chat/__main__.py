@@ -28,7 +28,7 @@ from rlhf.run.policies import folders_by_model
 
 if TYPE_CHECKING:
     from rlhf.base.seams import ChatSeam
-    from rlhf.chat.run_models import LoneModel, RunModels
+    from rlhf.chat.run_models import ModelWithoutRun, RunModels
     from rlhf.rollout.sampling import SamplingSettings
 
 
@@ -45,11 +45,11 @@ def run_chat_loop(read_line: Callable[[], str], handle_line: Callable[[str], boo
         try:
             if not handle_line(line):
                 return
-        except KeyboardInterrupt:  # while models are loaded
+        except KeyboardInterrupt:  # Ctrl-C while models are loaded
             continue
 
 
-def greeting(models: RunModels | LoneModel, sampling: SamplingSettings) -> list[str]:
+def greeting_lines(models: RunModels | ModelWithoutRun, sampling: SamplingSettings) -> list[str]:
     """Return the first lines of a chat: the model, its temperature, and the form of its prompts."""
     greedy = "" if sampling.temperature else ", always the likeliest token"
     lines = [
@@ -57,11 +57,11 @@ def greeting(models: RunModels | LoneModel, sampling: SamplingSettings) -> list[
         f"temperature {sampling.temperature:g}{greedy}; /temperature X changes it",
         "/help lists the commands.",
     ]
-    return lines if models.talker.expects_turns else [*lines, models.without_turns]
+    return lines if models.talker.expects_turns else [*lines, models.plain_prompt_notice]
 
 
-def chosen_sampling(own: SamplingSettings, options: argparse.Namespace) -> SamplingSettings:
-    """Return the sampling of the run or model with the changes of the command."""
+def apply_sampling_options(own: SamplingSettings, options: argparse.Namespace) -> SamplingSettings:
+    """Return the run's or model's ``own`` sampling settings, with the changes of the command."""
     from rlhf.chat.dialogue import parse_temperature
 
     given = own.temperature if options.temperature is None else options.temperature
@@ -76,7 +76,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     import transformers
 
     from rlhf.chat.dialogue import Dialogue
-    from rlhf.chat.run_models import RunModels, find_lone_model
+    from rlhf.chat.run_models import RunModels, find_model_without_run
 
     def write(text: str) -> None:
         out.write(strip_control_characters(text))
@@ -93,13 +93,13 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         torch.manual_seed(options.seed)
     else:
         torch.seed()
-    lone = find_lone_model(options.place)
+    lone = find_model_without_run(options.place)
     if lone is not None and (options.model or options.playing):
         flags = " and ".join(("--model", *(seam.FLAG for seam in _seams())))
         raise ConfigError(f"{flags} need the directory of a run: {options.place}")
     run_dir = expand_user_path(options.place, key="RUN_DIR")
     models = lone or RunModels(run_dir, options.model, trusts_code=options.trust_code)
-    sampling = chosen_sampling(models.sampling, options)
+    sampling = apply_sampling_options(models.sampling, options)
     if isinstance(models, RunModels) and options.playing:
         from rlhf.config.freeze import refuse_code_of_run
 
@@ -112,7 +112,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     if is_terminal:
         import readline  # noqa: F401 - line editing and history for input()
 
-        for line in greeting(models, sampling):
+        for line in greeting_lines(models, sampling):
             say(line)
     run_chat_loop(lambda: input("> " if is_terminal else ""), dialogue.handle_line)
     if is_terminal:
@@ -124,7 +124,7 @@ def _seams() -> list[ChatSeam]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Chat as the command says; return the exit code."""
+    """Chat with the model that the command names; return the exit code."""
     parser = build_command_parser("rlhf.chat", __doc__, runs_code=True)
     parser.add_argument("place", type=Path, metavar="RUN_DIR|MODEL")
     parser.add_argument(

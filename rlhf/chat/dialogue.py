@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rlhf.base.errors import CheckpointError, ConfigError, RlhfError
-from rlhf.chat.run_models import LoneModel, RunModels
+from rlhf.chat.run_models import ModelWithoutRun, RunModels
 from rlhf.chat.talker import ChatMessage, SampledAnswer, Talker, WriteText
 from rlhf.rollout.sampling import SamplingSettings
 
@@ -29,7 +29,7 @@ class Dialogue:
 
     def __init__(
         self,
-        models: RunModels | LoneModel,
+        models: RunModels | ModelWithoutRun,
         sampling: SamplingSettings,
         *,
         write: WriteText,
@@ -57,7 +57,7 @@ class Dialogue:
             )
 
     def handle_line(self, line: str) -> bool:
-        """Answer a message or follow a command; return False if the command ends the chat."""
+        """Answer a message or run a command; return False if the command ends the chat."""
         command, _, text = line.rstrip().partition(" ")
         text = text.strip()
         try:
@@ -98,7 +98,7 @@ class Dialogue:
                 self._say(f"{command}: no such command; /help lists them")
 
     def _answer(self, asked: list[ChatMessage]) -> None:
-        """Answer the last message of ``asked``; store ``asked`` and the answer as conversation."""
+        """Answer the last message of ``asked``; store both as the conversation."""
         talker = self._models.talker
         ids = self._drop_oldest_turns(talker, asked)
         answer = self._stream_answer(talker, ids)
@@ -157,7 +157,7 @@ class Dialogue:
         if not asked:
             raise ConfigError("/compare: there is no message yet; use /compare TEXT")
         models = self._models
-        if isinstance(models, LoneModel):
+        if isinstance(models, ModelWithoutRun):
             raise CheckpointError(
                 "/compare needs the directory of a run with two policies; "
                 f"{models.folder} is one model"
@@ -179,7 +179,7 @@ class Dialogue:
 
 
 def parse_temperature(text: str, *, option: str) -> float:
-    """Return the temperature, 0 or more, in ``text``; an error names ``option``."""
+    """Parse ``text`` as a temperature of at least 0; an error names ``option``, its origin."""
     try:
         temperature = float(text)
     except ValueError:

@@ -31,10 +31,10 @@ KEY = "MODEL_FOLDER"
 MAX_TOKENS = 256
 
 
-class LoneModel:
-    """The model in a folder, with its own tokenizer, chat template and sampling settings."""
+class ModelWithoutRun:
+    """A model that belongs to no run, with its own tokenizer, template and sampling settings."""
 
-    without_turns = (
+    plain_prompt_notice = (
         "The tokenizer has no chat template: each line is plain text by itself, which the model "
         "continues."
     )
@@ -51,7 +51,7 @@ class LoneModel:
 
     @cached_property
     def talker(self) -> Talker:
-        """Return the model."""
+        """Return the model, which is loaded when it is first used."""
         source = ModelSource(key=KEY, path=str(self.folder))
         return Talker(source, load_tokenizer(self.folder, key=KEY), Dtype.auto)
 
@@ -67,8 +67,8 @@ class LoneModel:
         )
 
 
-def find_lone_model(place: Path) -> LoneModel | None:
-    """Return the model in the folder ``place``, or of that name in the hub's cache; None: a run.
+def find_model_without_run(place: Path) -> ModelWithoutRun | None:
+    """Return the model in the folder ``place``, or cached under that hub id; None if it is a run.
 
     Raises:
         CheckpointError: if ``place`` is neither a run nor a model on this machine.
@@ -77,9 +77,9 @@ def find_lone_model(place: Path) -> LoneModel | None:
     if (folder / FROZEN).exists():
         return None
     if not folder.is_dir():
-        return LoneModel(_cached_snapshot(place))
+        return ModelWithoutRun(_cached_snapshot(place))
     if _holds_model(folder):
-        return LoneModel(folder)
+        return ModelWithoutRun(folder)
     raise CheckpointError(
         f"{folder} is not the directory of a run: it has no {FROZEN}; and it holds no model: it "
         "has no config.json"
@@ -107,7 +107,7 @@ def _read_generation_config(folder: Path) -> GenerationConfig:
         return GenerationConfig.from_pretrained(folder)
 
 
-NAMES = folders_by_model()
+NAMES = folders_by_model()  # folders that may hold a policy, by name
 
 
 class RunModels:
@@ -116,7 +116,9 @@ class RunModels:
     ``choice`` is a name in ``NAMES``, the folder of a model, or None for the newest policy.
     """
 
-    without_turns = "Trained on prompts that are no conversations: each line is a prompt by itself."
+    plain_prompt_notice = (
+        "Trained on prompts that are no conversations: each line is a prompt by itself."
+    )
 
     def __init__(self, run_dir: Path, choice: str | None, *, trusts_code: bool = False) -> None:
         """Find the folder of the chosen policy.
@@ -148,7 +150,7 @@ class RunModels:
 
     @property
     def talker(self) -> Talker:
-        """Return the chosen policy."""
+        """Return the chosen policy, which is loaded when it is first used."""
         return self._load_talker(self.folder)
 
     def iterate_compared_models(self) -> Iterator[tuple[str, Talker]]:
@@ -194,7 +196,7 @@ class RunModels:
         return Talker(source, load_tokenizer(folder, key=source.key), self._dtype, stop=stop)
 
     def _model_source(self, folder: Path, group: str) -> ModelSource:
-        """Return the source of an intact model; the command may trust code of the run's models."""
+        """Verify the model in ``folder``; return its source; only a run's own code is trusted."""
         verify_model(folder)
         is_own = folder.is_relative_to(self.run_dir)
         return ModelSource(
@@ -205,7 +207,7 @@ class RunModels:
         )
 
     def _find_policy_folder(self, choice: str | None) -> Path:
-        """Return the folder of a policy."""
+        """Return the folder of the policy ``choice``; None: of the newest policy."""
         if choice is not None and choice not in NAMES:
             folder = expand_user_path(choice, key="--model")
             if not _holds_model(folder):

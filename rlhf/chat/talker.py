@@ -35,9 +35,9 @@ class SampledAnswer(NamedTuple):
 
 
 class Talker:
-    """A language model with its tokenizer, which answers messages or, without turns, raw prompts.
+    """A language model with its tokenizer, which answers conversations or raw prompts.
 
-    The tokenizers of runs have a chat template exactly if the prompts of training were turns.
+    A run's tokenizer has a chat template if, and only if, the training prompts were conversations.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ def _build_streamer(tokenizer: PreTrainedTokenizerBase, write: WriteText) -> Any
     from transformers import TextStreamer
 
     class Stream(TextStreamer):  # type: ignore[misc]  # transformers is untyped
-        """The tokens of an answer; whole words are written, without space before the first."""
+        """The answer so far; writes whole words, without a space before the first."""
 
         def __init__(self) -> None:
             super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)

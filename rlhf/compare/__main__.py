@@ -34,7 +34,7 @@ from rlhf.compare.preference_file import (
 from rlhf.report.page import LocalRequest, LocalServer, render_template
 from rlhf.run.console import build_console
 
-LENGTH = "[0-9]{1,3}"  # pattern of Content-Length: at most 999 bytes, where a choice has 30
+LENGTH = "[0-9]{1,3}"  # pattern of Content-Length: at most 999 bytes; a choice has about 30
 BUTTONS = {
     "A is better": Verdict.a,
     "B is better": Verdict.b,

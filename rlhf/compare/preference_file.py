@@ -92,7 +92,7 @@ def read_models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringMode
 
 
 def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> list[AnswerPair]:
-    """Return pairs of different answers to the same prompts; ``seed`` decides who is on the left.
+    """Return pairs of different answers to the same prompts; ``seed`` decides their order.
 
     Raises:
         DataError: if no prompt has two different answers.
@@ -113,7 +113,7 @@ def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> l
 
 
 def _read_model(run_dir: Path, *, is_trained: bool) -> AnsweringModel:
-    """Return the actor with its answers after the last step of PPO, or before the first."""
+    """Return the actor with its answers after PPO if ``is_trained``, otherwise before PPO."""
     read_frozen_keys(run_dir)  # raises if this is no run
     by_step: dict[int, dict[str, str]] = {}
     for row in read_lines(run_dir / "samples.jsonl", SAMPLE):
@@ -151,8 +151,8 @@ class Verdict(StrEnum):
     both_bad = "both_bad"
 
 
-class Judged(NamedTuple):
-    """A judged pair; ``winner`` is None for a tie and for two bad answers."""
+class JudgedPair(NamedTuple):
+    """A judged pair; ``winner`` names a model, or is None for a tie and for two bad answers."""
 
     prompt: str
     answers: frozenset[Answer]
@@ -182,12 +182,12 @@ class PreferenceFile:
         if is_new:
             path.unlink()
 
-    def read_choices(self) -> Iterator[Judged]:
+    def read_choices(self) -> Iterator[JudgedPair]:
         """Yield all choices so far; rows without names of models are skipped."""
         for prompt, chosen, rejected in _read_rows(self.path, "chosen", "rejected"):
-            yield Judged(prompt, frozenset((chosen, rejected)), chosen.model)
+            yield JudgedPair(prompt, frozenset((chosen, rejected)), chosen.model)
         for prompt, first, second in _read_rows(self._undecided, "a", "b"):
-            yield Judged(prompt, frozenset((first, second)), None)
+            yield JudgedPair(prompt, frozenset((first, second)), None)
 
     def add(self, pair: AnswerPair, verdict: Verdict) -> None:
         """Append a choice.
@@ -244,7 +244,7 @@ class WinRate(NamedTuple):
     undecided: int
 
     @classmethod
-    def from_choices(cls, models: tuple[str, str], judged: list[Judged]) -> WinRate:
+    def from_choices(cls, models: tuple[str, str], judged: list[JudgedPair]) -> WinRate:
         """Return the counts of the choices in ``judged`` that are between these two models."""
         ours = [j.winner for j in judged if {answer.model for answer in j.answers} == set(models)]
         wins, losses = (ours.count(model) for model in models)

@@ -27,7 +27,13 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import read_frozen_keys
 from rlhf.config.run_dir import lock_run_dir, refuse_links
-from rlhf.evaluate.answer_rows import AnswerRow, Decoding, Evaluator, policy_folders, trained_policy
+from rlhf.evaluate.answer_rows import (
+    AnswerRow,
+    Decoding,
+    Evaluator,
+    last_trained_policy,
+    policy_folders,
+)
 from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
 from rlhf.phases.reward_evaluation import held_out_margins
 from rlhf.phases.sft import held_out_loss
@@ -60,17 +66,17 @@ def evaluate(
         CapabilityError: if there are ``tasks`` and lm-eval is not installed.
     """
     if tasks:
-        require_lm_eval()
+        import_lm_eval()
     evaluator = Evaluator(run_dir, trusts_code=trusts_code)
     context, config = evaluator.context, evaluator.config
     folders = policy_folders(run_dir)
     for other in against:
-        name, folder = trained_policy(other)
+        name, folder = last_trained_policy(other)
         folders[f"{other.name}/{name}"] = folder
     decoders = [*evaluator.decoders, *(Decoding(f"temperature {t:g}", t) for t in temperatures)]
     count = num_prompts or config.ppo.eval_prompts
     perplexities: dict[str, float] = {}
-    answers = _open_empty((run_dir / EVALUATION).with_name("answers.jsonl"))
+    answers = _open_empty_file((run_dir / EVALUATION).with_name("answers.jsonl"))
     starts = () if Phase.sft in config.phase.order else (START,)
     for name in (*starts, *folders):
         context.console.say(f"{name}: {folders.get(name, config.model.path)}")
@@ -94,8 +100,8 @@ def evaluate(
     return found
 
 
-def require_lm_eval() -> Any:
-    """Return the imported package lm_eval."""
+def import_lm_eval() -> Any:
+    """Import and return the package lm_eval; raise a CapabilityError without it."""
     try:
         import lm_eval
     except ModuleNotFoundError as error:
@@ -106,12 +112,12 @@ def require_lm_eval() -> Any:
 
 
 def run_benchmarks(folders: Mapping[str, Path], tasks: Sequence[str]) -> dict[str, Any]:
-    """Return a dict: name in ``folders`` -> task -> metric -> value.
+    """Run the ``tasks`` on each model; return name in ``folders`` -> task -> metric -> value.
 
     Raises:
         ConfigError: if lm-eval does not know a task, or cannot download it.
     """
-    lm_eval = require_lm_eval()
+    lm_eval = import_lm_eval()
     found: dict[str, Any] = {}
     for name, folder in folders.items():
         has_template = (folder / "chat_template.jinja").exists()
@@ -134,7 +140,7 @@ def run_benchmarks(folders: Mapping[str, Path], tasks: Sequence[str]) -> dict[st
 
 def _write_margins(evaluator: Evaluator, path: Path) -> None:
     """Write chosen minus rejected score of each held-out pair, if a reward model was trained."""
-    pairs, scorer = _open_empty(path), evaluator.reward_model
+    pairs, scorer = _open_empty_file(path), evaluator.reward_model
     if scorer is not None and Phase.reward in evaluator.config.phase.order:
         examples = phase_tokens(evaluator.context, Phase.reward).eval
         micro = evaluator.plan.micro
@@ -167,7 +173,7 @@ def compute_figures(run_dir: Path, perplexities: Mapping[str, float]) -> dict[st
     return found | {"over_optimisation": curve}
 
 
-def _open_empty(path: Path) -> JsonlWriter:
+def _open_empty_file(path: Path) -> JsonlWriter:
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     return JsonlWriter(path)

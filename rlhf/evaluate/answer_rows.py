@@ -46,7 +46,8 @@ from rlhf.run.finished_phase import verify_model
 from rlhf.run.policies import POLICIES, TRAINED
 from rlhf.runtime.run_data import load_phase_data
 
-WITHOUT_PPO = BatchPlan(per_rank=16, micro=16, accumulation=1)
+WITHOUT_PPO = BatchPlan(per_rank=16, micro=16, accumulation=1)  # for runs without PPO
+# Kinds of rewards that judge an answer as right (1) or wrong.
 RIGHT = (RewardKind.exact, RewardKind.number, RewardKind.json, RewardKind.pattern)
 
 AnswerRow = dict[str, Any]
@@ -63,7 +64,7 @@ class Decoding(NamedTuple):
 class Evaluator:
     """The reference model, reward model and rules of a run, loaded once to score all its policies.
 
-    The rank has a GPU if torch finds one.
+    The models run on a GPU if torch finds one.
     """
 
     def __init__(self, run_dir: Path, *, trusts_code: bool = False) -> None:
@@ -106,7 +107,7 @@ class Evaluator:
         return HeldOutPrompts.from_phase(self.context, Phase.ppo)
 
     def load_start(self) -> AnyEngine:
-        """Load the model from which PPO or DPO has started."""
+        """Load the model from which PPO or DPO started."""
         return self._build_policy(policy_source(self.config))
 
     def load_policy(self, folder: Path) -> AnyEngine:
@@ -164,7 +165,7 @@ class Evaluator:
                 }
 
     def close(self) -> None:
-        """End the processes of rewards and of what answers the responses."""
+        """End the processes of the rewards, and of an environment that answers responses."""
         self._backends.close()
         if self._rewards is not None:
             self._rewards.close()
@@ -172,7 +173,7 @@ class Evaluator:
     def _is_right(self, measured: Mapping[str, float]) -> bool | None:
         """Return True if the judge or all rules accept the answer, or the episode is a success.
 
-        None if the run has neither.
+        Return None if the run has no judge, no such rule and no episodes.
         """
         options: Iterator[ResponsesSeam] = modules_of("responses", self.config)
         for name in ("gold/exact", *(option.SUCCESS for option in options)):
@@ -184,7 +185,7 @@ class Evaluator:
 
     def _build_policy(self, source: ModelSource) -> AnyEngine:
         tokenizer = self.context.tokenizer
-        return self._freeze_model(
+        return self._build_frozen_engine(
             LanguageModel(build_actor(source, tokenizer, seed=0)), Role.reference
         )
 
@@ -201,9 +202,9 @@ class Evaluator:
             return None  # a run without PPO
         scorer = build_scorer(source, self.context.tokenizer, seed=0)
         model = complete_reward_model(scorer, source, read_frozen_keys(self.context.run_dir))
-        return self._freeze_model(model, Role.reward)
+        return self._build_frozen_engine(model, Role.reward)
 
-    def _freeze_model(self, module: Any, role: Role) -> AnyEngine:
+    def _build_frozen_engine(self, module: Any, role: Role) -> AnyEngine:
         context = self.context
         return build_engine(
             module, role=role, settings=context.settings, plan=self.plan, ranks=context.ranks
@@ -224,7 +225,7 @@ def policy_folders(run_dir: Path) -> dict[str, Path]:
     return found
 
 
-def trained_policy(run_dir: Path) -> tuple[str, Path]:
-    """Return the name and the folder of the policy that a run trained last, not an average."""
+def last_trained_policy(run_dir: Path) -> tuple[str, Path]:
+    """Return the name and the folder of the last policy of a run that is no weight average."""
     trained = {policy.name for policy in TRAINED}
     return [each for each in policy_folders(run_dir).items() if each[0] in trained][-1]

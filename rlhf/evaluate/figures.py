@@ -16,7 +16,7 @@ import torch
 
 from rlhf.algorithms.reward import calibration_bins, calibration_error
 
-DRAWS = 2000
+DRAWS = 2000  # bootstrap samples
 PERCENTILES = (2.5, 97.5)
 NEWTON_STEPS = 25
 REPEATED = 4  # words per n-gram for ``repeated_ngram_share``
@@ -59,7 +59,7 @@ def model_figures(rows: Sequence[StoredRow]) -> dict[str, Any]:
 
 
 def win_rate(rows: Sequence[StoredRow], model: str, against: str) -> dict[str, Any]:
-    """Return how often ``model`` scores above ``against`` on the same prompt; ties count half.
+    """Return figures of how often ``model`` scores above ``against`` on a prompt; ties count half.
 
     ``controlled`` is the win rate at equal length: a logistic regression of the outcome on the
     length difference, evaluated at 0 (https://arxiv.org/abs/2404.04475, with one coefficient).
@@ -94,7 +94,7 @@ def win_rates(rows: Sequence[StoredRow], models: Sequence[str]) -> list[dict[str
 
 
 def bootstrap_interval(values: Sequence[float]) -> list[float]:
-    """Return the 95 % bootstrap interval of the mean of ``values``, one for each prompt."""
+    """Return the 95 % bootstrap interval of the mean of ``values``, which has one per prompt."""
     array = np.asarray(values, dtype=float)
     chosen = np.random.default_rng(0).integers(len(array), size=(DRAWS, len(array)))
     return [float(each) for each in np.percentile(array[chosen].mean(axis=1), PERCENTILES)]
@@ -122,7 +122,7 @@ def estimate_pass_at_k(right: Sequence[bool], k: int) -> float:
 
 
 def best_of_n_figures(by_prompt: Sequence[Sequence[StoredRow]]) -> dict[str, Any]:
-    """Return what the score is worth for choosing among the answers to a prompt.
+    """Return two figures of how well the score chooses among the answers to a prompt.
 
     ``best_of`` is the mean gold score of the best of n answers by score, over all choices of n.
     ``agreement`` is the share of prompts whose answer of highest score has the highest gold score.
@@ -142,7 +142,7 @@ def best_of_n_figures(by_prompt: Sequence[Sequence[StoredRow]]) -> dict[str, Any
 
 
 def mean_of_best(ranked: Sequence[float], n: int) -> float:
-    """Return the mean value of the best of ``n``, over all choices of n; the best stands last.
+    """Return the mean value of the highest-ranked of n, over all choices of n; the best is last.
 
     A value with i values before it is the best of C(i, n - 1) of the C(N, n) choices: the unbiased
     estimator of Gao et al. (https://arxiv.org/abs/2210.10760, appendix).

@@ -25,7 +25,7 @@ from rlhf.gpu_check.processes import BY_NAME, PARTS, run_part
 from rlhf.gpu_check.rows import (
     PAGE,
     Check,
-    CheckModule,
+    CheckPart,
     CheckRow,
     PartResult,
     Size,
@@ -40,7 +40,7 @@ FAILED = 1
 
 
 def run_check(
-    folder: Path, parts: Sequence[CheckModule], *, seconds: float, size: Size, command: str
+    folder: Path, parts: Sequence[CheckPart], *, seconds: float, size: Size, command: str
 ) -> int:
     """Run ``parts``, print their rows, write all results after each part; return the exit code.
 
@@ -72,7 +72,7 @@ def run_check(
         write_results(folder, check)
     console.say(summary_sentence(check))
     console.say(f"wrote {folder / PAGE}")
-    return FAILED if check.failed else 0
+    return FAILED if check.failed_parts else 0
 
 
 def require_gpu() -> None:

@@ -20,7 +20,7 @@ import torch
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import GrowingFile
 from rlhf.gpu_check.rows import (
-    CheckModule,
+    CheckPart,
     CheckRow,
     CheckSetting,
     RowVerdict,
@@ -35,14 +35,13 @@ PAUSE = 0.1  # seconds between two reads of the rows
 LEAST_FREE = 8 << 30  # bytes of free GPU memory that models of full size need
 # The parts, in the order in which they run.
 PARTS = [
-    CheckModule(name=name, **part)
-    for name, part in read_yaml_beside(__file__, "parts.yaml").items()
+    CheckPart(name=name, **part) for name, part in read_yaml_beside(__file__, "parts.yaml").items()
 ]
 BY_NAME = {part.name: part for part in PARTS}
 
 
 def run_part(
-    part: CheckModule,
+    part: CheckPart,
     folder: Path,
     size: Size,
     seconds: float,
@@ -87,7 +86,7 @@ def run_part(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     show_new_rows()
-    if (why := _complaint(process.returncode, is_late, seconds, shown)) is not None:
+    if (why := _describe_abnormal_end(process.returncode, is_late, seconds, shown)) is not None:
         took = time.monotonic() - began
         row = _failed_row(f"{why}; see {folder / LOG}", "the part's process", seconds=took)
         shown.append(row)
@@ -95,7 +94,9 @@ def run_part(
     return shown
 
 
-def _complaint(code: int, is_late: bool, seconds: float, rows: Sequence[CheckRow]) -> str | None:
+def _describe_abnormal_end(
+    code: int, is_late: bool, seconds: float, rows: Sequence[CheckRow]
+) -> str | None:
     """Return why the process of a part did not end as it should; None if it did."""
     if is_late:
         return f"no end in {seconds / 60:.1f} minutes, so it was killed"
@@ -114,7 +115,7 @@ def _failed_row(figure: str, what: str, *, seconds: float) -> CheckRow:
 
 
 def main(name: str, folder: Path, size: Size) -> None:
-    """Measure all tasks of the part ``name``, with tiny models on a full GPU; write their rows."""
+    """Measure all tasks of the part ``name``; use tiny models if little GPU memory is free."""
     end_with_parent()
     if size is Size.full and torch.cuda.mem_get_info()[0] < LEAST_FREE:
         size = Size.tiny

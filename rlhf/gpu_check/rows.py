@@ -30,8 +30,8 @@ class Size(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckModule:
-    """A part: the name of its module in ``parts``, its title, time limit and description."""
+class CheckPart:
+    """A part of the check: its module in ``parts``, its title, time limit and description."""
 
     name: str
     title: str
@@ -41,21 +41,21 @@ class CheckModule:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSetting:
-    """The folder of a part, which exists, and the size of its models."""
+    """The settings with which a part runs: its folder, which exists, and the size of its models."""
 
     folder: Path
     size: Size
 
 
 class RowVerdict(StrEnum):
-    """The verdict of a row about this machine."""
+    """The outcome of one task on this machine."""
 
     passed = "passed"
     failed = "failed"
     measured = "measured"
     """A figure without an expectation."""
     skipped = "skipped"
-    """This machine or version cannot do it; the figure says why. No failure."""
+    """No failure: this machine or version cannot do it, and the figure is the reason."""
 
 
 MARKS = {
@@ -98,7 +98,7 @@ def checked_finding(is_right: bool, figure: str, expected: str, **numbers: float
 
 
 def measured_finding(figure: str, **numbers: float) -> Finding:
-    """Return a figure without an expectation."""
+    """Return a finding without an expectation."""
     return Finding(figure=figure, verdict=RowVerdict.measured, numbers=numbers)
 
 
@@ -128,15 +128,15 @@ def measure_row(task: Task) -> CheckRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PartResult:
-    """The rows of one part, in the order in which they were measured."""
+    """The result of a part, for the page and the JSON file; rows are in order of measurement."""
 
-    part: CheckModule
+    part: CheckPart
     rows: Sequence[CheckRow]
     seconds: float
 
     @property
     def verdict(self) -> RowVerdict:
-        """Return ``failed`` if a row failed, else the first in passed, measured, skipped."""
+        """Return the first of failed, passed, measured and skipped that a row has."""
         verdicts = {row.verdict for row in self.rows}
         if RowVerdict.failed in verdicts:
             return RowVerdict.failed
@@ -155,7 +155,7 @@ class Check:
     """Names of the parts that have not run yet."""
 
     @property
-    def failed(self) -> list[PartResult]:
+    def failed_parts(self) -> list[PartResult]:
         """Return the parts that failed."""
         return [part for part in self.parts if part.verdict is RowVerdict.failed]
 
@@ -176,7 +176,7 @@ def _check_as_json(check: Check) -> dict[str, Any]:
     return {
         "started": check.started,
         "command": check.command,
-        "failed": [each.part.name for each in check.failed],
+        "failed": [each.part.name for each in check.failed_parts],
         "waiting": list(check.waiting),
         "parts": parts,
     }
@@ -190,9 +190,9 @@ def _page_head(check: Check) -> Iterator[str]:
     yield from (f"Card: **{card}**.\n" for card in cards)
     yield f"Started {check.started} with `{check.command}`. "
     yield "docs/operations.md explains the page; `gpu_check.json` has all figures for programs.\n"
-    if check.failed:
+    if check.failed_parts:
         yield "## What failed\n"
-        for each in check.failed:
+        for each in check.failed_parts:
             for row in each.rows:
                 if row.verdict is RowVerdict.failed:
                     what = f"{each.part.title}, {row.what}"
@@ -212,7 +212,7 @@ def _page_head(check: Check) -> Iterator[str]:
 def summary_sentence(check: Check) -> str:
     """Return how many parts passed, in how many minutes, and which have not run yet."""
     ended, seconds = len(check.parts), sum(part.seconds for part in check.parts)
-    passed = ended - len(check.failed)
+    passed = ended - len(check.failed_parts)
     waiting = f"; not run yet: {', '.join(check.waiting)}" if check.waiting else ""
     return (
         f"{passed} of {ended} parts have no failed row "

@@ -30,8 +30,8 @@ COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS, "hel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run that has ended."""
+class EndedRun:
+    """A run of launch.py that has ended."""
 
     run_dir: Path
     code: int
@@ -63,7 +63,7 @@ class Run:
         return list(read_lines(self.run_dir / "metrics.jsonl", METRICS))
 
 
-def start_run(run_dir: Path, *words: str) -> Run:
+def start_run(run_dir: Path, *words: str) -> EndedRun:
     """Start a new run in ``run_dir``, and wait for its end; its output goes to a file beside it.
 
     Overrides that none of its phases reads are left out, since the launcher refuses them.
@@ -71,15 +71,15 @@ def start_run(run_dir: Path, *words: str) -> Run:
     Raises:
         TimeoutExpired: if it does not end in LIMIT seconds; it is killed.
     """
-    return _run_launcher(run_dir, [*drop_unread(words), f"run_dir={run_dir}"])
+    return _run_launcher(run_dir, [*drop_unread_overrides(words), f"run_dir={run_dir}"])
 
 
-def resume_run(run_dir: Path) -> Run:
+def resume_run(run_dir: Path) -> EndedRun:
     """Resume the run in ``run_dir``, and wait for its end, as ``start_run`` does."""
     return _run_launcher(run_dir, [f"resume={run_dir}"])
 
 
-def _run_launcher(run_dir: Path, words: Sequence[str]) -> Run:
+def _run_launcher(run_dir: Path, words: Sequence[str]) -> EndedRun:
     began, log = time.monotonic(), run_dir.with_suffix(".log")
     # PARENT makes launch.py end when this process ends, even if this process is killed.
     environment = os.environ | {"HF_HUB_OFFLINE": "1", PARENT: str(os.getpid())}
@@ -96,10 +96,10 @@ def _run_launcher(run_dir: Path, words: Sequence[str]) -> Run:
         )
     output = log.read_bytes()[start:].decode(errors="replace")
     seconds = time.monotonic() - began
-    return Run(run_dir=run_dir, code=ended.returncode, output=output, seconds=seconds)
+    return EndedRun(run_dir=run_dir, code=ended.returncode, output=output, seconds=seconds)
 
 
-def drop_unread(words: Sequence[str]) -> list[str]:
+def drop_unread_overrides(words: Sequence[str]) -> list[str]:
     """Return the overrides ``words`` without those of phases that they do not train."""
     pipeline = ("sft", "reward", "ppo")
     phases: Sequence[str] = pipeline

@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 EVERY_SECONDS = 2.0
 BARS = "▁▂▃▄▅▆▇█"
-TREND = 32  # characters of a trend
+TREND = 32  # most bars of a trend
 BAR = 16  # characters of a progress bar
-LINE = 76  # characters of a line of text
-MOST_LINES = 2  # of an answer or a fault
-ALARM_LINES = (3, 1)  # of the last alarm, whose advice is shown whole, and of the one before
+LINE = 76  # characters per line of text
+MOST_LINES = 2  # most lines of an answer or a fault
+ALARM_LINES = (3, 1)  # most lines of the last alarm, with its advice, and of the alarm before it
 
 
 def show_in_terminal(folder: Path) -> None:
     """Show the run or sweep in ``folder`` until Ctrl-C; print it once if this is no terminal."""
-    draw = drawing_of(folder)
+    draw = build_draw_function(folder)
     console = build_console(is_main=True, log_every=1)
     with console.screen() as show:
         show(draw())
@@ -51,8 +51,8 @@ def show_in_terminal(folder: Path) -> None:
             show(draw())
 
 
-def drawing_of(folder: Path) -> Callable[[], RenderableType]:
-    """Return a function that reads what is new in ``folder``, and returns what to show."""
+def build_draw_function(folder: Path) -> Callable[[], RenderableType]:
+    """Return a function that reads new lines of files in ``folder``, and returns the screen."""
     if (folder / FROZEN).is_file():
         run = LiveRun(folder)
         return lambda: _draw_run(run)
@@ -60,7 +60,7 @@ def drawing_of(folder: Path) -> Callable[[], RenderableType]:
     return lambda: _draw_sweep(sweep)
 
 
-def trend(points: Sequence[Point]) -> str:
+def draw_trend(points: Sequence[Point]) -> str:
     """Return the last values of a curve as bars between its lowest and its highest value."""
     values = [value for _, value in points]
     size = -(-len(values) // TREND) if values else 1
@@ -79,11 +79,11 @@ def _draw_run(run: LiveRun) -> RenderableType:
     run.poll()
     headline = run.headline()
     newest = list(zip(run.alarms[::-1], ALARM_LINES, strict=False))
-    alarms = [_text(alarm.line, style="red", lines=lines) for alarm, lines in newest[::-1]]
+    alarms = [_paragraph(alarm.line, style="red", lines=lines) for alarm, lines in newest[::-1]]
     head: list[RenderableType] = [
-        _text(f"{run.config['name']}, seed {run.config['seed']}", style="bold"),
-        _text(headline.text, style="yellow" if headline.is_doubtful else ""),
-        *(_text(fault, style="red", lines=MOST_LINES) for fault in run.faults),
+        _paragraph(f"{run.config['name']}, seed {run.config['seed']}", style="bold"),
+        _paragraph(headline.text, style="yellow" if headline.is_doubtful else ""),
+        *(_paragraph(fault, style="red", lines=MOST_LINES) for fault in run.faults),
         _phase_table(run.progress.phases()),
     ]
     blocks: list[Sequence[RenderableType]] = [
@@ -96,7 +96,7 @@ def _draw_run(run: LiveRun) -> RenderableType:
 
 
 def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
-    table = _table("phase", "", "step", "s/step", "planned", "time", "planned")
+    table = _empty_table("phase", "", "step", "s/step", "planned", "time", "planned")
     for phase in phases:
         share = 1.0 if phase.state == "done" else phase.step / phase.steps if phase.steps else 0.0
         full = min(BAR, int(share * BAR))
@@ -113,9 +113,9 @@ def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
 
 
 def _metric_table(run: LiveRun) -> Table:
-    table, curves = _table("", "", ""), run.curves()
+    table, curves = _empty_table("", "", ""), run.curves()
     for metric, value in run.key_figures():
-        table.add_row(metric.label, value, trend(curves[metric.name]))
+        table.add_row(metric.label, value, draw_trend(curves[metric.name]))
     return table
 
 
@@ -123,19 +123,19 @@ def _newest_answer(run: LiveRun) -> Iterator[Text]:
     if not run.newest:
         return
     prompt, answer = next(iter(run.newest.items()))
-    yield _text(prompt, style="bold", lines=1)
+    yield _paragraph(prompt, style="bold", lines=1)
     for each in (run.first[prompt], answer):
-        yield _text(f"step {each['step']}: {each['response']}", lines=MOST_LINES)
+        yield _paragraph(f"step {each['step']}: {each['response']}", lines=MOST_LINES)
 
 
-def _text(text: str, *, style: str = "", lines: int | None = None) -> Text:
+def _paragraph(text: str, *, style: str = "", lines: int | None = None) -> Text:
     """Return ``text`` of any origin as one paragraph, cut to about ``lines`` lines."""
     most = (lines or MOST_LINES) * LINE
     words = " ".join(text[: 4 * most].split())  # a text of millions of characters takes seconds
     return literal_text(words if len(words) <= most else words[: most - 1] + "…", style=style)
 
 
-def _table(*titles: str) -> Table:
+def _empty_table(*titles: str) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=any(titles), header_style="dim")
@@ -148,10 +148,12 @@ def _draw_sweep(sweep: LiveSweep) -> RenderableType:
     from rich.console import Group
 
     sweep.poll()
-    table = _table("job", "state", "step", "so far")
+    table = _empty_table("job", "state", "step", "so far")
     for row in sweep.rows:
-        table.add_row(*(_text(each) for each in (row.name, row.state.word, row.step, row.reached)))
-    return Group(_text(sweep.headline, style="bold"), table)
+        table.add_row(
+            *(_paragraph(each) for each in (row.name, row.state.word, row.step, row.reached))
+        )
+    return Group(_paragraph(sweep.headline, style="bold"), table)
 
 
 def main(arguments: Sequence[str]) -> int:

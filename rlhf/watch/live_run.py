@@ -25,8 +25,8 @@ OVER_KL = {
     *("ppo/kl_to_reference", "ppo/score_mean", "ppo/score_std"),
     *("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold"),
 }
-MOST_BUCKETS = MOST_POINTS // 2 - 2  # of two points each; the rest is for the open bucket
-# What a running job has reached: the first of these metrics that it has.
+MOST_BUCKETS = MOST_POINTS // 2 - 2  # full buckets of two points; the open bucket needs the rest
+# The result so far of a running job is the first of these metrics that the job has logged.
 REACHED = (
     *("ppo/eval_gold", "ppo/eval_score", "ppo/score_mean", "dpo/eval_accuracy", "dpo/accuracy"),
     *("reward/eval_accuracy", "reward/accuracy", "sft/eval_loss", "sft/loss"),
@@ -86,8 +86,8 @@ class LiveRun:
         self._alarms = GrowingFile(folder / "alarms.jsonl", ALARM)
         self._curves: dict[str, ThinLine] = {}
         self.over_kl: dict[str, list[Point]] = {}
-        self.first: dict[str, Mapping[str, Any]] = {}  # first and newest answer by prompt
-        self.newest: dict[str, Mapping[str, Any]] = {}
+        self.first: dict[str, Mapping[str, Any]] = {}  # first answer by prompt
+        self.newest: dict[str, Mapping[str, Any]] = {}  # newest answer by prompt
         self.alarms: list[Alarm] = []
 
     @property
@@ -97,7 +97,7 @@ class LiveRun:
         return [file.fault for file in files if file.fault is not None]
 
     def headline(self) -> Headline:
-        """Return whether the run is alive, the time that is left, and the number of alarms."""
+        """Return a line with the run's state, the time that is left, and the number of alarms."""
         state, result = self.progress.state(), self.progress.result()
         words = [state.text]
         if result is not None and result["objective"] is not None:
@@ -118,7 +118,7 @@ class LiveRun:
         ]
 
     def poll(self) -> bool:
-        """Read what the run has written since the last call; return True if there was something."""
+        """Read the lines that the run wrote since the last call; return True if there are any."""
         lines, samples, alarms = (
             file.read() for file in (self._metrics, self._samples, self._alarms)
         )
@@ -152,8 +152,8 @@ class LiveRun:
         """Return the points of each metric, thinned."""
         return {name: line.points() for name, line in self._curves.items()}
 
-    def files(self, series: PointsByMetric) -> RunFiles:
-        """Return what the report's charts are made from, with the points ``series``."""
+    def as_run_files(self, series: PointsByMetric) -> RunFiles:
+        """Return the data from which the report's charts are built, with the points ``series``."""
         return RunFiles(
             folder=self.folder,
             config=self.config,
@@ -165,7 +165,7 @@ class LiveRun:
 
 
 class JobRow(NamedTuple):
-    """A job: its folder's name, and how far it is."""
+    """A row of the table of jobs: a job's name, state, step and result so far."""
 
     name: str
     state: RunState
@@ -174,7 +174,7 @@ class JobRow(NamedTuple):
 
 
 class LiveSweep:
-    """The jobs whose folders are in the folder of a sweep.
+    """A sweep, finished or not: a row for each job whose folder is in the sweep's folder.
 
     Raises:
         CheckpointError: if there is no job.
@@ -192,12 +192,12 @@ class LiveSweep:
             )
 
     def poll(self) -> None:
-        """Read what the jobs have written since the last call."""
+        """Read the lines that the jobs have written since the last call; renew ``rows``."""
         for path in sorted(self.folder.glob(f"*/{FROZEN}")):
             name, file = path.parent.name, path.parent / METRICS_FILE
             if name not in self._jobs:
                 self._jobs[name] = (RunProgress(path.parent), GrowingFile(file, METRICS))
-        self.rows = [_row(name, *job) for name, job in self._jobs.items()]
+        self.rows = [_read_job_row(name, *job) for name, job in self._jobs.items()]
 
     @property
     def headline(self) -> str:
@@ -210,7 +210,7 @@ class LiveSweep:
         return self._jobs[name][0].folder if name in self._jobs else None
 
 
-def _row(name: str, progress: RunProgress, metrics: GrowingFile) -> JobRow:
+def _read_job_row(name: str, progress: RunProgress, metrics: GrowingFile) -> JobRow:
     new = metrics.read()
     if new.is_restarted:
         progress.restart()

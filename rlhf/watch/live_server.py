@@ -40,8 +40,8 @@ OTHERS = "All other metrics"
 # The parts of the page in their order; those without content are hidden.
 REWARD, *PANEL_TITLES = PANELS
 PARTS = ("status", "alarms", "over KL", REWARD, "answers", *PANEL_TITLES, "critic", OTHERS)
-LEAST_SECONDS = 1.0  # between two reads of the files, however many pages are open
-MOST_VERSIONS = 10  # earlier views that are kept; a page that has an older one gets everything
+LEAST_SECONDS = 1.0  # least time between reads of the files, however many pages are open
+MOST_VERSIONS = 10  # kept views; a page that shows an older view gets the whole new view
 ROOM = "rlhf.watch"
 ASSETS = {
     "page.css": ("text/css", ("uplot/uPlot.min.css", "report.css"), "watch.css"),
@@ -57,10 +57,10 @@ class View(NamedTuple):
     charts: Mapping[str, Mapping[str, Any]]
 
 
-def view_run(run: LiveRun, before: View | None, *, back: bool) -> View:
+def build_run_view(run: LiveRun, before: View | None, *, back: bool) -> View:
     """Read what a run has written, and return its view; ``back`` adds a link to its sweep.
 
-    Charts are drawn only if there is something new, otherwise they are those of ``before``.
+    Charts are drawn only if something is new. Otherwise they come from ``before``, the last view.
     """
     if run.poll() or before is None:
         sections, charts = _draw_charts(run)
@@ -95,10 +95,10 @@ def _draw_charts(run: LiveRun) -> tuple[Mapping[str, str], Mapping[str, Mapping[
     return sections, data
 
 
-def changes(old: View | None, new: View) -> dict[str, Any]:
-    """Return what turns ``old``, which a page shows, into ``new``; None: all of ``new``.
+def changes_between(old: View | None, new: View) -> dict[str, Any]:
+    """Return the changes from a page's view ``old`` to ``new``; if ``old`` is None, all of ``new``.
 
-    A line has only its points from the first that differs on.
+    A changed line of a chart has only the points from its first changed point on.
     """
     before = old or View("", {}, {})
     charts = {}
@@ -112,16 +112,16 @@ def changes(old: View | None, new: View) -> dict[str, Any]:
 
 def _sections(run: LiveRun) -> dict[str, ChartSection]:
     """Return the sections of the report by the part of the page that shows them."""
-    files = run.files(run.curves())
+    files = run.as_run_files(run.curves())
     found = {section.title: section for section in panel_sections(files)}
     if "ppo/score_mean" in run.over_kl:
-        found["over KL"] = over_optimisation_section(run.files(run.over_kl))
+        found["over KL"] = over_optimisation_section(run.as_run_files(run.over_kl))
     others = ChartSection(OTHERS, charts_without_panel(files))
     return found | {"critic": critic_section(files), OTHERS: others}
 
 
 def _new_points(old: Mapping[str, Any] | None, line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``line`` without its first points that ``old`` has too; their number is ``from``."""
+    """Return ``line`` without the leading points that ``old`` has too; ``from`` counts these."""
     columns = {name: column for name, column in line.items() if isinstance(column, list)}
     had = zip(*((old or {}).get(name, ()) for name in columns), strict=False)
     pairs = zip(zip(*columns.values(), strict=True), had, strict=False)
@@ -141,11 +141,11 @@ def _macros() -> Any:
     return environment.get_template("live.html").module
 
 
-class Follower:
-    """The view of a run or of a sweep, renewed from the one before when a page asks for it."""
+class LiveView:
+    """The current view of a run or sweep, renewed when a page asks for changes."""
 
-    def __init__(self, view: Callable[[View | None], View]) -> None:
-        self._view = view
+    def __init__(self, build_view: Callable[[View | None], View]) -> None:
+        self._build_view = build_view
         self._shown: View | None = None  # the last view; None after a fault
         self._lock = Lock()
         self._read_at = -LEAST_SECONDS
@@ -153,17 +153,17 @@ class Follower:
         self._views: deque[tuple[str, View]] = deque(maxlen=MOST_VERSIONS)
 
     def changes_since(self, version: str) -> dict[str, Any]:
-        """Return what has changed since the view called ``version``."""
+        """Return the changes since the view with the number ``version``."""
         with self._lock:
             if time.monotonic() - self._read_at >= LEAST_SECONDS:
                 self._renew()
                 self._read_at = time.monotonic()
             newest, view = self._views[-1]
-            return {"version": newest, **changes(dict(self._views).get(version), view)}
+            return {"version": newest, **changes_between(dict(self._views).get(version), view)}
 
     def _renew(self) -> None:
         try:
-            self._shown = view = self._view(self._shown)
+            self._shown = view = self._build_view(self._shown)
         except RlhfError as error:
             self._shown = None
             fault = _render("fault", message=str(error))
@@ -177,19 +177,19 @@ class WatchServer(LocalServer):
     """A server of the live page of the run or sweep in ``folder``.
 
     Raises:
-        CheckpointError: if ``folder`` is neither.
+        CheckpointError: if ``folder`` is neither a run nor a sweep.
         ConfigError: if the port is taken or may not be used.
     """
 
     def __init__(self, folder: Path, port: int | None) -> None:
-        self._followers: dict[str, Follower] = {}
+        self._live_views: dict[str, LiveView] = {}
         self._lock = Lock()
         if (folder / FROZEN).is_file():
             self._sweep = None
-            self._followers[""] = Follower(partial(view_run, LiveRun(folder), back=False))
+            self._live_views[""] = LiveView(partial(build_run_view, LiveRun(folder), back=False))
         else:
             self._sweep = LiveSweep(folder)
-            self._followers[""] = Follower(self._view_sweep)
+            self._live_views[""] = LiveView(self._view_sweep)
         super().__init__(_WatchRequest, port)
         self.address += "/"
 
@@ -199,17 +199,17 @@ class WatchServer(LocalServer):
         jobs = _render("jobs", sweep=self._sweep)
         return View(self._sweep.headline, {"status": jobs}, {})
 
-    def follower(self, job: str) -> Follower | None:
-        """Return the follower of the job of a sweep, or of the page itself ("")."""
+    def get_or_create_view(self, job: str) -> LiveView | None:
+        """Return the view of a job of the sweep, or of the page itself (""); None: no such job."""
         with self._lock:
-            if job not in self._followers and self._sweep is not None:
+            if job not in self._live_views and self._sweep is not None:
                 folder = self._sweep.job_folder(job)
                 if folder is not None:
                     opened = cache(partial(LiveRun, folder))  # a damaged run is a fault of its page
-                    self._followers[job] = Follower(
-                        lambda before: view_run(opened(), before, back=True)
+                    self._live_views[job] = LiveView(
+                        lambda before: build_run_view(opened(), before, back=True)
                     )
-            return self._followers.get(job)
+            return self._live_views.get(job)
 
 
 class _WatchRequest(LocalRequest):
@@ -239,11 +239,11 @@ class _WatchRequest(LocalRequest):
             self._refuse(HTTPStatus.NOT_FOUND)
 
     def _send_updates(self, asked: dict[str, str]) -> None:
-        follower = self.server.follower(asked.get("run", ""))
-        if follower is None:
+        view = self.server.get_or_create_view(asked.get("run", ""))
+        if view is None:
             self._refuse(HTTPStatus.NOT_FOUND)
         else:
-            found = json.dumps(follower.changes_since(asked.get("since", "")), allow_nan=False)
+            found = json.dumps(view.changes_since(asked.get("since", "")), allow_nan=False)
             self.send(HTTPStatus.OK, found, kind="application/json")
 
     def _refuse(self, status: HTTPStatus) -> None:

@@ -17,26 +17,26 @@ from rlhf.report.summary import duration_text
 from rlhf.run.results import finished_phases, phase_result_path, read_plan, read_run_result
 
 LONG_SILENT = 300  # seconds without a line after which a run on another machine may have ended
-MOST_SEEN = 50  # times of steps over which the pace is averaged
+MOST_SEEN = 50  # most recent steps over which the pace is averaged
 METRICS_FILE = "metrics.jsonl"
 
 
 class RunState(NamedTuple):
-    """Whether a run is alive, as one word and as a sentence."""
+    """The state of a run, such as running or ended, as one word and as a sentence."""
 
     word: str  # waiting, running, silent, ended or finished
     text: str
 
 
 class PhaseProgress(NamedTuple):
-    """How far a phase is; times are in hours, None if they are not known."""
+    """The progress of a phase; times are in hours, and None if unknown."""
 
     name: str
     state: str  # waiting, running or done
     step: int
     steps: int | None
     planned: float | None
-    taken: float | None  # of a phase that is done
+    taken: float | None  # only for a phase that is done
     left: float | None
     planned_pace: float | None  # seconds per step
     pace: float | None
@@ -59,7 +59,7 @@ class RunProgress:
         self.restart()
 
     def restart(self) -> None:
-        """Forget all lines."""
+        """Forget all lines of metrics.jsonl."""
         self.phase: str | None = None
         self.latest: dict[str, float | None] = {}
         self._plan: Mapping[str, Any] | None = None
@@ -67,7 +67,7 @@ class RunProgress:
         self._seen: deque[tuple[float, int]] = deque(maxlen=MOST_SEEN)  # time, step
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Count new lines of metrics.jsonl; the last line was written when the file was."""
+        """Take new lines of metrics.jsonl; the time of the last line is that of the file."""
         before = self.phase, self._steps.get(self.phase or "")
         for line in lines:
             self.phase = line["phase"]
@@ -77,7 +77,7 @@ class RunProgress:
             return
         if before[0] != self.phase:
             self._seen.clear()
-        if (written := _time_of(self.folder / METRICS_FILE)) is not None:
+        if (written := _modification_time(self.folder / METRICS_FILE)) is not None:
             self._seen.append((written, self._steps[self.phase]))
 
     @property
@@ -106,9 +106,13 @@ class RunProgress:
         plan = self._planned_phases()
         done = {*finished_phases(self.folder)}
         names = [name for name in Phase if name in {*plan, *self._steps, *done}]
-        return [self._phase(name, plan.get(name, {}), is_done=name in done) for name in names]
+        return [
+            self._phase_progress(name, plan.get(name, {}), is_done=name in done) for name in names
+        ]
 
-    def _phase(self, name: str, plan: Mapping[str, Any], *, is_done: bool) -> PhaseProgress:
+    def _phase_progress(
+        self, name: str, plan: Mapping[str, Any], *, is_done: bool
+    ) -> PhaseProgress:
         hours, steps, step = plan.get("hours"), plan.get("steps"), self._steps.get(name, 0)
         planned_pace = 3600 * hours / steps if hours is not None and steps else None
         is_running = not is_done and name == self.phase
@@ -150,10 +154,10 @@ class RunProgress:
         return read_run_result(self.folder)
 
     def state(self) -> RunState:
-        """Return whether the run is alive, from its result, its lock and its last write."""
+        """Return the state of the run, derived from its result, its lock and its last write."""
         if (self.folder / "result.json").exists():
             return RunState("finished", "finished")
-        written, started = (_time_of(self.folder / name) for name in (METRICS_FILE, LOCK))
+        written, started = (_modification_time(self.folder / name) for name in (METRICS_FILE, LOCK))
         if written is None and started is None:
             return RunState("waiting", "has not started")
         age = max(0.0, time.time() - (written or started or 0.0))
@@ -176,7 +180,7 @@ def age_text(seconds: float) -> str:
 
 
 def time_text(hours: float | None) -> str:
-    """Return a number of hours as H:MM:SS; a question mark if it is not known."""
+    """Return a number of hours as H:MM:SS; a question mark if the number is unknown."""
     return "?" if hours is None else duration_text(hours)
 
 
@@ -185,8 +189,8 @@ def short_text(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _time_of(path: Path) -> float | None:
-    """Return when a file was last written; None if there is none."""
+def _modification_time(path: Path) -> float | None:
+    """Return when a file was last written, in seconds since 1970; None if there is no file."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -194,7 +198,7 @@ def _time_of(path: Path) -> float | None:
 
 
 def _is_process_alive(folder: Path) -> bool | None:
-    """Return whether the process that the lock names runs; None if it is on another machine."""
+    """Return True if the process that the lock names runs; None: unknown, as on another machine."""
     try:
         found = re.fullmatch(r"process (\d{1,9}) on (\S+)\n", read_stored_text(folder / LOCK) or "")
     except DamagedFileError:

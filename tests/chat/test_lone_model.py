@@ -12,9 +12,9 @@ import pytest
 from huggingface_hub import constants
 from omegaconf import DictConfig
 
-from rlhf.chat.__main__ import greeting, main
+from rlhf.chat.__main__ import greeting_lines, main
 from rlhf.chat.dialogue import Dialogue
-from rlhf.chat.run_models import LoneModel, find_lone_model
+from rlhf.chat.run_models import ModelWithoutRun, find_model_without_run
 from tests.chat.small_run import POSITIONS, save_run
 
 Compose = Callable[[list[str]], DictConfig]
@@ -33,12 +33,12 @@ def test_it_answers_in_its_template_with_its_own_settings(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own_settings(folder, do_sample=True, temperature=0.5, top_k=7, top_p=0.9, eos_token_id=[1, 5])
-    model = LoneModel(folder)
+    model = ModelWithoutRun(folder)
     sampling = model.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 0.9)
     assert sampling.max_tokens == POSITIONS // 2
     assert model.talker._generation_config(sampling).eos_token_id == [1, 5]
-    assert greeting(model, sampling) == [
+    assert greeting_lines(model, sampling) == [
         str(folder),
         "temperature 0.5; /temperature X changes it",
         "/help lists the commands.",
@@ -51,8 +51,8 @@ def test_it_answers_in_its_template_with_its_own_settings(
 def test_without_a_template_a_line_says_so(compose: Compose, tmp_path: Path) -> None:
     folder = save_run(tmp_path / "run", compose, expects_turns=False) / "sft/model"
     own_settings(folder)
-    model = LoneModel(folder)
-    _, first, _, last = greeting(model, model.sampling)
+    model = ModelWithoutRun(folder)
+    _, first, _, last = greeting_lines(model, model.sampling)
     assert "temperature 0, always the likeliest token; /temperature X changes it" in first
     assert last.startswith("The tokenizer has no chat template: each line is plain text")
 
@@ -60,14 +60,14 @@ def test_without_a_template_a_line_says_so(compose: Compose, tmp_path: Path) -> 
 def test_a_run_is_no_lone_model_and_the_cache_of_the_hub_is_searched(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert find_lone_model(tmp_path / "run") is None
+    assert find_model_without_run(tmp_path / "run") is None
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / "models--me--chatty"
     for place in ("refs", "snapshots"):
         (repository / place).mkdir(parents=True)
     (repository / "refs/main").write_text("a" * 40)
     (repository / "snapshots" / ("a" * 40)).symlink_to(folder)
-    found = find_lone_model(Path("me/chatty"))
+    found = find_model_without_run(Path("me/chatty"))
     assert found is not None
     assert (found.folder / "model.safetensors").is_file()
 
@@ -90,6 +90,6 @@ def test_what_is_no_model_is_refused(folder: Path, capsys: pytest.CaptureFixture
 
 
 def test_it_has_nothing_to_compare_with(folder: Path) -> None:
-    model, said = LoneModel(folder), list[str]()
+    model, said = ModelWithoutRun(folder), list[str]()
     Dialogue(model, model.sampling, write=said.append, say=said.append).handle_line("/compare hi")
     assert said[-1].startswith("error: /compare needs the directory of a run with two policies")

@@ -15,7 +15,7 @@ import pytest
 
 from rlhf.base.errors import CapabilityError
 from rlhf.evaluate.__main__ import evaluate, main
-from rlhf.evaluate.answer_rows import trained_policy
+from rlhf.evaluate.answer_rows import last_trained_policy
 from tests.runs import ROOT, finished
 
 SMALL_PPO = ["ppo.rollout_batch_size=16", "ppo.mini_batch_size=8", "ppo.eval_prompts=8"]
@@ -157,4 +157,4 @@ def test_a_run_with_rewards_knows_what_is_right(tmp_path: Path) -> None:
 def test_a_run_is_compared_by_the_policy_that_it_trained(tmp_path: Path) -> None:
     for place in ("sft/model", "ppo/actor", "ppo/actor_ema"):
         (tmp_path / place).mkdir(parents=True)
-    assert trained_policy(tmp_path) == ("ppo", tmp_path / "ppo/actor")
+    assert last_trained_policy(tmp_path) == ("ppo", tmp_path / "ppo/actor")

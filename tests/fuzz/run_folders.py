@@ -29,7 +29,7 @@ from rlhf.report.compare_runs import compare
 from rlhf.run.finished_phase import finish_phase
 from rlhf.run.model_card import origin_sections, results_section
 from rlhf.run.results import write_json
-from rlhf.watch.__main__ import drawing_of
+from rlhf.watch.__main__ import build_draw_function
 from tests.fuzz.case import Case, refused_by
 from tests.fuzz.command_words import SECRET, launched
 from tests.fuzz.mutations import VALUES, mutate, mutate_kind
@@ -77,7 +77,7 @@ def instrument(main: Callable[[Sequence[str]], int], run_dir: Path, *words: str)
 def watch(run_dir: Path) -> None:
     """Draw the screen of ``rlhf.watch --terminal``."""
     file = io.StringIO()
-    Console(file=file, width=80, height=24).print(drawing_of(run_dir)())
+    Console(file=file, width=80, height=24).print(build_draw_function(run_dir)())
     assert not {"\x1b", "\x07"} & {*file.getvalue()}
     assert SECRET not in file.getvalue()
 

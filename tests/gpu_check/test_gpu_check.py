@@ -21,7 +21,7 @@ from rlhf.gpu_check.rows import (
     Size,
     write_results,
 )
-from rlhf.gpu_check.runs import Run
+from rlhf.gpu_check.runs import EndedRun
 from rlhf.runtime.launch_mode import LAUNCHER
 from tests.pretend_cuda.gpu import Gpu, missing_to_pretend
 from tests.runs import ROOT, python
@@ -147,7 +147,7 @@ def test_wrong_options_and_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_launcher_is_there_and_a_failed_run_says_why(tmp_path: Path) -> None:
     assert LAUNCHER == ROOT / "launch.py"
     output = "error: ppo.gamma=2: too large\nbye\n"
-    run = Run(run_dir=tmp_path, code=2, output=output, seconds=1.0)
+    run = EndedRun(run_dir=tmp_path, code=2, output=output, seconds=1.0)
     assert run.last_line == "ppo.gamma=2: too large"
     with pytest.raises(Exception, match=r"exit code 2: ppo\.gamma=2"):
         _ = run.result

@@ -14,7 +14,7 @@ from rlhf.gpu_check import runs
 from rlhf.gpu_check.parts import decoders, pipelines
 from rlhf.gpu_check.processes import PARTS
 from rlhf.gpu_check.rows import CheckSetting, RowVerdict, Size, measure_row
-from rlhf.gpu_check.runs import Run
+from rlhf.gpu_check.runs import EndedRun
 from rlhf.jobs.job import config_of_job
 from rlhf.jobs.launch_command import Job
 from rlhf.models.families import FAMILIES
@@ -81,7 +81,7 @@ def test_losses_that_rounding_does_not_explain(there: pipelines.Losses) -> None:
 
 
 def test_runs_cover_engines_stages_precisions_and_offload(gpu: Gpu) -> None:
-    names = list(pipelines.options_by_run())
+    names = list(pipelines.overrides_by_run())
     assert {f"DeepSpeed, stage {stage}, bf16" for stage in range(4)} <= set(names)
     assert {"torch, stage 1, fp32", "offload, stage 3, bf16", "DeepSpeed, stage 1, fp16"} <= set(
         names
@@ -102,9 +102,9 @@ def test_launch_options_of_a_part_are_accepted(
     """A key that no phase reads was refused, and five parts measured nothing on a real GPU."""
     started: list[list[str]] = []
 
-    def run_launcher(run_dir: Path, words: list[str]) -> Run:
+    def run_launcher(run_dir: Path, words: list[str]) -> EndedRun:
         started.append(words)
-        return Run(run_dir=run_dir, code=1, output="not started", seconds=0.0)
+        return EndedRun(run_dir=run_dir, code=1, output="not started", seconds=0.0)
 
     monkeypatch.setattr(runs, "_run_launcher", run_launcher)
     if part not in ("machine", "kernels", "decoders"):

@@ -12,7 +12,7 @@ from rich.console import Console as RichConsole
 from rlhf.run.console import Console
 from rlhf.watch import __main__ as command
 from rlhf.watch import __main__ as terminal
-from rlhf.watch.__main__ import drawing_of, trend
+from rlhf.watch.__main__ import build_draw_function, draw_trend
 from tests.watch.watched import (
     alarm,
     append,
@@ -27,7 +27,7 @@ from tests.watch.watched import (
 def screen(folder: Path) -> list[str]:
     """Lines of what a terminal of 80 columns and 24 lines shows."""
     file = StringIO()
-    RichConsole(file=file, width=80, height=24).print(drawing_of(folder)())
+    RichConsole(file=file, width=80, height=24).print(build_draw_function(folder)())
     lines = file.getvalue().splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
@@ -72,10 +72,10 @@ def test_a_finished_run_and_a_sweep_are_shown(tmp_path: Path) -> None:
 
 
 def test_trends_are_between_the_lowest_and_the_highest_value() -> None:
-    assert trend([(n, float(n)) for n in range(8)]) == "▁▂▃▄▅▆▇█"
-    assert trend([(0, 7.0), (1, 7.0)]) == "▁▁"
-    assert trend([]) == ""
-    assert trend([(n, float(n >= 300)) for n in range(600)]) == "▁" * 15 + "▂" + "█" * 16
+    assert draw_trend([(n, float(n)) for n in range(8)]) == "▁▂▃▄▅▆▇█"
+    assert draw_trend([(0, 7.0), (1, 7.0)]) == "▁▁"
+    assert draw_trend([]) == ""
+    assert draw_trend([(n, float(n >= 300)) for n in range(600)]) == "▁" * 15 + "▂" + "█" * 16
 
 
 def test_ctrl_c_leaves_the_screen_and_without_a_terminal_it_is_printed_once(

@@ -28,7 +28,7 @@ from rlhf.rollout.scheduler import Request, Scheduler
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TOKENS, ROWS, LIMIT = 24, 3, 12
+TOKENS, ROWS, LIMIT = 24, 3, 12  # tokens per row, rows decoded at once, longest response
 LENGTHS = (5, 1, 9, 3)  # prompt lengths; more prompts than ROWS, so that freed rows are reused
 SAMPLING = SamplingSettings(max_tokens=LIMIT, temperature=1.0, top_k=0, top_p=1.0)
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -39,7 +39,7 @@ SMALL = {
     "num_attention_heads": 4,
     "intermediate_size": 96,
     "max_position_embeddings": 64,
-    "initializer_range": 0.2,  # far from uniform, so that a wrong token shows
+    "initializer_range": 0.2,  # makes logits far from uniform, so that a wrong token shows
     "bos_token_id": None,
 }
 # A tiny model of every family that has a fused decoder. Variants are named FAMILY-VARIANT.
@@ -66,6 +66,7 @@ class Distance(NamedTuple):
     draw: float
     """Largest distance of a random number from its token's interval in the model's own CDF."""
     allowed_draw: float
+    """Largest ``draw`` that rounding explains."""
 
 
 def tasks(_: CheckSetting) -> Iterator[Task]:
@@ -124,7 +125,7 @@ def measure_decoder_distance(
     """Generate with the decoder on the GPU; return the distance from the model's forward pass."""
     draws_NT = torch.rand(len(LENGTHS), LIMIT, generator=torch.Generator().manual_seed(3))
     found = [
-        _distance_of_response(model, request, draws_NT[request.index], TOLERANCES[dtype])
+        _measure_response_distance(model, request, draws_NT[request.index], TOLERANCES[dtype])
         for request in _generate(model, dtype, draws_NT, has_graphs)
     ]
     tokens, equal, logprobs, draws, allowed = zip(*found, strict=True)
@@ -166,9 +167,10 @@ def _generate(
     return requests
 
 
-def _distance_of_response(
-    model: PreTrainedModel, request: Request, draws_T: Tensor, allowed: float
+def _measure_response_distance(
+    model: PreTrainedModel, request: Request, draws_T: Tensor, tolerance: float
 ) -> Distance:
+    """Return the distance of one response; ``tolerance``: of log-probabilities, in std."""
     ids_S = torch.tensor([*request.prompt, *request.ids], device=model.device)
     logits_SV = model(ids_S[None]).logits[0].float()
     logprobs_TV = logits_SV[len(request.prompt) - 1 : -1].log_softmax(dim=-1).cpu()
@@ -186,5 +188,5 @@ def _distance_of_response(
         float(apart_T.max()),
         float(outside_T1.max()),
         # Log-probabilities that differ by d move the CDF by at most exp(d) - 1, about d.
-        allowed * float(std_T.min()),
+        tolerance * float(std_T.min()),
     )

@@ -31,7 +31,7 @@ from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, load_logprob
 GPU = torch.device("cuda", 0)
 REPEATS = 10
 FEW = 256  # rows whose numbers in fp64 fit into the GPU beside all logits
-SCALE = 1.25
+SCALE = 1.25  # factor on the logits, as 1 / temperature
 # Largest relative errors, in Euclidean norms.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # Tokens and vocabularies: Qwen 3, Llama 3, and GPT-NeoX's, which is no multiple of 16.
@@ -41,7 +41,7 @@ LOGITS = {
 }
 
 
-class Cache(NamedTuple):
+class AttentionShape(NamedTuple):
     """The shape of an attention: rows, query heads, key/value heads, head size, columns."""
 
     rows: int
@@ -54,13 +54,13 @@ class Cache(NamedTuple):
 # Llama 3.1 8B (a cache of more than 2^31 numbers), OPT-1.3B, Qwen 2.5 0.5B, Gemma 3, OPT-2.7B.
 CACHES = {
     Size.full: (
-        Cache(160, 32, 8, 128, 8192),
-        Cache(128, 32, 32, 64, 1024),
-        Cache(4, 14, 2, 64, 8192),
-        Cache(64, 4, 1, 256, 2048),
-        Cache(64, 32, 32, 80, 1024),
+        AttentionShape(160, 32, 8, 128, 8192),
+        AttentionShape(128, 32, 32, 64, 1024),
+        AttentionShape(4, 14, 2, 64, 8192),
+        AttentionShape(64, 4, 1, 256, 2048),
+        AttentionShape(64, 32, 32, 80, 1024),
     ),
-    Size.tiny: (Cache(3, 4, 2, 24, 40),),
+    Size.tiny: (AttentionShape(3, 4, 2, 24, 40),),
 }
 # Tensors of 4096 x 14336 weights, odd sizes and single weights.
 WEIGHTS = {Size.full: (4096 * 14336, 50257 * 1024, 3 * 2**16 + 7, 1), Size.tiny: (70_001, 1)}
@@ -73,7 +73,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
     for tokens, vocabulary in LOGITS[setting.size]:
         for dtype in (torch.bfloat16, torch.float32):
             yield Task(
-                f"log-probs, {tokens} x {vocabulary}, {_name(dtype)}",
+                f"log-probs, {tokens} x {vocabulary}, {_dtype_name(dtype)}",
                 partial(_check_logprobs, tokens, vocabulary, dtype),
             )
     for cache in CACHES[setting.size]:
@@ -81,22 +81,22 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
             gib = 2 * cache.rows * cache.kv_heads * cache.columns * cache.size * dtype.itemsize
             what = f"attention, {cache.rows} rows, {cache.heads}/{cache.kv_heads} heads of"
             yield Task(
-                f"{what} {cache.size}, KV cache {gib / 2**30:.2g} GiB, {_name(dtype)}",
+                f"{what} {cache.size}, KV cache {gib / 2**30:.2g} GiB, {_dtype_name(dtype)}",
                 partial(_check_attention, cache, dtype),
             )
     for moments in (torch.float32, torch.bfloat16):
         yield Task(
-            f"AdamW, moments in {_name(moments)}",
+            f"AdamW, moments in {_dtype_name(moments)}",
             partial(_check_adamw, WEIGHTS[setting.size], moments),
         )
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
 
 
-def _seconds(launch: Callable[[], object]) -> float:
-    """Return the time of one of REPEATS launches on the GPU, after one that may compile."""
+def _seconds_per_launch(launch: Callable[[], object]) -> float:
+    """Return the mean seconds of REPEATS launches, after a first launch that may compile."""
     launch()
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -111,10 +111,10 @@ def _relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
-def _finding(
+def _build_finding(
     errors: Mapping[str, float], allowed: Mapping[str, float], seconds: float, moved: float
 ) -> Finding:
-    """Compare errors with those allowed; ``moved``: bytes that the kernel moves in ``seconds``."""
+    """Compare ``errors`` with ``allowed``; the kernel moves ``moved`` bytes in ``seconds``."""
     shown = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     bounds = ", ".join(f"{name} {bound:.0e}" for name, bound in allowed.items())
     return checked_finding(
@@ -148,7 +148,9 @@ def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> Finding
 
     log_sum_N, entropy_N, logit_N = torch.full((3, tokens), torch.nan, device=GPU)
     outs = (log_sum_N, entropy_N, logit_N)
-    seconds = _seconds(lambda: kernel.reduce_logits(logits_NV, ids_N, scale=SCALE, outs=outs))
+    seconds = _seconds_per_launch(
+        lambda: kernel.reduce_logits(logits_NV, ids_N, scale=SCALE, outs=outs)
+    )
     kernel.replace_by_gradient_(
         logits_NV, ids_N, scale=SCALE, log_sums_N=log_sum_N, slopes_N=slopes_N
     )
@@ -160,11 +162,11 @@ def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> Finding
     }
     allowed = dict.fromkeys(errors, ROUNDING[torch.float32])
     allowed["gradient"] = ROUNDING[dtype]
-    return _finding(errors, allowed, seconds, logits_NV.nbytes)
+    return _build_finding(errors, allowed, seconds, logits_NV.nbytes)
 
 
 @torch.no_grad()
-def _check_attention(cache: Cache, dtype: torch.dtype) -> Finding:
+def _check_attention(cache: AttentionShape, dtype: torch.dtype) -> Finding:
     rows, heads, kv_heads, size, columns = cache
     kernel = load_gpu_attention(GPU, dtype, group=heads // kv_heads, size=size)
     if kernel is None:
@@ -194,7 +196,7 @@ def _check_attention(cache: Cache, dtype: torch.dtype) -> Finding:
             return checked_finding(False, f"row {row}: another token is stored", "the newest")
     moved = 2 * kv_heads * size * dtype.itemsize * int(positions_B.sum())
     error = {"output": float(torch.tensor(errors).max())}
-    return _finding(error, {"output": ROUNDING[dtype]}, _seconds(attend), moved)
+    return _build_finding(error, {"output": ROUNDING[dtype]}, _seconds_per_launch(attend), moved)
 
 
 @torch.no_grad()
@@ -231,7 +233,7 @@ def _check_adamw(sizes: tuple[int, ...], moments: torch.dtype) -> Finding:
     allowed = {name: ROUNDING[moments if "moment" in name else torch.float32] for name in errors}
     # Bytes: a gradient is read; weights and moments are read and written.
     per_weight = 2 + 2 * (4 + 2 * moments.itemsize)
-    return _finding(errors, allowed, _seconds(step), per_weight * sum(sizes))
+    return _build_finding(errors, allowed, _seconds_per_launch(step), per_weight * sum(sizes))
 
 
 def _adamw_in_fp64(weights: Tensor, gradient: Tensor, state: SplitState) -> list[Tensor]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, checked_finding
-from rlhf.gpu_check.runs import SHORT_RUN, WORDS, Run, planned_gib, start_run
+from rlhf.gpu_check.runs import SHORT_RUN, WORDS, EndedRun, planned_gib, start_run
 
 # Torch may use less than planned. cuBLAS workspaces and fragmentation may use more.
 LEAST, MOST, SPARE = 0.7, 1.05, 0.06  # LEAST, MOST: shares of the plan; SPARE: GiB
@@ -28,14 +28,14 @@ RANDOM = ("model.init=random", "model.path=null", "model.vocab_size=400")
 ADAPTERS = WORDS["adapters"]
 
 
-class Shape(NamedTuple):
-    """A model and the phases to train: a name, and the options for launch.py."""
+class MeasuredRun(NamedTuple):
+    """A run to measure: a name, and the overrides that choose its model and phases."""
 
     name: str
     words: tuple[str, ...]
 
 
-def _tiny_model_options(layers: int) -> tuple[str, ...]:
+def _tiny_model_overrides(layers: int) -> tuple[str, ...]:
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 4}
     sizes |= {"num_hidden_layers": layers}
     architecture = (f"model.architecture.{name}={size}" for name, size in sizes.items())
@@ -44,17 +44,17 @@ def _tiny_model_options(layers: int) -> tuple[str, ...]:
 
 SHAPES = {
     Size.tiny: (
-        Shape("13 M weights, all phases", _tiny_model_options(4)),
-        Shape(
+        MeasuredRun("13 M weights, all phases", _tiny_model_overrides(4)),
+        MeasuredRun(
             "25 M weights, SFT in fp32",
-            (*_tiny_model_options(8), "phase=sft", "hardware.dtype=fp32"),
+            (*_tiny_model_overrides(8), "phase=sft", "hardware.dtype=fp32"),
         ),
-        Shape("25 M weights, adapters", (*SMALL, *ADAPTERS)),
+        MeasuredRun("25 M weights, adapters", (*SMALL, *ADAPTERS)),
     ),
     Size.full: (
-        Shape("OPT-125M, all phases", ("model=opt_125m", *RANDOM)),
-        Shape("OPT-350M, SFT", ("model=opt_350m", *RANDOM, "phase=sft")),
-        Shape("OPT-350M, adapters", (*ADAPTERS,)),
+        MeasuredRun("OPT-125M, all phases", ("model=opt_125m", *RANDOM)),
+        MeasuredRun("OPT-350M, SFT", ("model=opt_350m", *RANDOM, "phase=sft")),
+        MeasuredRun("OPT-350M, adapters", (*ADAPTERS,)),
     ),
 }
 
@@ -63,7 +63,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield a task for each phase of each shape."""
     for number, shape in enumerate(SHAPES[setting.size], start=1):
         run_dir = setting.folder / f"shape_{number}"
-        runs: list[Run] = []
+        runs: list[EndedRun] = []
         phases = ["sft"] if "phase=sft" in shape.words else ["sft", "reward", "ppo"]
         for phase in phases:
             yield Task(
@@ -71,7 +71,9 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
             )
 
 
-def _compare_with_plan(runs: list[Run], run_dir: Path, shape: Shape, phase: str) -> Finding:
+def _compare_with_plan(
+    runs: list[EndedRun], run_dir: Path, shape: MeasuredRun, phase: str
+) -> Finding:
     """Compare one phase with its plan; start the shape's run first, unless ``runs`` holds it."""
     words = [*FEW, *shape.words]
     if set(ADAPTERS) <= set(words):

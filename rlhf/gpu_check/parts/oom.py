@@ -42,14 +42,14 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
     yield Task("hardware.on_oom=stop", partial(_check_refusal, setting))
 
 
-def _launch_options(setting: CheckSetting, choice: str) -> list[str]:
+def _launch_overrides(setting: CheckSetting, choice: str) -> list[str]:
     batch = BATCH[setting.size]
     sizes = [f"sft.batch_size={batch}", f"sft.micro_batch_size={batch}", "sft.epochs=1"]
     return [*WORDS["retried"], *sizes, *SIZES[setting.size], f"hardware.on_oom={choice}"]
 
 
 def _check_retry(setting: CheckSetting) -> Finding:
-    ended = start_run(setting.folder / "retried", *_launch_options(setting, "reduce_micro_batch"))
+    ended = start_run(setting.folder / "retried", *_launch_overrides(setting, "reduce_micro_batch"))
     _ = ended.result  # a run that failed raises here
     before, after = BATCH[setting.size], load_frozen_config(ended.run_dir).sft.micro_batch_size
     times = ended.output.count(RETRIED)
@@ -63,7 +63,7 @@ def _check_retry(setting: CheckSetting) -> Finding:
 
 
 def _check_refusal(setting: CheckSetting) -> Finding:
-    ended = start_run(setting.folder / "refused", *_launch_options(setting, "stop"))
+    ended = start_run(setting.folder / "refused", *_launch_overrides(setting, "stop"))
     begin = f"sft: out of memory with sft.micro_batch_size={BATCH[setting.size]}"
     return checked_finding(
         ended.code == USER_ERROR and ended.last_line.startswith(begin),

@@ -12,17 +12,17 @@ from typing import NamedTuple
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, measured_finding
-from rlhf.gpu_check.runs import TINY_RUN, Run, start_run
+from rlhf.gpu_check.runs import TINY_RUN, EndedRun, start_run
 
 REFERENCE = "CPU, fp32"
 # Largest relative difference from the CPU's last losses of SFT and of the reward model. For bf16 it
 # is twice the unit roundoff of bf16.
 SHARES = {Dtype.fp32: 1e-3, Dtype.bf16: 8e-3, Dtype.fp16: 8e-3}
-ERRORS = 4  # standard errors by which the last score may differ, since rounding changes tokens
+ERRORS = 4  # standard errors by which scores may differ, as rounding changes sampled tokens
 
 
 class Losses(NamedTuple):
-    """The last values of a run; the score is a mean over ``responses``."""
+    """The last losses and the last score of a run; the score is a mean over ``responses``."""
 
     sft: float
     reward: float
@@ -32,10 +32,10 @@ class Losses(NamedTuple):
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
-    """Yield the run on the CPU, and then a run for every engine, stage and precision."""
+    """Yield a task for the run on the CPU, then one for each engine, stage and precision."""
     # One run per four cores, as a run often uses one core only.
     with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4)) as runs:
-        words = {REFERENCE: ["hardware=cpu", "hardware.dtype=fp32"], **options_by_run()}
+        words = {REFERENCE: ["hardware=cpu", "hardware.dtype=fp32"], **overrides_by_run()}
         ended = {
             name: runs.submit(start_run, setting.folder / _folder_name(name), *TINY_RUN, *each)
             for name, each in words.items()
@@ -46,8 +46,8 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
             yield Task(name, partial(_compare_losses, ended[name], ended[REFERENCE], dtype))
 
 
-def options_by_run() -> dict[str, list[str]]:
-    """Return the options of each GPU run, by the run's name, which ends with the precision."""
+def overrides_by_run() -> dict[str, list[str]]:
+    """Return the overrides of each GPU run, by the run's name, which ends with the precision."""
     half = resolve_dtype(Dtype.auto, Device.cuda)
     torch_engine, deepspeed = "zero.engine=torch", "zero.engine=deepspeed"
     found = [("torch, stage 1", Dtype.fp32, "zero=stage1", torch_engine)]
@@ -70,8 +70,8 @@ def _folder_name(name: str) -> str:
     return name.lower().replace(",", "").replace(" ", "_")
 
 
-def last_losses(ended: Run) -> Losses:
-    """Return the last values of a run."""
+def last_losses(ended: EndedRun) -> Losses:
+    """Return the last losses and the last score of a run."""
     _ = ended.result  # a run that failed raises here
     last: dict[str, float] = {}
     for line in ended.metrics:
@@ -85,12 +85,12 @@ def last_losses(ended: Run) -> Losses:
     )
 
 
-def _describe_reference(ended: Future[Run]) -> Finding:
+def _describe_reference(ended: Future[EndedRun]) -> Finding:
     losses = last_losses(ended.result())
     return measured_finding(_describe_losses(losses), **losses._asdict())
 
 
-def _compare_losses(ended: Future[Run], reference: Future[Run], dtype: Dtype) -> Finding:
+def _compare_losses(ended: Future[EndedRun], reference: Future[EndedRun], dtype: Dtype) -> Finding:
     there, here = last_losses(ended.result()), last_losses(reference.result())
     share, apart = SHARES[dtype], score_tolerance(there, here)
     return checked_finding(
@@ -109,7 +109,7 @@ def score_tolerance(there: Losses, here: Losses) -> float:
 
 
 def are_near(there: Losses, here: Losses, share: float) -> bool:
-    """Return True if rounding and sampling noise explain the difference; False for NaN."""
+    """Return True if rounding and sampling noise explain how two runs differ; False for NaN."""
     return (
         abs(there.sft - here.sft) <= share * here.sft
         and abs(there.reward - here.reward) <= share * here.reward

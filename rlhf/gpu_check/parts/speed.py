@@ -36,6 +36,7 @@ COMMON = (
     *("phase.order=[sft,ppo]", "model@reward_model=gold", "sft.epochs=0.1", "sft.batch_size=32"),
     "model.vocab_size=400",
 )
+# Name of the model, prompts per step, tokens per response, overrides that choose the model.
 SHAPES: dict[Size, tuple[str, int, int, tuple[str, ...]]] = {
     Size.tiny: ("tiny model", 16, 16, ()),
     Size.full: ("OPT-350M", 64, 256, ("model=opt_350m", "model.init=random", "model.path=null")),
@@ -55,14 +56,16 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
         yield Task(
             f"PPO step, {rollout}, {shape}", partial(_time_ppo_step, run_dir, [*words, rollout])
         )
-    ways = Ways(setting.folder / "fast", prompts, tokens)
+    ways = GenerationWays(setting.folder / "fast", prompts, tokens)
     for name, has_graphs in {"rollout=fast": True, "without CUDA graphs": False}.items():
         generate = partial(ways.generate_fast, has_graphs=has_graphs)
         yield Task(name, partial(_time_generation, ways, generate))
     for cache in ("dynamic", "static"):
         way = partial(ways.generate_with_transformers, cache)
-        yield Task(f"generate, {cache} cache", partial(_time_peer, ways, way))
-    yield Task("generate_batch", partial(_time_peer, ways, ways.generate_batch_with_transformers))
+        yield Task(f"generate, {cache} cache", partial(_time_other_library, ways, way))
+    yield Task(
+        "generate_batch", partial(_time_other_library, ways, ways.generate_batch_with_transformers)
+    )
 
 
 def _time_ppo_step(run_dir: Path, words: list[str]) -> Finding:
@@ -80,7 +83,7 @@ def _time_ppo_step(run_dir: Path, words: list[str]) -> Finding:
     )
 
 
-class Ways:
+class GenerationWays:
     """Ways to generate ``tokens`` tokens for each of ``prompts`` prompts with one policy."""
 
     def __init__(self, run_dir: Path, prompts: int, tokens: int) -> None:
@@ -164,7 +167,7 @@ class Ways:
         return tokens
 
 
-def _time_generation(ways: Ways, generate: Callable[[], int]) -> Finding:
+def _time_generation(ways: GenerationWays, generate: Callable[[], int]) -> Finding:
     """Generate twice; return the speed of the second time, when kernels and caches are warm."""
     seconds, tokens = [], 0
     for _ in range(2):
@@ -182,7 +185,7 @@ def _time_generation(ways: Ways, generate: Callable[[], int]) -> Finding:
     )
 
 
-def _time_peer(ways: Ways, generate: Callable[[], int]) -> Finding:
+def _time_other_library(ways: GenerationWays, generate: Callable[[], int]) -> Finding:
     """Measure another library's generation; return a skipped finding if it raises."""
     try:
         return _time_generation(ways, generate)
