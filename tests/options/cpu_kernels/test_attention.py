@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf.models.build import ModelSource, build_actor, build_scorer
-from rlhf.options.cpu_kernels import cpu_layers
+from rlhf.models.build import ModelSource, build_actor
 from rlhf.options.cpu_kernels.cpu_layers import LONGEST, MATMUL, matmul_attention
 from tests.models_on_disk import FAMILIES, SMALL, disturb, small_tokenizer, some_ids, source_of
 from tests.rounding import assert_near, terms_of
@@ -94,27 +93,8 @@ def test_values_and_gradients_are_those_written_out(
     assert shares is None
     assert not fallbacks
     expected = slowly(*tensors, seen, scaling=0.3)
-    for got, want in zip(
-        with_gradients(mixed, tensors), with_gradients(expected, tensors), strict=True
-    ):
-        assert_near(got, want, terms=TERMS)
-
-
-def test_shares_kept_or_made_again_give_the_same_gradients(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nine tokens are kept with heads of 8, and are too many with room for none."""
-    tensors, made = heads(), []
-    original = cpu_layers._compute_attention_weights
-    monkeypatch.setattr(
-        cpu_layers, "_compute_attention_weights", lambda *args: made.append(1) or original(*args)
-    )
-    kept = with_gradients(matmul_attention(Layer(), *tensors, SEEN["right"])[0], tensors)
-    assert len(made) == 1
-    monkeypatch.setattr(cpu_layers, "KEPT_TOKENS", 1)
-    again = with_gradients(matmul_attention(Layer(), *tensors, SEEN["right"])[0], tensors)
-    assert len(made) == 3
-    assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
+    got, want = (with_gradients(each, tensors) for each in (mixed, expected))
+    assert_near(got, want, terms=TERMS)
 
 
 def test_bf16_is_as_near_as_sdpa_is(fallbacks: list[int]) -> None:
@@ -122,21 +102,9 @@ def test_bf16_is_as_near_as_sdpa_is(fallbacks: list[int]) -> None:
     mixed, _ = matmul_attention(Layer(groups=2), *tensors, SEEN["left"])
     assert mixed.dtype is torch.bfloat16
     assert not fallbacks
-    got = with_gradients(mixed, tensors)
-    for ours, exact in zip(
-        got, with_gradients(slowly(*tensors, SEEN["left"]), tensors), strict=True
-    ):
+    expected = with_gradients(slowly(*tensors, SEEN["left"]), tensors)
+    for ours, exact in zip(with_gradients(mixed, tensors), expected, strict=True):
         torch.testing.assert_close(ours.float(), exact.float(), atol=0.05, rtol=0.03)
-
-
-def test_under_autocast_all_takes_the_precision_of_the_values(fallbacks: list[int]) -> None:
-    """Rotary embeddings leave queries and keys in fp32 there."""
-    query, key, value = heads()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed, _ = matmul_attention(Layer(), query, key, value.bfloat16(), None)
-    assert mixed.dtype is torch.bfloat16
-    assert not fallbacks
-    torch.testing.assert_close(mixed.float(), slowly(query, key, value, None), atol=0.03, rtol=0.02)
 
 
 def test_a_token_that_sees_nothing_is_not_nan() -> None:
@@ -173,13 +141,6 @@ def test_all_else_is_left_to_sdpa(
     assert fallbacks == [tensors[0].shape[2]] * 2
 
 
-def test_a_layer_may_be_overruled(fallbacks: list[int]) -> None:
-    tensors = heads()
-    mixed, _ = matmul_attention(Layer(is_causal=False), *tensors, None, is_causal=True)
-    assert not fallbacks
-    assert_near(mixed, slowly(*tensors, None), terms=TERMS)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_computes_what_it_does_with_eager_attention(
     family: str, fallbacks: list[int]
@@ -208,20 +169,11 @@ def test_a_model_computes_what_it_does_with_eager_attention(
     assert not fallbacks
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [
-        {"model_type": "bloom", "hidden_size": 16, "n_layer": 2, "n_head": 2},
-        {"model_type": "falcon", **SMALL},
-        {"model_type": "gemma2", **SMALL, "num_key_value_heads": 1, "head_dim": 8},  # soft caps
-    ],
-    ids=lambda fields: fields["model_type"],
-)
-def test_a_model_outside_the_table_keeps_its_own(architecture: dict[str, Any]) -> None:
-    source = ModelSource(key="model", path=None, architecture=architecture)
+def test_a_model_outside_the_table_keeps_its_own() -> None:
+    soft_caps = {"model_type": "gemma2", **SMALL, "num_key_value_heads": 1, "head_dim": 8}
+    source = ModelSource(key="model", path=None, architecture=soft_caps)
     model = build_actor(source, small_tokenizer(), seed=1)
     assert model.config._attn_implementation != MATMUL
-    assert model(some_ids()).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("asked", [None, MATMUL])
@@ -236,38 +188,17 @@ def test_a_saved_model_does_not_name_it(asked: str | None, tmp_path: Path) -> No
     torch.testing.assert_close(again(some_ids()).logits, model(some_ids()).logits)
 
 
-def test_scorers_attend_by_it_and_others_as_asked() -> None:
-    tokenizer = small_tokenizer()
-    scorer = build_scorer(source_of("opt"), tokenizer, seed=1).pretrained
-    assert scorer.config._attn_implementation == MATMUL
-    eager = build_actor(source_of("opt", attention="eager"), tokenizer, seed=1)
-    assert eager.config._attn_implementation == "eager"
-
-
 @pytest.mark.parametrize("family", ["opt", "llama", "qwen3"])
 def test_generation_with_a_cache_is_that_of_eager_attention(
     family: str, fallbacks: list[int]
 ) -> None:
     """The prompt goes through matrix products, each further token through SDPA."""
     tokenizer, ids = small_tokenizer(), some_ids(3, 9)
-    made = []
+    made: list[Tensor] = []
+    length = {"max_new_tokens": 5, "min_new_tokens": 5}
     for name in (MATMUL, "eager"):
         model = build_actor(source_of(family, attention=name), tokenizer, seed=1).eval()
         disturb(model)
-        made.append(
-            model.generate(
-                ids, attention_mask=LEFT.long(), do_sample=False, max_new_tokens=5, min_new_tokens=5
-            )
-        )
+        made.append(model.generate(ids, attention_mask=LEFT.long(), do_sample=False, **length))
     assert torch.equal(made[0], made[1])
     assert fallbacks == [1] * 2 * 4  # layers, tokens after the first
-
-
-def test_the_limit_is_the_last_that_pays(fallbacks: list[int]) -> None:
-    tensors = heads(LONGEST)
-    mixed, _ = matmul_attention(Layer(), *tensors, None)
-    assert not fallbacks
-    with torch.no_grad():
-        expected = torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True)
-    assert_near(mixed, expected.transpose(1, 2), terms=8 + 2 * LONGEST)
-    assert cpu_layers.attention_at_build(MATMUL) is None

@@ -29,7 +29,12 @@ def counted(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> object:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "checkpointing"), [*((family, False) for family in FAMILIES), ("llama", True)]
+    ("family", "checkpointing"),
+    [
+        ("opt", False),
+        ("llama", True),
+        *(pytest.param(f, False, marks=pytest.mark.soak) for f in FAMILIES if f != "opt"),
+    ],
 )
 def test_compiled_layers_have_the_same_gradients(family: str, checkpointing: bool) -> None:
     tokenizer, gradients = small_tokenizer(), []
@@ -58,12 +63,6 @@ def test_layers_share_one_graph_per_shape_and_a_cache_has_none() -> None:
     again = model.generate(some_ids(), max_new_tokens=3, do_sample=False)
     assert torch.equal(again, plain)
     assert len(graphs) == 2, "each step of generation would be a graph of its own"
-
-
-def test_the_source_decides() -> None:
-    for compiles in (False, True):
-        model = build_actor(source_of("llama", compiles=compiles), small_tokenizer(), seed=1)
-        assert (model.base_model.layers[0]._compiled_call_impl is not None) is compiles
 
 
 def test_a_model_without_known_layers_is_refused() -> None:

@@ -73,26 +73,18 @@ def apply(layer: Linear, x: Tensor, **options: object) -> Tensor:
     return y
 
 
-@pytest.mark.parametrize("rows", [1, 4, 7, 8, 9, 16, 33, 79])
-@pytest.mark.parametrize(
-    ("outputs", "inputs"), [(64, 32), (100, 96), (7, 64), (330, 64), (33, 18), (16, 2)]
-)
+@pytest.mark.parametrize("rows", [1, 7, 16, 33, 79])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 32), (100, 96), (7, 64), (33, 18)])
 def test_a_linear_layer(dtype: torch.dtype, rows: int, outputs: int, inputs: int) -> None:
     weight = numbers(outputs, inputs, seed=1, dtype=dtype) / 8
     bias, x = numbers(outputs, seed=2, dtype=dtype), numbers(rows, inputs, seed=3, dtype=dtype)
     other, layer = numbers(rows, outputs, seed=4, dtype=dtype), Linear(weight, bias)
     expected = functional.linear(x.float(), weight.float(), bias.float())
     close(apply(layer, x), expected, terms=inputs + 1)
-    close(
-        apply(layer, x, combine=Combine.plus, other=other),
-        expected + other.float(),
-        terms=inputs + 2,
-    )
-    close(
-        apply(layer, x, combine=Combine.times, other=other),
-        expected * other.float(),
-        terms=inputs + 2,
-    )
+    added = apply(layer, x, combine=Combine.plus, other=other)
+    close(added, expected + other.float(), terms=inputs + 2)
+    multiplied = apply(layer, x, combine=Combine.times, other=other)
+    close(multiplied, expected * other.float(), terms=inputs + 2)
     close(apply(Linear(weight, None), x), x.float() @ weight.float().T, terms=inputs)
 
 
@@ -124,7 +116,7 @@ def test_activations(dtype: torch.dtype, name: str) -> None:
     assert CompiledActivation.none == 0
 
 
-@pytest.mark.parametrize("size", [8, 16, 24, 40, 100, 768])
+@pytest.mark.parametrize("size", [8, 24, 100, 768])
 @pytest.mark.parametrize("is_rms", [True, False])
 def test_norms(dtype: torch.dtype, size: int, is_rms: bool) -> None:
     weight, bias = (1 + numbers(size, seed=s, dtype=dtype) / 8 for s in (1, 2))
@@ -136,12 +128,10 @@ def test_norms(dtype: torch.dtype, size: int, is_rms: bool) -> None:
     steps.add_norm(norm, x=state, y=state)
     run(steps, {state: found}, 5)
     exact, scale = x.float(), weight.float()
+    expected = functional.layer_norm(exact, (size,), scale, bias.float(), 1e-5)
     if is_rms:
-        close(found, functional.rms_norm(exact, (size,), scale, 1e-5), terms=2 * size)
-    else:
-        close(
-            found, functional.layer_norm(exact, (size,), scale, bias.float(), 1e-5), terms=2 * size
-        )
+        expected = functional.rms_norm(exact, (size,), scale, 1e-5)
+    close(found, expected, terms=2 * size)
 
 
 @pytest.mark.parametrize(("size", "turned"), [(64, 64), (40, 40), (32, 8), (16, 16)])
@@ -234,8 +224,3 @@ def test_onednn_keeps_its_own_tiles(dtype: torch.dtype) -> None:
     for _ in range(3):
         close(x @ weight.T, expected, terms=64)
         close(apply(Linear(weight, None), x), expected, terms=64)
-
-
-def test_other_types_are_left_to_torch() -> None:
-    assert load_decode_library(torch.float16) is None
-    assert load_decode_library(torch.float64) is None

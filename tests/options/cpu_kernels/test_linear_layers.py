@@ -49,14 +49,6 @@ def test_values_and_gradients(has_bias: bool, frozen: str, monkeypatch: pytest.M
             torch.testing.assert_close(own.grad.double(), right.grad, atol=1e-5, rtol=1e-5)
 
 
-def test_other_precisions_and_no_tokens_are_left_to_torch() -> None:
-    layer = OnednnLinear(4, 3)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert layer(torch.ones(2, 4)).dtype is torch.bfloat16
-    assert layer(torch.ones(0, 4)).shape == (0, 3)
-    assert layer.double()(torch.ones(2, 4).double()).dtype is torch.float64
-
-
 def test_a_model_uses_them_in_all_layers_but_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = small_tokenizer()
 

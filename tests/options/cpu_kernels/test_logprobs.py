@@ -126,19 +126,3 @@ def test_barred_rows_cannot_end_and_its_share_counts_still(kernel: LogprobKernel
     assert (tokens_N[~barred_N] == end).float().mean() > 0.8
     logs_V = logits_V.double().log_softmax(-1)
     torch.testing.assert_close(logprobs_N.double(), logs_V[tokens_N], atol=2e-5, rtol=1e-6)
-
-
-def test_the_ends_of_the_range_are_drawn(kernel: LogprobKernel) -> None:
-    logits_NV = torch.tensor([[-200.0, 1.0, -200.0], [-200.0, 1.0, -200.0]]).to(kernel.dtype)
-    draws_N = torch.tensor([0.0, 1.0 - 1e-16], dtype=torch.float64)
-    tokens_N, _ = kernel.draw(logits_NV, draws_N, scale=1.0, barred_N=None, end_id=-1)
-    assert tokens_N.tolist() == [1, 1]
-
-
-def test_not_a_number_draws_a_token_all_the_same(kernel: LogprobKernel) -> None:
-    """As torch's own way does: whoever looks at the log-probability sees it."""
-    logits_NV = torch.full((2, 2000), torch.nan).to(kernel.dtype)
-    draws_N = torch.tensor([0.1, 0.9], dtype=torch.float64)
-    tokens_N, logprobs_N = kernel.draw(logits_NV, draws_N, scale=1.0, barred_N=None, end_id=-1)
-    assert ((tokens_N >= 0) & (tokens_N < 2000)).all()
-    assert logprobs_N.isnan().all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -13,10 +14,9 @@ from rlhf.engine.masters import Split, fp32_weights
 from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.options.average.models import MovingAverage
 from rlhf.options.cpu_kernels import kernels
-from rlhf.options.cpu_kernels.adamw import load_adamw_kernel
-from tests.pretend_cuda.gpu import Event, Gpu
+from rlhf.options.cpu_kernels.adamw import adamw_kernel
 
-SHAPES = [(61, 37), (7,), (3, 5, 2), (1,), (513,)]
+SHAPES = [(61, 37), (7,), (3, 5, 2), (1,), (300, 301)]  # above 65536 threads share the numbers
 BETAS = (0.9, 0.95)
 
 
@@ -24,9 +24,9 @@ BETAS = (0.9, 0.95)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the kernel, and by operations of torch in several chunks."""
     if request.param == "torch":
-        monkeypatch.setattr(kernels, "load_adamw_kernel", lambda: None)
-        monkeypatch.setattr(lean_adamw, "CHUNK", 100)
-    elif load_adamw_kernel() is None:
+        monkeypatch.setattr(kernels, "adamw_kernel", lambda: None)
+        monkeypatch.setattr(lean_adamw, "CHUNK", 1000)
+    elif adamw_kernel() is None:
         pytest.skip("no C compiler")
 
 
@@ -63,10 +63,10 @@ def masters(optimizer: SplitAdamW) -> list[Tensor]:
 
 
 @pytest.mark.usefixtures("way")
-def test_fifty_steps_are_those_of_torch_on_fp32_weights() -> None:
+def test_twenty_steps_are_those_of_torch_on_fp32_weights() -> None:
     trained, whole = parameters(), parameters()
     lean, reference = lean_of(trained), reference_of(whole)
-    for step in range(50):
+    for step in range(20):
         set_gradients(trained, whole, seed=step)
         norm = torch.nn.utils.clip_grad_norm_(whole, 1.0)
         assert lean.grad_norm() == pytest.approx(norm.item(), rel=1e-5)
@@ -103,20 +103,6 @@ def test_the_kernel_does_what_operations_of_torch_do(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("way")
-def test_half_moments_stay_close() -> None:
-    """Over 20 steps of up to 0.01 each, by well below a step."""
-    trained, whole = parameters(), parameters()
-    lean, reference = lean_of(trained, torch.bfloat16), reference_of(whole)
-    for step in range(20):
-        set_gradients(trained, whole, seed=step)
-        lean.step()
-        reference.step()
-    for got, expected in zip(masters(lean), whole, strict=True):
-        assert (got - expected.detach().flatten()).abs().max() < 2e-3
-        assert not torch.equal(got, expected.detach().flatten())
-
-
-@pytest.mark.usefixtures("way")
 def test_parameters_without_gradient_stay() -> None:
     trained = parameters()
     lean = lean_of(trained)
@@ -132,45 +118,13 @@ def test_parameters_without_gradient_stay() -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_a_gradient_may_lie_transposed() -> None:
-    plain, turned = (lean_of(trained) for trained in (parameters(), parameters()))
-    gradient = torch.randn(61, 37, generator=torch.Generator().manual_seed(3)).bfloat16()
-    plain.param_groups[0]["params"][0].grad = gradient
-    turned.param_groups[0]["params"][0].grad = gradient.t().contiguous().t()
-    assert plain.grad_norm() == pytest.approx(turned.grad_norm())
-    plain.step()
-    turned.step()
-    assert torch.equal(masters(plain)[0], masters(turned)[0])
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.usefixtures("way")
-def test_a_gradient_that_is_not_finite_shows_in_the_norm(value: float) -> None:
+def test_a_gradient_that_is_not_finite_shows_in_the_norm() -> None:
     trained = parameters()
     lean = lean_of(trained)
-    gradient = torch.zeros(SHAPES[0]).bfloat16()
-    gradient[60, 36] = value
-    trained[0].grad = gradient
-    assert not torch.isfinite(torch.tensor(lean.grad_norm()))
-
-
-@pytest.mark.usefixtures("way")
-def test_large_parameters_take_the_parallel_way_too() -> None:
-    """Above 65536 numbers the kernel shares them among threads."""
-    start = 0.1 * torch.randn(300, 301, generator=torch.Generator().manual_seed(1))
-    trained, whole = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    group = {"lr": 1e-2, "weight_decay": 0.1}
-    lean = SplitAdamW(
-        [{"params": [trained], **group}], betas=BETAS, eps=1e-8, moments=torch.float32
-    )
-    reference = torch.optim.AdamW([{"params": [whole], **group}], betas=BETAS, eps=1e-8)
-    for step in range(2):
-        set_gradients([trained], [whole], seed=step)
-        assert whole.grad is not None
-        assert lean.grad_norm() == pytest.approx(whole.grad.norm().item(), rel=1e-5)
-        lean.step()
-        reference.step()
-    torch.testing.assert_close(masters(lean)[0], whole.detach().flatten(), atol=2e-7, rtol=1e-6)
+    trained[0].grad = torch.zeros(SHAPES[0]).bfloat16()
+    for value in (float("nan"), float("inf")):
+        trained[0].grad[60, 36] = value
+        assert not math.isfinite(lean.grad_norm())
 
 
 def some_masters() -> tuple[SplitAdamW, MovingAverage, Tensor]:
@@ -214,18 +168,3 @@ def test_splitting_loses_nothing_and_rounds_to_the_nearest() -> None:
     differs = (usual != split.high).nonzero().flatten()
     assert torch.equal(differs % 65536, torch.full((2,), 0x8000))  # ties below an even half
     assert (split.high.float().abs() > usual.float().abs())[differs].all()
-
-
-def test_launches_on_a_gpu_do_not_grow_with_a_few_million_weights(gpu: Gpu) -> None:
-    counted = []
-    for size in (1000, 2**22):
-        weight = nn.Parameter(torch.zeros(size, device="cuda"))
-        own = [{"params": [weight], "lr": 1e-2, "weight_decay": 0.1}]
-        optimizer = SplitAdamW(own, betas=BETAS, eps=1e-8, moments=torch.float32)
-        weight.grad = torch.ones(size, dtype=torch.bfloat16, device="cuda")
-        with gpu.counting() as counts:
-            optimizer.step()
-        counted.append(counts.events[Event.launch])
-        assert counts.events[Event.sync] == 0
-        assert weight.lt(0).all()
-    assert counted[0] == counted[1] <= 30

@@ -34,8 +34,3 @@ def test_combinations_agree_with_a_loop(seed: int, members: int, rows: int) -> N
     expected = [m - 0.3 * d**2 for m, d in zip(means, deviations, strict=True)]
     assert_close(combine_scores(scores_BM, combine="uncertainty", coef=0.3), expected)
     assert_close(disagreement(scores_BM), deviations, atol=1e-7)
-
-
-def test_averaged_weights_have_no_scores_to_combine() -> None:
-    with pytest.raises(ValueError, match="warm"):
-        combine_scores(f64([1, 2]), combine="warm", coef=0.0)

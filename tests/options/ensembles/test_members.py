@@ -23,7 +23,6 @@ from rlhf.options.ensembles.members import (
     Member,
     grow_members,
     record_member_calls,
-    swap_in_mean,
 )
 from tests.models_on_disk import disturb, small_tokenizer, some_ids
 from tests.options.trunk.test_trunk import MODELS, deep_source
@@ -103,17 +102,6 @@ def test_heads_differ_unless_weights_are_averaged(tokenizer) -> None:
         heads.append(scorer.pretrained.score.weight)
         is_warm = combine is CombineName.warm
         assert [a.equal(b) for a, b in pairwise(heads)] == [is_warm] * 2
-
-
-def test_the_mean_of_the_weights_is_swapped_in_and_out(tokenizer) -> None:
-    scorer, members = grown("gpt2", tokenizer)
-    before = scorer.pretrained.score.weight.clone()
-    mean = torch.stack([before, *(each.head.weight for each in members)]).mean(dim=0)
-    untouched = scorer.pretrained.transformer.wte.weight.clone()
-    with swap_in_mean(scorer, members):
-        torch.testing.assert_close(scorer.pretrained.score.weight, mean, **CLOSE)
-        assert scorer.pretrained.transformer.wte.weight.equal(untouched)
-    assert scorer.pretrained.score.weight.equal(before)
 
 
 def test_an_unknown_family_is_refused(tokenizer) -> None:

@@ -21,7 +21,7 @@ from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.data.collate import PairStep, pair_steps
 from rlhf.data.splits import PhaseData
-from rlhf.engine.settings import EngineSettings
+from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.models.build import build_scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import train_tokenizer
@@ -79,8 +79,9 @@ def make_context(compose: Compose, tmp_path: Path) -> MakeContext:
     return make
 
 
-def steps_of(context: RunContext, groups: list[int], *, further: bool) -> list[PairStep]:
+def steps_of(context: RunContext, *, further: bool) -> list[PairStep]:
     config = context.config.reward
+    groups = phase_tokens(context, Phase.reward).train["group"][:]
     names = ("members", "shuffle") if further else ("shuffle",)
     epochs = config.member_epochs if further else config.epochs
     seed = seed_for(context.config.seed, "reward", *names)
@@ -92,12 +93,7 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def train_alone(
-    context: RunContext,
-    state: dict[str, Tensor],
-    pair_weights_N: Tensor,
-    *,
-    trained: set[str],
-    further: bool,
+    context: RunContext, state: dict[str, Tensor], pair_weights_N: Tensor, *, trained: set[str]
 ) -> dict[str, Tensor]:
     """Train one whole model, row by row, from ``state``; only the weights ``trained`` learn."""
     data = phase_tokens(context, Phase.reward).train
@@ -105,7 +101,8 @@ def train_alone(
     source = ModelSource.from_config(context.config.model, key="model")
     scorer = build_scorer(source, context.tokenizer, seed=1)
     scorer.pretrained.load_state_dict(state, strict=False)
-    steps = steps_of(context, data["group"][:], further=further)
+    steps = steps_of(context, further=True)
+    schedule = OptimizerSettings.from_config(config, total_steps=len(steps)).schedule
     for name, weight in scorer.pretrained.named_parameters():
         weight.requires_grad_(name in trained)
     learning = [weight for weight in scorer.parameters() if weight.requires_grad]
@@ -126,18 +123,11 @@ def train_alone(
             loss = weight * pair_weights_N[row] * end_loss(better, worse) / step.num_prompts
             loss.backward()
         torch.nn.utils.clip_grad_norm_(learning, config.max_grad_norm)
-        share = context_schedule(context, len(steps))(count)
         for group in optimizer.param_groups:
-            group["lr"] = share * group["initial_lr"]
+            group["lr"] = schedule(count) * group["initial_lr"]
         optimizer.step()
         optimizer.zero_grad()
     return weights_of(scorer.pretrained)
-
-
-def context_schedule(context: RunContext, steps: int) -> Callable[[int], float]:
-    from rlhf.engine.settings import OptimizerSettings
-
-    return OptimizerSettings.from_config(context.config.reward, total_steps=steps).schedule
 
 
 def build_trainer(context: RunContext) -> EnsembleTrainer:
@@ -148,9 +138,8 @@ def build_trainer(context: RunContext) -> EnsembleTrainer:
 
 def take_steps(trainer: RewardTrainer, context: RunContext, *, further: bool) -> None:
     data = phase_tokens(context, Phase.reward).train
-    groups = data["group"][:]
-    before = len(steps_of(context, groups, further=False)) if further else 0
-    for number, step in enumerate(steps_of(context, groups, further=further), start=before + 1):
+    before = len(steps_of(context, further=False)) if further else 0
+    for number, step in enumerate(steps_of(context, further=further), start=before + 1):
         rows, num_prompts = data[step.rows], step.num_prompts
         trainer.train_step(number, step.rows, rows, step.weights, num_prompts=num_prompts)
 
@@ -172,45 +161,33 @@ def member_weights(trainer: RewardTrainer, number: int) -> dict[str, Tensor]:
     return own
 
 
-def test_the_first_member_learns_like_a_single_model(make_context: MakeContext) -> None:
+def test_each_member_learns_as_if_it_were_alone(make_context: MakeContext) -> None:
+    """The first like a single model, bit for bit."""
     single = make_context()
-    alone = build_trainer_of_one(single)
-    together = train_together(make_context("reward.members=3"))
-    for name, weight in member_weights(alone, 0).items():
-        assert member_weights(together, 0)[name].equal(weight), name
-
-
-def build_trainer_of_one(context: RunContext) -> RewardTrainer:
-    trainer = build_reward_trainer(context, phase_tokens(context, Phase.reward).train)
-    take_steps(trainer, context, further=False)
-    return trainer
-
-
-def test_each_further_member_learns_as_if_it_were_alone(make_context: MakeContext) -> None:
+    alone = build_reward_trainer(single, phase_tokens(single, Phase.reward).train)
+    take_steps(alone, single, further=False)
     context = make_context("reward.members=3")
     num_pairs = len(phase_tokens(context, Phase.reward).train)
     trainer = build_trainer(context)
     take_steps(trainer, context, further=False)
     trainer.start_members()
     first = member_weights(trainer, 0)
+    assert all(first[name].equal(weight) for name, weight in member_weights(alone, 0).items())
     starts = [member_weights(trainer, number) for number in (1, 2)]
     take_steps(trainer, context, further=True)
 
     for number, start in enumerate(starts, start=1):
         draws = random_stream(context.config.seed, "reward", "weights", number)
         pair_weights_N = torch.empty(num_pairs).exponential_(generator=draws)
-        alone = train_alone(
-            context, first | start, pair_weights_N, trained=set(start), further=True
-        )
+        expected = train_alone(context, first | start, pair_weights_N, trained=set(start))
         for name, weight in member_weights(trainer, number).items():
-            torch.testing.assert_close(weight, alone[name], atol=2e-5, rtol=1e-4)
+            torch.testing.assert_close(weight, expected[name], atol=2e-5, rtol=1e-4)
             if name.endswith("weight"):
                 assert not weight.equal(start[name]), "nothing was learned"
     assert all(weight.equal(first[name]) for name, weight in member_weights(trainer, 0).items())
     assert not starts[0]["score.weight"].equal(starts[1]["score.weight"])
-    assert not starts[0]["gpt_neox.layers.3.mlp.dense_h_to_4h.weight"].equal(
-        first["gpt_neox.layers.3.mlp.dense_h_to_4h.weight"]
-    ), "members start from the model before the reward phase"
+    up = "gpt_neox.layers.3.mlp.dense_h_to_4h.weight"
+    assert not starts[0][up].equal(first[up]), "members start from the model before the phase"
 
 
 def saved_ensemble(context: RunContext, combine: Combination) -> nn.Module:
@@ -220,6 +197,7 @@ def saved_ensemble(context: RunContext, combine: Combination) -> nn.Module:
 
 
 def test_the_saved_ensemble_scores_as_the_trained_one(make_context: MakeContext) -> None:
+    """The mean held-out score of each member is 0."""
     context = make_context("reward.members=3")
     ids_BS = torch.tensor(context.tokenizer([f"{PROMPT} kiwi and plum"])["input_ids"])
     result = run_reward(context)
@@ -227,33 +205,23 @@ def test_the_saved_ensemble_scores_as_the_trained_one(make_context: MakeContext)
 
     ensemble = saved_ensemble(context, Combination(3, CombineName.mean))
     assert isinstance(ensemble, Ensemble)
-    with torch.no_grad():
-        values_BSM = ensemble.member_values(ids_BS)
+    values_BSM = ensemble.member_values(ids_BS)
     again = train_together(context)
     again.close()
+    folder = ModelSource(key="model", path=str(context.run_dir / "reward" / "model"))
     for number in range(3):
-        alone = build_scorer(
-            ModelSource(key="model", path=str(context.run_dir / "reward" / "model")),
-            context.tokenizer,
-            seed=1,
-        ).eval()
+        alone = build_scorer(folder, context.tokenizer, seed=1).eval()
         alone.pretrained.load_state_dict(member_weights(again, number), strict=False)
-        with torch.no_grad():
-            values_BS = alone(ids_BS) - ensemble.offsets_M[number]
+        values_BS = alone(ids_BS) - ensemble.offsets_M[number]
         torch.testing.assert_close(values_BSM[..., number], values_BS, atol=1e-5, rtol=1e-4)
-
-
-def test_the_members_mean_held_out_score_is_0(make_context: MakeContext) -> None:
-    context = make_context("reward.members=3")
-    run_reward(context)
-    ensemble = saved_ensemble(context, Combination(3, CombineName.mean))
-    data = phase_tokens(context, Phase.reward).eval
     ends = [
         ensemble.member_values(torch.tensor([row[side]]))[0, -1]
-        for row in data
+        for row in phase_tokens(context, Phase.reward).eval
         for side in ("chosen_ids", "rejected_ids")
     ]
     torch.testing.assert_close(torch.stack(ends).mean(dim=0), torch.zeros(3), atol=1e-5, rtol=0)
+    with pytest.raises(CheckpointError, match=r"holds 3 reward models.* asks for 1; set reward\.m"):
+        saved_ensemble(context, Combination())
 
 
 def test_warm_saves_the_mean_of_the_members_weights(make_context: MakeContext) -> None:
@@ -269,13 +237,6 @@ def test_warm_saves_the_mean_of_the_members_weights(make_context: MakeContext) -
         if name.endswith("weight"):
             assert not members[0][name].equal(members[1][name])
     assert not (context.run_dir / "reward" / "model" / "members.safetensors").exists()
-
-
-def test_another_number_of_members_is_refused(make_context: MakeContext) -> None:
-    context = make_context("reward.members=3")
-    run_reward(context)
-    with pytest.raises(CheckpointError, match=r"holds 3 reward models.* asks for 1; set reward\.m"):
-        saved_ensemble(context, Combination())
 
 
 def test_members_share_at_least_one_layer(make_context: MakeContext) -> None:
@@ -302,30 +263,27 @@ class StopAfter(StopRequests):
     def wants_stop(self, value: bool) -> None: ...
 
 
-@pytest.mark.parametrize("stopped_after", [2, 4, 5])  # the first member takes 4 of 7 steps
 def test_a_resumed_ensemble_is_the_same_bit_for_bit(
-    stopped_after: int, make_context: MakeContext, tmp_path: Path
+    make_context: MakeContext, tmp_path: Path
 ) -> None:
     keys = ("reward.members=3", "reward.member_epochs=1.5", "checkpoint.every_steps=1")
-    whole = make_context(*keys)
-    result = run_reward(whole)
+    result = run_reward(make_context(*keys))
     files = sorted((tmp_path / "reward" / "model").glob("*.safetensors"))
     expected = [load_file(file) for file in files]
     assert len(files) == 2
-
-    first = replace(make_context(*keys), requests=StopAfter(stopped_after - 1))
-    with pytest.raises(StoppedError, match=f"step {stopped_after}"):
-        run_reward(first)
-    (folder,) = checkpoint_folders(tmp_path / "reward")
-    again = replace(make_context(*keys), resumes={Phase.reward: load_checkpoint(folder)})
-    resumed = run_reward(again)
-
-    for file, weights in zip(files, expected, strict=True):
-        found = load_file(file)
-        assert set(found) == set(weights)
-        assert all(found[name].equal(weight) for name, weight in weights.items()), file.name
-    for name in ("accuracy", "calibration_error", "member_accuracies", "steps"):
-        assert resumed[name] == result[name]
+    for stopped_after in (4, 5):  # the first member takes 4 of 7 steps
+        stopped = replace(make_context(*keys), requests=StopAfter(stopped_after - 1))
+        with pytest.raises(StoppedError, match=f"step {stopped_after}"):
+            run_reward(stopped)
+        (folder,) = checkpoint_folders(tmp_path / "reward")
+        again = replace(make_context(*keys), resumes={Phase.reward: load_checkpoint(folder)})
+        resumed = run_reward(again)
+        for file, weights in zip(files, expected, strict=True):
+            found = load_file(file)
+            assert set(found) == set(weights)
+            assert all(found[name].equal(weight) for name, weight in weights.items()), file.name
+        for name in ("accuracy", "calibration_error", "member_accuracies", "steps"):
+            assert resumed[name] == result[name]
 
 
 def test_five_members_cost_less_than_twice_one_at_tiny(
@@ -337,15 +295,13 @@ def test_five_members_cost_less_than_twice_one_at_tiny(
     trainer = build_trainer(context)
     single_bytes = trainer.engines["model"].training_state.bytes
     data = phase_tokens(context, Phase.reward).train
-    step = steps_of(context, data["group"][:], further=False)[0]
-    flops = []
+    step, flops = steps_of(context, further=False)[0], []
     for further in (False, True):
         if further:
             trainer.start_members()
         with FlopCounterMode(display=False) as counter:
-            trainer.train_step(
-                1, step.rows, data[step.rows], step.weights, num_prompts=step.num_prompts
-            )
+            rows = data[step.rows]
+            trainer.train_step(1, step.rows, rows, step.weights, num_prompts=step.num_prompts)
         flops.append(counter.get_total_flops())
     config = context.config.reward
     work = (config.epochs * flops[0] + config.member_epochs * flops[1]) / flops[0]

@@ -86,25 +86,6 @@ def test_new_adapters_change_nothing_and_trained_ones_can_be_switched_off(family
     assert torch.equal(logits_of(model), live)
 
 
-def test_adapters_come_back_after_an_error_and_stay_off_in_a_nested_context(tokenizer) -> None:
-    def fails() -> None:
-        with disable_adapters(model):
-            raise RuntimeError("stop")
-
-    model = adapted("llama", tokenizer)
-    disturb(model)
-    live, before = logits_of(model), trained_names(model)
-    with pytest.raises(RuntimeError, match="stop"):
-        fails()
-    assert torch.equal(logits_of(model), live)
-    with disable_adapters(model):
-        with disable_adapters(model):
-            off = logits_of(model)
-        assert torch.equal(logits_of(model), off)
-        assert trained_names(model) == before
-    assert not torch.equal(off, live)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_adapters_alone_are_trained_on_every_layer_but_the_output(family, tokenizer) -> None:
     model = adapted(family, tokenizer)
@@ -119,56 +100,44 @@ def test_adapters_alone_are_trained_on_every_layer_but_the_output(family, tokeni
     assert all(p.dtype == torch.float32 for p in model.parameters() if p.requires_grad)
 
 
-def test_adapters_are_fp32_over_a_half_precision_base(tokenizer) -> None:
-    model = build_actor(source_of("llama"), tokenizer, seed=1).bfloat16()
-    add_adapters(model, spec(), seed=1)
-    kinds = {(is_adapter_name(name), p.dtype) for name, p in model.named_parameters()}
-    assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_scorer_trains_its_head_beside_the_adapters(family, tokenizer) -> None:
-    scorer = build_scorer(
-        source_of(family), tokenizer, seed=1, extensions=adding(spec())
-    ).pretrained
-    trained = trained_names(scorer)
+def test_a_scorer_trains_its_head_beside_the_adapters(family, tokenizer, tmp_path) -> None:
+    """Merged, it gives the live values."""
+    scorer = build_scorer(source_of(family), tokenizer, seed=1, extensions=adding(spec())).eval()
+    model = scorer.pretrained
+    trained = trained_names(model)
     assert {name for name in trained if not is_adapter_name(name)} == {"score.weight"}
     assert not any(name.startswith("score.lora") for name in trained)
+    disturb(scorer)
+    state = dict(merge_adapters_in_stream(model, whole_state(model).items()))
+    model.save_pretrained(tmp_path, state_dict=state)
+    loaded = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
+    torch.testing.assert_close(values_of(loaded), values_of(scorer), **CLOSE)
+    require_one_label_model(ModelSource(key="reward_model.path", path=str(tmp_path)))
 
 
-def test_all_but_adapted_weights_are_trained_where_that_is_asked_for(tokenizer) -> None:
-    model = adapted("gpt2", tokenizer, train_rest=True)
-    frozen = {name for name, _ in model.named_parameters()} - trained_names(model)
-    layers = {name.rpartition(".lora_A")[0] for name in trained_names(model) if "lora_A" in name}
-    assert frozen == {f"{layer}.base_layer.weight" for layer in layers}
-    assert {"transformer.wte.weight", "transformer.ln_f.bias"} <= trained_names(model)
-
-
-def test_adapters_follow_from_the_seed_and_leave_the_global_stream_alone(tokenizer) -> None:
+def test_adapters_follow_from_the_seed_in_fp32_and_leave_the_global_stream_alone(tokenizer) -> None:
     def first_a(seed: int) -> torch.Tensor:
-        model = build_actor(source_of("llama"), tokenizer, seed=1)
+        model = build_actor(source_of("llama"), tokenizer, seed=1).bfloat16()
         add_adapters(model, spec(), seed=seed)
         return model.model.layers[0].mlp.up_proj.lora_A.default.weight
 
     before = torch.get_rng_state()
     assert torch.equal(first_a(1), first_a(1))
     assert not torch.equal(first_a(1), first_a(2))
+    assert first_a(1).dtype is torch.float32, "over a base in half precision"
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_layers_are_chosen_by_the_ends_of_their_names(tokenizer) -> None:
     model = adapted("llama", tokenizer, target_modules=["q_proj", "1.mlp.up_proj"])
     layers = {name.split(".lora_")[0] for name in trained_names(model)}
-    prefix = "model.layers."
     ends = {"0.self_attn.q_proj", "1.self_attn.q_proj", "1.mlp.up_proj"}
-    assert layers == {prefix + end for end in ends}
-
-
-@pytest.mark.parametrize("name", ["query", "lm_head", "proj"])
-def test_a_name_of_no_layer_is_refused(name: str, tokenizer) -> None:
-    message = rf"lora\.target_modules=\['q_proj', '{name}'\]: .* from down_proj, .*q_proj"
-    with pytest.raises(ConfigError, match=message):
-        adapted("llama", tokenizer, target_modules=["q_proj", name])
+    assert layers == {f"model.layers.{end}" for end in ends}
+    for name in ("query", "lm_head", "proj"):
+        message = rf"lora\.target_modules=\['q_proj', '{name}'\]: .* from down_proj, .*q_proj"
+        with pytest.raises(ConfigError, match=message):
+            adapted("llama", tokenizer, target_modules=["q_proj", name])
 
 
 def test_the_scale_is_alpha_over_rank(tokenizer) -> None:
@@ -194,18 +163,6 @@ def test_merged_weights_compute_what_the_live_model_does(family, tokenizer, tmp_
     torch.testing.assert_close(logits_of(loaded), live, **CLOSE)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_merged_scorers_give_the_live_values(family, tokenizer, tmp_path) -> None:
-    scorer = build_scorer(source_of(family), tokenizer, seed=1, extensions=adding(spec())).eval()
-    disturb(scorer)
-    model = scorer.pretrained
-    state = dict(merge_adapters_in_stream(model, whole_state(model).items()))
-    model.save_pretrained(tmp_path, state_dict=state)
-    loaded = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
-    torch.testing.assert_close(values_of(loaded), values_of(scorer), **CLOSE)
-    require_one_label_model(ModelSource(key="reward_model.path", path=str(tmp_path)))
-
-
 def test_merging_adds_in_fp32_and_rounds_once(tokenizer) -> None:
     model = adapted("llama", tokenizer)
     disturb(model)
@@ -220,12 +177,17 @@ def test_merging_adds_in_fp32_and_rounds_once(tokenizer) -> None:
     assert torch.equal(merged, (w + 2.0 * (b @ a)).bfloat16())
 
 
-def test_a_state_without_adapters_stays_as_it_is(tokenizer) -> None:
-    model = build_actor(source_of("llama"), tokenizer, seed=1)
-    state = whole_state(model)
-    merged = dict(merge_adapters_in_stream(model, state.items()))
-    assert merged.keys() == state.keys()
-    assert all(merged[name] is state[name] for name in state)
+def trained_on(base: Path | str, tokenizer, *, seed: int = 5):
+    """A model with trained adapters over the model in a folder."""
+    source = ModelSource(key="m", path=str(base))
+    model = build_actor(source, tokenizer, seed=4, extensions=adding(spec(), seed=4)).eval()
+    disturb(model, seed=seed)
+    return model
+
+
+def save(folder: Path, model, *, base: Path | str) -> None:
+    folder.mkdir()
+    save_adapter(folder, model, whole_state(model).items(), base=str(base))
 
 
 @pytest.mark.slow
@@ -233,12 +195,8 @@ def test_a_state_without_adapters_stays_as_it_is(tokenizer) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_language_models_adapter_is_read_by_peft_and_by_us(family, tokenizer, tmp_path) -> None:
     base = save_base(tmp_path / "base", family, tokenizer)
-    source = ModelSource(key="m", path=str(tmp_path / "base"))
-    model = build_actor(source, tokenizer, seed=4, extensions=adding(spec(), seed=4)).eval()
-    disturb(model)
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    save_adapter(folder, model, whole_state(model).items(), base=str(tmp_path / "base"))
+    model, folder = trained_on(tmp_path / "base", tokenizer), tmp_path / "adapter"
+    save(folder, model, base=tmp_path / "base")
     tokenizer.save_pretrained(folder)
     assert {path.name for path in folder.iterdir()} >= {"adapter_model.safetensors"}
     assert not (folder / "model.safetensors").exists()
@@ -271,9 +229,8 @@ def test_a_reward_models_adapter_holds_its_head(family, tokenizer, tmp_path: Pat
     source = ModelSource(key="m", path=str(tmp_path / "base"))
     scorer = build_scorer(source, tokenizer, seed=4, extensions=adding(spec(), seed=4)).eval()
     disturb(scorer)
-    folder, model = tmp_path / "adapter", scorer.pretrained
-    folder.mkdir()
-    save_adapter(folder, model, whole_state(model).items(), base=str(tmp_path / "base"))
+    folder = tmp_path / "adapter"
+    save(folder, scorer.pretrained, base=tmp_path / "base")
     require_one_label_model(ModelSource(key="reward_model.path", path=str(folder)))
     ours = build_scorer(ModelSource(key="m", path=str(folder)), tokenizer, seed=5).eval()
     torch.testing.assert_close(values_of(ours), values_of(scorer), **CLOSE)
@@ -293,79 +250,52 @@ def test_adapters_over_a_trained_base_are_not_saved_alone(tokenizer, tmp_path: P
         save_adapter(tmp_path, model, whole_state(model).items(), base="somewhere")
 
 
-def test_a_base_folder_is_found_from_anywhere(tokenizer, tmp_path: Path, monkeypatch) -> None:
+def test_an_adapter_over_an_adapter_is_merged_twice(tokenizer, tmp_path: Path, monkeypatch) -> None:
+    """Their folders are found from anywhere."""
     save_base(tmp_path / "base", "llama", tokenizer)
-    (tmp_path / "adapter").mkdir()
     monkeypatch.chdir(tmp_path)
-    source = ModelSource(key="m", path="base")
-    model = build_actor(source, tokenizer, seed=4, extensions=adding(spec(), seed=4)).eval()
-    save_adapter(Path("adapter"), model, whole_state(model).items(), base="base")
-    monkeypatch.chdir(tmp_path / "adapter")
-    loaded = build_actor(ModelSource(key="m", path="../adapter"), tokenizer, seed=5).eval()
-    torch.testing.assert_close(logits_of(loaded), logits_of(model), **CLOSE)
-
-
-def test_an_adapter_over_an_adapter_is_merged_twice(tokenizer, tmp_path: Path) -> None:
-    save_base(tmp_path / "base", "llama", tokenizer)
-    place = tmp_path / "base"
-    for name, seed in (("first", 5), ("second", 6)):
-        source = ModelSource(key="m", path=str(place))
-        model = build_actor(source, tokenizer, seed=4, extensions=adding(spec(), seed=4)).eval()
-        disturb(model, seed=seed)
-        (tmp_path / name).mkdir()
-        save_adapter(tmp_path / name, model, whole_state(model).items(), base=str(place))
-        place = tmp_path / name
-    loaded = build_actor(ModelSource(key="m", path=str(place)), tokenizer, seed=7).eval()
+    for name, base, seed in (("first", "base", 5), ("second", "first", 6)):
+        model = trained_on(base, tokenizer, seed=seed)
+        save(Path(name), model, base=base)
+    monkeypatch.chdir("first")
+    loaded = build_actor(ModelSource(key="m", path="../second"), tokenizer, seed=7).eval()
     torch.testing.assert_close(logits_of(loaded), logits_of(model), **CLOSE)
     assert all(p.requires_grad for p in loaded.parameters()), "trained like those of a whole folder"
 
 
 def test_new_tokens_have_the_same_embeddings_when_an_adapter_comes_back(tmp_path: Path) -> None:
-    base_tokenizer, tokenizer = small_tokenizer(), small_tokenizer()
-    save_base(tmp_path / "base", "llama", base_tokenizer)
+    tokenizer, folder = small_tokenizer(), tmp_path / "adapter"
+    save_base(tmp_path / "base", "llama", tokenizer)
     tokenizer.add_tokens(["<new>"])
-    source = ModelSource(key="m", path=str(tmp_path / "base"))
-    model = build_actor(source, tokenizer, seed=4, extensions=adding(spec(), seed=4)).eval()
-    disturb(model)
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    save_adapter(folder, model, whole_state(model).items(), base=str(tmp_path / "base"))
+    model = trained_on(tmp_path / "base", tokenizer)
+    save(folder, model, base=tmp_path / "base")
     loaded = build_actor(ModelSource(key="m", path=str(folder)), tokenizer, seed=8).eval()
     assert len(loaded.get_input_embeddings().weight) == len(tokenizer)
     torch.testing.assert_close(logits_of(loaded), logits_of(model), **CLOSE)
 
 
 def test_adapters_that_do_not_fit_are_refused(tokenizer, tmp_path: Path) -> None:
-    save_base(tmp_path / "base", "llama", tokenizer)
-    source = ModelSource(key="model.path", path=str(tmp_path / "base"))
-    model = build_actor(source, tokenizer, seed=4, extensions=adding(spec(), seed=4))
-    state, folder = whole_state(model), tmp_path / "adapter"
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    save_base(base, "llama", tokenizer)
     folder.mkdir()
-    place = ModelSource(key="model.path", path=str(folder))
-
+    model, place = trained_on(base, tokenizer), ModelSource(key="model.path", path=str(folder))
+    state = whole_state(model)
     lost = {name: t for name, t in state.items() if "layers.1.mlp.up_proj.lora_A" not in name}
-    save_adapter(folder, model, lost.items(), base=str(tmp_path / "base"))
-    with pytest.raises(CheckpointError, match=r"not fit its base .*layers\.1\.mlp\.up_proj"):
-        build_actor(place, tokenizer, seed=1)
-
-    save_adapter(folder, model, state.items(), base=str(tmp_path / "gone"))
-    with pytest.raises(
-        CheckpointError, match=r"base_model_name_or_path=.*gone is not a local folder"
-    ):
-        build_actor(place, tokenizer, seed=1)
-
     other = build_actor(source_of("llama", fields={"intermediate_size": 32}), tokenizer, seed=1)
     other.save_pretrained(tmp_path / "wide")
-    save_adapter(folder, model, state.items(), base=str(tmp_path / "wide"))
-    with pytest.raises(
-        CheckpointError, match=r"model\.path=.*does not fit its base .*size mismatch"
+    for own, below, message in (
+        (lost, "base", r"not fit its base .*layers\.1\.mlp\.up_proj"),
+        (state, "gone", r"base_model_name_or_path=.*gone is not a local folder"),
+        (state, "wide", r"model\.path=.*does not fit its base .*size mismatch"),
     ):
-        build_actor(place, tokenizer, seed=1)
+        save_adapter(folder, model, own.items(), base=str(tmp_path / below))
+        with pytest.raises(CheckpointError, match=message):
+            build_actor(place, tokenizer, seed=1)
 
-    head = ModelSource(key="model.path", path=str(tmp_path / "base"))
+    head = ModelSource(key="model.path", path=str(base))
     scorer = build_scorer(head, tokenizer, seed=4, extensions=adding(spec(), seed=4)).pretrained
     headless = {name: t for name, t in whole_state(scorer).items() if name != "score.weight"}
-    save_adapter(folder, scorer, headless.items(), base=str(tmp_path / "base"))
+    save_adapter(folder, scorer, headless.items(), base=str(base))
     with pytest.raises(CheckpointError, match=r"'score\.weight' is missing"):
         build_scorer(place, tokenizer, seed=1)
 
