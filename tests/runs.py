@@ -58,6 +58,8 @@ UNREAD = {
     "phase.order=[sft,ppo]": ("reward.", "dpo."),
     "phase.order=[sft,reward]": ("ppo.", "rollout.", "dpo."),
 }
+# What the run of from_run has determined.
+DETERMINED = ("seed", "model", "reward", "sft.", "data", "environment")
 
 
 def words_that_are_read(words: Iterable[object]) -> list[str]:
@@ -66,6 +68,7 @@ def words_that_are_read(words: Iterable[object]) -> list[str]:
     names_phases = any(text.startswith(("phase", "resume=", "from_run=")) for text in texts)
     phases = texts if names_phases else ["phase=pipeline"]  # the default
     unread = tuple(key for text in phases for key in UNREAD.get(text, ()))
+    unread += DETERMINED if any(text.startswith("from_run=") for text in texts) else ()
     return [text for text in texts if not text.startswith(unread)]
 
 

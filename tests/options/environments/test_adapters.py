@@ -6,8 +6,6 @@ own.
 
 from __future__ import annotations
 
-import random
-from math import sqrt
 from random import Random
 from typing import Any
 
@@ -15,10 +13,8 @@ import pytest
 
 from rlhf.base.errors import ConfigError
 from rlhf.options.environments import adapters as third_party
-from rlhf.options.environments.embedded import Blackjack
 from rlhf.options.environments.interface import Step
 from rlhf.options.environments.process_pool import environment_factory
-from tests.options.environments.test_blackjack import best_turn
 from tests.options.environments.test_factories import config_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # they are of the packages
@@ -55,18 +51,6 @@ def test_toy_text_can_be_replayed(id: str) -> None:
     assert all(isinstance(step.observation, str) for step in found[0][1:])
 
 
-def test_gymnasiums_blackjack_has_the_optimum_of_ours() -> None:
-    env = made("gymnasium", "Blackjack-v1")
-    episodes, total = 5000, 0.0
-    for seed in range(episodes):
-        step = Step(env.reset(seed=seed, row={}).removeprefix("stick, hit? "))
-        while not step.terminated:
-            step = env.step(best_turn(step.observation))
-        total += step.reward
-        assert step.info["success"] == (step.reward > 0)
-    assert abs(total / episodes - Blackjack.optimum) < 3 * 0.95 / sqrt(episodes)
-
-
 def test_a_lake_is_crossed_by_names_of_actions() -> None:
     env = made("gymnasium", "FrozenLake-v1", is_slippery=False)
     turns = ["down", " down ", "5", "right", "down", "right", "right"]
@@ -77,12 +61,6 @@ def test_a_lake_is_crossed_by_names_of_actions() -> None:
     assert steps[-1] == Step("row 3 column 3", 1.0, True, False, {"success": True})
 
 
-def test_a_taxi_is_described() -> None:
-    first = made("gymnasium", "Taxi-v4").reset(seed=0, row={})
-    assert first.startswith("south, north, east, west, pickup, dropoff? row ")
-    assert " passenger " in first
-
-
 @pytest.mark.parametrize(
     ("kind", "id", "options", "reason"),
     [
@@ -90,12 +68,7 @@ def test_a_taxi_is_described() -> None:
         ("gymnasium", "Nothing-v1", {}, r"its package cannot make it .*\(NameNotFound"),
         ("gymnasium", "Taxi-v4", {"actions": ["a"]}, r"actions=\['a'\]: .*Taxi-v4 has 6 actions"),
         ("textarena", "Nothing-v0", {}, r"its package cannot make it .*\(ValueError"),
-        (
-            "textarena",
-            "TicTacToe-v0",
-            {},
-            "its package cannot make it|must be a game for one player",
-        ),
+        ("textarena", "TicTacToe-v0", {}, "cannot make it|must be a game for one player"),
         ("reasoning_gym", "composite", {}, r"its package cannot make it .*\(AssertionError: Must"),
         ("reasoning_gym", "chain_sum", {"min": 1}, r"its package cannot make it .*\(TypeError"),
         ("gem", "Nothing", {}, r"its package cannot make it .*\(ValueError"),
@@ -122,20 +95,6 @@ def test_a_game_is_won_and_its_messages_exclude_the_turns() -> None:
     assert (lost.terminated, lost.info) == (True, {"success": False, "malformed": True})
 
 
-def test_games_use_random_numbers_of_their_own() -> None:
-    random.seed(1)
-    untouched = random.getstate()
-    alone = transcript(made("textarena", "2048-v0"), 5, ["[left]", "[up]", "[right]", "[down]"])
-    one, other = made("textarena", "2048-v0"), made("textarena", "2048-v0")
-    found: list[Any] = [one.reset(seed=5, row={})]
-    other.reset(seed=6, row={})
-    for turn in ("[left]", "[up]", "[right]", "[down]"):
-        found.append(one.step(turn))
-        other.step(turn)
-    assert found == alone
-    assert random.getstate() == untouched
-
-
 def test_a_question_scores_its_own_answer() -> None:
     env = made("reasoning_gym", "chain_sum", max_terms=2)
     assert env.optimum == 1.0
@@ -147,38 +106,16 @@ def test_a_question_scores_its_own_answer() -> None:
     assert not env.step("no idea").info["success"]
 
 
-def test_an_answer_that_the_scorer_cannot_read_is_malformed() -> None:
-    env = made("reasoning_gym", "prime_factorization")
-    env.reset(seed=1, row={})
-    expected = Step("", terminated=True, info={"success": False, "malformed": True})
-    assert env.step("yes") == expected
-
-
-def test_a_generator_without_an_answer_has_no_optimum() -> None:
-    assert made("reasoning_gym", "graph_color").optimum is None
-
-
 def test_gem_can_be_replayed() -> None:
-    found = [
-        transcript(made("gem", "game:GuessTheNumber-v0-easy"), 2**40 + 3, Random(1))
-        for _ in range(2)
-    ]
+    name = "game:GuessTheNumber-v0-easy"
+    found = [transcript(made("gem", name), 2**40 + 3, Random(1)) for _ in range(2)]
     assert found[0] == found[1]
-    assert "between 1 and 10" in found[0][0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "install"),
-    [
-        ("gymnasium", r"pip install 'rlhf\[environments\]'"),
-        ("textarena", r"pip install 'rlhf\[environments\]'"),
-        ("reasoning_gym", r"pip install 'rlhf\[environments\]'"),
-        ("gem", "pip install gem-llm in an environment without"),
-    ],
-)
-def test_a_missing_package_is_named(
-    kind: str, install: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(third_party, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"environment\.kind={kind}: .*not installed; {install}"):
-        environment_factory(config_of(kind, id="some"))()
+    ours = r"pip install 'rlhf\[environments\]'"
+    installs = dict.fromkeys(("gymnasium", "textarena", "reasoning_gym"), ours)
+    for kind, install in (installs | {"gem": "pip install gem-llm in an environment"}).items():
+        with pytest.raises(ConfigError, match=rf"\.kind={kind}: .*not installed; {install}"):
+            environment_factory(config_of(kind, id="some"))()

@@ -20,7 +20,6 @@ from rlhf.options.environments.embedded import (
     BUST,
     CARDS,
     DEALER_STANDS,
-    TURNS,
     Blackjack,
     hand_value,
 )
@@ -80,26 +79,8 @@ def test_the_optimum_is_exact() -> None:
     assert Blackjack.optimum == pytest.approx(float(largest_return()), abs=5e-6)
 
 
-def test_the_best_policy_is_the_published_one() -> None:
-    """Figure 5.2 of Sutton and Barto: stick on hard 17, 13 against 2 and 3, 12 against 4 to 6."""
-    for shown in CHANCES:
-        hard_from = min(v for v in range(11, 22) if best_turn(f"you {v} dealer {shown}") != "hit")
-        soft_from = min(
-            v for v in range(12, 22) if best_turn(f"you soft {v} dealer {shown}") != "hit"
-        )
-        assert hard_from == (17 if shown in (1, 7, 8, 9, 10) else 13 if shown in (2, 3) else 12)
-        assert soft_from == (19 if shown in (9, 10, 1) else 18)
-
-
-def test_values_agree_with_another_program() -> None:
-    """Value iteration of rhalbersma/doctrina; without dealer naturals its rules are the same."""
-    published = {(5, 2): -0.1282, (8, 6): 0.115, (9, 9): -0.0522, (10, 9): 0.1165, (11, 2): 0.2384}
-    for (hard, shown), value in published.items():
-        assert float(max(values(hard, False, shown))) == pytest.approx(value, abs=6e-5)
-
-
 def test_perfect_play_reaches_the_optimum_and_others_do_not() -> None:
-    episodes = 20_000
+    episodes = 6000
     rng = Random(0)
     players = {
         "best": lambda env, observation: best_turn(observation),
@@ -115,22 +96,15 @@ def test_perfect_play_reaches_the_optimum_and_others_do_not() -> None:
     assert means["random"] < means["expert"] - 0.1 < means["best"] - 0.2
 
 
-def test_a_turn_that_cannot_be_read_loses_the_hand() -> None:
+def test_an_ace_counts_11_where_it_can_and_a_turn_that_cannot_be_read_loses() -> None:
+    hands = {(1, 6): (17, True), (1, 6, 10): (17, False), (1, 1): (12, True), (1, 10): (21, True)}
+    assert {cards: hand_value([*cards]) for cards in hands} == hands
     env = Blackjack()
     env.reset(seed=0, row={})
     step = env.step("double")
     assert (step.reward, step.terminated, step.info["malformed"]) == (-1, True, True)
     env.reset(seed=0, row={})
     assert not env.step(" Stick\n").info["malformed"]
-
-
-def test_an_ace_counts_11_where_it_can() -> None:
-    assert hand_value([1, 6]) == (17, True)
-    assert hand_value([1, 6, 10]) == (17, False)
-    assert hand_value([1, 1]) == (12, True)
-    assert hand_value([1, 10]) == (21, True)
-    assert hand_value([1, 1, 10]) == (12, False)
-    assert set(TURNS) == {"hit", "stick"}
 
 
 if __name__ == "__main__":

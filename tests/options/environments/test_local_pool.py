@@ -42,7 +42,6 @@ def interrupt() -> None:
     ("answer", "failure", "problem"),
     [
         (lambda: 1 / 0, FailureName.exception, "ZeroDivisionError: division by zero"),
-        (lambda: Step("a", reward=math.nan), FailureName.invalid, "the reward is nan"),
         (lambda: Step("a", reward=10**400), FailureName.invalid, "the reward is inf"),
         (lambda: "a", FailureName.invalid, "step returned a str"),
         (lambda: Observation("a"), FailureName.invalid, "step returned a Observation"),
@@ -57,18 +56,12 @@ def test_what_misbehaves_is_a_failure_of_its_episode(
     pool.reset(1, seed=1, row={})
     pool.reset(2, seed=2, row={})
     pool.step(1, "a")
-    first, second, failed = pool.replies(wait=True)
-    assert (first, second) == (
-        Reply(1, Step(Observation("begin 1"))),
-        Reply(2, Step(Observation("begin 2"))),
-    )
+    *begun, failed = pool.replies(wait=True)
+    assert begun == [Reply(seed, Step(Observation(f"begin {seed}"))) for seed in (1, 2)]
     assert (failed.episode, failed.failure) == (1, failure)
     assert failed.problem.startswith(problem)
-    assert pool.replies(wait=True) == []
     with pytest.raises(KeyError):
         pool.step(1, "a")
-    pool.reset(1, seed=3, row={})
-    assert pool.replies(wait=False)[0].step.observation == Observation("begin 3")
 
 
 def test_an_interrupt_of_the_run_is_no_failure() -> None:

@@ -9,24 +9,7 @@ import pytest
 
 from rlhf.base.errors import ConfigError
 from rlhf.options.environments.interface import Observation, Step
-from rlhf.options.environments.tools import ToolEnvironment, has_tools
-
-
-class Echo:
-    """The form with reset and step."""
-
-    def reset(self, *, seed, row):
-        self.secret = row["word"]
-        return f"repeat {self.secret}"
-
-    def step(self, text):
-        return Step("", reward=float(text == self.secret), terminated=True)
-
-
-def test_an_environment_is_two_methods() -> None:
-    env = Echo()
-    assert env.reset(seed=1, row={"word": "tea"}) == "repeat tea"
-    assert env.step("tea")[1:3] == (1.0, True)
+from rlhf.options.environments.tools import ToolEnvironment
 
 
 class Counter:
@@ -156,8 +139,3 @@ class NoDocstring:
 def test_what_is_no_class_of_tools_is_refused(kind: type, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         ToolEnvironment(kind())
-
-
-def test_the_form_of_a_class_is_seen() -> None:
-    assert has_tools(Counter)
-    assert not has_tools(NoTools)
