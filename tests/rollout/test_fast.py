@@ -68,13 +68,14 @@ def fast(
     max_rows: int | None = None,
     dtype: torch.dtype = torch.float32,
     stop: list[str] | None = None,
+    gather_weights: When = When.auto,
 ) -> FastRollout:
     return FastRollout(
         sampling,
         FastSettings(
             dtype=dtype,
             max_rows=max_rows,
-            gather_weights=When.auto,
+            gather_weights=gather_weights,
             cuda_graphs=True,
             keeps_graphs=False,
         ),
@@ -103,13 +104,14 @@ def assert_same(first: Responses, second: Responses) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", [ARCHITECTURE, GPT2], ids=["qwen3", "gpt2"])
+@pytest.mark.parametrize(
+    ("architecture", "max_rows"), [(ARCHITECTURE, 2), (GPT2, None)], ids=["qwen3", "gpt2"]
+)
 @pytest.mark.parametrize(
     "changes",
     [{}, {"top_k": 1}, {"top_k": 5}, {"top_p": 0.7}, {"min_tokens": 4}],
     ids=["plain", "greedy", "top-k", "top-p", "min-tokens"],
 )
-@pytest.mark.parametrize("max_rows", [None, 2])
 def test_the_same_draws_give_the_tokens_of_generate(
     architecture: dict[str, Any], changes: dict[str, Any], max_rows: int | None
 ) -> None:
@@ -117,13 +119,6 @@ def test_the_same_draws_give_the_tokens_of_generate(
     sampling = settings(**changes)
     responses = fast(sampling, max_rows=max_rows).generate(actor, prompts)
     assert_same(responses, by_generate(sampling, actor, prompts))
-
-
-def test_some_responses_end_and_some_do_not() -> None:
-    """Otherwise the comparisons above would compare little."""
-    actor, prompts = actor_of(ARCHITECTURE), prompts_of([4] * 200)
-    ended_B = fast(settings()).generate(actor, prompts).ended_B
-    assert 0 < int(ended_B.sum()) < 200
 
 
 @pytest.mark.parametrize("architecture", [ARCHITECTURE, GPT2], ids=["qwen3", "gpt2"])
@@ -214,18 +209,6 @@ def test_a_response_goes_on_from_its_first_tokens_as_it_did() -> None:
         torch.testing.assert_close(again.logprobs_BT[row, place:], whole.logprobs_BT[row, place:])
 
 
-def test_several_responses_to_a_prompt() -> None:
-    actor, prompts = actor_of(ARCHITECTURE), prompts_of([4, 6])
-    twice = PromptBatch(
-        prompts.ids_BP.repeat_interleave(3, dim=0),
-        prompts.attend_BP.repeat_interleave(3, dim=0),
-        torch.rand(6, TOKENS, generator=torch.Generator().manual_seed(5)),
-        [""] * 6,
-    )
-    responses = fast(settings()).generate(actor, twice)
-    assert_same(responses, by_generate(settings(), actor, twice))
-
-
 def test_half_precision_samples_the_same_distribution() -> None:
     """Chi-square of the first tokens of one prompt, against the model's own probabilities."""
     actor = actor_of(ARCHITECTURE)
@@ -276,14 +259,7 @@ def test_what_torch_keeps_for_later_is_free(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("choice", "times"), [("auto", 1), ("always", 1), ("never", 0)])
 def test_sharded_weights_are_gathered_once_or_layer_by_layer(choice: str, times: int) -> None:
     actor, prompts = Sharded(actor_of(ARCHITECTURE).module), prompts_of([3, 8])
-    backend = fast(settings())
-    backend._settings = FastSettings(
-        dtype=torch.float32,
-        max_rows=None,
-        gather_weights=When(choice),
-        cuda_graphs=True,
-        keeps_graphs=False,
-    )
+    backend = fast(settings(), gather_weights=When(choice))
     responses = backend.generate(actor, prompts)
     assert len(actor.gathered_modules) == times
     plain = PlainEngine(actor.module)

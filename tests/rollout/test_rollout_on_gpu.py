@@ -38,6 +38,7 @@ from tests.lora_settings import lora_config
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rollout.decoder_checks import FAMILIES, some_prompts, tiny_model
 from tests.rollout.test_fused_decoder import FAST
+from tests.runs import soaked
 from tests.zero_settings import zero_config
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def generated(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", soaked(FAMILIES, "phi", "falcon", "gptj", "starcoder2", "gemma"))
 def test_fp32_responses_are_those_of_the_cpu(gpu: Gpu, name: str) -> None:
     makers = [fused, graphed, cached] if name in FAST else [cached]
     model = tiny_model(name)
@@ -111,8 +112,7 @@ def engine_of(model: PreTrainedModel, *, stage: int = 0, dtype: Dtype = Dtype.fp
     return TorchEngine(LanguageModel(model), role=Role.actor, settings=settings, ranks=ranks)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", ["opt", "llama", "qwen3"])
 def test_joint_projections_change_no_response(gpu: Gpu, name: str) -> None:
     model = tiny_model(name)
     expected = generated(fused(model), CPU)
@@ -124,11 +124,8 @@ def test_joint_projections_change_no_response(gpu: Gpu, name: str) -> None:
         assert generated(decoder, GPU) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "separate", "saved"), [("opt", 25, 2), ("llama", 41, 3), ("qwen2", 41, 3)]
-)
-@pytest.mark.parametrize("dtype", [Dtype.fp32, Dtype.bf16])
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize(("name", "separate", "saved"), [("opt", 25, 2), ("llama", 41, 3)])
+@pytest.mark.parametrize(("stage", "dtype"), [(0, Dtype.fp32), (0, Dtype.bf16), (1, Dtype.bf16)])
 def test_layers_side_by_side_are_one_product(
     gpu: Gpu, name: str, separate: int, saved: int, dtype: Dtype, stage: int
 ) -> None:
@@ -156,8 +153,7 @@ def test_layers_side_by_side_are_one_product(
     assert dtype is Dtype.bf16 or apart == separate  # in half precision the CPU's norms take more
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", ["opt", "llama"])
 def test_adapters_are_not_merged_into_copies(gpu: Gpu, name: str) -> None:
     model = tiny_model(name)
     spec = lora_config()
@@ -189,7 +185,7 @@ def test_graphs_share_one_pool(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"temperature": 0.7}, {"top_k": 1}, {"top_k": 5, "top_p": 0.8}, {"top_p": 0.5}],
+    [{"temperature": 0.7}, {"top_k": 1}, {"top_k": 5, "top_p": 0.8}],
     ids=str,
 )
 def test_graphs_draw_as_the_scheduler_does(gpu: Gpu, fields: dict[str, Any]) -> None:
@@ -307,17 +303,19 @@ def test_without_memory_for_graphs_steps_are_launched(
     assert caplog.messages == [NO_ROOM]
 
 
-def test_other_errors_of_a_capture_are_raised(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = graphed(tiny_model("opt").to(GPU))
-    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        generated(decoder, GPU)
+KEEPING = FastSettings(
+    dtype=torch.bfloat16,
+    max_rows=ROWS,
+    gather_weights=When.auto,
+    cuda_graphs=True,
+    keeps_graphs=True,
+)
 
 
-def rollout_of(settings: FastSettings, ranks: Ranks) -> FastRollout:
+def rollout_of(ranks: Ranks, **changes: Any) -> FastRollout:
     return FastRollout(
         SAMPLING,
-        settings,
+        replace(KEEPING, **changes),
         pad_id=0,
         stop=StopTexts(None, ()),
         find_modules=find_decoder_modules,
@@ -330,17 +328,10 @@ def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:
     """The weights are rounded to bf16 for the rollout, anew in each."""
     ranks = Ranks(0, 1, GPU)
     engine = engine_of(tiny_model("opt"))
-    settings = FastSettings(
-        dtype=torch.bfloat16,
-        max_rows=ROWS,
-        gather_weights=When.auto,
-        cuda_graphs=True,
-        keeps_graphs=True,
-    )
-    keeping, batch = rollout_of(settings, ranks), prompts()
+    keeping, batch = rollout_of(ranks), prompts()
 
     def captures() -> int:
-        fresh = rollout_of(replace(settings, keeps_graphs=False), ranks).generate(engine, batch)
+        fresh = rollout_of(ranks, keeps_graphs=False).generate(engine, batch)
         with gpu.counting() as counts:
             responses = keeping.generate(engine, batch)
         assert torch.equal(responses.ids_BT, fresh.ids_BT)
@@ -358,17 +349,10 @@ def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:
 
 def test_graphs_and_joint_projections_outlast_snapshots(gpu: Gpu, tmp_path: Path) -> None:
     """Sampling beside training loads the weights of each step from files."""
-    settings = FastSettings(
-        dtype=torch.bfloat16,
-        max_rows=ROWS,
-        gather_weights=When.auto,
-        cuda_graphs=True,
-        keeps_graphs=True,
-    )
     model, ranks = LanguageModel(tiny_model("llama")), Ranks(0, 1, GPU)
     engine_settings = EngineSettings(zero=zero_config(stage=1), dtype=Dtype.bf16)
     policy = SnapshotPolicy(model, role=Role.actor, settings=engine_settings, ranks=ranks)
-    rollout, captures, responses = rollout_of(settings, ranks), [], set()
+    rollout, captures, responses = rollout_of(ranks), [], set()
     for step in range(3):
         weights = {n: p.cpu() * (1 + 0.5 * step) for n, p in model.named_parameters()}
         (tmp_path / str(step)).mkdir()
@@ -388,24 +372,22 @@ def prompts() -> PromptBatch:
     return collate_prompts(ids, [""] * len(ids), some_draws(), pad_id=0, device=GPU)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("has_graphs", [True, False], ids=["graphs", "eager"])
-@pytest.mark.parametrize(("stage", "dtype"), [(0, Dtype.bf16), (1, Dtype.bf16), (0, Dtype.fp32)])
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize(
+    ("name", "stage", "dtype", "has_graphs"),
+    [
+        ("opt", 1, Dtype.bf16, True),
+        ("llama", 0, Dtype.bf16, True),
+        ("qwen3", 0, Dtype.bf16, False),
+        ("gpt_neox", 0, Dtype.fp32, False),
+    ],
+)
 def test_a_model_that_is_trained_answers(
     gpu: Gpu, name: str, stage: int, dtype: Dtype, has_graphs: bool
 ) -> None:
     engine = engine_of(tiny_model(name), stage=stage, dtype=dtype)
-    rollout = rollout_of(
-        FastSettings(
-            dtype=torch.float32 if dtype is Dtype.fp32 else torch.bfloat16,
-            max_rows=ROWS,
-            gather_weights=When.auto,
-            cuda_graphs=has_graphs,
-            keeps_graphs=False,
-        ),
-        Ranks(0, 1, GPU),
-    )
+    precision = torch.float32 if dtype is Dtype.fp32 else torch.bfloat16
+    how = {"dtype": precision, "cuda_graphs": has_graphs, "keeps_graphs": False}
+    rollout = rollout_of(Ranks(0, 1, GPU), **how)
     with gpu.counting() as counts:
         batch = prompts()
         unpad_prompts(batch)

@@ -78,22 +78,6 @@ def test_a_token_without_probability_is_never_drawn(place: int) -> None:
         assert draw_tokens(logits, torch.tensor([draw]), sampling()).tokens_B.tolist() == [place]
 
 
-@pytest.mark.parametrize("vocabulary", [3, 64, 1024, 5000])
-def test_two_levels_find_the_token_of_one_cdf(vocabulary: int) -> None:
-    logits = random_logits(2000, vocabulary)
-    draws = torch.rand(2000, generator=torch.Generator().manual_seed(1))
-    ends = logits.double().softmax(-1).cumsum(-1)
-    expected = torch.searchsorted(ends, draws.double()[:, None]).squeeze(1)
-    got = draw_tokens(logits, draws, sampling()).tokens_B
-    # A draw so close to the end of a slice that fp32 decides is one in 10^4 or so.
-    assert (got != expected).sum() <= 1
-
-
-def test_top_k_keeps_the_likeliest() -> None:
-    kept = truncate_probabilities(PROBABILITIES, sampling(top_k=2))
-    torch.testing.assert_close(kept, torch.tensor([[0.5, 0.3, 0.0]]))
-
-
 def test_top_p_keeps_the_token_that_crosses_the_share() -> None:
     # 0.5 < 0.6, so the second token is needed too; the third is not
     kept = truncate_probabilities(PROBABILITIES, sampling(top_p=0.6))
@@ -115,15 +99,6 @@ def test_top_p_of_a_flat_distribution_keeps_as_many_as_it_takes(top_p: float) ->
     kept = truncate_probabilities(logits.softmax(-1), sampling(top_p=top_p)) > 0
     expected = [expected_distribution(row, sampling(top_p=top_p)) > 0 for row in logits]
     assert torch.equal(kept, torch.stack(expected))
-
-
-def test_the_temperature_divides_the_logits() -> None:
-    # T = 0.5 squares the probabilities: 0.25, 0.09, 0.04 over 0.38
-    drawn = draw_tokens(
-        LOGITS.expand(3, -1), torch.tensor([0.0, 0.7, 0.9]), sampling(temperature=0.5)
-    )
-    assert drawn.tokens_B.tolist() == [0, 1, 2]
-    torch.testing.assert_close(drawn.logprobs_B, (torch.tensor([0.25, 0.09, 0.04]) / 0.38).log())
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -166,11 +141,9 @@ def test_neighbours_do_not_change_a_token(seed: int) -> None:
     assert draw_tokens(logits, draws, choice).tokens_B.tolist() == alone
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("vocabulary", [8, 150])
-def test_tokens_follow_the_distribution(choice: SamplingSettings, vocabulary: int) -> None:
-    logits = random_logits(1, vocabulary)
+def test_tokens_follow_the_distribution(choice: SamplingSettings) -> None:
+    logits = random_logits(1, 150)
     draws = torch.rand(50_000, generator=torch.Generator().manual_seed(1))
     tokens = draw_tokens(logits.expand(50_000, -1), draws, choice).tokens_B
     assert_follow(tokens, expected_distribution(logits[0], choice))

@@ -130,14 +130,6 @@ def test_rows_that_ended_cost_nothing() -> None:
     assert decoder.decoded == [count for count in wanted if count]
 
 
-def test_waiting_prompts_take_free_places() -> None:
-    limits = [2 if i % 2 else 10 for i in range(16)]
-    prompts = [(i + 1, 5) for i in range(16)]
-    requests, decoder = run(prompts, max_rows=4, limits=limits)
-    tokens = sum(len(r.ids) for r in requests)
-    assert len(decoder.decoded) < 1.5 * tokens / 4, "the rows were mostly full"
-
-
 def test_prompts_join_a_step_of_the_others() -> None:
     """A place that is free is taken at once; only the first prompts have a pass of their own."""
     limits = [2 if i % 2 else 10 for i in range(16)]
@@ -154,13 +146,6 @@ def test_prompts_of_like_length_are_taken_together() -> None:
     _, decoder = run(PROMPTS, max_rows=6)
     longest = [length for lengths in decoder.prefills for length in lengths]
     assert longest == sorted(longest, reverse=True)
-
-
-def test_equal_prompts_share_a_prefill() -> None:
-    prompts = [(3, 4), (5,), (3, 4), (3, 4), (5,)]
-    requests, decoder = run(prompts, max_rows=5)
-    assert decoder.prefills == [[2, 1]]
-    assert [r.ids for r in requests] == [expected(p, 12) for p in prompts]
 
 
 @pytest.mark.parametrize("table", [TableDecoder, PackingTable])

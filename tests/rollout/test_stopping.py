@@ -58,13 +58,3 @@ def test_a_text_within_a_token_ends_a_response(tokenizer: PreTrainedTokenizerBas
 def test_a_special_token_is_a_text_too(tokenizer: PreTrainedTokenizerBase) -> None:
     ids = [*tokenizer("more").input_ids, tokenizer.eos_token_id]
     assert first_end(StopTexts(tokenizer, [tokenizer.eos_token]), ids) == len(ids)
-
-
-def test_without_texts_nothing_is_decoded() -> None:
-    stop = StopTexts(None, [])  # type: ignore[arg-type]
-    assert not stop
-    assert not stop.completes_stop_text([1, 2, 3])
-
-
-def test_with_texts_it_is_true(tokenizer: PreTrainedTokenizerBase) -> None:
-    assert StopTexts(tokenizer, ["a"])
