@@ -99,7 +99,6 @@ def test_damaged_weights_are_refused_while_they_are_sharded(damage: str, folder:
 
 
 CONFIG_DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
-    "fewer layers": ({"num_hidden_layers": 1}, r"not in the model.*layers\.1\."),
     "more layers": ({"num_hidden_layers": 3}, r"missing.*layers\.2\."),
     "far more layers": ({"num_hidden_layers": 10**7}, "num_hidden_layers=10000000"),
     "beyond memory": ({"num_hidden_layers": 10**15}, "num_hidden_layers=1000000000000000"),
@@ -108,13 +107,8 @@ CONFIG_DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
     "another vocabulary": ({"vocab_size": 269}, "embed_tokens.weight.*269"),
     "another width": ({"hidden_size": 24}, "embed_tokens.weight"),
     "other key-value heads": ({"num_key_value_heads": 1, "head_dim": 8}, "k_proj.weight"),
-    "no heads": ({"num_attention_heads": 0}, "does not hold a model"),
     "heads in words": ({"num_attention_heads": "two"}, "does not hold a model"),
     "quantised": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq.*unquanti"),
-    "bitsandbytes": (
-        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
-        "bitsandbytes.*unquanti",
-    ),
     "weights elsewhere": ({"transformers_weights": "../x.safetensors"}, "transformers_weights"),
 }
 
@@ -170,16 +164,6 @@ def test_an_index_of_other_files_is_refused(damage: str, folder: Path) -> None:
         build(folder)
 
 
-def test_an_index_that_omits_a_tensor_is_refused(folder: Path) -> None:
-    index = sharded(folder)
-    build(folder)
-    name = "model.layers.1.mlp.up_proj.weight"
-    del index["weight_map"][name]
-    (folder / INDEX).write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=name):
-        build(folder)
-
-
 def test_shards_of_a_distributed_checkpoint_are_refused(folder: Path) -> None:
     (folder / "shard-00001-model-00001-of-00001.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="shard-00001-model"):
@@ -203,7 +187,7 @@ def test_a_reward_model_of_another_class_is_refused(architectures: Any, folder: 
         require_one_label_model(reward_source(folder))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_reward_model_does_not_answer(family: str, tmp_path: Path) -> None:
     build_scorer(source_of(family), TOKENIZER, seed=1).pretrained.save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=r"score\.weight"):
@@ -285,7 +269,7 @@ def test_old_files_with_their_constants_are_whole(family: str, tmp_path: Path) -
     build_scorer(reward_source(tmp_path), TOKENIZER, seed=1)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "opt"])
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
 def test_names_without_the_prefix_of_the_trunk_are_known(family: str, tmp_path: Path) -> None:
     saved = save_base(tmp_path, family, TOKENIZER)
     saved.base_model.save_pretrained(tmp_path)
@@ -304,13 +288,6 @@ def test_a_new_output_name_of_pythia_is_known(tmp_path: Path) -> None:
     )
     build(tmp_path)
     build_scorer(reward_source(tmp_path), TOKENIZER, seed=1)
-
-
-def test_the_output_layer_of_a_tied_model_may_be_left_out(tmp_path: Path) -> None:
-    source = source_of("llama", fields={"tie_word_embeddings": True})
-    build_actor(source, TOKENIZER, seed=1).save_pretrained(tmp_path)
-    assert not any("lm_head" in name for name in load_file(tmp_path / WEIGHTS))
-    build(tmp_path)
 
 
 def test_ids_beyond_the_embeddings_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -333,17 +310,14 @@ TOKENIZER_DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "unknown model": change_model(type="x"),
     "unknown pre-tokenizer": lambda content: content.update(pre_tokenizer={"type": "x"}),
     "a bad expression": lambda content: content.update(
-        pre_tokenizer={
-            "type": "Split",
-            "pattern": {"Regex": "("},
-            "behavior": "Isolated",
-            "invert": False,
-        }
+        pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}}
+        | {"behavior": "Isolated", "invert": False}
     ),
     "merges of unknown tokens": change_model(merges=[["ab", "cdef"]]),
     "negative ids": lambda content: content["model"]["vocab"].update(a=-1),
     "no model": lambda content: content.pop("model"),
     "a vocabulary of lists": change_model(vocab=[1, 2]),
+    "a prefix, with which it panics": change_model(continuing_subword_prefix="text"),
 }
 
 
@@ -357,25 +331,12 @@ def test_a_tokenizer_of_another_structure_is_refused(damage: str, tmp_path: Path
         load_tokenizer(tmp_path, key="model.tokenizer")
 
 
-def test_a_tokenizer_that_cannot_encode_is_refused(tmp_path: Path) -> None:
-    TOKENIZER.save_pretrained(tmp_path)
-    change_json(tmp_path / "tokenizer_config.json", model_max_length="long")
-    with pytest.raises(CheckpointError, match=r"model\.tokenizer=.*does not hold a tokenizer"):
-        load_tokenizer(tmp_path, key="model.tokenizer")
-
-
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_deep_json_is_refused(name: str, tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path)
     (tmp_path / name).write_text("[" * 100_000)
     with pytest.raises(CheckpointError, match="does not hold a tokenizer"):
         load_tokenizer(tmp_path, key="model.tokenizer")
-
-
-@pytest.mark.parametrize("load", [build, lambda place: load_tokenizer(place, key="model.path")])
-def test_a_folder_that_is_gone_is_refused(load: Callable[[Path], Any], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"model\.path=.*not a local folder"):
-        load(tmp_path / "none")
 
 
 def load_scorer(folder: Path, key: str) -> Any:
@@ -413,13 +374,3 @@ def test_a_failed_allocation_is_no_damage(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(nn.Module, "register_parameter", fail)
     with pytest.raises(torch.OutOfMemoryError):
         build(folder)
-
-
-def test_a_tokenizer_that_panics_is_refused(tmp_path: Path) -> None:
-    TOKENIZER.save_pretrained(tmp_path)
-    file = tmp_path / "tokenizer.json"
-    content = json.loads(file.read_text())
-    content["model"]["continuing_subword_prefix"] = "text"
-    file.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=r"does not hold a tokenizer.*PanicException"):
-        load_tokenizer(tmp_path, key="model.tokenizer")

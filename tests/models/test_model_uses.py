@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlhf.config.choices import AdvantageEstimator, ModelInit, Phase
+from rlhf.config.choices import ModelInit, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.model_uses import UnknownModelError, models_in_phase
 from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import grow_members
-from rlhf.options.lora.keys import LoraRole
 from rlhf.options.trunk.trunk import SharedTrunk
 from tests.conftest import Compose
 from tests.lora_settings import adding, lora_config
@@ -33,12 +31,6 @@ def tiny_opt(compose: Compose, **groups: dict[str, Any]) -> RunConfig:
     return changed(
         run_of(compose, "model=opt_125m"), **{"model": {"architecture": TINY_MODEL}, **groups}
     )
-
-
-def test_numbers_of_the_tiny_opt(compose: Compose) -> None:
-    (sft,) = models_in_phase(tiny_opt(compose), Phase.sft)
-    assert (sft.weights, sft.shape.scorer_weights) == (WEIGHTS, SCORER) == (2816, 2824)
-    assert (sft.shape.layer_weights, sft.shape.multiplied_weights) == (LAYER, MATRICES)
 
 
 def found(config: RunConfig, phase: Phase) -> dict[str, tuple[int, int, int]]:
@@ -63,13 +55,6 @@ def test_without_adapters(compose: Compose) -> None:
     }
 
 
-def test_what_learns_comes_first(compose: Compose) -> None:
-    for phase in Phase:
-        learns = [bool(model.trained) for model in models_in_phase(tiny_opt(compose), phase)]
-        assert learns == sorted(learns, reverse=True)
-        assert learns[0]
-
-
 def test_adapters_are_trained_alone_and_make_the_reference_needless(compose: Compose) -> None:
     rank16 = 16 * SIDES
     assert found(tiny_opt(compose, lora={"rank": 16}), Phase.ppo) == {
@@ -81,17 +66,6 @@ def test_adapters_are_trained_alone_and_make_the_reference_needless(compose: Com
         "actor": (WEIGHTS + rank16, rank16, rank16)
     }
     assert found(tiny_opt(compose, lora={"rank": 16}), Phase.sft) == {"sft": (WEIGHTS, WEIGHTS, 0)}
-
-
-def test_adapters_of_all_phases(compose: Compose) -> None:
-    config = tiny_opt(compose, lora={"rank": 3, "critic_rank": 5, "roles": list(LoraRole)})
-    assert found(config, Phase.sft) == {"sft": (WEIGHTS + 3 * SIDES, 3 * SIDES, 3 * SIDES)}
-    assert found(config, Phase.reward) == {
-        "reward_training": (SCORER + 3 * SIDES, 3 * SIDES + 8, 3 * SIDES)
-    }
-    ppo = found(config, Phase.ppo)
-    assert ppo["actor"] == (WEIGHTS + 3 * SIDES, 3 * SIDES, 3 * SIDES)
-    assert ppo["critic"] == (SCORER + 5 * SIDES, 5 * SIDES + 8, 5 * SIDES)
 
 
 def test_train_rest_trains_all_but_the_matrices_below_adapters(compose: Compose) -> None:
@@ -107,12 +81,11 @@ def test_train_rest_trains_all_but_the_matrices_below_adapters(compose: Compose)
 
 @pytest.mark.parametrize("is_scorer", [False, True])
 @pytest.mark.parametrize("train_rest", [False, True])
-@pytest.mark.parametrize("narrow", [False, True])
 def test_the_same_numbers_as_a_real_model(
-    is_scorer: bool, train_rest: bool, narrow: bool, compose: Compose
+    is_scorer: bool, train_rest: bool, compose: Compose
 ) -> None:
     tokenizer = small_tokenizer()
-    fields = TINY_MODEL | {"vocab_size": len(tokenizer), "word_embed_proj_dim": 4 if narrow else 8}
+    fields = TINY_MODEL | {"vocab_size": len(tokenizer), "word_embed_proj_dim": 4}
     spec = lora_config(alpha=1.0, train_rest=train_rest)
     source = ModelSource(key="model", path=None, architecture=fields)
     build = build_scorer if is_scorer else build_actor
@@ -122,14 +95,6 @@ def test_the_same_numbers_as_a_real_model(
     model = named(models_in_phase(config, Phase.ppo))["critic" if is_scorer else "actor"]
     assert model.weights == sum(p.numel() for p in module.parameters())
     assert model.trained == sum(p.numel() for p in module.parameters() if p.requires_grad)
-
-
-@pytest.mark.parametrize(
-    "estimator", [each for each in AdvantageEstimator if each is not AdvantageEstimator.gae]
-)
-def test_only_gae_has_a_critic(estimator: AdvantageEstimator, compose: Compose) -> None:
-    config = tiny_opt(compose, ppo={"advantage_estimator": estimator})
-    assert list(found(config, Phase.ppo)) == ["actor", "reference", "reward"]
 
 
 def test_the_reward_model_may_be_another(compose: Compose) -> None:
@@ -150,7 +115,7 @@ TRUNKS = {
 
 
 @pytest.mark.parametrize("family", TRUNKS)
-@pytest.mark.parametrize(("unfrozen", "value"), [(1, 0), (2, 0), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("unfrozen", "value"), [(1, 0), (3, 2)])
 def test_a_shared_trunk_is_counted_as_it_is_built(
     family: str, unfrozen: int, value: int, compose: Compose
 ) -> None:
@@ -180,16 +145,12 @@ def test_layers_that_are_computed_again(asked: bool | int, layers: int, compose:
 
 
 def test_the_moving_average_is_the_actors_in_ppo(compose: Compose) -> None:
-    def averaged(config: RunConfig, phase: Phase) -> list[str]:
-        return [model.role.value for model in models_in_phase(config, phase) if model.fp32_copies]
+    def averaged(phase: Phase, beta: float = 0.99) -> list[str]:
+        uses = models_in_phase(tiny_opt(compose, ppo={"ema_beta": beta}), phase)
+        return [model.role.value for model in uses if model.fp32_copies]
 
-    config = tiny_opt(compose, ppo={"ema_beta": 0.99})
-    assert averaged(config, Phase.ppo) == ["actor"]
-    assert averaged(config, Phase.sft) == averaged(config, Phase.reward) == []
-    order = [Phase.sft, Phase.dpo]
-    dpo = tiny_opt(compose, ppo={"ema_beta": 0.99}, phase={"order": order})
-    assert averaged(dpo, Phase.dpo) == []
-    assert averaged(tiny_opt(compose), Phase.ppo) == []
+    assert averaged(Phase.ppo) == ["actor"]
+    assert averaged(Phase.sft) == averaged(Phase.dpo) == averaged(Phase.ppo, beta=0.0) == []
 
 
 def test_an_unknown_model_is_named(compose: Compose) -> None:
@@ -198,22 +159,12 @@ def test_an_unknown_model_is_named(compose: Compose) -> None:
         models_in_phase(tiny_opt(compose, model=unknown), Phase.sft)
     with pytest.raises(UnknownModelError, match=r"^reward_model\.path=a/b"):
         models_in_phase(tiny_opt(compose, reward_model=unknown), Phase.ppo)
-    mamba = {"architecture": {"model_type": "mamba"}}
-    with pytest.raises(UnknownModelError, match=r"know model_type=mamba of model\.path=facebook"):
-        models_in_phase(tiny_opt(compose, model=mamba), Phase.sft)
-    mamba |= {"init": ModelInit.random, "path": None}
+    mamba = {"architecture": {"model_type": "mamba"}, "init": ModelInit.random, "path": None}
     with pytest.raises(UnknownModelError, match=r"know model_type=mamba of model\.architecture"):
         models_in_phase(tiny_opt(compose, model=mamba), Phase.sft)
 
 
-def test_a_folder_whose_family_is_unknown_is_named_by_it(compose: Compose, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    folder = {"init": ModelInit.pretrained, "path": str(tmp_path), "architecture": {}}
-    with pytest.raises(UnknownModelError, match=r"know model_type=mamba of model\.path=/"):
-        models_in_phase(tiny_opt(compose, model=folder), Phase.sft)
-
-
-@pytest.mark.parametrize("combine", list(CombineName))
+@pytest.mark.parametrize("combine", [CombineName.mean, CombineName.warm])
 def test_members_are_counted_as_they_are(combine: CombineName, compose: Compose) -> None:
     """Own layers, norm and head of each further member; averaged weights are one model in PPO."""
     tokenizer = small_tokenizer()

@@ -29,7 +29,6 @@ from tests.algorithms.padded_batches import (
     normal,
     quick,
     seeds,
-    shuffled,
 )
 
 # softmax of log 1, log 2, log 5: 1/8, 2/8, 5/8
@@ -82,21 +81,12 @@ def random_tokens(keep_BT: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 @ways
-def test_logprobs_by_hand(tell: Tell) -> None:
+def test_logprobs_and_entropies_by_hand(tell: Tell) -> None:
     # log(1/8), log(2/8), log(5/8)
-    result = tell(LOGITS, IDS)
-    assert_close(result.logprobs_BT, [[-2.0794415, -1.3862944, -0.4700036]], atol=TOLERANCE)
-
-
-@ways
-def test_entropy_by_hand(tell: Tell) -> None:
     # log(8) / 8 + log(4) / 4 + 5/8 * log(8/5) = 0.2599302 + 0.3465736 + 0.2937523
     result = tell(LOGITS, IDS)
+    assert_close(result.logprobs_BT, [[-2.0794415, -1.3862944, -0.4700036]], atol=TOLERANCE)
     assert_close(result.entropy_BT, [[0.9002561] * 3], atol=TOLERANCE)
-
-
-@ways
-def test_temperature_by_hand(tell: Tell) -> None:
     # at 0.5 the weights 1, 2, 5 are squared: 1/30, 4/30, 25/30
     # log(30) / 30 + 4/30 * log(7.5) + 25/30 * log(1.2) = 0.1133732 + 0.2686537 + 0.1519346
     result = tell(LOGITS, IDS, temperature=0.5)
@@ -105,28 +95,10 @@ def test_temperature_by_hand(tell: Tell) -> None:
 
 
 @ways
-def test_gradient_by_hand(tell: Tell) -> None:
-    # d log p_i / d logit_j = (1[i = j] - p_j) / temperature, with p = 1/30, 4/30, 25/30
-    logits_BTV = LOGITS[:, 2:].clone().requires_grad_()
-    tell(logits_BTV, IDS[:, 2:], temperature=0.5).logprobs_BT.sum().backward()
-    assert_close(logits_BTV.grad, [[[-2 / 30, -8 / 30, 10 / 30]]], atol=TOLERANCE)
-
-
-@ways
 def test_entropy_carries_no_gradient(tell: Tell) -> None:
     result = tell(LOGITS.clone().requires_grad_(), IDS)
     assert result.logprobs_BT.requires_grad
     assert not result.entropy_BT.requires_grad
-
-
-@ways
-def test_entropy_gradient_by_hand(tell: Tell) -> None:
-    # d H / d logit_j = -p_j * (log p_j + H), with p = 1/2, 1/4, 1/4 and H = 1.5 log 2:
-    # -1/2 * (-1 + 1.5) * log 2 = -0.1732868 and -1/4 * (-2 + 1.5) * log 2 = 0.0866434
-    logits_BTV = f64([[math.log(2), 0.0, 0.0]]).requires_grad_()
-    result = tell(logits_BTV, torch.tensor([[0]]), entropy_gradient=True)
-    result.entropy_BT.sum().backward()
-    assert_close(logits_BTV.grad, [[[-0.1732868, 0.0866434, 0.0866434]]], atol=TOLERANCE)
 
 
 @ways
@@ -155,27 +127,7 @@ def test_entropy_gradient_of_a_token_that_cannot_come_is_0(tell: Tell) -> None:
     result = tell(logits_BTV, torch.tensor([[1]]), entropy_gradient=True)
     result.entropy_BT.sum().backward()
     assert_close(logits_BTV.grad, [[[-0.2059898, 0.2059898, 0.0]]], atol=TOLERANCE)
-
-
-@ways
-def test_entropy_of_equal_logits_is_log_of_the_vocabulary(tell: Tell) -> None:
-    result = tell(torch.zeros(1, 1, 50), torch.zeros(1, 1, dtype=torch.long))
-    assert_close(result.entropy_BT, [[3.9120230]], atol=TOLERANCE)  # log 50
-
-
-@ways
-def test_a_token_that_cannot_come_adds_nothing_to_the_entropy(tell: Tell) -> None:
-    # 1/2, 1/2, 0: log 2
-    result = tell(f64([[0.0, 0.0, -math.inf]]), torch.tensor([[1]]))
-    assert_close(result.entropy_BT, [[0.6931472]], atol=TOLERANCE)
-    assert_close(result.logprobs_BT, [[-0.6931472]], atol=TOLERANCE)
-
-
-@ways
-def test_large_logits_do_not_overflow(tell: Tell) -> None:
-    # difference 10: log sigmoid(10) = -0.0000454
-    result = tell(f64([[9990.0, 10000.0]]), torch.tensor([[1]]))
-    assert_close(result.logprobs_BT, [[-0.0000454]], atol=TOLERANCE)
+    assert_close(result.entropy_BT, [[0.5623351]], atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -185,30 +137,6 @@ def test_half_precision_is_left_before_the_softmax(dtype: torch.dtype) -> None:
     half, single = by_logits(logits_BTV, ids_BT), by_logits(logits_BTV.float(), ids_BT)
     assert half.logprobs_BT.dtype == half.entropy_BT.dtype == torch.float32
     assert half.logprobs_BT.equal(single.logprobs_BT)
-
-
-@ways
-@quick
-@given(seed=seeds, temperature=st.floats(0.5, 2.0))
-def test_probabilities_of_the_vocabulary_sum_to_1(
-    tell: Tell, seed: int, temperature: float
-) -> None:
-    logits_V = normal(7, seed=seed)
-    logits_BTV = logits_V.expand(1, 7, 7)
-    result = tell(logits_BTV, torch.arange(7)[None], temperature=temperature)
-    assert_close(result.logprobs_BT.exp().sum(), 1.0, atol=TOLERANCE)
-    entropy = -(result.logprobs_BT.exp() * result.logprobs_BT).sum()
-    assert_close(result.entropy_BT[0, 0], entropy, atol=TOLERANCE)
-
-
-@ways
-@quick
-@given(seed=seeds, shift=st.floats(-5.0, 5.0))
-def test_a_shift_of_all_logits_changes_nothing(tell: Tell, seed: int, shift: float) -> None:
-    logits_BTV, ids_BT = normal(2, 3, 7, seed=seed), torch.zeros(2, 3, dtype=torch.long)
-    plain, shifted = tell(logits_BTV, ids_BT), tell(logits_BTV + shift, ids_BT)
-    assert_close(shifted.logprobs_BT, plain.logprobs_BT, atol=5e-6)
-    assert_close(shifted.entropy_BT, plain.entropy_BT, atol=5e-6)
 
 
 @ways
@@ -223,18 +151,6 @@ def test_garbage_in_one_token_stays_there(
     dirty = tell(dirty_BTV, ids_BT)
     assert dirty.logprobs_BT[keep].equal(clean.logprobs_BT[keep])
     assert dirty.entropy_BT[keep].equal(clean.entropy_BT[keep])
-
-
-@ways
-@quick
-@given(keep=keeps(), seed=seeds)
-def test_batch_order_and_parts_change_nothing(tell: Tell, keep: Tensor, seed: int) -> None:
-    logits_BTV, ids_BT = random_tokens(keep, seed)
-    whole = tell(logits_BTV, ids_BT)
-    order = shuffled(len(keep), seed=seed)
-    rows = [tell(logits_BTV[i : i + 1], ids_BT[i : i + 1]) for i in order]
-    assert_close(torch.cat([row.logprobs_BT for row in rows]), whole.logprobs_BT[order], atol=1e-6)
-    assert_close(torch.cat([row.entropy_BT for row in rows]), whole.entropy_BT[order], atol=1e-6)
 
 
 N, V, H = 11, 40, 6
@@ -270,7 +186,7 @@ def slopes(given: Layer, loss: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(loss, [x for x in given[:3] if x is not None]))
 
 
-@pytest.mark.parametrize("block", [(1, 1), (4, 7), (11, 40), (50, 60), (3, None)])
+@pytest.mark.parametrize("block", [(1, 1), (4, 7), (50, 60), (3, None)])
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -325,15 +241,12 @@ def test_a_weights_gradient_in_bf16_is_rounded_as_rarely_in_many_blocks_as_in_fe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [(5, 7), (11, None)])
-def test_softmaxes_in_blocks_have_the_gradient_of_their_differences(
-    block: tuple[int, int | None],
-) -> None:
+def test_softmaxes_in_blocks_have_the_gradient_of_their_differences() -> None:
     given = layer()
 
     def found(*leaves: Tensor) -> tuple[Tensor, ...]:
         options = LogprobOptions(0.8, entropy_gradient=True)
-        return _FusedLogprobs.apply(*leaves, given.ids_N, options, Block(*block), Block(3, 20))
+        return _FusedLogprobs.apply(*leaves, given.ids_N, options, Block(5, 7), Block(3, 20))
 
     assert torch.autograd.gradcheck(found, given[:3])
 
@@ -346,19 +259,14 @@ def test_of_no_tokens_nothing_is_told() -> None:
         assert slope.equal(torch.zeros_like(leaf))
 
 
-def test_nothing_as_large_as_the_logits_is_kept() -> None:
-    given = layer()
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        fused_logprobs(*given, LogprobOptions(0.8, entropy_gradient=True), block=Block(4, 40))
-    assert kept
-    assert max(x.numel() for x in kept) < N * V
-
-
-def test_only_what_learns_gets_a_gradient() -> None:
+def test_nothing_as_large_as_the_logits_is_kept_and_only_what_learns_gets_a_gradient() -> None:
     given = layer()
     frozen = given._replace(weight_VH=given.weight_VH.detach())
-    found = fused_logprobs(*frozen)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        found = fused_logprobs(*frozen, LogprobOptions(0.8), block=Block(4, 40))
+    assert kept
+    assert max(x.numel() for x in kept) < N * V
     found.logprobs_N.sum().backward()
     assert frozen.weight_VH.grad is None
     assert given.hidden_NH.grad.abs().max() > 0
@@ -367,21 +275,16 @@ def test_only_what_learns_gets_a_gradient() -> None:
 
 
 def test_entropy_is_left_out_where_nobody_asks() -> None:
-    given = layer()
-    assert fused_logprobs(*given, LogprobOptions(with_entropy=False)).entropy_N is None
+    given, options = layer(), LogprobOptions(with_entropy=False)
+    assert fused_logprobs(*given, options).entropy_N is None
     logits_NV = given.hidden_NH @ given.weight_VH.T
-    assert (
-        token_logprobs(logits_NV, given.ids_N, LogprobOptions(with_entropy=False)).entropy_N is None
-    )
+    assert token_logprobs(logits_NV, given.ids_N, options).entropy_N is None
 
 
-@pytest.mark.parametrize("block", [(2, 40), (11, 16)])
-def test_under_autocast_gradients_have_the_type_of_their_parameters(
-    block: tuple[int, int],
-) -> None:
+def test_under_autocast_gradients_have_the_type_of_their_parameters() -> None:
     given = layer(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = fused_logprobs(*given, block=Block(*block))
+        found = fused_logprobs(*given, block=Block(2, 16))
     assert found.logprobs_N.dtype == torch.float32
     halves = [x.detach().bfloat16().float().requires_grad_() for x in given[:3]]
     rounded = Layer(*halves, given.ids_N)

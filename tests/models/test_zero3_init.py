@@ -95,21 +95,17 @@ def test_a_missing_head_is_drawn_in_fp32(tmp_path: Path) -> None:
     assert not torch.equal(head, head.bfloat16().float())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_stored_dtype_is_that_of_the_file(dtype: torch.dtype, tmp_path: Path) -> None:
-    model = save_base(tmp_path / "one", "opt", small_tokenizer()).to(dtype)
-    model.save_pretrained(tmp_path / "one")
-    model.save_pretrained(tmp_path / "many", max_shard_size="10KB")
-    assert not (tmp_path / "many" / "model.safetensors").exists()
-    assert stored_dtype(ModelSource(key="k", path=str(tmp_path / "one"))) is dtype
-    assert stored_dtype(ModelSource(key="k", path=str(tmp_path / "many"))) is dtype
-
-
-def test_mixed_precisions_are_read_in_fp32(tmp_path: Path) -> None:
-    model = save_base(tmp_path, "opt", small_tokenizer()).bfloat16()
+def test_stored_dtype_is_that_of_the_files_and_fp32_of_mixed_ones(tmp_path: Path) -> None:
+    model = save_base(tmp_path / "one", "opt", small_tokenizer())
+    for dtype in (torch.float32, torch.bfloat16):
+        model.to(dtype).save_pretrained(tmp_path / "one")
+        model.save_pretrained(tmp_path / "many", max_shard_size="10KB")
+        assert not (tmp_path / "many" / "model.safetensors").exists()
+        for name in ("one", "many"):
+            assert stored_dtype(ModelSource(key="k", path=str(tmp_path / name))) is dtype
     model.model.decoder.final_layer_norm = nn.LayerNorm(8)
-    model.save_pretrained(tmp_path)
-    assert stored_dtype(ModelSource(key="k", path=str(tmp_path))) is torch.float32
+    model.save_pretrained(tmp_path / "mixed")
+    assert stored_dtype(ModelSource(key="k", path=str(tmp_path / "mixed"))) is torch.float32
 
 
 def test_weights_stay_in_the_file_until_they_are_sharded(tmp_path: Path) -> None:
