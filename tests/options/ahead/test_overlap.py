@@ -44,17 +44,6 @@ def test_a_step_takes_as_long_as_the_slower_half_of_the_cores(config: RunConfig)
     assert beside.seconds - outside == pytest.approx(beside.steps * slower + other)
 
 
-def test_cores_per_rank_moves_time_from_training_to_sampling(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(costs, "num_usable_cores", lambda: 4)
-    even = ppo_of(plan_run(changed(config, rollout=BESIDE))).step_seconds
-    fewer = changed(config, rollout=BESIDE, hardware={"cores_per_rank": 1})
-    found = ppo_of(plan_run(fewer)).step_seconds
-    assert found["train"] > even["train"]
-    assert found["generate"] < even["generate"]
-
-
 def test_processes_on_a_cpu_share_its_memory(config: RunConfig) -> None:
     in_turn = ppo_of(plan_run(changed(config, rollout=LAG)))
     one, two = (plan_run(changed(config, rollout=BESIDE | {"samplers": count})) for count in (1, 2))

@@ -31,13 +31,7 @@ def test_refused(overrides: list[str], parts: list[str], compose: Compose) -> No
     assert all(part in str(caught.value) for part in parts), caught.value
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["zero=stage3_nvme", "ppo.ema_beta=0.9", "zero.offload_optimizer=false"],
-        ["zero=stage3_nvme", "ppo.ema_beta=0.9", "phase.order=[sft,reward]"],
-        ["zero.offload_ema=true", "ppo.ema_beta=0.9"],
-    ],
-)
-def test_allowed(overrides: list[str], compose: Compose) -> None:
-    to_run_config(compose(overrides))
+def test_allowed(compose: Compose) -> None:
+    to_run_config(compose(["zero=stage3_nvme", "ppo.ema_beta=0.9", "zero.offload_optimizer=false"]))
+    to_run_config(compose(["zero=stage3_nvme", "ppo.ema_beta=0.9", "phase.order=[sft,reward]"]))
+    to_run_config(compose(["zero.offload_ema=true", "ppo.ema_beta=0.9"]))

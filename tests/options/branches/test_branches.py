@@ -27,7 +27,6 @@ TWO = ["hardware.ranks_per_node=2", "zero=stage1"]
         (["rollout=hf"], "rollout.backend=hf", "use rollout=fast"),
         (["rollout.lag=1"], "rollout.lag=1", "use rollout.lag=0"),
         (["ppo.whiten_rewards=true"], "ppo.whiten_rewards=true", "use ppo.whiten_rewards=false"),
-        (["ppo.critic_check.states=5"], "states=5", "use a multiple of 2 up to 256"),
         ([*TWO, "ppo.critic_check.states=6"], "states=6", "use a multiple of 4 up to 256"),
         (["ppo.critic_check.states=258"], "states=258", "use a multiple of 2 up to 256"),
         ([*TWO, "ppo.critic_check.branches=65"], "branches=65", "use at most 64"),

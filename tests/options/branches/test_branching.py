@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from rlhf.options.branches.values import (
-    branch_values,
     choose_steps,
     rewards_to_go,
     step_advantages,
@@ -33,12 +30,6 @@ def test_rewards_are_discounted_from_the_place_on() -> None:
     for row, (place, length) in enumerate(zip(places, LENGTHS, strict=True)):
         rest = REWARDS_BT[row, place:length].tolist()
         assert float(found[row]) == pytest.approx(sum(GAMMA**t * r for t, r in enumerate(rest)))
-
-
-def test_branches_of_a_state_are_neighbours() -> None:
-    values_N, errors_N = branch_values(torch.tensor([1.0, 3.0, 5.0, 5.0]), branches=2)
-    assert values_N.tolist() == [2.0, 5.0]
-    assert errors_N.tolist() == pytest.approx([math.sqrt(2) / math.sqrt(2), 0.0])
 
 
 @pytest.mark.parametrize("step_tokens", [1, 3, 9])

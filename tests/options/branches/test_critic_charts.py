@@ -48,14 +48,6 @@ def test_each_half_of_the_checks_has_a_line_by_place() -> None:
     assert charts[TITLES["ranking"]].data["lines"][0]["y"] == [1, 1, 1, 1, 1]
 
 
-def test_one_check_has_one_line_and_none_has_no_chart() -> None:
-    charts = build_true_value_section(states_of([8])).charts
-    assert {line["label"] for chart in charts[1:] if chart for line in chart.data["lines"]} == {
-        "step 8"
-    }
-    assert not build_true_value_section(states_of([])).charts
-
-
 def test_a_damaged_line_is_refused_by_its_place(tmp_path: Path) -> None:
     state = {"phase": "ppo", "step": 8, "pair": 1, "place": 0.5, "value": 0.1, "true_value": 0.2}
     path = tmp_path / "critic.jsonl"

@@ -56,11 +56,6 @@ def test_only_pairs_that_can_be_told_apart_are_ranked() -> None:
     assert measure_critic([better, worse._replace(pair=2)]) == {}
 
 
-def test_what_is_only_noise_is_not_explained() -> None:
-    states = [CriticState(n, 0.5, 1.0, (-1.0) ** n, 1.0) for n in range(10)]
-    assert measure_critic(states).keys() == {"error", "bias"}
-
-
 def test_places_divide_states() -> None:
     states = some_states(slope=1.0)
     biased = [s._replace(value=s.value + (s.place >= 0.8)) for s in states]

@@ -5,8 +5,6 @@ tests/algorithms/test_against_reference.py compares every level and mode with a 
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -16,39 +14,7 @@ from rlhf.options.corrections.off_policy import (
     interpolate_logprobs,
     rollout_weights,
 )
-from tests.algorithms.padded_batches import assert_close, f64, keep_of, normal
-
-# Ratios 1/2, 1, 2 and a dead cell; then 4.
-SAMPLED = f64([-1.0, -2.0, -3.0, math.nan], [-2.0, math.nan, math.nan, math.nan])
-RATIOS = f64([0.5, 1.0, 2.0, 9.0], [4.0, 9.0, 9.0, 9.0])
-KEEP = keep_of([3, 1], 4)
-
-
-@pytest.mark.parametrize(
-    ("level", "masks", "expected"),
-    [
-        ("token", False, [0.5, 1.0, 1.5, 1.5]),
-        ("token", True, [0.0, 1.0, 0.0, 0.0]),  # IcePop's two sides
-        ("sequence", False, [1.0, 1.0, 1.0, 1.5]),  # 1/2 * 1 * 2 = 1
-        ("sequence", True, [1.0, 1.0, 1.0, 0.0]),
-        ("geometric", True, [1.0, 1.0, 1.0, 0.0]),
-    ],
-)
-def test_weights_by_hand(level: CorrectionLevel, masks: bool, expected: list[float]) -> None:
-    logprobs_BT = (SAMPLED + RATIOS.log()).requires_grad_()
-    limits = {"cap": 1.5, "floor": 0.75}
-    found = rollout_weights(logprobs_BT, SAMPLED, KEEP, level=level, masks=masks, **limits)
-    assert_close(found.weights_BT[KEEP], expected)
-    assert_close(found.weights_BT[~KEEP], [1.0] * 4)
-    assert not found.weights_BT.requires_grad
-
-
-def test_weights_of_an_impossible_token_stay_finite() -> None:
-    sampled_BT, keep_BT = torch.tensor([[-1e4, 0.0]]), torch.ones(1, 2, dtype=torch.bool)
-    found = rollout_weights(
-        torch.tensor([[0.0, -1e4]]), sampled_BT, keep_BT, level="token", cap=2.0
-    )
-    assert found.weights_BT.tolist() == [[2.0, 0.0]]
+from tests.algorithms.padded_batches import assert_close, f64, normal
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])

@@ -18,7 +18,6 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.objective import SurrogateInputs
-from rlhf.phases.ppo.step_metrics import values_to_log
 from tests.phases.ppo.ppo_pieces import maker_of, some_rollout
 from tests.phases.ppo.test_logprob_reuse import trainer_of
 from tests.phases.ppo.test_targets import BARE, rollout_of
@@ -41,21 +40,6 @@ def test_a_step_weighs_by_the_policy_at_its_start(compose: Compose) -> None:
     assert found["ppo/rollout_sample_size"] == pytest.approx(1 - rejected, abs=1e-4)
     assert found["ppo/rollout_weight_min"] == 0.0
     assert found["ppo/ratio_mean"] == pytest.approx(1.0, abs=1e-5), "around the step's start"
-
-
-def test_nothing_left_is_a_sample_size_of_0(compose: Compose) -> None:
-    trainer = trainer_of(
-        compose,
-        "auto",
-        "ppo.rollout_correction=token",
-        "ppo.rollout_correction_mode=mask",
-        "ppo.rollout_correction_floor=0.9",
-    )
-    rollout = some_rollout()
-    far_BT = rollout.logprobs_BT + 5
-    rollout = rollout._replace(responses=rollout.responses._replace(logprobs_BT=far_BT))
-    found = values_to_log(dict(trainer.target_maker.make(rollout, kl_ctl=0.0).metrics), [])
-    assert found["ppo/rollout_sample_size"] == found["ppo/rollout_weight"] == 0.0
 
 
 def share_of(config: RunConfig, *, steps_done: int) -> float:

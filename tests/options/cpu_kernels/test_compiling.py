@@ -59,7 +59,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("compiled") / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RLHF_CACHE", str(cache))
-        kernel.cache_clear()
+        load_kernel.cache_clear()
         assert compile_kernel("adamw") is not None
     return cache
 
@@ -186,7 +186,7 @@ def test_the_threads_of_clang_are_not_mixed_with_those_of_torch(
     compiler: Callable[[str, str], None],
 ) -> None:
     compiler("cc", "echo Debian clang version 19.1.7")
-    reason = kernel("adamw", Isa.avx2).reason
+    reason = load_kernel("adamw", Isa.avx2).reason
     assert reason is not None
     assert "bin/cc is not gcc" in reason
 
@@ -199,7 +199,7 @@ def test_a_compiler_that_fails_leaves_nothing(
         "gcc", f'[ "$1" = --version ] && {gnu} || {{ echo "x: fatal error: no" >&2; exit 3; }}'
     )
     failed = f"{tmp_path}/bin/gcc failed with exit code 3 (x: fatal error: no)"
-    assert kernel("adamw", Isa.avx2) == (None, failed)
+    assert load_kernel("adamw", Isa.avx2) == (None, failed)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -217,8 +217,8 @@ def test_a_mount_that_may_not_be_executed_is_done_without(
     monkeypatch.setattr(ctypes, "CDLL", noexec)
     assert compile_kernel("adamw") is not None
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    kernel.cache_clear()
-    reason = kernel("adamw", Isa.avx2).reason
+    load_kernel.cache_clear()
+    reason = load_kernel("adamw", Isa.avx2).reason
     assert reason is not None
     assert reason.startswith(f"{tmp_path}/cache cannot hold compiled code (failed to map segment")
     assert "set RLHF_CACHE to a folder" in reason

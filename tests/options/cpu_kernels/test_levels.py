@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rlhf.base.cpu import MAX_ISA, Isa, read_cpu, usable_isa
 from rlhf.config.choices import Dtype
 from rlhf.engine.split_adamw import SplitAdamW
-from rlhf.options.cpu_kernels.compiling import KERNELS, kernel
+from rlhf.options.cpu_kernels.compiling import KERNELS, load_kernel
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 
 

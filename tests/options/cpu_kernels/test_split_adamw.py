@@ -14,7 +14,7 @@ from rlhf.engine.masters import Split, fp32_weights
 from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.options.average.models import MovingAverage
 from rlhf.options.cpu_kernels import kernels
-from rlhf.options.cpu_kernels.adamw import adamw_kernel
+from rlhf.options.cpu_kernels.adamw import load_adamw_kernel
 
 SHAPES = [(61, 37), (7,), (3, 5, 2), (1,), (300, 301)]  # above 65536 threads share the numbers
 BETAS = (0.9, 0.95)
@@ -24,9 +24,9 @@ BETAS = (0.9, 0.95)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the kernel, and by operations of torch in several chunks."""
     if request.param == "torch":
-        monkeypatch.setattr(kernels, "adamw_kernel", lambda: None)
+        monkeypatch.setattr(kernels, "load_adamw_kernel", lambda: None)
         monkeypatch.setattr(lean_adamw, "CHUNK", 1000)
-    elif adamw_kernel() is None:
+    elif load_adamw_kernel() is None:
         pytest.skip("no C compiler")
 
 

@@ -13,7 +13,7 @@ from rlhf.chat.__main__ import main as chat
 from rlhf.config.freeze import to_run_config
 from rlhf.evaluate.__main__ import main as evaluate
 from rlhf.gpu_check.runs import differing_files
-from rlhf.runtime.start_checks import check_start
+from rlhf.runtime.start_checks import check_before_start
 from tests.conftest import Compose
 from tests.runs import EPISODES, ROOT, TINY_RUN, finished, metrics, words_that_are_read
 from tests.soak import EVERY_STEP, progress, soak
@@ -116,8 +116,9 @@ def test_a_kill_at_a_random_moment_changes_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_work_is_refused(compose: Compose, words: list[str], reason: str) -> None:
+    overrides = words_that_are_read([*TINY_RUN, *EPISODES, *words])
     with pytest.raises(ConfigError) as refused:
-        check_start(to_run_config(compose(words_that_are_read([*TINY_RUN, *EPISODES, *words]))))
+        check_before_start(to_run_config(compose(overrides)))
     assert reason in str(refused.value)
 
 

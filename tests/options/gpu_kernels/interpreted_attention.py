@@ -44,10 +44,8 @@ def _products_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     ("dtype", "heads", "kv_heads", "size", "block_bytes"),
     [
         (torch.bfloat16, 4, 4, 16, SMALL_BLOCK),
-        (torch.float16, 4, 2, 64, SMALL_BLOCK),
         (torch.float32, 4, 2, 64, SMALL_BLOCK),
         (torch.bfloat16, 8, 1, 80, attention_gpu.BLOCK_BYTES),
-        (torch.float32, 3, 3, 8, attention_gpu.BLOCK_BYTES),
         (torch.float16, 34, 2, 32, SMALL_BLOCK),
     ],
 )

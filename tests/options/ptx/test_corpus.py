@@ -122,12 +122,6 @@ def test_files_named_for_evaluation_are_held_out(config: DataConfig, tmp_path: P
     assert (sorted(texts), held_out) == (["one", "two"], ["three"])
 
 
-def test_a_single_text_is_learned_from(config: DataConfig, tmp_path: Path) -> None:
-    (tmp_path / "c.txt").write_text("one text")
-    config.ptx_path = str(tmp_path / "c.txt")
-    assert load_ptx_texts(config, seed=1) == (["one text"], [])
-
-
 def test_without_a_path_the_sft_examples_are_taken(config: DataConfig, tokenizer) -> None:
     part = PhaseData(
         [Record(prompt="p:", chosen=" c", rejected=" r"), Record(text="t"), Record(prompt="q")],

@@ -43,45 +43,39 @@ def nats(module: nn.Module, blocks: list[list[int]]) -> Tensor:
     return torch.cat(losses)
 
 
-def trained(compose: Compose, *overrides: str, with_corpus: bool, **options: Any) -> Any:
+def trained(compose: Compose, *overrides: str, with_corpus: bool) -> Any:
     """An engine after one rollout, what its step told, and the trainer."""
-    engine = separate_engine(ptx_parts=PLAN.accumulation if with_corpus else 0, **options)
+    engine = separate_engine(ptx_parts=PLAN.accumulation if with_corpus else 0)
     coefficient = f"ppo.ptx_coef={COEFFICIENT if with_corpus else 0}"
-    config = to_run_config(compose(["ppo.ppo_epochs=1", coefficient, *overrides]))
-    hook = CorpusHook(config, corpus() if with_corpus else None)
-    trainer = PPOTrainer(engine, config.ppo, [hook])
+    config = to_run_config(compose(["ppo.ppo_epochs=2", coefficient, *overrides]))
+    trainer = PPOTrainer(engine, config.ppo, [CorpusHook(config, corpus())])
     return engine, trainer.train_rlhf(some_rollout()), trainer
 
 
-def test_a_step_adds_the_mean_loss_of_the_corpus(compose: Compose) -> None:
-    alone, _, _ = trained(compose, with_corpus=False)
-    engine, stats, _ = trained(compose, with_corpus=True)
-    assert len(engine.actor.gradients) == 1, "both are in one optimiser step"
-    assert engine.actor.micro_steps == PARTS + PLAN.accumulation
-    assert engine.critic.micro_steps == PARTS
-    both, ppo = engine.actor.gradients[0], alone.actor.gradients[0]
-    losses = nats(engine.actor.module, corpus().batch(0, PLAN.per_rank))
-    rest = {name: both[name] - ppo[name] for name in both}
-    assert_gradient(rest, COEFFICIENT * losses.mean(), engine.actor.module)
-    assert stats.metrics["ppo/ptx_loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
-
-
-@pytest.mark.slow
-def test_every_step_takes_the_next_blocks(compose: Compose) -> None:
-    engine, _, trainer = trained(compose, "ppo.ppo_epochs=2", with_corpus=True)
+def test_each_update_adds_the_mean_loss_of_the_next_blocks(compose: Compose) -> None:
+    """A weight of 0 uses no corpus."""
+    engine, stats, trainer = trained(compose, with_corpus=True)
     trainer.train_rlhf(some_rollout())
-    alone, _, without = trained(compose, "ppo.ppo_epochs=2", with_corpus=False)
+    alone, _, without = trained(compose, with_corpus=False)
     without.train_rlhf(some_rollout())
-    for update, (both, ppo) in enumerate(
-        zip(engine.actor.gradients, alone.actor.gradients, strict=True)
-    ):
-        losses = nats(engine.actor.module, corpus().batch(update, PLAN.per_rank))
+    assert len(engine.actor.gradients) == 4, "both are in one optimiser step"
+    assert engine.actor.micro_steps == 4 * (PARTS + PLAN.accumulation)
+    assert alone.actor.micro_steps == engine.critic.micro_steps == 4 * PARTS
+    losses = []
+    updates = zip(engine.actor.gradients, alone.actor.gradients, strict=True)
+    for update, (both, ppo) in enumerate(updates):
+        losses.append(nats(engine.actor.module, corpus().batch(update, PLAN.per_rank)))
         rest = {name: both[name] - ppo[name] for name in both}
-        assert_gradient(rest, COEFFICIENT * losses.mean(), engine.actor.module)
+        assert_gradient(rest, COEFFICIENT * losses[-1].mean(), engine.actor.module)
+    assert stats.metrics["ppo/ptx_loss"] == pytest.approx(
+        torch.cat(losses[:2]).mean().item(), rel=1e-5
+    )
 
 
 def test_while_the_actor_rests_the_corpus_rests_too(compose: Compose) -> None:
-    engine, stats, trainer = trained(compose, "ppo.actor_freeze_steps=1", with_corpus=True)
+    engine, stats, trainer = trained(
+        compose, "ppo.actor_freeze_steps=1", "ppo.ppo_epochs=1", with_corpus=True
+    )
     assert engine.actor.micro_steps == 0
     assert "ppo/ptx_loss" not in stats.metrics
     assert "ppo/ptx_loss" in trainer.train_rlhf(some_rollout()).metrics
@@ -101,18 +95,9 @@ def test_a_weight_without_a_corpus_is_refused(compose: Compose) -> None:
         PPOTrainer(separate_engine(), config)
 
 
-@pytest.mark.parametrize("count", [1, 4, 5])
+@pytest.mark.parametrize("count", [1, 4])
 def test_perplexity_is_that_of_the_tokens_together(count: int) -> None:
     engine = separate_engine(dropout=0.5)
     expected = math.exp(nats(separate_engine().actor.module.eval(), BLOCKS[:count]).mean().item())
     assert corpus_perplexity(engine, BLOCKS[:count]) == pytest.approx(expected, rel=1e-5)
     assert engine.actor.module.training
-
-
-def test_without_a_coefficient_a_corpus_is_not_used(compose: Compose) -> None:
-    engine = separate_engine()
-    config = to_run_config(compose(["ppo.ppo_epochs=1", "ppo.ptx_coef=0"]))
-    trainer = PPOTrainer(engine, config.ppo, [CorpusHook(config, corpus())])
-    stats = trainer.train_rlhf(some_rollout())
-    assert engine.actor.micro_steps == PARTS
-    assert "ppo/ptx_loss" not in stats.metrics

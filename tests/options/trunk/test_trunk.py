@@ -89,8 +89,7 @@ def train(trunk: SharedTrunk, steps: int = 5) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", [0, 3])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "value"), [("llama", 0), *((name, 3) for name in MODELS)])
 def test_policy_and_reference_start_as_the_model(name: str, value: int, tokenizer) -> None:
     trunk, untouched = trunk_of(name, tokenizer, value=value), actor_of(name, tokenizer)
     out = outputs(trunk)
@@ -119,9 +118,8 @@ def test_the_reference_stays_what_it_was_while_the_policy_learns(name: str, toke
         torch.testing.assert_close(got, start, atol=1e-6, rtol=1e-6)
     assert (out.policy.logprobs_N - expected.logprobs_N).abs().max() > 0.1
     assert torch.equal(out.policy.logprobs_N, told_by(trunk.pretrained).logprobs_N)
-    for parameter_name, parameter in trunk.named_parameters():
-        if parameter_name in frozen:
-            assert torch.equal(parameter, frozen[parameter_name])
+    after = dict(trunk.named_parameters())
+    assert all(torch.equal(after[name], weight) for name, weight in frozen.items())
 
 
 def test_what_is_trained_is_the_top(tokenizer) -> None:
@@ -144,8 +142,9 @@ def test_what_is_trained_is_the_top(tokenizer) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("value", [0, 1, 3, 4])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "value"), [*((name, 1) for name in MODELS), *(("llama", value) for value in (0, 3, 4))]
+)
 def test_the_saved_critic_gives_the_live_values(name, value, tokenizer, tmp_path: Path) -> None:
     trunk = trunk_of(name, tokenizer, value=value)
     disturb(trunk)
@@ -182,17 +181,6 @@ def test_a_critic_of_its_own_blocks_leaves_the_policys_alone(tokenizer) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradient_checkpointing_runs_only_trained_blocks_again(family: str, tokenizer) -> None:
-    trunk = trunk_of(family, tokenizer, gradient_checkpointing=True).train()
-    calls: list[str] = []
-    for name, module in trunk.pretrained.named_modules():
-        if type(module).__name__.endswith("Attention"):
-            module.register_forward_hook(lambda *_, name=name: calls.append(name))
-    trunk(IDS, PICKS).policy.logprobs_N.mean().backward()
-    assert sorted(map(calls.count, set(calls))) == [1, 1, 2, 2]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_gradient_checkpointing_changes_no_gradient(family: str, tokenizer) -> None:
     def gradients(is_on: bool) -> dict[str, torch.Tensor]:
         trunk = trunk_of(family, tokenizer, value=1, gradient_checkpointing=is_on)
@@ -216,13 +204,6 @@ def test_dropout_never_reaches_the_references_own_blocks(tokenizer) -> None:
     assert trunk.pretrained.training
     for _ in range(5):  # layers that OPT leaves out at random would have no call to branch from
         trunk(IDS, PICKS, with_reference=True)
-
-
-def test_the_policy_generates(tokenizer) -> None:
-    trunk, untouched = trunk_of("llama", tokenizer), actor_of("llama", tokenizer)
-    options = {"attention_mask": ATTEND.long(), "max_new_tokens": 4, "do_sample": False}
-    ours, theirs = (model.generate(IDS, **options) for model in (trunk.pretrained, untouched))
-    assert torch.equal(ours, theirs)
 
 
 def test_more_layers_than_there_are_are_refused(tokenizer) -> None:

@@ -25,10 +25,13 @@ import torch
 from rlhf.base.errors import RolloutError
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch
+from rlhf.config.freeze import to_run_config
 from rlhf.gpu_check.runs import differing_files
 from rlhf.options.vllm.vllm_server import ServerSettings, VllmClient, VllmServerRollout
+from rlhf.phases.shared.preflight import require_capabilities
 from rlhf.rollout.sampling import SamplingSettings
-from tests.runs import TINY_RUN, finished, launch
+from tests.conftest import Compose
+from tests.runs import TINY_RUN, finished, launch, metrics
 
 END, PAD = 1, 0
 VLLM_PYTHON = os.environ.get("VLLM_PYTHON")
@@ -123,11 +126,6 @@ def server() -> Iterator[StandIn]:
     stand_in = StandIn()
     yield stand_in
     stand_in.close()
-
-
-def write_one_file(_: object, folder: Path | None) -> None:
-    assert folder is not None
-    (folder / "model.safetensors").write_text("weights")
 
 
 def rollout(server: StandIn, tmp_path: Path, **changes: Any) -> VllmServerRollout:
@@ -228,25 +226,34 @@ def test_tied_embeddings_are_refused_on_a_cpu(server: StandIn) -> None:
         VllmClient(server.url, timeout=5.0).check(ties_embeddings=True)
 
 
-@pytest.mark.slow
-def test_a_run_without_a_server_ends_before_it_trains(tmp_path: Path) -> None:
+def test_a_run_without_a_server_ends_before_it_trains(compose: Compose) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    words = ["rollout=vllm_server", f"rollout.server.url={url}"]
-    run = launch(*TINY_RUN, *words, cwd=tmp_path)
-    assert run.returncode == 2
-    assert run.stderr.startswith(f"error: rollout.server.url={url}: nothing answers")
-    assert run.stderr.count("\n") == 1
+    words = [*TINY_RUN, "rollout=vllm_server", f"rollout.server.url={url}"]
+    with pytest.raises(RolloutError, match=rf"^rollout\.server\.url={url}: nothing answers"):
+        require_capabilities(to_run_config(compose(words)))
+
+
+BESIDE = ["rollout=vllm_server", "rollout.lag=2", "ppo.steps=4", "ppo.eval_every=1"]
+BESIDE += ["ppo.eval_prompts=4", "model.architecture.tie_word_embeddings=false"]
 
 
 @pytest.mark.slow
 def test_a_server_samples_beside_training(server: StandIn, tmp_path: Path) -> None:
     """An evaluation between steps gives the server other weights: it waits for the responses."""
     server.seconds = 0.05
-    words = ["rollout=vllm_server", f"rollout.server.url={server.url}", "rollout.lag=2"]
-    words += ["ppo.steps=4", "ppo.eval_every=1", "ppo.eval_prompts=4", "hardware.cores_per_rank=1"]
-    words += ["model.architecture.tie_word_embeddings=false"]
+    words = ["phase=pipeline_rule", "model@reward_model=gold", f"rollout.server.url={server.url}"]
+    run_dir = finished(tmp_path / "run", *BESIDE, *words, "rollout.overlap=true")
+    steps = [line for line in metrics(run_dir) if "ppo/response_tokens" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert len(server.loaded) >= 4
+
+
+@pytest.mark.soak
+def test_sampling_beside_training_changes_no_file(server: StandIn, tmp_path: Path) -> None:
+    server.seconds = 0.05
+    words = [*BESIDE, f"rollout.server.url={server.url}", "hardware.cores_per_rank=1"]
     in_turn = finished(tmp_path / "in_turn", *words)
     beside = finished(tmp_path / "beside", *words, "rollout.overlap=true")
     assert differing_files(in_turn, beside) == []

@@ -1,0 +1,127 @@
+"""Compile the Triton kernels for NVIDIA GPUs, which needs none; test_triton.py starts this.
+
+It prints what each kernel needs: registers, bytes spilled and shared memory.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel
+
+from rlhf.options.gpu_kernels import adamw_triton, attention_triton, logprobs_triton
+from rlhf.options.gpu_kernels import attention_gpu as attention
+from rlhf.options.gpu_kernels import logprobs_gpu as logprobs
+from rlhf.options.gpu_kernels.adamw_gpu import BLOCK, EXACT, WIDE
+
+MAX_SHARED = 99 * 1024  # bytes of shared memory per program that every GPU since Ampere has
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+LARGE = ("bf16", 8, 128)  # query heads per key head, and their size, of Llama 3
+HEADS = {  # of A100, A6000 and H100: few, as a compilation takes a second
+    80: [LARGE, ("fp16", 4, 64)],
+    86: [("fp32", 1, 256)],
+    90: [LARGE, ("fp32", 8, 128)],
+}
+
+
+def compile_for(source: Any, name: str, capability: int, options: dict[str, Any]) -> CompiledKernel:
+    """Compile a kernel; check that ptxas accepts it, that it fits and keeps its registers."""
+    kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(kernel.asm["cubin"])
+        words = (triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(file))
+        found = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    used = {key: int(number) for key, number in re.findall(r"(\w+):(\d+)", found)}
+    spilled, shared = used["STACK"] + used["LOCAL"], kernel.metadata.shared
+    text = f"{name}, sm_{capability}: {used['REG']} registers, {spilled} bytes spilled"
+    print(f"{text}, {shared} bytes shared")
+    assert spilled == 0, text
+    assert shared <= MAX_SHARED, f"{name}: {shared} bytes"
+    return kernel
+
+
+def has_wide_reads(ptx: str) -> bool:
+    return "ld.global.v4.b32" in ptx or "cp.async" in ptx  # 16 bytes
+
+
+def check_adamw(name: str, last: str, **flags: bool) -> None:
+    """Compile a kernel of AdamW; check that its results are exact."""
+    constants = {"ALIGN": WIDE, "BLOCK": BLOCK, **flags}
+    kinds = {"addresses": "*i64", "parts": "*i64", last: "*fp32"}
+    kinds |= dict.fromkeys(constants, "constexpr")
+    source = ASTSource(fn=getattr(adamw_triton, name), signature=kinds, constexprs=constants)
+    ptx = str(compile_for(source, f"{name} {constants}", 90, EXACT).asm["ptx"])
+    assert has_wide_reads(ptx), name
+    assert not re.search(r"\bfma", ptx), f"{name}: operations are fused"
+    assert not re.search(r"(div|sqrt)\.(approx|full)", ptx), f"{name}: is not exact"
+
+
+def check_attention(dtype: str, group: int, size: int, capability: int) -> None:
+    """Compile the kernel of attention for strides that are multiples of 16."""
+    name, function = f"attend, {dtype}, {group} heads of {size}", attention_triton.attend
+    fixed = attention.choose_kernel_constants(group, size, DTYPES[dtype])
+    pointer = f"*{dtype}"
+    signature = {
+        "newest": (pointer,) * 3,
+        "kv_cache": pointer,
+        "positions": "*i64",
+        "out": pointer,
+        "strides": ("i32",) * 8,
+        **dict.fromkeys(fixed, "constexpr"),
+    }
+    assert [*signature] == [*function.arg_names]
+    multiples = [(0, each) for each in range(3)] + [(1,), (2,), (3,)]
+    multiples += [(4, each) for each in range(8)]
+    divisible = {key: [["tt.divisibility", 16]] for key in multiples}
+    source = ASTSource(function, signature, constexprs=fixed, attrs=divisible)
+    options = {"num_warps": attention.WARPS, **attention.FUSED}
+    kernel = compile_for(source, name, capability, options)
+    assert has_wide_reads(str(kernel.asm["ptx"])), name
+    assert "i64" in str(kernel.asm["ttir"]), f"{name}: rows need 64 bits"
+
+
+def check_logprobs(name: str, dtype: str) -> None:
+    """Compile a kernel of log-probabilities for rows whose length is a multiple of 16."""
+    function = getattr(logprobs_triton, name)
+    known = {"logits": f"*{dtype}", "ids": "*i64", "scale": "fp32", "size": "i32"}
+    known |= dict.fromkeys(("log_sums", "entropies", "picked", "slopes"), "*fp32")
+    signature = {key: known.get(key, "constexpr") for key in function.arg_names}
+    multiples = [key for key in signature if key not in {"scale", "BLOCK"}]
+    divisible = {(function.arg_names.index(key),): [["tt.divisibility", 16]] for key in multiples}
+    fixed = {"BLOCK": logprobs.BLOCK}
+    source = ASTSource(function, signature, constexprs=fixed, attrs=divisible)
+    options = {"num_warps": logprobs.WARPS, **logprobs.FUSED}
+    kernel = compile_for(source, f"{name}, {dtype}", 90, options)
+    ptx = str(kernel.asm["ptx"])
+    assert has_wide_reads(ptx), name
+    assert name == "reduce_row_kernel" or "st.global.v4.b32" in ptx, f"{name}: writes are narrow"
+    exps, own = ptx.count("ex2.approx"), logprobs.BLOCK // (32 * logprobs.WARPS)
+    assert exps <= own + 1, f"{name}: {exps} exponentials for {own} logits of a thread"
+    products = re.findall(r"arith\.muli .*: (\S+)", str(kernel.asm["ttir"]))
+    assert products == ["i64"], f"{name}: row * size needs 64 bits, not {products}"
+
+
+def main() -> None:
+    """Compile each kernel."""
+    check_adamw("sum_squares_kernel", "sums")
+    check_adamw("average_kernel", "share")
+    for half in (False, True):
+        check_adamw("adamw_step_kernel", "scalars", HALF=half)
+    for capability, heads in HEADS.items():
+        for kind in heads:
+            check_attention(*kind, capability)
+    for name in ("reduce_row_kernel", "gradient_kernel"):
+        for dtype in ("bf16", "fp32"):
+            check_logprobs(name, dtype)
+
+
+if __name__ == "__main__":
+    main()
