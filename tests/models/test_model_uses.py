@@ -150,7 +150,10 @@ def test_the_moving_average_is_the_actors_in_ppo(compose: Compose) -> None:
         return [model.role.value for model in uses if model.fp32_copies]
 
     assert averaged(Phase.ppo) == ["actor"]
-    assert averaged(Phase.sft) == averaged(Phase.dpo) == averaged(Phase.ppo, beta=0.0) == []
+    assert averaged(Phase.sft) == averaged(Phase.ppo, beta=0.0) == []
+    order = {"order": [Phase.sft, Phase.dpo]}
+    dpo = models_in_phase(tiny_opt(compose, ppo={"ema_beta": 0.99}, phase=order), Phase.dpo)
+    assert not any(model.fp32_copies for model in dpo)
 
 
 def test_an_unknown_model_is_named(compose: Compose) -> None:
