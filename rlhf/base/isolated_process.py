@@ -55,7 +55,7 @@ class IsolatedProcess:
         return self._process.poll() is not None
 
     def send(self, content: Mapping[str, Any], until: float) -> None:
-        """Send a line; ``until`` is a deadline on the monotonic clock in seconds.
+        """Send ``content`` as one line; ``until`` is a deadline on the monotonic clock in seconds.
 
         Raises:
             TimeoutError: if the process does not read it in time.

@@ -536,7 +536,7 @@ class ModelsSeam(Protocol):
         """Change the ``model`` that SFT trains; called once SFT's engine has started."""
 
     def actor_sections(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return sections of DeepSpeed's config of PPO's actor, which then needs DeepSpeed."""
+        """Return sections to add to DeepSpeed's config of PPO's actor; any requires DeepSpeed."""
 
     def adapt_policy(self, policy: LanguageModel) -> None:
         """Change PPO's policy; called before the actor's engine is built."""
@@ -621,7 +621,7 @@ class SizesSeam(Protocol):
         ...
 
     def further_steps(self, config: RunConfig, phase: Phase, *, examples: int) -> int:
-        """Return the number of optimizer steps after those over ``examples``; 0 to add none."""
+        """Return the number of optimizer steps to add after those over ``examples``."""
         ...
 
     def actor_micro_batches(self, config: RunConfig) -> int:

@@ -21,7 +21,7 @@ from rlhf.base.errors import CheckpointError
 
 Form = Any
 OTHERS = "*"
-# What os.open reports for a path that it must not open for reading or writing.
+# Errors of os.open for a path that is no regular file.
 NOT_REGULAR = {errno.ELOOP: "it is a link", errno.EISDIR: "it is a folder"}
 NOT_REGULAR |= {errno.ENXIO: "it is not a regular file"}
 LARGEST = 1e60  # largest absolute value of a number: charts square numbers
@@ -116,7 +116,7 @@ class DamagedFileError(CheckpointError):
 
 
 def open_regular(name: str, flags: int) -> int:
-    """Open a regular file, never a link, pipe or device: the ``opener`` of ``open`` for such files.
+    """Open a regular file, never a link, pipe or device; pass this to ``open`` as ``opener``.
 
     Raises:
         DamagedFileError: if the file is anything else, which a run neither reads nor writes.
@@ -299,7 +299,7 @@ class GrowingFile:
     def _read_from(self, start: int) -> bytes:
         try:
             return read_bytes(self._path, start=start) or b""
-        except DamagedFileError as error:  # a link, or no file
+        except DamagedFileError as error:  # it is a link, or no regular file
             self.fault = str(error)
             return b""
 

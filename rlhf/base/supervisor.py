@@ -24,7 +24,7 @@ AWAITED = {signal.SIGCHLD, signal.SIGTERM}
 def main() -> None:
     """Supervise the forked process, until it ends or the run sends SIGTERM or ends."""
     target, descriptor, parent = sys.argv[1], *map(int, sys.argv[2:])
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, it would not be sent
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # sigwait receives no ignored signal
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -36,7 +36,7 @@ def main() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         module, _, name = target.partition(":")
-        # Here, because it imports more than the supervisor needs.
+        # Imported here, because the supervisor itself needs less.
         getattr(import_module(module), name)(descriptor)
         return
     os.close(descriptor)

@@ -48,12 +48,12 @@ class PromptBatch(NamedTuple):
     attend_BP: Tensor
     draws_BT: Tensor
     texts: list[str]
-    columns: Extras | None = None  # that rewards read; None: rewards read no column
-    step: int | None = None  # of PPO, counted from 1; None: held-out prompts
-    seeds: list[int] | None = None  # of the environment's episodes; None: no environment
+    columns: Extras | None = None  # columns that rewards read; None: rewards read none
+    step: int | None = None  # number of the PPO step, from 1; None: held-out prompts
+    seeds: list[int] | None = None  # seeds of the environment's episodes; None: no environment
 
 
-NO_NUMBER = -1  # in an integer tensor (B, T), at padding
+NO_NUMBER = -1  # fills the padding of integer tensors (B, T)
 
 
 class Responses(NamedTuple):
@@ -67,7 +67,7 @@ class Responses(NamedTuple):
     ids_BT: Tensor
     keep_BT: Tensor
     ended_B: Tensor
-    logprobs_BT: Tensor | None = None  # of the policy that sampled; None if it measured none
+    logprobs_BT: Tensor | None = None  # under the policy that sampled; None: not measured
     extras: Mapping[str, Any] = {}  # "attend_BT": see above; the others belong to options
 
     @property
@@ -93,7 +93,7 @@ class Rollout(NamedTuple):
 
     prompts: PromptBatch
     responses: Responses
-    logprobs_BT: Tensor  # of the proximal policy: at the step's start, or reused from sampling
+    logprobs_BT: Tensor  # under the proximal policy: of the step's start, or reused from sampling
     reference_logprobs_BT: Tensor
     values_BT: Tensor
     scores_B: Tensor
@@ -101,7 +101,7 @@ class Rollout(NamedTuple):
     parts: TermScores | None = None  # scores_B is their weighted sum; None: it has no parts
     last_values_B: Tensor | None = None  # values after the last token
     reuses_logprobs: bool = False  # logprobs_BT were measured by the rollout backend
-    policy_age: int = 0  # steps from the weights that sampled to those that learn
+    policy_age: int = 0  # PPO steps between the weights that sampled and the weights that learn
     measures: Mapping[str, Tensor] = {}
     extras: Mapping[str, Any] = {}
 

@@ -31,7 +31,7 @@ from rlhf.config.schema.hardware import HardwareConfig
 
 GIB = 2**30
 GB = 10**9
-LAUNCH_SECONDS = 7e-6  # in which Python launches one kernel: an estimate
+LAUNCH_SECONDS = 7e-6  # of Python for one kernel launch: an estimate
 HOST_MEMORY_BANDWIDTH = 150 * GB  # bytes per second of a node: estimate, two sockets with DDR4
 
 

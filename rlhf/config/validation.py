@@ -34,9 +34,8 @@ def validate(config: RunConfig) -> None:
     check_control_characters(texts)
     check_bounds(config)
     check_name_and_order(config.name, config.phase.order)
-    for check_first in hooks_of(
-        "rules", "check_first"
-    ):  # before rules whose errors would help less
+    # Before the other rules, whose errors would help less.
+    for check_first in hooks_of("rules", "check_first"):
         check_first(config)
     check_rewards(config)
     check_reward(config)
@@ -136,9 +135,8 @@ def refuse_secrets_in_command(words: Iterable[str], environment: Mapping[str, st
     """Check that no word of a command has or reads a secret, because Hydra stores the words."""
     read = {w: re.sub(READ_VARIABLE, lambda m: environment.get(m[1], ""), w) for w in words}
     together = "\n".join({*read, *read.values()})
-    if (
-        redact(together, environment) == together
-    ):  # one search, since a configuration has hundreds of texts
+    # One search for all: a configuration has hundreds of texts.
+    if redact(together, environment) == together:
         return
     for word, text in read.items():
         if any(redact(each, environment) != each for each in (word, text)):

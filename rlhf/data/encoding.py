@@ -273,7 +273,7 @@ class Encoder:
         encoded: list[list[int]] = self._tokenizer(
             texts,
             add_special_tokens=add_special_tokens,
-            return_attention_mask=False,  # which takes as long as encoding
+            return_attention_mask=False,  # building it takes as long as encoding
             return_token_type_ids=False,
         ).input_ids
         return encoded

@@ -33,7 +33,7 @@ PROMPT_ELSEWHERE = (
 )
 # The columns of each layout, and names of columns with a special meaning.
 NAMES: Mapping[str, Any] = read_yaml_beside(__file__, "columns.yaml")
-SYSTEM = "system"  # the column of text with the first turn
+SYSTEM = "system"  # name of the text column with a system turn, which comes first
 ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
 # The last turn may also follow a space: DeepSpeed-Chat's own files join turns like that.
 TURN = re.compile(rf"(?:\A\s*|\n\n|\s(?=Assistant:\s*\Z))({'|'.join(ROLES)}):")

@@ -131,7 +131,7 @@ def describe_division(
     if not others:
         return line
     line += f"; set aside for {', '.join(others)}: {sum(sizes[phase] for phase in others):,}"
-    if len(phases) > 1:  # data.sets keeps them for others; data.split could not use them
+    if len(phases) > 1:  # data.sets keeps them for other phases; data.split could not use them
         return line
     everything = ",".join(str(int(phase in own)) for phase in SPLIT_PHASES)
     return f"{line} (data.split=[{everything}] uses all)"

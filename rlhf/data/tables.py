@@ -31,7 +31,8 @@ from rlhf.data.records import Row
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
-# The first of these words in a name decides; eval, test and validation may begin a longer word.
+# The first of these words in a name decides if the file is held out; eval, test and validation may
+# begin a longer word.
 SIDE = re.compile(
     r"^(?:eval|test|validation)|(?<![a-z])(?:(?P<train>train(?:ing)?)|"
     r"(?:eval(?:uation)?|test|val|valid(?:ation)?|dev|held[-_ ]?out)(?:set|s)?)(?![a-z])"

@@ -52,7 +52,7 @@ def build_function_reward(part: RewardTerm) -> ScoreFunction:
 
 
 def _convert_scores(result: Any, rows: int) -> list[float]:
-    """Return the scores in what a function returned: a list, an array, a tensor, an iterator."""
+    """Return a function's result (a list, an array, a tensor, an iterator) as a list of scores."""
     if isinstance(result, str | bytes | Mapping | Set):
         raise RewardError(f"it returned a {type(result).__name__}: must be a list of numbers")
     listed = result.tolist() if hasattr(result, "tolist") else result
@@ -107,7 +107,7 @@ def build_http_reward(part: RewardTerm) -> ScoreFunction:
             try:
                 found += request_scores(batch)
             except urllib3.exceptions.HTTPError as error:
-                cause = getattr(error, "reason", None) or error  # of the last attempt
+                cause = getattr(error, "reason", None) or error  # why the last attempt failed
                 raise RewardError(failure_reason(cause, None)) from error
             except MemoryError as error:
                 raise RewardError("its answer needs too much memory") from error

@@ -24,7 +24,7 @@ class Bound(NamedTuple):
 
 
 ABOVE_0 = Bound("above 0", lambda x: x > 0)
-MOST_ROWS = 1_000_000  # of a batch; much larger numbers would take hours to divide
+MOST_ROWS = 1_000_000  # rows of a batch; much larger numbers would take hours to divide
 ROWS = Bound(f"from 1 to {MOST_ROWS}", lambda x: 1 <= x <= MOST_ROWS)
 ABOVE_1 = Bound("above 1", lambda x: x > 1)
 AT_LEAST_0 = Bound("0 or more", lambda x: x >= 0)
@@ -37,7 +37,7 @@ ABOVE_0_TO_1 = Bound("above 0 and at most 1", lambda x: 0 < x <= 1)
 BETWEEN_0_AND_1 = Bound("above 0 and below 1", lambda x: 0 < x < 1)
 LAST_PORT = 65535
 YEAR_S = 365 * 24 * 60 * 60
-# Timers of sockets, signals and torch.distributed overflow at some hundred years.
+# Timers of sockets, signals and torch.distributed overflow after some hundred years.
 SECONDS = Bound(f"above 0 and at most {YEAR_S} (a year)", lambda x: 0 < x <= YEAR_S)
 MINUTES = Bound(f"above 0 and at most {YEAR_S // 60} (a year)", lambda x: 0 < x <= YEAR_S / 60)
 PORT = Bound("from 1 to 65535", lambda x: 0 < x <= LAST_PORT)
