@@ -98,9 +98,7 @@ class IsolatedProcess:
         self._process.terminate()
         try:
             self._process.wait(SECONDS_TO_END)
-        except (
-            subprocess.TimeoutExpired
-        ):  # the supervisor waits for a process that cannot be killed
+        except subprocess.TimeoutExpired:  # the supervisor waits for an unkillable process
             self._process.kill()
             self._process.wait()
 

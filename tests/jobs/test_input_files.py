@@ -11,7 +11,7 @@ import pytest
 from rlhf.base.errors import DataError
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.input_files import INPUTS, check_inputs, write_inputs
-from rlhf.jobs.job import Stopped, begin_run, config_of_job
+from rlhf.jobs.job import StoppedRun, begin_run, config_of_job
 from rlhf.jobs.launch_command import Job
 from tests.plan.planned import Compose, run_of
 
@@ -75,7 +75,7 @@ def test_a_changed_file_is_named_when_a_run_is_resumed(
     write_inputs(config, folder)
     change(folder)
     with pytest.raises(DataError, match=rf"^{key}: .*json.* changed since the run of .* began"):
-        begin_run(config, Job(compose([]), []), Stopped(folder, config))
+        begin_run(config, Job(compose([]), []), StoppedRun(folder, config))
 
 
 def test_another_file_under_the_same_name_is_refused(
