@@ -44,7 +44,7 @@ class AnswerPair(NamedTuple):
 
 
 class AnsweringModel(NamedTuple):
-    """A model's name and its answers by prompt."""
+    """A model to compare: its name and its answers by prompt."""
 
     name: str
     answers: Mapping[str, str]

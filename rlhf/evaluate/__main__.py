@@ -80,7 +80,11 @@ def evaluate(
     starts = () if Phase.sft in config.phase.order else (START,)
     for name in (*starts, *folders):
         context.console.say(f"{name}: {folders.get(name, config.model.path)}")
-        policy = evaluator.load_policy(folders[name]) if name in folders else evaluator.load_start()
+        policy = (
+            evaluator.load_policy(folders[name])
+            if name in folders
+            else evaluator.load_start_model()
+        )
         for decoder in decoders:
             for sample in range(1 if decoder.greedy else samples):
                 of_sample = {"num_prompts": count, "sample": sample}

@@ -88,7 +88,7 @@ class Evaluator:
         self.plan = batch_plans(self.config).get(Phase.ppo, WITHOUT_PPO)
         for folder in ("sft/model", "reward/model"):
             verify_model(run_dir / folder)
-        self._reference = self.load_start()
+        self._reference = self.load_start_model()
         self.reward_model = self._load_reward_model()
         self._rewards = build_reward_mix(self.config, context.tokenizer)
         dtype, ranks = context.settings.dtype, context.ranks
@@ -106,7 +106,7 @@ class Evaluator:
         """Return the held-out prompts that the run's own evaluation uses."""
         return HeldOutPrompts.from_phase(self.context, Phase.ppo)
 
-    def load_start(self) -> AnyEngine:
+    def load_start_model(self) -> AnyEngine:
         """Load the model from which PPO or DPO started."""
         return self._build_policy(policy_source(self.config))
 

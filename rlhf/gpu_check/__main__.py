@@ -24,8 +24,8 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.gpu_check.processes import BY_NAME, PARTS, run_part
 from rlhf.gpu_check.rows import (
     PAGE,
-    Check,
     CheckPart,
+    CheckResults,
     CheckRow,
     PartResult,
     Size,
@@ -68,7 +68,7 @@ def run_check(
         rows = run_part(part, folder / part.name, size, limit, print_row)
         done.append(PartResult(part=part, rows=rows, seconds=time.monotonic() - began))
         waiting = [each.name for each in parts[len(done) :]]
-        check = Check(started=started, command=command, parts=done, waiting=waiting)
+        check = CheckResults(started=started, command=command, parts=done, waiting=waiting)
         write_results(folder, check)
     console.say(summary_sentence(check))
     console.say(f"wrote {folder / PAGE}")

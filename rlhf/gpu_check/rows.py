@@ -77,7 +77,7 @@ class Finding:
 
 
 class Task(NamedTuple):
-    """One thing to measure; an exception in ``measure`` becomes a failed row."""
+    """One measurement of a part; an exception in ``measure`` becomes a failed row."""
 
     what: str
     measure: Callable[[], Finding]
@@ -145,7 +145,7 @@ class PartResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class CheckResults:
     """The content of a page: start time and command of a check, and the results of its parts."""
 
     started: str
@@ -160,14 +160,14 @@ class Check:
         return [part for part in self.parts if part.verdict is RowVerdict.failed]
 
 
-def write_results(folder: Path, check: Check) -> None:
+def write_results(folder: Path, check: CheckResults) -> None:
     """Write gpu_check.json and gpu_check.md to ``folder``; replace each older file atomically."""
     write_json(folder / JSON, _check_as_json(check))
     lines = [*_page_head(check), *(line for part in check.parts for line in _part_section(part))]
     write_text_atomically(folder / PAGE, "\n".join(lines))
 
 
-def _check_as_json(check: Check) -> dict[str, Any]:
+def _check_as_json(check: CheckResults) -> dict[str, Any]:
     parts = [
         {"name": each.part.name, "verdict": each.verdict, "seconds": each.seconds}
         | {"rows": [asdict(row) for row in each.rows]}
@@ -182,7 +182,7 @@ def _check_as_json(check: Check) -> dict[str, Any]:
     }
 
 
-def _page_head(check: Check) -> Iterator[str]:
+def _page_head(check: CheckResults) -> Iterator[str]:
     """Yield what failed, and a line for each part."""
     yield "# GPU check\n"
     yield f"{summary_sentence(check)}\n"
@@ -209,7 +209,7 @@ def _page_head(check: Check) -> Iterator[str]:
     yield ""
 
 
-def summary_sentence(check: Check) -> str:
+def summary_sentence(check: CheckResults) -> str:
     """Return how many parts passed, in how many minutes, and which have not run yet."""
     ended, seconds = len(check.parts), sum(part.seconds for part in check.parts)
     passed = ended - len(check.failed_parts)

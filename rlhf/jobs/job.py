@@ -219,7 +219,7 @@ def show_plan(config: RunConfig, job: Job) -> float | None:
         if is_hardware_auto():
             console.say(this_machine().notice)
         if not plan.fits:
-            raise ConfigError(f"plan=only: {plan.reason}")
+            raise ConfigError(f"plan=only: {plan.misfit_reason}")
     return plan.hours
 
 

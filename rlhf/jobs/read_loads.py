@@ -66,14 +66,14 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
         DataError: if the data is missing, malformed or too small for a phase.
         ConfigError: if PPO's options do not suit the steps that its examples allow.
     """
-    reason = _why_not_read(config.data, is_plan=config.plan is PlanMode.only)
+    reason = _reason_not_to_read(config.data, is_plan=config.plan is PlanMode.only)
     if reason is not None:
         return Reading(None, [f"data: not read: {reason} {ASSUMED}"])
     phases = [phase for phase in config.phase.order if phase not in finished]
     options = [module.JOBS for module in modules_of("jobs")]
     is_slow = any(option.has_slow_examples(config) for option in options)
     counted = CountedData(config, most=SLOWLY_SAMPLED if is_slow else SAMPLED)
-    if counted.is_sample and not all(counted.has_plenty(phase) for phase in phases):
+    if counted.is_sample and not all(counted.has_enough_examples(phase) for phase in phases):
         counted = CountedData(config, most=sys.maxsize)
     try:
         require_examples(config, {phase: counted.examples[phase] for phase in phases})
@@ -86,7 +86,7 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
     return Reading(counted.loads, counted.lines)
 
 
-def _why_not_read(data: DataConfig, *, is_plan: bool) -> str | None:
+def _reason_not_to_read(data: DataConfig, *, is_plan: bool) -> str | None:
     """Return a sentence on why the launcher does not read the data; None if it reads the data."""
     if data.source in (Source.synthetic, Source.environment):
         return None
@@ -144,7 +144,7 @@ class CountedData:
         for phase in order:
             self._count_phase(phase)
 
-    def has_plenty(self, phase: Phase) -> bool:
+    def has_enough_examples(self, phase: Phase) -> bool:
         """Return True if the phase has held-out examples and enough for several training steps."""
         found = self.examples[phase]
         stop = (self._config.checkpoint.stop_after or "").partition("/")

@@ -39,7 +39,7 @@ from rlhf.jobs.search_command import (
     Dimension,
     Sampler,
     Search,
-    example_config,
+    compose_example_config,
     trial_value_text,
     write_solutions,
 )
@@ -208,7 +208,7 @@ class Searcher:
 
 def run_search(search: Search, conf: Path, script: str) -> None:
     """Compose and check one point of the search space from the folder ``conf``; run all trials."""
-    config, study = example_config(search, conf), search.study
+    config, study = compose_example_config(search, conf), search.study
     for name in [*study.objectives, *study.at_most]:
         require_known_name("study", name, result_names(config))
     if study.prune is not None:

@@ -46,7 +46,7 @@ Sampler = StrEnum("Sampler", "tpe random")
 
 @dataclass(kw_only=True)
 class PruneConfig:
-    """Settings of pruning: a trial ends early if it is worse than the median at the same step."""
+    """Keys of ``study.prune``: a trial ends early if it is worse than the median at its step."""
 
     metric: str
     """Metric of metrics.jsonl; `--help` says in which direction it is better."""
@@ -58,7 +58,7 @@ class PruneConfig:
 
 @dataclass(kw_only=True)
 class StudyConfig:
-    """The objectives, the limits and the number of trials of a search."""
+    """Keys of ``study`` in the file of a search: objectives, limits and number of trials."""
 
     trials: int
     """Number of trials, including the trials of earlier commands."""
@@ -145,7 +145,7 @@ def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
     return Search(study, space, fixed, SWEEPS / f"{names[0].replace('/', '_')}-{mark}")
 
 
-def example_config(search: Search, conf: Path) -> RunConfig:
+def compose_example_config(search: Search, conf: Path) -> RunConfig:
     """Compose, check and return the configuration at one point of the search space."""
     words = [f"{each.key}={each.example_value}" for each in search.space]
     with initialize_config_dir(str(conf), version_base="1.3"):

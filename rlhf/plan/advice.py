@@ -38,13 +38,15 @@ def find_fitting_overrides(asked: RunConfig, planner: Planner) -> list[str]:
     ``planner`` returns the plan of a configuration. The list has single changes, the smallest
     first. Changes are combined only if no single change makes the run fit.
     """
-    found = _fitting_texts(_single_changes(asked, planner), planner)
-    return found or _fitting_texts(_combined_changes(asked), planner)
+    found = _describe_fitting_changes(_single_changes(asked, planner), planner)
+    return found or _describe_fitting_changes(_combined_changes(asked), planner)
 
 
-def _fitting_texts(changes: Iterable[Change], planner: Planner) -> list[str]:
+def _describe_fitting_changes(changes: Iterable[Change], planner: Planner) -> list[str]:
     """Return the text of every change with which the run fits."""
-    return [text for words, config in changes if (text := _text_if_it_fits(words, config, planner))]
+    return [
+        text for words, config in changes if (text := _describe_if_it_fits(words, config, planner))
+    ]
 
 
 def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
@@ -93,13 +95,13 @@ def _change_to_more_nodes(config: RunConfig, prefix: str, planner: Planner) -> I
     while nodes <= MOST_NODES:
         larger = replace(config, hardware=replace(config.hardware, nodes=nodes))
         words = f"{prefix}hardware.nodes={nodes}"
-        if _text_if_it_fits(words, larger, planner):
+        if _describe_if_it_fits(words, larger, planner):
             yield words, larger
             return
         nodes *= 2
 
 
-def _text_if_it_fits(words: str, config: RunConfig, planner: Planner) -> str | None:
+def _describe_if_it_fits(words: str, config: RunConfig, planner: Planner) -> str | None:
     """Return ``words``, the ZeRO setting and the GiB per rank; None if the run does not fit."""
     try:
         plan = planner(config)

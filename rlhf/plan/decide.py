@@ -54,7 +54,7 @@ def plan_and_configure(
         ways = "; ".join(plan.fitting_overrides)
         known = f"what fits: {ways}" if ways else "the planner knows no change that fits"
         raise ConfigError(
-            f"{plan.reason}; {known}. plan=only shows the parts, plan=off skips this check"
+            f"{plan.misfit_reason}; {known}. plan=only shows the parts, plan=off skips this check"
         )
     config = resolve_auto(plan)
     validate(config)

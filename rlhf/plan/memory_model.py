@@ -34,7 +34,7 @@ Parts = Counter[str]  # bytes by purpose, such as weights or logits
 
 
 @dataclass(frozen=True, kw_only=True)
-class States:
+class ModelStates:
     """The bytes by purpose of a model's ZeRO states on one rank: on its device, and offloaded."""
 
     device: Parts
@@ -46,7 +46,7 @@ def weight_bytes(role: Role, zero: ZeroConfig, dtype: Dtype) -> int:
     return HALF if has_half_weights(role, zero, dtype) else SINGLE
 
 
-def model_states(model: ModelUse, zero: ZeroConfig, machine: Machine) -> States:
+def model_state_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -> ModelStates:
     """Return one rank's bytes of a model's weights, gradients, optimizer states and fp32 copies."""
     role, stage, ranks = model.role, stage_of(model.role, zero), machine.ranks
     size = weight_bytes(role, zero, machine.dtype)
@@ -64,7 +64,7 @@ def model_states(model: ModelUse, zero: ZeroConfig, machine: Machine) -> States:
             device["weights"] += model.weights * size // zero.hpz_partition_size
     trained = model.trained
     if not trained:
-        return States(device=device, host=host)
+        return ModelStates(device=device, host=host)
     half = size == HALF
     if runs_on_torch(zero, ranks=ranks, dtype=machine.dtype, needs_deepspeed=model.needs_deepspeed):
         device["gradients"] = trained * size
@@ -82,7 +82,7 @@ def model_states(model: ModelUse, zero: ZeroConfig, machine: Machine) -> States:
     for name in model.fp32_copies:
         share = trained // ranks if stage else trained
         (host if getattr(zero, f"offload_{name}") else device)[name] = share * SINGLE
-    return States(device=device, host=host)
+    return ModelStates(device=device, host=host)
 
 
 def count_persistent_weights(model: ModelUse, zero: ZeroConfig) -> int:

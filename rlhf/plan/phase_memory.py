@@ -17,7 +17,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse, forward_flops
 from rlhf.options import Backend
 from rlhf.plan import memory_model
-from rlhf.plan.memory_model import Parts, States, backward_pass_moments
+from rlhf.plan.memory_model import ModelStates, Parts, backward_pass_moments
 from rlhf.plan.steps import Load
 from rlhf.plan.time_model import CostModel, ForwardWork, forward_bytes, no_grad_pass_seconds
 
@@ -46,11 +46,12 @@ class PhaseMemory:
     load: Load
 
     @cached_property
-    def states(self) -> dict[Role, States]:
+    def states(self) -> dict[Role, ModelStates]:
         """Return the bytes of each model's states: weights, gradients, optimizer and copies."""
         zero, machine = self.at.zero, self.at.machine
         return {
-            model.role: memory_model.model_states(model, zero, machine) for model in self.models
+            model.role: memory_model.model_state_bytes(model, zero, machine)
+            for model in self.models
         }
 
     @cached_property
@@ -177,7 +178,9 @@ class PhaseMemory:
         follow each prompt, and only they get logits. Ranks that share sequences divide the work.
         """
         is_sorted = self.config.data.bucket_by_length or answer is not None
-        lengths = self.load.widths(math.ceil(sequences / micro), micro=micro, is_sorted=is_sorted)
+        lengths = self.load.padded_widths(
+            math.ceil(sequences / micro), micro=micro, is_sorted=is_sorted
+        )
         return _forward_work(
             model,
             lengths,

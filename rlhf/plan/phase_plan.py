@@ -62,8 +62,8 @@ class PhasePlan:
     def seconds(self) -> float:
         """Return the seconds of the phase, or of one step if the number of steps is unknown.
 
-        If other processes do a part of a step, it takes as long as the slower part, and the ranks
-        wait for the first part.
+        If other processes do the activity ``beside``, a step takes as long as the slower side. The
+        faster side is added once, because nothing overlaps in the first step.
         """
         theirs = self.step_seconds.get(self.beside or "generate", 0.0)
         own = sum(self.step_seconds.values()) - theirs

@@ -89,7 +89,7 @@ class Plan:
         )
 
     @cached_property
-    def reason(self) -> str | None:
+    def misfit_reason(self) -> str | None:
         """Return the reason why the run does not fit, or None if it fits."""
         for phase in self.phases:
             if phase.bytes > self.limit:
@@ -115,7 +115,7 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Return True if every phase fits into the memory of every rank and its host."""
-        return self.reason is None
+        return self.misfit_reason is None
 
     @property
     def bytes(self) -> int:
@@ -225,7 +225,7 @@ def plan_run(
     models = {phase: models_in_phase(config, phase) for phase in order}
     options = costs_of(config)
 
-    def plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
+    def build_plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
         shares = efficiency_of(machine)
         at = CostModel(machine=machine, zero=candidate.zero, efficiency=shares, options=options)
         scenes = [
@@ -247,9 +247,9 @@ def plan_run(
         )
 
     best = select_best_plan(
-        [plan(candidate, typical) for candidate in zero_candidates(config, typical)]
+        [build_plan(candidate, typical) for candidate in zero_candidates(config, typical)]
     )
-    return plan(best.config, machine, like=best)
+    return build_plan(best.config, machine, like=best)
 
 
 def efficiency_of(machine: Machine) -> Efficiency:

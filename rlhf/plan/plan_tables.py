@@ -26,8 +26,8 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
     """Return the content of plan.json: memory in GiB (2^30 bytes) per rank, time in hours."""
     zero, machine = plan.config.zero, plan.machine
     found: dict[str, Any] = {"fits": plan.fits}
-    if plan.reason is not None:
-        found |= {"reason": plan.reason, "what_fits": plan.fitting_overrides}
+    if plan.misfit_reason is not None:
+        found |= {"reason": plan.misfit_reason, "what_fits": plan.fitting_overrides}
     offloaded = [
         name.removeprefix("offload_")
         for name in vars(zero)
@@ -55,7 +55,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
 
 
 def _phase_json(plan: Plan, phase: PhasePlan) -> dict[str, Any]:
-    lengths = _lengths(plan, phase.phase)
+    lengths = _token_lengths(plan, phase.phase)
     return {
         "tokens": {name: {"mean": mean, "limit": most} for name, (mean, most) in lengths.items()},
         "hours": None if phase.steps is None else phase.seconds / 3600,
@@ -64,11 +64,13 @@ def _phase_json(plan: Plan, phase: PhasePlan) -> dict[str, Any]:
         "other_seconds": phase.other_seconds,
         "memory_gib_per_rank": phase.bytes / GIB,
         "moment": phase.peak_moment,
-        "memory": {part: phase.parts[part] / GIB for part in _purposes(plan) if phase.parts[part]},
+        "memory": {
+            part: phase.parts[part] / GIB for part in _memory_purposes(plan) if phase.parts[part]
+        },
     }
 
 
-def _purposes(plan: Plan) -> list[str]:
+def _memory_purposes(plan: Plan) -> list[str]:
     """Return the purposes of memory in the order of the table; those of options come last."""
     models = (model for models in plan.models.values() for model in models)
     copies = (name for model in models for name in model.fp32_copies)
@@ -76,7 +78,7 @@ def _purposes(plan: Plan) -> list[str]:
     return list(dict.fromkeys((*STATES, *copies, *WORK, *found)))
 
 
-def _lengths(plan: Plan, phase: Phase) -> dict[str, tuple[float, int]]:
+def _token_lengths(plan: Plan, phase: Phase) -> dict[str, tuple[float, int]]:
     """Return the mean and the limit of tokens per sequence, or per prompt and per response.
 
     If the data was not read, every text is assumed to be as long as its limit.
@@ -97,7 +99,7 @@ def _is_toy(plan: Plan) -> bool:
 def plan_summary(plan: Plan) -> str:
     """Return one line: setting, memory, time, price and steps, or why the run does not fit."""
     if not plan.fits:
-        return f"does not fit: {plan.reason}"
+        return f"does not fit: {plan.misfit_reason}"
     return f"{_cost_text(plan)} for {describe_counts(plan)}"
 
 
@@ -149,7 +151,7 @@ def render_plan(plan: Plan) -> list[RenderableType]:
         if any(numbers):
             table.add_row(name, *(f"{number:.{digits}f}" if number else "" for number in numbers))
 
-    for part in _purposes(plan):
+    for part in _memory_purposes(plan):
         add_row(part.replace("_", " "), [p.parts[part] / divisor for p in plan.phases], digits)
     table.add_section()
     add_row(f"{unit} per rank", [phase.bytes / divisor for phase in plan.phases], digits)
@@ -159,7 +161,7 @@ def render_plan(plan: Plan) -> list[RenderableType]:
     table.add_row("micro-batch", *(str(phase.micro_batch) for phase in plan.phases))
     table.add_row("rows", *(str(phase.rows or "") for phase in plan.phases))
     table.add_row("steps", *(str(phase.steps or "?") for phase in plan.phases))
-    lengths = [_lengths(plan, phase.phase) for phase in plan.phases]
+    lengths = [_token_lengths(plan, phase.phase) for phase in plan.phases]
     for name in dict.fromkeys(name for each in lengths for name in each):
         found = (each.get(name) for each in lengths)
         cells = ("" if tokens is None else "{:.0f} (max {})".format(*tokens) for tokens in found)
@@ -181,7 +183,7 @@ def render_plan(plan: Plan) -> list[RenderableType]:
         answer = f"fits: {_cost_text(plan)}; {disk}"
         return [table, answer, *notes]
     ways = (f"what fits: {way}" for way in plan.fitting_overrides)
-    return [table, f"does not fit: {plan.reason}", *ways, *notes]
+    return [table, f"does not fit: {plan.misfit_reason}", *ways, *notes]
 
 
 def _doubts(plan: Plan) -> list[str]:

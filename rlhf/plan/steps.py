@@ -43,7 +43,7 @@ class Load:
         """Return the length of the longest sequence in tokens."""
         return self.lengths[-1]
 
-    def widths(self, passes: int, *, micro: int, is_sorted: bool) -> tuple[int, ...]:
+    def padded_widths(self, passes: int, *, micro: int, is_sorted: bool) -> tuple[int, ...]:
         """Return the padded width of each of ``passes`` micro-batches of ``micro`` sequences.
 
         This is the expected length of a micro-batch's longest sequence. If ``is_sorted``, each

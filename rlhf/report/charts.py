@@ -217,7 +217,7 @@ def panels_for_metrics(names: Iterable[str]) -> dict[str, Sequence[Panel]]:
 
 
 class RunFiles(NamedTuple):
-    """The content of a run directory's files."""
+    """The content of a run directory's files, from which its report is built."""
 
     folder: Path
     config: Mapping[str, Any]

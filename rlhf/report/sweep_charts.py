@@ -80,8 +80,8 @@ def frontier_chart(measure: str, settings: Sequence[Setting]) -> Chart | None:
     xs, ys = ([each.estimates()[name] for each in settings] for name in (KL, measure))
     points = [(x.mean, y.mean) for x, y in zip(xs, ys, strict=True)]
     best = pareto_frontier(points)
-    halves = [_drawn_half(each, measure) for each in ys]
-    x_halves = [_drawn_half(each, KL) for each in xs]
+    halves = [_half_width_to_draw(each, measure) for each in ys]
+    x_halves = [_half_width_to_draw(each, KL) for each in xs]
     lines = [
         Line("frontier", [points[number] for number in best]),
         Line(
@@ -141,7 +141,7 @@ def parameter_chart(
         places = [place(each) for each in numbers]
         marks = numbers if len(numbers) <= MOST_MARKS else _powers_of_ten(numbers)
         x_ticks = [Tick(place(each), number_text(each)) for each in marks] or None
-    halves = [_drawn_half(each, measure) for each in found]
+    halves = [_half_width_to_draw(each, measure) for each in found]
     points = [(at, each.mean) for at, each in zip(places, found, strict=True)]
     is_joined = len(numbers) >= FEWEST_JOINED and (is_alone or all(each.size > 1 for each in found))
     names = [f"{parameter}={command_line_text(value)}" for value in values]
@@ -180,7 +180,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _drawn_half(found: Estimate, measure: str) -> float:
+def _half_width_to_draw(found: Estimate, measure: str) -> float:
     """Return the half-width to draw; 0 (no interval) if a part of the interval is impossible."""
     least, most = RANGES.get(measure, EVERYTHING)
     is_possible = least <= found.low and found.high <= most  # False for NaN

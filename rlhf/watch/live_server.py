@@ -50,7 +50,7 @@ ASSETS = {
 
 
 class View(NamedTuple):
-    """What a page shows: its title, HTML by part, and the data of charts by section and title."""
+    """The content of a page: its title, HTML by part, and data of charts by section and title."""
 
     title: str
     parts: Mapping[str, str]

@@ -14,7 +14,7 @@ import pytest
 from rlhf.gpu_check import __main__ as command
 from rlhf.gpu_check.processes import PARTS, run_part
 from rlhf.gpu_check.rows import (
-    Check,
+    CheckResults,
     CheckRow,
     PartResult,
     RowVerdict,
@@ -90,7 +90,7 @@ def part(name: str, *rows: CheckRow) -> PartResult:
 
 def test_the_page_says_what_failed(tmp_path: Path) -> None:
     parts = [part("one", PASSED), part("two", PASSED, FAILED), part("three", SKIPPED)]
-    check = Check(started="now", command="python", parts=parts, waiting=["four"])
+    check = CheckResults(started="now", command="python", parts=parts, waiting=["four"])
     write_results(tmp_path, check)
     page = (tmp_path / "gpu_check.md").read_text()
     assert "2 of 3 parts have no failed row (3:03 minutes); not run yet: four." in page

@@ -28,7 +28,7 @@ def keys() -> dict[str, str]:
     """The entry of every key, with the values of the default run."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = to_run_config(compose("config"))
-    return dict(help_command._keys(RunConfig, config, config))
+    return dict(help_command._describe_keys(RunConfig, config, config))
 
 
 def asked(*words: str) -> None:
@@ -50,7 +50,7 @@ def test_every_key_is_explained(keys: dict[str, str]) -> None:
 
 
 def test_every_option_has_a_title() -> None:
-    options = dict(help_command._options(CONF))
+    options = dict(help_command._describe_group_options(CONF))
     groups = {name for name in get_type_hints(RunConfig) if (CONF / name).is_dir()}
     named = {name.partition("=")[0] for name in options}
     assert named == groups | {"experiment"} - {"reward_model"}

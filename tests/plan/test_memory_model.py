@@ -33,7 +33,7 @@ def states(
     **zero: Any,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """States of a tiny model on its device and on the host."""
-    found = memory_model.model_states(
+    found = memory_model.model_state_bytes(
         use(role, **(model or {})), zero_config(**zero), machine(dtype=dtype, ranks=ranks)
     )
     return dict(found.device), dict(found.host)

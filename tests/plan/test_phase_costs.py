@@ -246,7 +246,7 @@ def test_how_often_the_actor_reads_a_rollout(
     for model in here.models:
         times = readings if model.role is Role.actor else 1
         work = time_model.forward_flops(model, sequences=16, tokens=288, positions=32)
-        spent += times * work / here.at.operations
+        spent += times * work / here.at.matmul_flops_per_second
     assert phase(config, Phase.ppo).step_seconds["score"] == pytest.approx(spent)
 
 
@@ -259,7 +259,7 @@ def test_without_a_reference_dpos_learner_is_read_in_its_place(compose: Compose)
     shape = {"sequences": 2 * settings.batch_size // 8, "tokens": settings.max_tokens}
     work = time_model.forward_flops(learner, **shape, positions=settings.max_tokens)
     found = phase(config, Phase.dpo).step_seconds["score"]
-    assert found == pytest.approx(work / here.at.operations)
+    assert found == pytest.approx(work / here.at.matmul_flops_per_second)
 
 
 @pytest.mark.parametrize(

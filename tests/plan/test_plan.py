@@ -191,7 +191,7 @@ def test_a_rule_that_no_zero_setting_keeps_is_named(compose: Compose) -> None:
 def test_the_reason_says_which_phase_when_and_how_much(compose: Compose) -> None:
     plan = plan_of(compose, "model=opt_13b", "hardware=a100_40g", "zero=stage2")
     (first, *_) = (phase for phase in plan.phases if phase.bytes > plan.limit)
-    assert plan.reason == (
+    assert plan.misfit_reason == (
         f"sft needs {first.bytes / GIB:.1f} GiB on each rank (training) and 38.6 can be used"
     )
 
@@ -204,7 +204,7 @@ def test_the_hosts_memory_is_a_limit_too(compose: Compose) -> None:
     assert plan_run(fitting).fits
     short = plan_run(changed(config, hardware={"host_memory_gib": 100}))
     # 6.7e9 weights of 2 bytes, gradients of 4, a master and two moments of 4 each: 111.6 GiB.
-    assert short.reason == (
+    assert short.misfit_reason == (
         "what is offloaded takes 112 GiB of a node's memory, and 90 can be used (90% of "
         "hardware.host_memory_gib=100)"
     )

@@ -111,12 +111,12 @@ def test_a_refusal_has_a_reason_and_ways_out(compose: Compose) -> None:
     plan = refused(compose)
     found = plan_as_json(plan)
     assert found["fits"] is False
-    assert found["reason"] == plan.reason
+    assert found["reason"] == plan.misfit_reason
     assert found["what_fits"]
     assert {"reason", "what_fits"}.isdisjoint(plan_as_json(fitting(compose)))
-    assert plan_summary(plan) == f"does not fit: {plan.reason}"
+    assert plan_summary(plan) == f"does not fit: {plan.misfit_reason}"
     text = " ".join(printed(plan).split())
-    assert f"does not fit: {plan.reason}" in text
+    assert f"does not fit: {plan.misfit_reason}" in text
     assert "what fits: " in text
 
 

@@ -101,20 +101,20 @@ def test_offloaded_weights_come_over_the_hosts_link_or_from_nvme() -> None:
 def test_reading_computes_while_weights_come() -> None:
     at = setting(stage=3, efficiency=replace(PERFECT, matmul=0.5, sharded=0.8))
     whole = N / 1e4
-    assert time_model.no_grad_pass_seconds(at, use(), time_model.Pass(4e5, 0, 1)) == pytest.approx(
-        1.0
-    )
-    assert time_model.no_grad_pass_seconds(at, use(), time_model.Pass(4e4, 0, 5)) == pytest.approx(
-        5 * whole
-    )
+    assert time_model.no_grad_pass_seconds(
+        at, use(), time_model.ForwardWork(4e5, 0, 1)
+    ) == pytest.approx(1.0)
+    assert time_model.no_grad_pass_seconds(
+        at, use(), time_model.ForwardWork(4e4, 0, 5)
+    ) == pytest.approx(5 * whole)
     slow = replace(at, efficiency=replace(at.efficiency, sharded_layer_seconds=0.25))
     assert time_model.no_grad_pass_seconds(
-        slow, use(), time_model.Pass(4e5, 0, 3)
+        slow, use(), time_model.ForwardWork(4e5, 0, 3)
     ) == pytest.approx(1.0 + 3 * 2 * 0.25)
     # Weights that are not gathered make nobody wait.
     plain = replace(at, zero=zero_config(stage=2))
     assert time_model.no_grad_pass_seconds(
-        plain, use(), time_model.Pass(4e5, 0, 1)
+        plain, use(), time_model.ForwardWork(4e5, 0, 1)
     ) == pytest.approx(0.8)
 
 
@@ -122,9 +122,11 @@ def test_a_training_step() -> None:
     alone = machine(ranks=1, nodes=1)
     at = setting(of=alone, stage=0)  # fp32 weights
     adam = 28 * N / 1e6
-    found = time_model.training_seconds(at, use(), time_model.Pass(1e6, 0, 2))
+    found = time_model.training_seconds(at, use(), time_model.ForwardWork(1e6, 0, 2))
     assert found == pytest.approx(3.0 + adam)
-    assert time_model.training_seconds(at, use(Role.reference), time_model.Pass(1e6, 0, 2)) == 0
+    assert (
+        time_model.training_seconds(at, use(Role.reference), time_model.ForwardWork(1e6, 0, 2)) == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,17 +142,17 @@ def test_communication_of_a_training_step(stage: int, sums: float, adam: float) 
     work = 1e5
     compute = 3 * work / 1e6
     at = setting(stage=stage, overlap_comm=False)
-    found = time_model.training_seconds(at, use(), time_model.Pass(work, 0, 3))
+    found = time_model.training_seconds(at, use(), time_model.ForwardWork(work, 0, 3))
     assert found == pytest.approx(compute + sums + adam)
     hidden = setting(stage=stage, overlap_comm=True)
-    found = time_model.training_seconds(hidden, use(), time_model.Pass(work, 0, 3))
+    found = time_model.training_seconds(hidden, use(), time_model.ForwardWork(work, 0, 3))
     assert found == pytest.approx(max(compute, sums) + adam)
 
 
 def test_the_second_copy_of_a_node_saves_the_backward_pass_the_network() -> None:
-    plain = time_model.training_seconds(setting(stage=3), use(), time_model.Pass(0, 0, 1))
+    plain = time_model.training_seconds(setting(stage=3), use(), time_model.ForwardWork(0, 0, 1))
     at = setting(stage=3, hpz_partition_size=2)
-    found = time_model.training_seconds(at, use(), time_model.Pass(0, 0, 1))
+    found = time_model.training_seconds(at, use(), time_model.ForwardWork(0, 0, 1))
     assert plain - found == pytest.approx(N / 1e4 - N / 1e5)
 
 
@@ -161,7 +163,7 @@ def test_quantised_gradients(nodes: int, saved: float) -> None:
         time_model.training_seconds(
             setting(of=machine(nodes=nodes), stage=3, quantize_gradients=quantizes),
             use(),
-            time_model.Pass(0, 0, 1),
+            time_model.ForwardWork(0, 0, 1),
         )
         for quantizes in (False, True)
     )

@@ -177,7 +177,7 @@ def traced(gpu: Gpu, name: str) -> dict[str, Any]:
     found = {}
     for phase in MOMENTS:
         plan = plan_run(phase_config(ROOT / "conf", name, phase))
-        assert plan.fits, plan.reason
+        assert plan.fits, plan.misfit_reason
         (of,) = plan.phases
         sizes = {f"{phase}.micro_batch_size": of.micro_batch}
         if of.rows is not None:

@@ -80,9 +80,9 @@ def test_what_the_paper_does_not_fit_is_refused() -> None:
     refused = [cell.experiment for cell in CELLS if cell.hours is None]
     assert refused == ["table1_opt_66b_8xa100_40g"]
     plan = plan_run(composed(CONF, f"experiment=tables/{refused[0]}"))
-    assert plan.reason is not None
-    assert "66b" not in plan.reason
-    assert "GiB on each rank" in plan.reason
+    assert plan.misfit_reason is not None
+    assert "66b" not in plan.misfit_reason
+    assert "GiB on each rank" in plan.misfit_reason
 
 
 @pytest.mark.parametrize(("hardware", "size"), LARGEST.items())

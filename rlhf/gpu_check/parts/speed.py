@@ -102,7 +102,7 @@ class GenerationWays:
         return self._engine.prompts(self._texts)
 
     @contextmanager
-    def _policy(self) -> Iterator[Any]:
+    def _policy_with_sdpa(self) -> Iterator[Any]:
         """Yield the policy with SDPA attention, the default of transformers."""
         with self._engine.actor.evaluating() as module:
             policy: Any = getattr(module, "pretrained", module)
@@ -143,7 +143,7 @@ class GenerationWays:
             cache_implementation=cache,
             disable_compile=True,
         )
-        with self._policy() as policy:
+        with self._policy_with_sdpa() as policy:
             ids_BS = policy.generate(
                 prompts.ids_BP,
                 attention_mask=prompts.attend_BP.long(),
@@ -159,7 +159,7 @@ class GenerationWays:
         settings = GenerationConfig(
             **FORCED, max_new_tokens=self.tokens, eos_token_id=-1, pad_token_id=0
         )
-        with self._policy() as policy:
+        with self._policy_with_sdpa() as policy:
             found = policy.generate_batch(unpad_prompts(self._prompts), generation_config=settings)
         tokens = sum(len(each.generated_tokens) for each in found.values())
         if tokens != self.tokens * len(self._texts):

@@ -52,7 +52,7 @@ def test_seconds_of_the_exchange() -> None:
         zero=zero_config(sequence_parallel_size=2),
         efficiency=replace(EFFICIENCY[Device.cuda], link=0.5, message_seconds=3.0),
     )
-    work = time_model.Pass(0.0, 0.0, 7, tokens=10.0)
+    work = time_model.ForwardWork(0.0, 0.0, 7, tokens=10.0)
     # 2 layers of hidden size 8: q, k, v and output in bf16, of which half goes to the other rank.
     moved = 2 * 10 * (4 * 8) * 2 / 2
     expected = moved / (1e5 * 0.5) + 2 * 5 * 7 * 3.0
