@@ -89,7 +89,7 @@ def test_what_quantises_comes_with_stage_3() -> None:
         assert not {name for name in section_of(role, stage=2, **changes) if "zero_" in name}
 
 
-@pytest.mark.parametrize(("size", "written"), [(1, None), (8, 8), (16, None), (32, None)])
+@pytest.mark.parametrize(("size", "written"), [(1, None), (2, 2), (8, 8), (16, None), (32, None)])
 def test_a_second_copy_is_for_a_part_of_the_ranks(size: int, written: int | None) -> None:
     section = section_of(Role.actor, stage=3, hpz_partition_size=size)
     assert section.get("zero_hpz_partition_size") == written

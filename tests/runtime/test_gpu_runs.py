@@ -22,7 +22,6 @@ from tests.runs import (
     launch_on_gpu,
     metrics,
     python,
-    soaked,
     unfinished_copy,
 )
 
@@ -125,17 +124,23 @@ def test_other_runs_on_a_gpu_in_bf16(trained: Path, tmp_path: Path, words: list[
     assert all(map(math.isfinite, losses))
 
 
-@pytest.mark.parametrize("zero", soaked(["stage2_offload", "stage3_offload"], "stage3_offload"))
-def test_two_gpus_whose_optimizer_is_on_the_host(zero: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("zero", "phase"),
+    [
+        ("stage2_offload", "sft"),
+        pytest.param("stage3_offload", "pipeline", marks=pytest.mark.soak),
+    ],
+)
+def test_two_gpus_whose_optimizer_is_on_the_host(zero: str, phase: str, tmp_path: Path) -> None:
     """Two GPUs reduce tensors of GPUs only, and the digested weights are on the host."""
-    words = ["hardware.ranks_per_node=2", f"zero={zero}", "hardware.dtype=bf16"]
-    words += ["phase.order=[sft,ppo]", "model@reward_model=gold", "checkpoint.digest_every=2"]
-    words += ["checkpoint.every_steps=2", "ppo.ema_beta=0.9", "sft.epochs=0.1"]
+    words = ["hardware.ranks_per_node=2", f"zero={zero}", "hardware.dtype=bf16", f"phase={phase}"]
+    words += ["checkpoint.digest_every=2", "checkpoint.every_steps=2"]
     run = on_gpu(tmp_path / "run", *words, machine="2xa100")
     assert run.returncode == 0, run.stderr
     lines = (tmp_path / "run" / "digests.jsonl").read_text().splitlines()
-    digests = [json.loads(line) for line in lines]
-    assert {(line["phase"], line["step"]) for line in digests} >= {("sft", 2), ("ppo", 2)}
+    digests = {(line["phase"], line["step"]) for line in map(json.loads, lines)}
+    last = ("sft", 2) if phase == "sft" else ("ppo", 2)
+    assert last in digests
 
 
 @pytest.mark.parametrize(
