@@ -176,7 +176,7 @@ def test_prompts_are_distinct_and_of_every_skill(records: list[Record]) -> None:
 def test_a_skill_without_new_prompts_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf.data.synthetic.WORDS", synthetic_pairs.WORDS[:4])
     prompts = [
-        prompt for prompt, _ in islice(synthetic_pairs._distinct_prompts(1000, seed=0), 1000)
+        prompt for prompt, _ in islice(synthetic_pairs._draw_distinct_prompts(1000, seed=0), 1000)
     ]
     counts = Counter(map(skill_of, prompts))
     assert counts["repeat"] == 24  # three of four words in their order
