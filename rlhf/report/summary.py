@@ -114,7 +114,9 @@ def summary_blocks(result: Mapping[str, Any]) -> Iterator[SummaryBlock]:
 
 def describe_objective(phases: Mapping[str, Mapping[str, Any]]) -> str:
     """Describe the objective, a result of the last phase that runtime/phase_runs.py chooses."""
-    last = [name for name in PHASE_ROWS if name in phases][-1]
+    last = next((name for name in reversed([*PHASE_ROWS]) if name in phases), None)
+    if last is None:  # a result that no run wrote
+        return "of no phase"
     if "gold_after" in phases[last]:
         return f"held-out gold score after {last.upper()}"
     names = {

@@ -146,6 +146,10 @@ def test_the_objective_is_named(
     assert " ".join(lines[1:3]).startswith(f"objective 0.871: {name}")
 
 
+def test_a_result_without_phases_is_described(run_dir: Path) -> None:
+    assert printed(RESULT | {"phases": {}}, run_dir)[1].endswith("of no phase")
+
+
 def test_answers_to_the_same_prompts_stand_side_by_side(run_dir: Path) -> None:
     prompts = [f"\n\nHuman: {number}?\n\nAssistant:" for number in range(4)]
     samples = [
