@@ -226,6 +226,6 @@ def policy_folders(run_dir: Path) -> dict[str, Path]:
 
 
 def last_trained_policy(run_dir: Path) -> tuple[str, Path]:
-    """Return the name and the folder of the last policy of a run that is no weight average."""
+    """Return name and folder of the policy that a run trained last, ignoring weight averages."""
     trained = {policy.name for policy in TRAINED}
     return [each for each in policy_folders(run_dir).items() if each[0] in trained][-1]

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 SAMPLED = 1000  # examples per phase that are encoded for an estimate
 SLOWLY_SAMPLED = 50  # examples per phase that are encoded if each takes long to generate
-PLENTY = 2  # a phase with examples for fewer steps needs an exact count
+PLENTY = 2  # steps; a phase without examples for these needs an exact count
 LETTERS_PER_TOKEN = 4  # an assumption, for a tokenizer that is not on this machine
 LARGEST = 2**26  # bytes; larger data files, all together, are not read
 ASSUMED = "The plan takes every example to be as long as allowed."

@@ -129,7 +129,7 @@ def _candidate_rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:
         return [share]
     if settings.max_rows is not None:
         return [min(settings.max_rows, share)]
-    few = range(1, math.isqrt(share - 1) + 2)  # as many waves; more waves have as many rows
+    few = range(1, math.isqrt(share - 1) + 2)  # numbers of waves; with more waves, of rows
     return sorted({*few, *(math.ceil(share / waves) for waves in few)})
 
 
