@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.models.adapters import load_adapter_config, merge_adapter
+from rlhf.models.adapter_folders import load_adapter_config, merge_adapter
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import (
     CONSTANTS,

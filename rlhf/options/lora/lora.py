@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rlhf.base.decoder_modules import LowRank
 from rlhf.base.errors import ConfigError
-from rlhf.models.adapters import ADAPTER
+from rlhf.models.adapter_folders import ADAPTER
 from rlhf.options.lora.keys import LoraConfig
 
 if TYPE_CHECKING:
