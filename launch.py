@@ -17,7 +17,7 @@ from rlhf.jobs.launch_command import Command, Job, parse_command, read_job, set_
 from rlhf.jobs.search import run_search
 from rlhf.jobs.sweep_jobs import end_with_launcher, plan_as_share, run_job
 from rlhf.report import at_end
-from rlhf.runtime.launch_mode import script_name
+from rlhf.runtime.launch_mode import path_as_typed
 from rlhf.runtime.rendezvous import is_secondary_node, rank_from_environment
 
 ROOT = Path(__file__).parent
@@ -39,7 +39,7 @@ def main(cfg: DictConfig) -> float | None:
 
 def run(job: Job) -> float | None:
     """Start or resume the job's run, or print its plan or its commands; return its objective."""
-    script, run_dir = script_name(Path(__file__)), None
+    script, run_dir = path_as_typed(Path(__file__)), None
     if job.at_a_time is not None:
         end_with_launcher()
     config, stopped = config_of_job(job)
@@ -88,7 +88,7 @@ def start_jobs(command: Command) -> None:
         if command.search is None:
             main()
         else:
-            run_search(command.search, ROOT / "conf", script_name(Path(__file__)))
+            run_search(command.search, ROOT / "conf", path_as_typed(Path(__file__)))
     finally:
         if command.folder is not None:
             at_end.compare_jobs(command.folder)

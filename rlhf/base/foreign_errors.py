@@ -70,18 +70,18 @@ def reason_of(error: BaseException) -> str:
 
 
 def remedy_of(error: BaseException) -> str:
-    """Return what a user can do about an error of a drive."""
+    """Return what a user can do about a file that cannot be read or written."""
     if system_error_number(error) in OF_FILES - {errno.EACCES, errno.EPERM}:
         return "restore the folders of this path if they were removed or moved, or name another"
     return "make room, or the folder writable"
 
 
 class DriveError(RlhfError):
-    """The error for a drive that does not let this process read or write a file."""
+    """The error for a file that this process cannot read or write: a full disk, no permission."""
 
 
 def as_drive_error(error: BaseException, then: str = AGAIN) -> DriveError | None:
-    """Return a DriveError with file, reason and what to do; None if no drive raised ``error``."""
+    """Return a DriveError with file, reason and what to do; None if it is no error of a file."""
     number, file = system_error_number(error), getattr(error, "filename", None)
     is_ours = number in OF_DRIVES or (file is not None and number in OF_FILES)
     if isinstance(error, RlhfError) or number is None or not is_ours:

@@ -280,7 +280,7 @@ class ResponsesSeam(Protocol):
         ``by_prompt`` has the values of each measure, one per prompt.
         """
 
-    def show(self, rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
+    def describe_rows(self, rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
         """Return what samples show of each row, whose response decodes to ``texts[row]``."""
 
 
@@ -621,7 +621,7 @@ class SizesSeam(Protocol):
         ...
 
     def further_steps(self, config: RunConfig, phase: Phase, *, examples: int) -> int:
-        """Return the number of optimizer steps to add after those over ``examples``."""
+        """Return the number of optimizer steps that follow the steps over ``examples`` examples."""
         ...
 
     def actor_micro_batches(self, config: RunConfig) -> int:

@@ -30,7 +30,7 @@ def main() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        return  # the run ended before the line above
+        return  # the run had ended before PR_SET_PDEATHSIG was set, so no signal would come
     serving = os.fork()
     if serving == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

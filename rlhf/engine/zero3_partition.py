@@ -100,8 +100,8 @@ def skip_shm_kernel_compilation() -> None:
     """Keep DeepSpeed 0.19.8 from compiling its shared-memory collectives on a CPU.
 
     They serve tensor-parallel inference, which is not used here. Building them needs a compiler,
-    takes half a minute at the first start, and prints to the console. Setting this entry also keeps
-    DeepSpeed from probing all of its parts, which takes half a second in each rank.
+    takes half a minute at the first start, and prints to the console. The entry that says so also
+    keeps DeepSpeed from probing all of its parts, which takes half a second in each rank.
     """
     import logging
 

@@ -37,7 +37,7 @@ def data_paths(data: DataConfig) -> Iterator[tuple[str, str]]:
 
 def write_inputs(config: RunConfig, run_dir: Path) -> None:
     """Write the whole paths and hashes of all files that the configuration names."""
-    if inputs := _read_inputs(config):
+    if inputs := _hash_inputs(config):
         write_json(run_dir / INPUTS, inputs)
 
 
@@ -51,7 +51,7 @@ def check_inputs(config: RunConfig, run_dir: Path) -> None:
     began: Inputs | None = read_json(run_dir / INPUTS, {OTHERS: {OTHERS: [int, str]}})
     if began is None:  # the run was given no file, or an older version began it
         return
-    for key, files in _read_inputs(config).items():
+    for key, files in _hash_inputs(config).items():
         before = began.get(key, {})
         changed = sorted(
             path for path in before.keys() | files.keys() if before.get(path) != files.get(path)
@@ -73,7 +73,7 @@ def _names_code(key: str) -> bool:
     return key.endswith((".function", ".target"))
 
 
-def _read_inputs(config: RunConfig) -> Inputs:
+def _hash_inputs(config: RunConfig) -> Inputs:
     named = [
         *data_paths(config.data),
         *((key, attrgetter(key)(config)) for key in OF_OPTIONS),

@@ -126,7 +126,7 @@ class RewardTrainer:
         """Prepare ``step``, counted from 1; return the engines that learn in it."""
         return [self.engines["model"]]
 
-    def pair_weights(self, pairs: Sequence[int], weights: Sequence[float]) -> Tensor:
+    def learner_weights(self, pairs: Sequence[int], weights: Sequence[float]) -> Tensor:
         """Return the weights (M, B) of the pairs numbered ``pairs`` in the loss of each learner."""
         return torch.tensor([weights])
 
@@ -162,7 +162,7 @@ class RewardTrainer:
         """
         started = time.monotonic()
         learners = self.begin_step(step)
-        weights_MB = self.pair_weights(pairs, weights)
+        weights_MB = self.learner_weights(pairs, weights)
 
         def losses_of(rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
             batch = self._collate(rows)

@@ -34,7 +34,7 @@ def build_sampling(
 ) -> time_model.Sampling:
     """Return a ``Sampling`` of responses to prompts of mean length.
 
-    Responses have their maximum length, unless few responses reach it.
+    Responses have their expected length if generation ends early, otherwise the maximum length.
     """
     longest = scene.config.tokens_after_prompt[1]
     return time_model.Sampling(

@@ -43,7 +43,10 @@ METRICS = {name: info for group in GROUPS.values() for name, info in group.items
 
 
 def documented_name(name: str) -> str:
-    """Return the key of a metric in ``METRICS``, where NAME replaces a name that users choose."""
+    """Return the name under which ``METRICS`` has a metric.
+
+    NAME stands for a last part that users choose: group/mine is group/NAME. Other names stay.
+    """
     group, _, last = name.rpartition("/")
     return f"{group}/NAME" if last and f"{group}/NAME" in METRICS else name
 

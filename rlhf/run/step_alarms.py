@@ -135,7 +135,8 @@ def _moves_without_rewards(series: ValuesByMetric) -> bool:
     return _has_equal_scores("ppo/clipped_score", series) and max(kl[-1:], default=0.0) > LEAST_MOVE
 
 
-# A condition is True if an alarm's metric is wrong, given its values and those of all metrics.
+# A condition gets the values of its alarm's metric and the values of all metrics. It is True if the
+# alarm must be raised.
 CONDITIONS: Mapping[AlarmName, Condition] = {
     AlarmName.reference_mismatch: lambda kl, _: len(kl) == 1 and kl[0] > MOST_KL_AT_START,
     AlarmName.no_change: lambda kl, series: (  # steps with a frozen actor log no learning rate

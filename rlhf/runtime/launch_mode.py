@@ -176,7 +176,7 @@ def _check_task(task: SlurmTask, nodes: int, environment: Mapping[str, str]) -> 
         )
 
 
-def script_name(path: Path) -> str:
+def path_as_typed(path: Path) -> str:
     """Return ``path`` as a user types it: relative to the current folder if it is inside."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -121,7 +121,10 @@ def _sections(run: LiveRun) -> dict[str, ChartSection]:
 
 
 def _new_points(old: Mapping[str, Any] | None, line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``line`` without the leading points that ``old`` has too; ``from`` counts these."""
+    """Return the chart line ``line`` without the first points, which ``old`` has too.
+
+    The entry ``from`` of the result is the number of points that were dropped.
+    """
     columns = {name: column for name, column in line.items() if isinstance(column, list)}
     had = zip(*((old or {}).get(name, ()) for name in columns), strict=False)
     pairs = zip(zip(*columns.values(), strict=True), had, strict=False)

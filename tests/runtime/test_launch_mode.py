@@ -20,7 +20,7 @@ from rlhf.runtime.launch_mode import (
     first_host,
     launch_commands,
     launch_mode,
-    script_name,
+    path_as_typed,
     slurm_task,
 )
 from tests.runs import ROOT, launch, python
@@ -169,5 +169,5 @@ def test_a_wrong_hostfile_is_refused(text: str | None, message: str, compose: Co
 
 
 def test_the_script_is_named_from_here(tmp_path: Path) -> None:
-    assert script_name(tmp_path / "launch.py") == "launch.py"
-    assert script_name(Path("/elsewhere/launch.py")) == "/elsewhere/launch.py"
+    assert path_as_typed(tmp_path / "launch.py") == "launch.py"
+    assert path_as_typed(Path("/elsewhere/launch.py")) == "/elsewhere/launch.py"

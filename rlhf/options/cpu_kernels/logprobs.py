@@ -114,9 +114,9 @@ def softmax_(scores: Tensor) -> Tensor:
 
 
 def softmax_gradient_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
-    """Turn the gradient of ``shares`` into scale times the gradient of scores, in place; return it.
+    """Overwrite a gradient of softmax's results by ``scale`` times that of its inputs; return it.
 
-    ``slopes`` (..., S) is the gradient to overwrite. ``shares`` are the softmax of the scores.
+    ``slopes`` (..., S) is the gradient of ``shares``, which are the softmax of the inputs over S.
     """
     library = _load_softmax_library(slopes)
     if library is None:

@@ -149,7 +149,7 @@ def copy_first_member(scorer: Scorer, member: nn.Module) -> None:
 
 
 @contextmanager
-def swap_in_mean(scorer: Scorer, members: Sequence[nn.Module]) -> Iterator[None]:
+def swap_in_mean_weights(scorer: Scorer, members: Sequence[nn.Module]) -> Iterator[None]:
     """Replace the first member's unshared weights by the members' mean within the context."""
     own = _collect_own_weights(scorer, _count_own_layers(members))
     before = {name: weight.clone() for name, weight in own.items()}

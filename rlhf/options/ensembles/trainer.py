@@ -27,7 +27,7 @@ from rlhf.options.ensembles.members import (
     grow_members,
     record_member_calls,
     save_members,
-    swap_in_mean,
+    swap_in_mean_weights,
 )
 from rlhf.phases.reward_evaluation import RewardEvaluation
 from rlhf.phases.reward_trainer import RewardTrainer, divide_pairs
@@ -83,9 +83,9 @@ class EnsembleTrainer(RewardTrainer):
         first, *further = self.engines.values()
         return further or [first]
 
-    def pair_weights(self, pairs: Sequence[int], weights: Sequence[float]) -> Tensor:
+    def learner_weights(self, pairs: Sequence[int], weights: Sequence[float]) -> Tensor:
         """Return the weights (M, B) of the pairs: each further member has its own weights."""
-        weights_1B = super().pair_weights(pairs, weights)
+        weights_1B = super().learner_weights(pairs, weights)
         return weights_1B * self._pair_weights_MN[:, list(pairs)] if self.members else weights_1B
 
     def values(self, ids_BS: Tensor, *, trains: bool = False) -> Iterator[Tensor]:
@@ -119,7 +119,9 @@ class EnsembleTrainer(RewardTrainer):
 
     def final_weights(self) -> AbstractContextManager[None]:
         """With WARM, replace the model's weights by the members' mean within the context."""
-        return swap_in_mean(self.scorer, self.members) if self.is_averaged else nullcontext()
+        return (
+            swap_in_mean_weights(self.scorer, self.members) if self.is_averaged else nullcontext()
+        )
 
     def results(self, after: RewardEvaluation) -> dict[str, Any]:
         """Return the usual results and the accuracy of each member."""

@@ -76,12 +76,12 @@ class EpisodeEnvironments:
         environment, rng = self._environments[episode]
         text = ""
 
-        def call() -> Step:
+        def take_step() -> Step:
             nonlocal text
             text = self._take_turn(turn, environment, rng)
             return parse_step(environment.step(text))
 
-        reply = build_reply(episode, call)
+        reply = build_reply(episode, take_step)
         if isinstance(turn, Player):
             reply = reply._replace(turn=text)
         return self._drop_if_ended(reply)

@@ -101,7 +101,7 @@ def measure(responses: Responses) -> dict[str, Tensor]:
     return {f"{GROUP}{name}": values_B.float() for name, values_B in values.items()}
 
 
-def show(rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
+def describe_rows(rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
     """Return prompt, turns and observations of each row.
 
     A prompt begins with its seed, since episodes may have equal first observations.

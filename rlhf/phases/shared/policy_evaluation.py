@@ -155,7 +155,7 @@ def show_answers(context: RunContext, rollout: Rollout) -> list[Shown]:
     """Return prompt and response of each row as samples show them."""
     texts = response_texts(context.tokenizer, rollout.responses)
     for option in _response_options(context.config):
-        return option.show(rollout, texts)
+        return option.describe_rows(rollout, texts)
     return [Shown(*each) for each in zip(rollout.prompts.texts, texts, strict=True)]
 
 
