@@ -32,7 +32,7 @@ from rlhf.config.run_dir import lock_run_dir
 from rlhf.options.replay.keys import LOG as DIGESTS
 from rlhf.run.finished_phase import copy_phase_lines, link_or_copy, link_phase, verify_phase
 from rlhf.run.jsonl import LOGS
-from rlhf.run.metric_table import is_timing
+from rlhf.run.metric_table import varies_between_runs
 from rlhf.run.phase_state import checkpoint_folder, checkpoint_folders, load_checkpoint
 from rlhf.run.results import read_json_object, read_phase_result
 from rlhf.runtime.launch_mode import LAUNCHER, require_launcher
@@ -155,7 +155,7 @@ def read_logged(run_dir: Path) -> dict[str, dict[int, dict[str, Any]]]:
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for line in read_lines(run_dir / "metrics.jsonl", METRICS):
         steps = found.setdefault(line.pop("phase"), {})
-        kept = {name: value for name, value in line.items() if not is_timing(name)}
+        kept = {name: value for name, value in line.items() if not varies_between_runs(name)}
         steps.setdefault(kept.pop("step"), {}).update(kept)
     for line in read_lines(run_dir / DIGESTS, DIGEST):
         found.setdefault(line["phase"], {}).setdefault(line["step"], {}).update(line["weights"])

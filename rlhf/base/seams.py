@@ -541,7 +541,7 @@ class ModelsSeam(Protocol):
     def adapt_policy(self, policy: LanguageModel) -> None:
         """Change PPO's policy; called before the actor's engine is built."""
 
-    def adapt_actor(self, module: nn.Module) -> Mapping[str, float]:
+    def adapt_built_actor(self, module: nn.Module) -> Mapping[str, float]:
         """Change PPO's actor once its engine is built; return metrics to log with every step."""
 
     def build_models(self, engine: RLHFEngine) -> PpoModels:

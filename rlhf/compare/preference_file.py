@@ -59,8 +59,8 @@ def read_models_of_runs(
         CheckpointError: if a folder is no run, or its samples.jsonl lacks the answers.
         ConfigError: if both are the same run.
     """
-    ours = _read_model(run_dir, is_trained=True)
-    theirs = _read_model(against or run_dir, is_trained=against is not None)
+    ours = _read_actor_answers(run_dir, is_trained=True)
+    theirs = _read_actor_answers(against or run_dir, is_trained=against is not None)
     if ours.name == theirs.name:
         raise ConfigError(f"--against {against}: must be another run than {run_dir}")
     return ours, theirs
@@ -112,7 +112,7 @@ def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> l
     return pairs
 
 
-def _read_model(run_dir: Path, *, is_trained: bool) -> AnsweringModel:
+def _read_actor_answers(run_dir: Path, *, is_trained: bool) -> AnsweringModel:
     """Return the actor with its answers after PPO if ``is_trained``, otherwise before PPO."""
     read_frozen_keys(run_dir)  # raises if this is no run
     by_step: dict[int, dict[str, str]] = {}

@@ -186,7 +186,7 @@ def refuse_unknown_flags(words: Sequence[str]) -> None:
 
 
 def refuse_words_of_other_programs(words: Sequence[str]) -> None:
-    """Raise ConfigError, with what to type instead, for a word of another program."""
+    """Raise ConfigError if an override is that of another library; the message has our form."""
     for word in words:
         for form, ours in WORDS.items():
             if found := re.fullmatch(form, word.lstrip("+"), re.IGNORECASE):

@@ -245,7 +245,8 @@ LAYOUTS = [
     for read, layouts in NAMES["layouts"]
     for name, columns in layouts.items()
 ]
-# Used by data.sets.NAME.columns, never detected from columns: chosen and rejected may be absent.
+# PARTIAL is used with data.sets.NAME.columns only. The columns of a file do not show it, since
+# chosen and rejected may be absent.
 EITHER = dict.fromkeys(("prompt", "chosen", "rejected"), ColumnKind.any)
 PARTIAL = Layout("columns", EITHER, _read_partial_preference)
 RANKING = Layout(

@@ -71,9 +71,10 @@ class Masters(NamedTuple):
 
 
 def masters_of(engine: Any, *, stage: int) -> Masters:
-    """Return the masters of a trained DeepSpeed engine.
+    """Return this rank's fp32 master weights of a DeepSpeed engine that trains.
 
-    At stage 0 they are the weights themselves; from stage 1 on each rank holds flat shards.
+    At ZeRO stage 0 the model's parameters are the master weights; from stage 1 on a rank has flat
+    shards.
     """
     optimizer = engine.optimizer
     if stage == 0:

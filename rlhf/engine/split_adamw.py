@@ -42,7 +42,7 @@ class AdamwScalars(NamedTuple):
 
 
 class AdamwUpdate(Protocol):
-    """An implementation of AdamW's update on split weights."""
+    """An implementation of AdamW's update on fp32 weights that are stored as ``Split``."""
 
     def step(
         self,

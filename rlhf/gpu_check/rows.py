@@ -146,7 +146,7 @@ class PartResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResults:
-    """The content of a page: start time and command of a check, and the results of its parts."""
+    """The content of gpu_check.md: start time and command of a check, and its parts' results."""
 
     started: str
     command: str

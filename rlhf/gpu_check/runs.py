@@ -17,7 +17,7 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import METRICS, read_lines
 from rlhf.jobs.sweep_jobs import PARENT
 from rlhf.run.jsonl import OPTIONS_LOGS
-from rlhf.run.metric_table import is_timing
+from rlhf.run.metric_table import varies_between_runs
 from rlhf.run.results import read_json_object, read_plan
 from rlhf.runtime.launch_mode import LAUNCHER
 
@@ -139,7 +139,9 @@ def differing_files(one: Path, other: Path) -> list[str]:
 def metrics_without_times(run_dir: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl without the metrics of time, speed and memory."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{name: v for name, v in line.items() if not is_timing(name)} for line in lines]
+    return [
+        {name: v for name, v in line.items() if not varies_between_runs(name)} for line in lines
+    ]
 
 
 def _results_without_times(run_dir: Path) -> dict[str, Any]:

@@ -256,6 +256,6 @@ class _TokenCounter:
         return SimpleNamespace(input_ids=ids)
 
 
-def _training_texts(parts: Iterable[PhaseData], most: int) -> Iterable[str]:
-    records: Iterable[Record] = (r for part in parts for r in islice(part.train, most))
+def _training_texts(parts: Iterable[PhaseData], records_per_part: int) -> Iterable[str]:
+    records: Iterable[Record] = (r for part in parts for r in islice(part.train, records_per_part))
     return (text for record in records for text in record.spoken if text)

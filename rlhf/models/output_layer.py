@@ -171,10 +171,10 @@ def _block_logits(
 def _reduce_block(
     logits_RW: Tensor, ids_R: Tensor, options: LogprobOptions, outs: tuple[Tensor, Tensor, Tensor]
 ) -> None:
-    """Write log-sum-exp and entropy of one block's logits / temperature to the first two ``outs``.
+    """Reduce the logits of one block of the vocabulary, divided by the temperature, to ``outs``.
 
-    The third of ``outs`` gets the logit / temperature of each id that is in the block. The logits
-    may be overwritten.
+    Those are the log-sum-exp and the entropy of each row, and the logit of each id that is in the
+    block. The logits may be overwritten.
     """
     kernel = _logprob_kernel(logits_RW)
     if kernel is not None:

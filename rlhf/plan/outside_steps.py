@@ -107,7 +107,7 @@ def copied_weight_bytes(scene: PhaseMemory, *, is_gathered: bool) -> int:
     return actor.weights * HALF if is_rounded else 0
 
 
-def gathers_weights(scene: PhaseMemory, needed: int) -> bool:
+def rollout_gathers_once(scene: PhaseMemory, needed: int) -> bool:
     """Return True if the rollout gathers all sharded weights once, instead of at every token.
 
     ``needed`` is the bytes that one rank needs in that case.

@@ -20,9 +20,9 @@ from rlhf.plan import memory_model, time_model
 from rlhf.plan.outside_steps import (
     build_sampling,
     copied_weight_bytes,
-    gathers_weights,
     graph_bytes,
     memory_outside_steps,
+    rollout_gathers_once,
     seconds_outside_ppo_steps,
     seconds_outside_training_steps,
 )
@@ -150,7 +150,7 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
     wide = 4 * actor.shape.hidden + 2 * actor.shape.ffn
     parts["activations"] = prefill * wide * size + rows * actor.shape.vocab * memory_model.SINGLE
     whole = actor.weights * size // scene.generation.tensor_parallel
-    gathers = is_sharded and gathers_weights(scene, parts.total() + whole)
+    gathers = is_sharded and rollout_gathers_once(scene, parts.total() + whole)
     if gathers:
         parts["gathered_weights"] = whole
     if settings.backend is Backend.fast:

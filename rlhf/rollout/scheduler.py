@@ -97,10 +97,11 @@ Pause = Callable[[Decoder | DrawingDecoder, range], PausedRows]
 
 
 class Scheduler:
-    """A loop that drives a decoder until every request is answered.
+    """A loop that drives a decoder until every request has ended.
 
     Active request i is row i of the decoder; when it ends, the last active request takes its row.
-    With ``pause``, answered requests pause in the rows from ``max_rows`` on.
+    With ``pause``, a request whose turn is complete waits for what follows the turn, in a row from
+    ``max_rows`` on.
 
     ``any_rank_works`` takes whether this rank has work left and returns whether any rank has: if a
     forward pass needs all ranks, a rank that has finished runs dummy passes for the others.

@@ -65,6 +65,6 @@ def describe_undocumented(name: str) -> str | None:
     return f"{name} is not in rlhf/run/metrics.yaml; the nearest metric there is {nearest}"
 
 
-def is_timing(name: str) -> bool:
+def varies_between_runs(name: str) -> bool:
     """Return True for metrics of time, speed or memory, which differ even between equal runs."""
     return name.startswith(("time/", "speed/", "memory/")) or name.endswith("_per_second")

@@ -27,7 +27,7 @@ from rlhf.phases import reward, reward_trainer, sft
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.supervised import warn_of_few_steps
 from rlhf.run.console import build_console
-from rlhf.run.metric_table import describe_undocumented, is_timing
+from rlhf.run.metric_table import describe_undocumented, varies_between_runs
 from rlhf.run.tracker import Tracker
 from tests.plain_engine import PlainEngine
 
@@ -207,7 +207,7 @@ def test_buckets_change_the_padding_alone(run: Callable[..., SimpleNamespace]) -
     )
     for (step, values), (other, others) in zip(sorted_.logged, plain.logged, strict=True):
         assert step == other
-        names = [name for name in values if not is_timing(name)]
+        names = [name for name in values if not varies_between_runs(name)]
         assert [values[n] for n in names] == pytest.approx([others[n] for n in names], rel=1e-5)
 
 

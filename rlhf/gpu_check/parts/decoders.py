@@ -170,7 +170,11 @@ def _generate(
 def _measure_response_distance(
     model: PreTrainedModel, request: Request, draws_T: Tensor, tolerance: float
 ) -> Distance:
-    """Return the distance of one response; ``tolerance``: of log-probabilities, in std."""
+    """Compare a decoded response with the model's own forward pass over it.
+
+    ``tolerance`` is the allowed difference of a log-probability, in standard deviations over the
+    vocabulary.
+    """
     ids_S = torch.tensor([*request.prompt, *request.ids], device=model.device)
     logits_SV = model(ids_S[None]).logits[0].float()
     logprobs_TV = logits_SV[len(request.prompt) - 1 : -1].log_softmax(dim=-1).cpu()

@@ -78,7 +78,8 @@ def _plan_process(
     """
     at = scene.at
     share = scene.config.ppo.rollout_batch_size // scene.config.rollout.samplers
-    # The highest stage whose weights are whole: the precision of weights depends on the stage.
+    # The run's stage, but at most the highest with whole weights. Stage 0 would do, were it not for
+    # the precision of the weights, which depends on the stage.
     stage = min(at.zero.stage, SHARDED_WEIGHTS - 1)
     zero = replace(at.zero, stage=stage, offload_parameters=False)
     process = replace(

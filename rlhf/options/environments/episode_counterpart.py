@@ -81,7 +81,7 @@ class Episodes:
             self._due = self._due or pool.replies(wait=True)
             self._check_beginning(self._due.pop())
 
-    def end_turn(self, request: Request) -> None:
+    def submit_turn(self, request: Request) -> None:
         """Decode the turn that has just ended, and send it to the environment."""
         episode, index = self._episodes[request.index], request.index
         ids = request.ids[request.turn_starts[-1] :]

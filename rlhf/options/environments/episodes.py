@@ -108,7 +108,7 @@ class EpisodeRollout:
                 continue
             for episode, turn in zip(active, _split_rows(responses), strict=True):
                 _add_turn(episode, turn)
-                counterpart.end_turn(episode)
+                counterpart.submit_turn(episode)
             active = _add_observations(active, counterpart)
         return episodes, measures
 

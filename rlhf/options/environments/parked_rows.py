@@ -20,7 +20,7 @@ class Continuation(NamedTuple):
 class Counterpart(Protocol):
     """The other side of episodes, which answers the turns of the policy."""
 
-    def end_turn(self, request: Request) -> None:
+    def submit_turn(self, request: Request) -> None:
         """Receive the turn that ``request`` has just finished; do not wait for the answer."""
 
     def continuations(self, *, wait: bool) -> list[Continuation]:
@@ -42,7 +42,7 @@ class ParkedRows:
         self._decoder = decoder
         self._free = list(places)
         self._held: dict[int, tuple[int, Request]] = {}  # request index -> decoder row, request
-        self._continued: list[tuple[Request, list[int]]] = []  # answered requests, tokens to add
+        self._continued: list[tuple[Request, list[int]]] = []  # with the observation's tokens
 
     def __len__(self) -> int:
         return len(self._held)
@@ -50,7 +50,7 @@ class ParkedRows:
     def add(self, row: int, request: Request) -> None:
         """Send the turn that ``request`` has finished to the counterpart, and park its row."""
         request.turn_ends.append(len(request.ids))
-        self._counterpart.end_turn(request)
+        self._counterpart.submit_turn(request)
         place = self._free.pop()
         self._decoder.move_row(row, place, columns=request.newest_position)
         self._held[request.index] = place, request

@@ -117,6 +117,6 @@ class RolloutBackends:
         return {} if self._partner is None else self._partner.yardsticks(records)
 
     def close(self) -> None:
-        """End the partner."""
+        """End the processes of the other side of conversations, if an option has started any."""
         if self._partner is not None:
             self._partner.close()

@@ -53,7 +53,7 @@ class Table:
         self.turns: dict[int, int] = {}
         self.waits = 0
 
-    def end_turn(self, request: Request) -> None:
+    def submit_turn(self, request: Request) -> None:
         assert request not in self.due, "a turn ended twice"
         self.due.append(request)
 
