@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -11,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -161,21 +164,32 @@ def test_every_slurm_task_tells_what_ended_its_ranks(start: Start) -> None:
         assert "Traceback" not in complaint
 
 
-# What the DeepSpeed launcher calls to reach other machines; here all of them are this one.
+# What the DeepSpeed launcher calls to reach other machines; here all of them are this one, and the
+# test starts their processes: it has the imports done.
 SSH = "#!/bin/sh\nexit 0\n"
 PDSH = f"""#!{sys.executable}
-import os, shlex, sys
-sys.path.insert(0, "{ROOT}")
-from tests.fork_server import WarmPopen
-
-hosts, words = sys.argv[5].split(","), " ".join(sys.argv[6:])
-jobs = []
-for number, host in enumerate(hosts):
-    *settings, (_, folder), command = map(shlex.split, words.replace("%n", str(number)).split(";"))
-    env = os.environ | dict(word.split("=", 1) for _, word in settings)
-    jobs.append(WarmPopen(command, cwd=folder, env=env))
-sys.exit(max([job.wait() for job in jobs], key=abs))
+import json, os, sys
+place = os.path.dirname(__file__)
+with open(os.path.join(place, "asked"), "w") as asked:
+    json.dump(sys.argv[5:], asked)
+with open(os.path.join(place, "ends")) as ends:
+    said, codes = zip(*json.load(ends))
+print(*said, sep="", flush=True)
+sys.exit(max(codes, key=abs))
 """
+
+
+def run_on_hosts(start: Start, place: Path) -> None:
+    """Start on each host what pdsh is asked for, and tell pdsh what it said and how it ended."""
+    hosts, *words = json.loads((place / "asked").read_text())
+    jobs = []
+    for number in range(len(hosts.split(","))):
+        parts = " ".join(words).replace("%n", str(number)).split(";")
+        *settings, (_, folder), (program, *command) = map(shlex.split, parts)
+        assert (folder, program) == (str(place), sys.executable)
+        jobs.append(start(*command, **dict(word.split("=", 1) for _, word in settings)))
+    ends = [("".join(job.communicate()), job.returncode) for job in jobs]
+    (place / "ends").write_text(json.dumps(ends))
 
 
 @pytest.mark.slow
@@ -183,6 +197,9 @@ def test_the_nodes_of_a_hostfile_are_one_run(start: Start, tmp_path: Path) -> No
     for name, text in {"ssh": SSH, "pdsh": PDSH}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
+    for name in ("asked", "ends"):
+        os.mkfifo(tmp_path / name)  # each is opened as soon as the other end is
+    Thread(target=run_on_hosts, args=[start, tmp_path], daemon=True).start()
     (tmp_path / "hosts").write_text("first slots=1\nsecond slots=1\n")
     run_dir = tmp_path / "run"
     nodes = ["hardware.nodes=2", "launcher.hostfile=hosts", "launcher.master_addr=localhost"]
