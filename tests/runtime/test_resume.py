@@ -43,7 +43,10 @@ CASES = {
         *("phase.order=[sft,ppo]", "model@reward_model=gold"),  # no reward model to train
     ],
     "episodes": [*EPISODES, "ppo.gae_unit=turn"],
-    "LoRA and DPO": ["lora=default", "phase=pipeline_dpo"],
+    "LoRA and DPO": [
+        *("lora=default", "phase=pipeline_dpo", "dpo.batch_size=16", "dpo.epochs=0.2"),
+        *("dpo.eval_prompts=4", "dpo.eval_examples=8"),
+    ],
 }
 
 
@@ -219,7 +222,7 @@ def test_gradients_that_stay_broken_end_the_run_and_name_what_was_good(tmp_path:
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    words = ["phase=sft", "sft.epochs=0.7", "checkpoint.every_steps=1", "checkpoint.keep=2"]
+    words = ["phase=sft", "checkpoint.every_steps=1", "checkpoint.keep=2"]
     finished(whole, *words, "checkpoint.keep_finished=true")
     last, before = steps_of(whole)
     unfinished_copy(whole, stopped, "sft", after_step=last)
