@@ -6,9 +6,11 @@ import os
 from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import omegaconf
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal import defaults_list
@@ -16,8 +18,8 @@ from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.plugins.config_source import ConfigResult
-from omegaconf import open_dict
-from omegaconf.base import Metadata
+from omegaconf import DictConfig, ListConfig, Node, UnionNode, ValueNode, open_dict
+from omegaconf.base import Box, Metadata
 
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
@@ -31,11 +33,16 @@ def compose_quickly() -> None:
 
     Those of this project have none; one would fail with an AttributeError. Half of the time of a
     composition went into files, and a quarter into names that interpolations could refer to.
+    A copy of a node is one of its parts: OmegaConf makes an empty node first, and checks it.
     Nor does Hydra compose a command's words twice, just to find hydra.mode, if none can set it.
     """
     yaml.SafeLoader = yaml.CSafeLoader
     defaults_list._create_interpolation_map = lambda *_: None
     Metadata.__deepcopy__ = _copied  # type: ignore[attr-defined]
+    for kind in (DictConfig, ListConfig, UnionNode, *ValueNode.__subclasses__()):
+        kind.__deepcopy__ = _copied_node
+    Box._re_parent = _set_parents  # type: ignore[method-assign]
+    omegaconf.base.parse = lru_cache(omegaconf.base.parse)  # of interpolations: some ten a config
     ConfigRepository.load_config = _load_once(ConfigRepository.load_config)  # type: ignore[method-assign]
     Hydra.get_mode = _mode_if_named(Hydra.get_mode)  # type: ignore[method-assign]
 
@@ -88,3 +95,37 @@ def _copied(metadata: Metadata, memo: dict[int, Any]) -> Metadata:
     for name, cache in metadata.resolver_cache.items():
         copied.resolver_cache[name] = dict(cache)
     return copied
+
+
+def _copied_node(node: Any, memo: dict[int, Any]) -> Any:
+    """Return what deepcopy returns: a value is shared, and so is the parent of the whole copy."""
+    state = node.__dict__
+    copied = object.__new__(type(node))
+    copied.__dict__.update(state)
+    copied.__dict__.update(_metadata=_copied(state["_metadata"], memo), _flags_cache=None)
+    match state.get("_content"):
+        case dict() as content:
+            below = {key: _copied_node(each, memo) for key, each in content.items()}
+            parts = list(below.values())
+        case list() as content:
+            below = parts = [_copied_node(each, memo) for each in content]
+        case Node() as content:
+            below = _copied_node(content, memo)
+            parts = [below]
+        case _:
+            return copied
+    copied.__dict__["_content"] = below
+    for each in parts:
+        each.__dict__["_parent"] = copied
+    return copied
+
+
+def _set_parents(box: Box) -> None:
+    """Do what Box._re_parent does: each merge asks for it again, and most parents are right."""
+    content = box.__dict__["_content"]
+    parts = [content] if isinstance(content, Node) else content if isinstance(content, list) else ()
+    for part in content.values() if isinstance(content, dict) else parts:
+        if part.__dict__["_parent"] is not box:
+            part._set_parent(box)
+        if "_content" in part.__dict__:
+            _set_parents(part)
