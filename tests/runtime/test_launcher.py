@@ -168,7 +168,8 @@ def test_every_slurm_task_tells_what_ended_its_ranks(start: Start) -> None:
 # test starts their processes: it has the imports done.
 SSH = "#!/bin/sh\nexit 0\n"
 PDSH = f"""#!{sys.executable}
-import json, os, sys
+import json, os, signal, sys
+signal.alarm(180)  # if the test is killed, nobody opens the other end
 place = os.path.dirname(__file__)
 with open(os.path.join(place, "asked"), "w") as asked:
     json.dump(sys.argv[5:], asked)
