@@ -6,13 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from rlhf.config.choices import Phase
 from rlhf.models.model_uses import models_in_phase
 from rlhf.plan.memory_model import model_state_bytes
 from tests.plan.planned import Compose, machine, run_of
 from tests.plan.states_rank import CASES, LORA_RANK, OPT, RANKS, group_by_setting
-from tests.runs import TORCHRUN, python
+from tests.runs import TORCHRUN, python, session_folder
 
 pytestmark = pytest.mark.slow
 
@@ -21,11 +22,15 @@ Found = list[list[dict[str, Any]]]  # by rank, by case
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What both ranks measured."""
-    folder = tmp_path_factory.mktemp("states")
-    run = python(*TORCHRUN, "-m", "tests.plan.states_rank", folder)
-    assert run.returncode == 0, run.stderr
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+    """What both ranks measured, once for all workers."""
+    folder = session_folder(tmp_path_factory) / "states"
+    files = [folder / f"rank{rank}.json" for rank in range(RANKS)]
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            run = python(*TORCHRUN, "-m", "tests.plan.states_rank", folder)
+            assert run.returncode == 0, run.stderr
+    return [json.loads(file.read_text()) for file in files]
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[str(case) for case in CASES])
