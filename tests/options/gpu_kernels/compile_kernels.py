@@ -27,7 +27,7 @@ LARGE = ("bf16", 8, 128)  # query heads per key head, and their size, of Llama 3
 HEADS = {  # of A100, A6000 and H100: few, as a compilation takes a second
     80: [LARGE, ("fp16", 4, 64)],
     86: [("fp32", 1, 256)],
-    90: [("fp32", 8, 128)],
+    90: [LARGE, ("fp32", 8, 128)],
 }
 
 
