@@ -1,0 +1,45 @@
+"""The quicker composition of the tests gives what Hydra and OmegaConf give by themselves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.runs import ROOT
+
+COMPOSE = """
+import sys
+from copy import deepcopy
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+if sys.argv[1] == "quick":
+    from tests.quick_hydra import compose_quickly
+    compose_quickly()
+with initialize_config_dir(sys.argv[2], version_base="1.3"):
+    for experiment in ("smoke", "arithmetic", "default"):
+        words = [] if experiment == "default" else [f"experiment={experiment}"]
+        cfg = compose("config", [*words, "+rewards.ends={kind: stop}", "seed=3"])
+        copy = deepcopy(cfg)
+        copy.ppo.steps, copy.rewards.ends.kind = 7, "gold"
+        print(OmegaConf.to_yaml(cfg), OmegaConf.to_yaml(copy))
+        print(OmegaConf.is_struct(copy), copy.ppo._get_full_key("steps"))
+        print(OmegaConf.to_yaml(OmegaConf.merge(cfg, {"ppo": {"steps": 9}}), resolve=True))
+"""
+
+
+@pytest.mark.slow
+def test_quick_configurations_are_those_of_hydra() -> None:
+    quick, plain = (
+        subprocess.run(
+            [sys.executable, "-c", COMPOSE, how, str(ROOT / "conf")],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for how in ("quick", "plain")
+    )
+    assert quick == plain
+    assert plain.count("steps: 7") == 3
