@@ -2,8 +2,10 @@
 # Each sets its environment up first, if it is missing: run installs the package, the others also what tests need.
 PYTHON ?= python3
 BIN := .venv/bin
+ENVIRONMENT := .venv/.made
 PACKAGE := .venv/.installed-package
 STAMP := .venv/.installed
+COMPILED := .venv/.compiled
 # One worker for each core; a worker that has nothing left to do takes over tests of another.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
@@ -17,11 +19,11 @@ export PYTHONDONTWRITEBYTECODE :=
 run: $(PACKAGE)
 	$(BIN)/python launch.py $(ARGS)
 
-# Types are checked on one core while tests run: they take half a minute, which is long beside `check`.
+# Types are checked on one core while the other compiles (the first time) or tests.
 test: style
 	$(MAKE) -j2 types every-test
 
-check: lint
+check: lint $(COMPILED)
 	$(PYTEST) -m "not slow and not soak"
 
 lint: style types
@@ -33,7 +35,7 @@ style: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-every-test: $(STAMP)
+every-test: $(COMPILED)
 	$(PYTEST) -m "not soak"
 
 # A hundred SIGKILLs at random moments, every kind of run stopped in every phase, a drive that fails
@@ -83,17 +85,28 @@ test-newest test-lowest: test-%: .venv-%/.installed
 	.venv-lowest/bin/python -m pip install --disable-pip-version-check --no-compile -c .venv-lowest/bounds.txt -e '.[dev]'
 	touch $@
 
-$(PACKAGE): pyproject.toml constraints.txt
+$(ENVIRONMENT): constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Python 3.11 or newer is needed, but \"$(PYTHON)\" is: $$($(PYTHON) --version 2>&1)." \
 	    "Name another: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	@# This pip resolves the versions in half the time that the one of Python 3.11 takes.
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt pip
-	@# Python compiles what it imports; pip would compile all of it, on one core.
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt -e .
 	touch $@
 
-$(STAMP): $(PACKAGE)
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+# Python compiles what it imports; pip would compile all of it, on one core.
+INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt
+
+$(PACKAGE): $(ENVIRONMENT) pyproject.toml
+	$(INSTALL) -e .
+	touch $@
+
+# One installation of both, since pip takes half a minute for each.
+$(STAMP): $(ENVIRONMENT) pyproject.toml
+	$(INSTALL) -e '.[dev]'
+	touch $(PACKAGE) $@
+
+# Once, on one core: workers that start together would each compile all that the tests import.
+$(COMPILED): $(STAMP)
+	$(BIN)/python -m pytest -q --collect-only > $(COMPILED).tests || { cat $(COMPILED).tests; exit 1; }
 	touch $@
