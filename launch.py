@@ -12,10 +12,11 @@ from rlhf.base.errors import RlhfError
 from rlhf.base.foreign_errors import as_drive_error
 from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.config.hydra_errors import explain_hydra_error
-from rlhf.jobs.job import begin_run, config_of_job, show_commands, show_plan
+from rlhf.jobs.completion import complete_config
+from rlhf.jobs.job import begin_run, show_commands, show_plan
 from rlhf.jobs.launch_command import Command, Job, parse_command, read_job, set_up_process
 from rlhf.jobs.search import run_search
-from rlhf.jobs.sweep_jobs import end_with_launcher, plan_as_share, run_job
+from rlhf.jobs.sweep_jobs import end_with_launcher, run_job
 from rlhf.report import at_end
 from rlhf.runtime.launch_mode import path_as_typed
 from rlhf.runtime.rendezvous import is_secondary_node, rank_from_environment
@@ -42,7 +43,8 @@ def run(job: Job) -> float | None:
     script, run_dir = path_as_typed(Path(__file__)), None
     if job.at_a_time is not None:
         end_with_launcher()
-    config, stopped = config_of_job(job)
+    completed = complete_config(job)
+    config = completed.config
     if config.launcher.dry_run:
         show_commands(config, job, script)
         return None
@@ -50,11 +52,9 @@ def run(job: Job) -> float | None:
         if job.is_plan:
             return None
     elif job.is_plan:
-        with plan_as_share(config.hardware, job.at_a_time):
-            return show_plan(config, job)
+        return show_plan(completed, job)
     else:
-        with plan_as_share(config.hardware, job.at_a_time):
-            config, run_dir = begin_run(config, job, stopped)
+        config, run_dir = begin_run(completed, job)
     try:
         if run_dir is not None and job.at_a_time is not None:
             return run_job(config.hardware, run_dir, script, jobs=job.at_a_time)

@@ -36,6 +36,7 @@ from rlhf.config.hydra_errors import (
 from rlhf.config.run_dir import LOCK, lock_run_dir
 from rlhf.evaluate.__main__ import lock_evaluation
 from rlhf.jobs import job
+from rlhf.jobs.completion import CompletedConfig
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.search import JOURNAL, repair_journal
 from rlhf.report.comparison import _weights_of_reward_model
@@ -114,8 +115,8 @@ def test_a_run_that_a_full_drive_ended_can_be_begun_again(
     with monkeypatch.context() as full:
         full.setattr(job, "write_command", is_full)
         with pytest.raises(OSError, match="No space"):
-            job.begin_run(to_run_config(cfg), Job(cfg, words), None)
-    job.begin_run(to_run_config(cfg), Job(cfg, words), None)
+            job.begin_run(CompletedConfig(to_run_config(cfg)), Job(cfg, words))
+    job.begin_run(CompletedConfig(to_run_config(cfg)), Job(cfg, words))
 
 
 @pytest.mark.parametrize(

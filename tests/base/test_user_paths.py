@@ -25,7 +25,7 @@ from rlhf.config.freeze import load_run, to_run_config
 from rlhf.config.run_dir import make_run_dir
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs.job import config_of_job
+from rlhf.jobs.completion import build_new_config, read_stopped_config
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.sweep_command import read_sweep_definition
 from rlhf.models.build import ModelSource
@@ -96,8 +96,8 @@ def test_every_key_refuses_it(
         "run_dir": lambda: make_run_dir(
             replace(config, run_dir=path), job_dir=None, now=datetime(2026, 1, 1)
         ),
-        "resume": lambda: config_of_job(Job(by_name, [], resume=path)),
-        "from_run": lambda: config_of_job(Job(by_name, [])),
+        "resume": lambda: read_stopped_config(Job(by_name, [], resume=path)),
+        "from_run": lambda: build_new_config(Job(by_name, [])),
         "RLHF_CACHE": cache_folder,
         "data.path": lambda: total_examples(replace(config.data, size=0, path=path)),
         "launcher.hostfile": lambda: check_hostfile(hosts),

@@ -12,7 +12,7 @@ from rlhf.config.freeze import write_frozen_config
 from rlhf.config.schema.data import drop_shares_of_absent_phases
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.splits import describe_division
-from rlhf.jobs.job import config_of_job
+from rlhf.jobs.completion import build_new_config, read_stopped_config
 from rlhf.jobs.launch_command import Job
 from rlhf.runtime.run_data import load_phase_data
 from tests.plan.planned import Compose, changed, run_of
@@ -71,9 +71,9 @@ def test_a_new_run_freezes_its_division_and_resume_keeps_any(
     compose: Compose, tmp_path: Path
 ) -> None:
     words = ["phase=pipeline_rule", "model@reward_model=gold", "data.split=[7,28,2]"]
-    new, _ = config_of_job(Job(compose(words), words))
+    new = build_new_config(Job(compose(words), words))
     assert new.data.split == [7, 0, 2]
     older = changed(new, data={"split": [7.0, 28.0, 2.0]})
     write_frozen_config(older, tmp_path)
-    resumed, _ = config_of_job(Job(compose([]), [], resume=str(tmp_path)))
+    resumed, _ = read_stopped_config(Job(compose([]), [], resume=str(tmp_path)))
     assert resumed.data.split == [7, 28, 2]

@@ -15,7 +15,7 @@ from rlhf.gpu_check.parts import decoders, pipelines
 from rlhf.gpu_check.processes import PARTS
 from rlhf.gpu_check.rows import CheckSetting, RowVerdict, Size, measure_row
 from rlhf.gpu_check.runs import EndedRun
-from rlhf.jobs.job import config_of_job
+from rlhf.jobs.completion import build_new_config
 from rlhf.jobs.launch_command import Job
 from rlhf.models.families import FAMILIES
 from rlhf.plan.decide import plan_and_configure
@@ -116,7 +116,6 @@ def test_launch_options_of_a_part_are_accepted(
         if not any(word.startswith("model.path=/") for word in words):  # that run trains it first
             there = [word.replace("hardware=auto", "hardware=a100_40g") for word in words]
             job = Job(compose([*there, "plan=only"]), there, is_plan=True)
-            config, _ = config_of_job(job)
-            plan = plan_and_configure(config).plan
+            plan = plan_and_configure(build_new_config(job)).plan
             assert plan is not None
             assert plan.fits, words

@@ -16,7 +16,8 @@ from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder, build_plain_template
-from rlhf.jobs.job import config_of_job, describe_template
+from rlhf.jobs.completion import build_new_config, read_stopped_config
+from rlhf.jobs.conversation_form import describe_template
 from rlhf.jobs.launch_command import Job
 from tests.models_on_disk import small_tokenizer
 
@@ -26,8 +27,7 @@ CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% 
 
 def chosen(compose: Compose, *words: str) -> RunConfig:
     words = ("data.template=auto", *words)
-    config, _ = config_of_job(Job(compose(list(words)), list(words), is_plan=True))
-    return config
+    return build_new_config(Job(compose(list(words)), list(words), is_plan=True))
 
 
 def described(config: RunConfig) -> list[str]:
@@ -110,7 +110,9 @@ def test_a_resumed_run_keeps_its_form(name: str, compose: Compose, tmp_path: Pat
     config = to_run_config(compose([*words, "data.template=chat"]))
     write_frozen_config(config, tmp_path)
     cfg = compose([*words, name])
-    resumed, _ = config_of_job(Job(cfg, [name, "data.path=pairs.jsonl"], resume=str(tmp_path)))
+    resumed, _ = read_stopped_config(
+        Job(cfg, [name, "data.path=pairs.jsonl"], resume=str(tmp_path))
+    )
     assert resumed.data.template is Template.chat
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from rlhf.base.errors import DataError
 from rlhf.config.schema.run import RunConfig
+from rlhf.jobs.completion import CompletedConfig, StoppedRun, build_new_config
 from rlhf.jobs.input_files import INPUTS, check_inputs, write_inputs
-from rlhf.jobs.job import StoppedRun, begin_run, config_of_job
+from rlhf.jobs.job import begin_run
 from rlhf.jobs.launch_command import Job
 from tests.plan.planned import Compose, run_of
 
@@ -75,7 +76,7 @@ def test_a_changed_file_is_named_when_a_run_is_resumed(
     write_inputs(config, folder)
     change(folder)
     with pytest.raises(DataError, match=rf"^{key}: .*json.* changed since the run of .* began"):
-        begin_run(config, Job(compose([]), []), StoppedRun(folder, config))
+        begin_run(CompletedConfig(config, StoppedRun(folder, config)), Job(compose([]), []))
 
 
 def test_another_file_under_the_same_name_is_refused(
@@ -102,7 +103,7 @@ def test_changed_code_is_said(
 
 def test_a_size_of_an_experiment_does_not_stand_for_a_file(compose: Compose, folder: Path) -> None:
     typed = [*WORDS, "data.size=70"]
-    assert config_of_job(Job(compose(typed), typed))[0].data.size == 70
-    assert config_of_job(Job(compose(WORDS), WORDS))[0].data.size == 0
+    assert build_new_config(Job(compose(typed), typed)).data.size == 70
+    assert build_new_config(Job(compose(WORDS), WORDS)).data.size == 0
     made = ["experiment=smoke"]
-    assert config_of_job(Job(compose(made), made))[0].data.size > 0
+    assert build_new_config(Job(compose(made), made)).data.size > 0

@@ -14,6 +14,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import load_frozen_config, to_run_config, write_frozen_config
 from rlhf.config.run_dir import make_run_dir
 from rlhf.jobs import job as job_module
+from rlhf.jobs.completion import CompletedConfig
 from rlhf.jobs.job import begin_run
 from rlhf.jobs.launch_command import Job
 from rlhf.runtime.worker import run_worker
@@ -36,7 +37,7 @@ def test_a_run_that_begins_between_check_and_writing_is_kept(
     monkeypatch.setattr(job_module, "make_run_dir", make_for_both)
     cfg = compose([*words, "seed=1"])
     with pytest.raises(ConfigError, match="already holds a run"):
-        begin_run(to_run_config(cfg), Job(cfg, [*words, "seed=1"]), None)
+        begin_run(CompletedConfig(to_run_config(cfg)), Job(cfg, [*words, "seed=1"]))
     assert load_frozen_config(run_dir) == other
     assert not (run_dir / "command.txt").exists()
 
@@ -66,7 +67,7 @@ def test_of_two_processes_that_begin_a_run_one_runs(
     def begin(seed: int) -> None:
         cfg = configs[seed]
         try:
-            begin_run(to_run_config(cfg), Job(cfg, [*words, f"seed={seed}"]), None)
+            begin_run(CompletedConfig(to_run_config(cfg)), Job(cfg, [*words, f"seed={seed}"]))
         except ConfigError as error:
             sys.exit(2 if "already holds a run" in str(error) else 1)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rlhf.base.errors import RlhfError
 from rlhf.config.freeze import to_run_config
-from rlhf.jobs.job import begin_run, show_plan
+from rlhf.jobs.completion import CompletedConfig, plan_config
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.search import run_search
 from rlhf.jobs.search_command import parse_search
@@ -113,14 +112,9 @@ def test_both_doors_refuse_before_the_first_phase(
     pairs.write_text("\n".join(map(json.dumps, rows)))
     own = [*words.format(model=model, pairs=pairs).split(), door, "data.template=plain"]
     job = job_of([*own, f"run_dir={tmp_path / 'run'}"], compose)
-    asked = to_run_config(job.cfg)
-    act: Callable[[], object] = (
-        (lambda: show_plan(asked, job))
-        if door == "plan=only"
-        else lambda: begin_run(asked, job, None)
-    )
+    job = job._replace(is_plan=door == "plan=only")
     with pytest.raises(RlhfError) as refused:
-        act()
+        plan_config(CompletedConfig(to_run_config(job.cfg)), job)
     assert told in str(refused.value)
     assert not (tmp_path / "run").exists(), "before a run directory is made"
 
