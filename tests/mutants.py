@@ -1,4 +1,4 @@
-"""Plant one-line faults at random places of the source; name those that no test finds.
+"""Plant one-line faults at random places of the source, and name the test that finds each.
 
     python -m tests.mutants [--faults 150] [--seed 1] [--within rlhf/data]
 
@@ -12,14 +12,20 @@ import argparse
 import ast
 import os
 import random
-import subprocess
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from ctypes import CDLL
+from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from tests.planted import RED, copy_source
+from tests.pretend_cuda.gpu import load, missing_to_pretend
 from tests.runs import ROOT
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -29,6 +35,14 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult},
     **{ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.MatMult: ast.Mult},
 }
+IMPORTED = (
+    "torch",
+    "transformers",
+    "deepspeed",
+    "datasets",
+)  # before each fault's tests are forked
+ALREADY_IMPORTED = "ignore::pytest.PytestAssertRewriteWarning"  # plugins of pytest
+OUTPUT = "pytest.txt"  # in the tree: what pytest said last
 SECONDS = 400  # quick tests take less: a fault with which they do not end is found
 
 
@@ -81,13 +95,14 @@ def _mutate(node: ast.expr) -> str | None:
 
 
 def tests_of(path: Path) -> list[str]:
-    """Return the tests that mirror ``path``, or name its module, as paths from the root."""
+    """Return the tests that name the module ``path``, then those that mirror it, from the root."""
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     named = [each for each in ROOT.glob("tests/**/test_*.py") if module in each.read_text()]
     mirrored = ROOT / "tests" / path.relative_to(ROOT / "rlhf").parent
     rooms = [mirrored, *mirrored.parents][: len(path.relative_to(ROOT).parts) - 2]
     beside = next(filter(None, ([*room.glob("test_*.py")] for room in rooms)), [])
-    return sorted({str(each.relative_to(ROOT)) for each in [*named, *beside]})
+    ordered = dict.fromkeys([*sorted(named), *sorted(beside)])
+    return [str(each.relative_to(ROOT)) for each in ordered]
 
 
 def is_found(fault: Fault, tree: Path) -> bool:
@@ -95,33 +110,59 @@ def is_found(fault: Fault, tree: Path) -> bool:
     path = tree / fault.path.relative_to(ROOT)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[: fault.line - 1], fault.new + "\n", *lines[fault.line :]]))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m"]
     try:
         for marked in ("not slow and not soak", "slow"):
-            run = subprocess.run(
-                [*command, marked, *tests_of(fault.path)],
-                cwd=tree,
-                env=os.environ | {"PYTHONPATH": str(tree)},
-                capture_output=True,
-                timeout=SECONDS,
-                check=False,
-            )
-            if run.returncode in (RED, 2, 3, 4):  # or the tests cannot even be collected
+            code = run_tests(tests_of(fault.path), marked, tree)
+            if code in (RED, 2, 3, 4):  # or the tests cannot even be collected
                 return True
-    except subprocess.TimeoutExpired:
-        return marked != "slow"
+            if code is None:
+                return marked != "slow"
     finally:
         path.write_text("".join(lines))
     return False
 
 
+def run_tests(tests: list[str], marked: str, tree: Path) -> int | None:
+    """Run the tests of ``tree`` in a fork, which has its imports done; None: they do not end."""
+    library = load() if missing_to_pretend() is None else None
+    for name in IMPORTED:
+        import_module(name)
+    given = (tests, marked, tree, library)
+    process = get_context("fork").Process(target=_run_in_fork, args=given)
+    process.start()
+    process.join(SECONDS)
+    if process.exitcode is None:
+        os.killpg(process.ident or 0, signal.SIGKILL)
+        process.join()
+        return None
+    return process.exitcode
+
+
+def _run_in_fork(tests: list[str], marked: str, tree: Path, library: CDLL | None) -> None:
+    """Run the tests of ``tree``, and end this process with pytest's exit code."""
+    os.setsid()  # what the tests start ends with them
+    os.chdir(tree)
+    os.environ["PYTHONPATH"] = str(tree)
+    sys.path[:] = [str(tree), *(place for place in sys.path if place not in ("", str(ROOT)))]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("rlhf", "tests")]:
+        del sys.modules[name]
+    import_module("tests.pretend_cuda.gpu").load = lambda: library  # it is, and torch has found it
+    with (tree / OUTPUT).open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-W", ALREADY_IMPORTED, "-m", marked]
+    os._exit(pytest.main([*options, *tests]))
+
+
 def main() -> None:
-    """Plant the faults in turn; print each that no test finds, and how many were found."""
+    """Plant the faults in turn; print each with the test that finds it, and how many were found."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--faults", type=int, default=150)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--within", default="rlhf", help="a folder or file of the package")
+    options.add_argument("--part", default="1/1", help="k/n: every n-th fault, from the k-th")
     given = options.parse_args()
+    part, parts = map(int, given.part.split("/"))
     within = ROOT / given.within
     files = [path for path in sorted(ROOT.glob("rlhf/**/*.py")) if path.is_relative_to(within)]
     files = [path for path in files if tests_of(path)]
@@ -130,15 +171,18 @@ def main() -> None:
     while len(chosen) < given.faults:  # a file first, so that each room has its share
         if faults := list(faults_of(draw.choice(files))):
             chosen.append(draw.choice(faults))
+    # As conftest.py sets them, but before the imports.
+    os.environ.update(DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1")
     with tempfile.TemporaryDirectory() as folder:
         tree, found = copy_source(Path(folder)), 0
-        for number, fault in enumerate(chosen, start=1):
+        for number, fault in enumerate(chosen[part - 1 :: parts], start=1):
             is_red = is_found(fault, tree)
             found += is_red
-            if not is_red:
-                where = f"{fault.path.relative_to(ROOT)}:{fault.line}"
-                print(f"survived: {where}: {fault.old.strip()} -> {fault.new.strip()}", flush=True)
-            print(f"{found} of {number} found", flush=True)
+            lines = (tree / OUTPUT).read_text().splitlines()
+            by = next((line for line in lines if line.startswith(("FAILED", "ERROR"))), "no test")
+            where = f"{fault.path.relative_to(ROOT)}:{fault.line}"
+            print(f"{where}: {fault.old.strip()} -> {fault.new.strip()}")
+            print(f"    {'found' if is_red else 'survived'}: {by}, {found} of {number}", flush=True)
 
 
 if __name__ == "__main__":

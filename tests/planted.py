@@ -43,7 +43,7 @@ def copy_source(tree: Path) -> Path:
     """Copy the source to ``tree`` without bytecode; return ``tree``."""
     for name in COPIED:
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in ROOT.glob("*.*"):
+    for path in ROOT.iterdir():
         if path.is_file():
             shutil.copy(path, tree)
     return tree
