@@ -87,7 +87,7 @@ def test_what_a_function_starts_is_the_users_own(
     part.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_no_process_of_a_run_runs_them(hostile: Path) -> None:
     """The job of a sweep, its ranks, and the parts of each rank."""
     run = launch(
@@ -104,18 +104,25 @@ def test_no_process_of_a_run_runs_them(hostile: Path) -> None:
     assert run.returncode == 0, run.stderr
 
 
-def test_launchers_of_others_get_the_setting(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("rlhf.runtime.rank", ["hardware.ranks_per_node=2"]),
+        ("deepspeed.launcher.runner", ["hardware.nodes=2", "launcher.hostfile=hosts"]),
+    ],
+)
+def test_what_is_started_gets_the_setting(program: str, words: list[str], tmp_path: Path) -> None:
     """DeepSpeed's launcher and sbatch pass the environment on to other nodes."""
-    fake = tmp_path / "deepspeed" / "launcher"
-    fake.mkdir(parents=True)
-    for folder in (fake.parent, fake):
+    fake = tmp_path.joinpath(*program.split(".")).with_suffix(".py")
+    fake.parent.mkdir(parents=True)
+    for folder in (fake.parent, fake.parent.parent):
         (folder / "__init__.py").touch()
-    (fake / "runner.py").write_text("import os; print('is', os.environ['PYTHONSAFEPATH'])")
+    fake.write_text("import os; print('is', os.environ['PYTHONSAFEPATH']); raise SystemExit(1)")
     (tmp_path / "hosts").write_text("localhost slots=1\nother slots=1\n")
     run = launch(
         *TINY_RUN,
-        "hardware.nodes=2",
-        "launcher.hostfile=hosts",
+        *words,
+        "plan=off",
         cwd=tmp_path,
         popen=subprocess.Popen,
         PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]),
