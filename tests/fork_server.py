@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from tests.forked_process import NETWORK, Request, become, close, run
+from tests.pretend_cuda.machine import NAME
 from tests.quick_hydra import compose_once, compose_quickly
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +79,7 @@ SETTINGS = {
 ON_GPU = {"PRETEND_CUDA": "1", "DS_ACCELERATOR": "cuda"}
 # Variables that an interpreter or a library reads when it starts, unlike those of a run.
 READ_AT_START = re.compile(
-    r"(DS|GOMP|HF|JE|KMP|LD|MKL|ONEDNN|OPENBLAS|PRETEND|TRANSFORMERS|XDG)_|"
+    r"(DS|GOMP|HF|JE|KMP|LD|MKL|ONEDNN|OPENBLAS|TRANSFORMERS|XDG)_|PRETEND_CUDA$|"
     r"PYTHON(?!(SAFE)?PATH|HASHSEED)|HOME$"
 )
 # A sampling process, the one program below the supervisor that imports as much as a run does.
@@ -100,6 +101,7 @@ def is_warm(
     words = words[1:] if words[:1] == ["-u"] else words
     is_program = words[:1] == ["-m"] or (bool(words) and words[0].endswith(".py"))
     is_program |= words[:4] == SAMPLES
+    is_program &= NAME not in env or "PRETEND_CUDA" in env  # or torch would find no GPU
     return python == sys.executable and is_program and read_at_start(env) in imported_with
 
 

@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.pretend_cuda.machine import MACHINES, NAME, pretend
+
 # Variables that glibc reads when a process starts, and their numbers for mallopt(3).
 MALLOC_OPTIONS = {
     "MALLOC_TRIM_THRESHOLD_": -1,
@@ -73,6 +75,8 @@ def become(
     numpy.random.seed()  # noqa: NPY002  the state that numpy drew when it was imported
     if "OMP_NUM_THREADS" in request.env:
         torch.set_num_threads(int(request.env["OMP_NUM_THREADS"]))
+    if NAME in request.env:  # as sitecustomize.py does when a new interpreter imports torch
+        pretend(MACHINES[request.env[NAME]])
 
 
 def close(descriptors: Sequence[int]) -> None:
