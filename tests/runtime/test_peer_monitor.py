@@ -117,6 +117,14 @@ def test_a_rank_that_ends_without_a_word_is_named(ranks: Ranks) -> None:
     )
 
 
+def test_probes_find_within_15_seconds_that_the_machine_of_a_peer_is_gone(ranks: Ranks) -> None:
+    for peer in (peer for monitor in ranks.monitors for peer in monitor._peers):
+        assert peer.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        idle, interval, count = (peer.getsockopt(socket.IPPROTO_TCP, name) for name in names)
+        assert idle + interval * count < 15
+
+
 def test_the_end_of_a_run_is_no_loss(ranks: Ranks) -> None:
     for rank in (2, 0, 1):
         ranks.monitors[rank].announce_success()
