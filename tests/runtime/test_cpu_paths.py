@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from rlhf.base.cpu import Isa, can_train_fp16, read_cpu
-from tests.runs import ROOT, TINY_RUN, launch
+from rlhf.base.cpu import MAX_ISA, ONEDNN_MAX_ISA, Isa, can_train_fp16, cap_onednn_isa, read_cpu
+from rlhf.config.machine_rates import cpu_rates, store_rates
+from tests.runs import ROOT, TINY_RUN, launch, soaked
 
 pytestmark = pytest.mark.slow
 
 SFT = [*TINY_RUN, "phase=sft", "hardware.dtype=bf16", "run_dir=run"]
 LOWER = [level for level in Isa if level < read_cpu().isa]  # all other runs have this CPU's own
+
+
+@pytest.fixture
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A cap of the instruction sets, under which no run needs to measure the CPU."""
+    monkeypatch.setenv(MAX_ISA, request.param)
+    cap_onednn_isa()
+    store_rates(replace(cpu_rates(), is_measured=True))
+    os.environ.pop(ONEDNN_MAX_ISA, None)  # launch.py sets it, too
+    return str(request.param)
 
 
 def kernels_of(cwd: Path, *overrides: str, **environment: object) -> str:
@@ -30,19 +43,20 @@ def kernels_of(cwd: Path, *overrides: str, **environment: object) -> str:
 
 @pytest.mark.parametrize(
     "level",
-    [pytest.param(level, marks=pytest.mark.soak) for level in LOWER[:-1]] + LOWER[-1:],
+    soaked([each.name for each in LOWER], *(each.name for each in LOWER[:-1])),
+    indirect=True,
 )
-def test_every_lower_level_of_this_cpu(level: Isa, tmp_path: Path) -> None:
-    line = kernels_of(tmp_path, RLHF_MAX_CPU_ISA=level.name)
-    assert f"in C ({level.name})" in line
-    assert ("torch instead of" in line) is (level is Isa.none)
+def test_every_lower_level_of_this_cpu(level: str, tmp_path: Path) -> None:
+    line = kernels_of(tmp_path)
+    assert f"in C ({level})" in line
+    assert ("torch instead of" in line) is (level == "none")
 
 
-@pytest.mark.parametrize("level", ["avx2", pytest.param("none", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("level", soaked(["avx2", "none"], "none"), indirect=True)
 def test_auto_is_fp32_without_denormal_numbers_under_a_cap(level: str, tmp_path: Path) -> None:
     auto = [word for word in TINY_RUN if not word.startswith("hardware.dtype")]
     auto += ["phase=sft", "run_dir=run", "tracking.others=[tests.killer:DenormalFinder]"]
-    run = launch(*auto, cwd=tmp_path, PYTHONPATH=ROOT, RLHF_MAX_CPU_ISA=level)
+    run = launch(*auto, cwd=tmp_path, PYTHONPATH=ROOT)
     assert run.returncode == 0, run.stderr
     assert "1 x cpu, fp32" in run.stdout
     names = "logprobs, softmax, decode" if level == "avx2" else "none"
