@@ -59,7 +59,7 @@ UNREAD = {
     "phase.order=[sft,reward]": ("ppo.", "rollout.", "dpo."),
 }
 # What the run of from_run has determined.
-DETERMINED = ("seed", "model", "reward", "sft.", "data", "environment")
+DETERMINED = ("seed", "model", "reward.", "reward_model", "sft.", "data", "environment")
 
 
 def words_that_are_read(words: Iterable[object]) -> list[str]:

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.slow
 MODULE = (ROOT / "examples" / "my_rewards.py").read_text()
 FUNCTION = "{kind: function, function: 'my_rewards:vowels', run_code: true}"
 # Enough steps, and nothing holds them back.
-LEARN = ["ppo.steps=20", "ppo.kl_ctl=0", "ppo.actor_lr=0.02", "ppo.critic_lr=0.01"]
+LEARN = ["ppo.steps=14", "ppo.kl_ctl=0", "ppo.actor_lr=0.03", "ppo.critic_lr=0.01"]
+LEARN += ["ppo.eval_prompts=8", "ppo.sample_every=99"]
 BY_RULE = ["phase=pipeline_rule", *LEARN]
 
 
@@ -49,12 +50,12 @@ def test_a_function_is_learned_from(estimator: str, tmp_path: Path) -> None:
     assert result["score_parts_after"] == {"vowels": result["score_after"]}
 
 
-def test_a_mix_has_the_reward_model_in_it(tmp_path: Path) -> None:
+def test_a_mix_has_the_reward_model_in_it(tiny_run: Path, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(MODULE)
     parts = f"rewards={{learned: {{kind: model, normalise: true}}, vowels: {FUNCTION}, "
     parts += "brief: {kind: length, most: 4, slack: 4, weight: 0.25}, "
     parts += "right: {kind: exact, columns: [answer], weight: 0}}"
-    run = finished(tmp_path / "run", *LEARN, parts)
+    run = finished(tmp_path / "run", *LEARN, "phase=ppo", f"from_run={tiny_run}", parts)
     named = [of_ppo(run, f"ppo/parts/{name}") for name in ("learned", "vowels", "brief")]
     for total, learned, vowels, brief in zip(of_ppo(run, "ppo/score_mean"), *named, strict=True):
         assert total == pytest.approx(learned + vowels + 0.25 * brief, abs=1e-5)
