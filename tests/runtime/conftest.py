@@ -21,6 +21,7 @@ OPTIONS = [
     "ppo.sample_every=2",
     "sft.eval_every=1",
     "reward.members=2",
+    "reward.epochs=0.1",
     "ppo.rollout_correction=token",
     "ppo.advantage_estimator=grpo",  # the episodes have a critic
     "ppo.responses_per_prompt=2",

@@ -17,8 +17,9 @@ pytestmark = pytest.mark.slow
 
 # One pass over a rollout in one piece: which rows share a mini-batch is the one thing that does
 # depend on the number of ranks, since a rank shuffles its own rows.
-WHOLE_ROLLOUT = ["ppo.ppo_epochs=1", "ppo.mini_batch_size=16"]
-WHOLE_ROLLOUT += ["ppo.steps=1", "ppo.warmup_steps=0"]
+WHOLE_ROLLOUT = ["ppo.ppo_epochs=1", "ppo.rollout_batch_size=8", "ppo.mini_batch_size=8"]
+WHOLE_ROLLOUT += ["ppo.steps=1", "ppo.warmup_steps=0", "ppo.eval_prompts=2"]
+WHOLE_ROLLOUT += ["reward.epochs=0.05", "reward.eval_examples=8", "sft.eval_examples=8"]
 CHECK = ["ppo.critic_check.every=1", "ppo.critic_check.states=8", "ppo.critic_check.branches=4"]
 # Every weight is sharded, however small: by default DeepSpeed leaves such small ones whole.
 SHARD_ALL = ["+zero.extra.zero_optimization.stage3_param_persistence_threshold=0"]
@@ -53,7 +54,7 @@ def assert_first_losses(run_dir: Path, plain: Path) -> None:
 
 
 DEEPSPEED = "zero.engine=deepspeed"  # by default one rank runs in plain torch
-MICRO = [f"{phase}.micro_batch_size=4" for phase in ("sft", "reward", "ppo")]
+MICRO = [f"{phase}.micro_batch_size=2" for phase in ("sft", "reward", "ppo")]
 WAYS = {
     "stage1, micro-batches": ["zero=stage1", *MICRO],
     "stage0, deepspeed": ["zero=stage0", DEEPSPEED],
@@ -137,7 +138,7 @@ def test_half_precision_follows_fp32(
     """The first phase tells; that of fp16 must run all phases to their end."""
     run = tmp_path / "run"
     how = [f"hardware.dtype={dtype}", f"zero.engine={engine}", f"zero=stage{stage}"]
-    how += [f"phase={phase}"]
+    how += [f"phase={phase}", *WHOLE_ROLLOUT]
     program = ["-m", "tests.emulated_fp16"] if dtype == "fp16" else ["launch.py"]
     process = python(*program, *TINY_RUN, *how, f"run_dir={run}", cwd=ROOT)
     assert process.returncode == 0, process.stderr
