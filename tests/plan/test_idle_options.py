@@ -30,6 +30,10 @@ def test_zeropp_on_one_node(compose: Compose) -> None:
     part = changed(zeropp, zero={"hpz_partition_size": 4, "quantize_gradients": False})
     (found,) = describe_idle_options(part)
     assert found.startswith("zero.hpz_partition_size=4 on one node only costs memory, 1/4 of the ")
+    (found,) = describe_idle_options(
+        changed(part, hardware={"ranks_per_node": 2}, zero={"hpz_partition_size": 2})
+    )
+    assert found.endswith("has no effect: the 2 ranks already hold all weights among them")
 
 
 def test_frozen_weights_need_a_model_under_adapters(compose: Compose) -> None:

@@ -299,3 +299,13 @@ def test_tensor_parallel_generation_holds_a_part_of_the_weights(compose: Compose
     assert whole.peak_moment == half.peak_moment == "generation"
     assert whole.parts["gathered_weights"] == 2 * 1315758080
     assert half.parts["gathered_weights"] == 1315758080
+
+
+def test_every_mini_batch_of_every_epoch_is_an_update(compose: Compose) -> None:
+    one = {"rollout_batch_size": 128, "mini_batch_size": 128, "ppo_epochs": 1}
+    seconds = [
+        phase(eight_gpus(compose, ppo=one | more), Phase.ppo).step_seconds["train"]
+        for more in ({}, {"ppo_epochs": 3}, {"ppo_epochs": 3, "mini_batch_size": 64})
+    ]
+    assert seconds[1] == pytest.approx(3 * seconds[0])
+    assert seconds[2] > 1.01 * seconds[1], "each of twice as many updates reduces all gradients"

@@ -128,3 +128,15 @@ def test_groups_are_branches_after_single_values() -> None:
         "    ├── kl_ctl: 0.1",
         "    └── kl_target: null",
     ]
+
+
+def test_a_screen_is_filled_on_a_terminal_and_printed_elsewhere() -> None:
+    terminal, log = StringIO(), StringIO()
+    for file in (terminal, log):
+        with console(file, is_terminal=file is terminal).screen() as show:
+            show("step 1")
+            show("step 2")
+    assert log.getvalue() == "step 1\nstep 2\n"
+    to_other_screen = "\x1b[?1049h"
+    assert terminal.getvalue().startswith(to_other_screen)
+    assert "step 2" in without_escapes(terminal.getvalue())
