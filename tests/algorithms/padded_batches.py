@@ -48,7 +48,7 @@ def with_padding(x_BT: Tensor, extra: int, value: float = 0) -> Tensor:
 
 
 def f64(*values: Any) -> Tensor:
-    """A tensor in float64 of its arguments."""
+    """A tensor in float64; each argument is a number of a vector, or a row of a matrix."""
     return torch.tensor(values, dtype=torch.float64)
 
 

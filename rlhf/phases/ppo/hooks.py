@@ -2,8 +2,7 @@
 
 An option that takes part in PPO has a module ``hooks`` with the class ``HOOK``. A method is called
 on all hooks in the order of ``rlhf.options.OPTIONS``. A hook that changes an argument receives the
-argument as the previous hook returned it.
-Used by ahead, average, branches, corrections, environments, ptx and resampling.
+argument as the previous hook returned it. ``HooksSeam`` names the options that have hooks.
 """
 
 # ruff: noqa: ARG002, ARG003 - the methods of PpoHook change nothing
