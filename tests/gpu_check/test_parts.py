@@ -11,7 +11,7 @@ import torch
 
 from rlhf.config.choices import Dtype
 from rlhf.gpu_check import runs
-from rlhf.gpu_check.parts import decoders, pipelines
+from rlhf.gpu_check.parts import decoders, pipelines, resume
 from rlhf.gpu_check.processes import PARTS
 from rlhf.gpu_check.rows import CheckSetting, RowVerdict, Size, measure_row
 from rlhf.gpu_check.runs import EndedRun
@@ -87,6 +87,18 @@ def test_runs_cover_engines_stages_precisions_and_offload(gpu: Gpu) -> None:
         names
     )
     assert all(Dtype(name.rpartition(" ")[2]) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "engines"),
+    [(Dtype.bf16, ["torch, stage 1", "DeepSpeed, stage 2"]), (Dtype.fp16, ["DeepSpeed, stage 2"])],
+)
+def test_engines_are_resumed_in_the_precision_of_the_gpu(
+    dtype: Dtype, engines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "resolve_dtype", lambda *_: dtype)
+    setting = CheckSetting(folder=tmp_path, size=Size.full)
+    assert [task.what for task in resume.tasks(setting)] == engines
 
 
 def test_every_part_has_its_module() -> None:
