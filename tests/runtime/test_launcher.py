@@ -54,7 +54,7 @@ def wait_for(path: Path, text: str = "", seconds: float = 120) -> None:
     patience = time.monotonic() + seconds
     while not (path.exists() and text in path.read_text()):
         assert time.monotonic() < patience, f"{text} in {path} does not come"
-        time.sleep(0.1)
+        time.sleep(0.02)
 
 
 def children(pid: int) -> list[int]:
@@ -218,7 +218,9 @@ def test_the_nodes_of_a_hostfile_are_one_run(start: Start, tmp_path: Path) -> No
 def test_a_job_that_was_preempted_goes_on_with_its_run(start: Start, tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     arguments = ["-m", "hydra/launcher=submitit_local", *TINY_RUN, "ppo.steps=12"]
-    arguments += ["phase.order=[sft,ppo]", "model@reward_model=gold"]
+    arguments += ["phase.order=[sft,ppo]", "model@reward_model=gold", "sft.eval_examples=8"]
+    arguments += ["ppo.ppo_epochs=1", "ppo.rollout_batch_size=8", "ppo.eval_prompts=4"]
+    arguments += ["ppo.sample_every=99"]
     job = tmp_path / "sweep" / "0"
     sweep = f"hydra.sweep.dir={job.parent}"
     process = start(ROOT / "launch.py", *arguments, sweep)
