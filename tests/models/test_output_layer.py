@@ -240,7 +240,6 @@ def test_a_weights_gradient_in_bf16_is_rounded_as_rarely_in_many_blocks_as_in_fe
     assert many < 1.5 * once
 
 
-@pytest.mark.slow
 def test_softmaxes_in_blocks_have_the_gradient_of_their_differences() -> None:
     given = layer()
 
@@ -248,7 +247,7 @@ def test_softmaxes_in_blocks_have_the_gradient_of_their_differences() -> None:
         options = LogprobOptions(0.8, entropy_gradient=True)
         return _FusedLogprobs.apply(*leaves, given.ids_N, options, Block(5, 7), Block(3, 20))
 
-    assert torch.autograd.gradcheck(found, given[:3])
+    assert torch.autograd.gradcheck(found, given[:3], fast_mode=True)  # along random directions
 
 
 def test_of_no_tokens_nothing_is_told() -> None:
