@@ -42,6 +42,7 @@ EPISODES = [
     "+rewards.environment={kind: environment}",
     "rollout.max_response_tokens=5",
 ]
+EVALUATED_EPISODES = [*EPISODES, "ppo.eval_every=1", "ppo.eval_prompts=8", "sft.eval_examples=8"]
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tests.runs import EPISODES, TINY_RUN, python, session_folder
+from tests.runs import EVALUATED_EPISODES, TINY_RUN, python, session_folder
 
 # Options of PPO that log and save more than the default run does.
 OPTIONS = [
@@ -61,4 +61,4 @@ def dpo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def episode_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorded(tmp_path_factory, "episodes", *EPISODES, "ppo.eval_every=1")
+    return recorded(tmp_path_factory, "episodes", *EVALUATED_EPISODES)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from rlhf.gpu_check.runs import differing_files
 from tests.pretend_cuda.gpu import missing_to_pretend
 from tests.runs import (
-    EPISODES,
+    EVALUATED_EPISODES,
     KEEP_ALL,
     ON_GPU,
     TINY_RUN,
@@ -59,7 +59,7 @@ def test_a_gpu_computes_what_a_cpu_does(trained: Path, tiny_run: Path) -> None:
 
 def test_episodes_of_a_gpu_are_those_of_a_cpu(tmp_path: Path, episode_run: Path) -> None:
     """Rows are parked beside CUDA graphs, and extended by observations."""
-    run = on_gpu(tmp_path / "run", *EPISODES, "ppo.eval_every=1", "zero=stage1")
+    run = on_gpu(tmp_path / "run", *EVALUATED_EPISODES, "zero=stage1")
     assert run.returncode == 0, run.stderr
     assert_same_metrics(tmp_path / "run", episode_run)
 
