@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,7 @@ def served(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     assert COMMAND
     folder = COMMAND[1].replace("runs/latest", str(tiny_run))
     words = ["-m", "transformers.cli.transformers", "serve", folder, *COMMAND[2].split()]
-    with start(
-        *words, "--port=0", cwd=tmp_path_factory.mktemp("served"), popen=subprocess.Popen
-    ) as server:
+    with start(*words, "--port=0", cwd=tmp_path_factory.mktemp("served")) as server:
         lines: list[str] = []
         for line in server.stderr:
             lines.append(line)

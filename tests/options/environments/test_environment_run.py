@@ -122,8 +122,10 @@ def test_what_cannot_work_is_refused(compose: Compose, words: list[str], reason:
     assert reason in str(refused.value)
 
 
-def test_an_environment_of_ones_own(tmp_path: Path) -> None:
+def test_an_environment_of_ones_own(run_dir: Path, tmp_path: Path) -> None:
     own = ["environment=custom", "environment.target=environments:Countdown", "ppo.steps=1"]
     own += ["environment.processes=2", "environment.run_code=true"]
-    found = finished(tmp_path / "run", *EPISODES, *own, PYTHONPATH=ROOT / "examples")
+    own += ["phase=ppo", "model=pretrained", f"model.path={run_dir / 'sft' / 'model'}"]
+    how = [word for word in EPISODES if not word.startswith("phase=")]
+    found = finished(tmp_path / "run", *how, *own, PYTHONPATH=ROOT / "examples")
     assert ppo_of(found)["optimum"] == 1.0
