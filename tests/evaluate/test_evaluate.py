@@ -24,9 +24,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluate") / "run"
-    return finished(folder, "ppo.ema_beta=0.5", "ppo.eval_every=1", "ppo.actor_lr=0.01")
+    start = [f"from_run={tiny_run}", "phase=ppo"]
+    return finished(folder, *start, "ppo.ema_beta=0.5", "ppo.eval_every=1", "ppo.actor_lr=0.01")
 
 
 @pytest.fixture(scope="module")

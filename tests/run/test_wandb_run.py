@@ -33,6 +33,7 @@ from rlhf.config.choices import WandbMode
 from rlhf.config.schema.run import TrackingConfig
 from rlhf.base.errors import CapabilityError
 from rlhf.run import wandb_run
+from rlhf.run.tracker import Sample
 
 wandb_run.INIT_TIMEOUT_SECONDS = 1.0
 wandb_run.INIT_ATTEMPTS = 2
@@ -59,6 +60,8 @@ except CapabilityError as error:
     sys.exit(f"CapabilityError: {error}")
 tracker.log("sft", 1, {"sft/loss": 2.5})
 tracker.log("ppo", 1, {"ppo/clipfrac": float("nan"), "time/step_seconds": 3.0})
+tracker.samples("ppo", 1, [Sample("p", "r", True, 1.5, 0.25, [])], steps=1)
+tracker.conclude({"objective": 0.5, "phases": {"ppo": {"gold_after": 0.25}}})
 tracker.finish()
 """
 KEY = "0123456789abcdef" * 3
@@ -116,7 +119,14 @@ def test_offline_needs_no_account_and_prints_nothing(machine: Machine) -> None:
     assert machine.track("offline", WANDB_API_KEY=KEY).returncode == 0
     assert (machine.run_dir / "wandb_id").read_text().strip() == run_id
     runs = list(machine.run_dir.glob("wandb/offline-run-*/run-*.wandb"))
-    assert {path.name for path in runs} == {f"run-{run_id}.wandb"}
+    assert [path.name for path in runs] == [f"run-{run_id}.wandb"] * 2
+    (logged,) = [line for line in read_history(machine.run_dir) if "time/step_seconds" in line]
+    assert (logged["ppo/step"], logged["time/step_seconds"]) == (1, 3.0)
+    (table,) = [line for line in read_history(machine.run_dir) if "ppo/samples/nrows" in line]
+    assert table["ppo/step"] == 1
+    found = [each.summary for each in read_records(runs[-1]) if each.HasField("summary")]
+    written = {"/".join(item.nested_key) or item.key for each in found for item in each.update}
+    assert {"objective", "result/ppo/gold_after"} <= written
     for path in (*machine.run_dir.rglob("*"), *machine.home.rglob("*")):
         assert not path.is_file() or KEY.encode() not in path.read_bytes(), "the key is a secret"
 
@@ -145,7 +155,7 @@ def test_a_malformed_key_is_refused_in_wandbs_words(machine: Machine) -> None:
     assert "40+ characters" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_server_that_does_not_answer_is_an_error_within_seconds(machine: Machine) -> None:
     done = machine.track("online", WANDB_API_KEY=KEY, WANDB_BASE_URL="http://127.0.0.1:9")
     assert done.returncode == 1
@@ -154,12 +164,12 @@ def test_a_server_that_does_not_answer_is_an_error_within_seconds(machine: Machi
     assert KEY not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     words = [*TINY_RUN, "tracking=wandb_offline", "tracking.tags=[tiny]", f"ppo.steps={STEPS}"]
     words += ["phase.order=[sft,ppo]", "model@reward_model=gold"]
-    words += ["ppo.sample_every=2", f"run_dir={run_dir}"]
+    words += ["ppo.sample_every=2", "ppo.eval_prompts=8", f"run_dir={run_dir}"]
     process = start(ROOT / "launch.py", *words, cwd=tmp_path)
     metrics = run_dir / "metrics.jsonl"
     while not metrics.exists() or '"phase": "ppo", "step": 3' not in metrics.read_text():
