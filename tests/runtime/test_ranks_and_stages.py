@@ -103,7 +103,9 @@ def test_ranks_with_sharded_weights_give_the_responses_of_one(
     how: str, plain: Path, tmp_path: Path
 ) -> None:
     """Of three phases, or of the last from the models of ``plain``."""
-    words = ["zero=stage3", "hardware.ranks_per_node=2", *SHARD_ALL, *WHOLE_ROLLOUT, *CHECK]
+    words = ["zero=stage3", "hardware.ranks_per_node=2", *SHARD_ALL, *WHOLE_ROLLOUT]
+    if how != "hf":  # which continues no responses
+        words += CHECK
     if how == "always":
         words += ["rollout.gather_weights=always"]
         run = finished(tmp_path / "run", *words)
@@ -116,7 +118,8 @@ def test_ranks_with_sharded_weights_give_the_responses_of_one(
         assert process.returncode == 0, process.stderr
         run = tmp_path / "run"
     assert (run / "ppo" / "actor" / "model.safetensors").exists()
-    assert_first_critic_states(run, plain)
+    if how != "hf":
+        assert_first_critic_states(run, plain)
     assert len(first_responses(plain)) > 1
     assert len({response for _, response in first_responses(plain)}) > 1
     assert first_responses(run) == first_responses(plain)
