@@ -1,8 +1,9 @@
 """DeepSpeed-Chat's own test matrix for step 3, on two ranks.
 
 ZeRO {2, 3} x offload {off, on} x LoRA {off, on}; each must train a step and save models that load.
-One has every setting, and the stages without them stand in test_ranks_and_stages.py; the others
-are left to ``make soak``.
+Only ``make soak`` runs it: stages 2 and 3 of two ranks stand in test_ranks_and_stages.py, adapters
+that two ranks save in sharded_rank.py, and both with offload, on a pretended GPU, in
+test_gpu_runs.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from tests.runs import launch, metrics
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 SHORT = [
     "phase=ppo",
@@ -32,17 +33,10 @@ SHORT = [
     "ppo.ptx_eval_blocks=0",
     "rollout.max_response_tokens=4",
 ]
-NOT_SOAKED = {("stage3_offload", "default")}
 
 
-@pytest.mark.parametrize(
-    ("zero", "lora"),
-    [
-        pytest.param(zero, lora, marks=[] if (zero, lora) in NOT_SOAKED else pytest.mark.soak)
-        for zero in ("stage2", "stage2_offload", "stage3", "stage3_offload")
-        for lora in ("none", "default")
-    ],
-)
+@pytest.mark.parametrize("lora", ["none", "default"])
+@pytest.mark.parametrize("zero", ["stage2", "stage2_offload", "stage3", "stage3_offload"])
 def test_ppo_trains_and_saves(zero: str, lora: str, tiny_run: Path, tmp_path: Path) -> None:
     """A step of PPO changes the saved weights, and what is saved loads."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
