@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 # depend on the number of ranks, since a rank shuffles its own rows.
 WHOLE_ROLLOUT = ["ppo.ppo_epochs=1", "ppo.rollout_batch_size=8", "ppo.mini_batch_size=8"]
 WHOLE_ROLLOUT += ["ppo.steps=1", "ppo.warmup_steps=0", "ppo.eval_prompts=2"]
+WHOLE_ROLLOUT += ["rollout.max_response_tokens=5"]
 WHOLE_ROLLOUT += ["reward.epochs=0.05", "reward.eval_examples=8", "sft.eval_examples=8"]
 CHECK = ["ppo.critic_check.every=1", "ppo.critic_check.states=8", "ppo.critic_check.branches=4"]
 # Every weight is sharded, however small: by default DeepSpeed leaves such small ones whole.
