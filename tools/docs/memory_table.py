@@ -46,7 +46,7 @@ def _of(model: str, reward_model: str, hardware: str, *more: str) -> tuple[str, 
     return (f"model={model}", f"model@reward_model={reward_model}", f"hardware={hardware}", *more)
 
 
-# name: overrides; a test traces the first, which is cheap.
+# name: overrides
 CONFIGURATIONS = {
     "OPT-125M": _of("opt_125m", "opt_125m", "a6000_48g"),
     "SmolLM2-135M, LoRA": _of("smollm2_135m", "smollm2_135m", "a6000_48g", "lora=all", *AGAIN),
