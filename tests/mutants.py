@@ -3,7 +3,8 @@
     python -m tests.mutants [--faults 150] [--seed 1] [--within rlhf/data]
 
 A fault turns a comparison, an operator, a condition or a number into another one. The tests of a
-fault are those that name its module, or that stand in the file or folder that mirrors it.
+fault are those that name its module, that stand in the file or folder that mirrors it, and those of
+bad commands if it is a rule.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ IMPORTED = (
 )  # before each fault's tests are forked
 ALREADY_IMPORTED = "ignore::pytest.PytestAssertRewriteWarning"  # plugins of pytest
 OUTPUT = "pytest.txt"  # in the tree: what pytest said last
+REFUSALS = ROOT / "tests/config/test_commands.py"
 SECONDS = 400  # quick tests take less: a fault with which they do not end is found
 
 
@@ -101,7 +103,8 @@ def tests_of(path: Path) -> list[str]:
     mirrored = ROOT / "tests" / path.relative_to(ROOT / "rlhf").parent
     rooms = [mirrored, *mirrored.parents][: len(path.relative_to(ROOT).parts) - 2]
     beside = next(filter(None, ([*room.glob("test_*.py")] for room in rooms)), [])
-    ordered = dict.fromkeys([*sorted(named), *sorted(beside)])
+    rules = [REFUSALS] if path.parent.name == "schema" or path.name == "rules.py" else []
+    ordered = dict.fromkeys([*rules, *sorted(named), *sorted(beside)])
     return [str(each.relative_to(ROOT)) for each in ordered]
 
 

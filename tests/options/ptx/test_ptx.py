@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.batches import BatchPlan
+from rlhf.config.effects import effect_of
 from rlhf.config.freeze import to_run_config
 from rlhf.options.ptx.corpus import PtxBlocks
 from rlhf.options.ptx.hooks import CorpusHook
@@ -101,3 +102,8 @@ def test_perplexity_is_that_of_the_tokens_together(count: int) -> None:
     expected = math.exp(nats(separate_engine().actor.module.eval(), BLOCKS[:count]).mean().item())
     assert corpus_perplexity(engine, BLOCKS[:count]) == pytest.approx(expected, rel=1e-5)
     assert engine.actor.module.training
+
+
+@pytest.mark.parametrize("key", ["path", "subset", "column"])
+def test_a_run_that_starts_from_another_chooses_its_own_corpus(key: str) -> None:
+    assert not effect_of(f"data.ptx_{key}").is_inherited
