@@ -8,7 +8,9 @@ import pytest
 from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
+from rlhf.config.choices import Device, Dtype
 from rlhf.config.freeze import to_run_config
+from rlhf.export import config_for_one_rank
 
 pytestmark = pytest.mark.slow
 
@@ -35,3 +37,8 @@ def test_allowed(compose: Compose) -> None:
     to_run_config(compose(["zero=stage3_nvme", "ppo.ema_beta=0.9", "zero.offload_optimizer=false"]))
     to_run_config(compose(["zero=stage3_nvme", "ppo.ema_beta=0.9", "phase.order=[sft,reward]"]))
     to_run_config(compose(["zero.offload_ema=true", "ppo.ema_beta=0.9"]))
+
+
+def test_one_rank_that_exports_offloads_no_average(compose: Compose) -> None:
+    config = to_run_config(compose(["zero.offload_ema=true", "ppo.ema_beta=0.9"]))
+    assert not config_for_one_rank(config, Device.cpu, Dtype.fp32).zero.offload_ema

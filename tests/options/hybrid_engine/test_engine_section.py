@@ -8,10 +8,11 @@ from typing import Any
 from omegaconf import DictConfig
 
 from rlhf.config.batches import BatchPlan
-from rlhf.config.choices import Dtype
+from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_config import deepspeed_config
+from rlhf.models.model_uses import models_in_phase
 from rlhf.options import hooks_of
 
 Compose = Callable[[list[str]], DictConfig]
@@ -72,3 +73,14 @@ def test_only_the_actor_has_it(compose: Compose) -> None:
         config = generated(compose, role, *HYBRID)
         assert ("hybrid_engine" in config) == (role is Role.actor)
     assert "hybrid_engine" not in generated(compose, Role.actor)
+
+
+def test_the_plan_knows_that_only_ppos_actor_needs_deepspeed(compose: Compose) -> None:
+    config = to_run_config(compose([*HYBRID, "model=opt_1.3b"]))
+    asking = [
+        (phase, model.role)
+        for phase in config.phase.order
+        for model in models_in_phase(config, phase)
+        if model.needs_deepspeed
+    ]
+    assert asking == [(Phase.ppo, Role.actor)]
