@@ -1,0 +1,20 @@
+"""Files of results: what is damaged is told, and a run that only compares goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf.run.results import PLAN, read_plan
+
+
+def test_a_damaged_plan_is_told_and_not_used(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert read_plan(tmp_path, said.append) is None
+    assert said == []
+    (tmp_path / PLAN).write_text("{")
+    assert read_plan(tmp_path) is None
+    assert read_plan(tmp_path, said.append) is None
+    (warning,) = said
+    assert warning.startswith("warning: ")
+    assert PLAN in warning
+    assert warning.endswith("The run continues without planned values")
