@@ -118,3 +118,12 @@ def test_a_retry_keeps_no_graphs(compose: Compose) -> None:
     smaller = reduce_memory(config)
     assert smaller is not None
     assert smaller.rollout.keep_graphs is When.never
+
+
+def test_with_all_sizes_at_one_nothing_is_left_to_reduce(compose: Compose) -> None:
+    sizes = ["sft.micro_batch_size=1", "reward.micro_batch_size=1", "ppo.micro_batch_size=1"]
+    words = ["hardware.on_oom=reduce_micro_batch", *sizes]
+    fewer_rows = reduce_memory(to_run_config(compose([*words, "rollout.max_rows=2"])))
+    assert fewer_rows is not None
+    assert fewer_rows.rollout.max_rows == 1
+    assert reduce_memory(fewer_rows) is None

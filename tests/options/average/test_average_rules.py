@@ -11,6 +11,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.freeze import to_run_config
 from rlhf.export import config_for_one_rank
+from rlhf.models.model_uses import costs_of
 
 pytestmark = pytest.mark.slow
 
@@ -42,3 +43,8 @@ def test_allowed(compose: Compose) -> None:
 def test_one_rank_that_exports_offloads_no_average(compose: Compose) -> None:
     config = to_run_config(compose(["zero.offload_ema=true", "ppo.ema_beta=0.9"]))
     assert not config_for_one_rank(config, Device.cpu, Dtype.fp32).zero.offload_ema
+
+
+def test_the_plan_counts_its_evaluation(compose: Compose) -> None:
+    config = to_run_config(compose(["ppo.ema_beta=0.9"]))
+    assert [option.num_added_evaluations(config) for option in costs_of(config)] == [1]
