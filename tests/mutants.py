@@ -44,8 +44,9 @@ IMPORTED = (
 )  # before each fault's tests are forked
 ALREADY_IMPORTED = "ignore::pytest.PytestAssertRewriteWarning"  # plugins of pytest
 OUTPUT = "pytest.txt"  # in the tree: what pytest said last
-REFUSALS = ROOT / "tests/config/test_commands.py"
-COUNTED = ROOT / "tests/models/test_model_uses.py"
+REFUSALS = "tests/config/test_commands.py"
+COUNTED = "tests/models/test_model_uses.py"
+CANNOT_COLLECT = (2, 3, 4)  # pytest's exit codes if a test file or conftest.py cannot be imported
 SECONDS = 400  # quick tests take less: a fault with which they do not end is found
 
 
@@ -99,17 +100,17 @@ def _mutate(node: ast.expr) -> str | None:
     return ast.unparse(node)
 
 
-def tests_of(path: Path) -> list[str]:
-    """Return the tests that name the module ``path``, then those that mirror it, from the root."""
+def tests_of(path: Path, tree: Path) -> list[str]:
+    """Return the tests in ``tree`` that name the module ``path``, then those that mirror it."""
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    named = [each for each in ROOT.glob("tests/**/test_*.py") if module in each.read_text()]
-    mirrored = ROOT / "tests" / path.relative_to(ROOT / "rlhf").parent
+    named = [each for each in tree.glob("tests/**/test_*.py") if module in each.read_text()]
+    mirrored = tree / "tests" / path.relative_to(ROOT / "rlhf").parent
     rooms = [mirrored, *mirrored.parents][: len(path.relative_to(ROOT).parts) - 2]
     beside = next(filter(None, ([*room.glob("test_*.py")] for room in rooms)), [])
     is_rule = path.parent.name == "schema" or path.name == "rules.py"
     users = [*([REFUSALS] if is_rule else []), *([COUNTED] if path.name == "costs.py" else [])]
-    ordered = dict.fromkeys([*users, *sorted(named), *sorted(beside)])
-    return [str(each.relative_to(ROOT)) for each in ordered]
+    own = [str(each.relative_to(tree)) for each in [*sorted(named), *sorted(beside)]]
+    return list(dict.fromkeys([*users, *own]))
 
 
 def is_found(fault: Fault, tree: Path) -> bool:
@@ -119,8 +120,8 @@ def is_found(fault: Fault, tree: Path) -> bool:
     path.write_text("".join([*lines[: fault.line - 1], fault.new + "\n", *lines[fault.line :]]))
     try:
         for marked in ("not slow and not soak", "slow"):
-            code = run_tests(tests_of(fault.path), marked, tree)
-            if code in (RED, 2, 3, 4):  # or the tests cannot even be collected
+            code = run_tests(tests_of(fault.path, tree), marked, tree)
+            if code in (RED, *CANNOT_COLLECT):
                 return True
             if code is None:
                 return marked != "slow"
@@ -172,7 +173,7 @@ def main() -> None:
     part, parts = map(int, given.part.split("/"))
     within = ROOT / given.within
     files = [path for path in sorted(ROOT.glob("rlhf/**/*.py")) if path.is_relative_to(within)]
-    files = [path for path in files if tests_of(path)]
+    files = [path for path in files if tests_of(path, ROOT)]
     chosen: list[Fault] = []
     draw = random.Random(given.seed)
     while len(chosen) < given.faults:  # a file first, so that each room has its share
