@@ -1,6 +1,6 @@
 """Plant one-line faults at random places of the source, and name the test that finds each.
 
-    python -m tests.mutants [--faults 150] [--seed 1] [--within rlhf/data]
+    python -m tests.mutants [--faults 150] [--seed 1] [--within rlhf/data] [--part 1/2]
 
 A fault turns a comparison, an operator, a condition or a number into another one. The tests of a
 fault are those that name its module, that stand in the file or folder that mirrors it, those of bad
@@ -36,12 +36,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult},
     **{ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.MatMult: ast.Mult},
 }
-IMPORTED = (
-    "torch",
-    "transformers",
-    "deepspeed",
-    "datasets",
-)  # before each fault's tests are forked
+IMPORTED = ("torch", "transformers", "deepspeed", "datasets")  # before the tests are forked
 ALREADY_IMPORTED = "ignore::pytest.PytestAssertRewriteWarning"  # plugins of pytest
 OUTPUT = "pytest.txt"  # in the tree: what pytest said last
 REFUSALS = "tests/config/test_commands.py"

@@ -75,11 +75,12 @@ def complete_config(job: Job) -> CompletedConfig:
         completed = CompletedConfig(*read_stopped_config(job))
     else:
         completed = CompletedConfig(build_new_config(job))
-    config, stopped = completed.config, completed.stopped
-    if is_secondary_node() and stopped is None and config.plan is PlanMode.check:
+    config, is_new = completed.config, completed.stopped is None
+    if is_secondary_node() and is_new and config.plan is PlanMode.check:
         # Check the data here too: this node would wait for a run that bad data keeps from starting.
         read_loads(config, finished=reused_phases(config))
-    if config.launcher.dry_run or is_secondary_node() or not (job.is_plan or stopped is None):
+    is_planned_here = (is_new or job.is_plan) and not is_secondary_node()
+    if config.launcher.dry_run or not is_planned_here:
         return completed
     with plan_as_share(config.hardware, job.at_a_time):
         return plan_config(completed, job)
