@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pty
+import struct
 import subprocess
 import sys
 import time
@@ -16,12 +17,22 @@ from typing import Any
 import pytest
 import wandb
 from wandb.errors import CommError
+from wandb.proto.wandb_internal_pb2 import Record
 
 from rlhf.config.choices import WandbMode
 from rlhf.config.freeze import to_run_config
 from rlhf.run.tracker import Sample, Token
 from rlhf.run.trackers import FileTracker, build_tracker
-from rlhf.run.wandb_run import MOST_INCREMENTS, WandbTracker, read_history, read_records
+from rlhf.run.wandb_run import (
+    BLOCK,
+    FILE_HEADER,
+    FULL,
+    HEADER,
+    MOST_INCREMENTS,
+    WandbTracker,
+    read_history,
+    read_records,
+)
 from tests.conftest import Compose
 from tests.run.test_trackers import run_config
 from tests.runs import ROOT, TINY_RUN, launch, start
@@ -328,3 +339,15 @@ def test_steps_that_the_server_has_are_not_sent_again(
     tracker.log("sft", 1, {"sft/loss": 0.1})
     steps = [(name, line[name]) for line in run.logged for name in line if name.endswith("/step")]
     assert steps == [("ppo/step", 4), ("ppo/step", 4), ("sft/step", 1)]
+
+
+def test_the_padding_of_a_block_is_no_record(tmp_path: Path) -> None:
+    records = [Record(num=number) for number in (1, 2)]
+    pad = 3  # bytes that hold no header of a record
+    records[0].uuid = "a" * (BLOCK - FILE_HEADER - HEADER - pad - records[0].ByteSize() - 5)
+    first, second = (record.SerializeToString() for record in records)
+    assert FILE_HEADER + HEADER + len(first) == BLOCK - pad
+    parts = [struct.pack("<IHB", 0, len(each), FULL) + each for each in (first, second)]
+    path = tmp_path / "run.wandb"
+    path.write_bytes(bytes(FILE_HEADER) + parts[0] + bytes(pad) + parts[1])
+    assert [record.num for record in read_records(path)] == [1, 2]
