@@ -5,7 +5,6 @@ BIN := .venv/bin
 ENVIRONMENT := .venv/.made
 PACKAGE := .venv/.installed-package
 STAMP := .venv/.installed
-COMPILED := .venv/.compiled
 # One worker for each core; a worker that has nothing left to do takes over tests of another.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
@@ -19,11 +18,11 @@ export PYTHONDONTWRITEBYTECODE :=
 run: $(PACKAGE)
 	$(BIN)/python launch.py $(ARGS)
 
-# Types are checked on one core while the other compiles (the first time) or tests.
+# Types are checked while the tests begin, of which a fresh clone's first minute compiles imports.
 test: style
 	$(MAKE) -j2 types every-test
 
-check: lint $(COMPILED)
+check: lint
 	$(PYTEST) -m "not slow and not soak"
 
 lint: style types
@@ -35,7 +34,7 @@ style: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-every-test: $(COMPILED)
+every-test: $(STAMP)
 	$(PYTEST) -m "not soak"
 
 # A hundred SIGKILLs at random moments, every kind of run stopped in every phase, a drive that fails
@@ -110,8 +109,3 @@ $(STAMP): $(ENVIRONMENT) pyproject.toml
 	$(MAKE) -j2 odd-pins even-pins
 	$(INSTALL) -e '.[dev]'
 	touch $(PACKAGE) $@
-
-# Once, on one core: workers that start together would each compile all that the tests import.
-$(COMPILED): $(STAMP)
-	$(BIN)/python -m pytest -q --collect-only > $(COMPILED).tests || { cat $(COMPILED).tests; exit 1; }
-	touch $@

@@ -28,6 +28,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -195,6 +196,7 @@ class WarmPopen(subprocess.Popen):
 
 def be_zygote(descriptor: int) -> NoReturn:
     """Import everything, fork what is asked for, and become each process that was forked."""
+    gc.disable()  # until all is imported, which collections would slow down by a fifth
     imported_with = read_at_start(os.environ)
     subprocess.Popen = WarmPopen  # type: ignore[misc]  # before others take it from there
     compose_quickly()
@@ -211,8 +213,13 @@ def be_zygote(descriptor: int) -> NoReturn:
     # For the name of a method in its log, torchrun has inspect look at every module, for a second.
     rendezvous = import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
     rendezvous.get_method_name = lambda: sys._getframe(2).f_code.co_name
+    # When each process ends, torch would take its operators apart, for a tenth of a second.
+    unregister = import_module("torch.library")._del_library
+    for finalizer, made in weakref.finalize._registry.items():  # type: ignore[attr-defined]
+        finalizer.atexit = finalizer.atexit and made.func is not unregister
     gc.collect()
     gc.freeze()  # what is never collected is not copied either
+    gc.enable()
     use_huge_pages()
     request, descriptors, channel, pid = serve(socket.socket(fileno=descriptor))
     zygote = WarmPopen.zygotes[imported_with] = Zygote(channel, pid)

@@ -47,7 +47,7 @@ def kernels_of(cwd: Path, *overrides: str, **environment: object) -> str:
     indirect=True,
 )
 def test_every_lower_level_of_this_cpu(level: str, tmp_path: Path) -> None:
-    line = kernels_of(tmp_path)
+    line = kernels_of(tmp_path, "sft.eval_examples=8")
     assert f"in C ({level})" in line
     assert ("torch instead of" in line) is (level == "none")
 
