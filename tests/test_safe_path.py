@@ -107,7 +107,7 @@ def test_no_process_of_a_run_runs_them(hostile: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("rlhf.runtime.rank", ["hardware.ranks_per_node=2"]),
+        pytest.param("rlhf.runtime.rank", ["hardware.ranks_per_node=2"], marks=pytest.mark.soak),
         ("deepspeed.launcher.runner", ["hardware.nodes=2", "launcher.hostfile=hosts"]),
     ],
 )

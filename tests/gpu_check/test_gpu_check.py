@@ -153,7 +153,7 @@ def test_launcher_is_there_and_a_failed_run_says_why(tmp_path: Path) -> None:
         _ = run.result
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(missing_to_pretend() is not None, reason=str(missing_to_pretend()))
 def test_the_command_finds_a_gpu_also_in_its_parts(tmp_path: Path) -> None:
     words = ["-m", "tests.pretend_cuda", "-m", "rlhf.gpu_check", tmp_path / "out"]

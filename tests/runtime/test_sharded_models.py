@@ -32,16 +32,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield lambda **task: loading.run_ranks({"folder": str(folder), "shape": "llama60m", **task})
 
 
-# The first case of each is tested, the others are left to make soak.
-CASES = [("stored", "bf16"), ("random", "fp32"), ("stored", "fp32"), ("random", "bf16")]
-CASES_OF_ONE_COPY = [("stored", "fp32"), ("random", "bf16")]
-
-
-def soaked_after(cases: list[tuple[str, str]]) -> list[Any]:
-    return [cases[0], *(pytest.param(*case, marks=pytest.mark.soak) for case in cases[1:])]
-
-
-@pytest.mark.parametrize(("source", "dtype"), soaked_after(CASES))
+@pytest.mark.parametrize(
+    ("source", "dtype"),
+    [
+        ("stored", "bf16"),
+        pytest.param("random", "fp32", marks=pytest.mark.soak),
+        pytest.param("stored", "fp32", marks=pytest.mark.soak),
+        pytest.param("random", "bf16", marks=pytest.mark.soak),
+    ],
+)
 def test_neither_loading_nor_saving_takes_a_whole_copy(ranks: Any, source: str, dtype: str) -> None:
     for number, rank in enumerate(ranks(source=source, dtype=dtype, zero="stage3")):
         whole, shard = rank["whole"], rank["shard"]
@@ -51,7 +50,8 @@ def test_neither_loading_nor_saving_takes_a_whole_copy(ranks: Any, source: str, 
         assert rank["saving"]["peak"] < (0.35 if number else 0.6) * whole
 
 
-@pytest.mark.parametrize(("source", "dtype"), soaked_after(CASES_OF_ONE_COPY))
+@pytest.mark.soak
+@pytest.mark.parametrize(("source", "dtype"), [("stored", "fp32"), ("random", "bf16")])
 def test_unsharded_ranks_load_one_copy_in_their_precision(
     ranks: Any, source: str, dtype: str
 ) -> None:
