@@ -43,7 +43,7 @@ class FastSettings:
     keeps_graphs: bool  # keeps CUDA graphs and the KV cache between rollouts
 
 
-FindModules = Callable[..., DecoderModules | None]  # called with (model, tokens=maximum length)
+FindModules = Callable[..., DecoderModules | None]  # called as find_modules(model, tokens=MAXIMUM)
 
 
 class FastRollout:
@@ -87,22 +87,22 @@ class FastRollout:
         """
         requests = self._build_requests(prompts, limits, prefixes)
         tokens = max(len(request.prompt) + request.limit for request in requests)
-        self._answer(actor, prompts, requests, tokens=tokens)
+        self._answer_requests(actor, prompts, requests, tokens=tokens)
         return pad_responses(requests, pad_id=self._pad_id, device=prompts.ids_BP.device)
 
-    def converse(
+    def sample_conversations(
         self, actor: Engine, prompts: PromptBatch, pause: Pause, *, max_tokens: int
     ) -> list[Request]:
-        """Sample conversations: answer one request per prompt, of at most ``max_tokens`` tokens.
+        """Sample a conversation per prompt, of at most ``max_tokens`` tokens; return the requests.
 
-        Between its turns, a request pauses in the rows that ``pause`` returns.
+        Between two turns, a request waits for an observation in the rows that ``pause`` builds.
         """
         requests = self._build_requests(prompts)
         tokens = max(len(request.prompt) for request in requests) + max_tokens
-        self._answer(actor, prompts, requests, tokens=tokens, pause=pause)
+        self._answer_requests(actor, prompts, requests, tokens=tokens, pause=pause)
         return requests
 
-    def _answer(
+    def _answer_requests(
         self,
         actor: Engine,
         prompts: PromptBatch,
@@ -111,7 +111,7 @@ class FastRollout:
         tokens: int,
         pause: Pause | None = None,
     ) -> None:
-        """Answer all ``requests``, each of at most ``tokens`` tokens with its prompt."""
+        """Generate all responses; a prompt and its response have at most ``tokens`` tokens."""
         rows = min(self._settings.max_rows or len(requests), len(requests))
         parked = 0 if pause is None else rows
         with actor.evaluating() as module:
@@ -123,7 +123,7 @@ class FastRollout:
             is_layerwise = actor.is_sharded and not gathers
             with actor.gather_parameters(model) if gathers else nullcontext():
                 fused = None if is_layerwise else parts
-                extent = Extent.for_rollout(rows, tokens, prompts.draws_BT, parked=parked)
+                extent = Extent.from_rollout(rows, tokens, prompts.draws_BT, parked=parked)
                 decoder = self._select_decoder(model, fused, extent, tokens=tokens)
                 scheduler = Scheduler(
                     decoder,
@@ -134,7 +134,7 @@ class FastRollout:
                     any_rank_works=self._ranks.any if is_layerwise else bool,
                     pause=pause,
                 )
-                with self._autocast_for(decoder):
+                with self._autocast_context(decoder):
                     scheduler.run(requests, prompts.draws_BT)
 
     def _build_requests(
@@ -182,7 +182,7 @@ class FastRollout:
             kept.refresh_weight_copies()
             self._kept = kept
             return kept
-        del kept  # its memory is free before the new decoder allocates
+        del kept  # frees the old decoder's memory before the new decoder allocates
         fused = FusedDecoder(
             parts,
             self._adapter_of,
@@ -201,18 +201,18 @@ class FastRollout:
             self._kept = graphed
         return graphed
 
-    def _autocast_for(self, decoder: Decoder | DrawingDecoder) -> AbstractContextManager[None]:
-        """Return a context without autocast, or one that changes nothing for ``CacheDecoder``.
+    def _autocast_context(self, decoder: Decoder | DrawingDecoder) -> AbstractContextManager[None]:
+        """Return a context that switches autocast off, except for ``CacheDecoder``.
 
-        Other decoders hold everything in the precision of the KV cache. Autocast would return fp32
-        from their norms on a GPU, and bf16 on a CPU.
+        Other decoders compute in the precision of the KV cache. With autocast their norms would
+        return fp32 on a GPU, and bf16 on a CPU.
         """
         if isinstance(decoder, CacheDecoder):
             return nullcontext()
         return torch.autocast(self._ranks.device.type, enabled=False)
 
     def _gathers_weights(self, actor: Engine, model: nn.Module) -> bool:
-        """Return True if sharded weights are gathered for the whole rollout; equal on all ranks."""
+        """Return True if ranks gather sharded weights for a whole rollout; equal on all ranks."""
         match self._settings.gather_weights:
             case _ if not actor.is_sharded:
                 return False
@@ -236,7 +236,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 class Sampled(NamedTuple):
-    """One response: its tokens with their log-probabilities, and whether it ended by itself."""
+    """One response: token ids, their log-probabilities, and whether it ended before the limit."""
 
     ids: list[int]
     logprobs: list[float]
@@ -244,7 +244,7 @@ class Sampled(NamedTuple):
 
 
 def unpad_prompts(prompts: PromptBatch) -> list[list[int]]:
-    """Return the token ids of each prompt without padding; this copies to the host twice."""
+    """Return the token ids of each prompt without padding; this copies two tensors to the host."""
     rows = zip(prompts.ids_BP.tolist(), prompts.attend_BP.tolist(), strict=True)
     return [[i for i, attends in zip(*row, strict=True) if attends] for row in rows]
 
@@ -252,7 +252,7 @@ def unpad_prompts(prompts: PromptBatch) -> list[list[int]]:
 def pad_responses(
     answers: Sequence[Request | Sampled], *, pad_id: int, device: torch.device
 ) -> Responses:
-    """Return the answers as right-padded responses (B, T); all their tokens are kept."""
+    """Return the answers as right-padded ``Responses``; all their tokens count in the loss."""
     ids_BT, keep_BT = pad_rows([answer.ids for answer in answers], pad_id=pad_id)
     logprobs_N = torch.tensor([x for answer in answers for x in answer.logprobs])
     logprobs_BT = torch.zeros(keep_BT.shape).masked_scatter(keep_BT, logprobs_N)

@@ -27,7 +27,7 @@ class HfRollout:
         self._stop = stop
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        """Return one response per prompt; response i depends on prompt i and its draws only."""
+        """Return one response per prompt, which depends only on the prompt and its row of draws."""
         with actor.evaluating() as module:
             policy: Any = getattr(module, "pretrained", module)  # unwrap the Hugging Face model
             return self.sample(policy, prompts, policy.generate, synced_gpus=actor.is_sharded)
@@ -41,10 +41,10 @@ class HfRollout:
         ends_early: bool = True,
         **options: Any,
     ) -> Responses:
-        """Sample responses from ``policy`` with ``generate``, its own method or a replacement.
+        """Sample responses from ``policy`` with ``generate``, the policy's method or a replacement.
 
-        Without ``ends_early`` max_tokens tokens are always drawn, and each response is cut at its
-        end token afterwards, which changes no response. ``options`` are passed to ``generate``.
+        Without ``ends_early``, max_tokens tokens are always drawn and each response is cut at its
+        end token afterwards; the result is the same. ``options`` are passed to ``generate``.
         """
         from transformers import GenerationConfig
 
@@ -66,7 +66,7 @@ class HfRollout:
                 stopping_criteria=self._build_stopping_criteria(prompt_tokens, stopped_at),
                 **options,
             )
-        return self._cut_at_ends(sequences_BS[:, prompt_tokens:], end_ids, stopped_at)
+        return self._cut_responses(sequences_BS[:, prompt_tokens:], end_ids, stopped_at)
 
     def _build_logits_processors(
         self, prompts: PromptBatch, end_ids: tuple[int, ...]
@@ -76,11 +76,11 @@ class HfRollout:
         num_rows, prompt_tokens = prompts.ids_BP.shape
         everyone_B = torch.ones(num_rows, dtype=torch.bool, device=prompts.ids_BP.device)
 
-        def keep_the_drawn_token(ids_BS: Tensor, logits_BV: Tensor) -> Tensor:
+        def mask_all_but_drawn_token(ids_BS: Tensor, logits_BV: Tensor) -> Tensor:
             step = ids_BS.shape[1] - prompt_tokens
             drawn = draw_tokens(
                 logits_BV,
-                # Under ZeRO-3 a finished rank keeps stepping with the others, past its last draw.
+                # Under ZeRO-3 a finished rank runs steps for other ranks: it reuses its last draw.
                 prompts.draws_BT[:, min(step, prompts.draws_BT.shape[1] - 1)],
                 self._sampling,
                 barred_B=everyone_B if step < self._sampling.min_tokens else None,
@@ -89,7 +89,7 @@ class HfRollout:
             only_BV = torch.full_like(logits_BV, -torch.inf)
             return only_BV.scatter_(1, drawn.tokens_B[:, None], 0.0)
 
-        return LogitsProcessorList([keep_the_drawn_token])
+        return LogitsProcessorList([mask_all_but_drawn_token])
 
     def _build_stopping_criteria(
         self, prompt_tokens: int, stopped_at: list[int | None]
@@ -107,7 +107,7 @@ class HfRollout:
 
         return StoppingCriteriaList([has_stopped])
 
-    def _cut_at_ends(
+    def _cut_responses(
         self, ids_BT: Tensor, end_ids: tuple[int, ...], stopped_at: list[int | None]
     ) -> Responses:
         is_end_BT = torch.isin(ids_BT, ids_BT.new_tensor(end_ids))
@@ -124,8 +124,8 @@ class HfRollout:
 def replace_generation_config(settings: GenerationConfig, policy: Any) -> Iterator[None]:
     """Replace the policy's generation config with ``settings`` within the context.
 
-    transformers fills unset fields from the checkpoint's own generation config: a repetition
-    penalty from there would sample from a policy other than the trained policy.
+    transformers fills unset fields from the checkpoint's own generation config. A repetition
+    penalty from it would change the distribution from which tokens are sampled.
     """
     own = policy.generation_config
     policy.generation_config = settings

@@ -1,4 +1,4 @@
-"""Sample tokens from logits, until a stop text.
+"""Sample tokens from logits, and find stop texts in responses.
 
 Shapes: B = sequences, V = vocabulary, C = vocabulary chunks.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHUNK = 64  # tokens per vocabulary chunk; probabilities within a chunk are summed in fp32
-NUCLEUS = 256  # number of likeliest tokens that top-p sorts first, which nearly always suffices
+NUCLEUS = 256  # number of likeliest tokens that top-p sorts first, and more only if needed
 MARGIN = 4  # extra tokens to decode for a stop text: the first tokens may be parts of a character
 
 
@@ -54,12 +54,12 @@ def draw_tokens(
 
     ``draws_B`` holds one uniform number in [0, 1) per row, so the same draw gives the same token
     whatever else is in the batch. Rows where ``barred_B`` is True cannot draw ``end_ids``. The
-    log-probs equal those of ``token_logprobs``: they ignore top-k, top-p and the bar. For top-p the
-    ``likeliest`` tokens are sorted first; if that is the whole vocabulary, the host never waits.
+    log-probs equal the results of ``token_logprobs``: they ignore top-k, top-p and ``barred_B``.
+    top-p first sorts ``likeliest`` tokens; unless these are all, the host checks if they suffice.
     """
     bars = barred_B is not None or sampling.min_tokens > 0
-    kernel = _select_kernel(logits_BV, sampling)
-    if kernel is not None and (len(end_ids) == 1 or not bars):  # the kernel can bar one token
+    kernel = _select_draw_kernel(logits_BV, sampling)
+    if kernel is not None and (len(end_ids) == 1 or not bars):  # a kernel bars only one id
         scale, end = 1 / sampling.temperature, end_ids[0] if end_ids else -1
         drawn = kernel.draw(logits_BV, draws_B, scale=scale, barred_N=barred_B, end_id=end)
         return Drawn(*drawn)
@@ -82,16 +82,16 @@ def draw_tokens(
             draws_B.double()[:, None],
         )
     logprobs_B1 = probabilities_BV.gather(1, tokens_B1).log()
-    if end_B1 is not None:  # include the end tokens in the normalising sum again
+    if end_B1 is not None:  # add the barred end tokens to the normalising sum again
         drawn_B1 = logits_BV.gather(1, tokens_B1)
         logprobs_B1 = drawn_B1 - torch.logaddexp(drawn_B1 - logprobs_B1, end_B1)
     return Drawn(tokens_B1.squeeze(1), logprobs_B1.squeeze(1))
 
 
-def stack_drawn(drawn: Drawn) -> Tensor:
+def stack_token_logprobs(drawn: Drawn) -> Tensor:
     """Return tokens and log-probs as one tensor (2, B), so that one copy moves both to the host.
 
-    Both are exact in fp64.
+    fp64 represents both exactly.
     """
     return torch.stack([drawn.tokens_B.double(), drawn.logprobs_B.double()])
 
@@ -101,8 +101,8 @@ def truncate_probabilities(
 ) -> Tensor:
     """Return the probabilities with tokens outside top-k, then top-p, set to 0; not renormalised.
 
-    top-k keeps the k likeliest tokens. top-p keeps the likeliest tokens until they hold a share
-    ``top_p`` of what top-k kept, including the token that crosses it. Ties with the last kept token
+    top-k keeps the k likeliest tokens. top-p keeps the fewest likeliest tokens that hold at least
+    the share ``top_p`` of the probability that top-k kept. Tokens as likely as the last kept token
     are kept too.
     """
     if 0 < sampling.top_k < probabilities_BV.shape[1]:
@@ -115,9 +115,9 @@ def truncate_probabilities(
 
 
 def _nucleus_threshold(probabilities_BV: Tensor, share: float, likeliest: int) -> Tensor:
-    """Return the smallest probability (B, 1) of the likeliest tokens that add up to ``share``."""
+    """Return the lowest probability (B, 1) of the fewest likeliest tokens that hold ``share``."""
     total_B1 = probabilities_BV.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    wanted_B1 = (share - 1e-7) * total_B1  # slightly less, since fp32 sums are off by about 1e-7
+    wanted_B1 = (share - 1e-7) * total_B1  # minus a margin for the error of fp32 sums
     num_tokens = probabilities_BV.shape[1]
     size = min(likeliest, num_tokens)
     while True:
@@ -130,11 +130,11 @@ def _nucleus_threshold(probabilities_BV: Tensor, share: float, likeliest: int) -
 
 
 def _inverse_cdf(weights_BV: Tensor, draws_B1: Tensor) -> Tensor:
-    """Return the tokens (B, 1) at which the cumulative weights pass ``draws`` times their sum.
+    """Return the tokens (B, 1) at which the cumulative weights pass ``draws`` times the total.
 
     The search has two levels: first over chunks, each summed in fp32, then over the tokens of one
     chunk. An fp64 cumulative sum over the whole vocabulary would take longer than all other steps
-    of sampling. The sum over chunks is in fp64: in fp32 a large vocabulary would shift it.
+    of sampling. Chunks are added in fp64, since fp32 errors would shift the drawn token.
     """
     num_rows, num_tokens = weights_BV.shape
     whole = num_tokens // CHUNK * CHUNK
@@ -143,7 +143,7 @@ def _inverse_cdf(weights_BV: Tensor, draws_B1: Tensor) -> Tensor:
         rest_B1 = weights_BV[:, whole:].sum(dim=-1, keepdim=True)
         sums_BC = torch.cat([sums_BC, rest_B1], dim=1)
     ends_BC = sums_BC.cumsum(dim=-1, dtype=torch.float64)
-    # Scale by the actual total: rounding moves it slightly off 1, and the draw must stay inside.
+    # Scale by the actual total, which rounding moves off 1: the draw must stay below the total.
     targets_B1 = draws_B1 * ends_BC[:, -1:]
     chunk_B1 = _find_slice(targets_B1, ends_BC)
     within_B1 = 1.0 - (ends_BC.gather(1, chunk_B1) - targets_B1) / sums_BC.gather(1, chunk_B1)
@@ -158,13 +158,13 @@ def _inverse_cdf(weights_BV: Tensor, draws_B1: Tensor) -> Tensor:
 
 
 def _find_slice(targets_B1: Tensor, ends_BN: Tensor) -> Tensor:
-    """Return the index (B, 1) of the slice that holds the target; ``ends`` are the slices' ends."""
+    """Return the index (B, 1) of the slice that holds each target, given the ends of the slices."""
     places_B1 = torch.searchsorted(ends_BN, targets_B1, right=True)
     return places_B1.clamp(max=ends_BN.shape[1] - 1)  # searchsorted puts NaN past the end
 
 
-def _select_kernel(logits_BV: Tensor, sampling: SamplingSettings) -> DrawKernel | None:
-    """Return the one-pass kernel; None if top-k or top-p is set, or the kernel cannot run here."""
+def _select_draw_kernel(logits_BV: Tensor, sampling: SamplingSettings) -> DrawKernel | None:
+    """Return the sampling kernel; None if top-k or top-p is set, or no kernel fits the logits."""
     is_plain = sampling.top_k == 0 and sampling.top_p == 1.0 and logits_BV.is_contiguous()
     if not is_plain:
         return None

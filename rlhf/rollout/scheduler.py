@@ -21,9 +21,9 @@ from torch.nn.utils.rnn import pad_sequence
 from rlhf.base.heartbeat import beat
 from rlhf.base.types import copy_to_device
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, PackingDecoder, Texts
-from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens, stack_drawn
+from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens, stack_token_logprobs
 
-PREFILL_TOKENS = 8192  # maximum of prompt tokens per prefill, to limit its memory
+PREFILL_TOKENS = 8192  # maximum number of prompt tokens per prefill, which limits its memory
 JOINING_SHARE = 8  # a prefill that needs its own pass waits until 1/8 of the rows are free
 
 
@@ -33,17 +33,17 @@ class Request:
 
     index: int  # row of the response in the batch
     prompt: tuple[int, ...]
-    limit: int  # number of ids at which the current turn is cut
+    limit: int  # length of ``ids`` at which the current turn is cut
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # 0 at observations
     has_ended: bool = False
     turn_starts: list[int] = field(default_factory=lambda: [0])  # indices in ids
-    turn_ends: list[int] = field(default_factory=list)  # indices in ids, of complete turns
+    turn_ends: list[int] = field(default_factory=list)  # index in ids after each complete turn
     first_draw: int = 0  # column of the random draws at which the current turn begins
 
     @property
-    def text(self) -> tuple[int, ...]:
-        """Return the tokens of the prompt and of the response so far."""
+    def all_ids(self) -> tuple[int, ...]:
+        """Return the token ids of the prompt and of the response so far."""
         return (*self.prompt, *self.ids)
 
     @property
@@ -52,7 +52,7 @@ class Request:
         return len(self.prompt) + len(self.ids) - 1
 
     @property
-    def turn_tokens(self) -> int:
+    def num_turn_tokens(self) -> int:
         """Return the number of tokens of the current turn."""
         return len(self.ids) - self.turn_starts[-1]
 
@@ -70,7 +70,7 @@ class Request:
 
 
 class PausedRows(Protocol):
-    """Rows of a decoder behind the rows that decode; their requests wait for an observation.
+    """Decoder rows that do not decode, because their requests wait for an observation.
 
     A request whose turn is complete pauses here instead of leaving the decoder. It continues with
     the tokens that ``Request.extend`` adds, or ends.
@@ -80,16 +80,16 @@ class PausedRows(Protocol):
         """Return the number of paused requests."""
 
     def add(self, row: int, request: Request) -> None:
-        """Pause ``request``, whose turn is complete, and move its row here."""
+        """Pause ``request``, whose turn is complete, and move its ``row`` to a paused row."""
 
-    def take_replies(self, *, is_idle: bool) -> None:
+    def fetch_observations(self, *, is_idle: bool) -> None:
         """Receive observations for paused requests; if ``is_idle``, wait for at least one."""
 
-    def next_to_continue(self, most: int) -> list[tuple[Request, list[int]]]:
-        """Return requests that continue in the next pass, with the tokens to add to their rows."""
+    def select_continuing(self, most: int) -> list[tuple[Request, list[int]]]:
+        """Return up to ``most`` requests for the next pass, and the tokens to add to their rows."""
 
     def move_back(self, request: Request, row: int, *, columns: int) -> None:
-        """Move the row of ``request``, which holds ``columns`` tokens, back to ``row``."""
+        """Move the paused row of ``request``, which holds ``columns`` tokens, to row ``row``."""
 
 
 # A function that builds the paused rows, given a decoder and the range of rows to use.
@@ -99,12 +99,12 @@ Pause = Callable[[Decoder | DrawingDecoder, range], PausedRows]
 class Scheduler:
     """A loop that drives a decoder until every request has ended.
 
-    Active request i is row i of the decoder; when it ends, the last active request takes its row.
-    With ``pause``, a request whose turn is complete waits for what follows the turn, in a row from
+    Active request i uses row i of the decoder; when it ends, the last active request moves to its
+    row. With ``pause``, a request whose turn is complete waits for an observation in a row from
     ``max_rows`` on.
 
-    ``any_rank_works`` takes whether this rank has work left and returns whether any rank has: if a
-    forward pass needs all ranks, a rank that has finished runs dummy passes for the others.
+    ``any_rank_works(has_work)`` returns True if any rank has work left. If a forward pass needs all
+    ranks, a rank that has finished runs dummy passes for the others.
     """
 
     def __init__(
@@ -130,15 +130,15 @@ class Scheduler:
             self._paused = pause(decoder, range(max_rows, 2 * max_rows))
 
     def run(self, requests: Sequence[Request], draws_NT: Tensor) -> None:
-        """Answer all ``requests``; row n of ``draws_NT`` decides the tokens of request n."""
+        """Generate all responses; row ``request.index`` of ``draws_NT`` decides their tokens."""
         # Longest first: a prefill gets texts of similar length, and equal texts are adjacent.
-        waiting = sorted(requests, key=lambda r: (len(r.text), r.text), reverse=True)
+        waiting = sorted(requests, key=lambda r: (len(r.all_ids), r.all_ids), reverse=True)
         while self._any_rank_works(bool(waiting or self._active or self._paused)):
             beat()
-            if continued := self._next_to_continue(waiting):
-                requests, logits_BV = self._extend(continued, draws_NT.device)
+            if continued := self._select_continuing(waiting):
+                requests, logits_BV = self._continue_requests(continued, draws_NT.device)
                 drawn_2B = self._draw_tokens(requests, logits_BV, draws_NT)
-            elif joining := self._select_for_prefill(waiting):
+            elif joining := self._select_joining(waiting):
                 del waiting[: len(joining)]
                 requests, logits_BV = self._prefill(joining, draws_NT.device)
                 drawn_2B = self._draw_tokens(requests, logits_BV, draws_NT)
@@ -150,28 +150,28 @@ class Scheduler:
                     self._decoder.decode(ids_1, [0])
                 continue
             self._append_tokens(requests, drawn_2B)
-            self._remove_answered()
+            self._remove_answered_requests()
 
     def _decode(self, draws_NT: Tensor) -> Tensor:
         """Decode and draw a token for every active request; return tokens and log-probs (2, B)."""
         requests, decoder = self._active, self._decoder
         if isinstance(decoder, DrawingDecoder):
             steps = [
-                (r.ids[-1], r.newest_position, r.index, r.first_draw + r.turn_tokens)
+                (r.ids[-1], r.newest_position, r.index, r.first_draw + r.num_turn_tokens)
                 for r in requests
             ]
             return decoder.decode_and_draw([Newest(*step) for step in steps], draws_NT)
         logits_BV = decoder.decode(*self._newest_tokens(draws_NT.device))
         return self._draw_tokens(requests, logits_BV, draws_NT)
 
-    def _select_for_prefill(self, waiting: Sequence[Request]) -> list[Request]:
-        """Return the first of ``waiting`` that fit into one prefill; [] if decoding goes first."""
+    def _select_joining(self, waiting: Sequence[Request]) -> list[Request]:
+        """Return the first ``waiting`` requests that fit into a prefill; [] to decode instead."""
         free = self._max_rows - len(self._active) - len(self._paused or ())
         packs = isinstance(self._decoder, PackingDecoder)
         fewest = 1 if packs else max(1, self._max_rows // JOINING_SHARE)
         if not waiting or (self._active and free < fewest):
             return []
-        fitting = max(1, PREFILL_TOKENS // len(waiting[0].text))
+        fitting = max(1, PREFILL_TOKENS // len(waiting[0].all_ids))
         return list(waiting[: min(free, fitting)])
 
     def _newest_tokens(self, device: torch.device) -> tuple[Tensor, list[int]]:
@@ -183,13 +183,13 @@ class Scheduler:
     def _prefill(
         self, joining: list[Request], device: torch.device
     ) -> tuple[list[Request], Tensor]:
-        """Prefill ``joining``; return the requests that get a token now and their logits (B, V).
+        """Prefill ``joining``; return the requests that draw a token next, and their logits.
 
-        The requests are ``joining``, or all active ones if the same pass decodes. Equal texts,
-        which are adjacent, are prefilled once and copied.
+        These are the ``joining`` requests or, if the same pass decodes, all active requests. Equal
+        texts, which are adjacent, are prefilled once and copied.
         """
-        groups = [list(group) for _, group in groupby(joining, key=lambda r: r.text)]
-        prompts = [torch.tensor(group[0].text) for group in groups]
+        groups = [list(group) for _, group in groupby(joining, key=lambda r: r.all_ids)]
+        prompts = [torch.tensor(group[0].all_ids) for group in groups]
         ids_JP = copy_to_device(pad_sequence(prompts, batch_first=True), device)
         lengths = [len(prompt) for prompt in prompts]
         decoder, behind = self._decoder, len(self._active)
@@ -207,9 +207,9 @@ class Scheduler:
 
     def _draw_tokens(self, requests: list[Request], logits_BV: Tensor, draws_NT: Tensor) -> Tensor:
         """Draw one more token for each of ``requests``; return tokens and log-probs (2, B)."""
-        places = torch.tensor([[r.index, r.turn_tokens, r.first_draw] for r in requests])
+        places = torch.tensor([[r.index, r.num_turn_tokens, r.first_draw] for r in requests])
         indices, steps, first = copy_to_device(places, draws_NT.device).unbind(1)
-        fewest = min(request.turn_tokens for request in requests)
+        fewest = min(request.num_turn_tokens for request in requests)
         barred_B = steps < self._sampling.min_tokens if fewest < self._sampling.min_tokens else None
         drawn = draw_tokens(
             logits_BV,
@@ -218,7 +218,7 @@ class Scheduler:
             barred_B=barred_B,
             end_ids=self._end_ids,
         )
-        return stack_drawn(drawn)
+        return stack_token_logprobs(drawn)
 
     def _append_tokens(self, requests: list[Request], drawn_2B: Tensor) -> None:
         """Append a token and its log-probability to each request; this waits for the device."""
@@ -230,8 +230,8 @@ class Scheduler:
                 and self._stop.completes_stop_text(request.ids[request.turn_starts[-1] :])
             )
 
-    def _remove_answered(self) -> None:
-        """Remove answered requests, or let them pause; the last row moves into each gap."""
+    def _remove_answered_requests(self) -> None:
+        """Remove or pause requests with complete turns; the last row moves into each freed row."""
         if self._paused is not None:
             for row, request in enumerate(self._active):
                 if request.is_answered:
@@ -244,17 +244,17 @@ class Scheduler:
                 self._decoder.move_row(len(self._active), row, columns=last.newest_position)
                 self._active[row] = last
 
-    def _next_to_continue(self, waiting: Sequence[Request]) -> list[tuple[Request, list[int]]]:
+    def _select_continuing(self, waiting: Sequence[Request]) -> list[tuple[Request, list[int]]]:
         """Return paused requests that continue in the next pass, with the tokens to add."""
         if not self._paused:
             return []
-        self._paused.take_replies(is_idle=not (self._active or self._select_for_prefill(waiting)))
-        return self._paused.next_to_continue(self._max_rows)
+        self._paused.fetch_observations(is_idle=not (self._active or self._select_joining(waiting)))
+        return self._paused.select_continuing(self._max_rows)
 
-    def _extend(
+    def _continue_requests(
         self, continued: list[tuple[Request, list[int]]], device: torch.device
     ) -> tuple[list[Request], Tensor]:
-        """Move paused rows behind the active ones, add tokens; return what ``_prefill`` returns."""
+        """Move ``continued`` rows behind the active rows, and prefill; return as ``_prefill``."""
         paused, behind = self._paused, len(self._active)
         assert paused is not None
         lengths = [len(ids) for _, ids in continued]
@@ -268,7 +268,7 @@ class Scheduler:
         return self._active[first:], logits_BV
 
     def _prefill_texts(self, texts: Texts) -> tuple[int, Tensor]:
-        """Prefill rows behind the active rows; return the first logits' row, and logits (B, V).
+        """Prefill rows behind the active rows; return the first row with logits, and logits (B, V).
 
         The same pass decodes the active rows if the decoder can do both.
         """

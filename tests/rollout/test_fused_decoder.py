@@ -109,8 +109,8 @@ def test_activations(activation: str, make: Maker) -> None:
 
 @pytest.mark.slow
 def test_plain_projections_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf.rollout.decoders.layers.can_pack", lambda *_: False)
-    monkeypatch.setattr(projections, "can_pack", lambda *_: False)
+    monkeypatch.setattr("rlhf.rollout.decoders.layers.can_pack_weights", lambda *_: False)
+    monkeypatch.setattr(projections, "can_pack_weights", lambda *_: False)
     for name in FAST:
         check_rows_are_extended(tiny_model(name), family)
 

@@ -61,7 +61,7 @@ def fused(model: PreTrainedModel, *, tokens: int = TOKENS) -> FusedDecoder:
 def graphed(
     model: PreTrainedModel, sampling: SamplingSettings = SAMPLING, end_id: int = -1
 ) -> GraphedDecoder:
-    extent = Extent.for_rollout(ROWS, TOKENS, some_draws())
+    extent = Extent.from_rollout(ROWS, TOKENS, some_draws())
     decoder = fused(model, tokens=extent.columns)
     return GraphedDecoder(decoder, sampling, end_ids=[end_id], extent=extent, weights=[])
 
@@ -269,7 +269,7 @@ def test_with_attention_by_lengths_one_graph_serves_all(
     assert generated(fused(model), GPU) == expected
     assert generated(graphed(model), GPU) == expected
     draws = some_draws().to(GPU)
-    extent = Extent.for_rollout(ROWS, 200, draws)
+    extent = Extent.from_rollout(ROWS, 200, draws)
     decoder = GraphedDecoder(
         fused(model, tokens=extent.columns), SAMPLING, end_ids=(), extent=extent, weights=[]
     )

@@ -144,7 +144,7 @@ def _generate(
 ) -> list[Request]:
     parts = find_decoder_modules(model, tokens=TOKENS)
     assert parts is not None, "MODELS has models with a fused decoder only"
-    extent = Extent.for_rollout(ROWS, TOKENS, draws_NT)
+    extent = Extent.from_rollout(ROWS, TOKENS, draws_NT)
     fused = FusedDecoder(parts, lambda _: None, rows=ROWS, tokens=extent.columns, dtype=dtype)
     weights = [parameter.data_ptr() for parameter in model.parameters()]
     decoder = (

@@ -81,7 +81,7 @@ class EpisodeRollout:
         counterpart, measures = self._begin(prompts), True
         if isinstance(self._backend, FastRollout):
             pause, tokens = partial(ParkedRows, counterpart), self._limits.episode
-            episodes = self._backend.converse(actor, prompts, pause, max_tokens=tokens)
+            episodes = self._backend.sample_conversations(actor, prompts, pause, max_tokens=tokens)
         else:
             episodes, measures = self._sample_turn_by_turn(actor, prompts, counterpart)
         device, outcomes = prompts.ids_BP.device, counterpart.outcomes()

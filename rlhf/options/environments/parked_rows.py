@@ -55,7 +55,7 @@ class ParkedRows:
         self._decoder.move_row(row, place, columns=request.newest_position)
         self._held[request.index] = place, request
 
-    def take_replies(self, *, is_idle: bool) -> None:
+    def fetch_observations(self, *, is_idle: bool) -> None:
         """Take continuations that have arrived; wait for them if the decoder ``is_idle``."""
         takes_some = self._decoder.rows_are_exact
         while (is_idle or takes_some) and len(self._held) > len(self._continued):
@@ -73,7 +73,7 @@ class ParkedRows:
                 break
         self._continued.sort(key=lambda each: each[0].index)
 
-    def next_to_continue(self, most: int) -> list[tuple[Request, list[int]]]:
+    def select_continuing(self, most: int) -> list[tuple[Request, list[int]]]:
         """Return up to ``most`` requests for the next pass, and the tokens to add to their rows."""
         most = most if self._decoder.extends_together else 1
         chosen, self._continued = self._continued[:most], self._continued[most:]

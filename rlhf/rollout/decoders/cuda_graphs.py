@@ -15,32 +15,32 @@ from torch import Tensor
 from rlhf.base.allocation_errors import is_out_of_memory
 from rlhf.rollout.decoders.decoder import KvCache, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens, stack_drawn
+from rlhf.rollout.sampling import SamplingSettings, draw_tokens, stack_token_logprobs
 
 logger = logging.getLogger(__name__)
 NO_ROOM = (
     "rollout.cuda_graphs: no memory is left for another graph; decode steps of new shapes are "
     "launched one by one, which is slower (rollout.max_rows leaves more memory)"
 )
-COLUMNS = 128  # the KV cache length of a graph is a multiple of this
+COLUMNS = 128  # the KV cache length of a graph is a multiple of this number
 
 
 class Extent(NamedTuple):
-    """The size of a decoder that a rollout needs: rows, columns and random numbers."""
+    """The size of the decoder that a rollout needs: rows, columns and random numbers."""
 
-    rows: int  # rows of the KV cache that decode
-    parked: int  # rows behind them, for paused requests
+    rows: int  # number of rows of the KV cache that decode
+    parked: int  # further rows of the KV cache, for paused requests
     columns: int  # columns of the KV cache, a multiple of COLUMNS
     requests: int
-    draws: int  # random numbers of each request, at most
+    draws: int  # maximum number of random numbers per request
 
     @classmethod
-    def for_rollout(cls, rows: int, tokens: int, draws_NT: Tensor, *, parked: int = 0) -> Extent:
+    def from_rollout(cls, rows: int, tokens: int, draws_NT: Tensor, *, parked: int = 0) -> Extent:
         """Return the extent to decode ``rows`` sequences of up to ``tokens`` tokens at once."""
         return cls(rows, parked, _round_up_columns(tokens), *draws_NT.shape)
 
     def covers(self, other: Extent) -> bool:
-        """Return True if a decoder of this extent can serve ``other`` with bit-identical results.
+        """Return True if a decoder of this extent serves ``other`` with bit-identical results.
 
         The shape of a graph depends on the number of rows, so that number must be equal.
         """
@@ -60,10 +60,10 @@ class _Graph(NamedTuple):
 class GraphedDecoder(KvCache):
     """A ``DrawingDecoder`` that captures the step of each shape once and then replays it.
 
-    A step decodes, draws the next tokens and advances to them, all on the GPU: while no row joins
-    or leaves, the host launches one graph and copies the drawn tokens. To keep shapes few, rows are
-    rounded up to a power of two, lengths to a multiple of ``COLUMNS``; with a kernel that reads
-    each row to its own length, one graph serves all lengths.
+    A step decodes tokens, draws the next tokens and stores them as its next input, all on the GPU:
+    while no row joins or leaves, the host launches one graph and copies the drawn tokens. To keep
+    shapes few, the number of rows is rounded up to a power of two, and the length to a multiple of
+    ``COLUMNS``; with a kernel that reads each row to its own length, one graph serves all lengths.
     """
 
     rows_are_exact = FusedDecoder.rows_are_exact
@@ -86,11 +86,11 @@ class GraphedDecoder(KvCache):
         device = torch.device("cuda", torch.cuda.current_device())
         self._draws_NT = torch.empty(extent.requests, extent.draws, device=device)
         self._drawn_from: Tensor | None = None  # the tensor of which _draws_NT is a copy
-        # The fields of Newest for each row on the GPU, and the host's copy of them.
+        # The newest token of each row (the fields of Newest) on the GPU, and the host's copy.
         self._newest_4R = torch.zeros((4, extent.rows), dtype=torch.long, device=device)
         self._newest: list[Newest] = []
         self._graphs: dict[tuple[int, int], _Graph] = {}
-        # One pool for all graphs, which are never replayed at the same time.
+        # Graphs can share one memory pool, since no two are replayed at the same time.
         self._pool = torch.cuda.graph_pool_handle()
         self._has_room = True
 
@@ -99,7 +99,7 @@ class GraphedDecoder(KvCache):
         return self._extent.covers(extent) and weights == self._weights
 
     def refresh_weight_copies(self) -> None:
-        """Update the copies of weights in another precision; other weights are not copied."""
+        """Update the cast copies of weights; weights in the decoder's precision have no copies."""
         self._decoder.refresh_weight_copies()
 
     def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
@@ -118,7 +118,7 @@ class GraphedDecoder(KvCache):
         columns = _round_up_columns(longest) if whole else self._extent.columns
         graph = self._get_graph(rows, columns, last=longest - 1)
         if newest != self._newest:
-            # Unused rows write to the first columns of the KV cache, as their next prompt does.
+            # Unused rows write to column 0 of the KV cache, which their next prompt overwrites.
             unused = [Newest(0, 0, 0, 0)] * (self._extent.rows - used)
             state_4R = torch.tensor([*newest, *unused]).T.contiguous()
             self._newest_4R.copy_(state_4R.pin_memory(), non_blocking=True)
@@ -157,12 +157,12 @@ class GraphedDecoder(KvCache):
         ids_R.copy_(drawn.tokens_B)
         positions_R.add_(1)
         steps_R.add_(1)
-        return stack_drawn(drawn)
+        return stack_token_logprobs(drawn)
 
     def _get_graph(self, rows: int, columns: int, *, last: int) -> _Graph | None:
-        """Return the graph of this shape, captured if it is new; None if there is no room for it.
+        """Return the graph of this shape, captured on first use; None if GPU memory ran out.
 
-        A capture overwrites the newest tokens. No row of the KV cache uses column ``last`` yet.
+        A capture overwrites the newest tokens, and the unused column ``last`` of the KV cache.
         """
         if (rows, columns) not in self._graphs and self._has_room:
             try:
@@ -176,7 +176,7 @@ class GraphedDecoder(KvCache):
         return self._graphs.get((rows, columns))
 
     def _capture_graph(self, rows: int, columns: int, *, last: int) -> _Graph:
-        # The step before the capture writes to a column that is written again before it is read.
+        # The warm-up step writes to column ``last``, which is written again before it is read.
         self._newest_4R.zero_()[1] = last
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())

@@ -25,7 +25,7 @@ class Texts(NamedTuple):
 
     ids_NP: Tensor
     lengths: list[int]  # in tokens
-    starts: list[int] | None = None  # number of tokens that each row holds already; None: prompts
+    starts: list[int] | None = None  # number of tokens that each row holds already; None: 0
 
 
 class KvCache(Protocol):
@@ -70,13 +70,13 @@ class Decoder(KvCache, Protocol):
 
 @runtime_checkable
 class DrawingDecoder(KvCache, Protocol):
-    """A decoder that draws the next tokens itself, so that a step needs the host only once."""
+    """A decoder that draws the next tokens itself, so that a step waits for the GPU only once."""
 
     def decode_and_draw(self, newest: list[Newest], draws_NT: Tensor) -> Tensor:
-        """Decode one token for each of the rows 0 to B - 1, and draw the next one.
+        """Decode the newest token of each of the rows 0 to B - 1, and draw the next token.
 
         ``draws_NT`` is the same tensor in all steps of a rollout. Returns the tokens and their
-        log-probs as ``rlhf.rollout.sampling.stack_drawn`` does.
+        log-probs as ``rlhf.rollout.sampling.stack_token_logprobs`` does.
         """
 
 

@@ -1,4 +1,4 @@
-"""Decoding for the known model families in torch: few operations per token.
+"""Decoding in torch for the model families of families.yaml, with few operations per token.
 
 Shapes: R = rows of the KV cache, B = rows in use, N = prompts, P = tokens per padded prompt, T =
 all tokens of a forward pass, L = columns of the KV cache, Q = query heads, K = key/value heads, D =
@@ -24,7 +24,7 @@ from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryE
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
 # Largest allowed difference between two computations of a log-probability, in standard deviations
-# of the log-probabilities over the vocabulary at that position; a wrong result is about 1 away.
+# of the log-probabilities over the vocabulary at that position; a wrong result differs by about 1.
 TOLERANCES = {torch.float32: 0.02, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 
@@ -36,7 +36,7 @@ class Heads(NamedTuple):
     value_TKD: Tensor
 
 
-Attend = Callable[[Tensor, Heads], Tensor]  # updates a layer's KV cache; returns (T, Q, D)
+Attend = Callable[[Tensor, Heads], Tensor]  # updates a layer's KV cache and returns (T, Q, D)
 
 
 class CacheAttention:
@@ -52,10 +52,10 @@ class CacheAttention:
         # True if a decode step reads the same columns of the KV cache in every row.
         self.reads_whole_columns = self._kernel is None
 
-    def build_for_texts(self, texts: Texts, first_row: int) -> Attend:
+    def build_text_attention(self, texts: Texts, first_row: int) -> Attend:
         """Build the attention function for texts in the rows from ``first_row`` on."""
         if texts.starts is not None:
-            return self._build_for_added_texts(texts.ids_NP, texts.lengths, texts.starts, first_row)
+            return self._build_added_attention(texts.ids_NP, texts.lengths, texts.starts, first_row)
         num_prompts, num_columns = texts.ids_NP.shape
         rows = slice(first_row, first_row + num_prompts)
 
@@ -65,7 +65,7 @@ class CacheAttention:
             )
             kv_cache_2RKLD[0, rows, :, :num_columns] = key
             kv_cache_2RKLD[1, rows, :, :num_columns] = value
-            # Causal, so that no token attends to the padding on its right.
+            # With causal attention no token attends to the padding on its right.
             mixed_NQPD = functional.scaled_dot_product_attention(
                 query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
             )
@@ -73,10 +73,10 @@ class CacheAttention:
 
         return attend
 
-    def _build_for_added_texts(
+    def _build_added_attention(
         self, ids_NP: Tensor, lengths: list[int], starts: list[int], first_row: int
     ) -> Attend:
-        """Build the attention function for texts that are added to what their rows hold."""
+        """Build the attention function for texts that follow the tokens in their rows."""
         num_texts, num_columns = ids_NP.shape
         parts, device = self._parts, self._device
         longest = max(start + length for start, length in zip(starts, lengths, strict=True))
@@ -86,7 +86,7 @@ class CacheAttention:
         texts_T = torch.arange(num_texts, device=device).repeat_interleave(num_columns)[is_text_T]
         rows_T, places_T = first_row + texts_T, places_NP.flatten()[is_text_T]
         hidden_NPL = torch.arange(longest, device=device) > places_NP[..., None]
-        mask_N1PL = self._added_mask(hidden_NPL)[:, None]
+        mask_N1PL = self._build_additive_mask(hidden_NPL)[:, None]
         rows = slice(first_row, first_row + num_texts)
 
         def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
@@ -105,14 +105,14 @@ class CacheAttention:
 
         return attend
 
-    def build_for_newest(self, positions_B: Tensor, columns: int) -> Attend:
+    def build_decode_attention(self, positions_B: Tensor, columns: int) -> Attend:
         """Build the attention function for one new token in each of the first B rows."""
         kernel, num_rows, parts = self._kernel, len(positions_B), self._parts
         if kernel is not None:
             return lambda kv_cache_2RKLD, heads: kernel(*heads, kv_cache_2RKLD, positions_B)
         rows_B = torch.arange(num_rows, device=self._device)
         hidden_BL = torch.arange(columns, device=self._device) > positions_B[:, None]
-        mask_B11L = self._added_mask(hidden_BL)[:, None, None]
+        mask_B11L = self._build_additive_mask(hidden_BL)[:, None, None]
         grouped = (num_rows, parts.num_kv_heads, -1, parts.head_dim)
 
         def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
@@ -129,7 +129,7 @@ class CacheAttention:
 
         return attend
 
-    def _added_mask(self, hidden: Tensor) -> Tensor:
+    def _build_additive_mask(self, hidden: Tensor) -> Tensor:
         """Return a mask to add to attention scores: -inf where ``hidden`` is True, 0 elsewhere."""
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(hidden, -torch.inf)
@@ -147,17 +147,17 @@ def join_attention(attend_newest: Attend, attend_prompts: Attend, num_rows: int)
 
 
 def can_fuse(parts: DecoderModules) -> bool:
-    """Return True if ``FusedDecoder`` computes the activation of ``parts``."""
+    """Return True if ``FusedDecoder`` supports the activation function of ``parts``."""
     return parts.activation in ACTIVATIONS
 
 
 class FusedDecoder(KvCache):
     """A ``PackingDecoder`` for models of the known families.
 
-    Only attention depends on the row of a token; other layers treat a pass's tokens as one list.
+    Only attention depends on a token's row; other layers treat a pass's tokens as one list.
     """
 
-    rows_are_exact = False  # a matrix product may sum in another order with more rows
+    rows_are_exact = False  # with more rows, a matrix product may sum in another order
     extends_together = True
 
     def __init__(
@@ -186,14 +186,14 @@ class FusedDecoder(KvCache):
         self.reads_whole_columns = self._attention.reads_whole_columns
 
     def refresh_weight_copies(self) -> None:
-        """Update the copies of weights in another precision; other weights are not copied."""
+        """Update the cast copies of weights; weights in the decoder's precision have no copies."""
         if self._casts:
             casts, weights = zip(*self._casts, strict=True)
             torch._foreach_copy_(casts, weights)
 
     def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
         """Prefill texts into the rows from ``first_row`` on; return logits (N, V)."""
-        attend = self._attention.build_for_texts(texts, first_row)
+        attend = self._attention.build_text_attention(texts, first_row)
         x_TH = self._run_blocks(texts.ids_NP.flatten(), self._text_positions(texts), attend)
         return self._compute_logits(x_TH[self._last_token_indices(texts)])
 
@@ -207,7 +207,7 @@ class FusedDecoder(KvCache):
 
         The host never waits for the value of a tensor, so a CUDA graph can capture this.
         """
-        attend = self._attention.build_for_newest(positions_B, columns)
+        attend = self._attention.build_decode_attention(positions_B, columns)
         return self._compute_logits(self._run_blocks(ids_B, positions_B, attend))
 
     def decode_and_prefill(self, ids_B: Tensor, positions: list[int], texts: Texts) -> Tensor:
@@ -216,8 +216,8 @@ class FusedDecoder(KvCache):
         positions_B = copy_to_device(torch.tensor(positions), self._device)
         positions_T = torch.cat([positions_B, self._text_positions(texts)])
         attend = join_attention(
-            self._attention.build_for_newest(positions_B, max(positions) + 1),
-            self._attention.build_for_texts(texts, num_rows),
+            self._attention.build_decode_attention(positions_B, max(positions) + 1),
+            self._attention.build_text_attention(texts, num_rows),
             num_rows,
         )
         x_TH = self._run_blocks(torch.cat([ids_B, texts.ids_NP.flatten()]), positions_T, attend)
@@ -229,7 +229,7 @@ class FusedDecoder(KvCache):
         self._kv_cache[:, :, target, :, :columns] = self._kv_cache[:, :, source, :, :columns]
 
     def _text_positions(self, texts: Texts) -> Tensor:
-        """Return the positions (N * P) of the texts' tokens; padding stays within the KV cache."""
+        """Return the tokens' positions (N * P); padding is clamped to columns of the KV cache."""
         num_texts, num_columns = texts.ids_NP.shape
         columns_P = torch.arange(num_columns, device=self._device)
         if texts.starts is None:

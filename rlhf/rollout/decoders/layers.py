@@ -19,12 +19,12 @@ from rlhf.rollout.decoders.projections import (
     AdaptedProjection,
     Projection,
     build_fastest_projection,
-    can_pack,
+    can_pack_weights,
 )
 
-AdapterOf = Callable[[nn.Module], LowRank | None]  # finds the adapter of a linear layer
+AdapterOf = Callable[[nn.Module], LowRank | None]  # returns a layer's LoRA adapter
 TensorFunction = Callable[[Tensor], Tensor]
-Embed = Callable[[Tensor, Tensor], Tensor]  # from ids and positions (T,) to embeddings (T, H)
+Embed = Callable[[Tensor, Tensor], Tensor]  # maps ids and positions (T,) to embeddings (T, H)
 
 
 class Layer(NamedTuple):
@@ -33,7 +33,7 @@ class Layer(NamedTuple):
     attention_norm: TensorFunction
     mlp_norm: TensorFunction
     query_key_value: list[Projection]
-    joint_order: tuple[int, ...]  # of queries (0), keys (1), values (2) in a joint projection
+    joint_order: tuple[int, ...]  # order of queries (0), keys (1), values (2) in one projection
     query_norm: TensorFunction | None
     key_norm: TensorFunction | None
     output: Projection
@@ -48,7 +48,7 @@ class RotaryEmbedding(NamedTuple):
     sin: Tensor  # with its first half negated
 
     def select_rows(self, places: Any) -> RotaryEmbedding:
-        """Return the rows at ``places``."""
+        """Return the rows of both tables at ``places``."""
         return RotaryEmbedding(self.cos[places], self.sin[places])
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -63,9 +63,9 @@ class LayerBuilder:
     """A builder of a decoder's functions, all in one precision.
 
     On a CPU, where weights are copied anyway, queries, keys and values become one projection, and
-    adapters are merged. On a GPU the model's own weights are used. Layers become one projection
-    there if their weights follow one another in memory, in any order, and have no adapters.
-    ``casts`` has a pair (copy, weight) for each weight that is not in this precision.
+    adapters are merged. On a GPU the model's own weights are used: layers become one projection
+    only if their weights follow one another in memory, in any order, and have no adapters.
+    On a GPU ``casts`` has a pair (copy, weight) for each weight in another precision.
     """
 
     def __init__(self, parts: DecoderModules, adapter_of: AdapterOf, dtype: torch.dtype) -> None:
@@ -75,7 +75,7 @@ class LayerBuilder:
         self._activation = parts.activation
         self.casts: list[tuple[Tensor, Tensor]] = []
         device = parts.tokens.weight.device
-        self._packs = can_pack(device, dtype)
+        self._packs = can_pack_weights(device, dtype)
         self._merges = device.type == "cpu"
 
     def build_layer(self, block: BlockModules) -> Layer:
@@ -103,11 +103,11 @@ class LayerBuilder:
             both = self.build_projection(block.gate, block.up)
             activate = ACTIVATIONS[self._activation]
 
-            def widen(x: Tensor) -> Tensor:
+            def compute_hidden(x: Tensor) -> Tensor:
                 gate, up = both(x).chunk(2, dim=-1)
                 return activate.function(gate).mul_(up)
 
-            return widen
+            return compute_hidden
         gate = self.build_projection(block.gate, activation=self._activation)
         up = self.build_projection(block.up)
         return lambda x: up.project_and_multiply(x, gate(x))
@@ -126,7 +126,7 @@ class LayerBuilder:
         return ()
 
     def _can_join_weights(self, tensors: Sequence[Tensor]) -> bool:
-        """Return True if ``tensors`` follow one another in memory, or are copied anyway."""
+        """Return True if ``tensors`` follow one another in memory, or a cast copies them anyway."""
         if any(tensor.dtype is not self._dtype for tensor in tensors):
             return True
         storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
@@ -137,7 +137,7 @@ class LayerBuilder:
     def build_embedding(self) -> Embed:
         """Build the function that returns embeddings (T, H) of tokens at their positions.
 
-        Token embeddings are projected if they are narrower; position embeddings are added if any.
+        Token embeddings narrower than H are projected; position embeddings, if any, are added.
         """
         parts, dtype, module = self._parts, self._dtype, self._parts.project_in
         project_in = None if module is None else self.build_projection(module)
@@ -154,7 +154,7 @@ class LayerBuilder:
         return embed
 
     def build_projection(self, *modules: Any, activation: str | None = None) -> Projection:
-        """Build one projection from linear layers that share their inputs."""
+        """Build one projection from linear layers that have the same input."""
         linear = self.join_linear_layers(*modules)
         adapter = None if self._merges else self._adapter_of(modules[0])
         if adapter is None:
@@ -163,13 +163,13 @@ class LayerBuilder:
         return AdaptedProjection(*linear, activation, LowRank(a_RI, b_OR, adapter.scaling))
 
     def join_linear_layers(self, *modules: Any) -> Linear:
-        """Join linear layers that share their inputs into one; on a CPU, merge their adapters."""
+        """Join linear layers that have the same input into one; on a CPU, merge their adapters."""
         biases = [module.bias for module in modules if module.bias is not None]
         weight = self._join_and_cast(*(self._merged_weight(module) for module in modules))
         return Linear(weight, self._join_and_cast(*biases) if biases else None)
 
     def _join_and_cast(self, *weights: Tensor) -> Tensor:
-        """Join ``weights`` into one tensor in this precision, without a copy if possible."""
+        """Join ``weights`` into one tensor in the decoder's precision; copy only if necessary."""
         is_exact = all(weight.dtype is self._dtype for weight in weights)
         if len(weights) == 1 and is_exact:
             return weights[0]
@@ -178,7 +178,7 @@ class LayerBuilder:
             return first.as_strided((rows, *first.shape[1:]), first.stride())
         casts = [weight.to(self._dtype) for weight in weights]
         cast = casts[0] if len(casts) == 1 else torch.cat(casts)
-        if not self._merges:  # a CPU packs its casts, and frees them
+        if not self._merges:  # on a CPU the casts are packed and freed, never updated
             parts = torch.split(cast, [len(weight) for weight in weights])
             self.casts += zip(parts, weights, strict=True)
         return cast
@@ -190,7 +190,7 @@ class LayerBuilder:
         return weight_OI if adapter is None else adapter.merge_into(weight_OI)
 
     def build_norm(self, module: Any) -> TensorFunction:
-        """Build a LayerNorm, or the RMS norm that the transformers families share."""
+        """Build the function of a LayerNorm or RMSNorm module."""
         weight, bias, epsilon, is_rms, size = self.norm_parameters(module)
         if is_rms:
             return lambda x: functional.rms_norm(x, (size,), weight, epsilon)
@@ -212,7 +212,7 @@ class LayerBuilder:
         return self.build_projection(module) if is_projection else self.build_norm(module)
 
     def build_rotary_embedding(self, tokens: int) -> RotaryEmbedding | None:
-        """Build the rotary embedding's tables for positions below ``tokens``, if there is one."""
+        """Build the rotary tables for positions below ``tokens``; None if the model has none."""
         rotary, device = self._parts.rotary, self._parts.tokens.weight.device
         if rotary is None:
             return None

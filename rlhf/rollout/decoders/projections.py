@@ -19,7 +19,7 @@ ROWS = 16  # oneDNN chooses its weight layout for about this many rows
 
 
 class PlainProjection:
-    """A linear layer ``x W^T + b`` and an activation, with the weights as they are, not copied."""
+    """A linear layer ``x W^T + b`` and an activation; it keeps the given weights without a copy."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: str | None) -> None:
         self._weight_OI = weight_OI
@@ -40,7 +40,7 @@ class PlainProjection:
 
 
 class AdaptedProjection(PlainProjection):
-    """A ``Projection`` with an adapter beside the weights, as in training: nothing is merged.
+    """A ``Projection`` that computes an adapter separately instead of merging it into the weights.
 
     A merged copy of all weights would take as much memory as the model itself.
     """
@@ -60,7 +60,7 @@ class AdaptedProjection(PlainProjection):
 
 
 class PackedProjection:
-    """A ``Projection`` on a copy in oneDNN's own layout, which a CPU reads about twice as fast."""
+    """A ``Projection`` with weights in oneDNN's layout, which a CPU reads about twice as fast."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: str | None) -> None:
         self._packed: Any = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), ROWS)
@@ -125,13 +125,13 @@ def build_fastest_projection(
 
     With oneDNN the projection holds a copy of the weights in oneDNN's layout.
     """
-    if can_pack(weight_OI.device, weight_OI.dtype):
+    if can_pack_weights(weight_OI.device, weight_OI.dtype):
         return PackedProjection(weight_OI, bias_O, activation)
     return PlainProjection(weight_OI, bias_O, activation)
 
 
-def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if oneDNN multiplies this type on this device; it needs AVX-512 for bf16."""
+def can_pack_weights(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if oneDNN can pack weights of ``dtype`` on ``device``; bf16 needs AVX-512."""
     if device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if dtype is torch.bfloat16:

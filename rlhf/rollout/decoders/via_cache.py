@@ -124,11 +124,11 @@ class RowCache:
         self._positions_B: Tensor | None = None
 
     def prepare_for_texts(self, *, first_row: int, start: int) -> None:
-        """Prepare for texts in the rows from ``first_row`` on, which hold ``start`` tokens."""
+        """Prepare a pass over texts in rows from ``first_row`` on, which hold ``start`` tokens."""
         self._first_row, self._past, self._positions_B = first_row, start, None
 
     def prepare_for_tokens(self, positions: list[int], positions_B: Tensor) -> None:
-        """Prepare for one token, at its position, in each of the first rows."""
+        """Prepare a pass over one token, at its position, in each of the first rows."""
         self._past, self._positions_B = max(positions), positions_B
 
     def copy_row(self, source: int, target: int, columns: int) -> None:
@@ -180,15 +180,15 @@ class RowCache:
 
 @contextmanager
 def _restrict_output_layer(model: PreTrainedModel, last: list[int]) -> Iterator[None]:
-    """Run the output layer on position last[i] of row i only, since the vocabulary is large."""
+    """Restrict the output layer to position last[i] of row i, since the vocabulary is large."""
 
-    def only_last(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def select_last_positions(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden_BSH, *others = args
         rows_B = torch.arange(len(last), device=hidden_BSH.device)
         last_B = torch.tensor(last, device=hidden_BSH.device)
         return hidden_BSH[rows_B, last_B][:, None], *others
 
-    handle = model.get_output_embeddings().register_forward_pre_hook(only_last)
+    handle = model.get_output_embeddings().register_forward_pre_hook(select_last_positions)
     try:
         yield
     finally:
@@ -202,7 +202,7 @@ def _parameter_names(function: Callable[..., Any]) -> set[str]:
 def decoding_unsupported_reason(
     model: type[PreTrainedModel], config: PreTrainedConfig, *, tokens: int
 ) -> str | None:
-    """Return why ``model`` cannot be run with rows of ``tokens`` in a ``RowCache``, or None."""
+    """Return why a ``RowCache`` with rows of ``tokens`` tokens cannot serve ``model``, or None."""
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
     parameters = _parameter_names(model.forward)

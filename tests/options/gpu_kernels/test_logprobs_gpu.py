@@ -24,7 +24,7 @@ from rlhf.models.output_layer import (
 )
 from rlhf.options.gpu_kernels import logprobs_gpu as logprobs
 from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, load_logprobs_gpu_kernels
-from rlhf.rollout.sampling import SamplingSettings, _select_kernel
+from rlhf.rollout.sampling import SamplingSettings, _select_draw_kernel
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rounding import tolerance
 
@@ -132,7 +132,7 @@ def test_each_device_has_its_kernel_and_only_a_cpu_draws(traffic: Traffic) -> No
     assert not isinstance(_logprob_kernel(logits_NV.cpu()), GpuLogprobKernel)
     assert _logprob_kernel(logits_NV.double()) is None
     plain = SamplingSettings(max_tokens=1, temperature=1.0, top_k=0, top_p=1.0)
-    assert _select_kernel(logits_NV, plain) is None
+    assert _select_draw_kernel(logits_NV, plain) is None
 
 
 def assert_as_torch(kernel: GpuLogprobKernel, logits_NV: Tensor) -> None:
