@@ -41,7 +41,7 @@ class PlainEngine:
     def step(self, *, discard: bool = False) -> StepReport:
         raise NotImplementedError
 
-    def gather_parameters(self, of: nn.Module) -> AbstractContextManager[None]:
+    def gather_parameters(self, module: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
 
     def stream_state(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

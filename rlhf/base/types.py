@@ -228,8 +228,8 @@ class StatefulWithTensors(Stateful, Protocol):
     def training_state(self) -> State:
         """Return the tensors; an engine has fp32 masters, moments and its follower's tensors."""
 
-    def sum_over_weights(self, of_slice: Callable[[Tensor, int], Tensor]) -> Mapping[str, int]:
-        """Return the sums of ``of_slice(slice, start)`` over the flat fp32 weights, by tensor.
+    def sum_over_weights(self, function: Callable[[Tensor, int], Tensor]) -> Mapping[str, int]:
+        """Return the sums of ``function(slice, start)`` over the flat fp32 weights, by tensor.
 
         They are integers modulo 2^64; all ranks must call it together.
         """
@@ -268,8 +268,8 @@ class Engine(Model, StatefulWithTensors, Protocol):
     def step(self, *, discard: bool = False) -> StepReport:
         """Step the optimizer on the gradients of all micro-batches, or drop the gradients."""
 
-    def gather_parameters(self, of: nn.Module) -> AbstractContextManager[None]:
-        """Gather all parameters of ``of`` on every rank; every rank must enter and leave."""
+    def gather_parameters(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Gather the parameters of ``module`` within the context, which every rank must enter."""
 
     def stream_state(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield each tensor of ``state`` whole; clone it to keep it; every rank must read all."""

@@ -34,13 +34,13 @@ def deepspeed_config(
         "train_micro_batch_size_per_gpu": plan.micro,
         "gradient_accumulation_steps": 1 if role.is_frozen else plan.accumulation,
         "zero_optimization": _zero_section(role, zero, ranks),
-        "steps_per_print": 2**31,  # this project prints the metrics
+        "steps_per_print": 2**31,  # never: this project prints the metrics itself
         "wall_clock_breakdown": False,
         "prescale_gradients": False,
     }
     if not role.is_frozen:
         config["gradient_clipping"] = max_grad_norm
-        config["zero_allow_untested_optimizer"] = True  # torch.optim.AdamW: no compiler needed
+        config["zero_allow_untested_optimizer"] = True  # torch's AdamW needs no compiler
         config["zero_force_ds_cpu_optimizer"] = False  # allow torch's AdamW with offloading too
     if role is Role.actor:
         config |= actor_sections

@@ -68,7 +68,7 @@ class DeepSpeedEngine(BaseEngine):
             actor_sections=settings.actor_sections,
         )
         if self._casts_to_bf16:
-            # Autocast inside DeepSpeed's forward pass, because it disables an outer CUDA autocast.
+            # Autocast inside DeepSpeed's forward pass: DeepSpeed disables an autocast around it.
             module.forward = self._autocast()(module.forward)
         self._deepspeed = self._initialize_deepspeed(module, config, optimizer)
         self.module: nn.Module = self._deepspeed.module
@@ -99,7 +99,7 @@ class DeepSpeedEngine(BaseEngine):
         """Step the optimizer on the gradients of all micro-batches of the plan.
 
         With ``discard`` the gradients are dropped and no weight changes, as after an overflow, but
-        the loss scale stays. A step whose gradient is not finite is skipped on all ranks.
+        the loss scale is kept. A step whose gradient is not finite is skipped on all ranks.
         """
         is_due = self._deepspeed.is_gradient_accumulation_boundary()
         assert is_due, "micro-batches of the plan are missing"
@@ -117,7 +117,7 @@ class DeepSpeedEngine(BaseEngine):
         return StepReport(learning_rate, grad_norm, is_skipped)
 
     def _set_scheduled_learning_rates(self) -> None:
-        """Multiply the scheduled learning rates by the current ``lr_scale``, for this step only."""
+        """Set the learning rates of this step: the scheduled rates times ``lr_scale``."""
         scheduled = self._deepspeed.lr_scheduler.get_last_lr()
         for group, lr in zip(self._deepspeed.optimizer.param_groups, scheduled, strict=True):
             group["lr"] = self.lr_scale * lr
@@ -286,7 +286,7 @@ def require_aligned_nvme_gradients(optimizer: Any) -> None:
 
 
 def require_quantizer(zero: ZeroConfig) -> None:
-    """Raise CapabilityError if ``zero`` needs the quantizer, and it cannot be compiled here."""
+    """Raise CapabilityError if ``zero`` needs DeepSpeed's quantizer and it cannot be compiled."""
     keys = ("quantize_weights", "quantize_gradients", "quantize_frozen_weights")
     used = [f"zero.{key}=true" for key in keys if getattr(zero, key)]
     if used and (obstacle := op_unavailable_reason("QuantizerBuilder")) is not None:
@@ -297,7 +297,7 @@ CARD = re.compile(r"\d+\.\d+(\+PTX)?")  # a GPU's architecture, as DeepSpeed's b
 
 
 def op_unavailable_reason(builder: str) -> str | None:
-    """Return why the kernels of DeepSpeed's op ``builder`` are not available; None if they are."""
+    """Return why the kernels of DeepSpeed's op ``builder`` are unavailable, or None."""
     from deepspeed.git_version_info import installed_ops
     from deepspeed.ops import op_builder
     from deepspeed.ops.op_builder.builder import (

@@ -22,7 +22,7 @@ from rlhf.config.machine_rates import cpu_dtype
 from rlhf.config.schema.hardware import HardwareConfig
 
 DRIVER = Path("/proc/driver/nvidia/version")
-DRIVERS = {"13": 580, "12": 525, "11": 450}  # CUDA -> oldest driver, by NVIDIA's release notes
+DRIVERS = {"13": 580, "12": 525, "11": 450}  # CUDA version -> oldest driver that supports it
 TORCH_DTYPES = {
     Dtype.fp32: torch.float32,
     Dtype.bf16: torch.bfloat16,
@@ -95,7 +95,7 @@ def best_device() -> Device:
 def precision_of_weights(dtype: Dtype, device: Device) -> Dtype:
     """Return the precision in which ``device`` computes with the weights of a run in ``dtype``.
 
-    If the device does not support the run's precision, return fp32, which stores them exactly.
+    If the device does not support ``dtype``, return fp32, which represents the weights exactly.
     """
     try:
         return resolve_dtype(dtype, device)
@@ -107,7 +107,7 @@ def _missing_gpu_advice() -> str:
     """Return the advice for a user whose GPU torch does not find."""
     if torch.version.cuda is None:
         return "install a CUDA build of torch and check nvidia-smi"
-    driver = read_driver()
+    driver = read_driver_version()
     needed = DRIVERS.get(torch.version.cuda.partition(".")[0])
     if driver is not None and needed is not None and int(driver.partition(".")[0]) < needed:
         return (
@@ -117,8 +117,8 @@ def _missing_gpu_advice() -> str:
     return "check nvidia-smi and CUDA_VISIBLE_DEVICES"
 
 
-def read_driver(file: Path = DRIVER) -> str | None:
-    """Return the version of NVIDIA's driver, such as 535.104.05; None: no driver is loaded."""
+def read_driver_version(file: Path = DRIVER) -> str | None:
+    """Return the version of NVIDIA's driver, such as 535.104.05; None if no driver is loaded."""
     try:
         found = re.search(r"Kernel Module .*?(\d+\.[\d.]+)", file.read_text())
     except OSError:
@@ -149,13 +149,13 @@ def current_ranks(device: Device) -> Ranks:
     if not torch.distributed.is_initialized():
         start_process_group(device, store=_build_one_rank_store(device), rank=0, world_size=1)
         if device is Device.cuda:
-            # Otherwise NCCL prints a warning.
+            # Without this, NCCL prints a warning at exit.
             atexit.register(torch.distributed.destroy_process_group)
     return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), place)
 
 
 def use_device(device: Device) -> torch.device:
-    """Return the device of this process, which torch and DeepSpeed use from now on.
+    """Select and return the device of this process for torch and DeepSpeed.
 
     Raises:
         CapabilityError: if this rank has no GPU of its own and ``device`` is cuda.
@@ -172,7 +172,7 @@ def use_device(device: Device) -> torch.device:
 
 
 def use_threads(count: int) -> None:
-    """Compute with ``count`` threads, which replace denormal numbers with 0.
+    """Set torch's number of threads to ``count``, and make them replace denormal numbers with 0.
 
     Intel's CPUs take up to 100 times as long for a product with a denormal number, such as the
     second moment of a weight whose gradient is tiny. A thread inherits the setting from the thread
@@ -185,8 +185,8 @@ def use_threads(count: int) -> None:
 def start_process_group(device: Device, **how: Any) -> None:
     """Start the process group of all ranks, with gloo or, on GPUs, with NCCL.
 
-    NCCL gets the GPU that ``use_device`` has chosen, and therefore connects at once: a failure ends
-    the run here and not in the first step.
+    NCCL gets the GPU that ``use_device`` has selected, and therefore connects at once: a failure
+    ends the run here instead of in the first step.
     """
     if device is Device.cuda:
         how["device_id"] = torch.device("cuda", torch.cuda.current_device())
@@ -204,14 +204,14 @@ def _build_one_rank_store(device: Device) -> Store:
 
 
 def reset_peak_memory(ranks: Ranks) -> None:
-    """Reset a GPU's peak memory; on a CPU do nothing: a process's peak cannot be reset."""
+    """Reset a GPU's peak memory; on a CPU do nothing, since a process's peak cannot be reset."""
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(ranks.device)
 
 
 def peak_memory_gib(ranks: Ranks) -> float:
-    """Return the largest peak memory of a rank in GiB: torch's on a GPU, else the process's."""
+    """Return the highest peak memory of all ranks in GiB: of torch on a GPU, or of the process."""
     if ranks.device.type == "cuda":
         peak = torch.cuda.max_memory_reserved(ranks.device) / 2**30
     else:

@@ -16,7 +16,7 @@ CHUNK = 2**24  # elements copied from the host to the GPU, or back, at once
 
 
 class Split(NamedTuple):
-    """fp32 weights stored as bf16 weights, which the model uses, and the 16 bits that these lack.
+    """fp32 weights in two halves: bf16 weights, which the model uses, and the remaining 16 bits.
 
     As integers, weights = 65536 * high + low, with low from -32768 to 32767: ``high`` is the
     nearest bf16 number, and high and low together are exact. Ties are rounded away from zero,
@@ -71,7 +71,7 @@ class Masters(NamedTuple):
 
 
 def masters_of(engine: Any, *, stage: int) -> Masters:
-    """Return this rank's fp32 master weights of a DeepSpeed engine that trains.
+    """Return this rank's fp32 master weights in a DeepSpeed engine that trains.
 
     At ZeRO stage 0 the model's parameters are the master weights; from stage 1 on a rank has flat
     shards.
@@ -91,8 +91,8 @@ def masters_of(engine: Any, *, stage: int) -> Masters:
 def _copy_flat_to_model(optimizer: Any) -> None:
     """Copy the masters to the model as DeepSpeed 0.19.8 does after a step of stages 1 and 2.
 
-    DeepSpeed's Hybrid Engine moves some weights of the model out of the flat buffer; the second
-    call puts them back.
+    DeepSpeed's Hybrid Engine moves some weights of the model out of the flat buffer;
+    ``_update_model_bit16_weights`` puts them back.
     """
     optimizer.update_lp_params()
     for group in range(len(optimizer.bit16_groups)):
@@ -108,7 +108,7 @@ def _copy_sharded_to_model(optimizer: Any) -> None:
 
 
 def build_average_kernel(shards: Sequence[Tensor | Split]) -> AverageKernel | None:
-    """Return a kernel that averages split weights in place; None if none exists for ``shards``."""
+    """Return the kernel that updates moving averages of split weights; None if there is none."""
     splits = [shard for shard in shards if isinstance(shard, Split)]
     if not splits:
         return None

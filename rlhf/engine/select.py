@@ -25,7 +25,7 @@ def build_engine(
     ranks: Ranks,
     optimizer: OptimizerSettings | None = None,
 ) -> AnyEngine:
-    """Build the engine of zero.engine; auto selects torch if torch supports all settings."""
+    """Build the engine that zero.engine names; auto: torch if possible, otherwise DeepSpeed."""
     zero = settings.zero
     obstacle = settings.setting_unsupported_by_torch(role, ranks=ranks.size)
     if zero.engine is TrainingEngine.torch and obstacle is not None:

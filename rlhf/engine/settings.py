@@ -24,8 +24,8 @@ from rlhf.options import ZeroConfig, hooks_of
 class EngineSettings:
     """Settings common to all engines of a run; ``dtype`` is resolved, never auto.
 
-    ``actor_sections`` are sections of the actor's DeepSpeed config, named like the rollout backend
-    that needs them.
+    ``actor_sections`` are further sections of the actor's DeepSpeed config, by the name of the
+    rollout backend that needs them.
     """
 
     zero: ZeroConfig
@@ -35,16 +35,16 @@ class EngineSettings:
     def setting_unsupported_by_torch(self, role: Role, *, ranks: int) -> str | None:
         """Return the first setting that plain torch does not support, as key=value, or None."""
         return setting_unsupported_by_torch(
-            self.zero, ranks=ranks, dtype=self.dtype, needs_deepspeed=self._needs_deepspeed(role)
+            self.zero, ranks=ranks, dtype=self.dtype, needs_deepspeed=self._deepspeed_setting(role)
         )
 
     def runs_on_torch(self, role: Role, *, ranks: int) -> bool:
         """Return True if plain torch runs the model of ``role``."""
         return runs_on_torch(
-            self.zero, ranks=ranks, dtype=self.dtype, needs_deepspeed=self._needs_deepspeed(role)
+            self.zero, ranks=ranks, dtype=self.dtype, needs_deepspeed=self._deepspeed_setting(role)
         )
 
-    def _needs_deepspeed(self, role: Role) -> str | None:
+    def _deepspeed_setting(self, role: Role) -> str | None:
         sections = self.actor_sections if role is Role.actor else {}
         return next((f"rollout.backend={name}" for name in sections), None)
 
@@ -63,7 +63,7 @@ class EngineSettings:
 class OptimizerSettings:
     """AdamW settings of one trained model; ``schedule`` returns a step's share of the peak ``lr``.
 
-    ``lr_of`` returns the peak learning rate of the parameter with a given name, None for ``lr``.
+    ``lr_of(name)`` returns the peak learning rate of a parameter, or None to use ``lr``.
     ``follow`` builds a follower of the trained weights, such as their average.
     """
 
@@ -102,7 +102,7 @@ def optimizer_settings(
     *,
     total_steps: int,
 ) -> OptimizerSettings:
-    """Return the settings of the model ``role``, from its keys ``own`` and changed by options."""
+    """Return the settings of model ``role``: its config group ``own``, changed by options."""
     settings = OptimizerSettings.from_config(own, total_steps=total_steps)
     for change in hooks_of("models", "change_optimizer", config):
         settings = change(settings, config, phase, role)
@@ -110,7 +110,7 @@ def optimizer_settings(
 
 
 def parameter_groups(module: nn.Module, optimizer: OptimizerSettings) -> list[dict[str, Any]]:
-    """Return AdamW's groups: matrices decay; biases and norm weights, which are vectors, do not."""
+    """Return AdamW's parameter groups; weight decay applies to matrices, not biases and norms."""
     groups: defaultdict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:

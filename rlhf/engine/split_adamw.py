@@ -13,8 +13,8 @@ from rlhf.engine.masters import Masters, Split
 from rlhf.engine.training_state import AdamMoments
 from rlhf.options import kernels_for
 
-# Weights updated at once by torch operations. On a CPU this many weights, gradients and moments fit
-# into a cache. On a GPU each update needs about 20 kernel launches and 0.1 GiB.
+# Number of weights that torch operations update at once. On a CPU so many weights, gradients and
+# moments fit into a cache. On a GPU each update needs about 20 kernel launches and 0.1 GiB.
 CHUNK = 2**18
 GPU_CHUNK = 2**22
 
@@ -134,7 +134,7 @@ class SplitAdamW:
         return [parameter.grad for parameter in self._parameters]
 
     def zero_grad(self) -> None:
-        """Drop the gradients; the next ones take new memory, so nothing is filled with zeros."""
+        """Set the gradients to None instead of 0; the next backward pass allocates new ones."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -191,7 +191,7 @@ def _select_adamw(parameters: Sequence[nn.Parameter]) -> AdamwUpdate:
 
 def _split_parameter(parameter: nn.Parameter, half: Tensor, moments: torch.dtype) -> SplitState:
     """Split ``parameter`` into a new state; its data becomes ``half``, the upper 16 bits."""
-    # A copy, since split() overwrites bits.
+    # Copy the weights, since split() overwrites bits of its argument.
     weights = parameter.detach().to(half.device, torch.float32, copy=True).flatten()
     parameter.data = half
     low = torch.empty(weights.shape, dtype=torch.int16, device=weights.device)

@@ -32,7 +32,7 @@ ALIGNMENT = 16  # bytes per load of a GPU, to which tensors are aligned
 
 
 class WholeAdamW:
-    """The AdamW of torch, for weights that are stored in fp32."""
+    """PyTorch's AdamW, for weights that are stored in fp32."""
 
     def __init__(
         self, groups: list[dict[str, Any]], *, betas: tuple[float, float], eps: float
@@ -213,5 +213,5 @@ def allocate_weights(
 
 
 def _clip_scale(grad_norm: float, max_grad_norm: float) -> float:
-    """Return the factor by which gradients are clipped, with the same 1e-6 as in torch."""
+    """Return the factor that clips the gradients, with the same 1e-6 as in torch."""
     return min(1.0, max_grad_norm / (grad_norm + 1e-6)) if max_grad_norm else 1.0

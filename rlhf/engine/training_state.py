@@ -26,8 +26,8 @@ from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.engine.masters import Masters, Split, fp32_weights, masters_of
 
 ReadPart = Callable[[str, slice], Tensor]  # returns a slice of the flat tensor with a given name
-OfSlice = Callable[[Tensor, int], Tensor]  # from a flat fp32 slice and its start to an integer
-AdamMoments = Mapping[str, Tensor]  # "first" and "second" of one shard
+SliceFunction = Callable[[Tensor, int], Tensor]  # (flat fp32 slice, its start) -> integer
+AdamMoments = Mapping[str, Tensor]  # the tensors "first" and "second" of one shard
 
 
 class Piece(NamedTuple):
@@ -101,18 +101,18 @@ class TrainingState:
         self._masters.publish()
 
     @torch.no_grad()
-    def sum_over_weights(self, of_slice: OfSlice) -> dict[str, int]:
-        """Return, for each parameter, the sum of ``of_slice`` over all ranks' slices, mod 2^64."""
+    def sum_over_weights(self, function: SliceFunction) -> dict[str, int]:
+        """Return per parameter the sum of ``function(slice, start)`` over all ranks, mod 2^64."""
         own = []
         for place in self._places:
             _, offset, start, length = place.piece
             flat = fp32_weights(self._masters.shards[place.piece.shard]).reshape(-1)
-            own.append(of_slice(flat[offset : offset + length], start))
+            own.append(function(flat[offset : offset + length], start))
         found = self._ranks.sum(torch.stack(own)).tolist()
         return {place.name: each % 2**64 for place, each in zip(self._places, found, strict=True)}
 
     def _gather_whole(self, place: ParameterPlace, shard: Tensor) -> Tensor:
-        """Return the whole flat tensor of a parameter; sum the parts as integers, bit for bit."""
+        """Return the whole flat tensor of a parameter; ranks sum their slices' bits as integers."""
         _, offset, start, length = place.piece
         own = shard.detach().reshape(-1)[offset : offset + length]
         if self._ranks.size == 1:
@@ -123,7 +123,7 @@ class TrainingState:
 
 
 def adamw_moments(adamw: torch.optim.AdamW, shard: Tensor) -> AdamMoments:
-    """Return the moments of a shard in ``adamw``; before its first step they are zeros."""
+    """Return the moments of a shard in ``adamw``; before the first step they are zeros."""
     state = adamw.state[shard]
     if not state:
         # The same initial state as torch's AdamW creates with fused=True.
@@ -141,7 +141,7 @@ def adamw_steps(adamw: torch.optim.AdamW, shards: Sequence[Tensor]) -> list[floa
 def set_adamw_steps(
     adamw: torch.optim.AdamW, shards: Sequence[Tensor], steps: Sequence[float]
 ) -> None:
-    """Set the steps of each shard; for another number of shards, use the largest for all."""
+    """Set each shard's step count; if ``steps`` has another length, set all to the largest."""
     if len(steps) != len(shards):
         steps = [max(steps, default=0.0)] * len(shards)
     for shard, number in zip(shards, steps, strict=True):
@@ -158,7 +158,7 @@ class DeepSpeedState:
         self._ranks = ranks
 
     def build_training_state(self, follower: WeightFollower | None) -> TrainingState:
-        """Return the training state, with the tensors of the ``follower`` of the weights."""
+        """Return the training state, including the tensors of ``follower``."""
         places = _parameter_places(self._engine, self._ranks, stage=self._stage)
         masters, shards = self._masters(), self._shards()
         moments = [adamw_moments(self._adamw, shard) for shard in shards]
@@ -233,7 +233,7 @@ def _sharded_piece(engine: Any, parameter: Any, ranks: Ranks) -> Piece:
 
 
 class BaseEngine:
-    """The base class of engines: a module with its precision and a follower of its weights."""
+    """The base class of engines: a module, its precision, and a follower of its weights."""
 
     module: nn.Module
     follower: WeightFollower | None = None
@@ -248,18 +248,18 @@ class BaseEngine:
         """Return the tensors that training changes."""
         raise NotImplementedError
 
-    def sum_over_weights(self, of_slice: OfSlice) -> dict[str, int]:
-        """Return, for each parameter, the sum of ``of_slice`` over all ranks' slices, mod 2^64."""
-        return self.training_state.sum_over_weights(of_slice)
+    def sum_over_weights(self, function: SliceFunction) -> dict[str, int]:
+        """Return per parameter the sum of ``function(slice, start)`` over all ranks, mod 2^64."""
+        return self.training_state.sum_over_weights(function)
 
-    def gather_parameters(self, of: nn.Module) -> AbstractContextManager[None]:
-        """Gather all parameters of ``of`` on every rank; every rank must enter and leave."""
-        return self._gather(list(of.parameters()))
+    def gather_parameters(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Gather the parameters of ``module`` within the context, which every rank must enter."""
+        return self._gather(list(module.parameters()))
 
     def stream_state(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield each name and whole tensor of ``state``, one at a time; clone a tensor to keep it.
 
-        Every rank must iterate over all of them.
+        Every rank must iterate over all tensors.
         """
         for name, tensor in state.items():
             with self._gather([tensor]):

@@ -20,23 +20,23 @@ def build_parameter_placer(
 ) -> Callable[[nn.Parameter], torch.Tensor | None] | None:
     """Return a function that puts a parameter where DeepSpeed keeps it, in the engine's precision.
 
-    The function returns the part that this rank stores, or None if the parameter was placed before.
+    The function returns this rank's part, or None if the parameter is sharded already.
     Return None for the torch engine, which makes its masters from fp32 weights.
     """
     if settings.runs_on_torch(role, ranks=ranks.size):
         return None
     if stage_of(role, settings.zero) == SHARDED_WEIGHTS:
         return Partitioner(role, settings=settings, plan=plan, ranks=ranks)
-    dtype = _dtype(role, settings)
+    dtype = _weights_dtype(role, settings)
 
-    def place(parameter: nn.Parameter) -> torch.Tensor:
+    def place_parameter(parameter: nn.Parameter) -> torch.Tensor:
         parameter.data = parameter.data.to(ranks.device, dtype)
         return parameter.data
 
-    return place
+    return place_parameter
 
 
-def _dtype(role: Role, settings: EngineSettings) -> torch.dtype:
+def _weights_dtype(role: Role, settings: EngineSettings) -> torch.dtype:
     has_half = has_half_weights(role, settings.zero, settings.dtype)
     return TORCH_DTYPES[settings.dtype] if has_half else torch.float32
 
@@ -63,12 +63,12 @@ class Partitioner:
             ranks=ranks.size,
         )
         self._ranks = ranks
-        self._dtype = _dtype(role, settings)
+        self._dtype = _weights_dtype(role, settings)
         skip_shm_kernel_compilation()
         self._init = deepspeed.zero.Init(config_dict_or_path=config)
         if self._init.mem_efficient_linear:
-            # DeepSpeed 0.19.8 does this for modules that it partitions itself: torch's own linear
-            # layer would keep the gathered weights until the backward pass.
+            # DeepSpeed 0.19.8 replaces torch's linear function only for modules that it partitions
+            # itself. torch's function keeps the gathered weights until the backward pass.
             self._init._enable_mem_efficient_linear()
 
     @torch.no_grad()
@@ -100,8 +100,8 @@ def skip_shm_kernel_compilation() -> None:
     """Keep DeepSpeed 0.19.8 from compiling its shared-memory collectives on a CPU.
 
     They serve tensor-parallel inference, which is not used here. Building them needs a compiler,
-    takes half a minute at the first start, and prints to the console. The entry that says so also
-    keeps DeepSpeed from probing all of its parts, which takes half a second in each rank.
+    takes half a minute at the first start, and prints to the console. The entry set here also keeps
+    DeepSpeed from checking which of its ops can be built, which takes half a second per rank.
     """
     import logging
 

@@ -15,7 +15,7 @@ from rlhf.engine.devices import (
     check_gpus,
     current_ranks,
     peak_memory_gib,
-    read_driver,
+    read_driver_version,
     reset_peak_memory,
     resolve_dtype,
 )
@@ -108,10 +108,10 @@ def test_kernels_run_on_their_own_generation(
 
 
 def test_the_driver_is_read(tmp_path) -> None:
-    assert read_driver(tmp_path / "none") is None
+    assert read_driver_version(tmp_path / "none") is None
     for text, version in ((PROC, "535.104.05"), (OPEN, "580.65.06"), ("?", None)):
         (tmp_path / "version").write_text(text)
-        assert read_driver(tmp_path / "version") == version
+        assert read_driver_version(tmp_path / "version") == version
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_gpu_that_torch_cannot_use_has_a_remedy(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", built)
-    monkeypatch.setattr(devices, "read_driver", lambda: driver)
+    monkeypatch.setattr(devices, "read_driver_version", lambda: driver)
     with pytest.raises(CapabilityError) as refused:
         check_gpus(1)
     assert str(refused.value) == (

@@ -152,7 +152,7 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_named(gpu: Gpu, monkeypatch) -> 
 
 def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(devices, "read_driver", lambda: "535.104.05")
+    monkeypatch.setattr(devices, "read_driver_version", lambda: "535.104.05")
     machine = this_machine(SIGN)
     assert machine.profile == "cpu"
     assert "update the NVIDIA driver 535.104.05 to 580 or newer" in machine.reason

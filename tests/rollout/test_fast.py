@@ -243,9 +243,9 @@ class Sharded(PlainEngine):
         super().__init__(module)
         self.gathered_modules: list[nn.Module] = []
 
-    def gather_parameters(self, of: nn.Module) -> Any:
-        self.gathered_modules.append(of)
-        return super().gather_parameters(of)
+    def gather_parameters(self, module: nn.Module) -> Any:
+        self.gathered_modules.append(module)
+        return super().gather_parameters(module)
 
 
 def test_what_torch_keeps_for_later_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 from rlhf.base.versions import installed_version
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.machine_rates import GIB
-from rlhf.engine.devices import check_gpus, read_driver, resolve_dtype
+from rlhf.engine.devices import check_gpus, read_driver_version, resolve_dtype
 from rlhf.gpu_check.rows import (
     CARD,
     CheckSetting,
@@ -32,7 +32,7 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
     """Yield tasks that describe this machine and check that torch computes on its GPU."""
     yield Task(CARD, _describe_card)
     yield Task("free memory", _check_free_memory)
-    yield Task("driver", lambda: measured_finding(read_driver() or "unknown"))
+    yield Task("driver", lambda: measured_finding(read_driver_version() or "unknown"))
     yield Task(
         "CUDA of torch", lambda: measured_finding(f"{torch.version.cuda or torch.version.hip}")
     )

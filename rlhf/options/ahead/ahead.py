@@ -18,7 +18,7 @@ from rlhf.base.stored_responses import (
     unpack_responses,
 )
 from rlhf.base.types import Engine, PromptBatch, Responses, RolloutBackend
-from rlhf.engine.training_state import OfSlice
+from rlhf.engine.training_state import SliceFunction
 
 STEPS = "steps"  # name of a checkpoint's tensor: the numbers of the steps with pending responses
 
@@ -129,7 +129,7 @@ class SamplingAhead:
             self._pending[step] = rows_of_rank(whole, self._ranks)
             self._begun = step
 
-    def sum_over_weights(self, of_slice: OfSlice) -> dict[str, int]:  # noqa: ARG002 - inherited
+    def sum_over_weights(self, function: SliceFunction) -> dict[str, int]:  # noqa: ARG002 - inherited
         """Return {} without waiting for responses: there are no weights."""
         return {}
 
