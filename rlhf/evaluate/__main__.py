@@ -232,8 +232,8 @@ def _evaluate(options: argparse.Namespace) -> None:
             trusts_code=options.trust_code,
         )
     console = build_console(is_main=True, log_every=1)
-    console.table("models", model_rows(found, SHOWN))
-    console.table("win rates by score, sampled answers", win_rate_rows(found))
+    console.print_table("models", model_rows(found, SHOWN))
+    console.print_table("win rates by score, sampled answers", win_rate_rows(found))
     if "reward_model" in found:
         figures = found["reward_model"]
         console.say(
@@ -252,7 +252,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         for metric, value in values.items()
     ]
     if rows:
-        console.table("lm-eval", rows)
+        console.print_table("lm-eval", rows)
     console.say(f"wrote {run_dir / EVALUATION}, answers.jsonl beside it")
     console.say(f"wrote {write_report(run_dir)}")
 

@@ -68,8 +68,8 @@ class Console:
         for renderable in renderables:
             self._rich.print(renderable)
 
-    def table(self, title: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """Print rows, all with the keys of the first; columns of numbers are right-aligned."""
+    def print_table(self, title: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """Print a table of ``rows``, which all have the keys of the first; right-align numbers."""
         from rich import box
         from rich.table import Table
 
@@ -87,12 +87,12 @@ class Console:
 
     @property
     def is_terminal(self) -> bool:
-        """Return True if the output goes to a terminal, which can be redrawn."""
+        """Return True if the output goes to a terminal, where lines can be redrawn."""
         return self._rich.is_terminal
 
     @contextmanager
     def screen(self) -> Generator[Callable[[RenderableType], None]]:
-        """Yield a function that fills the terminal; without a terminal it prints."""
+        """Yield a function that fills the terminal with a renderable, or prints it otherwise."""
         from rich.live import Live
 
         if not self.is_terminal:
@@ -142,7 +142,7 @@ class _BarProgress:
     def __init__(self, bars: progress.Progress, phase: str, total: int) -> None:
         self._bars = bars
         self._phase = phase
-        self._values: dict[str, float] = {}  # kept until they are measured again
+        self._values: dict[str, float] = {}  # latest values; not every step has all
         self._task = bars.add_task(phase, total=total, metrics="")
 
     def advance(self, step: int, values: Mapping[str, float]) -> None:
@@ -153,11 +153,11 @@ class _BarProgress:
 
 
 class _LineProgress:
-    """Progress for logs: a line now and then, and a line for the last step."""
+    """Progress for logs: a line every few steps or seconds, and a line for the last step."""
 
     def __init__(self, console: Console, phase: str, total: int, *, log_every: int | None) -> None:
         self._console = console
-        self._values: dict[str, float] = {}  # kept until they are measured again
+        self._values: dict[str, float] = {}  # latest values; not every step has all
         self._phase = phase
         self._total = total
         self._log_every = log_every
@@ -175,7 +175,7 @@ class _LineProgress:
             self._print_line()
 
     def close(self) -> None:
-        """Print a line for the last step if it has none yet."""
+        """Print a line for the last step if it has not been printed."""
         if not self._is_printed:
             self._print_line()
 
@@ -199,7 +199,7 @@ def _build_rich_progress(console: RichConsole) -> progress.Progress:
 
     return progress.Progress(
         progress.TextColumn("[bold]{task.description}"),
-        # The bar fills the width that the other columns leave: metrics matter more.
+        # The bar gets only the width that other columns leave: metrics matter more.
         progress.BarColumn(bar_width=None),
         progress.MofNCompleteColumn(),
         progress.TextColumn("{task.fields[metrics]}", markup=False),
@@ -220,7 +220,7 @@ def _format_cell(value: object) -> str:
 
 
 def literal_text(text: str, *, style: str = "") -> Text:
-    """Return ``text`` to be shown literally: no rich markup, control characters or secrets."""
+    """Return ``text`` as rich text without markup, control characters and secrets."""
     from rich.text import Text
 
     return Text(sanitize_for_terminal(text), style=style)

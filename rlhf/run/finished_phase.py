@@ -25,7 +25,7 @@ from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import MANIFEST, Identity, check_files, folder_identities
 from rlhf.base.stored_files import open_regular
 from rlhf.config.choices import Phase
-from rlhf.run.results import as_json_text, read_json_object, read_phase_result, write_json
+from rlhf.run.results import format_json, read_json_object, read_phase_result, write_json
 
 STATE = "state"  # the checkpoints of a phase in progress, see phase_state.py
 RESULT = "result.json"
@@ -50,7 +50,7 @@ def finish_phase(
     if files is None:
         files = folder_identities(folder, skip=NOT_LISTED)
     logs = {path.name: _lines_identity(path, phase) for path in sorted(run_dir.glob("*.jsonl"))}
-    text = as_json_text(result).encode()
+    text = format_json(result).encode()
     own: Identity = [len(text), sha256_of(text)]
     write_json(folder / MANIFEST, {"files": {**files, RESULT: own}, "logs": logs})
     write_json(folder / RESULT, result)
@@ -71,7 +71,7 @@ def verify_phase(run_dir: Path, phase: Phase) -> str | None:
         manifest = read_json_object(folder / MANIFEST)
         files = manifest["files"]
         listed = {name.partition("/")[0] for name in files}
-        others = {each.name for each in folder.iterdir()} - listed  # files of the user, and STATE
+        others = {each.name for each in folder.iterdir()} - listed  # STATE, and files of the user
         check_files(folder, files, skip=others)
         for name, (count, sha256) in manifest["logs"].items():
             if not _has_lines(run_dir / name, phase, count, sha256):
@@ -98,7 +98,7 @@ def verify_model(folder: Path) -> None:
 
 
 def phase_lines(path: Path, phase: str) -> Iterator[bytes]:
-    """Yield the lines of a log that belong to a phase; skip a torn last line.
+    """Yield the lines of a log that belong to a phase; skip an incomplete last line.
 
     Raises:
         CheckpointError: if another line is not a JSON object with a phase.
@@ -121,9 +121,9 @@ def phase_lines(path: Path, phase: str) -> Iterator[bytes]:
 
 
 def _lines_identity(path: Path, phase: str, count: int | None = None) -> Identity:
-    """Return the number and the hash of a phase's lines in a log, or of its first ``count`` lines.
+    """Return the number and hash of a phase's lines in a log, or of the first ``count`` lines.
 
-    Later lines may be written after the phase has ended, if a network drive refused them before.
+    If a network drive refuses lines, they may be written after the manifest: ``count`` skips them.
     """
     lines = list(islice(phase_lines(path, phase), count))
     return [len(lines), sha256_of(lines)]
@@ -138,7 +138,7 @@ def _has_lines(path: Path, phase: str, count: int, sha256: str) -> bool:
 
 @contextmanager
 def _add_repair_advice(phase_dir: Path) -> Iterator[None]:
-    """Add advice on how to repair the phase in ``phase_dir`` to an error in the block."""
+    """Add advice on how to repair the phase in ``phase_dir`` to errors in the context."""
     try:
         yield
     except (CheckpointError, OSError, ValueError, TypeError, AttributeError, LookupError) as error:
@@ -159,13 +159,13 @@ def iterate_metrics(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str,
 
 
 def copy_phase_lines(source: Path, phase: Phase, target: Path, name: str) -> None:
-    """Append a phase's lines in the log ``name`` of ``source`` to that log of ``target``."""
+    """Append a phase's lines from the log ``source/name`` to the log ``target/name``."""
     with open(target / name, "ab", opener=open_regular) as file:
         file.writelines(phase_lines(source / name, phase))
 
 
 def link_phase(source: Path, phase: Phase, target: Path, *, reused_from: str) -> None:
-    """Put a finished phase of the folder ``source`` into ``target``, which has not run it.
+    """Add a finished phase of the folder ``source`` to the run ``target``, as hard links or copies.
 
     The phase's result stores ``reused_from``, the run that trained it. The folder appears complete
     or not at all. The caller must have verified the phase and copied its log lines.

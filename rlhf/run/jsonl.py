@@ -16,7 +16,7 @@ from rlhf.base.foreign_errors import remedy_of
 from rlhf.base.stored_files import open_regular, read_raw_lines
 from rlhf.options import hooks_of
 
-# The log files of a run, to which rank 0 appends. An option names its own log as LOG in ``keys``.
+# The log files of a run, to which rank 0 appends. An option's module ``keys`` has its log as LOG.
 OPTIONS_LOGS = list(hooks_of("keys", "LOG"))
 LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS)
 # UTF-8 cannot encode a lone surrogate: it is written as \udXXX, which JSON decodes back.
@@ -46,7 +46,7 @@ class JsonlWriter:
         text = json.dumps(replace_non_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
         self._held += text.encode("utf-8", errors=ENCODING_ERRORS)
         try:
-            self._append_held() if self.is_late else retry_transient_errors(self._append_held)
+            self._flush_lines() if self.is_late else retry_transient_errors(self._flush_lines)
             self.is_late = False
         except OSError as error:
             self.is_late = is_transient(error)
@@ -59,7 +59,7 @@ class JsonlWriter:
     def _open(self) -> FileIO:
         return open(self._path, "ab", buffering=0, opener=open_regular)
 
-    def _append_held(self) -> None:
+    def _flush_lines(self) -> None:
         """Write the held bytes; if the last attempt failed, first remove what it wrote."""
         if self._file.closed:
             self._file = self._open()
@@ -79,7 +79,7 @@ class JsonlWriter:
         """Write the held records, if that is possible now, and close the file."""
         with suppress(OSError):
             if self._held:
-                self._append_held()
+                self._flush_lines()
         self._file.close()
 
 
@@ -90,14 +90,14 @@ def truncate_file(path: Path, size: int) -> None:
 
 
 def drop_lines_of_phases(path: Path, unfinished: Set[str]) -> set[str]:
-    """Rewrite ``path`` without the lines of these phases, and without a torn last line.
+    """Rewrite ``path`` without lines of ``unfinished`` phases and without an incomplete last line.
 
     Return the phases whose lines were dropped. A resumed run calls this, so that a phase that runs
     again does not appear twice. The file is replaced atomically: a killed process leaves the old
     file intact. A missing file is ignored.
 
     Raises:
-        DamagedFileError: if a line other than a torn last one is not a JSON object with a phase.
+        DamagedFileError: if a complete line is not a JSON object with a phase.
     """
     if not path.exists():
         return set()

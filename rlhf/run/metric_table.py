@@ -43,21 +43,21 @@ METRICS = {name: info for group in GROUPS.values() for name, info in group.items
 
 
 def documented_name(name: str) -> str:
-    """Return the name under which ``METRICS`` has a metric.
+    """Return the key of the metric ``name`` in ``METRICS``.
 
-    NAME stands for a last part that users choose: group/mine is group/NAME. Other names stay.
+    If users choose the last part of a name, the key has NAME instead: group/mine -> group/NAME.
     """
     group, _, last = name.rpartition("/")
     return f"{group}/NAME" if last and f"{group}/NAME" in METRICS else name
 
 
 def better_direction(name: str) -> str | None:
-    """Return in which direction the metric ``name`` is better: higher, lower or None (neither)."""
+    """Return "higher" or "lower" if such values of a metric are better; None if neither is."""
     found = METRICS.get(documented_name(name))
     return None if found is None else found.better
 
 
-def describe_undocumented(name: str) -> str | None:
+def describe_undocumented_metric(name: str) -> str | None:
     """Return a message with the nearest documented name; None if the metric is documented."""
     if documented_name(name) in METRICS:
         return None

@@ -26,7 +26,7 @@ LIMITS = """\
   one prompt; a policy can raise it without better answers."""
 SYNTHETIC = """
 - The data is a generated task about short lists of words. The model can do nothing else."""
-LONGEST = 100  # characters of a question on one line
+LONGEST = 100  # maximum number of characters of a question
 QUESTION = re.compile(r"\bHuman:\s*((?:(?!Human:).)+?)\s*Assistant:\s*\Z", re.DOTALL)
 
 
@@ -119,7 +119,7 @@ def _escape_cell(text: str) -> str:
 def python_example(folder: str, prompts: Iterable[str], *, has_chat_template: bool) -> list[str]:
     """Return lines of Python that load the model and print its answer to the shortest prompt.
 
-    With a chat template the question is a message; without, it is the prompt itself.
+    With a chat template the example passes a message, otherwise the prompt itself.
     """
     if has_chat_template:
         found = [match[1] for prompt in prompts if (match := QUESTION.search(prompt))]

@@ -1,6 +1,6 @@
 """Write model folders that appear complete or not at all.
 
-Weights may arrive one at a time: only one file of weights is held.
+Weights may arrive one at a time: only the weights of one file are in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def replace_folder_atomically(folder: Path) -> Iterator[Path]:
 
 
 def copy_folder_permissions(folder: Path) -> None:
-    """Give weight files the permissions of their ``folder``: safetensors makes them private."""
+    """Give weight files the permissions of ``folder``, since safetensors makes them private."""
     for file in folder.rglob("*.safetensors"):
         file.chmod(folder.stat().st_mode & 0o666)
 
@@ -44,7 +44,7 @@ def save_model(
     *,
     description: str,
 ) -> None:
-    """Write a Hugging Face folder: the files of ``write``, the tokenizer and a model card."""
+    """Write a Hugging Face folder: files from ``write(folder)``, tokenizer and model card."""
     from huggingface_hub import ModelCard, ModelCardData
 
     header = ModelCardData(library_name="transformers", tags=["rlhf"]).to_yaml()
@@ -57,34 +57,34 @@ def save_model(
 
 
 def tensors_to_save(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters (tied ones once) and persistent buffers by name; they may be shards."""
+    """Return parameters (tied weights once) and persistent buffers by name; some may be sharded."""
     persistent = module.state_dict().keys()
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
     return {**dict(module.named_parameters()), **buffers}
 
 
-def save_streamed(
+def save_from_stream(
     folder: Path,
     model: PreTrainedModel,
     stream: Iterable[tuple[str, Tensor]],
     *,
     shard_bytes: int,
 ) -> None:
-    """Write config and weights of ``model`` as transformers does; read weights from ``stream``."""
+    """Write config and weights of ``model`` as transformers does, with weights from ``stream``."""
     from transformers.core_model_loading import WeightConverter
 
     conversions = getattr(model, "_weight_conversions", None) or []
     if any(isinstance(conversion, WeightConverter) for conversion in conversions):
-        # A tensor of the file combines several tensors of the model (experts): hold all of them.
+        # A tensor of the file combines several tensors of the model (experts): collect all first.
         state = {name: tensor.to("cpu", copy=True) for name, tensor in stream}
         model.save_pretrained(folder, state_dict=state, max_shard_size=shard_bytes)
         return
     model.save_pretrained(folder, state_dict={})
     (folder / "model.safetensors").unlink(missing_ok=True)
-    write_shards(folder, _rename_as_saved(model, stream), shard_bytes)
+    write_shards(folder, _rename_to_saved_names(model, stream), shard_bytes)
 
 
-def _rename_as_saved(
+def _rename_to_saved_names(
     model: PreTrainedModel, stream: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of ``stream`` with the names that transformers gives them in files."""
@@ -104,7 +104,7 @@ def write_shards(folder: Path, stream: Iterable[tuple[str, Tensor]], shard_bytes
     shards: list[list[str]] = []
     sizes = {"total_size": 0, "total_parameters": 0}
 
-    def write() -> None:
+    def write_held_tensors() -> None:
         file = folder / f"{len(shards)}.part"
         retry_transient_errors(lambda: save_file(held, file, metadata={"format": "pt"}))
         shards.append(list(held))
@@ -113,11 +113,11 @@ def write_shards(folder: Path, stream: Iterable[tuple[str, Tensor]], shard_bytes
     for name, tensor in stream:
         beat()
         if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > shard_bytes:
-            write()
+            write_held_tensors()
         held[name] = tensor.to("cpu", copy=True).contiguous()
         sizes["total_size"] += tensor.nbytes
         sizes["total_parameters"] += tensor.numel()
-    write()
+    write_held_tensors()
     if len(shards) == 1:
         (folder / "0.part").rename(folder / "model.safetensors")
         return

@@ -42,7 +42,7 @@ class SkippedError(CheckpointError):
 
 
 class Checkpoint(NamedTuple):
-    """A verified checkpoint of a phase."""
+    """A checkpoint of a phase: its folder, step, and the content of state.json."""
 
     folder: Path
     step: int
@@ -146,7 +146,7 @@ def remove_stale_checkpoints(phase_dir: Path, *, last_step: int) -> None:
 
 
 def find_latest_intact_checkpoint(phase_dir: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """Return the latest intact checkpoint, or None; ``say`` gets a warning per damaged one."""
+    """Return the latest intact checkpoint, or None; ``say`` prints a warning if one is damaged."""
     for folder in checkpoint_folders(phase_dir):
         try:
             return load_checkpoint(folder)
@@ -192,11 +192,11 @@ class BestStep:
     patience: int | None
     is_lower_better: bool = False
     value: float | None = None
-    step: int | None = None  # at which ``value`` was measured
-    waits: int = 0  # evaluations since then
+    step: int | None = None  # step after which ``value`` was measured
+    waits: int = 0  # evaluations since ``step``
 
     @classmethod
-    def before_first_evaluation(
+    def from_config(
         cls, config: CheckpointConfig, phase: Phase, direction: Callable[[str], str | None]
     ) -> BestStep:
         """Return the state before the first evaluation of ``phase``."""
@@ -209,7 +209,7 @@ class BestStep:
     ) -> str | None:
         """Record the metrics after ``step``; return why the phase should stop early, or None.
 
-        NaN is never the best. An evaluation of a policy that ``is_resting`` exhausts no patience.
+        NaN is never the best. No patience is used while the policy ``is_resting`` (frozen).
 
         Raises:
             ConfigError: if ``values`` lacks the metric.

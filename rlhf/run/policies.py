@@ -19,7 +19,7 @@ DERIVED_MODELS = {policy.model for policy in DERIVED}
 
 
 def folders_by_model() -> dict[str, list[str]]:
-    """Return, for each name of a policy in samples, the folders of its models, newest first."""
+    """Return the model folders of each policy name in samples.jsonl, newest first."""
     found: dict[str, list[str]] = {}
     for policy in POLICIES:
         found.setdefault(policy.model, []).insert(0, policy.folder)

@@ -29,10 +29,10 @@ STORED_PLAN = {"hours": MAYBE_FLOAT, "memory_gib_limit": float, "phases": {OTHER
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 2) -> None:
     """Write a JSON file atomically; numbers that are not finite become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(path, as_json_text(content, indent=indent))
+    write_text_atomically(path, format_json(content, indent=indent))
 
 
-def as_json_text(content: Mapping[str, Any], *, indent: int | None = 2) -> str:
+def format_json(content: Mapping[str, Any], *, indent: int | None = 2) -> str:
     """Return the text that ``write_json`` writes."""
     return json.dumps(replace_non_finite(content), indent=indent, allow_nan=False) + "\n"
 
@@ -48,7 +48,7 @@ def finished_phases(run_dir: Path) -> list[Phase]:
 
 
 def reused_phases(config: RunConfig) -> list[Phase]:
-    """Return the phases that a run takes from ``config.from_run``; never the last of its phases."""
+    """Return the phases that a run reuses from ``config.from_run``; never the run's last phase."""
     if config.from_run is None:
         return []
     finished = finished_phases(Path(config.from_run))
@@ -98,9 +98,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_plan(run_dir: Path, say: Callable[[str], None] | None = None) -> dict[str, Any] | None:
-    """Return the content of plan.json; None if there is none, or a damaged one.
+    """Return the content of plan.json; None if the file is missing or damaged.
 
-    A damaged plan is no error, because it is only compared with measurements: ``say`` gets a
+    A damaged plan is no error, because it is only compared with measurements: ``say`` prints a
     warning.
     """
     try:

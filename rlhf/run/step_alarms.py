@@ -19,10 +19,10 @@ from rlhf.base.stored_files import ALARM, read_lines
 from rlhf.config.schema.run import AlarmName
 
 BASE_STEPS = 5  # steps at the start that later steps are compared with
-MOST_KL_AT_START = 0.01  # nats per sequence; rounding gives 0 on one rank
+MOST_KL_AT_START = 0.01  # nats per sequence; without a mismatch it is 0 on one rank
 LEAST_CHANGE = 1e-3  # nats per sequence; a smaller KL means no change; rounding in bf16 gives 3e-4
-LEAST_EXPLAINED = 0.1  # share of the variance of returns
-MORE_DUPLICATES = 0.3  # share of the responses, above the share at the start
+LEAST_EXPLAINED = 0.1  # share of the returns' variance that a useful critic explains
+MORE_DUPLICATES = 0.3  # allowed rise of the share of duplicate responses since the start
 LEAST_ENTROPY = 0.05  # fraction of the mean entropy over the first BASE_STEPS steps
 LOSS_GROWTH = 20  # ratio to the critic's loss at the start, or to LEAST_LOSS if that is larger
 LEAST_LOSS = 0.01
@@ -35,11 +35,11 @@ GOLD_WINDOW = 3  # evaluations that are averaged
 SCORE_WINDOW = 3  # steps that are averaged
 
 ValuesByMetric = Mapping[str, Sequence[float]]  # values of each metric so far, the latest last
-Condition = Callable[[Sequence[float], ValuesByMetric], bool]  # gets one metric's values, then all
+Condition = Callable[[Sequence[float], ValuesByMetric], bool]
 
 
 class Alarm(NamedTuple):
-    """A rule that held: its step and metric, and advice on the likely cause and fix."""
+    """An alarm that a rule raised: step, metric, and advice on the likely cause and fix."""
 
     phase: str
     step: int
@@ -93,13 +93,13 @@ def _mean_at_start(values: Sequence[float]) -> float:
     return mean_of(values[:BASE_STEPS])
 
 
-def _compare_with_start(wrong: Callable[[float, float], bool]) -> Condition:
+def _start_condition(wrong: Callable[[float, float], bool]) -> Condition:
     """Build a condition on the latest value and the mean of the first BASE_STEPS values."""
     return lambda all_, _: len(all_) > BASE_STEPS and wrong(all_[-1], _mean_at_start(all_))
 
 
 def _is_gold_falling(gold: Sequence[float], series: ValuesByMetric) -> bool:
-    """Return True if gold fell since its best evaluation, although the score rose since then.
+    """Return True if the gold score fell since its best evaluation while the score rose.
 
     Means of a few evaluations in a row are compared: a single evaluation is too noisy.
     """
@@ -117,13 +117,13 @@ def _running_means(values: Sequence[float]) -> list[float]:
 
 def _has_equal_scores(name: str, series: ValuesByMetric) -> bool:
     """Return True if all responses of the latest step had the same score ``name``."""
-    if not series[f"{name}_std"]:  # the metrics of an older version
+    if not series[f"{name}_std"]:  # an older version did not log it
         return False
     return series[f"{name}_std"][-1] <= ROUNDING * max(1.0, abs(series[f"{name}_mean"][-1]))
 
 
 def _has_score_risen(series: ValuesByMetric) -> bool:
-    """Return True if scores are higher than at the start: equal scores may then be the best."""
+    """Return True if scores rose since the start: equal scores may then be the best possible."""
     scores = series["ppo/score_mean"]
     margin = max(RISE * _mean_at_start(series["ppo/score_std"]), ROUNDING)
     return mean_of(scores[-SCORE_WINDOW:]) > _mean_at_start(scores) + margin
@@ -135,7 +135,7 @@ def _moves_without_rewards(series: ValuesByMetric) -> bool:
     return _has_equal_scores("ppo/clipped_score", series) and max(kl[-1:], default=0.0) > LEAST_MOVE
 
 
-# A condition gets the values of its alarm's metric and the values of all metrics. It is True if the
+# A condition takes the values of its alarm's metric and of all metrics, and returns True if the
 # alarm must be raised.
 CONDITIONS: Mapping[AlarmName, Condition] = {
     AlarmName.reference_mismatch: lambda kl, _: len(kl) == 1 and kl[0] > MOST_KL_AT_START,
@@ -143,21 +143,19 @@ CONDITIONS: Mapping[AlarmName, Condition] = {
         len(series["ppo/actor_learning_rate"]) > 2 * BASE_STEPS
         and max(map(abs, kl[-BASE_STEPS:])) < LEAST_CHANGE
     ),
-    AlarmName.entropy_collapse: _compare_with_start(
-        lambda last, start: last < LEAST_ENTROPY * start
-    ),
-    AlarmName.length: _compare_with_start(
+    AlarmName.entropy_collapse: _start_condition(lambda last, start: last < LEAST_ENTROPY * start),
+    AlarmName.length: _start_condition(
         lambda last, start: not 1 / 4 < last / max(start, 1.0) < 2  # noqa: PLR2004
     ),
-    AlarmName.few_end: _compare_with_start(lambda last, start: last < start / 2),
-    AlarmName.duplicates: _compare_with_start(lambda last, start: last > start + MORE_DUPLICATES),
+    AlarmName.few_end: _start_condition(lambda last, start: last < start / 2),
+    AlarmName.duplicates: _start_condition(lambda last, start: last > start + MORE_DUPLICATES),
     AlarmName.critic_useless: lambda explained, series: (
         len(explained) > 2 * BASE_STEPS
         and explained[-1] < LEAST_EXPLAINED
         # Equal returns leave nothing to explain.
         and not _has_equal_scores("ppo/clipped_score", series)
     ),
-    AlarmName.critic_explodes: _compare_with_start(
+    AlarmName.critic_explodes: _start_condition(
         lambda last, start: last > LOSS_GROWTH * max(start, LEAST_LOSS)
     ),
     AlarmName.score_against_gold: _is_gold_falling,
@@ -182,7 +180,7 @@ NOT_FINITE_ADVICE = "A metric is not a number: lower the learning rate, or use h
 
 
 class AlarmRules:
-    """The rules that are on, and the metrics of the steps so far."""
+    """A checker of the alarms' rules, which keeps the metrics of the steps so far."""
 
     def __init__(self, muted: Collection[AlarmName] = ()) -> None:
         self._muted = muted

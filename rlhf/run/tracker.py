@@ -1,4 +1,4 @@
-"""The interface of trackers: where the metrics, samples, alarms and results of a run go.
+"""The interface of trackers, which record metrics, samples, alarms and results of a run.
 
 docs/watching.md describes how to record a run with a class of your own.
 """
@@ -38,14 +38,14 @@ class Sample(NamedTuple):
 class Tracker:
     """The base class of trackers, whose methods do nothing; trackers override what they need.
 
-    Rank 0 calls it between steps.
+    Rank 0 calls the methods between steps.
     """
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Record metrics of one step; metrics.yaml lists their names."""
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
-        """Record responses to prompts that stay the same; the phase takes ``steps`` steps."""
+        """Record responses to a fixed set of prompts; the phase takes ``steps`` steps in all."""
 
     def alert(self, alarm: Alarm) -> None:
         """Record an alarm."""

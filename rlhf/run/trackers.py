@@ -16,7 +16,7 @@ from rlhf.config.freeze import flatten_keys
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.run.jsonl import JsonlWriter
-from rlhf.run.metric_table import describe_undocumented
+from rlhf.run.metric_table import describe_undocumented_metric
 from rlhf.run.step_alarms import Alarm, AlarmRules
 from rlhf.run.tracker import Sample, Tracker
 
@@ -44,14 +44,14 @@ class TensorBoardTracker(Tracker):
         self._writer = SummaryWriter(str(folder))
         self._config = run_config
 
-    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - names begin with it
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - metric names begin with the phase
         """Write the metrics of one step, except those that the event files have already."""
         for name, value in values.items():
             if step > self._written.get(name, -1):
                 self._writer.add_scalar(name, value, step)
 
-    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - inherited
-        """Write responses as one text."""
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - Tracker requires it
+        """Write all responses as one text."""
         if step <= self._written.get(f"{phase}/samples/text_summary", -1):
             return
         text = "\n\n".join(
@@ -62,7 +62,7 @@ class TensorBoardTracker(Tracker):
         self._writer.add_text(f"{phase}/samples", text, step)
 
     def conclude(self, result: Mapping[str, Any]) -> None:
-        """Write the hyper-parameters with the objective."""
+        """Write the hyper-parameters and the objective."""
         parameters = {
             key: value if isinstance(value, bool | int | float) else str(value)
             for key, value in flatten_keys(self._config).items()
@@ -81,7 +81,7 @@ def _last_step_by_tag(folder: Path) -> dict[str, int]:
         return {}
     from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
-    sizes = {"scalars": 1, "tensors": 1}  # the last event is always kept
+    sizes = {"scalars": 1, "tensors": 1}  # with size 1 only the last event is kept
     events = event_accumulator.EventAccumulator(str(folder), sizes).Reload()
     tags = events.Tags()
     last = {tag: events.Scalars(tag)[-1].step for tag in tags["scalars"]}
@@ -94,7 +94,7 @@ def _quote_as_markdown(text: str) -> str:
 
 
 class StoppedByAlarmError(RlhfError):
-    """An alarm in alarms.stop ended the run."""
+    """The error that ends a run when an alarm in alarms.stop is raised."""
 
     def __init__(self, alarm: Alarm) -> None:
         super().__init__(f"{alarm.line} The run ends because alarms.stop has {alarm.name}")
@@ -128,10 +128,10 @@ class Trackers(Tracker):
             StoppedByAlarmError: if alarms.stop has one of the alarms.
         """
         for name in sorted(values.keys() - self._logged):
-            if problem := describe_undocumented(name):
+            if problem := describe_undocumented_metric(name):
                 self._say(f"warning: {problem}. It is logged without a meaning")
         self._logged |= values.keys()
-        self._call_each(lambda tracker: tracker.log(phase, step, values))
+        self._call_each_tracker(lambda tracker: tracker.log(phase, step, values))
         alarms = self._rules.check(phase, step, values)
         for alarm in alarms:
             self.alert(alarm)
@@ -141,32 +141,32 @@ class Trackers(Tracker):
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
         """Forward responses."""
-        self._call_each(lambda tracker: tracker.samples(phase, step, samples, steps=steps))
+        self._call_each_tracker(lambda tracker: tracker.samples(phase, step, samples, steps=steps))
 
     def alert(self, alarm: Alarm) -> None:
         """Print an alarm as one line, and forward it."""
         self._say(alarm.line)
-        self._call_each(lambda tracker: tracker.alert(alarm))
+        self._call_each_tracker(lambda tracker: tracker.alert(alarm))
 
     def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """Forward lines of an option's log."""
-        self._call_each(lambda tracker: tracker.lines(log, phase, step, lines))
+        self._call_each_tracker(lambda tracker: tracker.lines(log, phase, step, lines))
 
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Forward the content of result.json."""
-        self._call_each(lambda tracker: tracker.conclude(result))
+        self._call_each_tracker(lambda tracker: tracker.conclude(result))
 
     def finish(self) -> None:
-        """Close the other trackers."""
-        self._call_each(lambda tracker: tracker.finish())
+        """Close all trackers."""
+        self._call_each_tracker(lambda tracker: tracker.finish())
 
     def restore_alarm_series(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Give the alarm rules the metrics that an earlier attempt of the run has recorded."""
+        """Pass metrics that an earlier attempt of the run has recorded to the alarm rules."""
         for line in lines:
             values = {n: math.nan if v is None else v for n, v in line.items() if "/" in n}
             self._rules.check(line["phase"], line["step"], values)
 
-    def _call_each(self, call: Callable[[Tracker], None]) -> None:
+    def _call_each_tracker(self, call: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self._others.items()):
             try:
                 call(tracker)
@@ -193,7 +193,7 @@ class FileTracker(Tracker):
         """Append a line with the metrics of one step."""
         self._write("metrics.jsonl", {"phase": phase, "step": step, **values})
 
-    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - inherited
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - Tracker requires it
         """Append a line per response."""
         for sample in samples:
             line = {"phase": phase, "step": step, **sample._asdict()}
@@ -215,7 +215,7 @@ class FileTracker(Tracker):
         self._write("alarms.jsonl", alarm._asdict())
 
     def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Append the lines."""
+        """Append the lines to the option's log."""
         for line in lines:
             self._write(log, {"phase": phase, "step": step, **line})
 

@@ -38,7 +38,7 @@ PREFIXES: Mapping[Phase, tuple[str, ...]] = {
     Phase.dpo: ("dpo",),
 }
 
-# Metrics by which a table of runs is sorted, and the summary values that W&B keeps of them.
+# Metrics by which W&B's table of runs can be sorted -> the summary values that W&B computes.
 SUMMARIES: Mapping[str, str] = {"sft/eval_loss": "min,last"} | dict.fromkeys(
     (
         *("reward/eval_accuracy", "dpo/eval_accuracy", "ppo/eval_score", "ppo/eval_gold"),
@@ -122,7 +122,7 @@ class WandbTracker(Tracker):
         self._run.log({key: self._tables[phase], f"{phase}/step": step})
 
     def alert(self, alarm: Alarm) -> None:
-        """Send an alarm as an alert, which W&B forwards as its user has chosen."""
+        """Send an alarm as an alert, which W&B forwards as its user has configured."""
         self._run.alert(title=f"{alarm.name} in {alarm.phase}", text=alarm.line)
 
     def conclude(self, result: Mapping[str, Any]) -> None:
@@ -216,7 +216,7 @@ def _start_run(
         init_timeout=INIT_TIMEOUT_SECONDS,
         # Console capture would record every frame of the progress bar.
         console="off",
-        # quiet still prints the address of an online run; an offline run prints nothing.
+        # quiet still prints an online run's address; silent prints nothing, for offline runs.
         quiet=True,
         silent=config.wandb is WandbMode.offline,
     )
@@ -254,7 +254,7 @@ def _read_or_create_run_id(path: Path) -> str:
 
 
 def read_records(path: Path) -> Iterator[Any]:
-    """Yield the records of a .wandb file up to a torn last record; wandb 0.31 has no reader."""
+    """Yield the complete records of a .wandb file, for which wandb 0.31 has no reader."""
     from wandb.proto import wandb_internal_pb2
 
     data, position, parts = path.read_bytes(), FILE_HEADER, b""

@@ -25,7 +25,7 @@ from rlhf.phases.ppo import evaluation, rlhf_engine
 from rlhf.phases.shared import exporting
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.console import build_console
-from rlhf.run.metric_table import describe_undocumented
+from rlhf.run.metric_table import describe_undocumented_metric
 from rlhf.run.tracker import Sample, Tracker
 from tests.models_on_disk import save_models
 from tests.phases.test_fixed_examples import EVAL, TRAIN
@@ -59,7 +59,7 @@ class Notes(Tracker):
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         for name in values:
-            assert describe_undocumented(name) is None
+            assert describe_undocumented_metric(name) is None
         self.logged.append((step, dict(values)))
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:

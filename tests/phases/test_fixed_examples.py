@@ -27,7 +27,7 @@ from rlhf.phases import reward, reward_trainer, sft
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.supervised import warn_of_few_steps
 from rlhf.run.console import build_console
-from rlhf.run.metric_table import describe_undocumented, varies_between_runs
+from rlhf.run.metric_table import describe_undocumented_metric, varies_between_runs
 from rlhf.run.tracker import Tracker
 from tests.plain_engine import PlainEngine
 
@@ -233,7 +233,7 @@ def test_evaluations_come_when_they_should(
         assert [step for step, v in ran.logged if f"{order}/loss" in v] == [1, 2, 3]
         for _, values in ran.logged:
             for name in values:
-                assert describe_undocumented(name) is None
+                assert describe_undocumented_metric(name) is None
         assert len({values[f"{order}/eval_loss"] for _, values in logged}) == 1, "no weight moved"
 
 

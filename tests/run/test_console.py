@@ -96,7 +96,7 @@ def test_a_table_holds_titles_keys_and_cells() -> None:
         {"response": "a [/red] b", "score": 1.23456, "gold": None},
         {"response": "c", "score": -2.0, "gold": 1},
     ]
-    console(file, is_terminal=False).table("Samples", rows)
+    console(file, is_terminal=False).print_table("Samples", rows)
     lines = [line.rstrip() for line in file.getvalue().splitlines() if line.strip()]
     assert lines[0] == "Samples"
     assert lines[1].split() == ["response", "score", "gold"]
@@ -109,7 +109,7 @@ def test_only_the_main_rank_prints(
     null = build_console(is_main=False, log_every=1)
     null.say("a")
     null.show("b")
-    null.table("c", [{"d": 1}])
+    null.print_table("c", [{"d": 1}])
     with null.progress("ppo", 3) as progress:
         progress.advance(1, PPO)
     assert capfd.readouterr() == ("", "")

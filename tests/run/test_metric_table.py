@@ -9,7 +9,7 @@ from rlhf.run.metric_table import (
     GROUPS,
     METRICS,
     better_direction,
-    describe_undocumented,
+    describe_undocumented_metric,
     varies_between_runs,
 )
 from rlhf.run.phase_state import BestStep
@@ -27,7 +27,7 @@ def test_each_metric_says_everything() -> None:
         if info.healthy_range is not None:
             low, high = info.healthy_range
             assert low < high, name
-        assert describe_undocumented(name) is None
+        assert describe_undocumented_metric(name) is None
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_each_metric_says_everything() -> None:
 )
 def test_an_unknown_name_has_no_direction_and_a_nearest_name(wrong: str, nearest: str) -> None:
     known = f"{wrong} is not in rlhf/run/metrics.yaml; the nearest metric there is {nearest}"
-    assert describe_undocumented(wrong) == known
+    assert describe_undocumented_metric(wrong) == known
     assert better_direction(wrong) is None
 
 

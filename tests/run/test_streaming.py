@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlhf.models.build import build_actor
-from rlhf.run.model_folder import save_streamed, tensors_to_save
+from rlhf.run.model_folder import save_from_stream, tensors_to_save
 from tests.models_on_disk import FAMILIES, small_tokenizer, source_of
 
 
@@ -26,7 +26,7 @@ def test_a_folder_is_that_of_transformers(family: str, shard_bytes: int, tmp_pat
     model.save_pretrained(tmp_path / "expected")
     (tmp_path / "streamed").mkdir()
     stream = iter(tensors_to_save(model).items())
-    save_streamed(tmp_path / "streamed", model, stream, shard_bytes=shard_bytes)
+    save_from_stream(tmp_path / "streamed", model, stream, shard_bytes=shard_bytes)
     expected = load_file(tmp_path / "expected" / "model.safetensors")
     files = sorted((tmp_path / "streamed").glob("*.safetensors"))
     assert {n: t for f in files for n, t in load_file(f).items()}.keys() == expected.keys()
@@ -49,7 +49,7 @@ def test_files_keep_to_their_size_and_are_written_as_soon_as_they_are_full(tmp_p
             written.append(len(list(tmp_path.glob("*.part"))))
             yield name, torch.full((size,), 1.5)
 
-    save_streamed(tmp_path, model, stream(), shard_bytes=800)
+    save_from_stream(tmp_path, model, stream(), shard_bytes=800)
     assert written == [0, 0, 0, 1, 2]
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     first, second, third = (f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3))
@@ -68,6 +68,6 @@ def test_what_is_streamed_may_be_overwritten_after_it_was_taken(tmp_path: Path) 
         for value, name in enumerate("abc"):
             yield name, buffer.fill_(value)
 
-    save_streamed(tmp_path, model, stream(), shard_bytes=10**6)
+    save_from_stream(tmp_path, model, stream(), shard_bytes=10**6)
     saved = load_file(tmp_path / "model.safetensors")
     assert {name: tensor[0].item() for name, tensor in saved.items()} == {"a": 0, "b": 1, "c": 2}

@@ -30,7 +30,7 @@ from rlhf.options.lora.lora import (
 )
 from rlhf.phases.shared.exporting import Export
 from rlhf.phases.shared.model_checks import build_empty
-from rlhf.run.model_folder import save_streamed, tensors_to_save
+from rlhf.run.model_folder import save_from_stream, tensors_to_save
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -119,7 +119,7 @@ def _save_merged(
     folder: Path, model: Any, stream: Iterable[tuple[str, Tensor]], *, shard_bytes: int
 ) -> None:
     merged = merge_adapters_in_stream(model, stream)
-    save_streamed(folder, model, merged, shard_bytes=shard_bytes)
+    save_from_stream(folder, model, merged, shard_bytes=shard_bytes)
 
 
 def _save_adapter(

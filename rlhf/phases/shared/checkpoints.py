@@ -65,7 +65,7 @@ class Checkpoints:
         self._trainer = trainer
         self._seconds = 0.0  # of earlier attempts
         self._saved, self._saved_step, self._total = time.monotonic(), 0, 0
-        self._best = BestStep.before_first_evaluation(self._config, phase, better_direction)
+        self._best = BestStep.from_config(self._config, phase, better_direction)
         self.loads_best = self._config.load_best and self._best.metric is not None
         self._is_over = False
         self._alarm: StoppedByAlarmError | None = None  # in the current step

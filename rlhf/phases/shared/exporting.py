@@ -18,8 +18,8 @@ from rlhf.run.model_card import origin_sections, python_example
 from rlhf.run.model_folder import (
     SHARD_BYTES,
     copy_folder_permissions,
+    save_from_stream,
     save_model,
-    save_streamed,
     tensors_to_save,
 )
 
@@ -30,7 +30,7 @@ class Export(NamedTuple):
     model: Any
     engine: Engine
     tensors: Mapping[str, Tensor]
-    save: Callable[..., None] = save_streamed  # writes config and streamed weights on rank 0
+    save: Callable[..., None] = save_from_stream  # writes config and streamed weights on rank 0
     write_more: Callable[[Path], None] | None = None  # writes further files on rank 0
 
     def write(self, folder: Path | None, *, shard_bytes: int = SHARD_BYTES) -> None:

@@ -54,7 +54,7 @@ from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
-from rlhf.run.metric_table import describe_undocumented
+from rlhf.run.metric_table import describe_undocumented_metric
 from tests.engine.test_deepspeed_config import zero
 from tests.models_on_disk import save_models
 from tests.rollout.decoder_checks import some_prompts, tiny_model
@@ -409,6 +409,6 @@ def test_ppo_learns_from_its_rollouts(
     hf, hybrid = (stats[b].metrics for b in (Backend.hf, Backend.hybrid_engine))
     assert hybrid.pop("rollout/accelerated_layers") == 1
     assert hybrid.keys() == hf.keys()
-    assert describe_undocumented("rollout/accelerated_layers") is None
+    assert describe_undocumented_metric("rollout/accelerated_layers") is None
     for name in ("ppo/score_mean", "ppo/response_tokens", "ppo/entropy", "ppo/actor_loss"):
         assert hybrid[name] == pytest.approx(hf[name], rel=1e-3, abs=1e-5), name
