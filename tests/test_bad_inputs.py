@@ -31,7 +31,7 @@ from rlhf.models.build import build_actor
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer, train_tokenizer
 from rlhf.runtime.launch_mode import launch_mode
-from rlhf.runtime.rendezvous import adopt_started_ranks
+from rlhf.runtime.rendezvous import replace_rank_counts
 from tests.bad_inputs import FILES, GOOD, MANY
 
 Compose = Callable[[list[str]], DictConfig]
@@ -202,7 +202,7 @@ def test_wrong_variables_are_refused(
     def read() -> None:
         usable_isa()
         if "LOCAL_RANK" in variables:
-            adopt_started_ranks(config)
+            replace_rank_counts(config)
         launch_mode(replace(config, hardware=replace(config.hardware, nodes=2)), variables)
 
     with pytest.raises(RlhfError):

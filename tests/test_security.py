@@ -25,7 +25,7 @@ from rlhf.models.tokenizers import train_tokenizer
 from rlhf.report.summary import answers_side_by_side
 from rlhf.run.finished_phase import copy_phase_lines
 from rlhf.run.jsonl import JsonlWriter
-from rlhf.runtime.worker import refuse_written_links
+from rlhf.runtime.worker import refuse_output_links
 
 ROOT = Path(__file__).parents[1]
 NAMED = sorted(set(re.findall(r"`tests/(\S+?)::(test_\w+)`", (ROOT / "SECURITY.md").read_text())))
@@ -167,10 +167,10 @@ def test_a_value_that_is_a_secret_of_the_environment_is_refused(
 def test_nothing_is_written_through_a_link(name: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     (run_dir / name).parent.mkdir(parents=True)
-    refuse_written_links(run_dir, [Phase.ppo])
+    refuse_output_links(run_dir, [Phase.ppo])
     (run_dir / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match=f"{name} is a link to {tmp_path}/elsewhere: a run"):
-        refuse_written_links(run_dir, [Phase.ppo])
+        refuse_output_links(run_dir, [Phase.ppo])
 
 
 APPENDED: dict[str, Callable[[Path], object]] = {

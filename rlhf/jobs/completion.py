@@ -38,11 +38,11 @@ from rlhf.plan.plan import Plan
 from rlhf.run.console import build_console
 from rlhf.run.results import finished_phases, reused_phases
 from rlhf.runtime.rendezvous import (
-    adopt_started_ranks,
     check_ranks_can_start,
     check_ranks_started,
     is_secondary_node,
     rank_from_environment,
+    replace_rank_counts,
 )
 from rlhf.runtime.start_checks import check_before_start
 
@@ -149,7 +149,7 @@ def plan_config(completed: CompletedConfig, job: Job) -> CompletedConfig:
     config, loads = completed.config, None
     data_lines: list[str] = []
     if not job.is_plan:
-        config = adopt_started_ranks(config)
+        config = replace_rank_counts(config)
     elif rank_from_environment() is not None:
         raise ConfigError(
             "plan=only: the ranks have been started; start launch.py without torchrun"

@@ -27,7 +27,7 @@ def require_launcher(module: str) -> None:
 
 
 class LaunchMode(StrEnum):
-    """The program or person that starts the ranks."""
+    """The ways to start the ranks: by which program, or by the user."""
 
     process = "process"
     """No program: one rank runs in this process."""
@@ -58,7 +58,7 @@ class Program(NamedTuple):
 
 
 def launch_mode(config: RunConfig, environment: Mapping[str, str]) -> LaunchMode:
-    """Return how a process with this environment starts the ranks of ``config``.
+    """Return how a process with this ``environment`` starts the ranks of ``config``.
 
     Raises:
         ConfigError: if the hostfile or SLURM job has other nodes, or if no option names the nodes.
@@ -69,7 +69,7 @@ def launch_mode(config: RunConfig, environment: Mapping[str, str]) -> LaunchMode
         return LaunchMode.hostfile
     task = slurm_task(environment)
     if task is not None and (nodes > 1 or task.number > 0):
-        _check_task(task, nodes, environment)
+        _check_slurm_task(task, nodes, environment)
         return LaunchMode.slurm
     if nodes == 1:
         return LaunchMode.process if num_ranks(config) == 1 else LaunchMode.node
@@ -97,7 +97,7 @@ def launch_commands(
             return [[*torchrun, "--standalone", ranks, script, *arguments]]
         case LaunchMode.hostfile:
             deepspeed = [python, "-m", "deepspeed.launcher.runner"]
-            first = launcher.master_addr  # if null, DeepSpeed gets it from the first node
+            first = launcher.master_addr  # if null, DeepSpeed finds it on the first node
             options = [
                 f"--hostfile={expand_user_path(launcher.hostfile or '', key='launcher.hostfile')}",
                 *([] if first is None else [f"--master_addr={first}"]),
@@ -146,7 +146,7 @@ def slurm_task(environment: Mapping[str, str]) -> SlurmTask | None:
 
 
 def read_whole_number(environment: Mapping[str, str], name: str, least: int = 0) -> int:
-    """Return the whole number in an environment variable that a launcher sets."""
+    """Return the value, ``least`` or more, of an environment variable that a launcher sets."""
     value = environment[name]
     if not value.isdecimal() or int(value) < least:
         raise ConfigError(
@@ -164,8 +164,8 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", name)
 
 
-def _check_task(task: SlurmTask, nodes: int, environment: Mapping[str, str]) -> None:
-    """Check that the job has one task for each node of the run."""
+def _check_slurm_task(task: SlurmTask, nodes: int, environment: Mapping[str, str]) -> None:
+    """Check that the SLURM job has exactly one task for each node of the run."""
     given = "SLURM_NNODES" in environment
     on_nodes = read_whole_number(environment, "SLURM_NNODES") if given else task.size
     if not task.size == on_nodes == nodes:
@@ -199,7 +199,7 @@ def check_hostfile(config: RunConfig) -> None:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        host, slots = _parse_line(line, place=f"{name}:{number}")
+        host, slots = _parse_hostfile_line(line, place=f"{name}:{number}")
         if host in hosts:
             raise ConfigError(f"{name}:{number}: {host} is listed twice; keep one line per host")
         if slots != hardware.ranks_per_node:
@@ -215,8 +215,8 @@ def check_hostfile(config: RunConfig) -> None:
         )
 
 
-def _parse_line(line: str, *, place: str) -> tuple[str, int]:
-    """Return the host name and the number of slots from one line of the host file."""
+def _parse_hostfile_line(line: str, *, place: str) -> tuple[str, int]:
+    """Return the host name and the number of slots from one line of the hostfile."""
     found = re.fullmatch(r"\s*(\S+)\s+slots=(\d+)\s*(?:#.*)?", line)
     if found is None:
         raise ConfigError(

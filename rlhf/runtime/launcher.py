@@ -74,7 +74,7 @@ def start_ranks(
         said = str(error).partition(". ")[0]
     sys.stderr.write(f"{said}; continuing with smaller micro-batches\n")
     write_frozen_config(less, run_dir)
-    if way is LaunchMode.node:  # its ranks are new processes
+    if way is LaunchMode.node:  # new ranks are new processes, with none of the old memory
         return start_ranks(less, run_dir, script, make_context)
     return _continue_in_new_process(run_dir, script)
 
@@ -85,9 +85,9 @@ def _continue_in_new_process(run_dir: Path, script: str) -> float | None:
     Hooks, pinned memory and buffers of the failed attempt's engines would stay in this process.
 
     Raises:
-        RlhfError: if the new process fails; it has printed why.
+        RlhfError: if the new process fails; that process has printed why.
     """
-    gc.collect()  # frees the models of the failed attempt; their memory goes back to the GPU below
+    gc.collect()  # frees the failed attempt's models; empty_cache then frees their GPU memory
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     try:
@@ -120,7 +120,7 @@ def _start_by_mode(
 
 
 def join_started_ranks() -> None:
-    """Run as one of the started ranks; rank 0 publishes the run directory."""
+    """Run this process as one of the started ranks; rank 0 sends it the run directory."""
     run_rank(None, build_stderr_reporter())
 
 
@@ -161,7 +161,7 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> No
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     options = _rendezvous_options(config.launcher, way)
     if ignores_job_signals():
-        # submitit requeues the job at a signal after SIGTERM; the ranks ignore SIGTERM as well.
+        # submitit requeues the job at a signal after SIGTERM, so agent and ranks ignore SIGTERM.
         options["signals_to_handle"] = "SIGINT"
     patience = shutdown_seconds(config.checkpoint.grace_seconds)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(patience))
@@ -173,7 +173,7 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> No
                 nproc_per_node=config.hardware.ranks_per_node,
                 max_restarts=0,
                 start_method="spawn",
-                logs_specs=DefaultLogsSpecs(log_dir=folder),  # the agent removes no folder itself
+                logs_specs=DefaultLogsSpecs(log_dir=folder),  # the agent would not remove its own
                 **options,
             ),
             sys.executable,
@@ -201,13 +201,13 @@ def shutdown_seconds(grace_seconds: float) -> float:
     """Return how long the agent waits for ranks after SIGTERM before it kills them.
 
     The agent forwards SIGTERM; ranks write a checkpoint. In a SLURM job ranks ignore SIGTERM, and
-    the agent sends it only to the ranks left over after one has failed.
+    the agent sends it only to the remaining ranks after one has failed.
     """
     return 5 if ignores_job_signals() else grace_seconds + 5
 
 
 def _rendezvous_options(launcher: LauncherConfig, way: LaunchMode) -> dict[str, Any]:
-    """Return where the ranks meet: the first node of a SLURM job, or a free port of this node."""
+    """Return torchrun's rendezvous options: a SLURM job's first node, or a port of this node."""
     if way is not LaunchMode.slurm:
         return {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
     task = slurm_task(os.environ)
@@ -225,7 +225,7 @@ def _raise_cause(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path
     """Raise an error that explains why the ranks of this node ended.
 
     Raises:
-        RlhfError: if one line explains it: a rank's message, or the signal that ended a rank.
+        RlhfError: with one line: the message of a rank, or the signal that ended a rank.
         RuntimeError: if the rank has printed a traceback.
     """
     if failure is not None and failure.kind is FailureKind.out_of_memory:

@@ -18,12 +18,12 @@ from rlhf.run.results import read_plan
 
 
 class OutOfMemoryError(RlhfError):
-    """A phase needed more memory than there is; the message names keys that help."""
+    """The error of a phase that needs more memory; the message names keys that help."""
 
 
 @contextmanager
 def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Iterator[None]:
-    """Replace an error of a failed allocation in the block by an OutOfMemoryError with advice."""
+    """Replace an out-of-memory error in the context by an OutOfMemoryError with advice."""
     try:
         yield
     except Exception as error:
@@ -33,7 +33,7 @@ def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Ite
         keys = (
             [] if micro == 1 else [f"{phase}.micro_batch_size={smaller_micro_batch(config, phase)}"]
         )
-        keys += _remedies(config, phase)
+        keys += _memory_saving_overrides(config, phase)
         first = str(error).strip().partition("\n")[0].rstrip(".")
         failed = (
             f"{phase}: out of memory with {phase}.micro_batch_size={micro}"
@@ -48,8 +48,8 @@ def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Ite
         ) from error
 
 
-def _remedies(config: RunConfig, phase: Phase) -> list[str]:
-    """Return overrides that reduce the memory of a rank, besides smaller micro-batches."""
+def _memory_saving_overrides(config: RunConfig, phase: Phase) -> list[str]:
+    """Return overrides, other than smaller micro-batches, that reduce the memory of a rank."""
     keys = []
     if phase is Phase.ppo and config.rollout.keep_graphs is When.always:
         keys.append("rollout.keep_graphs=never")
@@ -61,13 +61,13 @@ def _remedies(config: RunConfig, phase: Phase) -> list[str]:
 
 
 def smaller_micro_batch(config: RunConfig, phase: Phase) -> int:
-    """Return the next smaller micro-batch of a phase that divides a rank's batch; at least 1."""
+    """Return the next smaller micro-batch size of a phase that divides a rank's batch."""
     plan = batch_plans(config)[phase]
     return next(size for size in range(plan.micro - 1, 0, -1) if not plan.per_rank % size)
 
 
 def reduce_memory(config: RunConfig) -> RunConfig | None:
-    """Return ``config`` with smaller micro-batches and fewer rows of the rollout at once.
+    """Return ``config`` with smaller micro-batches, and fewer rollout rows decoded at once.
 
     The steps are the same up to rounding. Returns None if hardware.on_oom=stop or all sizes are 1.
     """
@@ -88,7 +88,7 @@ def reduce_memory(config: RunConfig) -> RunConfig | None:
 
 
 def _describe_plan(run_dir: Path, phase: Phase) -> str:
-    """Return, for a message, the planned memory of the phase; an empty text without a plan."""
+    """Return text for a message: the planned memory of the phase, or "" without a plan."""
     plan = read_plan(run_dir)
     if plan is None or phase not in plan["phases"]:
         return ""

@@ -1,7 +1,7 @@
 """Monitor the other ranks: if a rank ends early, all others end too and name that rank.
 
 A collective waits for hours for a rank that has died. Therefore every rank keeps a connection to
-rank 0, which forwards the news. The kernel closes a connection together with its process, and
+rank 0, which forwards failures. The kernel closes a connection together with its process, and
 keepalive probes find a machine that is gone, so nothing depends on how busy a rank is.
 """
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 ADDRESS_KEY = "rlhf/peer_monitor"
 # A machine that is gone is noticed after 5 + 3 * 3 seconds.
 KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
-# Seconds that this rank lives after it has lost another: one signal may end both of them, or a
-# message may name the cause.
+# Seconds for which this rank continues after it has lost another rank: one signal may end both, or
+# a message may name the cause.
 GRACE_S = 1.0
 CONNECT_S = 60.0  # time limit of a connection to rank 0, seconds
 LOOPBACK = "127.0.0.1"
@@ -77,14 +77,14 @@ class PeerMonitor:
         )
         token, port = secrets.token_hex(), self._server.getsockname()[1]
         # An empty host means that peers connect to the rendezvous address.
-        host = interface or ("" if _is_this_machine(master) else _own_address_towards(master))
-        _start_thread(self._accept, token)
+        host = interface or ("" if _is_this_machine(master) else _find_own_address(master))
+        _start_thread(self._accept_connections, token)
         store.set(ADDRESS_KEY, json.dumps({"host": host, "port": port, "token": token}))
 
-    def _accept(self, token: str) -> None:
+    def _accept_connections(self, token: str) -> None:
         with self._server, contextlib.suppress(OSError):  # shutdown() ends the loop
             while True:
-                _start_thread(self._read, self._server.accept()[0], token)
+                _start_thread(self._read_messages, self._server.accept()[0], token)
 
     def _connect(self, store: Store, master: str) -> None:
         """Connect to rank 0 and send this rank's name."""
@@ -92,10 +92,10 @@ class PeerMonitor:
         there = (address["host"] or master, address["port"])
         peer = socket.create_connection(there, timeout=CONNECT_S)
         _send(peer, token=address["token"], name=self._name)
-        _start_thread(self._read, peer, None)
+        _start_thread(self._read_messages, peer, None)
 
-    def _read(self, peer: socket.socket, token: str | None) -> None:
-        """Read messages until ``peer`` disconnects; disconnect a stranger without the ``token``."""
+    def _read_messages(self, peer: socket.socket, token: str | None) -> None:
+        """Read messages until ``peer`` disconnects; disconnect a peer without the ``token``."""
         name, is_lost = "rank 0", False
         _enable_keepalive(peer)
         with peer, peer.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
@@ -105,14 +105,14 @@ class PeerMonitor:
                     return
                 name = str(hello["name"])
                 _send(peer, name=self._name)
-            is_lost = True  # unless the peer reports that it is done
+            is_lost = True  # until the peer reports that it is done
             with self._lock:
                 self._peers.add(peer)
             while line := lines.readline(LONGEST):
                 news = json.loads(line)
                 name, is_lost = news.get("name", name), is_lost and "done" not in news
                 if "failed" in news:
-                    self._end_because(str(news["failed"]))
+                    self._end_this_rank(str(news["failed"]))
         with self._lock:
             self._peers.discard(peer)
         if is_lost:
@@ -125,9 +125,9 @@ class PeerMonitor:
         with self._lock:
             self._cause = self._cause or what
         if not self._is_over.wait(GRACE_S):
-            self._end_because(self._cause)
+            self._end_this_rank(self._cause)
 
-    def _end_because(self, cause: str) -> None:
+    def _end_this_rank(self, cause: str) -> None:
         """End this rank because another rank has ended; only the first cause counts."""
         with self._lock:
             if self._is_over.is_set():
@@ -149,10 +149,10 @@ class PeerMonitor:
                 self._server.shutdown(socket.SHUT_RDWR)
 
     def _watch_launcher(self, parent: int) -> None:
-        """End if the launcher, this process's parent, is gone."""
+        """End this rank if its launcher, which is the parent process, has ended."""
         while not self._is_over.wait(GRACE_S / 4):
             if os.getppid() != parent:
-                self._end_because(f"the launcher of {self._name} was killed")
+                self._end_this_rank(f"the launcher of {self._name} was killed")
 
 
 def _start_thread(target: Callable[..., None], *arguments: Any) -> None:
@@ -166,15 +166,15 @@ def _send(peer: socket.socket, **news: Any) -> None:
 
 
 def _enable_keepalive(peer: socket.socket) -> None:
-    """Enable keepalive probes, by which the kernel finds that the other machine is gone."""
+    """Enable keepalive probes, with which the kernel detects that the other machine is gone."""
     peer.settimeout(None)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE.items():
         peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _own_address_towards(master: tuple[str, int]) -> str:
-    """Return the address from which this machine would reach ``master``; nothing is sent."""
+def _find_own_address(master: tuple[str, int]) -> str:
+    """Return this machine's address on the route to ``master``; nothing is sent."""
     family, kind, _, _, address = socket.getaddrinfo(*master, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
@@ -184,4 +184,4 @@ def _own_address_towards(master: tuple[str, int]) -> str:
 def _is_this_machine(master: tuple[str, int]) -> bool:
     """Return True if ``master`` is this machine: the route to it begins at its own address."""
     there = {info[4][0] for info in socket.getaddrinfo(*master)}
-    return _own_address_towards(master) in there
+    return _find_own_address(master) in there

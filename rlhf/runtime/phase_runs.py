@@ -35,7 +35,7 @@ from rlhf.run.finished_phase import (
 )
 from rlhf.run.results import phase_result_path, read_phase_result, read_plan, reused_phases
 
-# The objective is a measure of the last phase: the first of these that the phase has.
+# The objective is a measure of the last phase: the first in its list that the result has.
 MEASURES: Mapping[Phase, tuple[str, ...]] = {
     Phase.sft: ("perplexity_after",),
     Phase.reward: ("accuracy",),
@@ -48,7 +48,7 @@ def unfinished_phases(config: RunConfig, run_dir: Path) -> list[Phase]:
     """Return the phases that have no result yet.
 
     Raises:
-        DamagedFileError: if the result of a phase, here or in ``from_run``, has a wrong form.
+        DamagedFileError: if the result of a phase, here or in ``from_run``, is malformed.
     """
     for phase in reused_phases(config):
         read_json(phase_result_path(Path(str(config.from_run)), phase), PHASES[phase])
@@ -113,7 +113,7 @@ def require_finite_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: P
 def compare_phase_with_plan(
     run_dir: Path, phase: Phase, seconds: float, ranks: Ranks
 ) -> dict[str, dict[str, float]]:
-    """Return the phase's hours and peak memory in GiB, measured and planned, for its result.
+    """Return the hours and peak memory in GiB of a phase, measured and planned, for its result.
 
     On a CPU peak memory is counted from the start of the process, so it includes earlier phases.
     """
@@ -151,7 +151,7 @@ def compare_run_with_plan(
 
 
 def seconds_since_process_start() -> float:
-    """Return the seconds since this process started, as Linux counts them."""
+    """Return the seconds since this process started, from /proc."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5), starttime
     return float(Path("/proc/uptime").read_text().split()[0]) - started
@@ -190,7 +190,7 @@ def run_phase(
 def verify_finished_phases(
     run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: PrintNote
 ) -> None:
-    """Verify the phases that a resumed run has finished, and remove what a killed attempt left."""
+    """Verify the finished phases of a resumed run; remove files that a killed attempt left."""
     refuse_links(run_dir, [f"{phase}{under}" for phase in finished for under in ("", f"/{STATE}")])
     for phase in finished:
         if (notice := verify_phase(run_dir, phase)) is not None:
@@ -205,7 +205,7 @@ def reuse_phase(context: RunContext, phase: Phase, source: Path) -> None:
     """Copy a finished phase, with its metrics and samples, from the folder ``source``.
 
     Raises:
-        CheckpointError: if the phase is damaged. Entries of the store were verified before.
+        CheckpointError: if the phase of ``from_run`` is damaged; stored phases were verified.
     """
     run_dir, ranks = context.run_dir, context.ranks
     if ranks.is_main:

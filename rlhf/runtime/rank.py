@@ -24,7 +24,7 @@ from rlhf.runtime import worker
 from rlhf.runtime.out_of_memory import OutOfMemoryError
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals
 
-STOPPED = 130  # exit code of a rank that was asked to stop, as after Ctrl-C
+STOPPED = 130  # exit code of a rank that a signal stopped after a step
 # Seconds that a rank with a broken collective waits for the report of the rank that broke it.
 CAUSE_S = 3.0
 LOST_ANOTHER = 1  # exit code of a rank that ends because another rank has ended
@@ -70,7 +70,7 @@ def read_failure(path: Path) -> Failure | None:
 
 
 def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) -> None:
-    """Run as one of several started ranks; rank 0 publishes the run directory.
+    """Run this process as one of several ranks; rank 0 publishes the run directory.
 
     ``report_failure`` is called once if this rank or another fails; then the process ends.
     """
@@ -115,26 +115,26 @@ def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) ->
 
 
 def main() -> None:
-    """Run a spawned rank: FAILURE_FILE LAUNCHER [RUN_DIR].
+    """Run a spawned rank with the arguments FAILURE_FILE LAUNCHER [RUN_DIR].
 
     LAUNCHER is a process id; RUN_DIR is given if this node froze the run.
     """
     survive_output_errors()
     failure_file, launcher, *run_dir = sys.argv[1:]
-    # Ctrl-C ends a rank at once, whatever it waits for: while it unwound, other ranks would notice
-    # and report a lost rank. Files on disk are complete at any moment.
+    # Ctrl-C ends a rank at once: if it ran exception handlers first, other ranks would report a
+    # lost rank meanwhile. Files on disk are complete at any moment.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if ignores_job_signals():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
-    def report(failure: Failure) -> None:
+    def report_to_launcher(failure: Failure) -> None:
         if os.getppid() == int(launcher):
             write_failure(Path(failure_file), failure)
         else:  # the launcher was killed: nobody reads its folder, and nobody else removes it
             shutil.rmtree(Path(failure_file).parent, ignore_errors=True)
 
-    run_rank(Path(run_dir[0]) if run_dir else None, report)
+    run_rank(Path(run_dir[0]) if run_dir else None, report_to_launcher)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Join ranks that torchrun or deepspeed started, which describe them in environment variables.
+"""Connect ranks that torchrun or deepspeed started, and described in environment variables.
 
 Nothing here imports torch before a rank really starts, so that --help stays fast.
 """
@@ -62,7 +62,7 @@ def drop_pod_variables() -> str | None:
     )
 
 
-def adopt_started_ranks(config: RunConfig) -> RunConfig:
+def replace_rank_counts(config: RunConfig) -> RunConfig:
     """Return ``config`` with the numbers of nodes and ranks that were really started.
 
     Raises:
@@ -83,12 +83,12 @@ def adopt_started_ranks(config: RunConfig) -> RunConfig:
 
 
 def ignores_job_signals() -> bool:
-    """Return True in a SLURM job, whose signals reach the ranks but are meant for the tasks."""
+    """Return True in a SLURM job: its signals also reach ranks, but are meant for the tasks."""
     return "SLURM_PROCID" in os.environ
 
 
 def check_ranks_started(config: RunConfig) -> None:
-    """Check that the ranks were started, or can be started from here."""
+    """Check that the ranks were started, or that this process can start them."""
     if rank_from_environment() is None and launch_mode(config, os.environ) is LaunchMode.by_hand:
         raise ConfigError(
             f"hardware.nodes={config.hardware.nodes} with launcher.master_addr="
@@ -98,7 +98,7 @@ def check_ranks_started(config: RunConfig) -> None:
 
 
 def check_ranks_can_start(config: RunConfig) -> None:
-    """Check that ranks on this machine have devices and precision, and that rewards can run."""
+    """Check that this machine has the devices and precision of its ranks, and can run rewards."""
     hardware = config.hardware
     if hardware.device is Device.cpu:
         cpu_dtype(hardware.dtype)  # without torch

@@ -20,7 +20,7 @@ from rlhf.run.metric_table import METRICS, better_direction
 
 
 def check_before_start(config: RunConfig, *, finished: Container[Phase] = ()) -> None:
-    """Raise an error if a phase that is not ``finished`` would fail for a reason known now."""
+    """Raise an error if a phase that is not ``finished`` would fail for a foreseeable reason."""
     if (best := config.checkpoint.best) is not None:
         known = held_out_metrics(config, Phase(best.partition("/")[0]))
         require_known_name("checkpoint.best", best, known)
@@ -29,7 +29,7 @@ def check_before_start(config: RunConfig, *, finished: Container[Phase] = ()) ->
                 f"checkpoint.best={best}: neither a higher nor a lower value is better; choose one "
                 f"of {', '.join(name for name in known if better_direction(name))}"
             )
-    if config.plan is PlanMode.only:  # the start of a run checks rewards where its ranks are
+    if config.plan is PlanMode.only:  # the start of a run checks them on its ranks' machines
         check_reward_parts(config)
     for check in MODEL_CHECKS:
         check(config, [phase for phase in config.phase.order if phase not in finished])
@@ -46,7 +46,7 @@ def require_known_name(key: str, name: str, known: Sequence[str]) -> None:
 
 def held_out_metrics(config: RunConfig, phase: Phase) -> list[str]:
     """Return the names of the metrics that the evaluations within ``phase`` log."""
-    # The first three are logged only at the end of the phase.
+    # These three metrics are logged only at the end of the phase.
     absent = ["one_item_wrong", "one_item_too_many", "one_item_missing"]
     if config.data.source is not Source.synthetic:
         absent += ["gold", "exact", "exact_greedy", "correct", "polite", "stops"]
@@ -59,14 +59,14 @@ def held_out_metrics(config: RunConfig, phase: Phase) -> list[str]:
         head, _, own = metric.partition("/eval_")
         if head != phase or not own or own in absent or own.partition("/")[0] in off:
             continue
-        found += _with_members(metric, config)
+        found += _expand_members(metric, config)
     return found
 
 
-def _with_members(metric: str, config: RunConfig) -> list[str]:
-    """Return the names for which ``metric`` stands: itself, or one for each member if it has NAME.
+def _expand_members(metric: str, config: RunConfig) -> list[str]:
+    """Return the metrics for which ``metric`` stands: itself, or GROUP/MEMBER for a GROUP/NAME.
 
-    Members are rewards, or what an option that is on names; an option that is off has none.
+    Members are the rewards, or names from an option; an option that is off has none.
     """
     group = metric.removesuffix("/NAME")
     if group == metric:
@@ -79,19 +79,19 @@ def _with_members(metric: str, config: RunConfig) -> list[str]:
 
 
 def _option_measures(config: RunConfig | None = None) -> list[MeasureNames]:
-    """Return the names of the measures of the options that are on; of all without ``config``."""
+    """Return the measure names of the options that are on; of all options if config is None."""
     return list(hooks_of("keys", "MEASURES", config))
 
 
 def logged_metrics(config: RunConfig) -> list[str]:
     """Return the names of the metrics that the phases of a run may log."""
     logged = [m for m in METRICS if "/eval_" not in m and m.partition("/")[0] in config.phase.order]
-    found = [name for metric in logged for name in _with_members(metric, config)]
+    found = [name for metric in logged for name in _expand_members(metric, config)]
     return found + [m for phase in config.phase.order for m in held_out_metrics(config, phase)]
 
 
 def result_names(config: RunConfig) -> list[str]:
-    """Return the names PHASE.NAME of the numbers in result.json that a study may optimise."""
+    """Return the names PHASE.NAME of the numbers in result.json that a search may optimise."""
     answers = ["score", "kl", "ended_share", "response_tokens", "corpus_perplexity"]
     if config.data.source is Source.synthetic:
         answers += ["gold", "exact", "exact_greedy"]

@@ -42,7 +42,7 @@ class Process(NamedTuple):
         if self.host != socket.gethostname():
             return False
         with suppress(OSError):
-            # "pid (name) state ...": the name may contain anything, but no later parenthesis.
+            # "pid (name) state ...": the name may contain ")", but no ")" follows the name.
             status = Path(f"/proc/{self.pid}/stat").read_text()
             return status.rpartition(")")[2].split()[0] in {"T", "t"}
         return False
@@ -56,7 +56,7 @@ def start_watchdog(
     others: Mapping[int, Process],
     on_stuck: Callable[[str], None],
 ) -> None:
-    """Watch this rank's ``heartbeat`` from a thread, which calls ``on_stuck`` with a reason once.
+    """Watch this rank's ``heartbeat`` in a thread that calls ``on_stuck`` with a reason, once.
 
     The reason names each of the ``others`` that is stopped on this host.
     """

@@ -74,7 +74,7 @@ RUNNERS: dict[Phase, Callable[[RunContext], dict[str, Any]]] = {
     Phase.ppo: run_ppo,
     Phase.dpo: run_dpo,
 }
-# Folders of phases that a run needs only while it runs; an option's module ``keys`` names its own.
+# Folders of phases that only a running run needs; an option's module ``keys`` names its folders.
 SCRATCH = list(hooks_of("keys", "SCRATCH"))
 
 
@@ -152,7 +152,7 @@ def run_phases(
             context.tracker.conclude(build_run_result(config, run_dir, unfinished))
         finally:
             context.tracker.finish()
-            for folder in SCRATCH if ranks.is_main else ():  # a failed run would keep them
+            for folder in SCRATCH if ranks.is_main else ():  # even if the run failed
                 shutil.rmtree(run_dir / Phase.ppo / folder, ignore_errors=True)
     result = build_run_result(config, run_dir, unfinished)
     if ranks.is_main:
@@ -191,7 +191,7 @@ def build_context(
     check_before_start(
         config, finished=[phase for phase in config.phase.order if phase not in unfinished]
     )
-    read_command(run_dir)  # raises now if the file is damaged: model cards need it after training
+    read_command(run_dir)  # raises now if command.txt is damaged, which model cards need later
     if ranks.is_main:
         read_plan(run_dir, console.say)
     dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
@@ -204,7 +204,7 @@ def build_context(
         if line is not None:
             console.say(line)
     parts = load_phase_data(config, console.say)
-    refuse_written_links(run_dir, unfinished)
+    refuse_output_links(run_dir, unfinished)
     tokenizer = create_or_load_tokenizer(config, run_dir, parts)
     resumes = find_checkpoints(run_dir, unfinished, ranks, console)
     if ranks.is_main:
@@ -223,8 +223,8 @@ def build_context(
     )
 
 
-def refuse_written_links(run_dir: Path, unfinished: Sequence[Phase]) -> None:
-    """Check that nothing which the phases ``unfinished`` write is a link."""
+def refuse_output_links(run_dir: Path, unfinished: Sequence[Phase]) -> None:
+    """Raise an error if a file or folder that ``unfinished`` phases write is a symbolic link."""
     under = ("", f"/{STATE}", *(f"/{folder}" for folder in SCRATCH))
     phases = [f"{phase}{each}" for phase in unfinished for each in under]
     names = ("tokenizer", "wandb", "wandb_id", "tensorboard")
@@ -237,7 +237,7 @@ def drop_repeated_lines(
     resumes: Mapping[Phase, Checkpoint],
     say: Callable[[str], None],
 ) -> None:
-    """Drop the log lines of steps that are taken again, and name the phases that begin again."""
+    """Drop log lines of steps that are repeated, and print which phases begin again."""
     again = {phase.value for phase in unfinished if phase not in resumes}
     begun = set()
     for name in LOGS:
@@ -251,7 +251,7 @@ def drop_repeated_lines(
 def find_checkpoints(
     run_dir: Path, unfinished: Sequence[Phase], ranks: Ranks, console: Console
 ) -> dict[Phase, Checkpoint]:
-    """Return the last intact checkpoint of each phase that has one; rank 0 verifies them."""
+    """Return the last intact checkpoint of each phase that has any; rank 0 verifies them."""
     found: dict[Phase, Checkpoint] = {}
     for phase in unfinished:
         checkpoint = (
@@ -310,10 +310,10 @@ NEVER, TOP_PAD_BYTES = 2**31 - 1, 256 * 2**20
 
 
 def keep_freed_memory() -> bool:
-    """Keep freed blocks in the process instead of returning them to the kernel each time.
+    """Keep freed memory in the process instead of returning it to the kernel each time.
 
     The kernel zeroes every page of a block before the process gets it again: on a CPU this takes
-    about a quarter of a training step on sequences of 256 tokens. Returns False, and changes
+    about a quarter of a training step on sequences of 256 tokens. Return False, and change
     nothing, if the C library is not glibc and has no such setting.
     """
     name = ctypes.util.find_library("c")

@@ -11,10 +11,10 @@ from omegaconf import DictConfig
 from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import to_run_config
 from rlhf.runtime.rendezvous import (
-    adopt_started_ranks,
     drop_pod_variables,
     is_secondary_node,
     rank_from_environment,
+    replace_rank_counts,
 )
 from tests.runs import ROOT, TINY_RUN, launch, metrics, python
 
@@ -32,14 +32,14 @@ def test_a_plain_process_is_no_rank(compose: Compose, monkeypatch: pytest.Monkey
     monkeypatch.delenv("RANK", raising=False)
     config = to_run_config(compose([]))
     assert rank_from_environment() is None
-    assert adopt_started_ranks(config) is config
+    assert replace_rank_counts(config) is config
 
 
 def test_started_ranks_replace_those_of_the_config(
     compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     be_rank(monkeypatch, rank=5, world=8, per_node=4)
-    hardware = adopt_started_ranks(to_run_config(compose([]))).hardware
+    hardware = replace_rank_counts(to_run_config(compose([]))).hardware
     assert rank_from_environment() == 5
     assert (hardware.nodes, hardware.ranks_per_node) == (2, 4)
 
@@ -49,7 +49,7 @@ def test_batches_must_divide_over_the_started_ranks(
 ) -> None:
     be_rank(monkeypatch, rank=0, world=3, per_node=3)
     with pytest.raises(ConfigError, match=r"sft\.batch_size=32 is not a multiple of"):
-        adopt_started_ranks(to_run_config(compose([])))
+        replace_rank_counts(to_run_config(compose([])))
 
 
 def test_ranks_that_are_typed_by_hand_are_not_started(
@@ -58,9 +58,9 @@ def test_ranks_that_are_typed_by_hand_are_not_started(
     overrides = ["hardware.nodes=2", "launcher.master_addr=10.0.0.1"]
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(ConfigError, match=r"with torchrun on every node; launcher\.dry_run=true"):
-        adopt_started_ranks(to_run_config(compose(overrides)))
+        replace_rank_counts(to_run_config(compose(overrides)))
     be_rank(monkeypatch, rank=0, world=2, per_node=1)
-    assert adopt_started_ranks(to_run_config(compose(overrides))).hardware.nodes == 2
+    assert replace_rank_counts(to_run_config(compose(overrides))).hardware.nodes == 2
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_number_of_a_pod_is_no_rank(
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     config = to_run_config(compose([]))
-    assert adopt_started_ranks(config) is config
+    assert replace_rank_counts(config) is config
     advice = drop_pod_variables()
     monkeypatch.setenv("LOCAL_RANK", "0")  # as rlhf/engine/devices.py does
     assert rank_from_environment() is None
