@@ -1,4 +1,4 @@
-"""LoRA adapters as peft saves them, which a model's folder may hold instead of weights."""
+"""LoRA adapters in peft's format, which a model's folder may hold instead of whole weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADAPTER = "default"  # peft's name for a model's only adapter
 
 
 def load_adapter_config(source: ModelSource) -> Any | None:
-    """Return peft's config of the adapter in ``source``; None if ``source`` is no adapter.
+    """Return peft's config of the adapter in ``source``; None if ``source`` has none.
 
     Raises:
         CheckpointError: if the adapter is not a LoRA adapter, or does not name its base model.
@@ -48,7 +48,7 @@ def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> Pr
     from safetensors.torch import load_file
     from transformers.utils import cached_file
 
-    def mismatch_error(reason: str) -> CheckpointError:
+    def build_mismatch_error(reason: str) -> CheckpointError:
         return CheckpointError(
             f"{source.key}={source.path}: the adapter does not fit its base "
             f"{config.base_model_name_or_path} ({reason}); set base_model_name_or_path in "
@@ -60,21 +60,21 @@ def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> Pr
         weights = {n.removeprefix("base_model.model."): w for n, w in load_file(file).items()}
     largest = max((w.shape[0] for n, w in weights.items() if ".lora_A." in n and w.ndim), default=0)
     if not isinstance(config.r, int) or config.r > largest:
-        raise mismatch_error(
+        raise build_mismatch_error(
             f"adapter_config.json has r={config.r!r}, its weights have rank {largest}"
         )
-    with translate_errors(mismatch_error):
+    with translate_errors(build_mismatch_error):
         frozen = {name for name, p in base.named_parameters() if not p.requires_grad}
         lora = LoraModel(base, config, ADAPTER)
         try:
             result = set_peft_model_state_dict(base, weights)
-        except RuntimeError as error:  # torch raises it if shapes differ; the last line names them
-            raise mismatch_error(str(error).strip().splitlines()[-1].strip()) from error
+        except RuntimeError as error:  # raised if shapes differ; its last line names them
+            raise build_mismatch_error(str(error).strip().splitlines()[-1].strip()) from error
         absent = [name for name in result.missing_keys if f".{ADAPTER}." in name]
         if absent or result.unexpected_keys:
             wrong = [*absent, *result.unexpected_keys][:3]
-            raise mismatch_error(f"missing or unexpected: {', '.join(wrong)}")
+            raise build_mismatch_error(f"missing or unexpected: {', '.join(wrong)}")
         merged: PreTrainedModel = lora.merge_and_unload()
-        for name, parameter in merged.named_parameters():  # peft has frozen them all
+        for name, parameter in merged.named_parameters():  # peft has frozen all of them
             parameter.requires_grad_(name not in frozen)
         return merged

@@ -55,10 +55,10 @@ def find_block_and_tail_paths(
 ) -> tuple[str, list[str]]:
     """Return the attribute path of the list of blocks, and the paths of the modules after it.
 
-    ``needed_by`` is the config key that requires them; its value ``off`` does not.
+    ``needed_by`` is the config key that requires these paths unless its value is ``off``.
 
     Raises:
-        CapabilityError: if the table of families has no ``blocks`` for its model_type.
+        CapabilityError: if families.yaml has no ``blocks`` for the model_type of ``model``.
     """
     family = family_of(model)
     if family.blocks is None:
@@ -76,10 +76,10 @@ def record_calls(blocks: Sequence[nn.Module]) -> Iterator[list[BlockCall]]:
     """Yield a list that records the calls of ``blocks`` within the context, in order."""
     calls: list[BlockCall] = []
 
-    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record_call(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls.append(BlockCall(args[0], args[1:], kwargs))
 
-    handles = [block.register_forward_pre_hook(record, with_kwargs=True) for block in blocks]
+    handles = [block.register_forward_pre_hook(record_call, with_kwargs=True) for block in blocks]
     try:
         yield calls
     finally:

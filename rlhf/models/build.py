@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rlhf.base.seams import Extension
 
-MOST_SHAPES = 1000  # most batch shapes (micro-batch size, padded width) to compile a layer for
+MOST_SHAPES = 1000  # maximum number of batch shapes (rows, padded width) to compile a layer for
 # The config fields in which model families store their dropout probabilities.
 DROPOUT_FIELDS = (
     "dropout attention_dropout hidden_dropout activation_dropout resid_pdrop embd_pdrop attn_pdrop "
@@ -41,7 +41,7 @@ DROPOUT_FIELDS = (
 
 
 def extensions_of(config: RunConfig, role: Role, *, seed: int) -> list[Extension]:
-    """Return functions by which options extend the model of ``role`` after it has been built."""
+    """Return the functions of options that extend the model of ``role`` after it has been built."""
     hooks = hooks_of("models", "extend_model", config)
     return [partial(extend, config, role, seed) for extend in hooks]
 
@@ -66,7 +66,7 @@ def build_actor(
     from transformers import AutoModelForCausalLM
 
     model = _build_model(AutoModelForCausalLM, source, tokenizer, seed=seed, shard=shard)
-    _extend(model, extensions, shard)
+    _apply_extensions(model, extensions, shard)
     return model
 
 
@@ -87,16 +87,16 @@ def build_scorer(
 
     auto_class = AutoModelForSequenceClassification
     scorer = Scorer(_build_model(auto_class, source, tokenizer, seed=seed, shard=shard))
-    _extend(scorer.pretrained, extensions, shard, head=(scorer.head_name,))
+    _apply_extensions(scorer.pretrained, extensions, shard, head=(scorer.head_name,))
     return scorer
 
 
 def complete_reward_model(
     scorer: Scorer, source: ModelSource, keys: Mapping[str, Any]
 ) -> nn.Module:
-    """Return the whole reward model in ``source``, whose first member ``scorer`` has been built.
+    """Return the reward model of ``source``, such as an ensemble, whose first member is ``scorer``.
 
-    ``keys`` are the config keys of the run that trained it.
+    ``keys`` are the config keys of the run that trained the reward model.
 
     Raises:
         CheckpointError: if the folder does not hold the members that ``keys`` require.
@@ -107,14 +107,14 @@ def complete_reward_model(
     return model
 
 
-def _extend(
+def _apply_extensions(
     model: PreTrainedModel,
     extensions: Sequence[Extension],
     shard: Shard | None,
     *,
     head: tuple[str, ...] = (),
 ) -> None:
-    """Extend ``model``, and shard the new parameters; ``head`` has the name of a new head."""
+    """Extend ``model``, and shard new parameters; ``head`` has the name of its new head, if any."""
     for extend in extensions:
         extend(model, head)
     if extensions and shard is not None:
@@ -139,16 +139,16 @@ def _build_model(
     with torch.random.fork_rng(devices=[]):  # random weights are drawn on the CPU
         torch.manual_seed(seed)
         if source.path is None:
-            model = _build_random(auto_class, source, tokenizer, overrides, shard)
+            model = _build_random_model(auto_class, source, tokenizer, overrides, shard)
         else:
             model = load_pretrained(auto_class, source, overrides, mapped=shard is not None)
         _require_embeddings(model, tokenizer, source)
         if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-            # A fixed seed, as adapter folders hold no embeddings: loading must draw equal rows.
+            # A fixed seed: adapter folders hold no embeddings, so each load must draw equal rows.
             torch.manual_seed(0)
             for embeddings in (model.get_input_embeddings(), model.get_output_embeddings()):
                 if embeddings is not None:
-                    # Convert to fp32 first, as new rows are drawn in the dtype of the old rows.
+                    # Convert to fp32 first: new rows are drawn in the dtype of the old rows.
                     embeddings.weight.data = embeddings.weight.data.float()
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     if shard is not None:
@@ -171,7 +171,7 @@ def _build_model(
 def _end_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: ModelSource
 ) -> int | list[int]:
-    """Return the ids that end a response: the tokenizer's, then those of generation_config.json."""
+    """Return the ids that end a response, from the tokenizer and then generation_config.json."""
     own, rows = end_ids_of(model), model.get_input_embeddings().num_embeddings
     if not all(isinstance(end, int) and 0 <= end < rows for end in own):
         raise CheckpointError(
@@ -182,7 +182,7 @@ def _end_ids(
     return ends if len(ends) > 1 else ends[0]
 
 
-def _build_random(
+def _build_random_model(
     auto_class: Any,
     source: ModelSource,
     tokenizer: PreTrainedTokenizerBase,
@@ -192,7 +192,7 @@ def _build_random(
     fields = {"bos_token_id": tokenizer.bos_token_id, "vocab_size": len(tokenizer)}
     fields |= dict(source.architecture or {}) | overrides
     config = architecture_config(source.key, fields)
-    # Embeddings that will be resized must not be sharded before.
+    # Embeddings that will be resized must not be sharded before that.
     is_whole = shard is None or config.vocab_size < len(tokenizer)
     with (
         translate_errors(partial(_build_architecture_error, source.key, fields)),
@@ -233,8 +233,8 @@ def _require_embeddings(
 
 
 def require_enough_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:
-    """Raise ConfigError if the model has fewer positions than ``tokens``, the key ``wanted``."""
-    limit = getattr(model.config, "max_position_embeddings", None)  # a property of GPT-2's config
+    """Raise ConfigError if ``tokens`` (from key ``wanted``) exceeds the model's positions."""
+    limit = getattr(model.config, "max_position_embeddings", None)  # GPT-2's config has it too
     if limit is not None and tokens > limit:
         raise ConfigError(
             f"{wanted}={tokens}: the model of {key} has {limit} positions; "
@@ -269,7 +269,7 @@ def enable_gradient_checkpointing(model: PreTrainedModel, layers: bool | int, *,
 def compile_layers(model: PreTrainedModel, *, key: str, backend: str = "inductor") -> None:
     """Compile the layers of the model, once for each batch shape.
 
-    Batches are padded to one of eight widths per doubling: there are few shapes. All layers share
+    Shapes are few: batches are padded to one of eight widths per doubling. All layers share
     the compiled code. A call with a KV cache, whose shape changes in each step, runs uncompiled.
 
     Raises:

@@ -54,7 +54,7 @@ def forward_flops(model: ModelUse, *, sequences: float, tokens: float, positions
     Logits, or a scorer's values, are computed at ``positions`` tokens of each sequence.
     """
     shape = model.shape
-    # A training step of successive weights costs about as much as a step of the first weights.
+    # Each training step runs one scorer; steps of all scorers cost about the same.
     further = 0 if model.trained else model.successive_weights
     products = 2 * (shape.multiplied_weights + model.extra_weights + further) * tokens
     # 4 FLOPs per pair of tokens, for half of all pairs, since attention is causal.
@@ -66,19 +66,19 @@ def forward_flops(model: ModelUse, *, sequences: float, tokens: float, positions
 def backward_to_forward_ratio(model: ModelUse) -> float:
     """Return the ratio of backward FLOPs (including recomputation) to forward FLOPs.
 
-    Input gradients cost as many FLOPs as the forward pass. Weight gradients cost the same times the
-    share of the weights that is trained.
+    Input gradients cost as many FLOPs as the forward pass. Weight gradients cost this number
+    times the trained share of the weights.
     """
     learning = min(1.0, model.trained / model.weights)
     return (model.layers + model.checkpointed) / model.shape.layers + learning
 
 
 class UnknownModelError(Exception):
-    """A model has an unknown shape; the message names its configuration key."""
+    """The error for a model of unknown shape; the message names its configuration key."""
 
 
 def costs_of(config: RunConfig | None) -> tuple[Costs, ...]:
-    """Return the costs of the options that ``config`` switches on; None: of all options."""
+    """Return the costs of the options that ``config`` switches on; of all options if None."""
     return tuple(module.COSTS for module in modules_of("costs", config))
 
 
@@ -96,7 +96,7 @@ def models_in_phase(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
     for role, source in sources.items():
         if role is Role.reference and models[0].is_own_reference and source == sources[Role.actor]:
             continue
-        model = _model_use(config, source, role)
+        model = _build_model_use(config, source, role)
         for option in options:
             model = option.adapt_model(config, phase, model)
         models.append(model)
@@ -120,7 +120,7 @@ def _model_sources(config: RunConfig, phase: Phase) -> dict[Role, tuple[str, Mod
             return {Role.actor: policy, **critic, Role.reference: policy, **reward}
 
 
-def _model_use(config: RunConfig, source: tuple[str, ModelConfig], role: Role) -> ModelUse:
+def _build_model_use(config: RunConfig, source: tuple[str, ModelConfig], role: Role) -> ModelUse:
     key, model = source
     shape = shape_of(model, key=key)
     if shape is None:

@@ -38,9 +38,9 @@ GPU_BLOCK = Block(1024, None)
 # gradient's sum in fp32 is hardly larger than the logits of a GPU_BLOCK. 4096 tokens of OPT-1.3B
 # then need 6.4 instead of 7.3 GB of memory traffic.
 GPU_GRADIENT_BLOCK = Block(4096, 4096)
-# Is the device a CPU? -> the blocks of the forward and of the backward pass.
+# True for a CPU, False for a GPU -> the blocks of the forward and of the backward pass.
 BLOCKS = {True: (CPU_BLOCK, CPU_BLOCK), False: (GPU_BLOCK, GPU_GRADIENT_BLOCK)}
-TORCH_TOKENS = 256  # tokens at once without a kernel: torch holds their logits twice, in fp32
+TORCH_TOKENS = 256  # tokens that torch processes at once; it stores their fp32 logits twice
 
 DEFAULT_OPTIONS = LogprobOptions()
 
@@ -78,7 +78,7 @@ def fused_logprobs(
 def token_logprobs(
     logits_NV: Tensor, ids_N: Tensor, options: LogprobOptions = DEFAULT_OPTIONS
 ) -> TokenLogprobs:
-    """Return log-probs from whole logits, for models that scale or cap the layer's logits."""
+    """Return log-probs of tokens from whole logits, for models that scale or cap their logits."""
     logits_NV = logits_NV.float() / options.temperature
     log_softmax_NV = functional.log_softmax(logits_NV, dim=-1)
     logprobs_N = log_softmax_NV.gather(-1, ids_N[..., None]).squeeze(-1)
@@ -105,11 +105,11 @@ class _FusedLogprobs(torch.autograd.Function):
         block: Block,
         gradient_block: Block,
     ) -> tuple[Tensor, Tensor]:
-        columns = _chunks(len(weight_VH), block.vocabulary)
+        columns = _split_range(len(weight_VH), block.vocabulary)
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         log_sum_KN, entropy_KN = hidden_NH.new_empty((2, len(columns), len(ids_N)), dtype=exact)
         picked_N = torch.empty_like(log_sum_KN[0])
-        for rows in _chunks(len(ids_N), block.tokens):
+        for rows in _split_range(len(ids_N), block.tokens):
             for k, column in enumerate(columns):
                 logits_RW = _block_logits(hidden_NH[rows], weight_VH, bias_V, column)
                 outs = (log_sum_KN[k, rows], entropy_KN[k, rows], picked_N[rows])
@@ -132,14 +132,14 @@ class _FusedLogprobs(torch.autograd.Function):
         exact = slopes[0].dtype
         hidden_gradient = torch.zeros_like(hidden_NH, dtype=exact) if wants_hidden else None
         bias_gradient = torch.zeros_like(bias_V, dtype=exact) if wants_bias else None
-        blocks_N = _chunks(len(ids_N), ctx.block.tokens)
+        blocks_N = _split_range(len(ids_N), ctx.block.tokens)
         new_gradient = torch.empty_like if blocks_N else torch.zeros_like
         weight_gradient = new_gradient(weight_VH) if wants_weight else None
         is_rounded = len(blocks_N) > 1 and weight_VH.dtype is not exact
         with torch.autocast(hidden_NH.device.type, enabled=False):
-            for column in _chunks(len(weight_VH), ctx.block.vocabulary):
+            for column in _split_range(len(weight_VH), ctx.block.vocabulary):
                 part_WH = None if weight_gradient is None else weight_gradient[column]
-                sum_WH = part_WH  # the sum over all blocks of tokens; the first overwrites it
+                sum_WH = part_WH  # sum over all blocks of tokens; the first block overwrites it
                 if part_WH is not None and is_rounded:
                     sum_WH = torch.zeros_like(part_WH, dtype=exact)
                 for rows in blocks_N:
@@ -171,18 +171,18 @@ def _block_logits(
 def _reduce_block(
     logits_RW: Tensor, ids_R: Tensor, options: LogprobOptions, outs: tuple[Tensor, Tensor, Tensor]
 ) -> None:
-    """Reduce the logits of one block of the vocabulary, divided by the temperature, to ``outs``.
+    """Reduce a block's logits, divided by the temperature, to the three tensors ``outs``.
 
-    Those are the log-sum-exp and the entropy of each row, and the logit of each id that is in the
-    block. The logits may be overwritten.
+    ``outs`` are the log-sum-exp and entropy of each row, and the logit of each id that is in this
+    block of the vocabulary. The logits may be overwritten.
     """
     kernel = _logprob_kernel(logits_RW)
     if kernel is not None:
         kernel.reduce_logits(logits_RW, ids_R, scale=1 / options.temperature, outs=outs)
         return
-    for part in _chunks(len(ids_R), TORCH_TOKENS):
+    for part in _split_range(len(ids_R), TORCH_TOKENS):
         own = (outs[0][part], outs[1][part], outs[2][part])
-        _reduce_by_torch(logits_RW[part], ids_R[part], options, own)
+        _reduce_block_in_torch(logits_RW[part], ids_R[part], options, own)
 
 
 def _logprob_kernel(logits: Tensor) -> LogprobsKernel | None:
@@ -190,7 +190,7 @@ def _logprob_kernel(logits: Tensor) -> LogprobsKernel | None:
     return found
 
 
-def _reduce_by_torch(
+def _reduce_block_in_torch(
     logits_RW: Tensor, ids_R: Tensor, options: LogprobOptions, outs: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     log_sum_R, entropy_R, picked_R = outs
@@ -220,11 +220,11 @@ def _replace_by_gradient_(
             logits_RW, ids_R, scale=scale, log_sums_N=log_sum_R, slopes_N=slopes_R
         )
         return
-    for part in _chunks(len(ids_R), TORCH_TOKENS):
-        _gradient_by_torch_(logits_RW[part], ids_R[part], options, *(x_R[part] for x_R in given))
+    for part in _split_range(len(ids_R), TORCH_TOKENS):
+        _write_torch_gradient_(logits_RW[part], ids_R[part], options, *(x_R[part] for x_R in given))
 
 
-def _gradient_by_torch_(
+def _write_torch_gradient_(
     logits_RW: Tensor, ids_R: Tensor, options: LogprobOptions, *given: Tensor
 ) -> None:
     log_sum_R, entropy_R, *slopes = given
@@ -245,6 +245,6 @@ def _mask_and_clamp_ids(ids_R: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return (ids_R >= 0) & (ids_R < size), ids_R.clamp(0, size - 1)
 
 
-def _chunks(total: int, size: int | None) -> list[slice]:
+def _split_range(total: int, size: int | None) -> list[slice]:
     size = size or total
     return [slice(i, min(i + size, total)) for i in range(0, total, size)]

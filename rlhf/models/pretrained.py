@@ -32,12 +32,12 @@ from rlhf.options.cpu_kernels.cpu_layers import attention_at_build
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# Fields of config.json that count modules, and the largest value allowed. With a huge value,
+# Fields of config.json that count modules, and their largest allowed value. With a huge value,
 # transformers would build modules for hours before their shapes are compared with the weights.
 COUNTS = {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_labels"}
 COUNTS |= {"encoder_layers", "decoder_layers"}
 MOST = 1000
-OUTPUT_LAYERS = {"lm_head", "embed_out"}  # names in language models; scorers have no such layer
+OUTPUT_LAYERS = {"lm_head", "embed_out"}  # of language models; scorers have no output layer
 # A function that replaces a parameter with this rank's shard (possibly the whole parameter) and
 # returns the shard in the engine's precision; it returns None if the parameter is already sharded.
 Shard = Callable[[nn.Parameter], Tensor | None]
@@ -66,7 +66,7 @@ def draw_weights_by_block(shard: Shard | None = None) -> Iterator[None]:
             if isinstance(parent, nn.ModuleList) and each is not module:
                 within_blocks.add(each)
 
-    def draw(model: PreTrainedModel, module: nn.Module, *args: Any) -> None:
+    def draw_and_shard(model: PreTrainedModel, module: nn.Module, *args: Any) -> None:
         for name, parameter in module.named_parameters(recurse=False):
             if parameter not in drawn and not _is_loaded(parameter):
                 empty = torch.empty(parameter.shape, dtype=torch.float32)
@@ -80,7 +80,7 @@ def draw_weights_by_block(shard: Shard | None = None) -> Iterator[None]:
             for parameter in module.parameters():
                 shard(parameter)
 
-    PreTrainedModel._initialize_weights = draw
+    PreTrainedModel._initialize_weights = draw_and_shard
     register = nn.modules.module.register_module_module_registration_hook
     handle = None if shard is None else register(free_parameters)
     try:
@@ -110,7 +110,7 @@ def shard_parameters(
 
 
 class Adapter(NamedTuple):
-    """An adapter to merge into its base model: where it is stored, and its peft config."""
+    """An adapter to merge into its base model: the place where it is stored, and its config."""
 
     source: ModelSource
     config: Any
@@ -128,12 +128,12 @@ def load_pretrained(
         CheckpointError: if there is no such model, or its weights do not match its config.json.
     """
     adapters, base = find_adapter_chain(source)
-    # A base of adapters is loaded in fp32, as merging in half precision would round the adapter.
-    model = _load_base(auto_class, base, overrides, mapped=mapped and not adapters)
+    # Adapters' base model is loaded in fp32: merging in half precision would round the adapter.
+    model = _load_base_model(auto_class, base, overrides, mapped=mapped and not adapters)
     for place, config in reversed(adapters):
         model = merge_adapter(model, place, config)
     if not mapped or adapters:
-        for name, weights in model.named_parameters():  # yields tied weights only once
+        for name, weights in model.named_parameters():  # named_parameters yields tied weights once
             require_finite_weights(name, weights.detach(), source)
     return model
 
@@ -210,7 +210,7 @@ def _is_scorer(config: PreTrainedConfig) -> bool:
     return "SequenceClassification" in str(config.architectures)
 
 
-def _load_base(
+def _load_base_model(
     auto_class: Any, source: ModelSource, overrides: Mapping[str, Any], *, mapped: bool
 ) -> PreTrainedModel:
     config = load_config(source, **overrides)
@@ -227,7 +227,7 @@ def _load_base(
             use_safetensors=True,
             attn_implementation=attention_at_build(source.attention),
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # _require_matching_tensors compares them
+            ignore_mismatched_sizes=True,  # _require_matching_tensors compares shapes
         )
         # Load on the meta device first: tensors that do not match the files could be huge.
         model, found = load(device_map="meta")

@@ -68,7 +68,7 @@ class ModelShape:
 
     @property
     def projections(self) -> tuple[tuple[int, int], ...]:
-        """Return (inputs, outputs) of the projections from and to the embedding; () without any."""
+        """Return (inputs, outputs) of the projections from and to the embedding; () if none."""
         narrow, wide = self.embedding, self.hidden
         return () if narrow == wide else ((narrow, wide), (wide, narrow))
 
@@ -231,7 +231,7 @@ def _gpt2_shape(c: Mapping[str, Any]) -> ModelShape:
 
 
 def _olmo2_shape(c: Mapping[str, Any]) -> ModelShape:
-    """Return OLMo 2's shape: norms after attention and feed-forward, and over whole Q and K."""
+    """Return OLMo 2's shape: norms after attention and feed-forward, and over all heads of Q, K."""
     shape = _llama_shape(c)
     whole = (shape.heads + shape.kv_heads) * shape.head_dim
     return replace(shape, layer_vectors=shape.layer_vectors + whole, norms_heads=True)

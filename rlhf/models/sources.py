@@ -12,13 +12,13 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 
-# In errors, it replaces the config key for folders that a run wrote itself: no key names them.
+# In error messages, this replaces the config key of folders that a run wrote: no key names them.
 RUN_FOLDER = "run folder"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """Where to load a model, and how to build it; errors name the config key ``key``."""
+    """The place of a model, and options to build it; errors name the config key ``key``."""
 
     key: str
     path: str | None
@@ -26,7 +26,7 @@ class ModelSource:
     architecture: dict[str, Any] | None = None
     attention: str | None = None
     dropout: float = 0.0
-    gradient_checkpointing: bool | int = False  # an int n: only in the first n layers
+    gradient_checkpointing: bool | int = False  # an int n: only the first n layers
     compiles: bool = False
     trust_remote_code: bool = False
 
@@ -117,7 +117,7 @@ def config_fields(
 
     Random weights use ``architecture``. Pretrained weights use config.json in their folder or, for
     a hub id, the published fields in ``architecture`` or config.json in the hub cache. For an
-    adapter, the fields of its base model are returned; a base (``is_base``) must be no adapter.
+    adapter, the base model's fields are returned; a base (``is_base``) must not be an adapter.
     """
     if model.init is ModelInit.random:
         return dict(model.architecture)

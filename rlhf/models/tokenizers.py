@@ -54,7 +54,7 @@ def load_or_train_tokenizer(
 
 
 def tokenizer_place(model: ModelConfig, *, key: str) -> tuple[str, str | None]:
-    """Return the config key and the place of the tokenizer; place None: it is trained."""
+    """Return the tokenizer's config key, and its path or hub id: None if it is to be trained."""
     if model.tokenizer is not None or model.init is not ModelInit.pretrained:
         return f"{key}.tokenizer", model.tokenizer
     return f"{key}.path", model.path
@@ -133,7 +133,7 @@ def load_tokenizer(
         )
         if end_token is not None:
             tokenizer.add_special_tokens({"eos_token": end_token})
-        # This raises if files are damaged. Without files, transformers makes an empty tokenizer.
+        # Damaged files raise an error here. Without files, transformers makes an empty tokenizer.
         said = tokenizer.decode(tokenizer(SENTENCE, add_special_tokens=False).input_ids)
     if _keep_letters(said) != _keep_letters(SENTENCE):
         reason = f"it reads {SENTENCE!r} as {said!r}: files are missing or another model's"
@@ -162,7 +162,7 @@ def check_same_tokens(
     place: str | Path,
     name: str = "reward_model",
 ) -> None:
-    """Raise a ConfigError if ``other``, of config key ``name``, has other tokens than ``actor``."""
+    """Raise ConfigError if the tokens of ``other`` (config key ``name``) are not ``actor``'s."""
     if actor.get_vocab() == other.get_vocab() and actor.eos_token_id == other.eos_token_id:
         return
     raise ConfigError(

@@ -22,14 +22,14 @@ FLOATS = {
 }
 # Masks and positions that older versions of transformers saved, and models now compute.
 CONSTANTS = re.compile(r"(^|\.)(attn|attention)\.bias$|masked_bias$|position_ids$|\.inv_freq$")
-SHARDS = "shard-?????-model-?????-of-?????.safetensors"  # transformers would load these first
-NAMED = 3  # maximum number of tensors that an error names
+SHARDS = "shard-?????-model-?????-of-?????.safetensors"  # files that transformers would load first
+NAMED = 3  # maximum number of tensors to name in an error
 
 
 def stored_dtype(source: ModelSource) -> torch.dtype:
     """Return the dtype of the stored weights of ``source``; fp32 if they are mixed or fp64.
 
-    Tensors that are loaded in the dtype of their file are memory-mapped views of the file.
+    transformers memory-maps tensors only if it loads them in the dtype of their file.
     """
     types = set(tensor_types(source).values())
     dtype = FLOATS[types.pop()] if len(types) == 1 else torch.float32
@@ -90,7 +90,7 @@ def require_finite_weights(name: str, weights: Tensor, source: ModelSource) -> N
 
 
 def summarize_names(names: Iterable[str]) -> str:
-    """Return text with the first ``NAMED`` of the sorted names, and how many more there are."""
+    """Return text with the first ``NAMED`` of the sorted names, and the number of the others."""
     found = sorted(names)
     rest = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     return ", ".join(found[:NAMED]) + rest
@@ -110,12 +110,12 @@ def _weight_files(source: ModelSource) -> tuple[list[str], Mapping[str, str] | N
     if path is not None:
         return [path], None
     file = cached_file(place, SAFE_WEIGHTS_INDEX_NAME, revision=revision)
-    index = _check_index(json.loads(Path(file).read_text(encoding="utf-8")), source)
+    index = _parse_index(json.loads(Path(file).read_text(encoding="utf-8")), source)
     names = sorted(set(index.values()))
     return cached_files(place, names, revision=revision), index
 
 
-def _check_index(index: Any, source: ModelSource) -> dict[str, str]:
+def _parse_index(index: Any, source: ModelSource) -> dict[str, str]:
     """Return the file name of each tensor from an index's content, or raise if it is malformed."""
     parts = index if isinstance(index, dict) else {}
     files, metadata = parts.get("weight_map"), parts.get("metadata")

@@ -17,9 +17,9 @@ from rlhf.base.types import LogprobOptions
 from rlhf.models.output_layer import (
     GPU_BLOCK,
     GPU_GRADIENT_BLOCK,
-    _gradient_by_torch_,
     _logprob_kernel,
-    _reduce_by_torch,
+    _reduce_block_in_torch,
+    _write_torch_gradient_,
     fused_logprobs,
 )
 from rlhf.options.gpu_kernels import logprobs_gpu as logprobs
@@ -147,13 +147,13 @@ def assert_as_torch(kernel: GpuLogprobKernel, logits_NV: Tensor) -> None:
     ours = torch.full((3, len(ids_N)), 7.0, device=ids_N.device)
     theirs = ours.double()
     kernel.reduce_logits(logits_NV, ids_N, scale=0.5, outs=(ours[0], ours[1], ours[2]))
-    _reduce_by_torch(logits_NV, ids_N, options, (theirs[0], theirs[1], theirs[2]))
+    _reduce_block_in_torch(logits_NV, ids_N, options, (theirs[0], theirs[1], theirs[2]))
     assert_close(ours.double(), theirs, rtol=rounding)
     sums_N = theirs[0].float()
     slopes_N = torch.linspace(-2, 3, len(ids_N), device=ids_N.device)
     ours_NV, theirs_NV, pull_N = logits_NV.clone(), logits_NV.clone(), slopes_N.double()
     kernel.replace_by_gradient_(ours_NV, ids_N, scale=0.5, log_sums_N=sums_N, slopes_N=slopes_N)
-    _gradient_by_torch_(theirs_NV, ids_N, options, sums_N.double(), pull_N, pull_N, pull_N)
+    _write_torch_gradient_(theirs_NV, ids_N, options, sums_N.double(), pull_N, pull_N, pull_N)
     # Triton's interpreter truncates to bf16.
     assert_close(ours_NV, theirs_NV, rtol=rounding + torch.finfo(logits_NV.dtype).eps)
 
