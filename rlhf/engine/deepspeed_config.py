@@ -49,7 +49,7 @@ def deepspeed_config(
         if dtype is Dtype.fp16:
             config["fp16"]["loss_scale_window"] = zero.loss_scale_window
         elif not role.is_frozen:
-            config["bf16"]["check_grad_overflow"] = True  # off by default before DeepSpeed 0.19.3
+            config["bf16"]["check_grad_overflow"] = True  # the default of DeepSpeed since 0.19.3
     return cast("dict[str, Any]", OmegaConf.to_object(OmegaConf.merge(config, zero.extra)))
 
 

@@ -13,8 +13,8 @@ from rlhf.engine.masters import Masters, Split
 from rlhf.engine.training_state import AdamMoments
 from rlhf.options import kernels_for
 
-# Number of weights that torch operations update at once. On a CPU so many weights, gradients and
-# moments fit into a cache. On a GPU each update needs about 20 kernel launches and 0.1 GiB.
+# Weights that torch operations update at once; with gradients and moments they fit a CPU cache.
+# On a GPU each update of GPU_CHUNK weights needs about 20 kernel launches and 0.1 GiB.
 CHUNK = 2**18
 GPU_CHUNK = 2**22
 

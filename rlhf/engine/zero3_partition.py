@@ -67,8 +67,8 @@ class Partitioner:
         skip_shm_kernel_compilation()
         self._init = deepspeed.zero.Init(config_dict_or_path=config)
         if self._init.mem_efficient_linear:
-            # DeepSpeed 0.19.8 replaces torch's linear function only for modules that it partitions
-            # itself. torch's function keeps the gathered weights until the backward pass.
+            # DeepSpeed 0.19.8 replaces torch's linear function only where it partitions modules.
+            # torch's linear function would keep the gathered weights until the backward pass.
             self._init._enable_mem_efficient_linear()
 
     @torch.no_grad()

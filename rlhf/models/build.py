@@ -261,8 +261,8 @@ def enable_gradient_checkpointing(model: PreTrainedModel, layers: bool | int, *,
         checkpointed = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
         for layer in [m for m in checkpointed if not hasattr(m, "config")][layers:]:
             layer.gradient_checkpointing = False
-    # transformers makes the embeddings' output require gradients, which only reentrant
-    # checkpointing needs: the backward pass would also run through a shared trunk's frozen blocks.
+    # transformers makes the embeddings' output require gradients for reentrant checkpointing only.
+    # With that, the backward pass would also run through the frozen blocks of a shared trunk.
     model.disable_input_require_grads()
 
 

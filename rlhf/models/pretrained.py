@@ -32,12 +32,12 @@ from rlhf.options.cpu_kernels.cpu_layers import attention_at_build
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# Fields of config.json that count modules, and their largest allowed value. With a huge value,
-# transformers would build modules for hours before their shapes are compared with the weights.
+# Fields of config.json that count modules, and their largest allowed value.
+# With a huge value transformers would build modules for hours before any shape is compared.
 COUNTS = {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_labels"}
 COUNTS |= {"encoder_layers", "decoder_layers"}
 MOST = 1000
-OUTPUT_LAYERS = {"lm_head", "embed_out"}  # of language models; scorers have no output layer
+OUTPUT_LAYERS = {"lm_head", "embed_out"}  # names of output layers; scorers have none
 # A function that replaces a parameter with this rank's shard (possibly the whole parameter) and
 # returns the shard in the engine's precision; it returns None if the parameter is already sharded.
 Shard = Callable[[nn.Parameter], Tensor | None]

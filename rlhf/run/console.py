@@ -142,7 +142,7 @@ class _BarProgress:
     def __init__(self, bars: progress.Progress, phase: str, total: int) -> None:
         self._bars = bars
         self._phase = phase
-        self._values: dict[str, float] = {}  # latest values; not every step has all
+        self._values: dict[str, float] = {}  # latest value of each metric; a step may lack some
         self._task = bars.add_task(phase, total=total, metrics="")
 
     def advance(self, step: int, values: Mapping[str, float]) -> None:
@@ -157,7 +157,7 @@ class _LineProgress:
 
     def __init__(self, console: Console, phase: str, total: int, *, log_every: int | None) -> None:
         self._console = console
-        self._values: dict[str, float] = {}  # latest values; not every step has all
+        self._values: dict[str, float] = {}  # latest value of each metric; a step may lack some
         self._phase = phase
         self._total = total
         self._log_every = log_every

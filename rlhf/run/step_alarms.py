@@ -117,7 +117,7 @@ def _running_means(values: Sequence[float]) -> list[float]:
 
 def _has_equal_scores(name: str, series: ValuesByMetric) -> bool:
     """Return True if all responses of the latest step had the same score ``name``."""
-    if not series[f"{name}_std"]:  # an older version did not log it
+    if not series[f"{name}_std"]:  # an older version did not log the metric
         return False
     return series[f"{name}_std"][-1] <= ROUNDING * max(1.0, abs(series[f"{name}_mean"][-1]))
 
@@ -135,8 +135,8 @@ def _moves_without_rewards(series: ValuesByMetric) -> bool:
     return _has_equal_scores("ppo/clipped_score", series) and max(kl[-1:], default=0.0) > LEAST_MOVE
 
 
-# A condition takes the values of its alarm's metric and of all metrics, and returns True if the
-# alarm must be raised.
+# A condition takes the values of its alarm's metric, and the values of all metrics.
+# It returns True if they are wrong; after ``patience`` such steps in a row the alarm is raised.
 CONDITIONS: Mapping[AlarmName, Condition] = {
     AlarmName.reference_mismatch: lambda kl, _: len(kl) == 1 and kl[0] > MOST_KL_AT_START,
     AlarmName.no_change: lambda kl, series: (  # steps with a frozen actor log no learning rate

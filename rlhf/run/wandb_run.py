@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 INIT_TIMEOUT_SECONDS = 30.0
 INIT_ATTEMPTS = 3
 MOST_INCREMENTS = 99  # a run's page shows the latest 100 increments of a table
-# Files of an offline run have the format of LevelDB's log after a header of seven bytes; records
-# are protocol buffers (https://github.com/google/leveldb/blob/main/doc/log_format.md).
+# After a header of seven bytes, an offline run's file has the format of LevelDB's log:
+# https://github.com/google/leveldb/blob/main/doc/log_format.md. Its records are protocol buffers.
 BLOCK, FILE_HEADER, HEADER = 32768, 7, 7  # bytes
 FULL, LAST = 1, 4  # kinds of chunks that complete a record
 

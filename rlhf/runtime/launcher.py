@@ -173,7 +173,7 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> No
                 nproc_per_node=config.hardware.ranks_per_node,
                 max_restarts=0,
                 start_method="spawn",
-                logs_specs=DefaultLogsSpecs(log_dir=folder),  # the agent would not remove its own
+                logs_specs=DefaultLogsSpecs(log_dir=folder),  # the agent removes no log folder
                 **options,
             ),
             sys.executable,

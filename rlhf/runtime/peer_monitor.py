@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 ADDRESS_KEY = "rlhf/peer_monitor"
 # A machine that is gone is noticed after 5 + 3 * 3 seconds.
 KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
-# Seconds for which this rank continues after it has lost another rank: one signal may end both, or
-# a message may name the cause.
+# Seconds for which this rank continues after it has lost another rank.
+# The same signal may end this rank too, or a message of a rank may name the cause.
 GRACE_S = 1.0
 CONNECT_S = 60.0  # time limit of a connection to rank 0, seconds
 LOOPBACK = "127.0.0.1"

@@ -121,8 +121,8 @@ def main() -> None:
     """
     survive_output_errors()
     failure_file, launcher, *run_dir = sys.argv[1:]
-    # Ctrl-C ends a rank at once: if it ran exception handlers first, other ranks would report a
-    # lost rank meanwhile. Files on disk are complete at any moment.
+    # Ctrl-C ends a rank at once: if exception handlers ran first, others would report a lost rank.
+    # No handler is needed, because files on disk are complete at any moment.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if ignores_job_signals():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -29,7 +29,7 @@ RUN_DIR_KEY = "rlhf/run_dir"
 PROCESS_KEY = "rlhf/process"
 REFUSAL_KEY = "rlhf/refusal"
 POD_VARIABLES = {"RANK", "WORLD_SIZE"}
-RANK_VARIABLES = POD_VARIABLES | {"LOCAL_RANK"}  # torchrun and the DeepSpeed launcher set all three
+RANK_VARIABLES = POD_VARIABLES | {"LOCAL_RANK"}  # torchrun and the DeepSpeed launcher set all
 # Seconds that rank 0, if it refuses the run, waits until the other ranks have read the reason.
 REFUSAL_WAIT_S = 30.0
 

@@ -29,7 +29,7 @@ def check_before_start(config: RunConfig, *, finished: Container[Phase] = ()) ->
                 f"checkpoint.best={best}: neither a higher nor a lower value is better; choose one "
                 f"of {', '.join(name for name in known if better_direction(name))}"
             )
-    if config.plan is PlanMode.only:  # the start of a run checks them on its ranks' machines
+    if config.plan is PlanMode.only:  # a run's start checks rewards on its ranks' machines
         check_reward_parts(config)
     for check in MODEL_CHECKS:
         check(config, [phase for phase in config.phase.order if phase not in finished])

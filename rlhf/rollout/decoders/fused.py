@@ -23,8 +23,8 @@ from rlhf.rollout.decoders.decoder import KvCache, Texts
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryEmbedding
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
-# Largest allowed difference between two computations of a log-probability, in standard deviations
-# of the log-probabilities over the vocabulary at that position; a wrong result differs by about 1.
+# Largest allowed difference of two computations of a log-probability; a wrong result differs by 1.
+# Unit: the standard deviation of the log-probabilities over the vocabulary at that position.
 TOLERANCES = {torch.float32: 0.02, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 

@@ -21,8 +21,8 @@ from rlhf.rollout.decoders.decoder import KvCache, Texts
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# ALiBi models (https://arxiv.org/abs/2108.12409), which need no positions: their attention biases
-# depend on the columns of the keys.
+# ALiBi models (https://arxiv.org/abs/2108.12409), which need no positions.
+# Their attention biases depend on the columns of the keys.
 WITHOUT_POSITIONS = {"bloom", "mpt"}
 
 
