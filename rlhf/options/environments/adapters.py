@@ -1,4 +1,4 @@
-"""Adapters of packages: gymnasium, textarena, reasoning_gym and GEM; and what they share."""
+"""Adapters of environments in gymnasium, textarena, reasoning_gym and GEM, and their helpers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INSTALL = "pip install 'rlhf[environments]'"
 
 
 def import_package(kind: EnvironmentKind, module: str, install: str = INSTALL) -> Any:
-    """Import the package of an adapter, or raise ConfigError."""
+    """Import the package of an adapter; raise ConfigError if it is missing or fails to import."""
     if find_spec(module) is None:
         raise ConfigError(f"environment.kind={kind}: its package is not installed; {install}")
     with translate_errors(lambda reason: ConfigError(f"environment.kind={kind}: {reason}")):
@@ -33,7 +33,7 @@ def import_package(kind: EnvironmentKind, module: str, install: str = INSTALL) -
 
 @contextmanager
 def translate_package_errors(name: str) -> Iterator[None]:
-    """Raise a ConfigError that names ``environment.id`` if the package raises any error."""
+    """Turn any error that the package raises into a ConfigError that names ``environment.id``."""
     try:
         yield
     except ConfigError:
@@ -46,9 +46,9 @@ def translate_package_errors(name: str) -> Iterator[None]:
 
 
 class SeparateRandomness:
-    """A wrapper of an environment that uses Python's and NumPy's global random numbers.
+    """A wrapper of an environment that uses Python's and NumPy's global random generators.
 
-    Each episode has its own random state. ``reset`` seeds the state, and every call swaps it in and
+    Each episode has its own random state. ``reset`` seeds the state; every call uses it, and
     restores the caller's state afterwards.
     """
 
@@ -57,17 +57,17 @@ class SeparateRandomness:
         self._state: tuple[Any, Any] | None = None
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> Observation | str:
-        """Seed the global random numbers and begin an episode."""
+        """Begin an episode with a random state from ``seed``."""
 
-        def begin() -> Observation | str:
+        def seed_and_reset() -> Observation | str:
             _seed_random_state(seed)
             return self._inner.reset(seed=seed, row=row)
 
         self._state = None
-        return self._call_with_own_state(begin)
+        return self._call_with_own_state(seed_and_reset)
 
     def step(self, text: str) -> Step:
-        """Answer a turn with the random numbers of this episode."""
+        """Return the inner environment's answer to a turn, with this episode's random state."""
         return self._call_with_own_state(lambda: self._inner.step(text))
 
     def __getattr__(self, name: str) -> Any:
@@ -87,7 +87,7 @@ class SeparateRandomness:
 
 @contextmanager
 def seed_global_random(seed: int) -> Iterator[None]:
-    """Seed the global random numbers within the context, and restore their state after it."""
+    """Seed the global random generators within the context, and restore their state after it."""
     others = _get_random_state()
     _seed_random_state(seed)
     try:
@@ -131,9 +131,9 @@ TAXI_PLACES = ("red", "green", "yellow", "blue", "taxi")
 
 
 class GymnasiumText:
-    """An environment of gymnasium with discrete actions and observations, such as toy text.
+    """An environment of gymnasium with discrete actions and observations, such as "toy text".
 
-    Its actions have names, and its observations are described in words.
+    The policy writes the name of an action, and reads observations described in words.
     """
 
     def __init__(self, id: str, actions: Sequence[str] = (), **options: Any) -> None:
@@ -162,18 +162,18 @@ class GymnasiumText:
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
         """Begin an episode; return the names of the actions and the first observation."""
         observation, _ = self._env.reset(seed=seed % 2**32)
-        self._seen = self._describe(observation)
+        self._seen = self._describe_observation(observation)
         return f"{', '.join(self._actions)}? {self._seen}"
 
     def step(self, text: str) -> Step:
-        """Do the action that the turn names; any other text changes nothing."""
+        """Take the action that the turn names; any other text changes nothing."""
         action = self._actions.get(text.strip())
         if action is None:
             return Step(f"{', '.join(self._actions)}? {self._seen}", info={"malformed": True})
         observation, reward, terminated, truncated, _ = self._env.step(action)
-        self._seen = self._describe(observation)
+        self._seen = self._describe_observation(observation)
         info = {}
-        if self._name in ACTIONS:  # only the goal ends a walk along the cliff, with reward -1
+        if self._name in ACTIONS:  # CliffWalking ends at its goal only, with reward -1
             won = reward > 0 or self._name.startswith("CliffWalking")
             info["success"] = bool(terminated and won)
         return Step(self._seen, float(reward), bool(terminated), bool(truncated), info)
@@ -182,7 +182,7 @@ class GymnasiumText:
         """Return the name of a random action."""
         return rng.choice(list(self._actions))
 
-    def _describe(self, observation: Any) -> str:
+    def _describe_observation(self, observation: Any) -> str:
         numbers = [
             int(x) for x in (observation if isinstance(observation, tuple) else [observation])
         ]
@@ -202,11 +202,11 @@ class GymnasiumText:
 class TextArenaGame:
     """A game of textarena for one player.
 
-    Its messages become observations, without the turns that the policy wrote.
+    The game's messages become observations; its repetitions of the policy's turns are dropped.
     """
 
     def __init__(self, id: str, **options: Any) -> None:
-        """Make the game, or raise ConfigError."""
+        """Make the game; raise ConfigError if one player cannot play it."""
         self._arena = import_package(EnvironmentKind.textarena, "textarena")
         _check_game(id, json.dumps(options, sort_keys=True))
         self._game = _make_game(self._arena, id, options)
@@ -217,7 +217,7 @@ class TextArenaGame:
         return self._read_messages()
 
     def step(self, text: str) -> Step:
-        """Make a move; only the last step of the game has a reward."""
+        """Make the move ``text``; only the last step of the game has a reward."""
         done, _ = self._game.step(text)
         state = self._game.state
         if not done:
@@ -234,14 +234,14 @@ class TextArenaGame:
 
 def _make_game(arena: Any, id: str, options: Mapping[str, Any]) -> Any:
     game = arena.make(id, **options)
-    while isinstance(game, arena.Wrapper):  # wrappers repeat the whole conversation in every turn
+    while isinstance(game, arena.Wrapper):  # wrappers repeat the conversation in each observation
         game = game.env
     return game
 
 
 @lru_cache
 def _check_game(id: str, options: str) -> None:
-    """Raise ConfigError if the game cannot be begun for one player; ``options`` is JSON."""
+    """Raise ConfigError if one player cannot begin the game; ``options`` is JSON text."""
     arena = import_package(EnvironmentKind.textarena, "textarena")
     with translate_package_errors(id):
         game = _make_game(arena, id, json.loads(options))
@@ -258,7 +258,7 @@ class ReasoningQuestion:
     """
 
     def __init__(self, id: str, **options: Any) -> None:
-        """Prepare a generator, or raise ConfigError."""
+        """Raise ConfigError if the generator ``id`` cannot make a question with the options."""
         self._package = import_package(EnvironmentKind.reasoning_gym, "reasoning_gym")
         self._id, self._options = id, options
         with translate_package_errors(id):
@@ -267,17 +267,15 @@ class ReasoningQuestion:
         self.optimum = 1.0 if is_right else None
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
-        """Return the question of this seed."""
+        """Return the question that the generator makes from ``seed``."""
         self._make_question(seed % 2**31)
         return str(self._entry["question"])
 
     def step(self, text: str) -> Step:
-        """Score the answer."""
+        """Return the score of the answer ``text`` as the reward, and end the episode."""
         try:
             score = self._score(text.strip())
-        except (
-            Exception
-        ):  # scorers read answers with int() or json.loads, and let their errors pass
+        except Exception:  # scorers do not catch the errors of int() or json.loads on an answer
             info = {"success": False, "malformed": True}
             return Step("", terminated=True, info=info)
         return Step("", reward=score, terminated=True, info={"success": score >= 1})
@@ -299,7 +297,7 @@ class GemText:
     """An environment of GEM (gem-llm), whose observations and actions are texts already."""
 
     def __init__(self, id: str, **options: Any) -> None:
-        """Make the environment, or raise ConfigError."""
+        """Make the environment; raise ConfigError if GEM cannot."""
         gem = import_package(EnvironmentKind.gem, "gem", INSTALL_GEM)
         with translate_package_errors(id):
             self._env = gem.make(id, **options)
@@ -310,7 +308,7 @@ class GemText:
         return str(observation)
 
     def step(self, text: str) -> Step:
-        """Do the action that the turn has in a box, as the instructions require."""
+        """Take the action in the turn's LaTeX box, the form that GEM's instructions require."""
         observation, reward, terminated, truncated, _ = self._env.step(text)
         success = bool(terminated) and float(reward) >= 1
         return Step(
@@ -318,6 +316,6 @@ class GemText:
         )
 
     def random_turn(self, rng: Random) -> str:
-        """Return a random action, which GEM has for its games."""
+        """Return a random action; only GEM's games can draw one."""
         with seed_global_random(rng.getrandbits(32)):
             return str(self._env.sample_random_action())

@@ -1,4 +1,4 @@
-"""An episode that a model plays, instead of a chat."""
+"""Let a model play an episode of its environment, instead of a chat with a user."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def play(
     """Let the model play an episode; write every turn, each observation, and the return.
 
     Raises:
-        ConfigError: if the run has no environment, or it cannot be made.
+        ConfigError: if the run has no environment, or the environment cannot be made.
     """
     config, total = load_run(run_dir), 0.0
     if not config.environment.is_used:

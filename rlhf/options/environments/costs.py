@@ -10,7 +10,7 @@ class EpisodeCosts(Costs):
     """Costs of episodes: the KV cache of episodes that wait for their environment."""
 
     def adapt_generation(self, config: RunConfig, generation: Generation) -> Generation:
-        """Add a KV cache per row, for a parked episode; few episodes take all their turns."""
+        """Return ``generation`` with two KV caches per row, and with episodes that end early."""
         return generation._replace(caches_per_row=2, ends_early=True)
 
 

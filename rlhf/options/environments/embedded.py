@@ -34,26 +34,26 @@ class Blackjack:
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
         """Deal two cards to the dealer, of which one is shown, and two to the player."""
         self._deck = Random(seed)
-        self._expert = Random(f"expert {seed}")  # its choices do not change the cards
-        self._dealer = [self._draw(), self._draw()]
-        self._player = [self._draw(), self._draw()]
+        self._expert = Random(f"expert {seed}")  # separate, so that the expert draws no cards
+        self._dealer = [self._draw_card(), self._draw_card()]
+        self._player = [self._draw_card(), self._draw_card()]
         return self._describe_hand()
 
     def step(self, text: str) -> Step:
         """Hit or stick; any other text loses the hand.
 
-        If other texts had no effect, a policy could repeat one until the episode is cut, with
-        return 0, which is more than perfect play wins.
+        If other texts had no effect, a policy could repeat such a text until the episode is cut,
+        with return 0, which is more than perfect play wins.
         """
         turn = text.strip().lower()
         if turn == "hit":
-            self._player.append(self._draw())
+            self._player.append(self._draw_card())
             if hand_value(self._player)[0] <= BUST:
                 return Step(self._describe_hand(), info={"success": False})
             return self._end_hand(-1.0)
         if turn == "stick":
             while hand_value(self._dealer)[0] < DEALER_STANDS:
-                self._dealer.append(self._draw())
+                self._dealer.append(self._draw_card())
             player, dealer = hand_value(self._player)[0], hand_value(self._dealer)[0]
             if dealer > BUST:
                 return self._end_hand(1.0)
@@ -70,7 +70,7 @@ class Blackjack:
         """Return hit or stick at random."""
         return rng.choice(TURNS)
 
-    def _draw(self) -> int:
+    def _draw_card(self) -> int:
         return self._deck.choice(CARDS)
 
     def _describe_hand(self) -> str:
@@ -96,7 +96,7 @@ class Calculator:
     "no tool".
     """
 
-    optimum = 1.0  # the value of the expression is the right answer
+    optimum = 1.0  # the reward for the right answer, which ends the episode
 
     def __init__(
         self, tool: bool = True, largest: int = 999, terms: int = 2, operations: str = "+-*"
@@ -121,12 +121,12 @@ class Calculator:
             self._question += rng.choice(self._operations) + str(rng.randint(1, self._largest))
         self._answer = evaluate_arithmetic(self._question)
         self._told: str | None = None  # the tool's last result
-        self._expert = Random(f"expert {seed}")  # its choices do not change the episode
+        self._expert = Random(f"expert {seed}")  # separate: it does not change the question
         self._forgets = self._expert.random() < EXPERT_FORGETS
         return f"{self._question}=?"
 
     def step(self, text: str) -> Step:
-        """Answer a call of the tool; any other text is the answer and ends the episode."""
+        """Call the tool if the turn begins with "calc"; otherwise score it and end the episode."""
         word, _, rest = text.strip().partition(" ")
         if word == CALL:
             return self._call_tool(rest.replace(" ", ""))
@@ -146,7 +146,7 @@ class Calculator:
         return Step(Observation(self._told, role="tool"), info={"success": False})
 
     def demonstration(self) -> str:
-        """Return the expert's turn: call the tool, then repeat its result; or guess a digit."""
+        """Return the expert's turn: a call, then the tool's result; or a random last digit."""
         if self._told is not None:
             return self._told
         if self._tool and not self._forgets:
@@ -159,7 +159,7 @@ class Calculator:
 
 
 def evaluate_arithmetic(expression: str) -> int:
-    """Return the value of an expression that matches ``EXPRESSION``; * binds more than + and -."""
+    """Return the value of an expression that matches ``EXPRESSION``; * comes before + and -."""
     products = re.findall(r"([-+]?)(\d+(?:\*\d+)*)", expression)
     return sum(
         (-1 if sign == "-" else 1) * prod(map(int, factors.split("*")))
@@ -180,19 +180,19 @@ class NumberGuessing:
         if guesses < 1:
             raise ConfigError(f"environment.options.guesses={guesses}: must be 1 or more")
         self._low, self._high, self._guesses = low, high, guesses
-        # Bisection with g guesses finds any of 2^g - 1 numbers: the middle one, or one of a half.
+        # g guesses find any of 2^g - 1 numbers, as each guess halves the numbers that are left.
         self.optimum = min(1.0, (2**guesses - 1) / (high - low + 1))
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
-        """Hide a number; return the bounds."""
+        """Choose the hidden number; return its bounds."""
         self._number = Random(seed).randint(self._low, self._high)
-        self._expert = Random(f"expert {seed}")  # its choices do not change the episode
+        self._expert = Random(f"expert {seed}")  # separate: it does not change the hidden number
         self._known = (self._low, self._high)
         self._left = self._guesses
         return f"guess {self._low} to {self._high}"
 
     def step(self, text: str) -> Step:
-        """Compare a guess with the number; the episode ends when it is right or the last one."""
+        """Compare a guess with the number; the episode ends at a right guess or the last guess."""
         self._left -= 1
         answer = text.strip()  # also strips control characters, which int does not accept
         if not re.fullmatch(rf"-?\d{{1,{LONGEST_GUESS}}}", answer, re.ASCII):

@@ -1,4 +1,4 @@
-"""One process with environments: its calls and their time limit, and replays in a new process."""
+"""A process that runs environments: its calls, their time limit, and replays in a new process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlhf.options.environments.interface import (
 )
 from rlhf.options.environments.keys import EnvironmentConfig, FailureName
 
-SECONDS_TO_SEND = 1.0  # time for the rest of a line whose beginning has arrived
+SECONDS_TO_SEND = 1.0  # time limit for the rest of a line whose beginning has arrived
 
 
 @dataclass
@@ -37,12 +37,12 @@ class _History:
 
 
 class _Call(NamedTuple):
-    """A call of an environment: ``reset`` without a turn, otherwise ``step``."""
+    """A call of an environment: ``reset`` if ``turn`` is None, otherwise ``step``."""
 
     episode: int
     history: _History
     turn: str | Player | None = None
-    repeats: int | None = None  # index of the answer in the history that a replay must repeat
+    repeats: int | None = None  # in a replay: index of the earlier answer that must be repeated
 
 
 class Host:
@@ -61,7 +61,7 @@ class Host:
         self.facts = EnvironmentFacts()
 
     @property
-    def is_due(self) -> bool:
+    def has_open_calls(self) -> bool:
         """Return True if a call has not been answered."""
         return self._running is not None or bool(self._waiting)
 
@@ -70,7 +70,7 @@ class Host:
         self.starts, self._calls, self._is_ready = self.starts + 1, 0, False
         self.process = IsolatedProcess("rlhf.options.environments.process_pool:serve_environments")
         self.until = time.monotonic() + SECONDS_TO_START
-        with suppress(OSError):  # receiving will fail too, and report it
+        with suppress(OSError):  # receiving the answer will fail too, and report the error
             self.process.send(asdict(self._config), self.until)
 
     def finish_start(self) -> None:
@@ -87,22 +87,22 @@ class Host:
         self.facts = EnvironmentFacts(line["optimum"], tuple(map(Player, line["players"])))
         self._is_ready, self.until = True, math.inf
 
-    def begin(self, episode: int, start: EpisodeStart) -> list[Reply]:
-        """Begin an episode; it replaces an earlier episode of the same number."""
-        self._forget(episode)
+    def begin_episode(self, episode: int, start: EpisodeStart) -> list[Reply]:
+        """Begin an episode in place of an earlier one of its number; return failures of calls."""
+        self._forget_episode(episode)
         history = self._histories[episode] = _History(start, self.starts)
         self._waiting.append(_Call(episode, history))
-        return self.advance()
+        return self.send_next_call()
 
     def send_turn(self, episode: int, turn: str | Player) -> list[Reply]:
-        """Send a turn to an episode, or let a player take it; return failures of calls."""
+        """Send a turn to an episode, or let a player choose the turn; return failures of calls."""
         history = self._histories.get(episode)
         if history is None:
             raise KeyError(f"episode {episode} has not begun, or has ended")
         self._waiting.append(_Call(episode, history, turn))
-        return self.advance()
+        return self.send_next_call()
 
-    def advance(self) -> list[Reply]:
+    def send_next_call(self) -> list[Reply]:
         """Send the next call if the process is free; return failures of calls."""
         while self._waiting and self._running is None:
             if self.process is None:
@@ -133,8 +133,8 @@ class Host:
                 self.close()
         return []
 
-    def receive(self) -> list[Reply]:
-        """Read what the process has sent; return the reply if it is complete."""
+    def receive_replies(self) -> list[Reply]:
+        """Read the process's answer; return the reply, if any, and failures of the next call."""
         assert self.process is not None
         try:
             if not self._is_ready:
@@ -149,17 +149,17 @@ class Host:
         except (OSError, ValueError, TypeError, KeyError):  # the line is not a reply
             return self._end_process(FailureName.died)
         self._running, self.until = None, math.inf
-        return [*self._accept_reply(call, reply), *self.advance()]
+        return [*self._accept_reply(call, reply), *self.send_next_call()]
 
     def end_if_expired(self) -> list[Reply]:
         """End the process if its deadline has passed; return the failure of its call."""
         return self._end_process(FailureName.timeout) if time.monotonic() >= self.until else []
 
     def close(self) -> None:
-        """End the process; the next process gets the waiting calls."""
+        """End the process; keep the waiting calls for the next process."""
         if self.process is not None:
             self.process.close()
-        # Replays begin again from the start in the next process.
+        # Drop calls that replay: in the next process, replays begin again from the start.
         self._waiting = deque(call for call in self._waiting if call.repeats is None)
         self.process, self.until, self._is_ready = None, math.inf, False
 
@@ -168,10 +168,10 @@ class Host:
         if "error" in self.process.receive(time.monotonic() + SECONDS_TO_SEND):
             return self._end_process(FailureName.died)
         self._is_ready, self.until = True, math.inf
-        return self.advance()
+        return self.send_next_call()
 
     def _accept_reply(self, call: _Call, reply: Reply) -> list[Reply]:
-        """Return the reply, unless the call was a replay or its episode has been replaced."""
+        """Return [reply], or [] if the call was a replay or its episode has been replaced."""
         if self._histories.get(call.episode) is not call.history:
             return []
         if call.repeats is not None and reply.failure is None:
@@ -180,14 +180,14 @@ class Host:
             problem = "it answered differently when it was replayed after another episode's failure"
             reply = build_failure_reply(call.episode, FailureName.invalid, problem)
         if reply.has_ended:
-            self._forget(call.episode)
+            self._forget_episode(call.episode)
         else:
             call.history.answers.append(reply.step)
             call.history.turns += [] if call.turn is None else [call.turn]
         return [reply]
 
     def _end_process(self, failure: FailureName) -> list[Reply]:
-        """End the process; return the failures of its call, or of all calls if it did not start."""
+        """End the process; return the failure of its call, or of all calls if it did not start."""
         seconds = self._config.step_seconds
         problem = f"it took more than {seconds:g} s" if failure is FailureName.timeout else ""
         calls = [] if self._running is None else [self._running]
@@ -200,15 +200,15 @@ class Host:
         for call in calls:
             reply = build_failure_reply(call.episode, failure, problem or "its process ended")
             replies += self._accept_reply(call, reply)
-        return [*replies, *self.advance()]
+        return [*replies, *self.send_next_call()]
 
-    def _forget(self, episode: int) -> None:
+    def _forget_episode(self, episode: int) -> None:
         self._histories.pop(episode, None)
         self._waiting = deque(call for call in self._waiting if call.episode != episode)
 
 
 def _list_replays(call: _Call) -> list[_Call]:
-    """Return the calls that replay an episode up to its state before ``call``."""
+    """Return the calls that bring an episode to its state before ``call`` in a new process."""
     turns = [None, *call.history.turns]
     return [_Call(call.episode, call.history, turn, i) for i, turn in enumerate(turns)]
 
@@ -221,7 +221,7 @@ def _build_message(call: _Call) -> dict[str, Any]:
 
 
 def _parse_reply(line: Mapping[str, Any], episode: int) -> Reply:
-    """Return the reply in a line of the process; raise ValueError if it is for another episode."""
+    """Return the reply in a line of JSON; raise ValueError if the line is for another episode."""
     (text, role), *others = line["step"]
     failure = None if line["failure"] is None else FailureName(line["failure"])
     if line["episode"] != episode:

@@ -1,7 +1,8 @@
 """The other side of episodes: environments that answer the turns of the policy.
 
 Environments read texts, and the policy reads tokens: a turn is decoded once, for the environment,
-and an observation is encoded once, for the policy. No text is encoded again.
+and an observation is encoded once, for the policy. The text of a turn is never encoded, as that
+could give other tokens than the policy sampled.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Episodes:
     """One batch of episodes with environments; an ``EpisodeCounterpart``.
 
     Raises:
-        RolloutError: if an environment begins differently from its prompt; from
+        RolloutError: if the first observation of an episode is not its prompt; in
             ``continuations``, if faults of environments end more than max_failures episodes.
     """
 
@@ -79,7 +80,7 @@ class Episodes:
             pool.reset(index, seed=seed, row=row)
         for _ in self._episodes:
             self._due = self._due or pool.replies(wait=True)
-            self._check_beginning(self._due.pop())
+            self._check_first_observation(self._due.pop())
 
     def submit_turn(self, request: Request) -> None:
         """Decode the turn that has just ended, and send it to the environment."""
@@ -94,7 +95,7 @@ class Episodes:
             self._pool.step(index, text)
 
     def continuations(self, *, wait: bool) -> list[Continuation]:
-        """Return continuations of episodes: the ids of the next observation, or the end."""
+        """Return new continuations: the ids of an episode's next observation, or its end."""
         replies, self._due = self._due or self._pool.replies(wait=wait), []
         answers = [(reply.episode, self._add_reply(reply)) for reply in replies]
         open_ones = [(index, answer) for index, answer in answers if answer is not None]
@@ -111,8 +112,8 @@ class Episodes:
         """Return the outcome of each episode."""
         return self._episodes
 
-    def _check_beginning(self, reply: Reply) -> None:
-        """Check that an environment begins with its prompt, or record that it failed."""
+    def _check_first_observation(self, reply: Reply) -> None:
+        """Check that an episode begins with its prompt, or store the reply if ``reset`` failed."""
         if reply.failure is not None:
             self._failed[reply.episode] = reply
             return
@@ -147,10 +148,10 @@ class Episodes:
         return observation
 
     def _continue_episode(self, index: int, added: list[int]) -> Continuation:
-        """Return an observation's ids, or the end of the episode if they do not fit."""
+        """Return a continuation with the ids ``added``, or the episode's end if they do not fit."""
         episode = self._episodes[index]
         if episode.is_cut:
-            added = [self._encoder.end_id, *added]  # the turn has no end token of its own
+            added = [self._encoder.end_id, *added]  # the policy did not write the turn's end token
         begin = episode.tokens + len(added)
         if begin >= self._limits.episode:
             episode.failures.append(FailureName.too_long)
@@ -170,7 +171,7 @@ class Episodes:
         return price
 
     def _count_fault(self, reply: Reply) -> None:
-        """Count a fault of an environment, and end the run if there are too many."""
+        """Count a fault of an environment; raise RolloutError if there are too many."""
         self._faults[str(reply.failure)] += 1
         if self._faults.total() > self._config.max_failures:
             counts = ", ".join(f"{count} {name}" for name, count in self._faults.items())

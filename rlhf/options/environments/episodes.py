@@ -29,7 +29,7 @@ from rlhf.rollout.scheduler import Request
 
 @dataclass(kw_only=True)
 class Outcome:
-    """The rewards, messages and end of an episode, or of its part so far."""
+    """The rewards, messages and failures of an episode so far, and whether and how it ended."""
 
     rewards: list[float] = field(default_factory=list)  # one per turn
     messages: list[Utterance] = field(default_factory=list)
@@ -40,10 +40,10 @@ class Outcome:
 
 
 class EpisodeCounterpart(Counterpart, Protocol):
-    """The other side of one batch of episodes."""
+    """The other side of one batch of episodes, which also keeps their outcomes."""
 
     def outcomes(self) -> Sequence[Outcome]:
-        """Return the outcome of each episode, after all have ended."""
+        """Return the outcome of each episode; all episodes must have ended."""
 
 
 class EpisodeLimits(NamedTuple):
@@ -57,8 +57,8 @@ class EpisodeRollout:
     """A ``RolloutBackend`` whose responses are episodes.
 
     The fast backend decodes other rows while a row waits for its observation, and keeps the row's
-    KV cache. Every other backend gets, for each turn, the conversation so far as a prompt. A vLLM
-    server has most of this prompt in its prefix cache.
+    KV cache. Every other backend gets, for each turn, the conversation so far as a prompt, and
+    prefills all of it again.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class EpisodeRollout:
     def _sample_turn_by_turn(
         self, actor: Engine, prompts: PromptBatch, counterpart: EpisodeCounterpart
     ) -> tuple[list[Request], bool]:
-        """Return the episodes, and whether the backend measures log-probabilities.
+        """Return the episodes, and True if the backend returns log-probabilities.
 
         Turn k of all episodes is sampled in one batch. A rank whose episodes have all ended samples
-        its first prompt again while other ranks still sample, because a pass of a sharded model
+        a turn that it discards while other ranks still sample, because a pass of a sharded model
         needs all ranks.
         """
         limit, measures = min(self._limits), True
@@ -106,14 +106,14 @@ class EpisodeRollout:
             measures = responses.logprobs_BT is not None
             if not active:
                 continue
-            for episode, turn in zip(active, _split_rows(responses), strict=True):
+            for episode, turn in zip(active, _list_sampled(responses), strict=True):
                 _add_turn(episode, turn)
                 counterpart.submit_turn(episode)
             active = _add_observations(active, counterpart)
         return episodes, measures
 
     def _build_turn_prompts(self, prompts: PromptBatch, episodes: Sequence[Request]) -> PromptBatch:
-        """Return the ``episodes`` so far as prompts, with the random draws of their next turn."""
+        """Return the ``episodes`` so far as prompts, with the random draws for their next turns."""
         said = [[*episode.prompt, *episode.ids] for episode in episodes]
         padded = pad_rows(said, pad_id=self._pad_id, on_left=True)
         ids_BP, attend_BP = (copy_to_device(each, prompts.ids_BP.device) for each in padded)
@@ -123,7 +123,7 @@ class EpisodeRollout:
         return PromptBatch(ids_BP, attend_BP, torch.stack(draws), texts, step=prompts.step)
 
 
-def _split_rows(responses: Responses) -> list[Sampled]:
+def _list_sampled(responses: Responses) -> list[Sampled]:
     logprobs_BT = responses.logprobs_BT
     if logprobs_BT is None:
         logprobs_BT = torch.zeros(responses.ids_BT.shape)
@@ -135,7 +135,7 @@ def _split_rows(responses: Responses) -> list[Sampled]:
 
 
 def _add_turn(episode: Request, turn: Sampled) -> None:
-    """Add a turn to an episode, cut at its limit."""
+    """Add a turn to an episode; drop the turn's tokens beyond ``episode.limit``."""
     room = episode.limit - len(episode.ids)
     episode.ids += turn.ids[:room]
     episode.logprobs += turn.logprobs[:room]
@@ -144,7 +144,7 @@ def _add_turn(episode: Request, turn: Sampled) -> None:
 
 
 def _add_observations(active: Sequence[Request], counterpart: Counterpart) -> list[Request]:
-    """Add observations to the ``active`` episodes; return the episodes that have not ended."""
+    """Wait for the observations of the ``active`` episodes; return the episodes that continue."""
     by_index = {episode.index: episode for episode in active}
     due, going_on = len(active), []
     while due:

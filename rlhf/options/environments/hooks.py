@@ -31,15 +31,15 @@ class EpisodeHook(PpoHook):
     """A hook that adds rewards and advantages of turns, and measures of episodes."""
 
     def target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return the steps with rewards of turns, and the estimator of ppo.gae_unit."""
+        """Return ``steps`` with rewards of turns, and with GAE whose time step is ppo.gae_unit."""
         penalise, estimate = steps["penalise"], steps["estimate"]
 
-        def add_turn_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+        def penalise_then_add(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
             return _add_turn_rewards(maker, penalise(maker, targets, rollout), rollout)
 
         if self.config.ppo.advantage_estimator is AdvantageEstimator.gae:
-            estimate = _estimate
-        own = {"combine": _combine, "penalise": add_turn_rewards, "estimate": estimate}
+            estimate = _estimate_by_gae
+        own = {"combine": _sum_other_parts, "penalise": penalise_then_add, "estimate": estimate}
         return {**steps, **own}
 
     def after_scoring(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:  # noqa: ARG002
@@ -48,8 +48,8 @@ class EpisodeHook(PpoHook):
         return rollout._replace(measures=measures)
 
 
-def _combine(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Step: sum the parts of the score, without the environment's, which belongs to turns."""
+def _sum_other_parts(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+    """Sum the parts of the score, except the environment's, whose rewards belong to turns."""
     scores_BK = scaled_part_scores(maker, rollout)
     for number, part in enumerate(maker.parts.values()):
         if part.kind is RewardKind.environment:
@@ -58,7 +58,7 @@ def _combine(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
 
 
 def _add_turn_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Add the environment's rewards of turns, clipped like scores."""
+    """Add the environment's rewards of turns to the targets, clipped like scores."""
     clip = maker.config.clip_reward_value
     weights = [p.weight for p in maker.parts.values() if p.kind is RewardKind.environment]
     of_turns_BT = sum(weights) * _require_turns(rollout).rewards_BT
@@ -70,8 +70,8 @@ def _add_turn_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) ->
     )
 
 
-def _estimate(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Step: estimate advantages by GAE; the critic's value replaces the rest of a cut episode.
+def _estimate_by_gae(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+    """Estimate advantages by GAE, which bootstraps cut episodes from the critic's last value.
 
     With ppo.gae_unit=turn a time step is a turn.
     """

@@ -1,7 +1,7 @@
-"""The interface of environments: text in, text out, in gymnasium's form; and checks of it.
+"""The interface of environments, gymnasium's with texts, and checks of what environments return.
 
-An environment is any class with ``reset`` and ``step``. It knows no tokenizer, model or rank. An
-episode is one conversation: ``reset``, then a ``step`` for every turn of the policy.
+An environment is any class with ``reset`` and ``step``. It has no access to tokenizer, model or
+rank. An episode is one conversation: ``reset``, then a ``step`` for every turn of the policy.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rlhf.options.environments.keys import FailureName
 
 
 class Observation(NamedTuple):
-    """A text of the environment, which the policy reads before its next turn."""
+    """A text from the environment, which the policy reads before its next turn."""
 
     text: str
     role: str = "user"  # the speaker's role in the chat template: user or tool
 
 
-def as_observation(given: Observation | str) -> Observation:
+def make_observation(given: Observation | str) -> Observation:
     """Return ``given`` as an observation; a plain text gets the role user."""
     return given if isinstance(given, Observation) else Observation(given)
 
@@ -33,41 +33,41 @@ def as_observation(given: Observation | str) -> Observation:
 class Step(NamedTuple):
     """An environment's answer to a turn of the policy."""
 
-    observation: Observation | str  # not read after the end of the episode
+    observation: Observation | str  # ignored if this step ends the episode
     reward: float = 0.0
-    terminated: bool = False  # the task has ended: nothing more can be won
-    truncated: bool = False  # the episode is cut: more could have been won
+    terminated: bool = False  # the task has ended, so no further reward was possible
+    truncated: bool = False  # the episode is cut before the end of its task
     info: Mapping[str, Any] = {}
-    """``success`` (bool) counts in evaluations; ``malformed`` (bool) marks a turn that the
-    environment could not read, such as a tool call that is no JSON."""
+    """``success`` (bool) is averaged over episodes; ``malformed`` (bool) marks a turn that the
+    environment could not read, such as a tool call that is not JSON."""
 
 
 class Environment(Protocol):
-    """A task in turns, one episode at a time.
+    """A task that the policy performs in turns, one episode at a time.
 
-    Episodes with equal seeds, rows and turns must be equal.
+    Two episodes with equal seed, row and turns must have equal observations and rewards.
     """
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> Observation | str:
-        """Begin an episode; ``row`` holds the columns of the data's row, {} without data."""
+        """Begin an episode; ``row`` holds the columns of a row of the data, or is {}."""
 
     def step(self, text: str) -> Step:
-        """Answer a turn of the policy."""
+        """Return the environment's answer to ``text``, a turn of the policy."""
 
     # Optional attributes: ``optimum: float``, the largest expected return; ``demonstration()``, the
-    # next turn of an expert, which SFT learns from; ``random_turn(rng)``, a random valid turn, with
-    # whose return evaluations are compared.
+    # next turn of an expert, which SFT learns from; ``random_turn(rng)``, a random valid turn:
+    # evaluations report the mean return of random turns too.
 
 
 class EpisodeStart(NamedTuple):
-    """The arguments with which an episode begins: its seed, and the columns of the data's row."""
+    """The arguments of ``reset``: the seed of the episode, and the columns of its row of data."""
 
     seed: int
     row: Mapping[str, Any] = {}
 
 
 class Player(StrEnum):
-    """Players of an environment, which take turns instead of the policy."""
+    """Players that an environment may have, which choose turns instead of the policy."""
 
     expert = "expert"
     random = "random"
@@ -81,48 +81,48 @@ class EnvironmentFacts(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A pool's answer for one episode: an observation, a step, or a failure."""
+    """A pool's answer to one call of an episode: an observation, a step, or a failure."""
 
     episode: int
-    step: Step  # after reset, only its observation has a meaning
+    step: Step  # in a reply to ``reset``, only the observation is set
     failure: FailureName | None = None
-    problem: str = ""  # the failure in one line, for messages
-    turn: str = ""  # the turn that a player took
+    problem: str = ""  # description of the failure in one line
+    turn: str = ""  # the text of the turn, if a player chose it
 
     @property
     def has_ended(self) -> bool:
-        """Return True if the episode takes no turn after this reply."""
+        """Return True if the episode ends with this reply."""
         return self.failure is not None or self.step.terminated or self.step.truncated
 
     @property
     def observation(self) -> Observation:
         """Return the observation of the step."""
-        return as_observation(self.step.observation)
+        return make_observation(self.step.observation)
 
 
 class EnvironmentPool(Protocol):
-    """The environments of many episodes; ``replies`` returns the answers of earlier calls."""
+    """A pool that plays many episodes; ``replies`` returns the replies to earlier calls."""
 
     facts: EnvironmentFacts
 
     def reset(self, episode: int, *, seed: int, row: Mapping[str, Any]) -> None:
-        """Begin the episode with this number, in place of an earlier one, without waiting."""
+        """Begin an episode without waiting; it replaces an earlier episode of the same number."""
 
     def step(self, episode: int, turn: str | Player) -> None:
-        """Send the policy's turn to an episode, or let a player of the environment take the turn.
+        """Send the policy's turn to an episode, or let a player of the environment choose the turn.
 
         Raises:
             KeyError: if the episode has not begun, or has ended.
         """
 
     def replies(self, *, wait: bool) -> list[Reply]:
-        """Return replies since the last call; with ``wait`` at least one, [] if none is due."""
+        """Return new replies; with ``wait``, at least one, unless all calls have been answered."""
 
     def close(self) -> None:
         """End all episodes, and the processes of the pool."""
 
 
-LONGEST_TEXT = 10**6  # maximum number of characters of an observation, and of an info as JSON
+LONGEST_TEXT = 10**6  # maximum number of characters of an observation, and of ``info`` as JSON
 ROLES = ("user", "tool")
 FIELDS = len(Step._fields)
 
@@ -131,8 +131,8 @@ class InvalidAnswerError(Exception):
     """An answer of an environment that is not valid; the message gives the reason in one line."""
 
 
-def build_reply(episode: int, call: Callable[[], Step]) -> Reply:
-    """Call an environment; return its step, or its failure, as a reply."""
+def call_environment(episode: int, call: Callable[[], Step]) -> Reply:
+    """Return the step that ``call`` returns as a reply, or the failure if ``call`` raises."""
     try:
         return Reply(episode, call())
     except InvalidAnswerError as error:
@@ -148,7 +148,7 @@ def build_failure_reply(episode: int, failure: FailureName, problem: str) -> Rep
 
 def parse_observation(answer: Any) -> Observation:
     """Return ``answer`` as an observation, or raise InvalidAnswerError."""
-    found = as_observation(answer)
+    found = make_observation(answer)
     if not isinstance(found.text, str):
         kind = type(found.text).__name__
         raise InvalidAnswerError(f"the observation is a {kind}: must be a str or an Observation")
@@ -170,7 +170,7 @@ def parse_observation(answer: Any) -> Observation:
 def parse_step(answer: Any) -> Step:
     """Return the answer of ``step`` as a Step, or raise InvalidAnswerError.
 
-    A tuple as in gymnasium is accepted too.
+    A plain tuple of the fields of a Step, in order, is accepted too, as gymnasium returns it.
     """
     if not isinstance(answer, tuple) or isinstance(answer, Observation):
         raise InvalidAnswerError(f"step returned a {type(answer).__name__}: must be a Step")
@@ -196,7 +196,7 @@ def parse_step(answer: Any) -> Step:
 
 
 def _parse_info(info: Any) -> dict[str, Any]:
-    """Return a checked ``info``, converted as by sending it to another process as JSON."""
+    """Check ``info``; return it after a round trip through JSON, as if another process sent it."""
     if not isinstance(info, Mapping):
         raise InvalidAnswerError(f"info is a {type(info).__name__}: must be a dict")
     found = dict(info)
@@ -237,7 +237,7 @@ class PlayedEpisode(NamedTuple):
     problem: str
 
     @property
-    def total(self) -> float:
+    def total_reward(self) -> float:
         """Return the sum of the rewards."""
         return sum(turn.reward for turn in self.turns)
 
@@ -245,7 +245,7 @@ class PlayedEpisode(NamedTuple):
 def play_episodes(
     pool: EnvironmentPool, starts: Sequence[EpisodeStart], *, player: Player | None, max_turns: int
 ) -> list[PlayedEpisode]:
-    """Play an episode from each of ``starts``; without a ``player``, only begin the episodes."""
+    """Play one episode for each of ``starts``; if ``player`` is None, only begin the episodes."""
     episodes: list[PlayedEpisode] = []
     for begin in range(0, len(starts), TOGETHER):
         some = starts[begin : begin + TOGETHER]

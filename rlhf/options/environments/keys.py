@@ -38,7 +38,7 @@ class EnvironmentKind(StrEnum):
 
 
 class FailureName(StrEnum):
-    """Failures of an episode: first faults of the environment, then faults of the policy."""
+    """Failures of an episode: first four faults of the environment, then three of the policy."""
 
     timeout = "timeout"  # a step took longer than environment.step_seconds
     exception = "exception"  # the environment raised an error
@@ -46,7 +46,7 @@ class FailureName(StrEnum):
     invalid = "invalid"  # the environment returned no step, or a reward that is no number
     malformed = "malformed"  # the policy's turn could not be read; the episode continues
     cut_turn = "cut_turn"  # the policy's turn reached its token limit; the episode continues
-    too_long = "too_long"  # the next observation does not fit; the episode is cut
+    too_long = "too_long"  # the next observation exceeds environment.max_tokens: the episode is cut
 
 
 MEASURES = MeasureNames(
@@ -123,7 +123,7 @@ class EnvironmentConfig:
         return self.kind is not EnvironmentKind.none
 
     @property
-    def turns(self) -> int:
+    def turn_limit(self) -> int:
         """Return the maximum number of turns of a response: 1 without an environment."""
         return self.max_turns if self.is_used else 1
 

@@ -9,30 +9,30 @@ from rlhf.rollout.scheduler import Request
 
 
 class Continuation(NamedTuple):
-    """The continuation of an episode after a turn: an observation, or the end of the episode."""
+    """What follows a turn of an episode: an observation, or the end of the episode."""
 
     row: int  # index of the episode in the batch
     observation: list[int] | None  # None: the episode is over
-    limit: int = 0  # number of ids of the request at which the next turn is cut
-    first_draw: int = 0  # column of the random draws at which the next turn begins
+    limit: int = 0  # number of token ids after the prompt at which the next turn is cut
+    first_draw: int = 0  # column of the table of random draws for the next turn's first token
 
 
 class Counterpart(Protocol):
     """The other side of episodes, which answers the turns of the policy."""
 
     def submit_turn(self, request: Request) -> None:
-        """Receive the turn that ``request`` has just finished; do not wait for the answer."""
+        """Accept the turn that ``request`` has just finished, without waiting for an answer."""
 
     def continuations(self, *, wait: bool) -> list[Continuation]:
-        """Return continuations since the last call; with ``wait`` at least one, if one is due."""
+        """Return new continuations; with ``wait``, at least one, if a turn is unanswered."""
 
 
 class ParkedRows:
     """Rows with requests that wait for an observation; implements ``PausedRows``.
 
-    If the rows of a pass change one another's rounding, replies are taken only when no row is
-    active and all replies have arrived. Then the rows of each pass, and so the numbers, do not
-    depend on how long an environment takes.
+    If the rows of a pass change one another's rounding, paused rows continue only when no row is
+    active and all replies have arrived. Otherwise the rows of each pass, and with them the results,
+    would depend on how long an environment takes.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ParkedRows:
         self._decoder = decoder
         self._free = list(places)
         self._held: dict[int, tuple[int, Request]] = {}  # request index -> decoder row, request
-        self._continued: list[tuple[Request, list[int]]] = []  # with the observation's tokens
+        self._continued: list[tuple[Request, list[int]]] = []  # each with tokens to add to its row
 
     def __len__(self) -> int:
         return len(self._held)
@@ -56,7 +56,7 @@ class ParkedRows:
         self._held[request.index] = place, request
 
     def fetch_observations(self, *, is_idle: bool) -> None:
-        """Take continuations that have arrived; wait for them if the decoder ``is_idle``."""
+        """Take continuations that have arrived; wait for them if no row decodes (``is_idle``)."""
         takes_some = self._decoder.rows_are_exact
         while (is_idle or takes_some) and len(self._held) > len(self._continued):
             wait = is_idle and not (takes_some and self._continued)

@@ -1,4 +1,4 @@
-"""The pools of environments of a rank: in its own process, or in processes that may fail.
+"""The pools of a rank's environments: in the rank's process, or in processes that may fail.
 
 A process and its host exchange lines of JSON. The host sends the configuration, and the process
 answers with the environment's facts or an error. For each call, the host sends ``{"episode": e,
@@ -34,7 +34,7 @@ from rlhf.options.environments.interface import (
     Player,
     Reply,
     Step,
-    build_reply,
+    call_environment,
     parse_observation,
     parse_step,
 )
@@ -42,7 +42,7 @@ from rlhf.options.environments.keys import EnvironmentConfig, EnvironmentKind, F
 from rlhf.options.environments.rules import check_environment_keys
 from rlhf.options.environments.tools import ToolEnvironment, has_tools
 
-# The environment's method that returns a turn of each player.
+# The name of the environment's method that chooses a turn for each player.
 TURNS = {Player.expert: "demonstration", Player.random: "random_turn"}
 LONGEST_WAIT = 1000.0  # seconds; poll takes milliseconds, which must fit into a C int
 
@@ -55,7 +55,7 @@ def read_facts(environment: Environment) -> EnvironmentFacts:
 
 
 class EpisodeEnvironments:
-    """The environments of this process's episodes; one is dropped when its episode ends."""
+    """The environments of this process's episodes; each is dropped when its episode ends."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._make = make
@@ -64,29 +64,29 @@ class EpisodeEnvironments:
     def reset(self, episode: int, start: EpisodeStart) -> Reply:
         """Make a new environment, and begin the episode in it."""
 
-        def call() -> Step:
+        def make_and_reset() -> Step:
             environment = self._make()
             self._environments[episode] = environment, Random(f"random {start.seed}")
             return Step(parse_observation(environment.reset(seed=start.seed, row=start.row)))
 
-        return self._drop_if_ended(build_reply(episode, call))
+        return self._drop_if_ended(call_environment(episode, make_and_reset))
 
     def step(self, episode: int, turn: str | Player) -> Reply:
-        """Send a turn to an episode, or let a player take it; KeyError if the episode has ended."""
+        """Send a turn, or let a player choose the turn; raise KeyError if the episode has ended."""
         environment, rng = self._environments[episode]
         text = ""
 
         def take_step() -> Step:
             nonlocal text
-            text = self._take_turn(turn, environment, rng)
+            text = self._choose_turn(turn, environment, rng)
             return parse_step(environment.step(text))
 
-        reply = build_reply(episode, take_step)
+        reply = call_environment(episode, take_step)
         if isinstance(turn, Player):
             reply = reply._replace(turn=text)
         return self._drop_if_ended(reply)
 
-    def _take_turn(self, turn: str | Player, environment: Any, rng: Random) -> str:
+    def _choose_turn(self, turn: str | Player, environment: Any, rng: Random) -> str:
         match turn:
             case Player.expert:
                 return str(environment.demonstration())
@@ -102,10 +102,10 @@ class EpisodeEnvironments:
 
 
 class LocalPool:
-    """A pool whose environments run in this process; nothing limits their time."""
+    """A pool whose environments run in this process, without a time limit for their calls."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
-        self.facts = read_facts(make())  # a wrong configuration is refused here
+        self.facts = read_facts(make())  # ``make`` raises here if the configuration is wrong
         self._episodes = EpisodeEnvironments(make)
         self._replies: list[Reply] = []
 
@@ -114,11 +114,11 @@ class LocalPool:
         self._replies.append(self._episodes.reset(episode, EpisodeStart(seed, row)))
 
     def step(self, episode: int, turn: str | Player) -> None:
-        """Give a turn of the policy to an episode, or let a player take it."""
+        """Send a turn of the policy to an episode, or let a player choose the turn."""
         self._replies.append(self._episodes.step(episode, turn))
 
-    def replies(self, *, wait: bool) -> list[Reply]:  # noqa: ARG002 - all have been answered
-        """Return the replies to all calls since the last call of this method."""
+    def replies(self, *, wait: bool) -> list[Reply]:  # noqa: ARG002 - calls are answered at once
+        """Return the replies to all calls since ``replies`` was last called."""
         found, self._replies = self._replies, []
         return found
 
@@ -128,10 +128,10 @@ class LocalPool:
 
 
 class ProcessPool:
-    """A pool of ``config.processes`` processes; episode e runs in process e modulo their number.
+    """A pool of ``config.processes`` processes; episode e runs in process e % config.processes.
 
-    If a call takes more than ``config.step_seconds``, its process and its episode are ended. Other
-    episodes of this process are replayed in a new process before their next turn.
+    If a call takes more than ``config.step_seconds``, the process and the call's episode are ended.
+    Other episodes of this process are replayed in a new process before their next turn.
     """
 
     def __init__(self, config: EnvironmentConfig) -> None:
@@ -150,14 +150,14 @@ class ProcessPool:
 
     def reset(self, episode: int, *, seed: int, row: Mapping[str, Any]) -> None:
         """Begin the episode with this number; drop an earlier episode of the same number."""
-        self._failures += self._host(episode).begin(episode, EpisodeStart(seed, row))
+        self._failures += self._host(episode).begin_episode(episode, EpisodeStart(seed, row))
 
     def step(self, episode: int, turn: str | Player) -> None:
-        """Give a turn of the policy to an episode, or let a player take it."""
+        """Send a turn of the policy to an episode, or let a player choose the turn."""
         self._failures += self._host(episode).send_turn(episode, turn)
 
     def replies(self, *, wait: bool) -> list[Reply]:
-        """Return replies since the last call; with ``wait`` at least one, [] if none is due."""
+        """Return new replies; with ``wait``, at least one, unless all calls have been answered."""
         found, self._failures = self._failures, []
         while True:
             running: dict[Any, Host] = {
@@ -166,12 +166,12 @@ class ProcessPool:
             until = min(host.until for host in self._hosts)
             seconds = min(max(until - time.monotonic(), 0.0), LONGEST_WAIT)
             seconds = seconds if wait and not found else 0.0
-            is_due = any(host.is_due for host in self._hosts)
-            for readable in wait_for_any([*running], seconds if is_due else 0.0):
-                found += running[readable].receive()
+            is_open = any(host.has_open_calls for host in self._hosts)
+            for readable in wait_for_any([*running], seconds if is_open else 0.0):
+                found += running[readable].receive_replies()
             for host in self._hosts:
                 found += host.end_if_expired()
-            if found or not wait or not any(host.is_due for host in self._hosts):
+            if found or not wait or not any(host.has_open_calls for host in self._hosts):
                 return found
 
     def close(self) -> None:
@@ -184,14 +184,14 @@ class ProcessPool:
 
 
 def build_pool(config: EnvironmentConfig) -> LocalPool | ProcessPool:
-    """Return a pool of environments for one rank; its processes have started."""
+    """Return the pool of environments of one rank, whose processes have started."""
     if config.processes > 0:
         return ProcessPool(config)
     return LocalPool(environment_factory(config))
 
 
 def serve_environments(descriptor: int) -> None:
-    """Answer the calls that arrive on the socket, until its other end is closed."""
+    """Run the calls that arrive on the socket, and send replies, until its other end is closed."""
     serve_lines(descriptor, _answer_messages)
 
 
@@ -239,7 +239,7 @@ ADAPTERS: dict[EnvironmentKind, Callable[..., Environment]] = {
 
 
 def environment_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
-    """Return a function that makes environments; a user's code is imported here, only once."""
+    """Return a function that makes environments; import a user's code here, and only once."""
     kind = config.kind
     if not config.is_used:
         raise ConfigError(f"environment.kind={kind}: there is no environment to make")
@@ -273,9 +273,9 @@ def _build_user_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
 def _make_environment(
     key: str, made: Callable[..., Any], config: EnvironmentConfig, **more: Any
 ) -> Any:
-    """Call a class with ``environment.options``, after a check that it takes them.
+    """Call ``made`` with ``environment.options``; raise ConfigError if it does not accept them.
 
-    Numbers that its constructor draws are the same for every episode.
+    Its constructor draws the same random numbers for every episode.
     """
     try:
         inspect.signature(made).bind(**more, **config.options)

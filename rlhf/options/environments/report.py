@@ -1,4 +1,4 @@
-"""Rows of the summary for results of episodes."""
+"""Rows for results of episodes in the summary of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes as responses: their environments, their measures, and their texts in samples."""
+"""Responses that are episodes: the environments that answer, measures, and texts for samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUCCESS = f"{GROUP}success"
 
 
 class EnvironmentPartner:
-    """A ``Partner`` that answers the policy with the environments of one process."""
+    """A ``Partner`` that answers the policy's turns by a pool of environments."""
 
     def __init__(self, config: RunConfig, pool: EnvironmentPool) -> None:
         self._config = config
@@ -39,11 +39,11 @@ class EnvironmentPartner:
     def wrap_backend(
         self, backend: RolloutBackend, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
     ) -> RolloutBackend:
-        """Return a backend whose responses are episodes."""
+        """Return a backend that samples by ``backend``; its responses are episodes."""
         config = self._config
         limits = EpisodeLimits(config.rollout.max_response_tokens, config.environment.max_tokens)
         encoder = Encoder(tokenizer, config.data.template)
-        # This raises if the template cannot render an observation.
+        # Raise now, before any rollout, if the template cannot render an observation.
         encoder.encode_observations([("user", "")])
         begin = partial(Episodes, config.environment, self._pool, tokenizer, encoder, limits)
         pad_id = tokenizer.pad_token_id
@@ -58,7 +58,7 @@ class EnvironmentPartner:
             starts = [EpisodeStart(r.seed, r.columns or {}) for r in records if r.seed is not None]
             most = self._config.environment.max_turns
             played = play_episodes(self._pool, starts, player=Player.random, max_turns=most)
-            found["random_return"] = sum(episode.total for episode in played) / len(played)
+            found["random_return"] = sum(each.total_reward for each in played) / len(played)
         return found
 
     def close(self) -> None:
@@ -67,19 +67,19 @@ class EnvironmentPartner:
 
 
 def open_partner(config: RunConfig) -> EnvironmentPartner:
-    """Return the partner for this process, whose environments have started."""
+    """Return the partner of this rank; the processes of its environments have started."""
     return EnvironmentPartner(config, build_pool(config.environment))
 
 
 def score(responses: Responses) -> Tensor:
-    """Return the sum (B,) of the rewards of each episode's turns."""
+    """Return the sum (B,) of each episode's rewards."""
     turns = turns_of(responses)
     assert turns is not None, "kind=environment without episodes"
     return turns.rewards_BT.sum(dim=1)
 
 
 def measure(responses: Responses) -> dict[str, Tensor]:
-    """Return measures (B,) of episodes; {} of single responses.
+    """Return measures (B,) of episodes; {} for responses that are not episodes.
 
     ``episode/failures/NAME`` is the number of failures NAME in each episode.
     """
@@ -102,9 +102,9 @@ def measure(responses: Responses) -> dict[str, Tensor]:
 
 
 def describe_rows(rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
-    """Return prompt, turns and observations of each row.
+    """Return the prompt, turns and observations of each row.
 
-    A prompt begins with its seed, since episodes may have equal first observations.
+    The text of a prompt begins with the episode's seed, since first observations may be equal.
     """
     prompts, turns = rollout.prompts, turns_of(rollout.responses)
     if turns is None or prompts.seeds is None:
@@ -121,7 +121,7 @@ def join_messages(messages: Sequence[Utterance]) -> str:
 
 
 def results(by_prompt: Mapping[str, list[float]], when: str) -> dict[str, Any]:
-    """Return the entries of result.json for episodes with these values; {} without episodes."""
+    """Return means and failures of episodes as entries of result.json; {} without episodes."""
     values = {n.removeprefix(GROUP): v for n, v in by_prompt.items() if n.startswith(GROUP)}
     if not values:
         return {}

@@ -1,4 +1,4 @@
-"""Rules for the group ``environment``, and for keys that episodes exclude."""
+"""Rules for the group ``environment``, and for keys of other groups that episodes exclude."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OF_CODE = (EnvironmentKind.tools, EnvironmentKind.custom)
 def check_first(config: RunConfig) -> None:
     """Check the keys of the environment, and the keys of other groups that episodes restrict."""
     if not config.environment.is_used:
-        _refuse_keys_of_episodes(config)
+        _refuse_episode_keys(config)
         return
     check_environment_keys(config.environment)
     rollout, ppo, source = config.rollout, config.ppo, config.data.source
@@ -56,8 +56,8 @@ def check_first(config: RunConfig) -> None:
         )
 
 
-def _refuse_keys_of_episodes(config: RunConfig) -> None:
-    """Check that no key for data, rewards or time steps needs an environment."""
+def _refuse_episode_keys(config: RunConfig) -> None:
+    """Check that no key of data, rewards or ppo needs an environment, since there is none."""
     broken = {
         "ppo.gae_unit=turn with environment.kind=none: a single response is one turn; use token": (
             config.ppo.gae_unit is GaeUnit.turn
@@ -73,7 +73,7 @@ def _refuse_keys_of_episodes(config: RunConfig) -> None:
 
 
 def check_environment_keys(environment: EnvironmentConfig) -> None:
-    """Check that all keys are set that the environment's kind needs, and none that it ignores."""
+    """Check that keys which the environment's kind needs are set, and keys it ignores are not."""
     kind = environment.kind
     needed = {"id": kind in OF_PACKAGES, "target": kind in OF_CODE}
     for name, is_needed in needed.items():

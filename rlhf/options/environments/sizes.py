@@ -1,4 +1,4 @@
-"""Lengths of episodes, which replace those of single responses."""
+"""Maximum lengths of episodes, which replace the maximum length of a single response."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def tokens_after_prompt(config: RunConfig) -> tuple[str, int]:
-    """Return the key and the value of the maximum number of tokens, observations included."""
+    """Return the key that limits an episode's turns and observations, and its value in tokens."""
     return "environment.max_tokens", config.environment.max_tokens
 
 
 def max_policy_tokens(config: RunConfig) -> int:
     """Return the maximum number of tokens that the policy can write in an episode."""
-    return config.environment.turns * config.rollout.max_response_tokens
+    return config.environment.turn_limit * config.rollout.max_response_tokens

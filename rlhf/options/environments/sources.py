@@ -1,4 +1,4 @@
-"""Make the records of a run from episodes: SFT's have an expert's turns, PPO's have no turns."""
+"""Make the records of a run from episodes: with an expert's turns for SFT, without for PPO."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rlhf.options.environments.interface import (
 from rlhf.options.environments.keys import EnvironmentConfig
 from rlhf.options.environments.process_pool import build_pool
 
-MANY = 2**31  # seeds are smaller than this, as some packages take signed 32-bit seeds
+MANY = 2**31  # all seeds are smaller, because some packages take signed 32-bit seeds
 
 
 def load_parts(config: RunConfig) -> dict[Phase, PhaseData]:
-    """Return the episodes of the run's phases, divided by data.split.
+    """Return the records of each phase, one per episode, divided by data.split.
 
     Each episode has its own seed, which depends on the run's seed.
 
     Raises:
-        ConfigError: if the environment has no expert whose turns SFT could learn.
-        DataError: if an episode fails, or a phase gets too few of them.
+        ConfigError: if the run has an SFT phase, and the environment has no expert.
+        DataError: if an episode fails, or a phase gets too few episodes.
     """
     data, environment, order = config.data, config.environment, config.phase.order
     seeds = Random(f"episodes {config.seed}").sample(range(MANY), data.size)

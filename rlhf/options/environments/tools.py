@@ -2,7 +2,7 @@
 
 ``reset(self, **row) -> str | None`` begins an episode with the columns of a row, every other public
 method is a tool, and ``get_reward(self) -> float`` is optional. The policy calls a tool with
-``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, the form of Hermes and Qwen.
+``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as models of Hermes and Qwen do.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 class ToolCallError(Exception):
-    """A tool call of the policy that is not valid; the policy gets its message to read."""
+    """A tool call of the policy that is not valid; the policy reads the error's message."""
 
 
 class ToolEnvironment:
-    """An environment around an object whose public methods are tools.
+    """An environment made from an object whose public methods are tools.
 
     The first observation begins with the tools' JSON schemas, so that the chat template need not
     support tools.
@@ -56,8 +56,8 @@ class ToolEnvironment:
         self._passes_seed = "seed" in inspect.signature(inner.reset).parameters
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:
-        """Begin an episode; return the tools, the row's prompt, and the text of ``reset``."""
-        # A class in TRL's form takes no seed; a class whose ``reset`` has this argument gets it.
+        """Begin an episode; return the tools, the row's prompt, and the object's first text."""
+        # In TRL's form ``reset`` takes no seed; pass the seed to a ``reset`` that has the argument.
         columns = {"seed": seed, **row} if self._passes_seed else row
         text = str(row.get("prompt") or "") + str(self._inner.reset(**columns) or "")
         if not text:
@@ -76,7 +76,7 @@ class ToolEnvironment:
             for method, arguments in calls:
                 try:
                     answers.append(str(method(**arguments)))
-                except Exception as error:  # as in TRL, the policy reads the error of a tool
+                except Exception as error:  # as in TRL, the policy reads a tool's error
                     info["tool_error"] = True
                     answers.append(f"{type(error).__name__}: {error}")
         except ToolCallError as error:
@@ -84,7 +84,7 @@ class ToolEnvironment:
         return Step(Observation("\n".join(answers), role="tool"), info=info)
 
     def _read_call(self, content: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """Return the method that a call names, and its arguments, or raise ToolCallError."""
+        """Return the method and the arguments of a call in JSON, or raise ToolCallError."""
         try:
             call = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -132,7 +132,7 @@ def _build_schema(inner: Any, method: Callable[..., Any]) -> dict[str, Any]:
 
     try:
         schema: dict[str, Any] = get_json_schema(method)
-    except Exception as error:  # the library raises a plain Exception for a docstring
+    except Exception as error:  # transformers raises a plain Exception for a wrong docstring
         raise ConfigError(
             f"target: {type(inner).__name__}.{method.__name__} is no tool ({error}); give it a "
             "docstring that describes each argument below 'Args:', and type hints; or a name that "
@@ -150,5 +150,5 @@ def _find_calls(text: str) -> list[str]:
 
 def _has_type(value: Any, wanted: str) -> bool:
     if wanted != "boolean" and isinstance(value, bool):
-        return False  # Python's bool is an int
+        return False  # a bool is an int in Python, but not in JSON
     return isinstance(value, PYTHON_TYPES.get(wanted, object))

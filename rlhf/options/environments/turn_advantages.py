@@ -24,10 +24,10 @@ def turn_gae(
     """Compute advantages with one time step per turn, https://arxiv.org/abs/2512.17008.
 
     A turn's reward is the sum of its tokens' rewards, and its value is the value before its first
-    token. All tokens of a turn get its advantage and return, as with AReaL's ``gae_timestep_unit:
-    turn`` (areal/trainer/ppo/gae.py). The KL penalty ``costs_BT`` of a token is subtracted from the
-    advantage of this token only, so gamma and lam carry none of it to other tokens. ``turn_BT`` is
-    -1 at tokens that are not kept.
+    token. All tokens of a turn get the turn's advantage and return, as with AReaL's
+    ``gae_timestep_unit: turn`` (areal/trainer/ppo/gae.py). The KL penalty ``costs_BT`` of a token
+    is subtracted from the advantage of this token only, so gamma and lam carry none of it to other
+    tokens. ``turn_BT`` is -1 at tokens that the policy did not write.
     """
     keep_BT = turn_BT >= 0
     num_turns, end = int(turn_BT.max()) + 1, turn_BT.shape[1]

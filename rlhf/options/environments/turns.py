@@ -24,20 +24,20 @@ class Utterance(NamedTuple):
 class Turns(NamedTuple):
     """The additional data of responses that are episodes, stored as their ``extras``."""
 
-    attend_BT: Tensor  # True at all tokens of the sequence, those of observations included
-    turn_BT: Tensor  # the turn, from 0, of a token that the policy wrote; -1 elsewhere
-    rewards_BT: Tensor  # the environment's reward of a turn, at its last token; 0 elsewhere
-    truncated_B: Tensor  # True: the episode was cut, and the critic's value replaces the rest
+    attend_BT: Tensor  # True at all tokens of turns and observations, False at padding
+    turn_BT: Tensor  # index of the turn, from 0, at tokens that the policy wrote; -1 elsewhere
+    rewards_BT: Tensor  # the environment's reward for a turn, at the turn's last token; 0 elsewhere
+    truncated_B: Tensor  # True: the episode was cut, so GAE bootstraps from the critic's value
     success_B: Tensor  # 1 or 0 as the environment reports; 0 if it reports nothing
     messages: list[list[Utterance]]
-    failures: list[list[str]]  # names of FailureName, one for each failure of an episode
+    failures: list[list[str]]  # members of FailureName, one for each failure of an episode
 
 
 def turns_of(responses: Responses) -> Turns | None:
-    """Return the turns of ``responses``; None if they are no episodes."""
+    """Return the turns of ``responses``, or None if the responses are not episodes."""
     found: dict[str, Any] = dict(responses.extras)
     if "turn_BT" not in found:
         return None
-    # Responses read from a file have lists instead of ``Utterance`` tuples.
+    # Responses that were read from a file have lists instead of ``Utterance`` tuples.
     found["messages"] = [[Utterance(*each) for each in said] for said in found["messages"]]
     return Turns(**found)
