@@ -1,4 +1,4 @@
-"""AdamW on split fp32 weights, in one pass over a parameter's weights, moments and gradient."""
+"""AdamW on fp32 weights stored as two halves, in one pass over weights, moments and gradient."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AdamwKernel:
         gradients: Sequence[Tensor | None],
         numbers: Sequence[AdamwScalars],
     ) -> None:
-        """Update ``states`` in place by an AdamW step; skip a state without a (bf16) gradient."""
+        """Update ``states`` in place by an AdamW step; skip a state whose bf16 gradient is None."""
         for split, gradient, scalars in zip(states, gradients, numbers, strict=True):
             if gradient is None:
                 continue

@@ -1,4 +1,4 @@
-/* Attention of new tokens over a KV cache, and what queries and keys need before it. */
+/* Attention of new tokens over a KV cache; before it, norms and rotations of queries and keys. */
 
 /* The queries, keys or values of all tokens: `heads` vectors per token within a buffer. */
 typedef struct { int64_t buffer, first, token, head, heads; } Heads;
@@ -11,7 +11,7 @@ typedef struct {
     Heads heads;
     const Norm *norm;        /* of each head, or null */
     const float *cos, *sin;  /* (positions, turned), or null */
-    int64_t turned;          /* how many of a head's first numbers the rotary embedding turns */
+    int64_t turned;          /* count of a head's first numbers that are rotated */
 } Turn;
 
 /* Normalise each head, then rotate it by its position: x * cos + (x with halves swapped) * sin. */
@@ -43,12 +43,12 @@ typedef struct {
     int64_t mixed;           /* buffer: (tokens, heads, size) */
 } Attention;
 
-/* Return where the KV cache's row of a token begins, for one key/value head. */
+/* Return the index in the KV cache of the first number of a token's row, for one key/value head. */
 static inline int64_t row_of(const Attention *a, const Pass *pass, int64_t token, int64_t kv) {
     return (pass->rows[token] * a->key.heads + kv) * a->capacity * a->size;
 }
 
-/* Store the keys and values of all tokens, before any token attends: a prompt's share a row. */
+/* Store all keys and values before any token attends, since a prompt's tokens share a row. */
 static void remember(const Attention *a, const Pass *pass) {
 #pragma omp for collapse(2) schedule(static) nowait
     for (int64_t token = 0; token < pass->tokens; token++)
@@ -80,7 +80,7 @@ ALWAYS_INLINE void dot(const number *query, const number *const *keys, int64_t s
 
 /* Compute attention of one query head over the token's row, up to the token.
  *
- * While keys are read, values are prefetched; while values are read, the keys of the next head.
+ * Values are prefetched while keys are read, and the next head's keys while values are read.
  */
 ALWAYS_INLINE void attend_head(const Attention *a, const Pass *pass, int64_t token, int64_t head,
                                const int64_t size) {
@@ -119,7 +119,7 @@ ALWAYS_INLINE void attend_head(const Attention *a, const Pass *pass, int64_t tok
 /* Compute causal attention: each token attends to its own row, up to its position. */
 static void attend(const Attention *a, const Pass *pass) {
     const int64_t all_heads = pass->tokens * a->query.heads;
-    const int64_t share = all_heads / (8 * omp_get_num_threads()) + 1; /* positions differ */
+    const int64_t share = all_heads / (8 * omp_get_num_threads()) + 1; /* small: rows differ */
 #pragma omp for schedule(dynamic, share) nowait
     for (int64_t i = 0; i < all_heads; i++) {
         const int64_t token = i / a->query.heads, head = i % a->query.heads;

@@ -27,18 +27,18 @@ def can_compile(parts: DecoderModules, dtype: torch.dtype) -> bool:
     return (
         parts.tokens.weight.device.type == "cpu"
         and load_decode_library(dtype) is not None
-        and all(layer.in_features % 2 == 0 for layer in layers)  # bf16 is multiplied in pairs
+        and all(layer.in_features % 2 == 0 for layer in layers)  # bf16 inputs are read in pairs
     )
 
 
 class CompiledDecoder:
     """A ``PackingDecoder`` for models of the known families on a CPU.
 
-    A forward pass has one list of tokens without padding, and each token's row and position. A
+    A forward pass gets one list of tokens without padding, with each token's row and position. A
     table has the place of each row in the KV cache, so that moving a row copies nothing.
     """
 
-    rows_are_exact = True  # the order of sums of a token does not depend on the pass's other tokens
+    rows_are_exact = True  # a token's sums have the same order whatever else is in the pass
     extends_together = True
 
     def __init__(
@@ -64,7 +64,7 @@ class CompiledDecoder:
         self._vocabulary = len(parts.head.weight)
 
     def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
-        """Prefill texts into the rows from ``first_row`` on; return logits (N, V)."""
+        """Prefill texts into rows from ``first_row`` on; return the last tokens' logits (N, V)."""
         state_TH = self._run_blocks(*_list_text_tokens(texts, first_row))
         return self._run_output_layers(state_TH[_last_token_indices(texts.lengths)])
 
@@ -86,11 +86,11 @@ class CompiledDecoder:
         self._kv_cache[:, :, target, :, :columns] = self._kv_cache[:, :, source, :, :columns]
 
     def move_row(self, source: int, target: int, *, columns: int) -> None:  # noqa: ARG002
-        """Move a row by exchanging its place in the KV cache with that of row ``target``."""
+        """Move row ``source`` to ``target`` by exchanging the places of both in the KV cache."""
         self._places_R[[source, target]] = self._places_R[[target, source]]
 
     def _run_blocks(self, ids_T: Tensor, rows_T: Tensor, positions_T: Tensor) -> Tensor:
-        """Return the hidden state (T, H) after all blocks."""
+        """Run embedding and blocks on T tokens; return the hidden state (T, H)."""
         state_TH = self._embed(ids_T, positions_T)
         places_T = self._places_R[rows_T]
         self._blocks.program.run({_Blocks.STATE: state_TH}, places_T, positions_T)
@@ -105,7 +105,7 @@ class CompiledDecoder:
 
 
 class _Blocks:
-    """A builder of the blocks' program, which updates the residual stream, buffer ``STATE``."""
+    """A builder of the program of all blocks, which updates the residual stream, buffer 0."""
 
     STATE = 0
 
@@ -138,7 +138,7 @@ class _Blocks:
             self._add_norm(block.mlp_norm, x=state, y=state)
             return
         self._add_norm(block.attention_norm, x=state, y=normed)
-        if order is BlockOrder.parallel:  # before attention changes the residual stream
+        if order is BlockOrder.parallel:  # the MLP reads the residual stream before attention
             self._add_norm(block.mlp_norm, x=state, y=self._normed_too)
             self._add_attention(block, kv_cache_2RKLD, x=normed)
             self._add_mlp(block, x=self._normed_too)
@@ -160,7 +160,7 @@ class _Blocks:
             if norm is not None or self._rotary is not None:
                 self.program.add_rotary(each, norm, self._rotary)
         self.program.add_attention(heads, kv_cache_2RKLD, mixed=self._mixed)
-        self._add_to_state(block.output, x=self._mixed)
+        self._add_linear_to_state(block.output, x=self._mixed)
 
     def _add_mlp(self, block: BlockModules, *, x: int) -> None:
         """Add to the program: state += mlp(x)."""
@@ -171,19 +171,19 @@ class _Blocks:
             gate = self._builder.join_linear_layers(block.gate)
             self.program.add_linear(gate, x=x, y=self._gate, activation=self._activation)
             self.program.add_linear(up, x=x, y=self._inner, combine=Combine.times, other=self._gate)
-        self._add_to_state(block.down, x=self._inner)
+        self._add_linear_to_state(block.down, x=self._inner)
 
-    def _add_to_state(self, module: Any, *, x: int) -> None:
+    def _add_linear_to_state(self, module: Any, *, x: int) -> None:
         layer = self._builder.join_linear_layers(module)
         self.program.add_linear(layer, x=x, y=self.STATE, combine=Combine.plus, other=self.STATE)
 
     def _locate_heads(self, *, interleaved: bool) -> tuple[HeadsAt, HeadsAt, HeadsAt]:
-        """Return where queries, keys and values are in the joined projection."""
+        """Return where queries, keys and values are in the output of the joined linear layer."""
         parts, size = self._parts, self._parts.head_dim
         counts = (parts.num_heads, parts.num_kv_heads, parts.num_kv_heads)
         width = sum(counts) * size
         starts = (0, counts[0] * size, (counts[0] + counts[1]) * size)
-        if interleaved:  # q, k and v of the first head, then of the next
+        if interleaved:  # q, k and v of the first head, then q, k and v of the second, ...
             starts = (0, size, 2 * size)
         head = 3 * size if interleaved else size
         query, key, value = (
@@ -194,7 +194,7 @@ class _Blocks:
 
 
 def _add_output_layers(program: DecodeProgram, parts: DecoderModules, builder: LayerBuilder) -> int:
-    """Add the layers after the last block to the program; return the logits buffer's number."""
+    """Add the layers after the last block to the program; return the index of its logits buffer."""
     x = program.add_buffer(len(parts.blocks[0].output.weight))
     for module in parts.final:
         if hasattr(module, "in_features"):
@@ -211,7 +211,7 @@ def _add_output_layers(program: DecodeProgram, parts: DecoderModules, builder: L
 
 
 def _list_newest_tokens(ids_B: Tensor, positions: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids, rows and positions of the newest tokens of the first B rows."""
+    """Return ids, rows and positions of one token for each of the first B rows."""
     return ids_B, torch.arange(len(ids_B)), torch.tensor(positions)
 
 

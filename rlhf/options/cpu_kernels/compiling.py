@@ -45,14 +45,13 @@ def compile_kernel(name: str, *, half: bool = True) -> ctypes.CDLL | None:
     """Return the functions of ``name``.c, or None if this machine cannot run or compile them.
 
     They work on bf16 numbers, or on fp32 numbers if ``half`` is False, unless a function has an
-    argument for the type. They share torch's OpenMP threads, because torch's libgomp is already
-    loaded.
+    argument for the type. They share OpenMP threads with torch, whose libgomp is already loaded.
     """
     return load_kernel(name, usable_isa(), half=half).library
 
 
 def describe_kernels(*, half: bool) -> str:
-    """Return one line: the kernels that a bf16 (``half``) or fp32 run uses, and why not the rest.
+    """Return one line: the kernels of a bf16 (``half``) or fp32 run, and why others are missing.
 
     Kernels that are not in the cache are compiled first.
     """
@@ -84,7 +83,7 @@ def load_kernel(name: str, isa: Isa, *, half: bool = True) -> Kernel:
         return Kernel(None, "needs an x86 CPU")
     try:
         library = _load_library(Path(__file__).with_name(f"{name}.c"), isa, half)
-    except _Failure as failure:  # gcc may be older than the CPU, and not know its instructions
+    except _Failure as failure:  # gcc may be older than the CPU, and lack its instructions
         return _next_lower_kernel(name, isa, half, str(failure))
     enable = getattr(library, f"{name}_enable", None)
     if enable is not None and not enable():
@@ -93,7 +92,7 @@ def load_kernel(name: str, isa: Isa, *, half: bool = True) -> Kernel:
 
 
 def _next_lower_kernel(name: str, isa: Isa, half: bool, reason: str) -> Kernel:
-    """Return the kernel for the level below ``isa``; its reason says why ``isa`` failed.
+    """Return the kernel for the level below ``isa``, with the ``reason`` why ``isa`` failed.
 
     The kernel has no library if ``isa`` is the lowest level of the kernel ``name``.
     """
@@ -116,13 +115,13 @@ def _load_library(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
     try:
         make_own_folder(library.parent)
         if not library.exists():
-            with replace_atomically(library, shared=True) as made:  # other ranks may compile it too
+            with replace_atomically(library, shared=True) as made:  # another rank may do the same
                 _compile_library(source, made, options)
                 keep_others_from_writing(made)
         require_trusted(library)
         return ctypes.CDLL(str(library))
     except OSError as error:
-        unusable = f"{library.parent} cannot hold compiled code ({_text_of_error(error)})"
+        unusable = f"{library.parent} cannot hold compiled code ({_error_text(error)})"
     try:
         with TemporaryDirectory(prefix="rlhf-") as folder:  # a loaded library outlives its file
             made = Path(folder) / library.name
@@ -130,24 +129,23 @@ def _load_library(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
             return ctypes.CDLL(str(made))
     except OSError as error:
         raise _Failure(
-            f"{unusable}, and neither can the temporary folder ({_text_of_error(error)}); set "
+            f"{unusable}, and neither can the temporary folder ({_error_text(error)}); set "
             "RLHF_CACHE to a folder that can be written and is not mounted noexec"
         ) from error
 
 
-def _text_of_error(error: OSError) -> str:
-    """Return the error's text without the file name with which the dynamic linker begins it."""
+def _error_text(error: OSError) -> str:
+    """Return the text of an error; drop the path that begins the dynamic linker's texts."""
     return error.strerror or str(error).rpartition(": ")[2]
 
 
 def _isa_options(isa: Isa) -> list[str]:
     """Return the gcc options that select this CPU's instructions, up to the level ``isa``."""
-    is_capped = isa < min(read_cpu().isa, Isa.avx512_bf16)  # gcc emits no AMX by itself
+    is_capped = isa < min(read_cpu().isa, Isa.avx512_bf16)  # gcc emits AMX only for intrinsics
     return ["-march=x86-64-v3" if is_capped else "-march=native"]
 
 
 def _compile_library(source: Path, made: Path, options: list[str]) -> None:
-    """Compile ``source`` into the library ``made``."""
     command = [_find_gcc(), *options, str(source), "-lm", "-o", str(made)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode or not made.exists():
@@ -158,7 +156,7 @@ def _compile_library(source: Path, made: Path, options: list[str]) -> None:
 def _find_gcc() -> str:
     """Return the path of gcc, which may be named gcc or cc.
 
-    clang is not used: its OpenMP threads would compete with torch's threads for the same cores.
+    clang is refused: its OpenMP threads would compete with torch's threads for the same cores.
     """
     found = [path for name in ("gcc", "cc") if (path := shutil.which(name)) is not None]
     for path in found:

@@ -1,7 +1,7 @@
 """Layers that are faster on a CPU: attention by matrix products, and linear layers by oneDNN.
 
-The backward pass of attention by matrix products is much faster than that of fused attention.
-oneDNN multiplies fp32 matrices on CPUs where MKL, which torch calls, is slower.
+The backward pass of attention by matrix products is much faster than the backward pass of torch's
+fused attention. On some CPUs oneDNN multiplies fp32 matrices faster than MKL, which torch calls.
 
 Shapes: B = sequences, N = query heads, S = tokens, D = head size, M = B * N; ... = any leading
 dimensions, T = all leading dimensions as one, I = inputs, O = outputs.
@@ -21,15 +21,15 @@ from rlhf.options.cpu_kernels.logprobs import softmax_, softmax_gradient_
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MATMUL = "matmul"  # name under which this attention is registered in transformers
-LONGEST = 512  # tokens of a sequence; in longer ones the S x S scores cost more than torch's kernel
+MATMUL = "matmul"  # name under which ``matmul_attention`` is registered in transformers
+LONGEST = 512  # tokens; for longer sequences torch's SDPA is faster than S x S scores
 # Attention weights ("shares") are stored for the backward pass if tokens <= KEPT_TOKENS * head
 # size, because they then take no more memory than q, k and v. Otherwise they are recomputed.
 KEPT_TOKENS = 3
 
 
 def use_matmul_attention(model: PreTrainedModel) -> None:
-    """Make ``model`` use ``matmul_attention``, which calls torch's SDPA if SDPA is faster.
+    """Make ``model`` use ``matmul_attention``, which calls torch's SDPA where SDPA is faster.
 
     A model that does not use transformers' attention interface keeps its own attention.
     """
@@ -42,8 +42,8 @@ def use_matmul_attention(model: PreTrainedModel) -> None:
         model.set_attn_implementation(MATMUL)
 
 
-def attention_at_build(name: str | None) -> str | None:
-    """Return the attention to build a model with: ``name``; None for MATMUL, which is set later."""
+def initial_attention(name: str | None) -> str | None:
+    """Return ``name``, or None for MATMUL, which ``use_matmul_attention`` sets after the build."""
     return None if name == MATMUL else name
 
 
@@ -57,8 +57,9 @@ def matmul_attention(
 ) -> tuple[Tensor, None]:
     """Compute attention for transformers' attention interface; return (B, S, N, D).
 
-    Uses matrix products for causal attention on a CPU over whole sequences of up to ``LONGEST``
-    tokens without dropout, otherwise SDPA. query (B, N, S, D); key and value may have fewer heads.
+    Matrix products compute causal attention on a CPU over whole sequences of up to ``LONGEST``
+    tokens without dropout, SDPA everything else. query is (B, N, S, D); key and value may have
+    fewer heads.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -166,7 +167,7 @@ class OnednnLinear(nn.Linear):
 
 
 def use_onednn_products(model: PreTrainedModel) -> None:
-    """If MKL is slow here, make all linear layers but the output layer use oneDNN."""
+    """Make all linear layers but the output layer use oneDNN, if MKL is slow on this CPU."""
     if not has_slow_mkl():
         return
     output = model.get_output_embeddings()
@@ -176,7 +177,7 @@ def use_onednn_products(model: PreTrainedModel) -> None:
 
 
 def multiply(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return x W^T + b by the faster library; autograd does not record a product by oneDNN."""
+    """Return x W^T + b by MKL or oneDNN; autograd does not record a product by oneDNN."""
     if not _is_faster_with_onednn(x, weight_OI):
         return functional.linear(x, weight_OI, bias_O)
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
@@ -213,7 +214,7 @@ class _LinearByOnednn(torch.autograd.Function):
 
 
 def _compute_weight_gradient(gradient_TO: Tensor, x_TI: Tensor) -> Tensor:
-    """Return the gradient of a weight (O, I); with AVX2 only, MKL is as fast as oneDNN here."""
+    """Return the gradient of a weight (O, I); oneDNN beats MKL here only on CPUs above AVX2."""
     if onednn_isa() > Isa.avx2:
         return multiply(gradient_TO.T.contiguous(), x_TI.T.contiguous())
     return gradient_TO.T @ x_TI

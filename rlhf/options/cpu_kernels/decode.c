@@ -2,7 +2,7 @@
  *
  * Compiled at first use by compiling.py; decode.py documents the steps and their arguments. One
  * call runs a whole program in one parallel region; threads wait for each other after every step.
- * Sums are fp32; what is stored in between is rounded to `number`.
+ * Sums are fp32; buffers and the KV cache hold numbers that are rounded to `number`.
  */
 #include <omp.h>
 
@@ -11,7 +11,7 @@
 #include "vectors.h"
 #include "products.h"
 
-/* What differs between two runs of a program. A buffer holds (tokens, width of the buffer). */
+/* The arguments of one run of a program. A buffer holds (tokens, width of the buffer). */
 typedef struct {
     number *const *buffers;
     int64_t tokens;

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from rlhf.options.cpu_kernels.compiling import compile_kernel
 
-LANES = 16  # largest count of numbers that a vector load may read past the end of a table
+LANES = 16  # numbers of the widest vector: as many may be read past the end of a table
 
 
 class CompiledActivation(IntEnum):
@@ -162,10 +162,10 @@ class DecodeProgram:
         combine: Combine = Combine.alone,
         other: int = 0,
     ) -> None:
-        """Add a step y = combine(activation(x W^T + b), other); copy the weight in read order.
+        """Add a step y = combine(activation(x W^T + b), other).
 
-        ``x``, ``y`` and ``other`` are indices of buffers; ``other`` may be ``y``. bf16 requires an
-        even number of inputs.
+        ``x``, ``y`` and ``other`` are indices of buffers; ``other`` may be ``y``. The weight is
+        copied into the order in which the step reads it. bf16 requires an even number of inputs.
         """
         outputs, inputs = layer.weight_OI.shape
         sizes = (_Size(outputs), _Size(inputs))
@@ -189,10 +189,10 @@ class DecodeProgram:
     def add_rotary(
         self, heads: HeadsAt, norm: Norm | None, rotary: tuple[Tensor, Tensor] | None
     ) -> None:
-        """Add a step that norms each head, then applies rotary embeddings; each is optional.
+        """Add a step that applies ``norm`` to each head, then ``rotary``; either may be None.
 
         ``rotary`` holds the tables cos and sin (positions, turned), computed in fp32; the first
-        half of each row of sin is negated. Numbers of a head from ``turned`` on are not rotated.
+        half of each row of sin is negated. Only the first ``turned`` numbers of a head are rotated.
         """
         own = None if norm is None else self._keep_alive(self._build_norm_struct(norm, 0, 0))
         step = _Turn(heads=_Heads(*heads), norm=None if own is None else ctypes.addressof(own))
@@ -205,11 +205,11 @@ class DecodeProgram:
     def add_attention(
         self, heads: tuple[HeadsAt, HeadsAt, HeadsAt], kv_cache_2RKLD: Tensor, *, mixed: int
     ) -> None:
-        """Add steps for causal attention over a layer's KV cache; they write to ``mixed``.
+        """Add steps that write causal attention over a layer's KV cache to the buffer ``mixed``.
 
         ``heads`` are queries, keys and values. The first step stores the keys and values of all
         tokens in the KV cache. In the second step, each token attends to the tokens of its row up
-        to its own position. ``mixed`` is the index of a buffer.
+        to its own position.
         """
         capacity, size = kv_cache_2RKLD.shape[3:]
         step = _Attention(
@@ -221,7 +221,7 @@ class DecodeProgram:
         self._add_step(_Kind.attend, step)
 
     def run(self, given: dict[int, Tensor], rows_T: Tensor, positions_T: Tensor) -> None:
-        """Run all steps on T tokens; each has its own row and position in the KV cache.
+        """Run all steps on T tokens, each with its row of the KV cache and its position.
 
         ``given`` maps the index of a buffer to the caller's contiguous tensor (T, width).
         """

@@ -5,7 +5,7 @@ enum { ALONE, PLUS, TIMES };
 
 typedef struct Linear {
     const number *packed, *bias;
-    const struct Linear *next; /* of the program, or null */
+    const struct Linear *next; /* the program's next linear layer, or null */
     int64_t x, y, other;       /* buffers */
     int64_t inputs, outputs, activation, combine;
 } Linear;
@@ -37,16 +37,16 @@ static void finish(const Linear *l, const Pass *pass, const float *sums, int64_t
     }
 }
 
-/* Return the shape of the products with a weight of so many inputs. */
+/* Return the shape of the products with a weight that has `inputs` inputs. */
 static inline Shape shape_for(int64_t inputs) {
-    (void)inputs; /* which AMX alone looks at */
+    (void)inputs; /* read with AMX only */
 #if HALF && ISA >= AMX
     if (inputs % DEPTH == 0) return TILES;
 #endif
     return VECTORS;
 }
 
-/* Return how many numbers the packed weight (outputs, inputs) has. */
+/* Return the count of numbers in the packed weight (outputs, inputs), padding included. */
 int64_t decode_packed_size(int64_t outputs, int64_t inputs) {
     const int64_t width = shape_for(inputs).outputs;
     return (outputs + width - 1) / width * width * inputs;
@@ -85,7 +85,7 @@ static const uint8_t *next_weights(const Linear *l, Chunks own, int64_t chunk) {
 /* Multiply rows (rows, inputs) by a chunk of weights; write sums (rows, outputs).
  *
  * All rows, in groups of equal size, are multiplied by one slab after the other. Each group
- * prefetches its share of the next slab; `after` follows the last one.
+ * prefetches its share of the next slab; `after` is the slab after the last one.
  */
 static void multiply(Shape shape, const number *x, int64_t rows, int64_t inputs,
                      const uint8_t *slab, const uint8_t *after, float *sums) {
@@ -115,7 +115,7 @@ static void multiply(Shape shape, const number *x, int64_t rows, int64_t inputs,
 
 /* Compute y = combine(activation(x W^T + bias), other). Each thread reads its own chunks. */
 static void linear(const Linear *l, const Pass *pass) {
-    enum { BLOCK = 64 }; /* rows whose sums stay in the first cache */
+    enum { BLOCK = 64 }; /* rows whose sums stay in the L1 cache */
     const Shape shape = shape_for(l->inputs);
     const Chunks own = own_chunks(l);
     float sums[BLOCK * shape.outputs] __attribute__((aligned(64)));

@@ -17,9 +17,9 @@ static float largest_of(const number *logits, int64_t size) {
 
 /* Compute the log-sum-exp and the entropy of each row of a block of the logits times `scale`.
  *
- * An id is counted from the block's first logit; if it is in the block, its logit goes to `picked`.
- * A logit of minus infinity adds 0 to both sums: x log x is 0 at 0. `larger` returns its second
- * argument if either is NaN, so the clamp to `least` keeps NaN.
+ * An id is counted from the block's first logit; if it is in the block, its logit is written to
+ * `picked`. A logit of minus infinity adds 0 to both sums: x log x is 0 at 0. `larger` returns its
+ * second argument if either is NaN, so the clamp to `least` keeps NaN.
  */
 void logprobs_read(const number *logits, const int64_t *ids, int64_t rows, int64_t size, float scale,
                    float *log_sums, float *entropies, float *picked) {
@@ -36,7 +36,7 @@ void logprobs_read(const number *logits, const int64_t *ids, int64_t rows, int64
             weighted = p * x + weighted;
         }
         const float sum = sum_of(total), mean = sum_of(weighted) / sum;
-        const float log_of_sum = isnan(mean) ? mean : logf(sum); /* exp_of hides NaN */
+        const float log_of_sum = isnan(mean) ? mean : logf(sum); /* exp_of(NaN) is a number */
         log_sums[row] = largest + log_of_sum;
         entropies[row] = log_of_sum - mean;
         if (ids[row] >= 0 && ids[row] < size) picked[row] = number_at(own + ids[row]) * scale;
@@ -45,7 +45,8 @@ void logprobs_read(const number *logits, const int64_t *ids, int64_t rows, int64
 
 /* Overwrite a block of logits with d sum(slopes * logprobs) / d logits.
  *
- * This is slope * scale * (1[id] - p). `log_sums` are those of whole rows; ids as in logprobs_read.
+ * This is slope * scale * (1[id] - p). `log_sums` are the log-sum-exps of the rows of all blocks
+ * together; ids are counted as in logprobs_read.
  */
 void logprobs_slope(number *logits, const int64_t *ids, int64_t rows, int64_t size, float scale,
                     const float *log_sums, const float *slopes) {
@@ -70,7 +71,7 @@ void logprobs_slope(number *logits, const int64_t *ids, int64_t rows, int64_t si
  */
 void logprobs_draw(number *logits, const double *draws, const uint8_t *barred, int64_t rows,
                    int64_t size, float scale, int64_t end, int64_t *tokens, float *logprobs) {
-    enum { BLOCK = 1024, LEAST = 0xff80 }; /* LEAST: minus infinity in number */
+    enum { BLOCK = 1024 }; /* logits per partial sum */
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
         number *own = logits + row * size;
@@ -92,7 +93,7 @@ void logprobs_draw(number *logits, const double *draws, const uint8_t *barred, i
         const double target = draws[row] * total;
         int64_t block = 0;
         while (block < blocks - 1 && ends[block] <= target) block++;
-        int64_t token = block * BLOCK; /* stays if a logit is NaN: still a valid token */
+        int64_t token = block * BLOCK; /* a valid token, which is returned if a logit is NaN */
         double passed = block ? ends[block - 1] : 0;
         const int64_t last = size < (block + 1) * BLOCK ? size : (block + 1) * BLOCK;
         for (int64_t i = block * BLOCK; i < last; i++) {

@@ -16,7 +16,7 @@ from rlhf.options.cpu_kernels.compiling import compile_kernel
 
 
 def load_cpu_logprob_kernel(logits: Tensor) -> LogprobKernel | None:
-    """Return the kernel for logits of this dtype on a CPU, which can also sample, or None."""
+    """Return the kernel for ``logits`` on a CPU, or None if it does not run; it can also sample."""
     if not logits.is_cpu or logits.dtype not in {torch.bfloat16, torch.float32}:
         return None
     library = compile_kernel("logprobs", half=logits.dtype is torch.bfloat16)
@@ -33,11 +33,11 @@ class LogprobKernel:
     def reduce_logits(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Write three fp32 vectors (N,) to ``outs``, all for the logits multiplied by ``scale``.
+        """Write log-sum-exps, entropies and the ids' logits, each (N,) in fp32, to ``outs``.
 
-        They are the log-sum-exp, the entropy and the logit of the token id. The logits may be a
-        block of the vocabulary. Ids then count from the block's first entry; for an id outside the
-        block the third vector keeps its value.
+        All are computed from ``scale`` times the logits. The logits may be a block of the
+        vocabulary. Ids then count from the block's first entry; for an id outside the block the
+        third vector keeps its value.
         """
         self._library.logprobs_read(
             *self._shared_arguments(logits_NV, ids_N, scale),
@@ -75,13 +75,13 @@ class LogprobKernel:
     ) -> tuple[Tensor, Tensor]:
         """Sample tokens (N,) by inverse CDF; return them and their fp32 log-probabilities (N,).
 
-        ``draws_N`` are uniform random numbers. Where ``barred_N`` is True, ``end_id`` cannot be
-        sampled.
+        ``draws_N`` are uniform random numbers. A row in which ``barred_N`` is True cannot sample
+        ``end_id``.
         """
         tokens_N = torch.empty(len(logits_NV), dtype=torch.int64)
         logprobs_N = torch.empty(len(logits_NV))
         draws_N = draws_N.double().contiguous()
-        barred_N = None if barred_N is None else barred_N.contiguous()  # must outlive the call
+        barred_N = None if barred_N is None else barred_N.contiguous()  # kept until the call ends
         barred = None if barred_N is None else barred_N.data_ptr()
         self._library.logprobs_draw(
             *(ctypes.c_void_p(at) for at in (logits_NV.data_ptr(), draws_N.data_ptr(), barred)),
@@ -114,7 +114,7 @@ def softmax_(scores: Tensor) -> Tensor:
 
 
 def softmax_gradient_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
-    """Overwrite a gradient of softmax's results by ``scale`` times that of its inputs; return it.
+    """Overwrite ``slopes`` by ``scale`` times the gradient of softmax's inputs; return ``slopes``.
 
     ``slopes`` (..., S) is the gradient of ``shares``, which are the softmax of the inputs over S.
     """

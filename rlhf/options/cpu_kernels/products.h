@@ -1,19 +1,19 @@
 /* Products of a few rows with packed weights: on AMX tiles, on pairs of bf16 numbers, and in fp32.
  *
  * Weights are packed in the order in which they are read: chunks of outputs, then inputs. A slab, a
- * part of a chunk's inputs, stays in the first cache while all rows are multiplied by it, and the
- * slab after it is prefetched meanwhile.
+ * part of a chunk's inputs, stays in the L1 cache while all rows are multiplied by it, and the next
+ * slab is prefetched meanwhile.
  */
 
-/* A product's weights: it multiplies up to `rows` rows by chunks of `outputs` outputs, and reads
- * `bytes` bytes of weights for every `inputs` inputs; a slab has `slab` inputs. */
+/* The sizes of a product: up to `rows` rows times chunks of `outputs` outputs. `bytes` bytes of
+ * weights are read for every `inputs` inputs; a slab has `slab` inputs. */
 typedef struct { int64_t rows, outputs, inputs, bytes, slab; } Shape;
 
 /* What to prefetch: `step` more bytes with every Shape.bytes bytes of weights that are read. */
 typedef struct { const uint8_t *fetched, *until; int64_t step; } Ahead;
 
-/* The cache into which weights are prefetched: the first, or with AMX, which has not been measured
- * with the first, the second. */
+/* The cache into which weights are prefetched: L1, or L2 with AMX, for which L1 has not been
+ * measured. */
 enum { INTO = ISA >= AMX ? _MM_HINT_T1 : _MM_HINT_T0 };
 
 static inline void fetch_ahead(Ahead *ahead) {
@@ -59,16 +59,16 @@ static inline pairs all_pairs(const number *from) { return all(*from); }
 static inline vec plus_product(vec sum, pairs x, pairs weight) { return x * weight + sum; }
 #endif
 
-/* Sums of so many rows and vectors fit into the registers, beside the numbers to multiply: with
- * AVX2 a bf16 number takes two registers. */
+/* The sums of ROWS rows and VECS vectors fit into the registers, beside the numbers to multiply:
+ * with AVX2 a vector of bf16 pairs takes two registers. */
 enum { VECS = HALF && ISA < AVX512_BF16 ? 2 : 3, ROWS = ISA >= AVX512_BF16 ? 8 : 4 };
 enum { WORD = VECS * LANES * PAIR * sizeof(number) };
-/* Half of a first cache: of 48 KiB with AVX-512, of less than 32 KiB without. */
+/* At most half of an L1 cache: 48 KiB on CPUs with AVX-512, 32 KiB on others. */
 enum { SLAB_BYTES = ISA >= AVX512_BF16 ? 24576 : 12288 };
 static const Shape VECTORS = {ROWS, VECS * LANES, PAIR, WORD, SLAB_BYTES / WORD * PAIR};
 
-/* Multiply inputs `from` to `to` of `rows` rows by a slab, and add them to the sums of the inputs
- * before. `rows` is a constant: every number of rows has its own code. */
+/* Multiply inputs `from` to `to` of `rows` rows by a slab, and add the products to the sums of the
+ * inputs before `from`. `rows` is a constant: every number of rows has its own code. */
 ALWAYS_INLINE void multiply_rows(const number *x, const int64_t rows, int64_t inputs, int64_t from,
                                  int64_t to, const uint8_t *slab, Ahead ahead, float *sums) {
     vec sum[ROWS][VECS];
@@ -148,7 +148,7 @@ static void set_tiles(int64_t rows) {
     _tile_loadconfig(&config);
 }
 
-/* Multiply the rows of set_tiles by a chunk of weights. Tiles: 0-3 sums, 4 rows, 5-6 weights. */
+/* Multiply as many rows as set_tiles set by a chunk. Tiles: 0-3 sums, 4 rows, 5-6 weights. */
 static void multiply_tiles(const number *x, int64_t inputs, const uint8_t *weights, Ahead ahead,
                            float *sums) {
     const int64_t stride = inputs * sizeof(number), sums_stride = TILES.outputs * sizeof(float);

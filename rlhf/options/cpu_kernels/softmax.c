@@ -19,7 +19,7 @@ void softmax_rows(number *scores, int64_t rows, int64_t size) {
     }
 }
 
-/* Replace the gradients by the shares by scale * the gradients by the scores, given the shares. */
+/* Replace `slopes`, the gradient of the softmax `shares`, by scale * the scores' gradient. */
 void softmax_slopes(number *slopes, const number *shares, int64_t rows, int64_t size, float scale) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; row++) {

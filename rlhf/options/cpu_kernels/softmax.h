@@ -2,7 +2,7 @@
 
 /* Replace `size` scores by softmax(scale * scores), shifted by the largest score.
  *
- * Memory must follow for the lanes that the last vector has beyond the row.
+ * The row must be padded: the last vector's lanes beyond the row are overwritten.
  */
 static void softmax(float *scores, int64_t size, float scale) {
     vec top = all(-INFINITY), total = all(0);

@@ -41,7 +41,7 @@ static inline void sum_of_4(const vec *x, float *to) {
     _mm_storeu_ps(to, _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1));
 }
 
-/* Return the larger numbers, and the second number where either is NaN. */
+/* Return the larger number in each lane; if either number is NaN, the second number. */
 static inline vec larger(vec a, vec b) { return _mm512_max_ps(a, b); }
 static inline vec smaller(vec a, vec b) { return _mm512_min_ps(a, b); }
 
@@ -174,7 +174,7 @@ static inline void store_numbers(number *to, vec x, int64_t count) {
 
 #endif
 
-/* As many numbers as one instruction multiplies with as many others, adding to a vector's sums. */
+/* The numbers that one instruction multiplies with as many others, and adds to a vector of sums. */
 #if HALF && ISA >= AVX512_BF16
 enum { WIDTH = 2 * LANES };
 typedef __m512bh numbers;
@@ -203,7 +203,7 @@ static inline float number_at(const number *from) {
 #endif
 }
 
-#define LEAST_EXPONENT -87.33f /* exp of less is a denormal number */
+#define LEAST_EXPONENT -87.33f /* exp of a smaller number is denormal */
 
 /* Return exp as 2^n * polynomial, relative error about 1e-7: 0 below LEAST_EXPONENT, exp(88) above 88.
  *
