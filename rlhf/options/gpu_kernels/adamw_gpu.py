@@ -17,17 +17,17 @@ from rlhf.base.types import copy_to_device
 from rlhf.engine.split_adamw import AdamwScalars, SplitState
 from rlhf.options.gpu_kernels.first_launch import try_kernels
 
-PART = 2**16  # weights per program: a short table, but enough programs to keep a GPU busy
+PART = 2**16  # weights per program: many, for a short table, but few enough to use a whole GPU
 BLOCK = 2**10  # weights that a program has in registers at a time: 8 in each of 128 threads
 EXACT = {"enable_fp_fusion": False}  # round after each operation, as torch does
-WIDE = 16  # bytes of the widest read
+WIDE = 16  # bytes of the widest load instruction
 STILL = AdamwScalars(1.0, 0.0, 0.9, 0.9, 1.0, 0.0, 1.0, 1.0)  # scalars that change no weight
 
 
 class ParameterTable:
     """A table of parameters of given ``sizes`` on a GPU, so that one launch works on all of them.
 
-    Each launch reads the tensors' addresses again, as every backward pass allocates new gradients.
+    Each launch gets the tensors' addresses anew, as every backward pass allocates new gradients.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ParameterTable:
         gradients: Sequence[Tensor | None],
         numbers: Sequence[AdamwScalars],
     ) -> None:
-        """Update ``states`` in place by an AdamW step; skip a state without a (bf16) gradient."""
+        """Update ``states`` in place by an AdamW step; skip a state whose bf16 gradient is None."""
         kept = _make_contiguous(gradients)
         addresses, align = self._collect_addresses(kept, *zip(*states, strict=True))
         scalars = copy_to_device(
@@ -72,7 +72,7 @@ class ParameterTable:
         self._launch("average_kernel", addresses, share, ALIGN=align)
 
     def _collect_addresses(self, *columns: Sequence[Tensor | None]) -> tuple[Tensor, int]:
-        """Return the addresses (parameters, columns) and their common alignment in bytes."""
+        """Return the tensors' addresses (parameters, columns) and alignment, 16 bytes or 1."""
         rows = [
             [0 if tensor is None else tensor.data_ptr() for tensor in row]
             for row in zip(*columns, strict=True)
@@ -86,7 +86,7 @@ class ParameterTable:
 
 
 def build_chunk_table(sizes: Sequence[int], part: int) -> Tensor:
-    """Return a table (parts, 3) of tensor index, start and end, with ``part`` elements per row."""
+    """Return a table (parts, 3) of tensor index, start and end; a part has ``part`` elements."""
     rows = []
     for tensor, size in enumerate(sizes):
         start = torch.arange(0, size, part)

@@ -20,7 +20,7 @@ def sum_squares_kernel(addresses, parts, sums, ALIGN: tl.constexpr, BLOCK: tl.co
     """Write the sum of the squares of each part of the bf16 gradients to ``sums``."""
     tensor, start, whole, end = _load_part(parts, BLOCK)
     gradient = _load_pointer(addresses + tensor, tl.int16, ALIGN)
-    end = tl.where(tl.load(addresses + tensor) == 0, start, end)  # no gradient
+    end = tl.where(tl.load(addresses + tensor) == 0, start, end)  # address 0: no gradient
     whole = tl.minimum(whole, end)
     total = tl.zeros([BLOCK], tl.float32)
     for first in range(0, whole - start, BLOCK):
@@ -41,7 +41,7 @@ def adamw_step_kernel(
     """
     tensor, start, whole, end = _load_part(parts, BLOCK)
     row, numbers = addresses + 5 * tensor, scalars + 8 * tensor
-    end = tl.where(tl.load(row) == 0, start, end)  # no gradient
+    end = tl.where(tl.load(row) == 0, start, end)  # address 0: no gradient
     whole = tl.minimum(whole, end)
     for first in range(0, whole - start, BLOCK):
         _update_weights(row, numbers, start + first + tl.arange(0, BLOCK), None, HALF, ALIGN)
@@ -52,7 +52,7 @@ def adamw_step_kernel(
 
 @triton.jit
 def average_kernel(addresses, parts, share, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
-    """Add share * (weight - average) to fp32 averages. Columns: average, high, low."""
+    """Add share * (weight - average) to averages; ``addresses`` has columns average, high, low."""
     tensor, start, whole, end = _load_part(parts, BLOCK)
     row, new = addresses + 3 * tensor, tl.load(share)
     for first in range(0, whole - start, BLOCK):
@@ -64,7 +64,7 @@ def average_kernel(addresses, parts, share, ALIGN: tl.constexpr, BLOCK: tl.const
 
 @triton.jit
 def _update_weights(row, numbers, at, mask, HALF: tl.constexpr, ALIGN: tl.constexpr):
-    """Update the weights at the indices ``at``, with the operations of torch's AdamW in order."""
+    """Update the weights at the indices ``at``, by the operations of torch's AdamW, in order."""
     scale, new1 = tl.load(numbers), tl.load(numbers + 1)
     beta2, new2, correction2 = tl.load(numbers + 2), tl.load(numbers + 3), tl.load(numbers + 4)
     eps, keep, rate = tl.load(numbers + 5), tl.load(numbers + 6), tl.load(numbers + 7)
@@ -102,7 +102,7 @@ def _update_average(row, at, mask, new, ALIGN: tl.constexpr):
 
 @triton.jit
 def _load_part(parts, BLOCK: tl.constexpr):
-    """Return this program's tensor index, start, end of its whole blocks, and end, as int64."""
+    """Return tensor index, start, end of whole blocks, and end of this program's part, as int64."""
     row = parts + 3 * tl.program_id(0).to(tl.int64)
     start = tl.multiple_of(tl.load(row + 1), BLOCK)
     end = tl.load(row + 2)

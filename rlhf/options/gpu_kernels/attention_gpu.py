@@ -1,4 +1,4 @@
-"""Attention of one new token per row over a KV cache on a GPU; reads no row past its own length.
+"""Attention of one new token per row over a KV cache on a GPU; no row is read past its length.
 
 Shapes: B = rows, Q = query heads, K = key/value heads, D = head size, R = rows of the KV cache, L =
 its columns.
@@ -17,9 +17,9 @@ from rlhf.options.gpu_kernels.first_launch import try_kernels
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 LEAST = 16  # smallest number of rows and of columns of a matrix product on tensor cores
-BLOCK_BYTES = 2**14  # bytes of keys that a program holds at a time, and the same for values
+BLOCK_BYTES = 2**14  # bytes of keys that a program holds at a time; as many bytes of values
 WARPS = 4
-FUSED = {"enable_fp_fusion": True}  # set, as Triton warns otherwise: its default changes in 3.10
+FUSED = {"enable_fp_fusion": True}  # Triton warns if it is not set: the default changes in 3.10
 
 
 class GpuAttention:
@@ -69,7 +69,7 @@ class GpuAttention:
 def choose_kernel_constants(
     group: int, size: int, dtype: torch.dtype, block_bytes: int = BLOCK_BYTES
 ) -> dict[str, Any]:
-    """Return the kernel's compile-time constants; ``group`` is the query heads per key head."""
+    """Return the kernel's compile-time constants for ``group`` query heads per key head."""
     wide = [max(LEAST, 1 << (each - 1).bit_length()) for each in (group, size)]
     block = max(LEAST, block_bytes // (wide[1] * dtype.itemsize))
     return {"SIZES": (group, size, *wide), "BLOCK": block}

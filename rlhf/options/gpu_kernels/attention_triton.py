@@ -15,8 +15,8 @@ def attend(newest, kv_cache, positions, out, strides, SIZES: tl.constexpr, BLOCK
 
     ``newest`` are queries, keys and values. ``strides`` are their token and head strides, then the
     strides of ``kv_cache`` from keys to values and from head to head. SIZES are the query heads per
-    key head and the head size, then both rounded up to powers of two. The newest token is attended
-    to first, from registers: the loop over the KV cache need not wait for its store.
+    key head and the head size, then both rounded up to powers of two. The newest key and value are
+    used first, from registers, so that the loop over the KV cache need not wait for their store.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)  # int64: offsets may exceed 2^31
     group, at = tl.arange(0, SIZES[2]), tl.arange(0, SIZES[3])

@@ -13,8 +13,8 @@ def try_kernels(load: Callable[[], ModuleType], *, otherwise: str) -> ModuleType
     """Return the module of ``load()``, which launches the kernels once; return None if it raises.
 
     In that case a warning is logged with the reason and the consequence, ``otherwise``. Triton
-    comes with torch's CUDA wheels. It needs a C compiler, Python's headers, a cache folder and a
-    driver, and raises a different error for each. Torch's own operations need none of them.
+    comes with torch's CUDA wheels. Unlike torch's own operations, Triton needs a C compiler,
+    Python's headers, a cache folder and a driver, and raises a different error if one is missing.
     """
     try:
         return load()

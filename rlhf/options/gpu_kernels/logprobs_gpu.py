@@ -16,7 +16,7 @@ from rlhf.options.gpu_kernels.first_launch import try_kernels
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 BLOCK = 2**12  # logits that a program has in registers at a time: 16 in each of 256 threads
 WARPS = 8
-FUSED = {"enable_fp_fusion": True}  # set, as Triton warns otherwise: its default changes in 3.10
+FUSED = {"enable_fp_fusion": True}  # Triton warns if it is not set: the default changes in 3.10
 
 
 def load_gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:
@@ -28,7 +28,7 @@ def load_gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:
 
 
 class GpuLogprobKernel:
-    """The log-prob kernels of logprobs_triton.py; a ``LogprobsKernel``, which cannot sample."""
+    """A ``LogprobsKernel`` that launches the kernels of logprobs_triton.py."""
 
     def __init__(self, kernels: ModuleType) -> None:
         self._kernels = kernels
@@ -36,7 +36,7 @@ class GpuLogprobKernel:
     def reduce_logits(
         self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        """Write to ``outs`` each row's log-sum-exp, its entropy, and the logit of its token id."""
+        """Write each row's log-sum-exp, entropy and logit of the token id to the three ``outs``."""
         assert all(out_N.is_contiguous() and out_N.dtype is torch.float32 for out_N in outs)
         self._launch("reduce_row_kernel", logits_NV, ids_N, *outs, scale=scale)
 

@@ -15,10 +15,10 @@ LEAST: tl.constexpr = tl.constexpr(-1e4)  # replaces log 0, so that 0 log 0 = 0;
 
 @triton.jit
 def reduce_row_kernel(logits, ids, log_sums, entropies, picked, scale, size, BLOCK: tl.constexpr):
-    """Write the row's log-sum-exp, entropy and logit of its token id, all of scale * logits.
+    """Write each row's log-sum-exp, entropy and logit of the token id, all of scale * logits.
 
-    The sums of p and of p log p are relative to the largest logit so far; both are rescaled when a
-    block has a larger one (Milakov and Gimelshein, https://arxiv.org/abs/1805.02867, algorithm 3).
+    The sums of p and of p log p are relative to the largest logit so far, and are rescaled when a
+    block exceeds it (Milakov and Gimelshein, https://arxiv.org/abs/1805.02867, algorithm 3).
     The largest logit is clamped to a finite number, so that infinities give the result of
     torch.logsumexp.
     """
