@@ -1,4 +1,4 @@
-"""The backend ``rollout.backend=vllm_server``, from the keys of ``rollout.server``."""
+"""The backend ``rollout.backend=vllm_server``, built from the keys of ``rollout.server``."""
 
 from __future__ import annotations
 

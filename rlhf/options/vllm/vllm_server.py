@@ -1,4 +1,4 @@
-"""Rollouts on a vLLM server, which gets the actor's weights before each rollout, over HTTP.
+"""Rollouts by HTTP on a vLLM server, which loads the actor's weights before each rollout.
 
 The server is vLLM 0.28 or later. It must be started with VLLM_SERVER_DEV_MODE=1 to accept new
 weights. Its routes: vllm/entrypoints/rl/online/api_router.py and .../openai/completion/protocol.py.
@@ -30,7 +30,7 @@ START = (
     "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL_FOLDER --logprobs-mode processed_logprobs "
     "--no-enable-prefix-caching"
 )
-AT_ONCE = 64  # number of requests in flight, which vLLM batches
+AT_ONCE = 64  # number of requests in flight, which the server decodes in one batch
 SECONDS_TO_CONNECT = 5.0
 
 # A function that writes the actor's weights into a folder, tensor by tensor. Every rank calls it;
@@ -78,16 +78,16 @@ class VllmServerRollout:
             RolloutError: if the server fails, or samples with weights other than the actor's.
         """
         version = self._send_weights(actor)
-        self._require_version(version)
+        self._require_weight_version(version)
         seeds = (prompts.draws_BT[:, 0].double() * 2**31).long().tolist()
         sampled = self._client.sample(unpad_prompts(prompts), seeds, self._vllm_settings(actor))
-        self._require_version(version)
+        self._require_weight_version(version)
         return pad_responses(sampled, pad_id=self._pad_id, device=prompts.ids_BP.device)
 
     def _send_weights(self, actor: Engine) -> str:
-        """Send the actor's weights to the server; return their version, a unique name.
+        """Make the server load the actor's weights; return their version, a unique name.
 
-        Every rollout sends the weights: an evaluation may have swapped in the moving average.
+        Every rollout does this: an evaluation may have swapped in the weights' moving average.
         """
         folder = self._settings.weights_dir / f"rlhf-weights-{uuid4().hex}"
         versions = [folder.name]
@@ -104,7 +104,7 @@ class VllmServerRollout:
             torch.distributed.broadcast_object_list(versions, src=0)
         return versions[0]
 
-    def _require_version(self, version: str) -> None:
+    def _require_weight_version(self, version: str) -> None:
         found = self._client.fetch_weight_version()
         if found != version:
             raise RolloutError(
@@ -114,7 +114,7 @@ class VllmServerRollout:
             )
 
     def _vllm_settings(self, actor: Engine) -> dict[str, object]:
-        """Return the sampling settings under vLLM's names; no default of the server is used."""
+        """Return the sampling settings under vLLM's names; they replace all server defaults."""
         sampling = self._sampling
         return {
             "max_tokens": sampling.max_tokens,
@@ -149,7 +149,7 @@ class VllmClient:
         )
 
     def check(self, *, ties_embeddings: bool = False) -> None:
-        """Check that the server answers, accepts weights, and returns the log-probs of sampling.
+        """Check that the server runs in vLLM's dev mode, with log-probs after the temperature.
 
         ``ties_embeddings`` is True if the model's output layer shares its embedding's weights.
         """
@@ -193,7 +193,7 @@ class VllmClient:
         model = self._request("GET", "/v1/models")["data"][0]["id"]
         shared = {"model": model, "logprobs": 0, "return_token_ids": True, **settings}
 
-        def one(prompt: list[int], seed: int) -> Sampled:
+        def sample_one(prompt: list[int], seed: int) -> Sampled:
             body = {**shared, "prompt": prompt, "seed": seed}
             (choice,) = self._request("POST", "/v1/completions", body)["choices"]
             beat()
@@ -205,12 +205,12 @@ class VllmClient:
             return Sampled(ids, logprobs, choice["finish_reason"] == "stop")
 
         with ThreadPoolExecutor(min(AT_ONCE, len(prompts))) as threads:
-            return list(threads.map(one, prompts, seeds))
+            return list(threads.map(sample_one, prompts, seeds))
 
     def _request(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
         import urllib3
 
-        # A new connection per request: the server closes idle ones, even as a request arrives.
+        # A new connection per request: the server may close an idle one as a request arrives on it.
         headers = {"Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"
