@@ -1,4 +1,4 @@
-"""The backend ``rollout.backend=hybrid_engine``: DeepSpeed's kernels on the weights in training."""
+"""The backend ``rollout.backend=hybrid_engine``: DeepSpeed's kernels on the actor's own weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check(config: RunConfig, model: PreTrainedConfig | None) -> None:
     """Check that the Hybrid Engine can sample here, and from this ``model``.
 
     Raises:
-        CapabilityError: if it cannot; the message names the reason and what works.
+        CapabilityError: if it cannot; the message has the reason and an alternative.
         ConfigError: if the run has a DPO phase.
     """
     if Phase.dpo in config.phase.order:
@@ -37,7 +37,7 @@ def check(config: RunConfig, model: PreTrainedConfig | None) -> None:
             "Hybrid Engine; use rollout=fast"
         )
     if config.lora.rank and "actor" in config.lora.roles:
-        # Checked here, so that plan=only accepts DeepSpeed-Chat's recipes, which have both.
+        # Not in rules.py: plan=only must accept DeepSpeed-Chat's recipes, which combine the two.
         raise CapabilityError(
             f"rollout.backend=hybrid_engine with lora.rank={config.lora.rank} on the actor: "
             "the Hybrid Engine's layers read only the base weights and would "
@@ -54,7 +54,7 @@ def check(config: RunConfig, model: PreTrainedConfig | None) -> None:
 
 
 def build(config: RunConfig, parts: BackendParts) -> HybridEngineRollout:
-    """Return the backend that samples with the actor's own engine."""
+    """Return the backend that samples with the Hybrid Engine of the actor."""
     rollout = config.rollout
     settings = HybridSettings(
         dtype=TORCH_DTYPES[parts.dtype],

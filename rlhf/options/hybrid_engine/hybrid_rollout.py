@@ -39,7 +39,7 @@ class HybridSettings:
 
     At most ``max_rows`` responses are generated at once: the engine's KV cache has that many rows.
     With ``cuda_graphs`` all batches are padded to ``max_rows`` prompts of ``max_prompt_tokens``,
-    since a graph replays one shape.
+    since a CUDA graph replays one shape only.
     """
 
     dtype: torch.dtype
@@ -52,7 +52,7 @@ class HybridEngineRollout(HfRollout):
     """A ``RolloutBackend`` that samples with ``generate`` of DeepSpeed's Hybrid Engine.
 
     Raises:
-        CapabilityError: in ``generate``, if DeepSpeed's layers fail or disagree with the model's.
+        CapabilityError: in ``generate``, if DeepSpeed's layers fail or disagree with the model.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class HybridEngineRollout(HfRollout):
         self._is_checked = False
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        """Return one response per prompt; response i depends on prompt i and its draws only."""
+        """Return one response per prompt; it depends on the prompt and its random draws only."""
         if not self._is_checked:
             self._check_parity(actor, prompts)
             self._is_checked = True
@@ -85,7 +85,7 @@ class HybridEngineRollout(HfRollout):
         num_rows, options = len(prompts.texts), self._length_options(self._sampling.max_tokens)
         if self._settings.cuda_graphs:
             prompts = _pad_to_max(prompts, self._settings, pad_id=self._pad_id)
-        with actor.evaluating() as module, _swap_in_layers(module) as (policy, generate):
+        with actor.evaluating() as module, _use_deepspeed_layers(module) as (policy, generate):
             responses = self.sample(
                 policy,
                 prompts,
@@ -97,7 +97,7 @@ class HybridEngineRollout(HfRollout):
         return take_rows(responses, list(range(num_rows)))
 
     def _length_options(self, tokens: int) -> dict[str, int]:
-        """Return options of ``generate`` that fix the number of steps if CUDA graphs are used."""
+        """Return options of ``generate`` that fix the number of steps, with CUDA graphs, or {}."""
         is_fixed = self._settings.cuda_graphs
         return {"max_new_tokens": tokens, "min_new_tokens": tokens} if is_fixed else {}
 
@@ -127,7 +127,7 @@ class HybridEngineRollout(HfRollout):
 
         rows, logprobs = slice(0, COMPARED_ROWS), []
 
-        def record(_: Tensor, logits_BV: Tensor) -> Tensor:
+        def record_logprobs(_: Tensor, logits_BV: Tensor) -> Tensor:
             logprobs.append(logits_BV[rows].float().log_softmax(dim=-1).max(dim=-1).values)
             return logits_BV
 
@@ -135,14 +135,14 @@ class HybridEngineRollout(HfRollout):
             max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=self._pad_id
         )
         with (
-            _swap_in_layers(module) as (policy, generate),
+            _use_deepspeed_layers(module) as (policy, generate),
             replace_generation_config(settings, policy),
         ):
             ids_BS = generate(
                 input_ids=prompts.ids_BP,
                 attention_mask=prompts.attend_BP.long(),
                 generation_config=settings,
-                logits_processor=LogitsProcessorList([record]),
+                logits_processor=LogitsProcessorList([record_logprobs]),
                 synced_gpus=actor.is_sharded,
                 **self._length_options(tokens),
             )
@@ -150,7 +150,7 @@ class HybridEngineRollout(HfRollout):
 
 
 def copy_generate_to_wrapper(module: nn.Module) -> None:
-    """Copy ``generate`` and ``config`` from ``module.pretrained`` to ``module``, for the engine."""
+    """Copy ``generate`` and ``config`` from ``module.pretrained`` to ``module``, for DeepSpeed."""
     policy: Any = module.pretrained
     module.generate, module.config = policy.generate, policy.config
 
@@ -176,18 +176,18 @@ def _return_only_hidden_state(
 ) -> Callable[..., Tensor]:
     """Wrap a layer's ``forward`` to return only its hidden state.
 
-    If ``counts``, the wrapper also adds one placeholder per token to the transformers cache, which
-    DeepSpeed's layers leave empty: transformers 5 makes masks as wide as that cache is long.
+    If ``counts``, the wrapper also adds one placeholder per token to transformers' KV cache, which
+    DeepSpeed's layers leave empty, because transformers 5 makes masks as wide as this cache.
     """
 
-    def run(hidden_BSH: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward_hidden_state(hidden_BSH: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         hidden: Tensor = forward(hidden_BSH, *args, **kwargs)[0]
         if counts:
             numbers = hidden_BSH.new_empty(1, 1, hidden_BSH.shape[1], 1)
             kwargs[str(cache_argument(kwargs))].update(numbers, numbers, 0)
         return hidden
 
-    return run
+    return forward_hidden_state
 
 
 def _find_hybrid_engine(module: nn.Module) -> Any:
@@ -196,17 +196,17 @@ def _find_hybrid_engine(module: nn.Module) -> Any:
 
 
 @contextmanager
-def _swap_in_layers(module: nn.Module) -> Iterator[tuple[Any, Callable[..., Tensor]]]:
-    """Yield the language model with DeepSpeed's layers swapped in, and its ``generate``."""
+def _use_deepspeed_layers(module: nn.Module) -> Iterator[tuple[Any, Callable[..., Tensor]]]:
+    """Replace the model's layers by DeepSpeed's in the context; yield model and ``generate``."""
     engine = _find_hybrid_engine(module)
     policy: Any = getattr(module, "pretrained", module)
     attention = policy.config._attn_implementation
     if not engine.Z3_enabled:
         for container in engine._inference_containers:
-            container.reset_params()  # the weights may have been swapped for their moving average
+            container.reset_params()  # the moving average may have replaced the trained weights
     with redirect_stdout(StringIO()):  # eval() prints timings
         engine.eval()
-    policy.set_attn_implementation("eager")  # DeepSpeed's layers need its additive masks
+    policy.set_attn_implementation("eager")  # DeepSpeed's layers need eager's additive masks
     try:
         yield policy, engine.generate
     finally:
@@ -216,7 +216,7 @@ def _swap_in_layers(module: nn.Module) -> Iterator[tuple[Any, Callable[..., Tens
 
 
 def _compute_plain_logprobs(module: nn.Module, prompts: PromptBatch, ids_NT: Tensor) -> Tensor:
-    """Return log-probabilities (N, T, V) by the model's own layers for tokens ``ids_NT``."""
+    """Return log-probabilities (N, T, V) by the model's own layers at the tokens ``ids_NT``."""
     policy: Any = getattr(module, "pretrained", module)
     num_rows, tokens = ids_NT.shape
     ids_NS = torch.cat([prompts.ids_BP[:num_rows], ids_NT], dim=1)

@@ -28,10 +28,10 @@ def actor_sections(config: RunConfig) -> dict[str, Any]:
 
 
 def adapt_policy(policy: LanguageModel) -> None:
-    """Give the policy the method ``generate``, which DeepSpeed replaces."""
+    """Copy ``generate`` to the policy's wrapper, where DeepSpeed replaces it by its own."""
     copy_generate_to_wrapper(policy)
 
 
 def adapt_built_actor(module: nn.Module) -> dict[str, float]:
-    """Adapt DeepSpeed's layers after the actor's engine has started; return a constant metric."""
+    """Adapt DeepSpeed's layers after the engine has started; return their number as a metric."""
     return {"rollout/accelerated_layers": adapt_deepspeed_layers(module)}

@@ -1,7 +1,7 @@
-"""Models that DeepSpeed's Hybrid Engine can generate with: by their configs, and by comparison.
+"""Checks that DeepSpeed's Hybrid Engine can run a model: of its config, and by a comparison.
 
-benchmarks/learning.md describes how the reason of each config was found. Shapes: N = rows that are
-compared, T = response tokens, V = vocabulary.
+benchmarks/learning.md describes how ``REASONS`` were found. Shapes: N = rows that are compared,
+T = response tokens, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REASONS = {
 def model_unsupported_reason(config: PreTrainedConfig) -> str | None:
     """Return why models of this config cannot be used, as the end of a sentence; None if they can.
 
-    DeepSpeed's Llama layers compute one variant of Llama; for others they fail or are wrong.
+    DeepSpeed's Llama layers compute one variant of Llama; with others they fail or compute wrongly.
     """
     if config.model_type != "llama":
         return REASONS.get(config.model_type, "has no layers in DeepSpeed's Hybrid Engine")
@@ -63,8 +63,8 @@ def describe_parity_failure(
 ) -> str | None:
     """Return a description of the first difference between ``fast`` and ``plain``, or None.
 
-    ``plain`` returns the model's own log-probabilities (N, T, V) given the tokens that ``fast``
-    chose. So both see the same tokens, even after a near tie that the model would decide otherwise.
+    ``plain`` returns the model's own log-probabilities (N, T, V) at the tokens that ``fast`` chose.
+    So both read the same tokens, even after a near tie in which the model would choose another.
     """
     try:
         greedy = fast()
