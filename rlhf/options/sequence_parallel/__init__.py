@@ -1,1 +1,1 @@
-"""Sequences that several ranks share, each with one part of the tokens (DeepSpeed-Ulysses)."""
+"""Sequences that several ranks share: each rank has a part of the tokens (DeepSpeed-Ulysses)."""

@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
     from rlhf.plan.time_model import CostModel, ForwardWork
 
-EXCHANGES = 5  # number of messages per layer: queries, keys, values, output and positions
+EXCHANGES = 5  # messages per layer: queries, keys, values, output and positions
 
 
 class SequenceParallelCosts(Costs):
     """Costs of the exchanges between ranks before and after attention."""
 
     def activation_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
-        """Return the bytes of attention's output, which is stored before and after its exchange."""
+        """Return the bytes of attention's output before its exchange, which backward needs too."""
         layers = model.layers - model.checkpointed + (1 if model.checkpointed else 0)
         return layers * sequences * tokens * model.shape.heads * model.shape.head_dim * size
 
     def pass_seconds(self, costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
-        """Return the seconds in which ranks exchange parts of sequences.
+        """Return the seconds that the exchanges between ranks add to a pass.
 
         Each layer exchanges queries, keys and values before attention, and the output after it.
         """

@@ -26,7 +26,7 @@ from rlhf.options.sequence_parallel.ulysses import build_sequence_parallel_atten
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SHARED = "shared"  # name under which this attention is registered in transformers
+SHARED = "shared"  # name under which transformers registers attention over shared sequences
 
 
 def build_sft_module(config: RunConfig, model: PreTrainedModel, ranks: Ranks) -> LanguageModel:
@@ -36,7 +36,7 @@ def build_sft_module(config: RunConfig, model: PreTrainedModel, ranks: Ranks) ->
 
 
 def start_sft(config: RunConfig, model: PreTrainedModel, ranks: Ranks, plan: BatchPlan) -> None:
-    """Make the model's attention exchange parts of sequences between ranks."""
+    """Replace the model's attention by an attention that exchanges tokens between ranks."""
     attention = build_sequence_parallel_attention(
         get_attention_function(model),
         count_heads(model),
@@ -48,7 +48,7 @@ def start_sft(config: RunConfig, model: PreTrainedModel, ranks: Ranks, plan: Bat
 
 
 class SequenceShardModel(LanguageModel):
-    """A ``LanguageModel`` that runs one part of every sequence, number ``part`` of ``parts``.
+    """A ``LanguageModel`` that runs only part ``part`` (from 0) of ``parts`` of each sequence.
 
     All ranks of a group get the same whole sequences. Each rank computes the log-probabilities of
     the chosen tokens that its part predicts, so the losses of the ranks add up to the whole loss.
@@ -77,7 +77,7 @@ class SequenceShardModel(LanguageModel):
         width = -(-total // self._parts)
         first = self._part * width
         ids_BS = functional.pad(ids_BS, (0, self._parts * width - total))
-        # Padding gets the last position, since a table of learned positions may end there.
+        # Padding gets the last token's position, as a table of learned positions may end there.
         columns_W = torch.arange(first, first + width, device=ids_BS.device).clamp(max=total - 1)
         hidden_BWH = self.pretrained.base_model(
             input_ids=ids_BS[:, first : first + width],

@@ -7,7 +7,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.model import refuse_compile
 from rlhf.config.schema.run import RunConfig
 
-# Attentions that are causal without a mask, since no rank has the mask of all tokens.
+# Values of model.attention that are causal without a mask: no rank has the mask of all tokens.
 ATTENTIONS = (None, "matmul", "sdpa")
 
 

@@ -1,4 +1,4 @@
-"""Number of ranks that share the rows of a batch."""
+"""Number of ranks that share each row of a batch."""
 
 from __future__ import annotations
 
