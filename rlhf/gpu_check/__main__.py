@@ -76,7 +76,7 @@ def run_check(
 
 
 def require_gpu() -> None:
-    """Hide all GPUs but the first; raise a CapabilityError if torch finds none or cannot use it."""
+    """Hide all GPUs but the first; raise CapabilityError if torch finds no GPU that it can use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
     from rlhf.engine.devices import check_gpus
@@ -97,10 +97,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--size", choices=list(Size), type=Size, default=Size.full)
     options = parser.parse_args(arguments)
     command = shlex.join(["python", "-m", "rlhf.gpu_check", *arguments])
-    return run_to_exit_code(lambda: _check(options, command))
+    return run_to_exit_code(lambda: _run_with_options(options, command))
 
 
-def _check(options: argparse.Namespace, command: str) -> int:
+def _run_with_options(options: argparse.Namespace, command: str) -> int:
     if not options.minutes > 0:
         raise ConfigError(f"--minutes {options.minutes}: must be above 0")
     now = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"

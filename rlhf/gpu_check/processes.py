@@ -32,7 +32,7 @@ from rlhf.jobs.sweep_jobs import PARENT, end_with_parent
 LOG, ROWS = "log.txt", "rows.jsonl"
 MODULE = "rlhf.gpu_check.processes"
 PAUSE = 0.1  # seconds between two reads of the rows
-LEAST_FREE = 8 << 30  # bytes of free GPU memory that models of full size need
+LEAST_FREE = 8 << 30  # bytes of GPU memory that must be free for models of full size
 # The parts, in the order in which they run.
 PARTS = [
     CheckPart(name=name, **part) for name, part in read_yaml_beside(__file__, "parts.yaml").items()
@@ -70,7 +70,7 @@ def run_part(
         began = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, "-m", module, part.name, str(folder), size],
-            # Otherwise idle threads of libgomp would spin for milliseconds, as in launch.py.
+            # As launch.py does: otherwise idle threads of libgomp would spin for milliseconds.
             env=os.environ | {PARENT: str(os.getpid()), "GOMP_SPINCOUNT": "10000"},
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -97,7 +97,7 @@ def run_part(
 def _describe_abnormal_end(
     code: int, is_late: bool, seconds: float, rows: Sequence[CheckRow]
 ) -> str | None:
-    """Return why the process of a part did not end as it should; None if it did."""
+    """Return why the process of a part failed or has no rows; None if it ended as expected."""
     if is_late:
         return f"no end in {seconds / 60:.1f} minutes, so it was killed"
     if code < 0:

@@ -55,7 +55,7 @@ class RowVerdict(StrEnum):
     measured = "measured"
     """A figure without an expectation."""
     skipped = "skipped"
-    """No failure: this machine or version cannot do it, and the figure is the reason."""
+    """This machine or version cannot do the task, and the figure is the reason; no failure."""
 
 
 MARKS = {
@@ -92,18 +92,18 @@ class CheckRow(Finding):
 
 
 def checked_finding(is_right: bool, figure: str, expected: str, **numbers: float) -> Finding:
-    """Return a finding that passed or failed."""
+    """Return a finding that passed if ``is_right``, and failed otherwise."""
     verdict = RowVerdict.passed if is_right else RowVerdict.failed
     return Finding(figure=figure, expected=expected, verdict=verdict, numbers=numbers)
 
 
 def measured_finding(figure: str, **numbers: float) -> Finding:
-    """Return a finding without an expectation."""
+    """Return a finding that only reports a figure, without an expected value."""
     return Finding(figure=figure, verdict=RowVerdict.measured, numbers=numbers)
 
 
 def skipped_finding(figure: str, expected: str = "") -> Finding:
-    """Return a finding about what this machine or version cannot do; ``figure`` is the reason."""
+    """Return the finding of a task that this machine or version cannot do, and why: ``figure``."""
     return Finding(figure=figure, expected=expected, verdict=RowVerdict.skipped)
 
 
@@ -136,7 +136,7 @@ class PartResult:
 
     @property
     def verdict(self) -> RowVerdict:
-        """Return the first of failed, passed, measured and skipped that a row has."""
+        """Return the first of failed, passed, measured and skipped that any row has."""
         verdicts = {row.verdict for row in self.rows}
         if RowVerdict.failed in verdicts:
             return RowVerdict.failed
@@ -183,7 +183,7 @@ def _check_as_json(check: CheckResults) -> dict[str, Any]:
 
 
 def _page_head(check: CheckResults) -> Iterator[str]:
-    """Yield what failed, and a line for each part."""
+    """Yield the page's lines before its sections: summary, card, failed rows, table of parts."""
     yield "# GPU check\n"
     yield f"{summary_sentence(check)}\n"
     cards = [row.figure for part in check.parts for row in part.rows if row.what == CARD]
@@ -231,7 +231,7 @@ def _part_section(found: PartResult) -> Iterator[str]:
 
 
 def _verdict_and_seconds(each: CheckRow | PartResult) -> tuple[str, str]:
-    """Return the last two cells of a table row: verdict and seconds."""
+    """Return the last two cells of a row in the page's tables: verdict and seconds."""
     return MARKS[each.verdict], f"{each.seconds:.1f}"
 
 
@@ -254,6 +254,6 @@ def _markdown_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Ite
 
 
 def _link_to_heading(title: str) -> str:
-    """Return a link to the target that GitHub and MkDocs generate for a heading."""
+    """Return a Markdown link to a heading of the page, by the anchor of GitHub and MkDocs."""
     words = "".join(char for char in title.lower() if char.isalnum() or char in " -")
     return f"[{title}](#{words.replace(' ', '-')})"

@@ -1,4 +1,4 @@
-"""Runs of launch.py in processes of their own, and runs that should be equal bit for bit."""
+"""Runs of launch.py in separate processes, and comparisons of runs that should be equal."""
 
 from __future__ import annotations
 
@@ -63,19 +63,19 @@ class EndedRun:
         return list(read_lines(self.run_dir / "metrics.jsonl", METRICS))
 
 
-def start_run(run_dir: Path, *words: str) -> EndedRun:
-    """Start a new run in ``run_dir``, and wait for its end; its output goes to a file beside it.
+def run_to_end(run_dir: Path, *words: str) -> EndedRun:
+    """Start a new run in ``run_dir``, and wait for its end; write its output to a file beside it.
 
-    Overrides that none of its phases reads are left out, since the launcher refuses them.
+    Overrides that none of its phases reads are dropped, since the launcher refuses them.
 
     Raises:
-        TimeoutExpired: if it does not end in LIMIT seconds; it is killed.
+        TimeoutExpired: if the run does not end in LIMIT seconds; the run is killed.
     """
     return _run_launcher(run_dir, [*drop_unread_overrides(words), f"run_dir={run_dir}"])
 
 
 def resume_run(run_dir: Path) -> EndedRun:
-    """Resume the run in ``run_dir``, and wait for its end, as ``start_run`` does."""
+    """Resume the run in ``run_dir``, and wait for its end, as ``run_to_end`` does."""
     return _run_launcher(run_dir, [f"resume={run_dir}"])
 
 
@@ -100,7 +100,7 @@ def _run_launcher(run_dir: Path, words: Sequence[str]) -> EndedRun:
 
 
 def drop_unread_overrides(words: Sequence[str]) -> list[str]:
-    """Return the overrides ``words`` without those of phases that they do not train."""
+    """Return the overrides ``words`` without those for phases that the run does not train."""
     pipeline = ("sft", "reward", "ppo")
     phases: Sequence[str] = pipeline
     for word in words:
@@ -114,7 +114,7 @@ def drop_unread_overrides(words: Sequence[str]) -> list[str]:
 
 
 def planned_gib(run_dir: Path, phase: str) -> float:
-    """Return the torch memory in GiB that the plan expects for ``phase``, without CUDA's own."""
+    """Return the planned memory of ``phase`` in GiB, without the memory of CUDA's context."""
     plan = read_plan(run_dir)
     if plan is None:
         raise CheckpointError(f"{run_dir} has no plan.json")
@@ -123,15 +123,15 @@ def planned_gib(run_dir: Path, phase: str) -> float:
 
 
 def differing_files(one: Path, other: Path) -> list[str]:
-    """Return the names of files that differ; ignore times and memory in metrics and results."""
-    found = sorted(_files_in(one) ^ _files_in(other))
+    """Return the names of files that differ between two runs; ignore metrics of time and memory."""
+    found = sorted(_file_names(one) ^ _file_names(other))
     if metrics_without_times(one) != metrics_without_times(other):
         found.append("metrics.jsonl")
     if _results_without_times(one) != _results_without_times(other):
         found.append("result.json")
     return found + [
         name
-        for name in sorted(_files_in(one) & _files_in(other))
+        for name in sorted(_file_names(one) & _file_names(other))
         if name.endswith(COMPARED) and (one / name).read_bytes() != (other / name).read_bytes()
     ]
 
@@ -153,5 +153,5 @@ def _results_without_times(run_dir: Path) -> dict[str, Any]:
     }
 
 
-def _files_in(run_dir: Path) -> set[str]:
+def _file_names(run_dir: Path) -> set[str]:
     return {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}

@@ -75,9 +75,9 @@ def test_every_fused_family_has_a_model() -> None:
     ],
 )
 def test_losses_that_rounding_does_not_explain(there: pipelines.Losses) -> None:
-    assert pipelines.are_near(HERE, HERE, 1e-6)
-    assert pipelines.are_near(HERE._replace(sft=5.703, score=-0.45), HERE, 8e-3)
-    assert not pipelines.are_near(there, HERE, 8e-3)
+    assert pipelines.losses_agree(HERE, HERE, 1e-6)
+    assert pipelines.losses_agree(HERE._replace(sft=5.703, score=-0.45), HERE, 8e-3)
+    assert not pipelines.losses_agree(there, HERE, 8e-3)
 
 
 def test_runs_cover_engines_stages_precisions_and_offload(gpu: Gpu) -> None:

@@ -39,7 +39,7 @@ SMALL = {
     "num_attention_heads": 4,
     "intermediate_size": 96,
     "max_position_embeddings": 64,
-    "initializer_range": 0.2,  # makes logits far from uniform, so that a wrong token shows
+    "initializer_range": 0.2,  # large, so that logits are far from uniform and wrong tokens show
     "bos_token_id": None,
 }
 # A tiny model of every family that has a fused decoder. Variants are named FAMILY-VARIANT.
@@ -60,7 +60,7 @@ class Distance(NamedTuple):
 
     tokens: int
     equal: int
-    """Number of tokens that the model itself draws from the same random numbers."""
+    """Number of tokens that the model's forward pass gives too, from the same random numbers."""
     logprob: float
     """Largest difference of a log-probability, in standard deviations over the vocabulary."""
     draw: float
@@ -81,7 +81,7 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
 @torch.no_grad()
 def _check_decoder(name: str, dtype: torch.dtype) -> Finding:
     model = _build_tiny_model(name).to("cuda")
-    # Side by side, as an engine stores them. Not buffers: rotary frequencies stay in fp32.
+    # Store the parameters side by side in ``dtype``, as an engine does; buffers stay in fp32.
     places = allocate_weights(list(model.parameters()), dtype, torch.device("cuda", 0))
     for parameter, home in places.items():
         parameter.data = home.copy_(parameter.data)
@@ -89,7 +89,7 @@ def _check_decoder(name: str, dtype: torch.dtype) -> Finding:
         "eager": measure_decoder_distance(model, dtype, False),
         "graphs": measure_decoder_distance(model, dtype, True),
     }
-    is_right = all(is_near(each, dtype) for each in ways.values())
+    is_right = all(is_within_rounding(each, dtype) for each in ways.values())
     figures = (
         f"{way}: {each.equal} of {each.tokens} tokens, {each.logprob:.1g} std"
         for way, each in ways.items()
@@ -104,7 +104,7 @@ def _check_decoder(name: str, dtype: torch.dtype) -> Finding:
 
 
 def _build_tiny_model(name: str) -> PreTrainedModel:
-    """Build a model in fp32 on the CPU; all weights, also biases and norms, are random."""
+    """Build a model in fp32 on the CPU; all weights, including biases and norms, are random."""
     architecture = MODELS[name] | {"model_type": name.partition("-")[0]}
     source = ModelSource(key=name, path=None, architecture=architecture)
     model = build_actor(source, train_tokenizer(["a model"], vocab_size=VOCABULARY), seed=0).eval()
@@ -114,7 +114,7 @@ def _build_tiny_model(name: str) -> PreTrainedModel:
     return model
 
 
-def is_near(distance: Distance, dtype: torch.dtype) -> bool:
+def is_within_rounding(distance: Distance, dtype: torch.dtype) -> bool:
     """Return True if rounding explains the distance; return False for NaN."""
     return distance.logprob <= TOLERANCES[dtype] and distance.draw <= distance.allowed_draw
 
@@ -126,7 +126,7 @@ def measure_decoder_distance(
     draws_NT = torch.rand(len(LENGTHS), LIMIT, generator=torch.Generator().manual_seed(3))
     found = [
         _measure_response_distance(model, request, draws_NT[request.index], TOLERANCES[dtype])
-        for request in _generate(model, dtype, draws_NT, has_graphs)
+        for request in _generate_responses(model, dtype, draws_NT, has_graphs)
     ]
     tokens, equal, logprobs, draws, allowed = zip(*found, strict=True)
     return Distance(
@@ -139,7 +139,7 @@ def _max_or_nan(values: tuple[float, ...]) -> float:
     return float(torch.tensor(values, dtype=torch.float64).max())
 
 
-def _generate(
+def _generate_responses(
     model: PreTrainedModel, dtype: torch.dtype, draws_NT: Tensor, has_graphs: bool
 ) -> list[Request]:
     parts = find_decoder_modules(model, tokens=TOKENS)

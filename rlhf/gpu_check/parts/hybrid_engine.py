@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from functools import partial
 
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, skipped_finding
-from rlhf.gpu_check.runs import TINY_RUN, USER_ERROR, WORDS, start_run
+from rlhf.gpu_check.runs import TINY_RUN, USER_ERROR, WORDS, run_to_end
 
 EXPECTED = "yes with parity, or no with the reason"
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
-    """Yield a task for each ZeRO stage with which DeepSpeed-Chat uses the engine."""
+    """Yield a task for each ZeRO stage with which DeepSpeed-Chat uses the Hybrid Engine."""
     for stage in (2, 3):
         yield Task(f"stage {stage}", partial(_try_zero_stage, setting, stage))
 
 
 def _try_zero_stage(setting: CheckSetting, stage: int) -> Finding:
-    ended = start_run(
+    ended = run_to_end(
         setting.folder / f"stage{stage}", *TINY_RUN, *WORDS["kernels"], f"zero=stage{stage}"
     )
     if ended.code == USER_ERROR:

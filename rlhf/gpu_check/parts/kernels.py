@@ -1,7 +1,7 @@
 """Compare each Triton kernel with fp64 at the sizes of real models, and measure its bandwidth.
 
-Shapes: N = tokens, F = the first tokens, V = vocabulary, B = rows, Q = query heads, K = key/value
-heads, D = head size, L = columns of the KV cache.
+Shapes: N = tokens, F = first tokens, which are compared, V = vocabulary, B = rows, Q = query heads,
+K = key/value heads, D = head size, L = columns of the KV cache.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, load_logprob
 
 GPU = torch.device("cuda", 0)
 REPEATS = 10
-FEW = 256  # rows whose numbers in fp64 fit into the GPU beside all logits
+FEW = 256  # rows that are compared: in fp64 more may not fit into the GPU beside all logits
 SCALE = 1.25  # factor on the logits, as 1 / temperature
-# Largest relative errors, in Euclidean norms.
+# Largest relative errors that rounding explains, in Euclidean norms.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-# Tokens and vocabularies: Qwen 3, Llama 3, and GPT-NeoX's, which is no multiple of 16.
+# (tokens, vocabulary) of Qwen 3, Llama 3 and GPT-NeoX, whose vocabulary is no multiple of 16.
 LOGITS = {
     Size.full: ((4096, 151936), (4096, 128256), (4096, 50257)),
     Size.tiny: ((64, 2051), (32, 4096)),
@@ -62,7 +62,7 @@ CACHES = {
     ),
     Size.tiny: (AttentionShape(3, 4, 2, 24, 40),),
 }
-# Tensors of 4096 x 14336 weights, odd sizes and single weights.
+# Numbers of weights per tensor; most are no multiple of the kernel's blocks.
 WEIGHTS = {Size.full: (4096 * 14336, 50257 * 1024, 3 * 2**16 + 7, 1), Size.tiny: (70_001, 1)}
 SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
 NO_KERNEL = "torch computes instead: see log.txt"
@@ -114,7 +114,7 @@ def _relative_error(found: Tensor, expected: Tensor) -> float:
 def _build_finding(
     errors: Mapping[str, float], allowed: Mapping[str, float], seconds: float, moved: float
 ) -> Finding:
-    """Compare ``errors`` with ``allowed``; the kernel moves ``moved`` bytes in ``seconds``."""
+    """Return a kernel's finding: errors, which must be allowed, and bytes moved per second."""
     shown = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     bounds = ", ".join(f"{name} {bound:.0e}" for name, bound in allowed.items())
     return checked_finding(
@@ -174,7 +174,7 @@ def _check_attention(cache: AttentionShape, dtype: torch.dtype) -> Finding:
     torch.manual_seed(1)
     shape = (2, rows, kv_heads, columns, size)
     kv_cache = torch.empty(shape, dtype=dtype, device=GPU).normal_()
-    # Queries, keys and values side by side, as a joint projection leaves them.
+    # Queries, keys and values in one tensor, as a joint linear layer returns them.
     joint_BHD = torch.randn(rows, heads + 2 * kv_heads, size, device=GPU)
     parts = [heads, kv_heads, kv_heads]
     query_BQD, key_BKD, value_BKD = torch.split(joint_BHD.to(dtype), parts, dim=1)
@@ -237,7 +237,7 @@ def _check_adamw(sizes: tuple[int, ...], moments: torch.dtype) -> Finding:
 
 
 def _adamw_in_fp64(weights: Tensor, gradient: Tensor, state: SplitState) -> list[Tensor]:
-    """Return weights and moments after the step; ``state`` has the moments before it."""
+    """Return weights and both moments after the step, given ``weights`` and moments before it."""
     scaled = SCALARS.scale * gradient.double()
     first, second = state.first.double(), state.second.double()
     first += (1.0 - SCALARS.beta1) * (scaled - first)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, checked_finding
-from rlhf.gpu_check.runs import SHORT_RUN, WORDS, EndedRun, planned_gib, start_run
+from rlhf.gpu_check.runs import SHORT_RUN, WORDS, EndedRun, planned_gib, run_to_end
 
 # Torch may use less than planned. cuBLAS workspaces and fragmentation may use more.
 LEAST, MOST, SPARE = 0.7, 1.05, 0.06  # LEAST, MOST: shares of the plan; SPARE: GiB
@@ -17,14 +17,14 @@ FEW = (
     *("sft.batch_size=128", "sft.epochs=0.5", "reward.batch_size=64", "reward.epochs=0.3"),
     *("ppo.steps=2", "ppo.rollout_batch_size=64", "ppo.mini_batch_size=64"),
 )
-# Few and small batches, for tests in which a CPU stands for the GPU.
+# Few and small batches, for tests in which a CPU replaces the GPU.
 SMALL = (
     *("sft.epochs=0.1", "reward.epochs=0.1", "ppo.steps=1", "rollout.max_response_tokens=8"),
     *("sft.batch_size=32", "sft.micro_batch_size=32"),
     *("ppo.rollout_batch_size=16", "ppo.mini_batch_size=16"),
 )
 RANDOM = ("model.init=random", "model.path=null", "model.vocab_size=400")
-# Adapters need a trained model: the run of shape_2 has trained one.
+# Adapters need a trained model: they use the model that the second shape's run has trained.
 ADAPTERS = WORDS["adapters"]
 
 
@@ -60,7 +60,7 @@ SHAPES = {
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
-    """Yield a task for each phase of each shape."""
+    """Yield a task for each phase of each run."""
     for number, shape in enumerate(SHAPES[setting.size], start=1):
         run_dir = setting.folder / f"shape_{number}"
         runs: list[EndedRun] = []
@@ -74,12 +74,12 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
 def _compare_with_plan(
     runs: list[EndedRun], run_dir: Path, shape: MeasuredRun, phase: str
 ) -> Finding:
-    """Compare one phase with its plan; start the shape's run first, unless ``runs`` holds it."""
+    """Compare the memory of a phase with its plan; run ``shape`` first, unless ``runs`` has it."""
     words = [*FEW, *shape.words]
     if set(ADAPTERS) <= set(words):
         words.append(f"model.path={run_dir.with_name('shape_2') / 'sft' / 'model'}")
     if not runs:
-        runs.append(start_run(run_dir, *words))
+        runs.append(run_to_end(run_dir, *words))
     ended = runs[0]
     measured = ended.result["phases"][phase]["measured"]["memory_gib"]
     planned = planned_gib(ended.run_dir, phase)

@@ -12,12 +12,12 @@ import torch
 from rlhf.config.freeze import load_frozen_config
 from rlhf.config.machine_rates import GIB
 from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, checked_finding
-from rlhf.gpu_check.runs import USER_ERROR, WORDS, planned_gib, start_run
+from rlhf.gpu_check.runs import USER_ERROR, WORDS, planned_gib, run_to_end
 from rlhf.run.tracker import Tracker
 
 SHARE = 0.6  # share of the memory planned for SFT that torch may use
 RETRIED = "continuing with smaller micro-batches"
-# Activations are much larger than the weights, so half the sequences need about half the memory.
+# Batch sizes at which activations need most of the memory, so that half the sequences fit.
 BATCH = {Size.tiny: 64, Size.full: 1024}
 SIZES = {
     Size.tiny: ("data.size=400", "model.architecture.hidden_size=64"),
@@ -26,7 +26,7 @@ SIZES = {
 
 
 class LessMemory(Tracker):
-    """Imitates a GPU that is too small: torch may use only a share of the memory planned for SFT.
+    """A tracker that imitates a small GPU: torch may use only SHARE of the memory planned for SFT.
 
     The limit stays the same when the run is retried, so smaller micro-batches may fit.
     """
@@ -49,7 +49,8 @@ def _launch_overrides(setting: CheckSetting, choice: str) -> list[str]:
 
 
 def _check_retry(setting: CheckSetting) -> Finding:
-    ended = start_run(setting.folder / "retried", *_launch_overrides(setting, "reduce_micro_batch"))
+    words = _launch_overrides(setting, "reduce_micro_batch")
+    ended = run_to_end(setting.folder / "retried", *words)
     _ = ended.result  # a run that failed raises here
     before, after = BATCH[setting.size], load_frozen_config(ended.run_dir).sft.micro_batch_size
     times = ended.output.count(RETRIED)
@@ -63,7 +64,7 @@ def _check_retry(setting: CheckSetting) -> Finding:
 
 
 def _check_refusal(setting: CheckSetting) -> Finding:
-    ended = start_run(setting.folder / "refused", *_launch_overrides(setting, "stop"))
+    ended = run_to_end(setting.folder / "refused", *_launch_overrides(setting, "stop"))
     begin = f"sft: out of memory with sft.micro_batch_size={BATCH[setting.size]}"
     return checked_finding(
         ended.code == USER_ERROR and ended.last_line.startswith(begin),

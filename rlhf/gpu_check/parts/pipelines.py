@@ -12,13 +12,13 @@ from typing import NamedTuple
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, measured_finding
-from rlhf.gpu_check.runs import TINY_RUN, EndedRun, start_run
+from rlhf.gpu_check.runs import TINY_RUN, EndedRun, run_to_end
 
 REFERENCE = "CPU, fp32"
 # Largest relative difference from the CPU's last losses of SFT and of the reward model. For bf16 it
 # is twice the unit roundoff of bf16.
 SHARES = {Dtype.fp32: 1e-3, Dtype.bf16: 8e-3, Dtype.fp16: 8e-3}
-ERRORS = 4  # standard errors by which scores may differ, as rounding changes sampled tokens
+ERRORS = 4  # standard errors by which mean scores may differ, as rounding changes sampled tokens
 
 
 class Losses(NamedTuple):
@@ -33,11 +33,11 @@ class Losses(NamedTuple):
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield a task for the run on the CPU, then one for each engine, stage and precision."""
-    # One run per four cores, as a run often uses one core only.
+    # Run one pipeline per four cores at a time, as a pipeline often uses one core only.
     with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4)) as runs:
         words = {REFERENCE: ["hardware=cpu", "hardware.dtype=fp32"], **overrides_by_run()}
         ended = {
-            name: runs.submit(start_run, setting.folder / _folder_name(name), *TINY_RUN, *each)
+            name: runs.submit(run_to_end, setting.folder / _folder_name(name), *TINY_RUN, *each)
             for name, each in words.items()
         }
         yield Task(REFERENCE, partial(_describe_reference, ended[REFERENCE]))
@@ -56,7 +56,7 @@ def overrides_by_run() -> dict[str, list[str]]:
         found += [("DeepSpeed, stage 0", half, "zero=stage0", deepspeed)]
     found += [(f"DeepSpeed, stage {n}", half, f"zero=stage{n}", deepspeed) for n in (1, 2, 3)]
     found += [(f"offload, stage {n}", half, f"zero=stage{n}_offload", deepspeed) for n in (2, 3)]
-    if half is Dtype.bf16:  # fp16 at stage 0 is an error: it would have no fp32 master weights
+    if half is Dtype.bf16:  # no fp16 at stage 0, which has no fp32 master weights and is refused
         found += [
             (f"DeepSpeed, stage {n}", Dtype.fp16, f"zero=stage{n}", deepspeed) for n in (1, 2, 3)
         ]
@@ -94,7 +94,7 @@ def _compare_losses(ended: Future[EndedRun], reference: Future[EndedRun], dtype:
     there, here = last_losses(ended.result()), last_losses(reference.result())
     share, apart = SHARES[dtype], score_tolerance(there, here)
     return checked_finding(
-        are_near(there, here, share),
+        losses_agree(there, here, share),
         _describe_losses(there),
         f"losses ± {share:.1%}, score ± {apart:.2f}",
         **there._asdict(),
@@ -108,7 +108,7 @@ def score_tolerance(there: Losses, here: Losses) -> float:
     return ERRORS * math.sqrt(variances)
 
 
-def are_near(there: Losses, here: Losses, share: float) -> bool:
+def losses_agree(there: Losses, here: Losses, share: float) -> bool:
     """Return True if rounding and sampling noise explain how two runs differ; False for NaN."""
     return (
         abs(there.sft - here.sft) <= share * here.sft

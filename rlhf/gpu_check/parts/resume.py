@@ -12,7 +12,7 @@ from typing import Any
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, skipped_finding
-from rlhf.gpu_check.runs import TINY_RUN, differing_files, resume_run, start_run
+from rlhf.gpu_check.runs import TINY_RUN, differing_files, resume_run, run_to_end
 from rlhf.run.tracker import Tracker
 
 KILLED_PHASE, KILLED_STEP = "ppo", 2
@@ -24,7 +24,7 @@ EXPECTED = "equal bit for bit: weights, metrics, samples"
 
 
 class KillOnce(Tracker):
-    """Kills its process in a PPO step, before the step's metrics are on the drive.
+    """A tracker that kills its process in a PPO step, before the step's metrics are written.
 
     A file beside the run directory marks the run as killed, so that it is not killed again.
     """
@@ -40,12 +40,12 @@ class KillOnce(Tracker):
 
 
 def _killed_marker_file(run_dir: Path) -> Path:
-    """Return the file that keeps ``KillOnce`` from killing the run in ``run_dir``."""
+    """Return the path of the marker file; if it exists, ``KillOnce`` does not kill the run."""
     return run_dir.with_suffix(".killed")
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
-    """Yield a task for each engine."""
+    """Yield a task for each training engine that can run here."""
     places = {"DeepSpeed, stage 2": ("zero=stage2", "zero.engine=deepspeed")}
     if resolve_dtype(Dtype.auto, Device.cuda) is Dtype.bf16:  # fp16 needs DeepSpeed
         places = {"torch, stage 1": ("zero=stage1", "zero.engine=torch"), **places}
@@ -56,7 +56,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
 
 def _compare_with_killed_run(folder: Path, words: tuple[str, ...]) -> Finding:
     folder.mkdir()
-    killed = start_run(folder / "killed", *words)
+    killed = run_to_end(folder / "killed", *words)
     if not killed.code or not _killed_marker_file(killed.run_dir).exists():
         return checked_finding(False, "it was not killed", EXPECTED)
     _ = resume_run(killed.run_dir).result  # a run that failed raises here
@@ -71,7 +71,7 @@ def _compare_with_killed_run(folder: Path, words: tuple[str, ...]) -> Finding:
 
 
 def _run_without_kill(run_dir: Path, words: tuple[str, ...]) -> Path:
-    """Run without a kill; return the run directory."""
+    """Start a run with the marker file, so that ``KillOnce`` does nothing; return ``run_dir``."""
     _killed_marker_file(run_dir).touch()
-    _ = start_run(run_dir, *words).result  # a run that failed raises here
+    _ = run_to_end(run_dir, *words).result  # a run that failed raises here
     return run_dir

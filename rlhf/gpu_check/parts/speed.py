@@ -26,7 +26,7 @@ from rlhf.gpu_check.rows import (
     measured_finding,
     skipped_finding,
 )
-from rlhf.gpu_check.runs import SHORT_RUN, start_run
+from rlhf.gpu_check.runs import SHORT_RUN, run_to_end
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.backends import build_rollout_backend
 from rlhf.rollout.fast import unpad_prompts
@@ -45,7 +45,7 @@ FORCED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
-    """Yield tasks: PPO runs, then each way to generate with the policy of the first run."""
+    """Yield tasks for two PPO runs, then for each way to generate with the first run's policy."""
     name, prompts, tokens, model = SHAPES[setting.size]
     words = [*COMMON, *model, "ppo.steps=3"]
     words += [f"ppo.rollout_batch_size={prompts}", f"ppo.mini_batch_size={prompts}"]
@@ -69,7 +69,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
 
 
 def _time_ppo_step(run_dir: Path, words: list[str]) -> Finding:
-    ended = start_run(run_dir, *words)
+    ended = run_to_end(run_dir, *words)
     _ = ended.result  # a run that failed raises here
     last = [line for line in ended.metrics if "time/step_seconds" in line][-1]
     parts = ("step", "generate", "score", "train")
@@ -155,7 +155,7 @@ class GenerationWays:
         """Generate with ``generate_batch`` of transformers; return the number of tokens."""
         from transformers import GenerationConfig
 
-        # No end token: every response has all tokens.
+        # Without an end token, every response has ``tokens`` tokens.
         settings = GenerationConfig(
             **FORCED, max_new_tokens=self.tokens, eos_token_id=-1, pad_token_id=0
         )
@@ -168,7 +168,7 @@ class GenerationWays:
 
 
 def _time_generation(ways: GenerationWays, generate: Callable[[], int]) -> Finding:
-    """Generate twice; return the speed of the second time, when kernels and caches are warm."""
+    """Generate twice; return the speed of the second call, after kernels have been compiled."""
     seconds, tokens = [], 0
     for _ in range(2):
         torch.cuda.synchronize()
@@ -186,7 +186,7 @@ def _time_generation(ways: GenerationWays, generate: Callable[[], int]) -> Findi
 
 
 def _time_other_library(ways: GenerationWays, generate: Callable[[], int]) -> Finding:
-    """Measure another library's generation; return a skipped finding if it raises."""
+    """Measure another library's generation; return a skipped finding if the library raises."""
     try:
         return _time_generation(ways, generate)
     except Exception as error:
