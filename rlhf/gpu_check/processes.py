@@ -74,7 +74,7 @@ def run_part(
             env=os.environ | {PARENT: str(os.getpid()), "GOMP_SPINCOUNT": "10000"},
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that killpg also ends its child processes
+            start_new_session=True,  # a new process group, so that killpg ends children too
         )
         try:
             while process.poll() is None and time.monotonic() < began + seconds:

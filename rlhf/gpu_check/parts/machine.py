@@ -24,7 +24,7 @@ from rlhf.gpu_check.rows import (
 from rlhf.jobs.this_machine import this_machine
 
 PACKAGES = ("rlhf", "torch", "deepspeed", "transformers", "datasets", "peft", "hydra-core")
-LEAST_FREE = 2  # GiB that the other parts need
+LEAST_FREE = 2  # GiB of free GPU memory that the other parts need
 CPU = "cpu"
 
 

@@ -15,8 +15,8 @@ from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, me
 from rlhf.gpu_check.runs import TINY_RUN, EndedRun, run_to_end
 
 REFERENCE = "CPU, fp32"
-# Largest relative difference from the CPU's last losses of SFT and of the reward model. For bf16 it
-# is twice the unit roundoff of bf16.
+# Largest relative difference from the CPU's last losses of SFT and of the reward model.
+# The difference for bf16 is twice the unit roundoff of bf16.
 SHARES = {Dtype.fp32: 1e-3, Dtype.bf16: 8e-3, Dtype.fp16: 8e-3}
 ERRORS = 4  # standard errors by which mean scores may differ, as rounding changes sampled tokens
 

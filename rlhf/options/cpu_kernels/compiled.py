@@ -27,7 +27,7 @@ def can_compile(parts: DecoderModules, dtype: torch.dtype) -> bool:
     return (
         parts.tokens.weight.device.type == "cpu"
         and load_decode_library(dtype) is not None
-        and all(layer.in_features % 2 == 0 for layer in layers)  # bf16 inputs are read in pairs
+        and all(layer.in_features % 2 == 0 for layer in layers)  # kernels read bf16 inputs in pairs
     )
 
 

@@ -115,7 +115,7 @@ def _load_library(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
     try:
         make_own_folder(library.parent)
         if not library.exists():
-            with replace_atomically(library, shared=True) as made:  # another rank may do the same
+            with replace_atomically(library, shared=True) as made:  # another rank may write it too
                 _compile_library(source, made, options)
                 keep_others_from_writing(made)
         require_trusted(library)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 MATMUL = "matmul"  # name under which ``matmul_attention`` is registered in transformers
 LONGEST = 512  # tokens; for longer sequences torch's SDPA is faster than S x S scores
-# Attention weights ("shares") are stored for the backward pass if tokens <= KEPT_TOKENS * head
-# size, because they then take no more memory than q, k and v. Otherwise they are recomputed.
+# The backward pass recomputes attention weights ("shares") if tokens > KEPT_TOKENS * head size.
+# Shares for fewer tokens are stored, because they take no more memory than q, k and v.
 KEPT_TOKENS = 3
 
 

@@ -38,7 +38,7 @@ def translate_package_errors(name: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except Exception as error:  # packages raise AssertionError, AttributeError and others
+    except Exception as error:  # packages raise AssertionError, AttributeError and other errors
         raise ConfigError(
             f"environment.id={name}: its package cannot make it with these environment.options "
             f"({failure_reason(error, None)})"
@@ -234,7 +234,7 @@ class TextArenaGame:
 
 def _make_game(arena: Any, id: str, options: Mapping[str, Any]) -> Any:
     game = arena.make(id, **options)
-    while isinstance(game, arena.Wrapper):  # wrappers repeat the conversation in each observation
+    while isinstance(game, arena.Wrapper):  # textarena's wrappers repeat the conversation each turn
         game = game.env
     return game
 
@@ -275,7 +275,7 @@ class ReasoningQuestion:
         """Return the score of the answer ``text`` as the reward, and end the episode."""
         try:
             score = self._score(text.strip())
-        except Exception:  # scorers do not catch the errors of int() or json.loads on an answer
+        except Exception:  # reasoning_gym's scorers pass on errors of int() and json.loads
             info = {"success": False, "malformed": True}
             return Step("", terminated=True, info=info)
         return Step("", reward=score, terminated=True, info={"success": score >= 1})
@@ -285,7 +285,7 @@ class ReasoningQuestion:
         return str(self._entry["answer"] or "")
 
     def _make_question(self, seed: int) -> None:
-        # One row, since some generators build all their rows at once.
+        # A data set of one row, since some generators build all their rows at once.
         self._data = self._package.create_dataset(self._id, seed=seed, size=1, **self._options)
         self._entry = self._data[0]
 

@@ -34,7 +34,7 @@ class Blackjack:
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
         """Deal two cards to the dealer, of which one is shown, and two to the player."""
         self._deck = Random(seed)
-        self._expert = Random(f"expert {seed}")  # separate, so that the expert draws no cards
+        self._expert = Random(f"expert {seed}")  # a random generator that the deck does not use
         self._dealer = [self._draw_card(), self._draw_card()]
         self._player = [self._draw_card(), self._draw_card()]
         return self._describe_hand()
@@ -121,7 +121,7 @@ class Calculator:
             self._question += rng.choice(self._operations) + str(rng.randint(1, self._largest))
         self._answer = evaluate_arithmetic(self._question)
         self._told: str | None = None  # the tool's last result
-        self._expert = Random(f"expert {seed}")  # separate: it does not change the question
+        self._expert = Random(f"expert {seed}")  # a random generator that questions do not use
         self._forgets = self._expert.random() < EXPERT_FORGETS
         return f"{self._question}=?"
 
@@ -186,7 +186,7 @@ class NumberGuessing:
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
         """Choose the hidden number; return its bounds."""
         self._number = Random(seed).randint(self._low, self._high)
-        self._expert = Random(f"expert {seed}")  # separate: it does not change the hidden number
+        self._expert = Random(f"expert {seed}")  # the hidden number has another random generator
         self._known = (self._low, self._high)
         self._left = self._guesses
         return f"guess {self._low} to {self._high}"
@@ -194,7 +194,7 @@ class NumberGuessing:
     def step(self, text: str) -> Step:
         """Compare a guess with the number; the episode ends at a right guess or the last guess."""
         self._left -= 1
-        answer = text.strip()  # also strips control characters, which int does not accept
+        answer = text.strip()  # strip() also removes control characters, which int() refuses
         if not re.fullmatch(rf"-?\d{{1,{LONGEST_GUESS}}}", answer, re.ASCII):
             info = {"malformed": True, "success": False}
             return Step("not a number", terminated=self._left == 0, info=info)

@@ -57,7 +57,7 @@ class Host:
         self._running: _Call | None = None
         self._is_ready = False
         self._calls = 0  # number of calls sent to this process
-        self.until = math.inf  # deadline of the running call or of the start
+        self.until = math.inf  # deadline of the running call, or of the start of the process
         self.facts = EnvironmentFacts()
 
     @property
@@ -70,7 +70,7 @@ class Host:
         self.starts, self._calls, self._is_ready = self.starts + 1, 0, False
         self.process = IsolatedProcess("rlhf.options.environments.process_pool:serve_environments")
         self.until = time.monotonic() + SECONDS_TO_START
-        with suppress(OSError):  # receiving the answer will fail too, and report the error
+        with suppress(OSError):  # if sending fails, receiving fails too, and reports the error
             self.process.send(asdict(self._config), self.until)
 
     def finish_start(self) -> None:

@@ -157,7 +157,7 @@ class Episodes:
             episode.failures.append(FailureName.too_long)
             episode.rewards[-1] += self._failure_reward(FailureName.too_long)
             episode.truncated = True
-            episode.messages.pop()  # the policy never reads this observation
+            episode.messages.pop()  # the policy does not read an observation that does not fit
             return Continuation(index, None)
         return Continuation(
             index,

@@ -33,7 +33,7 @@ def make_observation(given: Observation | str) -> Observation:
 class Step(NamedTuple):
     """An environment's answer to a turn of the policy."""
 
-    observation: Observation | str  # ignored if this step ends the episode
+    observation: Observation | str  # the observation is ignored if this step ends the episode
     reward: float = 0.0
     terminated: bool = False  # the task has ended, so no further reward was possible
     truncated: bool = False  # the episode is cut before the end of its task
@@ -54,9 +54,9 @@ class Environment(Protocol):
     def step(self, text: str) -> Step:
         """Return the environment's answer to ``text``, a turn of the policy."""
 
-    # Optional attributes: ``optimum: float``, the largest expected return; ``demonstration()``, the
-    # next turn of an expert, which SFT learns from; ``random_turn(rng)``, a random valid turn:
-    # evaluations report the mean return of random turns too.
+    # Optional attribute ``optimum: float``: the largest expected return.
+    # Optional method ``demonstration()``: returns an expert's next turn, which SFT learns from.
+    # Optional method ``random_turn(rng)``: returns a random valid turn, for result.json.
 
 
 class EpisodeStart(NamedTuple):
@@ -162,7 +162,7 @@ def parse_observation(answer: Any) -> Observation:
         )
     try:
         found.text.encode()
-    except UnicodeEncodeError as error:  # half a surrogate pair, which no tokenizer accepts
+    except UnicodeEncodeError as error:  # half a surrogate pair in a text, which no tokenizer takes
         raise InvalidAnswerError("the observation is no Unicode text") from error
     return found
 

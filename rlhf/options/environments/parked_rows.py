@@ -42,7 +42,7 @@ class ParkedRows:
         self._decoder = decoder
         self._free = list(places)
         self._held: dict[int, tuple[int, Request]] = {}  # request index -> decoder row, request
-        self._continued: list[tuple[Request, list[int]]] = []  # each with tokens to add to its row
+        self._continued: list[tuple[Request, list[int]]] = []  # requests, and the tokens to add
 
     def __len__(self) -> int:
         return len(self._held)

@@ -19,7 +19,7 @@ DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 LEAST = 16  # smallest number of rows and of columns of a matrix product on tensor cores
 BLOCK_BYTES = 2**14  # bytes of keys that a program holds at a time; as many bytes of values
 WARPS = 4
-FUSED = {"enable_fp_fusion": True}  # Triton warns if it is not set: the default changes in 3.10
+FUSED = {"enable_fp_fusion": True}  # Triton warns if this is not set: the default changes in 3.10
 
 
 class GpuAttention:

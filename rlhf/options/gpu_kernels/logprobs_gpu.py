@@ -16,7 +16,7 @@ from rlhf.options.gpu_kernels.first_launch import try_kernels
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 BLOCK = 2**12  # logits that a program has in registers at a time: 16 in each of 256 threads
 WARPS = 8
-FUSED = {"enable_fp_fusion": True}  # Triton warns if it is not set: the default changes in 3.10
+FUSED = {"enable_fp_fusion": True}  # Triton warns if this is not set: the default changes in 3.10
 
 
 def load_gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:

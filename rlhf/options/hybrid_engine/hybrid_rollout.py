@@ -103,8 +103,8 @@ class HybridEngineRollout(HfRollout):
 
     def _check_parity(self, actor: Engine, prompts: PromptBatch) -> None:
         """Raise CapabilityError if the engine's layers disagree with the model's own layers."""
-        # The first call fixes the number of rows in the engine's KV cache, so it gets ``max_rows``
-        # rows, although only the first COMPARED_ROWS are compared.
+        # Generate ``max_rows`` rows, although only the first COMPARED_ROWS rows are compared.
+        # The first call of the engine fixes the number of rows in its KV cache.
         num_rows = len(prompts.texts)
         prompts = take_rows(prompts, [row % num_rows for row in range(self._settings.max_rows)])
         if self._settings.cuda_graphs:
@@ -211,7 +211,7 @@ def _use_deepspeed_layers(module: nn.Module) -> Iterator[tuple[Any, Callable[...
         yield policy, engine.generate
     finally:
         policy.set_attn_implementation(attention)
-        engine.train()  # restores the model's own layers
+        engine.train()  # train() restores the model's own layers
         module.eval()
 
 

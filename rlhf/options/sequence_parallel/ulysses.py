@@ -38,15 +38,15 @@ def build_sequence_parallel_attention(
         )
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
-    # Built directly: register_with_transformers would replace "sdpa" for all models of the process,
-    # and reads num_key_value_heads, which the configs of OPT and GPT-NeoX lack.
+    # DeepSpeed's register_with_transformers would replace "sdpa" for all models of the process.
+    # It also reads num_key_value_heads, which the configs of OPT and GPT-NeoX lack.
     exchanged = UlyssesSPAttentionHF(
         attn=attention,
         batch_size=sequences,
         attn_head_count=queries,
         attn_head_size=width,
         kv_head_count=keys,
-        num_hidden_layers=1,  # DeepSpeed reads this in a debugging mode only
+        num_hidden_layers=1,  # DeepSpeed reads the number of layers in a debugging mode only
         process_group=_create_group(ranks, size),
         seq_length_is_variable=True,
     )

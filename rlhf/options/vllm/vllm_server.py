@@ -33,8 +33,8 @@ START = (
 AT_ONCE = 64  # number of requests in flight, which the server decodes in one batch
 SECONDS_TO_CONNECT = 5.0
 
-# A function that writes the actor's weights into a folder, tensor by tensor. Every rank calls it;
-# only rank 0 passes the folder, the others pass None.
+# A function that writes the actor's weights into a folder, tensor by tensor.
+# Every rank calls the function; only rank 0 passes the folder, the other ranks pass None.
 WriteWeights = Callable[[Engine, Path | None], None]
 
 
@@ -126,7 +126,7 @@ class VllmServerRollout:
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            "ignore_eos": True,  # the server would use the end tokens of its own model folder
+            "ignore_eos": True,  # else vLLM would use the end tokens of its own model folder
             "stop_token_ids": list(end_ids_of(actor.module.pretrained)),
             "stop": self._settings.stop,
             "include_stop_str_in_output": True,
