@@ -1,1 +1,1 @@
-"""Memory, time and cost of a configuration before it starts."""
+"""The planner: memory, time and price of a run, estimated before it starts."""

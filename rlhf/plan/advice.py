@@ -1,4 +1,4 @@
-"""List other configurations of a run: the ZeRO settings of zero=auto, overrides that make it fit.
+"""Vary a run's configuration: ZeRO settings for zero=auto, and overrides that make the run fit.
 
 ``describe_idle_options`` names options that have no effect, or only cost memory.
 """
@@ -36,7 +36,7 @@ def find_fitting_overrides(asked: RunConfig, planner: Planner) -> list[str]:
     """Return overrides that make the run fit, each with its ZeRO setting and GiB per rank.
 
     ``planner`` returns the plan of a configuration. The list has single changes, the smallest
-    first. Changes are combined only if no single change makes the run fit.
+    change first. Changes are combined only if no single change makes the run fit.
     """
     found = _describe_fitting_changes(_single_changes(asked, planner), planner)
     return found or _describe_fitting_changes(_combined_changes(asked), planner)
@@ -50,8 +50,8 @@ def _describe_fitting_changes(changes: Iterable[Change], planner: Planner) -> li
 
 
 def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
-    """Yield single changes, the smallest first."""
-    auto = _with_zero_auto(config)
+    """Yield changes that may make the run fit, each by itself, the smallest change first."""
+    auto = _set_zero_auto(config)
     prefix = "" if config.zero.auto else "zero=auto "
     if prefix:
         yield prefix.strip(), auto
@@ -65,32 +65,32 @@ def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
         if saving.is_exact:
             yield f"{prefix}{saving.words}", saving.config
     if config.model.gradient_checkpointing is not True:
-        yield f"{prefix}{CHECKPOINTING}", _with_checkpointing(auto)
+        yield f"{prefix}{CHECKPOINTING}", _enable_checkpointing(auto)
     for saving in savings:
         if not saving.is_exact:
             yield f"{prefix}{saving.words}", saving.config
     if config.hardware.device is Device.cuda:
-        yield from _change_to_more_nodes(auto, prefix, planner)
+        yield from _double_nodes_until_fit(auto, prefix, planner)
 
 
 def _combined_changes(config: RunConfig) -> Iterator[Change]:
-    """Yield zero=auto, checkpointing and a saving that alters training, combined in one change."""
-    auto = _with_checkpointing(_with_zero_auto(config))
+    """Yield zero=auto plus gradient checkpointing plus one saving that alters training."""
+    auto = _enable_checkpointing(_set_zero_auto(config))
     for saving in (saving for option in costs_of(None) for saving in option.savings(auto)):
         if not saving.is_exact:
             yield f"zero=auto {CHECKPOINTING} {saving.words}", saving.config
 
 
-def _with_zero_auto(config: RunConfig) -> RunConfig:
+def _set_zero_auto(config: RunConfig) -> RunConfig:
     return replace(config, zero=replace(config.zero, auto=True))
 
 
-def _with_checkpointing(config: RunConfig) -> RunConfig:
+def _enable_checkpointing(config: RunConfig) -> RunConfig:
     return replace(config, model=replace(config.model, gradient_checkpointing=True))
 
 
-def _change_to_more_nodes(config: RunConfig, prefix: str, planner: Planner) -> Iterator[Change]:
-    """Double the number of nodes until the run fits; yield this one change, or nothing."""
+def _double_nodes_until_fit(config: RunConfig, prefix: str, planner: Planner) -> Iterator[Change]:
+    """Double the nodes, up to ``MOST_NODES``, until the run fits; if it does, yield the change."""
     nodes = 2 * config.hardware.nodes
     while nodes <= MOST_NODES:
         larger = replace(config, hardware=replace(config.hardware, nodes=nodes))
@@ -110,7 +110,7 @@ def _describe_if_it_fits(words: str, config: RunConfig, planner: Planner) -> str
         validate(plan.config)
     except ConfigError:
         return None
-    return f"{words} ({plan.zero_text}, {plan.bytes / GIB:.1f} GiB)"
+    return f"{words} ({plan.zero_text}, {plan.peak_bytes / GIB:.1f} GiB)"
 
 
 def describe_idle_options(config: RunConfig) -> Iterator[str]:
@@ -143,7 +143,7 @@ def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
     """Return ``config`` under every valid ZeRO setting, or unchanged without zero.auto.
 
     Raises:
-        ConfigError: if no setting is valid; the error is that of the simplest setting.
+        ConfigError: if no setting is valid; the error says why the simplest setting is refused.
     """
     if not config.zero.auto:
         return [config]

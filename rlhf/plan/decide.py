@@ -58,11 +58,11 @@ def plan_and_configure(
         )
     config = resolve_auto(plan)
     validate(config)
-    return Decision(config, plan, (*plan.warnings, *describe_idle_options(config)))
+    return Decision(config, plan, (*plan.watchdog_warnings, *describe_idle_options(config)))
 
 
 def resolve_auto(plan: Plan) -> RunConfig:
-    """Return the plan's configuration; the plan's choices replace ``auto`` and null values."""
+    """Return the plan's configuration, with the plan's choices instead of ``auto`` and null."""
     config = plan.config
     for phase in plan.phases:
         name = phase.phase.value

@@ -20,8 +20,8 @@ from rlhf.options import ZeroConfig
 
 HALF, SINGLE = 2, 4  # bytes per element
 CPU_BLOCK = (1024, 2048)  # tokens and vocabulary entries whose logits exist at the same time
-GPU_BLOCK = (1024, None)  # None: the whole vocabulary (rlhf/models/output_layer.py)
-TORCH_TOKENS = 256  # without a kernel, torch holds two fp32 copies of the logits of these tokens
+GPU_BLOCK = (1024, None)  # None: all vocabulary entries (rlhf/models/output_layer.py)
+TORCH_TOKENS = 256  # without a kernel, torch copies the logits of this many tokens twice in fp32
 LONGEST = 512  # most tokens per sequence for matmul attention (cpu_kernels/cpu_layers.py)
 KEPT_TOKENS = 3  # matmul attention keeps probabilities if tokens <= this times the head size
 PREFILL_TOKENS = 8192  # prompt tokens per prefill pass (rlhf/rollout/scheduler.py)
@@ -35,7 +35,7 @@ Parts = Counter[str]  # bytes by purpose, such as weights or logits
 
 @dataclass(frozen=True, kw_only=True)
 class ModelStates:
-    """The bytes by purpose of a model's ZeRO states on one rank: on its device, and offloaded."""
+    """The bytes by purpose of a model's states on one rank: on its device, and offloaded."""
 
     device: Parts
     host: Parts
@@ -47,7 +47,7 @@ def weight_bytes(role: Role, zero: ZeroConfig, dtype: Dtype) -> int:
 
 
 def model_state_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -> ModelStates:
-    """Return one rank's bytes of a model's weights, gradients, optimizer states and fp32 copies."""
+    """Return the bytes on one rank of a model's weights, gradients, optimizer and fp32 copies."""
     role, stage, ranks = model.role, stage_of(model.role, zero), machine.ranks
     size = weight_bytes(role, zero, machine.dtype)
     device, host = Counter[str](), Counter[str]()
@@ -88,7 +88,7 @@ def model_state_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -> Mo
 def count_persistent_weights(model: ModelUse, zero: ZeroConfig) -> int:
     """Return the number of weights that ZeRO stage 3 keeps on every rank in addition to its shard.
 
-    These are tensors of up to param_persistence_threshold elements: biases, norms and adapters.
+    DeepSpeed keeps tensors of up to param_persistence_threshold elements: biases, norms, adapters.
     """
     limit = zero.param_persistence_threshold
     limit = PERSISTENCE if limit is None else limit
@@ -117,11 +117,11 @@ def activation_bytes(
     share: int = 1,
     further: int = 0,
 ) -> int:
-    """Return the bytes stored for the backward pass of ``sequences`` of ``tokens`` tokens.
+    """Return the bytes stored for the backward pass of sequences with ``tokens`` tokens each.
 
-    ``uses_matmul_attention``: attention uses matrix products instead of the fused kernel. ``size``
-    is the bytes per element. ``further`` bytes are stored in addition. ``share`` ranks divide the
-    sequences and all these bytes.
+    If ``uses_matmul_attention``, attention uses matrix products instead of the fused kernel.
+    ``size`` is the bytes per element. ``further`` bytes are stored in addition. ``share`` ranks
+    divide the sequences, and with them all bytes.
     """
     shape = model.shape
     whole: float = sequences * layer_activation_bytes(
@@ -145,7 +145,7 @@ def layer_activation_bytes(
     - Attention: queries, keys, values and output. With ``uses_matmul_attention``, keys and values
       are repeated for every query head, and short sequences store probabilities. Norms on queries
       and keys store their inputs in fp32 and their normalized inputs.
-    - Eager attention: probabilities in fp32, and in half precision if the model is.
+    - Eager attention: probabilities in fp32, and in half precision if the model computes in it.
     - Feed-forward: ``wide_copies`` values per unit, such as input and output of the activation.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -161,7 +161,7 @@ def layer_activation_bytes(
 
 
 def attention_score_bytes(shape: ModelShape, *, sequences: int, tokens: int, size: int) -> int:
-    """Return the bytes of one (tokens, tokens) matrix for every head and sequence.
+    """Return the bytes of one (tokens, tokens) attention matrix per head and sequence.
 
     Attention that is not fused holds two such matrices in a forward pass (scores and probabilities)
     and three in a backward pass. Only one layer holds them at a time.
@@ -188,7 +188,7 @@ def logit_bytes(model: ModelUse, *, positions: int, size: int, is_gpu: bool) -> 
 def no_grad_pass_bytes(
     model: ModelUse, *, sequences: int, tokens: int, size: int, is_gpu: bool
 ) -> int:
-    """Return the bytes of a pass without gradients: one feed-forward layer and a block of logits.
+    """Return the bytes in use in a pass without gradients: one feed-forward layer and logits.
 
     The layer holds its input, its normed input, and the input and output of its activation. A gated
     layer holds the activation's output, the other factor and their product instead of the last two.
@@ -230,11 +230,11 @@ def kv_cache_bytes(shape: ModelShape, *, rows: int, tokens: int, size: int) -> i
 
 
 class PassMoments(NamedTuple):
-    """The bytes by purpose while a backward pass computes the head, the layers or the embedding."""
+    """The bytes by purpose while a backward pass is in the head, the layers or the embedding."""
 
     head: Parts
     layers: Parts
-    """In the last layer, while all other layers still have their activations."""
+    """In the last layer, while all other layers still store their activations."""
     embedding: Parts
 
 
@@ -263,7 +263,7 @@ def backward_pass_moments(
         if not model.is_scorer:
             weights = shape.vocab * shape.embedding
             head = weights * size * (model.trained - model.extra_weights >= weights)
-            hidden = positions * shape.embedding * SINGLE  # the head's inputs: summed in fp32
+            hidden = positions * shape.embedding * SINGLE  # the inputs' gradient in fp32
         if model.checkpointed:  # no layer is recomputed while there are logits
             saved = layer_activation_bytes(shape, tokens, size=size, uses_matmul_attention=False)
             again = round(saved)

@@ -1,7 +1,7 @@
 """Compute memory and time of a phase outside its training steps.
 
-The memory is that of building models and of rollouts. The time is that of evaluations, and of
-building and saving models.
+Memory is needed while models are built, and for rollouts. Time is needed for evaluations, and to
+build and save models.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlhf.plan.memory_model import HALF, SINGLE, Parts
 from rlhf.plan.phase_memory import PhaseMemory
 from rlhf.plan.phase_plan import BUILDING
 
-HF_LAYER_FACTOR = 6.0  # overhead per layer of generate(), relative to the fast rollout
+HF_LAYER_FACTOR = 6.0  # per-layer overhead of transformers' generate() over the fast rollout
 # Bytes per logit of a captured decode step: the logit in half precision and in fp32, the logit
 # divided by the temperature, and the probability.
 GRAPH_LOGIT = HALF + 3 * SINGLE
@@ -32,15 +32,15 @@ ORDER = (Role.reward, Role.sft, Role.reward_training, Role.actor, Role.reference
 def build_sampling(
     scene: PhaseMemory, *, responses: int, rows: int, gathers: bool = False
 ) -> time_model.Sampling:
-    """Return a ``Sampling`` of responses to prompts of mean length.
+    """Return the ``Sampling`` of ``responses`` to prompts of mean length.
 
-    Responses have their expected length if generation ends early, otherwise the maximum length.
+    Responses have their expected length if most of them end early, otherwise the maximum length.
     """
     longest = scene.config.tokens_after_prompt[1]
     return time_model.Sampling(
         responses=responses,
         rows=rows,
-        prompt_tokens=scene.load.tokens,
+        prompt_tokens=scene.load.mean_tokens,
         response_tokens=scene.response_tokens if scene.generation.ends_early else longest,
         tensor_parallel=scene.generation.tensor_parallel,
         gathers=gathers,
@@ -97,8 +97,8 @@ def seconds_outside_ppo_steps(scene: PhaseMemory, micro: int) -> dict[str, float
 def copied_weight_bytes(scene: PhaseMemory, *, is_gathered: bool) -> int:
     """Return the bytes of weights that the fast rollout copies.
 
-    On a CPU all weights are copied into the order in which decoding reads them. A GPU reads the
-    model's own weights, unless they are in another precision.
+    On a CPU, all weights are copied into the order in which decoding reads them. On a GPU, weights
+    are copied only if the model keeps them in another precision than decoding uses.
     """
     at, actor = scene.at, scene.models[0]
     if not at.machine.is_gpu:
@@ -107,21 +107,21 @@ def copied_weight_bytes(scene: PhaseMemory, *, is_gathered: bool) -> int:
     return actor.weights * HALF if is_rounded else 0
 
 
-def rollout_gathers_once(scene: PhaseMemory, needed: int) -> bool:
+def gathers_weights_once(scene: PhaseMemory, needed: int) -> bool:
     """Return True if the rollout gathers all sharded weights once, instead of at every token.
 
-    ``needed`` is the bytes that one rank needs in that case.
+    ``needed`` is the bytes that one rank needs if it gathers all weights at once.
     """
     if scene.generation.gathers is not None:
         return scene.generation.gathers
     choice = scene.config.rollout.gather_weights
-    return choice is When.always or (choice is When.auto and needed <= scene.limit)
+    return choice is When.always or (choice is When.auto and needed <= scene.memory_limit)
 
 
-def graph_bytes(scene: PhaseMemory, during: Parts, *, rows: int) -> Parts:
+def cuda_graph_bytes(scene: PhaseMemory, during: Parts, *, rows: int) -> Parts:
     """Return the bytes by purpose that CUDA graphs of ``rows`` rows keep between rollouts.
 
-    ``during`` has the bytes by purpose of the rollout. The result is empty without CUDA graphs.
+    ``during`` has the bytes by purpose during the rollout. Without CUDA graphs, nothing is kept.
     """
     rollout, actor = scene.config.rollout, scene.models[0]
     uses_graphs = rollout.cuda_graphs and rollout.backend is Backend.fast
@@ -147,9 +147,9 @@ def _building_peak_bytes(scene: PhaseMemory) -> Parts:
         return states
     built, peaks = Counter(process=states["process"]), []
     for model in sorted(scene.models, key=lambda model: ORDER.index(model.role)):
-        held = Counter(scene.states[model.role].device)
+        held = Counter(scene.model_states[model.role].device)
         del held["gradients"]
-        moments = _first_step_moment_bytes(scene, model)
+        moments = _first_step_adam_bytes(scene, model)
         held["optimizer"] -= moments
         built += held
         # DeepSpeed 0.19.8 takes a trial step, for which it allocates fp32 gradients of zeros.
@@ -165,10 +165,10 @@ def _rounding_copy_bytes(scene: PhaseMemory, model: ModelUse) -> int:
     return SINGLE * min(model.weights - min(model.trained, model.weights), ROUNDED_AT_ONCE)
 
 
-def _first_step_moment_bytes(scene: PhaseMemory, model: ModelUse) -> int:
-    """Return the bytes of moments that the first step allocates; 0 for ``SplitAdamW``."""
+def _first_step_adam_bytes(scene: PhaseMemory, model: ModelUse) -> int:
+    """Return the bytes of Adam's moments that the first step allocates; 0 for ``SplitAdamW``."""
     has_half = scene.at.bytes_per_weight(model) == HALF
     if has_half and scene.runs_on_torch(model):
         return 0
-    states = scene.states[model.role].device["optimizer"]
-    return states * 2 // 3 if has_half else states  # in half precision 1/3 are fp32 masters
+    states = scene.model_states[model.role].device["optimizer"]
+    return states * 2 // 3 if has_half else states  # with half-precision weights, 1/3 are masters

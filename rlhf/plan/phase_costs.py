@@ -20,23 +20,23 @@ from rlhf.plan import memory_model, time_model
 from rlhf.plan.outside_steps import (
     build_sampling,
     copied_weight_bytes,
-    graph_bytes,
+    cuda_graph_bytes,
+    gathers_weights_once,
     memory_outside_steps,
-    rollout_gathers_once,
     seconds_outside_ppo_steps,
     seconds_outside_training_steps,
 )
 from rlhf.plan.phase_memory import PhaseMemory
 from rlhf.plan.phase_plan import PhasePlan, choose_phase_plan
 
-KEEPS_BELOW = 0.9  # keep CUDA graphs only below this share of memory: plans may be 10 % off
+KEEPS_BELOW = 0.9  # keep CUDA graphs below this share of memory: plans may be 10 % off
 
 
 def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
-    """Return the plan of a phase: with the fastest micro-batch that fits, else with least memory.
+    """Return the plan of a phase with the fastest micro-batch that fits, else with least memory.
 
-    If ``like`` is given, the micro-batch and the rows of that earlier plan are used. Options
-    rearrange PPO only in that case, so they do not affect the choice.
+    If ``like`` is given, micro-batch and rows are taken from this earlier plan. Options rearrange
+    PPO only with ``like``, so they do not affect which micro-batch and rows are chosen.
     """
     if scene.phase is Phase.ppo:
         found = _plan_ppo(scene, like)
@@ -64,7 +64,7 @@ def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePl
     """Plan SFT, reward model training or DPO with micro-batches of size ``micro``."""
     at = scene.at
     pair = 2 if scene.phase.learns_from_pairs else 1
-    longest = scene.load.longest
+    longest = scene.load.longest_length
     learner, *others = scene.models
     shape = {"sequences": pair * micro, "tokens": longest}
     passes = plan.per_rank // micro
@@ -85,7 +85,7 @@ def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePl
         phase=scene.phase,
         micro_batch=micro,
         moments=moments,
-        host=scene.host,
+        host=scene.host_bytes,
         step_seconds={part: value for part, value in seconds.items() if value},
         steps=scene.load.steps,
         other_seconds=seconds_outside_training_steps(scene, pair * micro),
@@ -102,9 +102,9 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     sampled = [_plan_rollout(scene, rollout.per_rank, rows) for rows in counts]
     trained = [_plan_training(scene, rollout, learning, micro) for micro in sizes]
     generation, training = choose_phase_plan(sampled, scene), choose_phase_plan(trained, scene)
-    kept = graph_bytes(scene, generation.parts, rows=generation.rows or 0)
-    most = max(generation.bytes, training.bytes) + kept.total()
-    fits = most <= scene.limit * KEEPS_BELOW
+    kept = cuda_graph_bytes(scene, generation.peak_parts, rows=generation.rows or 0)
+    most = max(generation.peak_bytes, training.peak_bytes) + kept.total()
+    fits = most <= scene.memory_limit * KEEPS_BELOW
     choice = config.rollout.keep_graphs
     keeps = bool(kept) and (choice is When.always or (choice is When.auto and fits))
     if keeps:
@@ -123,13 +123,13 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
 
 
 def _candidate_rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:
-    """Return the candidate numbers of responses to decode at once; generate() decodes all."""
+    """Return candidate numbers of responses to decode at once; generate() decodes all at once."""
     share, settings = rollout.per_rank, scene.config.rollout
     if settings.backend is Backend.hf:
         return [share]
     if settings.max_rows is not None:
         return [min(settings.max_rows, share)]
-    few = range(1, math.isqrt(share - 1) + 2)  # numbers of waves; with more waves, of rows
+    few = range(1, math.isqrt(share - 1) + 2)  # small numbers of rows; also numbers of waves
     return sorted({*few, *(math.ceil(share / waves) for waves in few)})
 
 
@@ -146,11 +146,11 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
     parts["kv_cache"] = memory_model.kv_cache_bytes(
         actor.shape, rows=held, tokens=tokens, size=size
     )
-    prefill = min(memory_model.PREFILL_TOKENS, rows * scene.load.longest)
+    prefill = min(memory_model.PREFILL_TOKENS, rows * scene.load.longest_length)
     wide = 4 * actor.shape.hidden + 2 * actor.shape.ffn
     parts["activations"] = prefill * wide * size + rows * actor.shape.vocab * memory_model.SINGLE
     whole = actor.weights * size // scene.generation.tensor_parallel
-    gathers = is_sharded and rollout_gathers_once(scene, parts.total() + whole)
+    gathers = is_sharded and gathers_weights_once(scene, parts.total() + whole)
     if gathers:
         parts["gathered_weights"] = whole
     if settings.backend is Backend.fast:
@@ -164,7 +164,7 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
         rows=rows,
         gathers=gathers,
         moments={"generation": parts},
-        host=scene.host,
+        host=scene.host_bytes,
         step_seconds={"generate": time_model.sampling_seconds(at, actor, how)},
         steps=scene.load.steps,
     )
@@ -176,7 +176,7 @@ def _plan_training(
     """Plan scoring and training of one PPO step with micro-batches of size ``micro``."""
     config, at = scene.config, scene.at
     response = config.tokens_after_prompt[1]
-    longest = scene.load.longest + response
+    longest = scene.load.longest_length + response
     moments = memory_outside_steps(scene) | {
         "scoring": scene.scoring_peak(scene.models, sequences=micro, tokens=longest),
     }
@@ -206,7 +206,7 @@ def _plan_training(
         phase=Phase.ppo,
         micro_batch=micro,
         moments=moments,
-        host=scene.host,
+        host=scene.host_bytes,
         step_seconds={"score": score, "train": train},
         steps=scene.load.steps,
         other_seconds=seconds_outside_ppo_steps(scene, micro),
@@ -214,7 +214,7 @@ def _plan_training(
 
 
 def _actor_scoring_passes(scene: PhaseMemory, *, reuses: bool) -> int:
-    """Return the number of actor forward passes that score a rollout before training."""
+    """Return the number of forward passes in which the actor scores a rollout before training."""
     if scene.models[0].scores_at_once:
         return 1
     is_reference = all(model.role is not Role.reference for model in scene.models)

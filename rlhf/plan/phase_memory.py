@@ -30,7 +30,7 @@ CUDA_CONTEXT = 0.8 * GIB  # bytes of a process on a GPU, with its libraries' wor
 NCCL = 0.5 * GIB  # bytes of the buffers of several communicators: an estimate
 CPU_PROCESS = 0.6 * GIB  # bytes of a process after its first steps, with torch and transformers
 PHASE_GROWTH = 0.12 * GIB  # bytes of code and buffers that oneDNN and torch keep per phase
-STEP_GROWTH = 0.2 * GIB  # further bytes after MANY_STEPS steps, for matrices of more sizes
+STEP_GROWTH = 0.2 * GIB  # bytes added up to step MANY_STEPS, for matrices of further sizes
 MANY_STEPS = 300
 RECORD = 2000  # bytes in memory per example
 
@@ -46,7 +46,7 @@ class PhaseMemory:
     load: Load
 
     @cached_property
-    def states(self) -> dict[Role, ModelStates]:
+    def model_states(self) -> dict[Role, ModelStates]:
         """Return the bytes of each model's states: weights, gradients, optimizer and copies."""
         zero, machine = self.at.zero, self.at.machine
         return {
@@ -69,20 +69,20 @@ class PhaseMemory:
         return ranks_per_sequence(self.config)
 
     @property
-    def limit(self) -> float:
+    def memory_limit(self) -> float:
         """Return the bytes that one rank may use, which is its memory minus fragmentation."""
         machine = self.at.machine
         return machine.memory * (1 - (FRAGMENTED_GPU if machine.is_gpu else FRAGMENTED))
 
     @property
-    def host(self) -> int:
+    def host_bytes(self) -> int:
         """Return the bytes that one rank keeps in the host's memory or on NVMe."""
-        return sum(states.host.total() for states in self.states.values())
+        return sum(states.host.total() for states in self.model_states.values())
 
     def resident_bytes(self, learner: ModelUse | None = None) -> Parts:
-        """Return the bytes by purpose that stay allocated while ``learner``, or no model, trains.
+        """Return the bytes by purpose that stay allocated while ``learner`` (or no model) trains.
 
-        The gradients of ``learner`` itself are not counted, but those of models that step together
+        The gradients of ``learner`` are not counted, but the gradients of models that step together
         with it are. DeepSpeed's stage 3 never frees gradients and their buckets.
         """
         role = None if learner is None else learner.role
@@ -96,7 +96,7 @@ class PhaseMemory:
     def _compute_resident_bytes(self, learner: Role | None) -> Parts:
         parts: Parts = Counter()
         for model in self.models:
-            states = self.states[model.role]
+            states = self.model_states[model.role]
             held = Counter(states.device)
             if not self.at.machine.is_gpu:  # the ranks' memory is the host's memory
                 held += states.host
@@ -107,7 +107,7 @@ class PhaseMemory:
             parts += held
         machine, config = self.at.machine, self.config
         if machine.is_gpu:
-            parts["process"] = int(gpu_bytes_of_process(ranks=machine.ranks))
+            parts["process"] = int(gpu_process_bytes(ranks=machine.ranks))
         else:
             parts["process"] = int(cpu_process_bytes(config, self.phase, self.load))
         return parts
@@ -143,11 +143,11 @@ class PhaseMemory:
             positions=math.ceil(sequences * positions / share),
             size=size,
             activations=kept,
-            gradients=0 if is_sharded else self.states[model.role].device["gradients"],
+            gradients=0 if is_sharded else self.model_states[model.role].device["gradients"],
             is_first=passes == 1 and is_gpu and not is_sharded,
             is_gpu=is_gpu,
         )
-        matrices = 18 if keeps_freed else 3  # 18: freed matrices that the process keeps count too
+        matrices = 18 if keeps_freed else 3  # 18 include freed matrices, which the process keeps
         scores = self._score_bytes(model, sequences, tokens, matrices)
         moments.layers["activations"] += scores // share
         buffers = self._bucket_bytes(model, kept=False) + self.gathered_bytes(model)
@@ -194,7 +194,7 @@ class PhaseMemory:
     def no_grad_seconds(
         self, model: ModelUse, *, sequences: float, micro: int, answer: float | None = None
     ) -> float:
-        """Return the seconds of passes without gradients over ``forward_work``."""
+        """Return the seconds of passes without gradients; arguments are as in ``forward_work``."""
         work = self.forward_work(model, sequences=sequences, micro=micro, answer=answer)
         return no_grad_pass_seconds(self.at, model, work)
 
@@ -222,14 +222,14 @@ class PhaseMemory:
         )
 
     def _bucket_bytes(self, model: ModelUse, *, kept: bool) -> int:
-        """Return the bytes of gradient buckets: of stage 3 if ``kept``, else of lower stages."""
+        """Return the bytes of gradient buckets: if ``kept``, of stage 3, else of stages 1 and 2."""
         zero, machine = self.at.zero, self.at.machine
         if kept is not (stage_of(model.role, zero) == SHARDED_WEIGHTS):
             return 0
         return memory_model.gradient_bucket_bytes(model, zero, machine)
 
     def _score_bytes(self, model: ModelUse, sequences: int, tokens: int, matrices: int) -> int:
-        """Return the bytes of ``matrices`` score matrices per head; 0 if attention is fused."""
+        """Return the bytes of ``matrices`` attention matrices per head; 0 if attention is fused."""
         is_matmul = uses_matmul_attention(tokens, is_gpu=self.at.machine.is_gpu)
         if not (is_matmul or model.shape.keeps_scores):
             return 0
@@ -255,7 +255,7 @@ def uses_matmul_attention(tokens: float, *, is_gpu: bool) -> bool:
     return not is_gpu and tokens <= memory_model.LONGEST
 
 
-@lru_cache(maxsize=10_000)  # most ZeRO settings have the same work
+@lru_cache(maxsize=10_000)  # cached: most ZeRO settings have equal work
 def _forward_work(
     model: ModelUse,
     lengths: tuple[int, ...],
@@ -282,13 +282,13 @@ def _forward_work(
     return ForwardWork(operations / share, touched / share, len(lengths), padded / share)
 
 
-def gpu_bytes_of_process(*, ranks: int) -> float:
-    """Return the GPU bytes of a process without models; more if there are several ``ranks``."""
+def gpu_process_bytes(*, ranks: int) -> float:
+    """Return the GPU bytes of a process without models; several ranks add NCCL's buffers."""
     return CUDA_CONTEXT + (NCCL if ranks > 1 else 0.0)
 
 
 def cpu_process_bytes(config: RunConfig, phase: Phase, load: Load) -> float:
-    """Return the bytes of a CPU process without models: libraries, examples and kept buffers.
+    """Return the bytes of a CPU process without models: libraries, examples and cached buffers.
 
     oneDNN and torch keep code and buffers for every size of matrix product that has occurred.
     """

@@ -12,8 +12,8 @@ from rlhf.plan.memory_model import Parts
 from rlhf.plan.phase_memory import PhaseMemory
 
 BUILDING = "building"  # name of the moment in which models are built, before the first step
-FILLED = 0.93  # largest share of a GPU that a plan should fill: its memory may be 6 % off
-ROOM = 0.25  # a plan that fills at most FILLED is preferred even if it is 25 % slower
+FILLED = 0.93  # share of a GPU that a plan should not exceed: estimates may be 6 % off
+ROOM = 0.25  # a plan within FILLED is preferred even if it is 25 % slower
 SLACK = 0.05  # on a GPU, a plan that is up to 5 % slower counts as equally fast
 
 
@@ -41,7 +41,7 @@ class PhasePlan:
     other_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of the whole phase outside its steps, by purpose."""
     beside: str | None = None
-    """The activity of a step that other processes do while the ranks do the rest."""
+    """The activity of a step that processes other than the ranks do at the same time; or None."""
 
     @property
     def peak_moment(self) -> str:
@@ -49,21 +49,21 @@ class PhasePlan:
         return max(self.moments, key=lambda name: self.moments[name].total())
 
     @property
-    def parts(self) -> Parts:
+    def peak_parts(self) -> Parts:
         """Return the bytes by purpose at the moment of peak memory."""
         return self.moments[self.peak_moment]
 
     @property
-    def bytes(self) -> int:
+    def peak_bytes(self) -> int:
         """Return the bytes of one rank at the moment of peak memory."""
-        return self.parts.total()
+        return self.peak_parts.total()
 
     @property
     def seconds(self) -> float:
         """Return the seconds of the phase, or of one step if the number of steps is unknown.
 
-        If other processes do the activity ``beside``, a step takes as long as the slower side. The
-        faster side is added once, because nothing overlaps in the first step.
+        If other processes do the activity ``beside``, a step takes as long as the slower of the
+        processes and the ranks. The faster is added once: nothing overlaps in the first step.
         """
         theirs = self.step_seconds.get(self.beside or "generate", 0.0)
         own = sum(self.step_seconds.values()) - theirs
@@ -74,7 +74,7 @@ class PhasePlan:
         return step * self.steps + waiting + sum(self.other_seconds.values())
 
     def add_to_moments(self, parts: Parts) -> dict[str, Parts]:
-        """Return the moments with ``parts`` added to those after the models are built."""
+        """Return the moments, with ``parts`` added to all moments except the building of models."""
         return {
             name: each if name == BUILDING else each + parts for name, each in self.moments.items()
         }
@@ -85,9 +85,9 @@ def choose_phase_plan(plans: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePl
 
     If no plan fits, return the plan with the least memory.
     """
-    fitting = [plan for plan in plans if plan.bytes <= scene.limit]
+    fitting = [plan for plan in plans if plan.peak_bytes <= scene.memory_limit]
     if not fitting:
-        return min(plans, key=lambda plan: plan.bytes)
+        return min(plans, key=lambda plan: plan.peak_bytes)
     fast = select_fastest(fitting, scene.at.machine)
     return max(fast, key=lambda plan: plan.micro_batch)
 
@@ -96,7 +96,7 @@ class Estimated(Protocol):
     """A plan with estimated time and memory."""
 
     @property
-    def bytes(self) -> int:
+    def peak_bytes(self) -> int:
         """Return the bytes of one rank at the moment of peak memory."""
 
     @property
@@ -111,13 +111,13 @@ def select_fastest(plans: Sequence[T], machine: Machine) -> list[T]:
     """Return the plans that are as fast as the fastest plan, in their order.
 
     On a GPU, plans that are up to 5 % slower count as equally fast, because times are estimates.
-    Plans that fill more than 93 % of the GPU are skipped, unless all others are 25 % slower.
+    Plans that fill more than 93 % of the GPU are skipped, unless all others are over 25 % slower.
     """
     fastest = min(plan.seconds for plan in plans)
     if not machine.is_gpu:
         return [plan for plan in plans if plan.seconds == fastest]
     worth = fastest * (1 + ROOM)
-    roomy = [each for each in plans if each.bytes <= machine.memory * FILLED]
+    roomy = [each for each in plans if each.peak_bytes <= machine.memory * FILLED]
     plans = [each for each in roomy if each.seconds <= worth] or plans
     most = min(plan.seconds for plan in plans) * (1 + SLACK)
     return [plan for plan in plans if plan.seconds <= most]

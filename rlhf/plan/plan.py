@@ -31,8 +31,8 @@ EFFICIENCY = {
         link=0.3,
         layer_seconds=30e-6,
         message_seconds=650e-6,
-        layer_calls=40.0,  # counted by emulation: OPT 38, GPT-NeoX 45, Llama 61; GPUs fuse some
-        hooked_layer_seconds=0.5e-3,  # an estimate
+        layer_calls=40.0,  # on an emulated GPU: OPT 38, GPT-NeoX 45, Llama 61; real GPUs fuse some
+        hooked_layer_seconds=0.5e-3,  # an estimate, not measured
     ),
     Device.cpu: Efficiency(
         matmul=0.85,
@@ -48,13 +48,13 @@ EFFICIENCY = {
         decode_calls=80.0,
     ),
 }
-START_SECONDS = 4.0  # seconds on a CPU to import libraries and to run everything once
+START_SECONDS = 4.0  # seconds on a CPU to import libraries and to warm up
 RECORD_SECONDS = 6e-5  # seconds on a CPU to read, split and tokenize one example
 # Values for the compiled decode step (rlhf/options/cpu_kernels/decode.c): the share of the
 # bandwidth that its attention reaches, measured with AMX, and the calls of torch operations per
 # layer and step.
 COMPILED = {"attention": 0.35, "decode_calls": 4.0}
-HOST_RESERVED = 0.1  # share of the host's memory for the system, data and files being read
+HOST_RESERVED = 0.1  # share of the host's memory for the system, the data and files being read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Plan:
     """Bytes that one rank may use."""
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def watchdog_warnings(self) -> tuple[str, ...]:
         """Return a sentence for each phase whose steps last longer than the watchdog waits."""
         limit = self.config.launcher.watchdog_minutes
         minutes = {p.phase: sum(p.step_seconds.values()) / 60 for p in self.phases}
@@ -92,9 +92,9 @@ class Plan:
     def misfit_reason(self) -> str | None:
         """Return the reason why the run does not fit, or None if it fits."""
         for phase in self.phases:
-            if phase.bytes > self.limit:
+            if phase.peak_bytes > self.limit:
                 return (
-                    f"{phase.phase} needs {phase.bytes / GIB:.1f} GiB on each rank "
+                    f"{phase.phase} needs {phase.peak_bytes / GIB:.1f} GiB on each rank "
                     f"({phase.peak_moment}) and {self.limit / GIB:.1f} can be used"
                 )
         host = self.offloaded_bytes
@@ -118,9 +118,9 @@ class Plan:
         return self.misfit_reason is None
 
     @property
-    def bytes(self) -> int:
-        """Return the bytes of one rank in the phase of peak memory."""
-        return max(phase.bytes for phase in self.phases)
+    def peak_bytes(self) -> int:
+        """Return the peak bytes of one rank over all phases."""
+        return max(phase.peak_bytes for phase in self.phases)
 
     @property
     def seconds(self) -> float:
@@ -143,7 +143,7 @@ class Plan:
 
     @cached_property
     def fitting_overrides(self) -> list[str]:
-        """Return overrides that make the run fit; cached, because each needs a plan of its own."""
+        """Return overrides that make the run fit; cached, because every override is planned."""
         if self.fits:
             return []
         return find_fitting_overrides(self.asked, partial(plan_run, loads=self.loads))
@@ -152,7 +152,7 @@ class Plan:
     def zero_text(self) -> str:
         """Return the ZeRO setting as text, such as "ZeRO stage 2, optimiser offloaded"."""
         zero = self.config.zero
-        own = self.stages.get(Role.critic, zero.stage) != zero.stage
+        own = self.zero_stages.get(Role.critic, zero.stage) != zero.stage
         critic = f" (critic: stage {zero.critic_stage})" if own else ""
         offloaded = {
             "optimiser": zero.offload_optimizer,
@@ -167,7 +167,7 @@ class Plan:
         return f"ZeRO stage {zero.stage}{critic}{offloads}"
 
     @property
-    def stages(self) -> dict[str, int]:
+    def zero_stages(self) -> dict[str, int]:
         """Return the ZeRO stage of every model in the run, by role."""
         return {role.value: stage_of(role, self.config.zero) for role in Role if role in self.roles}
 
@@ -178,7 +178,7 @@ class Plan:
 
     @property
     def saved_model_bytes(self) -> int:
-        """Return the bytes on disk of the models that the run saves, and of their copies."""
+        """Return the bytes on disk of the saved models, and of their copies such as averages."""
         total = 0
         for models in self.models.values():
             for model in models:
@@ -208,8 +208,8 @@ def plan_run(
 ) -> Plan:
     """Return the plan of a run, without the ``finished`` phases.
 
-    With zero.auto this is the fastest plan that fits, else the plan with the least memory.
-    ``loads`` are the steps and lengths of the data. Without them every length is the maximum.
+    With zero.auto, this is the fastest plan that fits or, if none fits, the plan with least memory.
+    ``loads`` are the steps and lengths of the data; without them, every length is the maximum.
 
     Raises:
         ConfigError: if a rule refuses every ZeRO setting of zero.auto.
@@ -243,7 +243,7 @@ def plan_run(
             models=models,
             phases=tuple(map(plan_phase, scenes, choices)),
             records=max(load.records for load in found.values()),
-            limit=scenes[0].limit,
+            limit=scenes[0].memory_limit,
         )
 
     best = select_best_plan(
@@ -260,8 +260,8 @@ def efficiency_of(machine: Machine) -> Efficiency:
 
 
 def select_best_plan(plans: Sequence[Plan]) -> Plan:
-    """Return the fastest plan that fits (of equals, the first), else the one with least memory."""
+    """Return the first of the fastest plans that fit; if none fits, the plan with least memory."""
     fitting = [plan for plan in plans if plan.fits]
     if fitting:
         return select_fastest(fitting, fitting[0].machine)[0]
-    return min(plans, key=lambda plan: plan.bytes)
+    return min(plans, key=lambda plan: plan.peak_bytes)

@@ -16,7 +16,7 @@ from rlhf.plan.steps import describe_examples
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-STATES = ("weights", "gradients", "optimizer")  # purposes of memory, before those of options
+STATES = ("weights", "gradients", "optimizer")  # purposes of memory: the first rows of the table
 WORK = ("activations", "logits", "kv_cache", "gathered_weights", "buffers", "process")
 SMALL = 4 * GIB  # bytes per rank; the table of a smaller plan is in MiB
 MIB = 2**20
@@ -34,7 +34,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         if name.startswith("offload_") and getattr(zero, name)
     ]
     return found | {
-        "zero": plan.stages,
+        "zero": plan.zero_stages,
         "offloaded": offloaded,
         "micro_batch": {phase.phase.value: phase.micro_batch for phase in plan.phases},
         "rows": next((phase.rows for phase in plan.phases if phase.rows), None),
@@ -55,26 +55,24 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
 
 
 def _phase_json(plan: Plan, phase: PhasePlan) -> dict[str, Any]:
-    lengths = _token_lengths(plan, phase.phase)
+    lengths, parts = _token_lengths(plan, phase.phase), phase.peak_parts
     return {
         "tokens": {name: {"mean": mean, "limit": most} for name, (mean, most) in lengths.items()},
         "hours": None if phase.steps is None else phase.seconds / 3600,
         "steps": phase.steps,
         "step_seconds": phase.step_seconds,
         "other_seconds": phase.other_seconds,
-        "memory_gib_per_rank": phase.bytes / GIB,
+        "memory_gib_per_rank": phase.peak_bytes / GIB,
         "moment": phase.peak_moment,
-        "memory": {
-            part: phase.parts[part] / GIB for part in _memory_purposes(plan) if phase.parts[part]
-        },
+        "memory": {part: parts[part] / GIB for part in _memory_purposes(plan) if parts[part]},
     }
 
 
 def _memory_purposes(plan: Plan) -> list[str]:
-    """Return the purposes of memory in the order of the table; those of options come last."""
+    """Return the purposes of memory in the order of the table; purposes of options come last."""
     models = (model for models in plan.models.values() for model in models)
     copies = (name for model in models for name in model.fp32_copies)
-    found = (part for phase in plan.phases for part in phase.parts)
+    found = (part for phase in plan.phases for part in phase.peak_parts)
     return list(dict.fromkeys((*STATES, *copies, *WORK, *found)))
 
 
@@ -86,10 +84,10 @@ def _token_lengths(plan: Plan, phase: Phase) -> dict[str, tuple[float, int]]:
     config, load = plan.config, None if plan.loads is None else plan.loads[phase]
     if phase is not Phase.ppo:
         most = getattr(config, phase).max_tokens
-        return {"sequence": (load.tokens if load else most, most)}
+        return {"sequence": (load.mean_tokens if load else most, most)}
     prompt, most = config.rollout.max_prompt_tokens, config.tokens_after_prompt[1]
-    answer = load.answer if load else None
-    return {"prompt": (load.tokens if load else prompt, prompt), "response": (answer or most, most)}
+    tokens, answer = (load.mean_tokens, load.answer) if load else (prompt, None)
+    return {"prompt": (tokens, prompt), "response": (answer or most, most)}
 
 
 def _is_toy(plan: Plan) -> bool:
@@ -100,11 +98,11 @@ def plan_summary(plan: Plan) -> str:
     """Return one line: setting, memory, time, price and steps, or why the run does not fit."""
     if not plan.fits:
         return f"does not fit: {plan.misfit_reason}"
-    return f"{_cost_text(plan)} for {describe_counts(plan)}"
+    return f"{_cost_text(plan)} for {describe_steps_and_examples(plan)}"
 
 
-def describe_counts(plan: Plan) -> str:
-    """Return the numbers of steps and examples on which time and price are based, as text."""
+def describe_steps_and_examples(plan: Plan) -> str:
+    """Return as text the numbers of steps and examples on which time and price are based."""
     config = plan.config
     batches = {
         Phase.sft: f"{config.sft.batch_size} examples",
@@ -126,7 +124,7 @@ def _cost_text(plan: Plan) -> str:
     ranks = "one rank" if number == 1 else f"each of {number} ranks"
     words = [
         plan.zero_text,
-        f"{plan.bytes / GIB:.1f} of {plan.limit / GIB:.1f} GiB on {ranks}",
+        f"{plan.peak_bytes / GIB:.1f} of {plan.limit / GIB:.1f} GiB on {ranks}",
         _time_text(plan.hours),
     ]
     if plan.price is not None:
@@ -135,7 +133,7 @@ def _cost_text(plan: Plan) -> str:
 
 
 def render_plan(plan: Plan) -> list[RenderableType]:
-    """Return a table of memory and time per phase, then lines: whether the run fits, and notes."""
+    """Return a table of memory and time per phase, then the verdict (fits or not) and notes."""
     from rich.table import Table
 
     hardware = plan.config.hardware
@@ -145,16 +143,16 @@ def render_plan(plan: Plan) -> list[RenderableType]:
     table.add_column("")
     for phase in plan.phases:
         table.add_column(phase.phase.value, justify="right")
-    unit, divisor, digits = ("MiB", MIB, 0) if plan.bytes < SMALL else ("GiB", GIB, 2)
+    unit, divisor, digits = ("MiB", MIB, 0) if plan.peak_bytes < SMALL else ("GiB", GIB, 2)
 
     def add_row(name: str, numbers: list[float | None], digits: int = 2) -> None:
         if any(numbers):
             table.add_row(name, *(f"{number:.{digits}f}" if number else "" for number in numbers))
 
     for part in _memory_purposes(plan):
-        add_row(part.replace("_", " "), [p.parts[part] / divisor for p in plan.phases], digits)
+        add_row(part.replace("_", " "), [p.peak_parts[part] / divisor for p in plan.phases], digits)
     table.add_section()
-    add_row(f"{unit} per rank", [phase.bytes / divisor for phase in plan.phases], digits)
+    add_row(f"{unit} per rank", [phase.peak_bytes / divisor for phase in plan.phases], digits)
     table.add_row("when", *(phase.peak_moment for phase in plan.phases))
     add_row(f"{unit} offloaded", [phase.host / divisor for phase in plan.phases], digits)
     table.add_section()
@@ -173,10 +171,10 @@ def render_plan(plan: Plan) -> list[RenderableType]:
         add_row(name, [each.other_seconds.get(part) for each in plan.phases], digits=1)
     hours = (None if phase.steps is None else phase.seconds / 3600 for phase in plan.phases)
     table.add_row("time", *(_time_text(value) for value in hours))
-    notes = [f"the time is for {describe_counts(plan)}", *_doubts(plan)]
+    notes = [f"the time is for {describe_steps_and_examples(plan)}", *_plan_caveats(plan)]
     if plan.machine.is_estimated:
         notes.append("this CPU's rates are estimates: the first run measures them")
-    notes += [*plan.warnings, *describe_idle_options(plan.config)]
+    notes += [*plan.watchdog_warnings, *describe_idle_options(plan.config)]
     if plan.fits:
         models, checkpoints = plan.saved_model_bytes / GB, plan.checkpoint_bytes / GB
         disk = f"models on disk: {models:.1f} GB, checkpoints up to {checkpoints:.1f} GB"
@@ -186,8 +184,8 @@ def render_plan(plan: Plan) -> list[RenderableType]:
     return [table, f"does not fit: {plan.misfit_reason}", *ways, *notes]
 
 
-def _doubts(plan: Plan) -> list[str]:
-    """Return notes on why time and price may not be those of the user's own task."""
+def _plan_caveats(plan: Plan) -> list[str]:
+    """Return notes on why the time and price may not apply to the user's own task."""
     notes, phases = [], [phase.phase for phase in plan.phases]
     if _is_toy(plan):
         sizes = ["rollout.max_response_tokens"] if ANSWERING_PHASES(plan.config) & {*phases} else []

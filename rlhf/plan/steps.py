@@ -17,7 +17,7 @@ LARGEST = 2**30  # bytes; the lines of larger files are not counted
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The work of one phase: its steps, and the lengths of its examples, pairs or prompts."""
+    """The work of one phase: number of steps, and lengths of its examples, pairs or prompts."""
 
     steps: int | None
     """Optimizer steps, or rounds of PPO; None if the examples cannot be counted."""
@@ -26,31 +26,31 @@ class Load:
     held_out: int = 0
     """Held-out examples; 0 if unknown."""
     records: int = 0
-    """Examples of the whole run, which every process holds in memory; 0 if unknown."""
+    """Examples of all phases, which every process holds in memory; 0 if unknown."""
     answer: float | None = None
-    """Expected tokens per PPO response; None: the maximum."""
+    """Expected tokens per PPO response; None: every response has the maximum."""
     _padded: dict[tuple[int, int, bool], tuple[int, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     @property
-    def tokens(self) -> float:
+    def mean_tokens(self) -> float:
         """Return the mean number of tokens per sequence (PPO: per prompt)."""
         return sum(self.lengths) / len(self.lengths)
 
     @property
-    def longest(self) -> int:
+    def longest_length(self) -> int:
         """Return the length of the longest sequence in tokens."""
         return self.lengths[-1]
 
     def padded_widths(self, passes: int, *, micro: int, is_sorted: bool) -> tuple[int, ...]:
         """Return the padded width of each of ``passes`` micro-batches of ``micro`` sequences.
 
-        This is the expected length of a micro-batch's longest sequence. If ``is_sorted``, each
-        micro-batch has sequences of similar length, otherwise of random length.
+        The padded width is the expected length of a micro-batch's longest sequence. The sequences
+        of a micro-batch have similar lengths if ``is_sorted``, otherwise random lengths.
         """
         key = passes, micro, is_sorted
-        if key not in self._padded:  # cached, as the planner compares many ZeRO settings
+        if key not in self._padded:  # cached, because the planner compares many ZeRO settings
             self._padded[key] = self._expected_widths(*key)
         return self._padded[key]
 

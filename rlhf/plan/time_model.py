@@ -23,14 +23,14 @@ from rlhf.plan.memory_model import (
     weight_bytes,
 )
 
-ADAM_BYTES = 28  # bytes read and written per weight: gradient, master, two moments, weight
+ADAM_BYTES = 28  # bytes read and written per weight: gradient, master, two moments and weight
 NVME_BYTES = 24  # bytes read and written per weight: master and moments
-INT8 = 0.5  # ratio to the bytes of half precision
+INT8 = 0.5  # bytes of int8 relative to half precision
 
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """The shares of peak rates that a machine reaches, and its overhead per layer and message."""
+    """The shares of peak rates that a machine reaches, and overheads per layer and message."""
 
     matmul: float
     sharded: float
@@ -47,18 +47,18 @@ class Efficiency:
     """Seconds of collectives per layer of a forward pass over a sharded model, if these do not
     overlap with the computation."""
     touches: float = 0.0
-    """Reads and writes of each byte of activations in a forward pass; 0: hidden by matmuls."""
+    """Times that a forward pass reads or writes each byte of activations; 0: hidden by matmuls."""
     layer_calls: float = 0.0
     """Calls of torch operations in one layer of a forward pass."""
     decode_calls: float = 0.0
-    """Calls of torch operations in one layer of a decode step, if the device waits for them."""
+    """Calls of torch operations in one layer of a decode step, if they delay the device."""
     hooked_layer_seconds: float = 0.0
     """Seconds of DeepSpeed's hooks in one layer of a forward pass over a sharded model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """The machine, ZeRO setting, efficiency and options that all estimates of a plan share."""
+    """The machine, ZeRO setting, efficiency and options for which all times are estimated."""
 
     machine: Machine
     zero: ZeroConfig
@@ -94,7 +94,7 @@ def forward_bytes(
 ) -> float:
     """Return the bytes of activations, scores and logits of a forward pass.
 
-    ``products``: attention uses matrix products, which write their scores to memory.
+    If ``products``, attention uses matrix products, which write their scores to memory.
     """
     shape = model.shape
     layer = layer_activation_bytes(shape, tokens, size=size, uses_matmul_attention=products)
@@ -113,13 +113,13 @@ class ForwardWork(NamedTuple):
     passes: int
     """Number of micro-batches."""
     tokens: float = 0.0
-    """Tokens of this rank, padded, without responses."""
+    """Tokens of this rank with padding, without PPO's responses."""
 
 
 def computing_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
     """Return the seconds of the forward passes, without waiting for gathered weights.
 
-    On a GPU, computing overlaps with the launches of later operations; on a CPU it does not.
+    On a GPU, kernel launches overlap with computing; on a CPU, call overhead adds to the time.
     """
     efficiency = costs.efficiency
     layers = work.passes * model.shape.layers
@@ -141,7 +141,7 @@ def gather_weights_seconds(
 ) -> float:
     """Return the seconds to all-gather or load the full weights once; 0 if they are not sharded.
 
-    ``within_node``: the ranks of each node together hold all weights (ZeRO++ hpZ).
+    If ``within_node``, the ranks of each node together hold all weights (ZeRO++ hpZ).
     """
     machine, zero = costs.machine, costs.zero
     if stage_of(model.role, zero) != SHARDED_WEIGHTS:
@@ -170,14 +170,14 @@ def _all_gather_seconds(costs: CostModel, moved: float, *, within_node: bool = F
 
 
 def no_grad_pass_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
-    """Return the seconds of forward passes; computing overlaps with gathering weights."""
+    """Return the seconds of passes without gradients, which overlap with gathering weights."""
     gathering = work.passes * gather_weights_seconds(costs, model)
     further = sum(option.pass_seconds(costs, model, work) for option in costs.options)
     return max(computing_seconds(costs, model, work) + further, gathering)
 
 
 def training_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
-    """Return the seconds of one step: forward passes (``work``), backward passes and optimizer."""
+    """Return the seconds of a step: the forward passes ``work``, backward passes and optimizer."""
     zero = costs.zero
     if not model.trained:
         return 0.0
@@ -188,12 +188,12 @@ def training_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> fl
     forward = gather_weights_seconds(costs, model)
     backward = gather_weights_seconds(costs, model, within_node=zero.hpz_partition_size > 1)
     reduces = work.passes if stage > 1 else 1  # stages 2 and 3 reduce after every micro-batch
-    moved = work.passes * (forward + backward) + reduces * _reduce_seconds(costs, model)
+    moved = work.passes * (forward + backward) + reduces * _gradient_reduce_seconds(costs, model)
     together = max(compute, moved) if zero.overlap_comm else compute + moved
     return together + optimizer_seconds(costs, model)
 
 
-def _reduce_seconds(costs: CostModel, model: ModelUse) -> float:
+def _gradient_reduce_seconds(costs: CostModel, model: ModelUse) -> float:
     machine, zero = costs.machine, costs.zero
     if machine.ranks == 1:
         return 0.0
@@ -204,7 +204,7 @@ def _reduce_seconds(costs: CostModel, model: ModelUse) -> float:
 
 
 def optimizer_seconds(costs: CostModel, model: ModelUse) -> float:
-    """Return the seconds of an AdamW step on a rank's share, and of gathering the new weights."""
+    """Return the seconds of AdamW on a rank's share of weights, and of gathering new weights."""
     machine, zero = costs.machine, costs.zero
     stage = stage_of(model.role, zero)
     share = model.trained / (machine.ranks if stage else 1)
@@ -235,11 +235,11 @@ class Sampling:
     gathers: bool
     """True: gather sharded weights once per rollout; False: layer by layer, at every token."""
     layer_factor: float = 1.0
-    """Waiting time per layer, relative to the fast rollout."""
+    """Overhead per layer relative to the fast rollout."""
 
 
 def sampling_seconds(costs: CostModel, actor: ModelUse, how: Sampling) -> float:
-    """Return the seconds of a rollout: compute-bound prefill, then decoding token by token."""
+    """Return the seconds of a rollout: compute-bound prefill, then decoding one token at a time."""
     machine, efficiency, tp = costs.machine, costs.efficiency, how.tensor_parallel
     shape, size = actor.shape, costs.bytes_per_weight(actor)
     waves = math.ceil(how.responses / how.rows)

@@ -59,7 +59,7 @@ def test_counts_are_those_of_the_phases(compose: Compose, tmp_path: Path) -> Non
         lengths = [len(ids) for side in sides for ids in used.train[side]]
         load = loads[phase]
         assert load.held_out == len(used.eval)
-        assert load.tokens == pytest.approx(sum(lengths) / len(lengths))
+        assert load.mean_tokens == pytest.approx(sum(lengths) / len(lengths))
         assert load.lengths == tuple(sorted(lengths))
         batch = {Phase.sft: 32, Phase.reward: 32, Phase.ppo: 8}[phase]
         assert load.steps == -(-len(used.train) // batch)
@@ -70,7 +70,7 @@ def test_generated_data_is_counted_from_a_sample(compose: Compose) -> None:
     assert loads is not None
     assert loads[Phase.sft].steps == 688  # a sample's estimate of 129,500 * 7 / 37 * 0.9 / 32
     assert loads[Phase.ppo].steps == 56
-    assert 20 < loads[Phase.reward].tokens < loads[Phase.reward].longest < 120
+    assert 20 < loads[Phase.reward].mean_tokens < loads[Phase.reward].longest_length < 120
 
 
 def test_a_folders_own_tokenizer_counts(compose: Compose, tmp_path: Path) -> None:
@@ -83,10 +83,10 @@ def test_a_folders_own_tokenizer_counts(compose: Compose, tmp_path: Path) -> Non
     own = [f"data.path={path}", "data=local", "model=pretrained", *SMALL]
     loads = read_loads(run_of(compose, *own, f"model.path={tmp_path}")).loads
     assert loads is not None
-    assert loads[Phase.ppo].tokens == 2  # "Say 7"
+    assert loads[Phase.ppo].mean_tokens == 2  # "Say 7"
     guessed = read_loads(run_of(compose, *own, "model.path=some/model")).loads
     assert guessed is not None
-    assert guessed[Phase.ppo].tokens == pytest.approx(7 / 4, abs=0.3)
+    assert guessed[Phase.ppo].mean_tokens == pytest.approx(7 / 4, abs=0.3)
 
 
 def test_what_a_sample_leaves_open_is_counted_completely(

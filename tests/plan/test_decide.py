@@ -176,9 +176,9 @@ def test_graphs_are_kept_only_beside_what_training_needs(compose: Compose) -> No
     config = run_of(compose, *words, "rollout.max_rows=32")
     never = plan_run(changed(config, rollout={"keep_graphs": When.never})).phases[-1]
     always = plan_run(changed(config, rollout={"keep_graphs": When.always})).phases[-1]
-    kept = always.bytes - never.bytes
+    kept = always.peak_bytes - never.peak_bytes
     assert kept > 0
     for room, keeps in ((1.2, True), (1.05, False)):
-        memory = (never.bytes + kept) * room / GIB
+        memory = (never.peak_bytes + kept) * room / GIB
         found = plan_run(changed(config, hardware={"memory_gib": memory})).phases[-1]
         assert found.keeps_graphs is keeps

@@ -30,7 +30,7 @@ def planned(compose: Compose, *words: str) -> Plan:
 
 def has_room(plan: Plan) -> bool:
     """Whether a plan fits and fills at most 93 % of a GPU, as choices do where they can."""
-    return plan.fits and plan.bytes <= plan.machine.memory * 0.93
+    return plan.fits and plan.peak_bytes <= plan.machine.memory * 0.93
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_what_a_cpu_offloads_stays_in_its_memory(compose: Compose) -> None:
     here = scene(config, Phase.sft)
     (model,) = here.models
     assert here.resident_bytes()["optimizer"] == 12 * model.weights
-    assert here.host == 16 * model.weights  # and gradients in fp32
+    assert here.host_bytes == 16 * model.weights  # and gradients in fp32
 
 
 def test_training_takes_activations_logits_and_buckets(compose: Compose) -> None:
@@ -150,10 +150,10 @@ def test_a_micro_batch_that_does_not_fit_is_made_smaller(compose: Compose) -> No
     config = eight_gpus(compose, hardware=cap, sft={"batch_size": 64, "max_tokens": 2048})
     whole = phase(config, Phase.sft)
     assert whole.micro_batch == 8
-    less = changed(config, hardware={"memory_gib": whole.bytes / GIB - 1})
+    less = changed(config, hardware={"memory_gib": whole.peak_bytes / GIB - 1})
     smaller = phase(less, Phase.sft)
     assert smaller.micro_batch == 4
-    assert smaller.bytes <= scene(less, Phase.sft).limit
+    assert smaller.peak_bytes <= scene(less, Phase.sft).memory_limit
     # Where none fits, the one that takes least is told.
     none = phase(changed(config, hardware={"memory_gib": 4}), Phase.sft)
     assert none.micro_batch == 1
@@ -221,7 +221,7 @@ def test_a_rollout_layer_by_layer_holds_some_gathered_weights(compose: Compose) 
     for way, gathered in ((When.never, 700 + 300), (When.always, 0)):
         found = phase(changed(config, rollout=rollout | {"gather_weights": way}), Phase.ppo)
         assert found.peak_moment == "generation"
-        assert found.parts["buffers"] == 2 * (2 * 1000 + gathered)  # and actor's and critic's
+        assert found.peak_parts["buffers"] == 2 * (2 * 1000 + gathered)  # and actor's and critic's
 
 
 @pytest.mark.parametrize(
@@ -297,8 +297,8 @@ def test_tensor_parallel_generation_holds_a_part_of_the_weights(compose: Compose
     )
     whole, half = (plan_run(each).phases[-1] for each in (config, halves))
     assert whole.peak_moment == half.peak_moment == "generation"
-    assert whole.parts["gathered_weights"] == 2 * 1315758080
-    assert half.parts["gathered_weights"] == 1315758080
+    assert whole.peak_parts["gathered_weights"] == 2 * 1315758080
+    assert half.peak_parts["gathered_weights"] == 1315758080
 
 
 def test_every_mini_batch_of_every_epoch_is_an_update(compose: Compose) -> None:

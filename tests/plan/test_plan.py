@@ -172,10 +172,10 @@ def test_where_nothing_fits_the_smallest_is_told(compose: Compose) -> None:
     plan = plan_run(changed(config, hardware={"memory_gib": 8}))
     assert not plan.fits
     assert (plan.config.zero.stage, plan.config.zero.offload_parameters) == (3, True)
-    assert max(phase.bytes for phase in plan.phases) > plan.limit == 8 * GIB * 0.98
+    assert max(phase.peak_bytes for phase in plan.phases) > plan.limit == 8 * GIB * 0.98
     by_hand = replace(plan.config.zero, offload_parameters=False)
     larger = plan_run(replace(plan.config, zero=by_hand))
-    assert max(p.bytes for p in larger.phases) > max(p.bytes for p in plan.phases)
+    assert max(p.peak_bytes for p in larger.phases) > max(p.peak_bytes for p in plan.phases)
 
 
 def test_a_rule_that_no_zero_setting_keeps_is_named(compose: Compose) -> None:
@@ -190,9 +190,9 @@ def test_a_rule_that_no_zero_setting_keeps_is_named(compose: Compose) -> None:
 
 def test_the_reason_says_which_phase_when_and_how_much(compose: Compose) -> None:
     plan = plan_of(compose, "model=opt_13b", "hardware=a100_40g", "zero=stage2")
-    (first, *_) = (phase for phase in plan.phases if phase.bytes > plan.limit)
+    (first, *_) = (phase for phase in plan.phases if phase.peak_bytes > plan.limit)
     assert plan.misfit_reason == (
-        f"sft needs {first.bytes / GIB:.1f} GiB on each rank (training) and 38.6 can be used"
+        f"sft needs {first.peak_bytes / GIB:.1f} GiB on each rank (training) and 38.6 can be used"
     )
 
 
@@ -215,9 +215,11 @@ def test_the_hosts_memory_is_a_limit_too(compose: Compose) -> None:
 def test_a_step_that_outlasts_the_watchdog_is_named(compose: Compose) -> None:
     words = ["model=opt_6.7b", "hardware=a100_80g", "zero=stage2_offload"]
     words += ["ppo.rollout_batch_size=1024", "rollout.max_response_tokens=1024"]
-    (warning,) = plan_run(run_of(compose, *words, "launcher.watchdog_minutes=30")).warnings
+    (warning,) = plan_run(run_of(compose, *words, "launcher.watchdog_minutes=30")).watchdog_warnings
     assert warning.startswith("launcher.watchdog_minutes=30: a step of ppo takes about ")
-    assert plan_run(run_of(compose, *words, "launcher.watchdog_minutes=null")).warnings == ()
+    assert (
+        plan_run(run_of(compose, *words, "launcher.watchdog_minutes=null")).watchdog_warnings == ()
+    )
 
 
 def test_the_fastest_that_fits_and_the_earlier_of_two(compose: Compose) -> None:
@@ -229,7 +231,7 @@ def test_the_fastest_that_fits_and_the_earlier_of_two(compose: Compose) -> None:
             phase,
             step_seconds={"train": seconds},
             steps=1,
-            moments={"training": type(phase.parts)(weights=parts)},
+            moments={"training": type(phase.peak_parts)(weights=parts)},
             host=0,
         )
         return replace(plan, phases=(faked,), limit=100)

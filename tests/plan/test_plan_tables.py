@@ -62,7 +62,7 @@ def test_keys_of_plan_json(compose: Compose) -> None:
         of_phase = "hours steps step_seconds other_seconds memory_gib_per_rank moment memory tokens"
         assert set(told) == set(of_phase.split())
         assert told["hours"] == pytest.approx(phase.seconds / 3600)
-        assert told["memory_gib_per_rank"] == phase.bytes / GIB
+        assert told["memory_gib_per_rank"] == phase.peak_bytes / GIB
     assert found["hours"] == pytest.approx(sum(p["hours"] for p in found["phases"].values()))
 
 
@@ -138,7 +138,7 @@ def test_the_file_is_plain_json(compose: Compose, tmp_path: Path) -> None:
 
 def test_one_line(compose: Compose) -> None:
     plan = fitting(compose)
-    most = max(phase.bytes for phase in plan.phases) / GIB
+    most = max(phase.peak_bytes for phase in plan.phases) / GIB
     assert plan.hours is not None
     assert plan.price is not None
     minutes = f"{60 * plan.hours:.1f} min"
@@ -207,7 +207,7 @@ def test_the_rows_of_a_phase_add_up_to_its_time(compose: Compose) -> None:
     whole = float(rows["evaluate, s in all"]) + float(rows["build and save, s"])
     assert 9 * sum(per_step) + whole == pytest.approx(plan.phases[-1].seconds, abs=0.3)
     assert float(rows["evaluate, s in all"]) > 0
-    assert float(rows["MiB per rank"]) == round(plan.phases[-1].bytes / 2**20)
+    assert float(rows["MiB per rank"]) == round(plan.phases[-1].peak_bytes / 2**20)
     told = plan_as_json(plan)["phases"]["ppo"]["other_seconds"]
     assert set(told) == {"evaluate", "prepare"}
 

@@ -259,7 +259,7 @@ def _largest(conf: Path) -> list[str]:
     for hardware, size in LARGEST.items():
         found = largest(conf, hardware)
         free = largest(conf, hardware, "zero=auto", "zero.auto=true")
-        limit, most = found.plan.limit / GIB, found.plan.phases[0].bytes / GIB
+        limit, most = found.plan.limit / GIB, found.plan.phases[0].peak_bytes / GIB
         told = f"{most:.1f} of {limit:.1f}"
         rows.append([hardware, size, found.size, found.option, told, free.size])
     header = ["GPU", "published", "predicted", "what made it fit", "GiB", "with offloading"]

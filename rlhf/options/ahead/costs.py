@@ -41,10 +41,10 @@ class SamplingProcessCosts(Costs):
         ranks = plan_ppo(_restrict_to_cores(scene, own))
         process = _plan_process(_restrict_to_cores(scene, theirs), ranks.rows or 0, plan_rollout)
         if scene.at.machine.is_gpu:  # each process has a GPU of its own
-            moments = ranks.moments | {SAMPLING: process.parts}
+            moments = ranks.moments | {SAMPLING: process.peak_parts}
         else:
             count = scene.config.rollout.samplers
-            samplers = process.bytes * count // scene.at.machine.ranks_per_node
+            samplers = process.peak_bytes * count // scene.at.machine.ranks_per_node
             moments = ranks.add_to_moments(Counter(samplers=samplers))
         seconds = ranks.step_seconds | process.step_seconds
         return replace(ranks, moments=moments, step_seconds=seconds, beside="generate")

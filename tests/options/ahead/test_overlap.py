@@ -47,15 +47,15 @@ def test_a_step_takes_as_long_as_the_slower_half_of_the_cores(config: RunConfig)
 def test_processes_on_a_cpu_share_its_memory(config: RunConfig) -> None:
     in_turn = ppo_of(plan_run(changed(config, rollout=LAG)))
     one, two = (plan_run(changed(config, rollout=BESIDE | {"samplers": count})) for count in (1, 2))
-    taken = ppo_of(one).parts["samplers"]
+    taken = ppo_of(one).peak_parts["samplers"]
     assert taken > 0.6 * GIB, "a process with torch"
-    assert ppo_of(one).bytes == in_turn.bytes + taken
-    assert taken < ppo_of(two).parts["samplers"] < 2 * taken, "each keeps half of the KV cache"
+    assert ppo_of(one).peak_bytes == in_turn.peak_bytes + taken
+    assert taken < ppo_of(two).peak_parts["samplers"] < 2 * taken, "each keeps half of the KV cache"
     assert plan_as_json(one)["phases"]["ppo"]["memory"]["samplers"] == taken / GIB
 
 
 def test_a_run_that_fits_only_without_overlap_is_told_so(config: RunConfig) -> None:
-    needed = ppo_of(plan_run(changed(config, rollout=LAG))).bytes / GIB
+    needed = ppo_of(plan_run(changed(config, rollout=LAG))).peak_bytes / GIB
     tight = changed(config, rollout=BESIDE, hardware={"memory_gib": 1.2 * needed})
     plan = plan_run(tight)
     assert not plan.fits

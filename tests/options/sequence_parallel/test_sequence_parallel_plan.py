@@ -35,14 +35,18 @@ def test_shared_sequences_divide_the_activations(long: RunConfig) -> None:
     one, two, four = (sft_of(long, size) for size in SIZES)
     (model,) = plan_run(long).models[Phase.sft]
     more = COSTS.activation_bytes(model, sequences=1, tokens=32768, size=2)
-    assert 0 < more < 0.1 * one.parts["activations"]
+    assert 0 < more < 0.1 * one.peak_parts["activations"]
     # The peak may be in the output layer or in the last layer, whose slopes differ.
-    half = (one.parts["activations"] + more) / 2
-    assert two.parts["activations"] == pytest.approx(half, rel=0.01)
-    assert four.parts["activations"] == pytest.approx(two.parts["activations"] / 2, rel=0.01)
+    half = (one.peak_parts["activations"] + more) / 2
+    assert two.peak_parts["activations"] == pytest.approx(half, rel=0.01)
+    assert four.peak_parts["activations"] == pytest.approx(
+        two.peak_parts["activations"] / 2, rel=0.01
+    )
     assert one.step_seconds["train"] < two.step_seconds["train"] < 1.5 * one.step_seconds["train"]
     same = ("weights", "optimizer", "buffers", "process")
-    assert {part: two.parts[part] for part in same} == {part: one.parts[part] for part in same}
+    assert {part: two.peak_parts[part] for part in same} == {
+        part: one.peak_parts[part] for part in same
+    }
 
 
 def test_seconds_of_the_exchange() -> None:
