@@ -1,1 +1,1 @@
-"""The work before ranks start: read the command; check, plan and freeze each job."""
+"""The work before ranks start: read the command; check, plan and freeze each configuration."""

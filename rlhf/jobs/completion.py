@@ -27,10 +27,10 @@ from rlhf.config.schema.data import drop_shares_of_absent_phases
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import refuse_secret_values
 from rlhf.jobs.conversation_form import choose_template, describe_template
-from rlhf.jobs.from_run import copy_keys_of_source_run, describe_changes
+from rlhf.jobs.from_run import copy_keys_of_source_run, describe_differences_from_source
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
-from rlhf.jobs.sweep_jobs import plan_as_share
+from rlhf.jobs.sweep_jobs import restrict_plans_to_share
 from rlhf.jobs.this_machine import apply_auto_hardware, this_machine
 from rlhf.options import modules_of
 from rlhf.plan.decide import plan_and_configure
@@ -56,13 +56,13 @@ class StoppedRun(NamedTuple):
 
 
 class CompletedConfig(NamedTuple):
-    """The configuration of a run, and what was found out while it was completed."""
+    """The complete configuration of a run, with its plan and lines to print."""
 
     config: RunConfig
     stopped: StoppedRun | None = None
     """The run to resume; None: a new run."""
     plan: Plan | None = None
-    """None: the run is not planned, or cannot be."""
+    """None: the run is not planned, or a plan is not possible."""
     notes: tuple[str, ...] = ()
     """Lines for the run's log, on the plan and on options without an effect."""
     data_lines: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ def complete_config(job: Job) -> CompletedConfig:
     is_planned_here = (is_new or job.is_plan) and not is_secondary_node()
     if config.launcher.dry_run or not is_planned_here:
         return completed
-    with plan_as_share(config.hardware, job.at_a_time):
+    with restrict_plans_to_share(config.hardware, job.at_a_time):
         return plan_config(completed, job)
 
 
@@ -100,7 +100,7 @@ def build_new_config(job: Job) -> RunConfig:
     if config.data.source is Source.local and not any(
         "data.size=" in word for word in job.overrides
     ):
-        # A size that an experiment sets for its own data does not stand for a user's files.
+        # A data.size that an experiment sets for its own data does not apply to a user's files.
         config = replace(config, data=replace(config.data, size=0))
     refuse_secret_values(config, os.environ)
     refuse_unread_keys(config, job.overrides)
@@ -108,7 +108,7 @@ def build_new_config(job: Job) -> RunConfig:
     downloads = not (job.is_plan or config.launcher.dry_run)
     template = choose_template(asked, key, model, downloads=downloads)
     if config.from_run is not None and job.folder is None:
-        for line in describe_changes(config):
+        for line in describe_differences_from_source(config):
             build_console(is_main=True, log_every=1).say(line)
     if asked is Template.auto and not config.launcher.dry_run:
         for line in describe_template(template, key, model):
@@ -141,7 +141,7 @@ def read_stopped_config(job: Job) -> tuple[RunConfig, StoppedRun]:
 
 
 def plan_config(completed: CompletedConfig, job: Job) -> CompletedConfig:
-    """Check what only phases need, count the data, plan, and write the plan's choices.
+    """Check what the phases need, count the data, plan, and apply the plan's choices.
 
     Raises:
         RlhfError: if a phase would refuse the data or a model, or the plan does not fit.

@@ -1,4 +1,4 @@
-"""Choose the form of a run's conversations, data.template, by the tokenizer that it will use."""
+"""Choose data.template, the form of a run's conversations, by the tokenizer of the run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ReadFile = Callable[[str], str | None]
 def choose_template(asked: Template, key: str, model: ModelConfig, *, downloads: bool) -> Template:
     """Return chat or plain for data.template=auto; return any other template unchanged.
 
-    The tokenizer is that of ``model``, the value of config key ``key``. If ``downloads``, the files
+    ``model`` is the value of config key ``key``; its tokenizer decides. If ``downloads``, the files
     of a hub tokenizer that is not on this machine are downloaded. If they cannot be read, auto is
     returned: the ranks will report the reason when they load the tokenizer.
     """
     if asked is not Template.auto:
         return asked
     place_key, place = tokenizer_place(model, key=key)
-    has_template: bool | None = False  # a tokenizer that is trained on the run's own text
+    has_template: bool | None = False  # a tokenizer that the run trains has no chat template
     if place is not None:
         folder = expand_user_path(place, key=place_key)
         read = partial(_read_hub_file, place, model.revision, downloads)
@@ -39,7 +39,7 @@ def choose_template(asked: Template, key: str, model: ModelConfig, *, downloads:
 
 
 def describe_template(chosen: Template, key: str, model: ModelConfig) -> list[str]:
-    """Return a line on the template chosen for data.template=auto; none for a new tokenizer."""
+    """Return a line on the template chosen for data.template=auto; [] for a new tokenizer."""
     place = tokenizer_place(model, key=key)[1]
     if place is None:
         return []
@@ -53,7 +53,7 @@ def describe_template(chosen: Template, key: str, model: ModelConfig) -> list[st
 
 
 def _has_chat_template(read_file: ReadFile) -> bool | None:
-    """Return True if the tokenizer has a chat template of its own; None: it cannot be read."""
+    """Return True if the tokenizer has a chat template of its own, None if it cannot be read."""
     settings = read_file("tokenizer_config.json")
     template = read_file("chat_template.jinja")
     if settings is None and template is None:

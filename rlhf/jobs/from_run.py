@@ -75,7 +75,7 @@ def _phases_to_reuse(
     usable = [Phase.sft] if asked[-1] is Phase.dpo else [Phase.sft, Phase.reward]
     parts = OmegaConf.select(cfg, "rewards", default={}).values()
     if Phase.reward not in asked and parts and all(p.kind != RewardKind.model for p in parts):
-        usable = [Phase.sft]  # rewards of the command replace the reward model
+        usable = [Phase.sft]  # the command's rewards replace the reward model
     before = usable[: usable.index(asked[-1])] if asked[-1] in usable else usable
     taken = [phase for phase in before if phase in finished]
     if not taken:
@@ -87,10 +87,10 @@ def _phases_to_reuse(
     return taken
 
 
-def describe_changes(config: RunConfig) -> list[str]:
-    """Return one line: the keys of the last phase whose values differ from the run config.from_run.
+def describe_differences_from_source(config: RunConfig) -> list[str]:
+    """Return a line with the last phase's keys that differ from the run ``config.from_run``.
 
-    Without a difference, return no line.
+    If no key differs, return an empty list.
     """
     source, last = config.from_run, config.phase.order[-1]
     finished = load_frozen_config(Path(str(source)))

@@ -24,7 +24,7 @@ from rlhf.config.schema.keys import AtResume
 from rlhf.config.schema.run import RunConfig
 from rlhf.run.metric_table import METRICS, MetricInfo
 
-MOST_WHOLE = 3  # most entries to print whole; of more entries, only first lines are printed
+MOST_WHOLE = 3  # most entries to print whole; if there are more, only first lines are printed
 AT_RESUME = {
     AtResume.fixed: "a resumed run keeps it",
     AtResume.rounding: "a resumed run may change it, which changes rounding only",
@@ -36,7 +36,7 @@ HIDDEN = ("base", "hydra")  # folders of conf/ that hold no options
 def print_help(words: Sequence[str], conf: Path) -> None:
     """Print the entries that the words after ``--help`` name, and exit; without a word, return.
 
-    Values are those of the configuration that the other ``words`` compose from the folder ``conf``.
+    The printed values are from the configuration that the other ``words`` compose from ``conf``.
 
     Raises:
         ConfigError: if nothing has such a name.
@@ -122,7 +122,7 @@ def _describe_group_options(conf: Path) -> Iterator[tuple[str, str]]:
 
 
 def _describe_metric(info: MetricInfo) -> str:
-    """Return a text with a metric's unit, direction, meaning and healthy values."""
+    """Return a metric's unit, better direction, meaning and healthy values, as text."""
     direction = f"; {info.better} is better" if info.better else ""
     texts = f"{info.meaning}. Healthy: {info.healthy}. Otherwise: {info.otherwise}."
     return f"  ({info.unit}{direction})\n{texts}"

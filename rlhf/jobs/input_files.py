@@ -1,4 +1,4 @@
-"""Record the files that a run is given; when it is resumed, name those that have changed."""
+"""Record the input files of a run; when the run is resumed, report files that have changed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rlhf.run.results import write_json
 
 INPUTS = "inputs.json"
 OF_DATA = {*READERS, ".arrow", ".txt"}
-# Keys of options that name a file, or code as MODULE:NAME: FILES in the option's module ``keys``.
+# Option keys that name a file or code (MODULE:NAME), from FILES in each option's module ``keys``.
 OF_OPTIONS = [key for files in hooks_of("keys", "FILES") for key in files]
-# Key of the configuration -> whole path -> size and SHA-256.
+# Key of the configuration -> absolute path -> size and SHA-256.
 Inputs = dict[str, dict[str, Identity]]
 
 
@@ -35,14 +35,14 @@ def data_paths(data: DataConfig) -> Iterator[tuple[str, str]]:
         yield from ((key, path) for path in values if not path.startswith(SAMPLE))
 
 
-def write_inputs(config: RunConfig, run_dir: Path) -> None:
-    """Write the whole paths and hashes of all files that the configuration names."""
+def write_input_hashes(config: RunConfig, run_dir: Path) -> None:
+    """Write the absolute paths and hashes of all files that the configuration names."""
     if inputs := _hash_inputs(config):
         write_json(run_dir / INPUTS, inputs)
 
 
-def check_inputs(config: RunConfig, run_dir: Path) -> None:
-    """Compare the files with those that the run began with; print which code has changed.
+def check_input_hashes(config: RunConfig, run_dir: Path) -> None:
+    """Compare the input files with the files recorded at the run's start; print changed code.
 
     Raises:
         DataError: if a file of data has changed or is missing, or a relative path now names
@@ -89,7 +89,7 @@ def _hash_inputs(config: RunConfig) -> Inputs:
         if value is not None:
             place = _find_code_file(value) if _names_code(key) else expand_user_path(value, key=key)
             with translate_errors(partial(_unreadable_error, key, value)):
-                files = {str(path.absolute()): file_identity(path) for path in _files_at(place)}
+                files = {str(path.absolute()): file_identity(path) for path in _input_files(place)}
             inputs.setdefault(key, {}).update(files)
     return inputs
 
@@ -105,8 +105,8 @@ def _find_code_file(target: str) -> Path:
     return next((place for place in places if place.is_file()), places[0])
 
 
-def _files_at(place: Path) -> Iterator[Path]:
-    """Yield a file; or the files of data in a folder, and in the splits of a saved data set."""
+def _input_files(place: Path) -> Iterator[Path]:
+    """Yield ``place`` if it is a file; else data files in the folder or in a data set's splits."""
     if place.is_file():
         yield place
     yield from (path for path in sorted(place.glob("*")) if path.suffix.lower() in OF_DATA)

@@ -1,4 +1,4 @@
-"""Write the configuration of a job's run for its ranks; or print its plan, or its commands."""
+"""Write the configuration of a job's run for its ranks, or print the run's plan or commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlhf.config.freeze import (
 from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir, refuse_existing_run
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import CompletedConfig
-from rlhf.jobs.input_files import check_inputs, write_inputs
+from rlhf.jobs.input_files import check_input_hashes, write_input_hashes
 from rlhf.jobs.launch_command import Job, notices
 from rlhf.jobs.sweep_jobs import open_log
 from rlhf.jobs.this_machine import is_hardware_auto, this_machine
@@ -42,7 +42,7 @@ def begin_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Path]:
     if changes := batch_division_changes(stopped.frozen, config):
         text = "the same batches, but sums round differently: no longer equal bit for bit"
         sys.stderr.write(f"resume with {', '.join(changes)}: {text}\n")
-    check_inputs(config, stopped.run_dir)
+    check_input_hashes(config, stopped.run_dir)
     with lock_run_dir(stopped.run_dir):  # the configuration of a run in progress must not change
         write_frozen_config(config, stopped.run_dir)
     return config, stopped.run_dir
@@ -61,13 +61,13 @@ def _begin_new_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Pat
         refuse_existing_run(run_dir, config if may_be_same else None)
         if (run_dir / FROZEN).exists():
             config = restore_stored_sizes(load_frozen_config(run_dir), config)
-            check_inputs(config, run_dir)
+            check_input_hashes(config, run_dir)
         else:
-            write_inputs(config, run_dir)
+            write_input_hashes(config, run_dir)
         write_command(job.overrides, run_dir)
         if plan is not None:
             write_json(run_dir / PLAN, plan_as_json(plan))
-        write_frozen_config(config, run_dir)  # last: without it the folder holds no run
+        write_frozen_config(config, run_dir)  # last: only this file makes the folder a run
     if plan is not None:
         notes = (*notes, f"plan: {plan_summary(plan)}")
     # A job of a sweep prints to a file instead of the terminal.
@@ -112,7 +112,7 @@ def show_plan(completed: CompletedConfig, job: Job) -> float | None:
 
 
 def show_commands(config: RunConfig, job: Job, script: str) -> None:
-    """Print the command that would start the ranks; one per node if a user starts each node."""
+    """Print the command that starts the ranks, or a command per node if users start each node."""
     if rank_from_environment() is not None:
         raise ConfigError("launcher.dry_run=true: the ranks have been started; remove this option")
     arguments = [word for word in job.overrides if "launcher.dry_run" not in word]

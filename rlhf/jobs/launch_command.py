@@ -43,7 +43,7 @@ from rlhf.runtime.rendezvous import drop_pod_variables
 # The DeepSpeed launcher appends this argument, which Hydra cannot read.
 LOCAL_RANK = ("--local_rank=", "--local-rank=")
 SPIN_COUNT = "GOMP_SPINCOUNT"
-SHARED_PERCENT = 50.0  # percentage of waiting from which cores count as shared
+SHARED_PERCENT = 50.0  # if programs wait for this percentage of the time, cores are shared
 notices: list[str] = []  # lines for the log of the run that this process begins
 
 
@@ -63,8 +63,8 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
     """Parse the arguments ``words`` and yield the command.
 
     For a shell's tab completion, and for ``--help WORD``, print the answer and exit.
-    ``definitions`` is the folder of sweep and search files. ``leads`` is False on all ranks but
-    rank 0: they join the run of rank 0, so Hydra composes nothing there.
+    ``definitions`` is the folder of sweep and search files. ``leads`` is True on rank 0 only:
+    the other ranks join the run of rank 0, so Hydra composes nothing on them.
 
     Raises:
         ConfigError: if a word is a secret or an unknown option, or the sweep or search is wrong.
@@ -88,14 +88,14 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
 
 
 class Job(NamedTuple):
-    """The only job of a command, or one job of a sweep; its values are not checked yet."""
+    """The only job of a command, or one job of a sweep, with values that are not checked yet."""
 
     cfg: DictConfig
-    """What Hydra composed."""
+    """The configuration that Hydra composed."""
     overrides: list[str]
     """The words that set keys."""
     is_plan: bool = False
-    """True: print the plan."""
+    """True: only print the plan."""
     resume: str | None = None
     """The run to resume; None: a new run."""
     continues: bool = False
@@ -103,7 +103,7 @@ class Job(NamedTuple):
     folder: Path | None = None
     """Folder of this job of a sweep; None: the command is no sweep."""
     at_a_time: int | None = None
-    """How many jobs of the sweep run at a time, each in its own process; None: in this process."""
+    """Number of jobs of a sweep that run at a time, in processes; None: run in this process."""
 
 
 def read_job(cfg: DictConfig) -> Job:
@@ -124,7 +124,7 @@ def read_job(cfg: DictConfig) -> Job:
 
 
 def print_completions(words: Sequence[str], environment: Mapping[str, str], sweeps: Path) -> None:
-    """Print the possible values of the last word of the shell's line and exit, if there are any.
+    """Print the possible values of the last word in the shell's line and exit, if there are any.
 
     Otherwise return, so that Hydra completes the line: Hydra completes keys and the options of
     groups, but not values. It allows one completion plugin per shell and has its own, so this
@@ -138,7 +138,7 @@ def print_completions(words: Sequence[str], environment: Mapping[str, str], swee
 
 
 def complete_last_word(line: str, sweeps: Path) -> list[str]:
-    """Return the completions of the last word, KEY=START, of ``line``; [] if it is free text."""
+    """Return the completions of the last word, KEY=START, of ``line``; [] if any value is valid."""
     key, equals, start = line.rpartition(" ")[2].partition("=")
     name = key.lstrip("+")
     if not equals:
@@ -166,8 +166,8 @@ def set_up_process() -> None:
     """Set this process's environment and traceback printing; let it end when its parent ends."""
     survive_output_errors()
     sys.excepthook = print_traceback
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, so launch.py explains them
-    os.environ["PYTHONSAFEPATH"] = "1"  # no child imports a json.py of the current directory
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra re-raise exceptions, which launch.py explains
+    os.environ["PYTHONSAFEPATH"] = "1"  # children must not import a json.py of the current folder
     set_spin_count()
     set_cuda_allocator()
     end_with_parent()
@@ -187,7 +187,7 @@ def set_spin_count(pressure: Path = Path("/proc/pressure/cpu")) -> None:
     """
     if SPIN_COUNT in os.environ:
         return
-    waited = _percent_waited(pressure)
+    waited = _percent_waiting_for_cores(pressure)
     is_shared = waited >= SHARED_PERCENT
     os.environ[SPIN_COUNT] = "100" if is_shared else "10000"
     if is_shared:
@@ -197,7 +197,7 @@ def set_spin_count(pressure: Path = Path("/proc/pressure/cpu")) -> None:
         )
 
 
-def _percent_waited(pressure: Path) -> float:
+def _percent_waiting_for_cores(pressure: Path) -> float:
     """Return the percentage of the last 10 s in which a program waited for a core; 0 if unknown."""
     try:
         text = pressure.read_text()

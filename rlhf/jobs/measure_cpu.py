@@ -15,8 +15,8 @@ from rlhf.engine.devices import use_threads
 SIZE = 2048  # rows and columns of the multiplied matrices
 BUFFER = 2**26  # fp32 elements of the buffer that is read; more than caches hold
 CALLS = 2000
-# CPU seconds per wall-clock second of a process on one core, at most 1. A smaller value than this
-# means that other programs used the cores.
+# A process that is alone on its cores takes at least 1 CPU second per wall-clock second. If this
+# process takes less than IDLE, other programs use the cores.
 IDLE = 0.9
 
 
@@ -39,13 +39,11 @@ def measure_cpu() -> CpuRates:
 
 
 def _measure_matmul_tflops(dtype: torch.dtype) -> float:
-    """Return the TFLOP/s of large matrix products."""
     a = torch.ones(SIZE, SIZE, dtype=dtype)
     return 2 * SIZE**3 / _fastest_seconds(lambda: a @ a) / 1e12
 
 
 def _measure_read_gb_per_second() -> float:
-    """Return the GB/s of reading a large buffer from memory."""
     buffer = torch.ones(BUFFER)
     return buffer.nbytes / _fastest_seconds(buffer.sum) / 1e9
 

@@ -1,8 +1,8 @@
 """Read and divide a run's data before it starts, as its ranks will, and count it for the plan.
 
-What a phase would refuse is refused here, before a run directory is made. Data that is not on this
-machine, or too large to be read quickly, is read only by the ranks. Only a chat template needs
-torch here. Many examples are counted from a sample.
+Data that a phase would refuse is refused here, before a run directory is made. Data that is not on
+this machine, or too large to be read quickly, is read only by the ranks. torch is imported only for
+data with a chat template. If there are many examples, only a sample is encoded.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 SAMPLED = 1000  # examples per phase that are encoded for an estimate
 SLOWLY_SAMPLED = 50  # examples per phase that are encoded if each takes long to generate
-PLENTY = 2  # steps; a phase without examples for these needs an exact count
+PLENTY = 2  # examples for fewer steps than this are counted exactly
 LETTERS_PER_TOKEN = 4  # an assumption, for a tokenizer that is not on this machine
-LARGEST = 2**26  # bytes; larger data files, all together, are not read
+LARGEST = 2**26  # bytes; data files that are larger in total are not read
 ASSUMED = "The plan takes every example to be as long as allowed."
 
 
@@ -55,7 +55,7 @@ class Reading(NamedTuple):
     """The result of reading a run's data: the load of each phase, and lines for the terminal."""
 
     loads: Loads | None
-    """None: the data was not read."""
+    """Load of each phase; None: the data was not read."""
     lines: list[str]
 
 
@@ -77,12 +77,12 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
         counted = CountedData(config, most=sys.maxsize)
     try:
         require_examples(config, {phase: counted.examples[phase] for phase in phases})
-    except DataError:  # what was skipped may be the reason
+    except DataError:  # skipped examples may be the reason
         for line in counted.lines:
             build_console(is_main=True, log_every=1).say(line)
         raise
     for option in options:
-        option.check_data(config, phases, _is_here_and_small)
+        option.check_data(config, phases, _is_local_and_small)
     return Reading(counted.loads, counted.lines)
 
 
@@ -97,17 +97,17 @@ def _reason_not_to_read(data: DataConfig, *, is_plan: bool) -> str | None:
         absent = [path for path, place in paths.items() if not place.exists()]
         if absent:
             return f"{', '.join(absent)} is not on this machine; the run downloads and checks it."
-    if _bytes_at(paths.values()) > LARGEST:
+    if _total_file_bytes(paths.values()) > LARGEST:
         return f"{', '.join(paths)} has over {LARGEST >> 20} MiB; the run reads and checks it."
     return None
 
 
-def _is_here_and_small(key: str, path: str) -> bool:
+def _is_local_and_small(key: str, path: str) -> bool:
     place = expand_user_path(path, key=key)
-    return place.exists() and _bytes_at([place]) <= LARGEST
+    return place.exists() and _total_file_bytes([place]) <= LARGEST
 
 
-def _bytes_at(places: Iterable[Path]) -> int:
+def _total_file_bytes(places: Iterable[Path]) -> int:
     """Return the bytes of the files at ``places``, and of the files in folders there."""
     # Two levels: save_to_disk writes a folder per split.
     found = [each for place in places for each in (place, *place.glob("*"), *place.glob("*/*"))]
@@ -115,7 +115,7 @@ def _bytes_at(places: Iterable[Path]) -> int:
 
 
 class CountedData:
-    """A run's data, counted by phase; at most ``most`` examples of a phase are encoded."""
+    """The counts of a run's data by phase; at most ``most`` examples of a phase are encoded."""
 
     def __init__(self, config: RunConfig, *, most: int) -> None:
         data = config.data
@@ -178,7 +178,7 @@ class CountedData:
         )
 
     def _encode(self, phase: Phase, records: Sequence[Record]) -> tuple[Columns, int, Counter[str]]:
-        """Return the columns of a sample, and the numbers of examples used and skipped in all."""
+        """Return a sample's columns, and the estimated numbers of used and skipped examples."""
         rows = list(islice(enumerate(records), self._most))
         limit = limit_of(phase, self._config)
         columns, left_out = COLUMNS_OF[phase](rows, self._encoder, limit)
@@ -193,7 +193,7 @@ class CountedData:
         )
 
     def _mean_answer_tokens(self, part: PhaseData) -> float | None:
-        """Return the mean tokens of SFT's answers, cut to PPO's limits; None without answers."""
+        """Return the mean tokens of SFT's answers, cut to PPO's limits; None if there are none."""
         most, encoder = self._config.tokens_after_prompt[1], self._encoder
         least = self._config.rollout.min_response_tokens
         records = [record for record in part.train[: self._most] if record.chosen]
@@ -211,7 +211,7 @@ class CountedData:
 def _build_encoder(
     key: str, model: ModelConfig, template: Template, texts: Iterable[str]
 ) -> tuple[Encoder, bool]:
-    """Return the run's encoder, and False if its counts are guesses: the tokenizer is not here.
+    """Return the run's encoder, and False if it must guess counts without the run's tokenizer.
 
     A tokenizer that the run would train is trained on ``texts``.
     """
@@ -245,7 +245,7 @@ class _TokenCounter:
         self, texts: list[str], *, add_special_tokens: bool = True, **_no_masks: bool
     ) -> SimpleNamespace:
         if self._tokenizer is None:
-            step = LETTERS_PER_TOKEN  # equal texts have equal ids, and others do not
+            step = LETTERS_PER_TOKEN  # equal pieces of text get equal ids
             ids = [
                 [hash(text[start : start + step]) for start in range(0, len(text), step)]
                 for text in texts

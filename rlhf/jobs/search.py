@@ -73,7 +73,7 @@ class RunningTrial(NamedTuple):
 
 
 class Searcher:
-    """The runner of a search: its Optuna study, and the processes of its trials."""
+    """The runner of a search, with its Optuna study and the processes of its trials."""
 
     def __init__(
         self, search: Search, hardware: HardwareConfig, script: str, say: PrintLine
@@ -119,7 +119,7 @@ class Searcher:
 
     def _start_trial(self, trial: Trial) -> None:
         """Start the process of a trial, or resume its run."""
-        for dimension in self._search.space:  # a killed search may leave a trial without values
+        for dimension in self._search.space:  # a trial of a killed search may lack values
             _suggest_value(trial, dimension)
         keys = (dimension.key for dimension in self._search.space)
         values = [f"{key}={trial_value_text(trial.params[key])}" for key in keys]
@@ -141,7 +141,7 @@ class Searcher:
         environment[PARENT] = str(os.getpid())
         all_cores = os.sched_getaffinity(0)
         command = [sys.executable, self._script, *words]
-        os.sched_setaffinity(0, cores)  # the trial inherits it
+        os.sched_setaffinity(0, cores)  # the trial's process inherits these cores
         try:
             with open_log(run_dir) as output:
                 process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
@@ -172,7 +172,7 @@ class Searcher:
         prune = self._search.study.prune
         assert prune is not None
         reported = self._study.trials[each.trial.number].intermediate_values
-        # Optuna compares these values in the direction of the objective.
+        # Optuna compares the values like the objective: negate a metric of the other direction.
         goal = "higher" if self._search.study.maximize else "lower"
         sign = 1 if better_direction(prune.metric) in {None, goal} else -1
         for line in each.metrics.read().values:
@@ -258,11 +258,11 @@ def open_study(search: Search) -> Study:
 
 
 def repair_journal(path: Path) -> None:
-    """Remove an incomplete last line of the journal, and Optuna's own lock, of a killed search.
+    """Remove what a killed search left: the journal's incomplete last line, and Optuna's lock.
 
     The caller holds the lock of the study. Optuna would append its next line to the incomplete one.
-    Its lock is a link to a relative path, and Optuna releases an old lock only if the link's target
-    exists.
+    Optuna's lock is a link to a relative path, and Optuna releases an old lock only if the link's
+    target exists.
 
     Raises:
         DamagedFileError: if the journal is no regular file, or another line is no JSON object.

@@ -86,7 +86,7 @@ class StudyConfig:
 
 
 class Dimension(NamedTuple):
-    """A key of the search space, with an interval or with the values to choose from."""
+    """A key of the search space, with an interval or with the values to try."""
 
     key: str
     low: float = 0.0
@@ -135,7 +135,7 @@ def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
     except HydraException as error:
         raise ConfigError(f"sweep={names[0]}: {error}") from error
     refuse_parent_folders(overrides)
-    space = [_to_dimension(each) for each in overrides if each.is_sweep_override()]
+    space = [_parse_dimension(each) for each in overrides if each.is_sweep_override()]
     fixed = [str(each.input_line) for each in overrides if not each.is_sweep_override()]
     if not space:
         raise ConfigError(f"sweep={names[0]}: no key has an interval or several values to try")
@@ -177,7 +177,7 @@ def _build_study_config(name: str, definition: Any, overrides: Sequence[str]) ->
     return study
 
 
-def _to_dimension(override: Override) -> Dimension:
+def _parse_dimension(override: Override) -> Dimension:
     """Convert an override such as ``lr=interval(1e-6,1e-4)`` to a dimension of the search space.
 
     Raises:

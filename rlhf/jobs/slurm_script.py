@@ -19,7 +19,7 @@ SHARED = (
 
 
 class ShowScript(Callback):
-    """A Hydra callback: with launcher.dry_run=true it prints the sbatch script and stops."""
+    """A Hydra callback that prints the sbatch script and exits if launcher.dry_run=true."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Print the script or the error, then exit: Hydra ignores other exceptions of callbacks."""

@@ -65,7 +65,7 @@ def add_sweep_folders(words: Sequence[str], typed_words: Sequence[str]) -> list[
 
     ``typed_words`` is the command as typed. If a key is given twice, its last value is used, as
     in a single run. If no sweep starts, the words are returned as they are. A folder that the words
-    set stays.
+    already set is kept.
 
     Raises:
         ConfigError: if no job could run, or a value has ``..`` and names a job's folder.
@@ -122,7 +122,7 @@ def refuse_parent_folders(overrides: Sequence[Override]) -> None:
 
 
 def sweep_folder_of(words: Sequence[str]) -> Path | None:
-    """Return the sweep's folder, or None if the words do not set ``hydra.sweep.dir``."""
+    """Return the sweep's folder ``hydra.sweep.dir``, or None if the words do not set it."""
     given = (word.partition("=") for word in words)
     folders = (Path(folder) for key, _, folder in given if key == "hydra.sweep.dir")
     return next(folders, None)

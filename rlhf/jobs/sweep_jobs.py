@@ -28,7 +28,7 @@ from rlhf.run.results import read_objective, read_plan
 from rlhf.run.step_alarms import read_alarms
 
 OUTPUT = "output.log"
-PARENT = "RLHF_PARENT"  # variable with the id of the process whose end also ends launch.py
+PARENT = "RLHF_PARENT"  # variable with the id of a process; when it ends, launch.py ends too
 LAUNCHER = "RLHF_LAUNCHER"  # variable with the process id of launch.py
 PR_SET_PDEATHSIG = 1
 
@@ -44,7 +44,7 @@ def end_with_parent() -> None:
 
 
 def end_with_launcher() -> None:
-    """Let Linux kill this worker of joblib when the launcher ends: it would wait for ever.
+    """Let Linux kill this worker of joblib when the launcher ends; else it would wait forever.
 
     In the launcher itself, do nothing.
     """
@@ -75,7 +75,7 @@ def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) 
             say(f"{run_dir.name}: has finished, objective {objective:.3f}")
             return objective
         hours = (read_plan(run_dir) or {}).get("hours")
-        planned = "" if hours is None else f", planned {_duration(3600 * hours)}"
+        planned = "" if hours is None else f", planned {_duration_text(3600 * hours)}"
         say(f"{run_dir.name}: runs{planned}; its screen is in {log}")
         started = time.monotonic()
         code = _run_process(hardware, run_dir, script, jobs=jobs)
@@ -88,7 +88,7 @@ def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) 
             )
     alarms = ", ".join(alarm.name for alarm in read_alarms(run_dir))
     raised = f"; alarms: {alarms}" if alarms else ""
-    say(f"{run_dir.name}: objective {objective:.3f} after {_duration(took)}{raised}")
+    say(f"{run_dir.name}: objective {objective:.3f} after {_duration_text(took)}{raised}")
     return objective
 
 
@@ -97,7 +97,7 @@ def open_log(run_dir: Path) -> TextIO:
     return open(run_dir / OUTPUT, "a", encoding="utf-8", errors="replace", opener=open_regular)
 
 
-def _duration(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
@@ -128,7 +128,7 @@ def reserve_share_of_machine(
     all_cores = os.sched_getaffinity(0)
     try:
         environment, cores = resources_of_share(hardware, number, jobs)
-        os.sched_setaffinity(0, cores)  # the job inherits it
+        os.sched_setaffinity(0, cores)  # the job's process inherits these cores
         yield environment
     finally:
         os.sched_setaffinity(0, all_cores)
@@ -158,8 +158,8 @@ def resources_of_share(
 
 
 @contextmanager
-def plan_as_share(hardware: HardwareConfig, jobs: int | None) -> Iterator[None]:
-    """Let plans in the block count the cores and the memory that one of ``jobs`` jobs will have."""
+def restrict_plans_to_share(hardware: HardwareConfig, jobs: int | None) -> Iterator[None]:
+    """Make plans in the context use only the cores and memory that one of ``jobs`` jobs gets."""
     if jobs is None or jobs == 1:
         yield
         return

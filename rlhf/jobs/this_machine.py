@@ -21,7 +21,7 @@ from rlhf.config.machine_rates import GIB
 
 AUTO = "auto"
 CPU = "cpu"
-# Files of GPU drivers. Without any of them there is no GPU, and torch need not be imported.
+# Files of GPU drivers. If none exists, there is no GPU, and torch need not be imported.
 SIGNS = tuple(Path(name) for name in ("/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd"))
 CARDS: Mapping[str, str] = read_yaml_beside(__file__, "cards.yaml")
 UNKNOWN = "template"
@@ -35,11 +35,11 @@ class ThisMachine:
     """The hardware profile that hardware=auto selects on this machine."""
 
     profile: str
-    """Option of the group ``hardware``."""
+    """Name of an option of the configuration group ``hardware``."""
     reason: str
     """The hardware that was found, and why it is used."""
     found: dict[str, Any] = field(default_factory=dict)
-    """Keys of the group that are found on this machine, and replace those of the profile."""
+    """Values found on this machine, by key of the group; they replace the profile's values."""
 
     @property
     def notice(self) -> str:
@@ -82,9 +82,9 @@ def apply_auto_hardware(cfg: DictConfig, this_machine: Callable[[], ThisMachine]
     return cfg
 
 
-@cache  # called in every job of a sweep
+@cache  # because every job of a sweep calls it
 def this_machine(signs: Sequence[Path] = SIGNS) -> ThisMachine:
-    """Return this machine's profile; without any of the files ``signs``, it has no GPU."""
+    """Return this machine's profile; if none of the files ``signs`` exists, there is no GPU."""
     if not any(sign.exists() for sign in signs):
         return ThisMachine(profile=CPU, reason="this machine's CPU, as it has no GPU")
     import torch

@@ -13,7 +13,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs.from_run import copy_keys_of_source_run, describe_changes
+from rlhf.jobs.from_run import copy_keys_of_source_run, describe_differences_from_source
 
 Compose = Callable[[list[str]], DictConfig]
 TWO_RANKS = ["hardware.ranks_per_node=2", "zero=stage2"]
@@ -66,13 +66,13 @@ def test_keys_of_ppo_that_the_command_leaves_at_other_values_are_named(
 ) -> None:
     write_frozen_config(to_run_config(compose(["experiment=smoke", "ppo.kl_ctl=0.3"])), source)
     config = taken(compose, source, "ppo.kl_ctl=0.1")
-    (line,) = describe_changes(config)
+    (line,) = describe_differences_from_source(config)
     assert line.startswith(f"ppo, unlike in {source}: ")
     assert "ppo.kl_ctl=0.1 instead of 0.3" in line
     assert "ppo.rollout_batch_size=128 instead of 16" in line
     assert "micro_batch" not in line
     again = taken(compose, source, "experiment=smoke", "ppo.kl_ctl=0.3")
-    assert describe_changes(again) == []
+    assert describe_differences_from_source(again) == []
 
 
 def test_the_corpus_of_ppo_and_the_cache_are_the_new_runs_own(
@@ -100,6 +100,6 @@ def test_rewards_of_the_command_replace_the_reward_model(
 ) -> None:
     config = taken(compose, source, *words)
     assert config.phase.order == order
-    line = "".join(describe_changes(config))
+    line = "".join(describe_differences_from_source(config))
     assert "<" not in line, "no Python"
     assert ("rewards={brief: {kind: length, weight: 1.0," in line) == (BRIEF in words)

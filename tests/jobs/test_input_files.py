@@ -11,7 +11,7 @@ import pytest
 from rlhf.base.errors import DataError
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import CompletedConfig, StoppedRun, build_new_config
-from rlhf.jobs.input_files import INPUTS, check_inputs, write_inputs
+from rlhf.jobs.input_files import INPUTS, check_input_hashes, write_input_hashes
 from rlhf.jobs.job import begin_run
 from rlhf.jobs.launch_command import Job
 from tests.plan.planned import Compose, run_of
@@ -49,7 +49,7 @@ def with_everything(compose: Compose) -> RunConfig:
 
 def test_inputs_are_whole_paths_with_hashes(compose: Compose, folder: Path) -> None:
     config = with_everything(compose)
-    write_inputs(config, folder)
+    write_input_hashes(config, folder)
     stored = json.loads((folder / INPUTS).read_text())
     assert {key: list(files) for key, files in stored.items()} == {
         "data.path": [str(folder / "mine.jsonl")],
@@ -57,7 +57,7 @@ def test_inputs_are_whole_paths_with_hashes(compose: Compose, folder: Path) -> N
         "reward.groups_path": [str(folder / "groups.json")],
         "rewards.mine.function": [str(folder / "brief.py")],
     }
-    check_inputs(config, folder)
+    check_input_hashes(config, folder)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_changed_file_is_named_when_a_run_is_resumed(
     compose: Compose, folder: Path, key: str, change: Callable[[Path], object]
 ) -> None:
     config = with_everything(compose)
-    write_inputs(config, folder)
+    write_input_hashes(config, folder)
     change(folder)
     with pytest.raises(DataError, match=rf"^{key}: .*json.* changed since the run of .* began"):
         begin_run(CompletedConfig(config, StoppedRun(folder, config)), Job(compose([]), []))
@@ -83,21 +83,21 @@ def test_another_file_under_the_same_name_is_refused(
     compose: Compose, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = run_of(compose, *WORDS)
-    write_inputs(config, folder)
+    write_input_hashes(config, folder)
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere" / "mine.jsonl").write_text(row("chosen"))
     monkeypatch.chdir(folder / "elsewhere")
     with pytest.raises(DataError, match="resume in the folder in which the run began"):
-        check_inputs(config, folder)
+        check_input_hashes(config, folder)
 
 
 def test_changed_code_is_said(
     compose: Compose, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = with_everything(compose)
-    write_inputs(config, folder)
+    write_input_hashes(config, folder)
     (folder / "brief.py").write_text("def score(prompts, responses): return [0.0]")
-    check_inputs(config, folder)
+    check_input_hashes(config, folder)
     assert "rewards.mine.function: " in capsys.readouterr().err
 
 

@@ -20,7 +20,7 @@ from rlhf.base.errors import CapabilityError, RlhfError
 from rlhf.config.choices import Phase, WandbMode
 from rlhf.config.freeze import load_run, to_run_config, write_frozen_config
 from rlhf.config.hydra_errors import explain_hydra_error, refuse_unknown_flags, to_hydra_override
-from rlhf.jobs.input_files import check_inputs, write_inputs
+from rlhf.jobs.input_files import check_input_hashes, write_input_hashes
 from rlhf.jobs.sweep_command import add_sweep_folders, job_folder_name, sweep_folder_of
 from rlhf.run.finished_phase import finish_phase, verify_phase
 from rlhf.run.results import read_phase_result
@@ -116,7 +116,7 @@ def test_runs_are_read_where_they_were_moved(
     first, moved = tmp_path / "run", tmp_path / "my rün (1)"
     first.mkdir()
     write_frozen_config(config, first)
-    write_inputs(config, first)
+    write_input_hashes(config, first)
     (first / "metrics.jsonl").write_text('{"phase": "sft", "step": 1, "sft/loss": 2.0}\n')
     (first / "sft").mkdir()
     (first / "sft" / "weights").write_text("w")
@@ -125,7 +125,7 @@ def test_runs_are_read_where_they_were_moved(
     assert verify_phase(moved, Phase.sft) is None  # 68
     assert read_phase_result(moved, Phase.sft) is not None
     assert load_run(moved).data == config.data
-    check_inputs(load_run(moved), moved)  # 69
+    check_input_hashes(load_run(moved), moved)  # 69
 
 
 def test_chinese_data_is_described_on_an_ascii_terminal(

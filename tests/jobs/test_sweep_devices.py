@@ -13,7 +13,7 @@ from rlhf.base.cpu import SHARED_BY, jobs_on_machine
 from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.jobs.sweep_jobs import _visible_devices, plan_as_share, resources_of_share
+from rlhf.jobs.sweep_jobs import _visible_devices, resources_of_share, restrict_plans_to_share
 
 TWO = """\
 GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)
@@ -66,7 +66,7 @@ def test_jobs_side_by_side_are_planned_with_their_share(monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: given[-1])
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: given.append(set(cores)))
     hardware = cast("HardwareConfig", SimpleNamespace(device=Device.cpu, ranks_per_node=1))
-    with plan_as_share(hardware, 4):
+    with restrict_plans_to_share(hardware, 4):
         assert (jobs_on_machine(), len(given[-1])) == (4, 2)
     assert (jobs_on_machine(), len(given[-1])) == (1, 8)
     assert resources_of_share(hardware, 0, 2)[0][SHARED_BY] == "2", "trials of a search plan so too"
