@@ -45,7 +45,7 @@ BUTTONS = {
 
 
 class Comparison:
-    """The pairs to judge one after the other, and the file that stores the choices."""
+    """The pairs that are judged one after the other, and the file that stores the choices."""
 
     def __init__(
         self, pairs: Sequence[AnswerPair], models: tuple[str, str], file: PreferenceFile
@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def result(self) -> WinRate:
-        """Return the win rate of the first model, over all choices in the file."""
+        """Return the first model's win rate over the second, from all choices in the file."""
         return WinRate.from_choices(self._models, list(self._file.read_choices()))
 
     def judge(self, verdict: Verdict | None, *, place: int) -> None:
@@ -81,15 +81,15 @@ class Comparison:
         with self._lock:
             if place == self.num_done and self.pair is not None:
                 if verdict is not None:
-                    self._file.add(self.pair, verdict)
+                    self._file.add_choice(self.pair, verdict)
                 self.num_done += 1
 
 
 def render_comparison(comparison: Comparison) -> str:
     """Return the HTML of the next pair, or of the result after the last pair."""
     if comparison.pair is None:
-        return _render_template(result=str(comparison.result))
-    return _render_template(
+        return _render_page(result=str(comparison.result))
+    return _render_page(
         pair=comparison.pair, progress=comparison.progress, place=comparison.num_done
     )
 
@@ -124,7 +124,7 @@ class _Request(LocalRequest):
         self.send(status, text, headers=location)
 
     def _store_choice(self) -> tuple[HTTPStatus, str]:
-        """Store the choice that the form sent; return the status and the text of the answer."""
+        """Store the choice that the form sent; return the status and text of the response."""
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(LENGTH, length):
             return _refusal_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
@@ -135,16 +135,16 @@ class _Request(LocalRequest):
         try:
             self.server.comparison.judge(BUTTONS[verdict], place=int(place))
         except RlhfError as error:
-            return HTTPStatus.INTERNAL_SERVER_ERROR, _render_template(message=str(error))
-        return HTTPStatus.SEE_OTHER, ""  # to the page, so that reloading it sends no choice again
+            return HTTPStatus.INTERNAL_SERVER_ERROR, _render_page(message=str(error))
+        return HTTPStatus.SEE_OTHER, ""  # redirect, so that a reload does not resend the choice
 
 
 def _refusal_response(status: HTTPStatus) -> tuple[HTTPStatus, str]:
-    return status, _render_template(message=f"{status.value} {status.phrase}")
+    return status, _render_page(message=f"{status.value} {status.phrase}")
 
 
-def _render_template(**shown: object) -> str:
-    """Return the page with a ``pair``, the ``result`` or a ``message``."""
+def _render_page(**shown: object) -> str:
+    """Return the HTML of the page that shows a ``pair``, the ``result`` or a ``message``."""
     return render_template("comparison.html", package="rlhf.compare", buttons=BUTTONS, **shown)
 
 
@@ -159,10 +159,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="decides which answer is on the left")
     parser.add_argument("--port", type=int, help="default: a free port from 7860 on")
     options = parser.parse_args(arguments)
-    return run_to_exit_code(lambda: _compare(options))
+    return run_to_exit_code(lambda: _serve_comparison(options))
 
 
-def _compare(options: argparse.Namespace) -> None:
+def _serve_comparison(options: argparse.Namespace) -> None:
     if (options.run_dir is None) == (options.answers is None):
         raise ConfigError("name either RUN_DIR or --answers FILE; python -m rlhf.compare --help")
     if options.answers is not None:

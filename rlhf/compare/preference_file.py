@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
 
 class AnswerPair(NamedTuple):
-    """Two answers to a prompt, as they are shown: ``a`` is on the left."""
+    """Two answers to a prompt; ``a`` is shown on the left."""
 
     prompt: str
     a: Answer
@@ -53,7 +53,7 @@ class AnsweringModel(NamedTuple):
 def read_models_of_runs(
     run_dir: Path, against: Path | None
 ) -> tuple[AnsweringModel, AnsweringModel]:
-    """Return the policy after PPO, and the SFT model or the policy of the run ``against``.
+    """Return the run's policy after PPO, and its SFT model or the policy of the run ``against``.
 
     Raises:
         CheckpointError: if a folder is no run, or its samples.jsonl lacks the answers.
@@ -67,9 +67,9 @@ def read_models_of_runs(
 
 
 def read_models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringModel, AnsweringModel]:
-    """Return the two models called ``names`` in a file of answers; without names, its only two.
+    """Return the models ``names`` with their answers in a file; without names, its only two models.
 
-    Each row has prompt, response and model. Of several answers to a prompt the first counts.
+    Each row has prompt, response and model. Of a model's answers to a prompt, the first is used.
 
     Raises:
         DataError: if the file cannot be read, or a row lacks a text.
@@ -92,7 +92,7 @@ def read_models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringMode
 
 
 def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> list[AnswerPair]:
-    """Return pairs of different answers to the same prompts; ``seed`` decides their order.
+    """Return pairs of different answers to the same prompts; ``seed`` decides which is on the left.
 
     Raises:
         DataError: if no prompt has two different answers.
@@ -101,7 +101,7 @@ def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> l
     for prompt in first.answers:
         if prompt in second.answers and first.answers[prompt] != second.answers[prompt]:
             shown = [Answer(model.name, model.answers[prompt]) for model in (first, second)]
-            # Seeded by the prompt, so that a page that is opened again shows the same order.
+            # The prompt is part of the seed, so that a reopened page shows the same order.
             random.Random(f"{seed}/{prompt}").shuffle(shown)
             pairs.append(AnswerPair(prompt, *shown))
     if not pairs:
@@ -113,7 +113,7 @@ def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> l
 
 
 def _read_actor_answers(run_dir: Path, *, is_trained: bool) -> AnsweringModel:
-    """Return the actor with its answers after PPO if ``is_trained``, otherwise before PPO."""
+    """Return the actor's answers after PPO if ``is_trained``, otherwise its answers before PPO."""
     read_frozen_keys(run_dir)  # raises if this is no run
     by_step: dict[int, dict[str, str]] = {}
     for row in read_lines(run_dir / "samples.jsonl", SAMPLE):
@@ -152,7 +152,7 @@ class Verdict(StrEnum):
 
 
 class JudgedPair(NamedTuple):
-    """A judged pair; ``winner`` names a model, or is None for a tie and for two bad answers."""
+    """A judged pair; ``winner`` is the name of a model, or None for a tie or two bad answers."""
 
     prompt: str
     answers: frozenset[Answer]
@@ -184,12 +184,12 @@ class PreferenceFile:
 
     def read_choices(self) -> Iterator[JudgedPair]:
         """Yield all choices so far; rows without names of models are skipped."""
-        for prompt, chosen, rejected in _read_rows(self.path, "chosen", "rejected"):
+        for prompt, chosen, rejected in _read_answer_pairs(self.path, "chosen", "rejected"):
             yield JudgedPair(prompt, frozenset((chosen, rejected)), chosen.model)
-        for prompt, first, second in _read_rows(self._undecided, "a", "b"):
+        for prompt, first, second in _read_answer_pairs(self._undecided, "a", "b"):
             yield JudgedPair(prompt, frozenset((first, second)), None)
 
-    def add(self, pair: AnswerPair, verdict: Verdict) -> None:
+    def add_choice(self, pair: AnswerPair, verdict: Verdict) -> None:
         """Append a choice.
 
         Raises:
@@ -225,8 +225,8 @@ class PreferenceFile:
         return self._writers[path]
 
 
-def _read_rows(path: Path, first: str, second: str) -> Iterator[tuple[str, Answer, Answer]]:
-    """Yield prompts with the answers in two columns; skip rows that do not name both models."""
+def _read_answer_pairs(path: Path, first: str, second: str) -> Iterator[tuple[str, Answer, Answer]]:
+    """Yield each prompt with its answers in two columns; skip rows that lack a model's name."""
     columns = ("prompt", f"{first}_by", first, f"{second}_by", second)
     for row in read_lines(path, object):
         texts: list[Any] = [row.get(c) for c in columns] if isinstance(row, dict) else [None]
@@ -251,18 +251,18 @@ class WinRate(NamedTuple):
         return cls(models, wins, losses, len(ours) - wins - losses)
 
     @property
-    def size(self) -> int:
+    def num_choices(self) -> int:
         """Return the number of choices."""
         return self.wins + self.losses + self.undecided
 
     def __str__(self) -> str:
         first, second = self.models
-        if not self.size:
+        if not self.num_choices:
             return f"No choice yet between {first} and {second}."
         won = self.wins + self.undecided / 2
-        low, high = wilson_interval(won, self.size)
+        low, high = wilson_interval(won, self.num_choices)
         return (
-            f"{first} was preferred to {second} in {won / self.size:.0%} of {self.size} "
-            f"comparisons (95 % interval {low:.0%} to {high:.0%}): {self.wins} better, "
-            f"{self.losses} worse, {self.undecided} undecided, which count half."
+            f"{first} was preferred to {second} in {won / self.num_choices:.0%} of "
+            f"{self.num_choices} comparisons (95 % interval {low:.0%} to {high:.0%}): {self.wins} "
+            f"better, {self.losses} worse, {self.undecided} undecided, which count half."
         )

@@ -80,7 +80,7 @@ def test_preferences_are_rows_of_data_local_and_the_others_are_not(
     file: PreferenceFile, tmp_path: Path
 ) -> None:
     for number, verdict in enumerate(Verdict):
-        file.add(pair(number), verdict)
+        file.add_choice(pair(number), verdict)
     assert [row.values for row in read_table_rows(tmp_path / "p.jsonl")] == [
         {"prompt": "p0", "chosen": "x0", "rejected": "y0"}
         | {"chosen_by": "one", "rejected_by": "two", "shown_first": "one"},
@@ -98,7 +98,7 @@ def test_rows_of_others_in_the_file_stay_and_do_not_count(file: PreferenceFile) 
     path = file.path
     ours = '{"prompt": "p", "chosen": "a", "rejected": "b"}\n[1]\n{"chosen_by": 1}\n'
     path.write_text(ours)
-    file.add(pair(0), Verdict.a)
+    file.add_choice(pair(0), Verdict.a)
     assert path.read_text().startswith(ours)
     assert len(list(file.read_choices())) == 1
     path.write_text('{"prompt": "p"')
@@ -109,7 +109,7 @@ def test_rows_of_others_in_the_file_stay_and_do_not_count(file: PreferenceFile) 
 def test_a_file_that_cannot_be_written_is_named(file: PreferenceFile) -> None:
     file.path.mkdir()
     with pytest.raises(ConfigError, match=r"p\.jsonl cannot be written \(Is a directory\)"):
-        file.add(pair(0), Verdict.a)
+        file.add_choice(pair(0), Verdict.a)
 
 
 def test_a_second_page_continues_with_what_is_not_judged(file: PreferenceFile) -> None:
@@ -129,8 +129,8 @@ def test_a_second_page_continues_with_what_is_not_judged(file: PreferenceFile) -
 def test_win_rate_by_hand(file: PreferenceFile) -> None:
     assert str(WinRate.from_choices(MODELS, [])) == "No choice yet between one and two."
     for number, verdict in enumerate([Verdict.a] * 7 + [Verdict.b, Verdict.tie, Verdict.both_bad]):
-        file.add(pair(number), verdict)
-    file.add(AnswerPair("p", Answer("one", "x"), Answer("three", "y")), Verdict.a)
+        file.add_choice(pair(number), verdict)
+    file.add_choice(AnswerPair("p", Answer("one", "x"), Answer("three", "y")), Verdict.a)
     # 8 of 10, see test_wilson_interval_by_hand
     assert str(WinRate.from_choices(MODELS, list(file.read_choices()))) == (
         "one was preferred to two in 80% of 10 comparisons (95 % interval 49% to 94%): "
