@@ -95,7 +95,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         torch.seed()
     lone = find_model_without_run(options.place)
     if lone is not None and (options.model or options.playing):
-        flags = " and ".join(("--model", *(seam.FLAG for seam in _seams())))
+        flags = " and ".join(("--model", *(seam.FLAG for seam in _chat_seams())))
         raise ConfigError(f"{flags} need the directory of a run: {options.place}")
     run_dir = expand_user_path(options.place, key="RUN_DIR")
     models = lone or RunModels(run_dir, options.model, trusts_code=options.trust_code)
@@ -119,7 +119,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         say("")
 
 
-def _seams() -> list[ChatSeam]:
+def _chat_seams() -> list[ChatSeam]:
     return list(modules_of("chat"))
 
 
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
         "--max-tokens", type=int, metavar="N", help="default: that of the run, or 256"
     )
     parser.add_argument("--seed", type=int, help="for equal answers again, or others")
-    for seam in _seams():
+    for seam in _chat_seams():
         parser.add_argument(
             seam.FLAG, dest="playing", action="store_const", const=seam, help=seam.HELP
         )
@@ -143,10 +143,10 @@ def main(arguments: Sequence[str]) -> int:
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
-    answers, notices = sys.stdout, sys.stderr  # the streams before run_to_exit_code replaces them
+    answers, notices = sys.stdout, sys.stderr  # run_to_exit_code replaces these streams
     try:
         return run_to_exit_code(lambda: chat(options, answers, notices))
-    except BrokenPipeError:  # the reader of the answers has ended, as head does
+    except BrokenPipeError:  # the program that reads the answers has ended, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

@@ -98,7 +98,7 @@ class Dialogue:
                 self._say(f"{command}: no such command; /help lists them")
 
     def _answer(self, asked: list[ChatMessage]) -> None:
-        """Answer the last message of ``asked``; store both as the conversation."""
+        """Answer the last message of ``asked``; store messages and answer as the conversation."""
         talker = self._models.talker
         ids = self._drop_oldest_turns(talker, asked)
         answer = self._stream_answer(talker, ids)
@@ -179,7 +179,7 @@ class Dialogue:
 
 
 def parse_temperature(text: str, *, option: str) -> float:
-    """Parse ``text`` as a temperature of at least 0; an error names ``option``, its origin."""
+    """Parse ``text``, the value of ``option``, as a temperature of at least 0."""
     try:
         temperature = float(text)
     except ValueError:

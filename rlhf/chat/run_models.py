@@ -1,4 +1,4 @@
-"""The models to chat with: policies and reward model of a run, or a model that has no run."""
+"""The models of a chat: policies and reward model of a run, or a model without a run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ModelWithoutRun:
 
 
 def find_model_without_run(place: Path) -> ModelWithoutRun | None:
-    """Return the model in the folder ``place``, or cached under that hub id; None if it is a run.
+    """Return the model in folder ``place`` or with hub id ``place``; None if ``place`` is a run.
 
     Raises:
         CheckpointError: if ``place`` is neither a run nor a model on this machine.
@@ -77,7 +77,7 @@ def find_model_without_run(place: Path) -> ModelWithoutRun | None:
     if (folder / FROZEN).exists():
         return None
     if not folder.is_dir():
-        return ModelWithoutRun(_cached_snapshot(place))
+        return ModelWithoutRun(_find_cached_snapshot(place))
     if _holds_model(folder):
         return ModelWithoutRun(folder)
     raise CheckpointError(
@@ -86,7 +86,7 @@ def find_model_without_run(place: Path) -> ModelWithoutRun | None:
     )
 
 
-def _cached_snapshot(place: Path) -> Path:
+def _find_cached_snapshot(place: Path) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
@@ -128,12 +128,12 @@ class RunModels:
             ConfigError: if its models have code to run, and the command does not trust the code.
         """
         refuse_code_of_run(run_dir, trusts_code=trusts_code, keys=OF_MODELS)
-        # Not load_run: models of other versions of this program can answer too.
+        # load_run would refuse runs of other versions of this program, whose models can answer too.
         self._keys = read_frozen_keys(run_dir)
         self.run_dir = run_dir
         self.folder = self._find_policy_folder(choice)
         self._load_talker = cache(self._build_talker)
-        # This machine may lack the half precision of the run (bf16 or fp16) but have the other.
+        # Not the run's bf16 or fp16, but auto: this machine may support only the other of the two.
         is_fp32 = self._keys["hardware.dtype"] == Dtype.fp32
         self._dtype = Dtype.fp32 if is_fp32 else Dtype.auto
 
@@ -196,7 +196,7 @@ class RunModels:
         return Talker(source, load_tokenizer(folder, key=source.key), self._dtype, stop=stop)
 
     def _model_source(self, folder: Path, group: str) -> ModelSource:
-        """Verify the model in ``folder``; return its source; only a run's own code is trusted."""
+        """Verify the model in ``folder``; return its source, which trusts only this run's code."""
         verify_model(folder)
         is_own = folder.is_relative_to(self.run_dir)
         return ModelSource(
@@ -207,7 +207,7 @@ class RunModels:
         )
 
     def _find_policy_folder(self, choice: str | None) -> Path:
-        """Return the folder of the policy ``choice``; None: of the newest policy."""
+        """Return the folder of the policy ``choice``, or of the newest policy if it is None."""
         if choice is not None and choice not in NAMES:
             folder = expand_user_path(choice, key="--model")
             if not _holds_model(folder):

@@ -1,4 +1,4 @@
-"""Load a policy onto this machine's best device; it answers conversations as in training."""
+"""Load a policy on this machine's best device, and sample answers as in training."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Talker:
 
     @property
     def expects_turns(self) -> bool:
-        """Return True if prompts are conversations; otherwise each prompt is a text by itself."""
+        """Return True if prompts are conversations, False if each prompt is one plain text."""
         return self.tokenizer.chat_template is not None
 
     @property
@@ -70,7 +70,7 @@ class Talker:
         return limit
 
     def prompt_ids(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Return the token ids of a conversation up to the answer, in the form of training.
+        """Return the token ids of a conversation up to the answer, formatted as in training.
 
         Raises:
             DataError: if the chat template cannot render the conversation.
@@ -100,7 +100,7 @@ class Talker:
         streamer = _build_streamer(self.tokenizer, write)
         stop = StopTexts(self.tokenizer, self._stop)
 
-        def ends(ids_1S: Tensor, *_: object, **__: object) -> Tensor:
+        def has_stop_text(ids_1S: Tensor, *_: object, **__: object) -> Tensor:
             ids = ids_1S[0, len(prompt_ids) :].tolist()
             return torch.tensor([stop.completes_stop_text(ids)], device=ids_1S.device)
 
@@ -122,7 +122,7 @@ class Talker:
                     attention_mask=torch.ones_like(ids_1P),
                     generation_config=settings,
                     streamer=streamer,
-                    stopping_criteria=[ends] if stop else None,
+                    stopping_criteria=[has_stop_text] if stop else None,
                     logits_processor=[refuse_nan],
                 )
             ended = streamer.ids[-1] in self._end_ids or stop.completes_stop_text(streamer.ids)
@@ -155,7 +155,7 @@ def _build_streamer(tokenizer: PreTrainedTokenizerBase, write: WriteText) -> Any
     from transformers import TextStreamer
 
     class Stream(TextStreamer):  # type: ignore[misc]  # transformers is untyped
-        """The answer so far; writes whole words, without a space before the first."""
+        """A streamer that stores the answer, and writes whole words without a leading space."""
 
         def __init__(self) -> None:
             super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -163,7 +163,7 @@ def _build_streamer(tokenizer: PreTrainedTokenizerBase, write: WriteText) -> Any
             self.text = ""
 
         def put(self, value: Tensor) -> None:
-            """Take the prompt's ids, then each new token."""
+            """Receive the prompt's ids, then each new token."""
             if not self.next_tokens_are_prompt:
                 self.ids += value.flatten().tolist()
             super().put(value)
