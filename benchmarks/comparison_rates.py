@@ -17,14 +17,14 @@ from pathlib import Path
 
 from common import table
 
-from rlhf.report.comparison import ComparedRun, Setting, difference, read_run
+from rlhf.report.comparison import ComparedRun, Setting, difference, read_compared_run
 
 TITLES = ("objective", "exactly right", "score", "KL, nats")
 
 
 def runs_of(folder: Path) -> list[ComparedRun]:
     """Return the runs of a scenario, by their seeds."""
-    return sorted((read_run(path) for path in folder.iterdir()), key=lambda run: run.seed)
+    return sorted((read_compared_run(path) for path in folder.iterdir()), key=lambda run: run.seed)
 
 
 def told(first: list[ComparedRun], other: list[ComparedRun], title: str) -> bool:

@@ -39,7 +39,7 @@ from rlhf.jobs import job
 from rlhf.jobs.completion import CompletedConfig
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.search import JOURNAL, repair_journal
-from rlhf.report.comparison import _weights_of_reward_model
+from rlhf.report.comparison import _reward_model_hash
 from rlhf.report.page import LocalRequest, LocalServer
 from rlhf.run.phase_state import remove_stale_checkpoints
 from rlhf.watch.__main__ import build_draw_function
@@ -206,7 +206,7 @@ def test_a_manifest_of_another_form_is_refused(tmp_path: Path) -> None:
     for content in ('{"a": 1}', '{"files": 5}', '{"files": null}', "[]", "9", ""):
         (tmp_path / "reward/manifest.json").write_text(content)
         with pytest.raises(DamagedFileError, match=r"reward/manifest\.json is damaged"):
-            _weights_of_reward_model(tmp_path, {})
+            _reward_model_hash(tmp_path, {})
 
 
 class Flood:

@@ -2,7 +2,7 @@
 
 python -m rlhf.report RUN_DIR                 write RUN_DIR/report.html
 python -m rlhf.report RUN_DIR RUN_DIR ...     print a comparison; --html FILE: also as a page
-python -m rlhf.report SWEEP_DIR               print it, and write SWEEP_DIR/sweep.html
+python -m rlhf.report SWEEP_DIR               print a comparison; write SWEEP_DIR/sweep.html
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN
-from rlhf.report.compare_runs import compare
+from rlhf.report.compare_runs import print_comparison
 from rlhf.report.run_page import write_report
 from rlhf.run.console import build_console
 
@@ -32,7 +32,7 @@ def _report_or_compare(words: Sequence[str], html: str | None) -> None:
     if html is None and len(paths) == 1 and (paths[0] / FROZEN).is_file():
         build_console(is_main=True, log_every=1).say(f"wrote {write_report(paths[0])}")
     else:
-        compare(paths, None if html is None else expand_user_path(html, key="--html"))
+        print_comparison(paths, None if html is None else expand_user_path(html, key="--html"))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Warn of doubtful results, from the measurements that the phases of a run have stored.
 
 A rising score can look like success when it is not. These rules detect a reward model that guesses,
-responses that collapse, a policy that left its reference or exploits its reward model, and rewards
-that said nothing about most responses.
+responses that collapse, a policy that is far from its reference or exploits its reward model, and
+rewards that are equal for most responses.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.report.charts import PointsByMetric
 
 CHANCE = 0.5  # accuracy of a reward model that guesses
-TOO_GOOD = 0.99  # people's preferences are too noisy for this accuracy
-WIDE = 0.2  # width of an accuracy's 95 % interval above which to warn; about that of 100 pairs
+TOO_GOOD = 0.99  # warn from this accuracy on: people's preferences are too noisy for it
+WIDE = 0.2  # warn if an accuracy's 95 % interval is wider; 100 pairs give about this width
 LENGTH_FACTOR = 2.0  # largest factor by which the mean length of responses may change
-MOST_KL = 0.3  # nats per response token; metrics.yaml gives the same limit
+MOST_KL = 0.3  # nats per response token; warn above this KL, which metrics.yaml names too
 FEW_ENDED = 0.5  # warn if a smaller share of responses ended by themselves
 MOST_FALLBACKS = 0.05  # warn if a larger share of training responses got fallback scores
-MOST_WITHOUT_SIGNAL = 0.5  # warn if a larger share of steps, or of groups, has equal scores only
-ROUNDING = 1e-6  # smaller standard deviations of scores are rounding; relative if scores exceed 1
-HELD = {"ppo": "ppo.kl_ctl", "dpo": "dpo.beta"}  # the key that holds a policy to its reference
+MOST_WITHOUT_SIGNAL = 0.5  # warn if all scores are equal in a larger share of steps or groups
+ROUNDING = 1e-6  # scores whose std is at most this (times their mean, if above 1) are equal
+HELD = {"ppo": "ppo.kl_ctl", "dpo": "dpo.beta"}  # the key that keeps a policy near its reference
 RATE = {"ppo": "ppo.actor_lr", "dpo": "dpo.lr"}  # the key of the policy's learning rate
 FEWER = {"ppo": "ppo.steps", "dpo": "dpo.epochs"}  # the key that shortens training
 TEXTS = read_yaml_beside(__file__, "doubts.yaml")
-NO_INTERVAL = (0.0, 0.0)  # replaces a missing interval; it excludes nothing
+NO_INTERVAL = (0.0, 0.0)  # replaces a missing interval; neither end is above or below 0
 
 
 def find_doubts(phases: Mapping[str, Mapping[str, Any]], series: PointsByMetric) -> list[str]:
@@ -36,16 +36,16 @@ def find_doubts(phases: Mapping[str, Mapping[str, Any]], series: PointsByMetric)
     lines = [f"{name} is not a finite number" for name in find_non_finite(phases)]
     for name in ("reward", "dpo"):
         if name in phases:
-            lines += _doubts_of_pairs(name, phases[name])
+            lines += _accuracy_doubts(name, phases[name])
     for name in ("ppo", "dpo"):
         if name in phases:
-            lines += _doubts_of_policy(name, phases[name])
+            lines += _policy_doubts(name, phases[name])
     if "ppo" in phases:
-        lines += _doubts_of_rewards(series, has_risen=_lowest_gain(phases["ppo"]) > 0)
+        lines += _reward_doubts(series, has_risen=_min_score_gain(phases["ppo"]) > 0)
     return lines
 
 
-def _doubts_of_pairs(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
+def _accuracy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
     low, high = measures["accuracy_ci"]
     is_synthetic = "best_possible_accuracy" in measures
     if low <= CHANCE:
@@ -56,7 +56,7 @@ def _doubts_of_pairs(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
         yield TEXTS["wide"].format(phase=phase, low=low, high=high)
 
 
-def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
+def _policy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
     before, after = measures.get("response_tokens_before"), measures.get("response_tokens_after")
     if before and after is not None and not 1 / LENGTH_FACTOR <= after / before <= LENGTH_FACTOR:
         yield TEXTS["length"].format(phase=phase, before=before, after=after)
@@ -65,7 +65,7 @@ def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
         or_penalty = " or ppo.missing_end_penalty" if phase == "ppo" else ""
         yield TEXTS["few_ended"].format(phase=phase, ended=ended, or_penalty=or_penalty)
     kl = measures.get("kl_to_reference")
-    has_mastered = "return_after" in measures and _lowest_gain(measures) > 0  # an environment
+    has_mastered = "return_after" in measures and _min_score_gain(measures) > 0  # environments only
     keys = {"phase": phase, "held": HELD[phase], "rate": RATE[phase], "fewer": FEWER[phase]}
     if kl is not None and after and kl / after > MOST_KL and not has_mastered:
         yield TEXTS["kl"].format(kl=kl / after, most=MOST_KL, **keys)
@@ -75,41 +75,41 @@ def _doubts_of_policy(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
     judges = {"gold score": measures.get("gold_gain_ci", NO_INTERVAL)}
     judges |= {f"judge's {name}": gain for name, gain in measures.get("judge_gains", {}).items()}
     for judge, (lowest_gain, highest_gain) in judges.items():
-        if _lowest_gain(measures) > 0 > highest_gain:
+        if _min_score_gain(measures) > 0 > highest_gain:
             yield TEXTS["exploits"].format(judge=judge, scorer=scorer, cure=cure, **keys)
-        elif judge != "gold score" and _lowest_gain(measures) > 0 > lowest_gain:
+        elif judge != "gold score" and _min_score_gain(measures) > 0 > lowest_gain:
             gain = {"low": lowest_gain, "high": highest_gain}
             yield TEXTS["unmoved"].format(phase=phase, judge=judge, **gain)
 
 
-def _doubts_of_rewards(series: PointsByMetric, *, has_risen: bool) -> Iterator[str]:
-    """Yield a line if many rewards failed, and a line if in most steps all scores were equal.
+def _reward_doubts(series: PointsByMetric, *, has_risen: bool) -> Iterator[str]:
+    """Yield a line if many rewards failed, and a line if all scores were equal in most steps.
 
-    Scores that differed at the first step and became equal while they rose are no reason to doubt.
+    No line is yielded for scores that differed at the first step, rose, and then became equal.
     """
     failed = mean_of([share for _, share in series.get("ppo/fallback_share", ())])
     if failed > MOST_FALLBACKS:
         yield TEXTS["failed"].format(failed=failed)
     equal = {
-        "equal_scores": _equal_shares(series, "ppo/score"),
-        "equal_clipped": _equal_shares(series, "ppo/clipped_score"),
+        "equal_scores": _equal_score_flags(series, "ppo/score"),
+        "equal_clipped": _equal_score_flags(series, "ppo/clipped_score"),
         "equal_groups": [share for _, share in series.get("ppo/equal_group_share", ())],
     }
     for name, shares in equal.items():
-        if _lacks_signal(shares, has_risen=has_risen):
+        if _lacks_learning_signal(shares, has_risen=has_risen):
             share = mean_of(shares)
             yield TEXTS[name].format(count=sum(shares), steps=len(shares), share=share)
             return
 
 
-def _lacks_signal(equal: Sequence[float], *, has_risen: bool) -> bool:
-    """Return True if ``equal``, a share of equal scores per step, shows a lost learning signal."""
+def _lacks_learning_signal(equal: Sequence[float], *, has_risen: bool) -> bool:
+    """Return True if ``equal``, each step's share of equal scores, leaves too little to learn."""
     is_best = has_risen and min(equal[:1], default=1.0) < 1
     return mean_of(equal) > MOST_WITHOUT_SIGNAL and not is_best
 
 
-def _equal_shares(series: PointsByMetric, name: str) -> list[float]:
-    """Return 1 for each step in which all responses had the same score ``name``, otherwise 0."""
+def _equal_score_flags(series: PointsByMetric, name: str) -> list[float]:
+    """Return for each step 1 if the score ``name`` was equal for all responses, otherwise 0."""
     means, deviations = (series.get(f"{name}_{each}", ()) for each in ("mean", "std"))
     return [
         float(deviation <= ROUNDING * max(1.0, abs(mean)))
@@ -117,7 +117,7 @@ def _equal_shares(series: PointsByMetric, name: str) -> list[float]:
     ]
 
 
-def _lowest_gain(measures: Mapping[str, Any]) -> float:
-    """Return the lower end of the interval of the score's gain; 0 without an interval."""
+def _min_score_gain(measures: Mapping[str, Any]) -> float:
+    """Return the lower end of the score gain's 95 % interval; 0 if it was not measured."""
     low: float = measures.get("score_gain_ci", NO_INTERVAL)[0]
     return low

@@ -1,4 +1,4 @@
-"""Write and print the results when a run or a sweep ends; import other modules only then."""
+"""Print the summary and write the report of a run or a sweep when it ends."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rlhf.run.step_alarms import describe_divergence, read_alarms
 def report_on_exit(run_dir: Path) -> Iterator[None]:
     """When the context ends, print the summary of the run's result, then write its report.
 
-    If one of them fails, a warning is printed, and the other is still written. An error of the
-    context itself is still raised.
+    If the summary or the report fails, a warning is printed and the other one is still made. An
+    error that was raised inside the context is raised again.
     """
     try:
         yield
@@ -55,8 +55,8 @@ def _write_report(run_dir: Path, console: Console) -> None:
 
 
 def compare_jobs(folder: Path) -> None:
-    """Print and write a comparison of the runs of a sweep in ``folder``, if any run has begun."""
+    """Print and write a comparison of the sweep's runs in ``folder``, if any run has begun."""
     if any(folder.rglob("config.yaml")):
-        from rlhf.report.compare_runs import compare
+        from rlhf.report.compare_runs import print_comparison
 
-        compare([folder])
+        print_comparison([folder])

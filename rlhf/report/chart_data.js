@@ -1,5 +1,5 @@
 // Turns the lines of a chart into the columns that uPlot draws, and finds the ends of its axes.
-const FEWEST_TO_SMOOTH = 20; // points that a line must have
+const FEWEST_TO_SMOOTH = 20; // points that a line needs to be smoothed
 const look = {picked: null, smoothing: 0, isLog: false}; // what the reader has chosen for all charts
 
 // Charts with the same x axis share its ends, the part that is visible (null: everything) and the pointer.
@@ -40,7 +40,7 @@ const isSmoothed = (line) => look.smoothing > 0 && line.isSeries && line.joined 
 const lows = (line) => line.low ?? line.y.map((y, place) => y - (line.half?.[place] ?? 0));
 const highs = (line) => line.high ?? line.y.map((y, place) => y + (line.half?.[place] ?? 0));
 
-// Takes over what the page, or a new measurement, says about a chart.
+// Replaces the data of a chart, which come with the page or as updates.
 const fill = (chart, data) => Object.assign(chart, data, {
   rows: merged(data.lines),
   xRange: range(data.lines.flatMap(xRange)),

@@ -12,7 +12,7 @@ const show = (group, view) => {
 
 const read = (box, data) => {
   const group = groupOf(data.xLabel);
-  // ``place`` is that of the row that the reader looks at; the plot is there once the box has a width
+  // ``place`` is the index of the row that the reader looks at; ``plot`` exists once the box has a width
   const chart = fill({box, group, figure: box.closest("figure"), place: null, plot: null}, data);
   group.charts.add(chart);
   listen(chart);
@@ -27,7 +27,7 @@ const valueText = (line, place) => {
   if (line.low) return `${shown(line.y[place])} (${shown(line.low[place])} to ${shown(line.high[place])})`;
   return shown(line.y[place]) + (line.half?.[place] ? ` ± ${shown(line.half[place])}` : "");
 };
-// A line without a point at x: the nearest, with its own x.
+// Of a line without a point at x, returns the nearest point, which is shown with its own x.
 const nearest = (u, series, index) => {
   const column = u.data[series];
   for (let away = 0; away < column.length; away++) {
@@ -65,7 +65,7 @@ const draw = (chart) => {
   };
   const isWhole = () => chart.rows.every((row) => Number.isInteger(row.x));
   const xSteps = () => isWhole() ? STEPS.filter((step) => step >= 1) : STEPS;
-  // Marks only at values that can be: no share above 1, nothing below 0 if no value is.
+  // Keeps marks at possible values only: no share above 1, nothing below 0 if no value is.
   const possible = (u, marks) =>
     marks.map((mark) => mark < chart.floor || mark > (chart.most ?? Infinity) ? null : mark);
   const yEnds = () => {
@@ -218,7 +218,7 @@ for (const box of document.querySelectorAll("[data-chart]")) {
   const data = JSON.parse(box.dataset.chart);
   if (data.lines) add(box, data); // a page that follows a run sends them later
 }
-// Such a page sends the data of a chart to its box, which may be new. The zoom stays.
+// A page that follows a run passes new data of a chart to the box of the chart, which may be new. The zoom stays.
 document.addEventListener("chart", ({target, detail}) => {
   target.chart = detail;
   const chart = charts.get(target);

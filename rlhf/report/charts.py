@@ -1,6 +1,6 @@
 """Read the files of a run directory; build charts as data, which ``charts.js`` draws with uPlot.
 
-panels.yaml names the main charts.
+The main charts are listed in panels.yaml.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, read_alarms
 
-MOST_POINTS = 600  # most points per line; longer lines keep the extremes of each bucket
-FEWEST_JOINED = 3  # a line through fewer points would suggest what lies between them
+MOST_POINTS = 600  # most points per line; of more points, the extremes of each bucket are kept
+FEWEST_JOINED = 3  # fewer points are dots: a line would suggest values between them
 SHARE = "share"  # the unit of values between 0 and 1
-DIGITS = 6  # significant digits of a value, more than a screen can show
-MOST_SAMPLES = 4000  # most samples on the page: the last ones
+DIGITS = 6  # significant digits of a value in a chart's data
+MOST_SAMPLES = 4000  # most samples on the page, which shows the last samples
 
 Point = tuple[float, float]
-PointsByMetric = Mapping[str, Sequence[Point]]  # points (step, value) by name of metric
+PointsByMetric = Mapping[str, Sequence[Point]]  # points (step, value) by metric name
 
 
 class Line(NamedTuple):
-    """A line of a chart; ``half`` and ``x_half`` are half-widths of intervals in y and x."""
+    """A line of a chart; ``half`` and ``x_half`` are half-widths of error bars in y and x."""
 
     label: str
     points: Sequence[Point]
@@ -69,7 +69,7 @@ class LegendKey(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart: its texts (``said`` is for screen readers), and the data that the script draws."""
+    """A chart: its texts (``said`` is for screen readers), and the data that charts.js draws."""
 
     title: str
     said: str
@@ -95,9 +95,9 @@ def line_chart(
 
     Points that are not finite are dropped. ``healthy`` is a range of y values to shade. ``x_ticks``
     replace the default ticks of the x axis. ``Chart.said`` names each line's first and last value.
-    The axis of a share ends at 1.
+    If ``unit`` is ``SHARE`` and no value is above 1, the y axis ends at 1.
     """
-    shown = [finite for line in lines if (finite := _drop_non_finite(line)).points]
+    shown = [finite for line in lines if (finite := _drop_non_finite_points(line)).points]
     if not shown:
         return None
     said = "; ".join(
@@ -139,7 +139,7 @@ def number_text(value: float) -> str:
 
 
 def thin_points(points: Sequence[Point]) -> list[Point]:
-    """Return at most ``MOST_POINTS`` points: the lowest and the highest point of each bucket."""
+    """Return ``points``; of over ``MOST_POINTS``, the lowest and the highest of each bucket."""
     if len(points) <= MOST_POINTS:
         return list(points)
     size = math.ceil(2 * len(points) / MOST_POINTS)
@@ -150,7 +150,7 @@ def thin_points(points: Sequence[Point]) -> list[Point]:
     return kept
 
 
-def _drop_non_finite(line: Line) -> Line:
+def _drop_non_finite_points(line: Line) -> Line:
     kept = [math.isfinite(y) for _, y in line.points]
     names = ("points", "half", "x_half", "names", "settings", "low", "high")
     columns: dict[str, Any] = {name: list(compress(getattr(line, name), kept)) for name in names}
@@ -162,12 +162,12 @@ def _line_data(line: Line) -> dict[str, Any]:
     is_whole = line.half or line.names or line.low
     points = line.points if is_whole else thin_points(line.points)
     columns: dict[str, Sequence[object]] = {
-        "x": _round(x for x, _ in points),
-        "y": _round(y for _, y in points),
-        "half": _round(line.half),
-        "xHalf": _round(line.x_half),
-        "low": _round(line.low),
-        "high": _round(line.high),
+        "x": _round_values(x for x, _ in points),
+        "y": _round_values(y for _, y in points),
+        "half": _round_values(line.half),
+        "xHalf": _round_values(line.x_half),
+        "low": _round_values(line.low),
+        "high": _round_values(line.high),
         "names": line.names,
         "settings": line.settings,
     }
@@ -176,12 +176,12 @@ def _line_data(line: Line) -> dict[str, Any]:
     return data | {name: column for name, column in columns.items() if column}
 
 
-def _round(values: Iterable[float]) -> list[float]:
+def _round_values(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.{DIGITS}g}") if value % 1 else int(value) for value in values]
 
 
 class Panel(NamedTuple):
-    """A chart: its title, its metrics, and a label per metric if there are several."""
+    """The definition of a chart: title, metrics, and a label per metric if there are several."""
 
     title: str
     metrics: tuple[str, ...]
@@ -189,8 +189,8 @@ class Panel(NamedTuple):
 
 
 TABLE = merge_tables([read_yaml_beside(__file__, "panels.yaml"), *tables_of("panels.yaml")])
-# The panels of panels.yaml, here and in options, by section, PPO's first. In the file, a panel is
-# one metric, or several metrics with their labels.
+# Panels by section, PPO's sections first, from the files panels.yaml here and in options. In a
+# file, a panel is the name of one metric, or maps several metrics to their labels.
 PANELS: Mapping[str, Sequence[Panel]] = {
     title: [
         Panel(name, (metrics,))
@@ -203,7 +203,7 @@ PANELS: Mapping[str, Sequence[Panel]] = {
 
 
 def panels_for_metrics(names: Iterable[str]) -> dict[str, Sequence[Panel]]:
-    """Return ``PANELS``, with a panel for the parts of rewards among the metrics ``names``."""
+    """Return ``PANELS``, plus a panel for the metrics of the reward's parts among ``names``."""
     panels = dict(PANELS)
     for prefix, title in (
         ("ppo/parts/", "Parts of the score"),
@@ -232,14 +232,14 @@ def read_run_files(run_dir: Path) -> RunFiles:
     return RunFiles(
         folder=run_dir,
         config=read_frozen_keys(run_dir),
-        series=read_series(run_dir),
+        series=read_metric_series(run_dir),
         samples=list(read_lines(run_dir / "samples.jsonl", SAMPLE))[-MOST_SAMPLES:],
         alarms=read_alarms(run_dir),
         result=read_run_result(run_dir),
     )
 
 
-def read_series(run_dir: Path) -> PointsByMetric:
+def read_metric_series(run_dir: Path) -> PointsByMetric:
     """Return the metrics that a run has logged so far; skip an incomplete last line."""
     series: dict[str, list[Point]] = {}
     for line in read_lines(run_dir / "metrics.jsonl", METRICS_LINE):

@@ -1,7 +1,7 @@
-"""Print a comparison of runs within 80 columns, and write its page; for a sweep, also its files.
+"""Print a comparison of runs in 80 columns, and write its page; for a sweep, also its results.
 
-The page, ``sweep.html`` of a sweep, has the settings, their curves and the effect of parameters. It
-is one file that loads nothing, and is made only from the results of the runs, so a sweep that was
+The page (of a sweep: ``sweep.html``) shows the settings, their curves and the effect of parameters.
+It is one file that loads nothing. It is made only from files of the runs, so a sweep that was
 stopped has a page too.
 """
 
@@ -28,8 +28,8 @@ from rlhf.report.comparison import (
     comparison_json,
     estimate_text,
     find_run_folders,
-    group_by_setting,
-    read_run,
+    group_runs_by_setting,
+    read_compared_run,
 )
 from rlhf.report.page import Headline, render_template
 from rlhf.report.sweep_charts import (
@@ -52,20 +52,20 @@ GOALS = ("gold", "exactly right", "score")  # measures that are drawn over KL
 LONGEST_NAME = 60  # most characters of a setting's name in the headline
 BINS = 4  # ranges into which the values of a parameter with many numbers are divided
 FEWEST_RUNS = 3  # fewest runs per value, or range of values, to compute an importance
-DOUBTS = {  # sentences for verdicts without a difference
+DOUBTS = {  # the sentence for each verdict that reports no difference
     "-": "no difference from the reference can be told",
     "one seed": "one seed tells nothing: give three or more",
     "two seeds": "two seeds tell nothing: give three or more",
     "no spread": "no spread between seeds",
     "": "objectives of other meaning are not compared",
 }
-Ranked = tuple[int, Setting]  # the number of a setting among all, and the setting
+Ranked = tuple[int, Setting]  # the index of a setting among all settings, and the setting
 
 
-def compare(paths: Sequence[Path], html: Path | None = None) -> None:
+def print_comparison(paths: Sequence[Path], html: Path | None = None) -> None:
     """Print a comparison of the runs in ``paths``, and write it as a page to the file ``html``.
 
-    If ``paths`` is one sweep, its page and its numbers are also written there.
+    If ``paths`` is one sweep, its page and its numbers are also written to the sweep's folder.
 
     Raises:
         CheckpointError: if a path holds no run.
@@ -73,7 +73,7 @@ def compare(paths: Sequence[Path], html: Path | None = None) -> None:
     """
     if html is not None and not html.parent.is_dir():
         raise ConfigError(f"--html={html}: there is no folder {html.parent}; make it first")
-    settings = group_by_setting([read_run(folder) for folder in find_run_folders(paths)])
+    settings = group_runs_by_setting(list(map(read_compared_run, find_run_folders(paths))))
     found = compare_with_first(settings)
     console = build_console(is_main=True, log_every=1)
     for line in legend_lines(settings):
@@ -104,7 +104,7 @@ def legend_lines(settings: Sequence[Setting]) -> Iterator[str]:
 
 
 def comparison_table(settings: Sequence[Setting], found: SettingsComparison) -> Table:
-    """Return a table of all measures: means with 95 % intervals, and differences from the first."""
+    """Return a table of each measure's mean, 95 % interval and difference from the reference."""
     from rich import box
     from rich.table import Table
 
@@ -129,7 +129,7 @@ def comparison_table(settings: Sequence[Setting], found: SettingsComparison) -> 
 
 
 def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterator[str]:
-    """Yield sentences about the table: how to read it, and what is not compared, and why."""
+    """Yield sentences on how to read the table, and on what is not compared, with the reason."""
     if found.num_tests:
         yield (
             "± is the 95 % interval over seeds. higher, lower: a difference that is told although "
@@ -144,11 +144,11 @@ def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterat
 
 
 class StudyResults(NamedTuple):
-    """The objectives of a study, and its solutions: the trials that no other trial beats."""
+    """The objectives of an Optuna study, and its solutions: trials that no other trial beats."""
 
     maximize: Sequence[str]
     minimize: Sequence[str]
-    solutions: Mapping[int, Mapping[str, float]]  # value of each objective, by number of the trial
+    solutions: Mapping[int, Mapping[str, float]]  # value of each objective, by trial number
 
     @property
     def headline(self) -> str:
@@ -170,8 +170,8 @@ class StudyResults(NamedTuple):
         return not self.solutions.keys().isdisjoint(trial_numbers(setting))
 
 
-def read_study(folder: Path) -> StudyResults | None:
-    """Read the objectives and solutions of the search in ``folder``; None if it is no search.
+def read_study_results(folder: Path) -> StudyResults | None:
+    """Read the objectives and solutions of the search in ``folder``; None if it has no search.
 
     Raises:
         DamagedFileError: if the file has another form than searches write.
@@ -196,7 +196,7 @@ def read_study(folder: Path) -> StudyResults | None:
 
 
 def trial_numbers(setting: Setting) -> list[int]:
-    """Return the numbers of the trials with the values of ``setting``; [] outside of a search."""
+    """Return the numbers of the trials that used the values of ``setting``; [] in a sweep."""
     names = (run.folder.name.partition(",")[0] for run in setting.runs)
     return [int(name) for name in names if name.isdecimal()]
 
@@ -204,14 +204,14 @@ def trial_numbers(setting: Setting) -> list[int]:
 def write_sweep_report(sweep_dir: Path, settings: Sequence[Setting]) -> Path:
     """Write the report of a sweep or a search to its folder; return the path of the page."""
     path = sweep_dir / SWEEP_REPORT
-    study = read_study(sweep_dir)
+    study = read_study_results(sweep_dir)
     page = sweep_page(f"{'Search' if study else 'Sweep'} {sweep_dir.name}", settings, study)
     write_text_atomically(path, page)
     return path
 
 
 def sweep_page(title: str, settings: Sequence[Setting], study: StudyResults | None = None) -> str:
-    """Return the HTML of a comparison of settings, beginning with the best, or the solutions."""
+    """Return the HTML that compares settings; solutions of ``study`` or the best come first."""
     runs = [run for setting in settings for run in setting.runs]
     done = sorted(
         ((n, setting) for n, setting in enumerate(settings) if setting.finished_runs()),
@@ -240,8 +240,8 @@ def parameter_importances(
     """Return, for each key that varies, the share of a measure's variance that it explains alone.
 
     ``title`` names the measure. The share is epsilon squared (Kelley 1935,
-    https://doi.org/10.1073/pnas.21.9.554), which subtracts the share explained by chance; None if
-    there are too few runs. The values of keys with many numbers are grouped into ranges.
+    https://doi.org/10.1073/pnas.21.9.554), which subtracts the share explained by chance. With too
+    few runs, it is None. The values of keys with many numbers are grouped into ranges.
     """
     found: dict[str, float | None] = {}
     for key in keys:
@@ -260,7 +260,7 @@ def parameter_importances(
 
 
 def _measures_by_value(runs: Sequence[ComparedRun], key: str, title: str) -> list[list[float]]:
-    """Return the measure ``title``, grouped by the value of ``key``, or by ranges of numbers."""
+    """Return the runs' measure ``title``, grouped by value of ``key`` or by range of values."""
     values = [run.keys.get(key) for run in runs]
     names = [command_line_text(value) for value in values]
     if len(set(names)) * FEWEST_RUNS > len(runs) and all(map(is_number, values)):
@@ -289,7 +289,7 @@ def _headline(
     if reason := DOUBTS[""] if "" in others else equal:
         return Headline(f"{reason}: none of {len(done)} settings is best", is_doubtful=True)
     number, best = done[0]
-    name = best.label if len(best.label) <= LONGEST_NAME else "setting 1"  # the best is the first
+    name = best.label if len(best.label) <= LONGEST_NAME else "setting 1"  # listed first
     said = f"best objective {estimate_text(best.estimates()['objective'])}: {name}"
     if len(done) == 1:
         return Headline(said, is_doubtful=False)
@@ -304,7 +304,7 @@ def _headline(
 
 
 def _objective_title(found: SettingsComparison) -> str:
-    """Return the title of the objective; in runs with a judge, the gold score is the objective."""
+    """Return "objective", or "gold" if the objective is hidden because it is the gold score."""
     return "objective" if "objective" in found.titles else "gold"
 
 
@@ -316,7 +316,7 @@ def _tables_and_charts(
     runs = [run for setting in done for run in setting.finished_runs()]
     titles = [title for title in found.titles if all(title in s.estimates() for s in done)]
     comparable = [title for title in titles if title not in found.left_out]
-    drawn = [title for title in comparable if _is_drawn(title, done)]
+    drawn = [title for title in comparable if _is_worth_drawing(title, done)]
     keys = list(dict.fromkeys(key for setting in done for key in setting.values))
     goals = [goal for goal in GOALS if goal in comparable and KL in titles and len(done) > 1]
     parts: dict[str, Any] = {
@@ -344,14 +344,14 @@ def _tables_and_charts(
     return parts
 
 
-def _is_drawn(title: str, done: Sequence[Setting]) -> bool:
-    """Return False for a measure that depends on the machine's load or is equal in all settings."""
+def _is_worth_drawing(title: str, done: Sequence[Setting]) -> bool:
+    """Return False if a measure depends on the machine's load or is equal in all settings."""
     means = {setting.estimates()[title].mean for setting in done}
     return title not in UNCOMPARED and (len(means) > 1 or len(done) == 1)
 
 
 def _notes(done: Sequence[Setting], keys: Sequence[str], found: SettingsComparison) -> list[str]:
-    """Return sentences about the table: the number of tests, and what cannot be compared."""
+    """Return sentences on the number of tests, and on what cannot be compared or drawn."""
     notes = []
     if found.num_tests:
         notes.append(

@@ -43,20 +43,20 @@ from rlhf.config.freeze import FROZEN, read_frozen_keys
 from rlhf.config.schema.keys import NO_PHASE
 from rlhf.report.summary import describe_objective
 
-FEWEST_SEEDS = 3  # fewer give no interval: of two seeds it is ± 12.7 standard errors
+FEWEST_SEEDS = 3  # with two seeds, the interval would be ± 12.7 standard errors
 SEEDS_IN_WORDS = {1: "one seed", 2: "two seeds"}
-# Endings of keys whose value the planner chooses.
+# The last parts of keys whose values the planner chooses; such keys are not compared.
 CHOSEN = ("micro_batch_size", "max_rows", "gather_weights", "keep_graphs")
 SHOWN = 8  # digits of a hash that are shown
-TINY = 1e-9  # a half-width below this share of the mean is only rounding
+TINY = 1e-9  # a half-width below this share of the mean is only rounding error
 UNCOMPARED = ("minutes",)  # measures that depend on the machine's other load
-OF_EARLIER_PHASES = ("accuracy", "perplexity")  # measures that settings of PPO may share
+OF_EARLIER_PHASES = ("accuracy", "perplexity")  # measures of phases before PPO
 
 SettingMeasure = tuple[int, str]  # the number of a setting, and the title of a measure
 
 
 class Measure(NamedTuple):
-    """A number in result.json: its title in comparisons, its name, and the phases with it."""
+    """A number in result.json: its title in comparisons, its name, and phases that have it."""
 
     title: str
     name: str
@@ -79,9 +79,9 @@ class ComparedRun(NamedTuple):
 
     folder: Path
     keys: Mapping[str, Any]
-    """Value by key of the configuration, without keys that change no result."""
+    """Values of the configuration by key, without keys that change no result."""
     measures: Mapping[str, float]
-    """Value by title; empty if the run has not finished."""
+    """Value of each measure by title; empty if the run has not finished."""
     meanings: Mapping[str, str] = {}
     """What a measure means, by title; measures without an entry mean the same in every run."""
 
@@ -110,11 +110,11 @@ class Setting(NamedTuple):
         return [run for run in self.runs if run.measures]
 
     def estimates(self) -> dict[str, Estimate]:
-        """Return the mean and interval over the seeds, by title, of measures that all runs have."""
+        """Return by title the mean and interval over seeds of each measure that all runs have."""
         if not (runs := self.finished_runs()):
             return {}
         titles = [title for title in runs[0].measures if all(title in r.measures for r in runs[1:])]
-        return {title: estimate_of_seeds([run.measures[title] for run in runs]) for title in titles}
+        return {title: mean_over_seeds([run.measures[title] for run in runs]) for title in titles}
 
 
 def find_run_folders(paths: Iterable[Path]) -> list[Path]:
@@ -131,11 +131,11 @@ def find_run_folders(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def read_run(folder: Path) -> ComparedRun:
+def read_compared_run(folder: Path) -> ComparedRun:
     """Read the configuration and the measures of a run; it has no measures before it finishes."""
     frozen = read_frozen_keys(folder)
-    keys = {key: v for key, v in frozen.items() if not _is_bookkeeping(key)}
-    keys["phase"] = (frozen.get("phase.order") or [None])[-1]  # a reused phase is no difference
+    keys = {key: v for key, v in frozen.items() if not _is_ignored_key(key)}
+    keys["phase"] = (frozen.get("phase.order") or [None])[-1]  # earlier phases may be reused
     result = read_json(folder / "result.json", RESULT)
     # The objective is null if it was not a finite number; the run then counts as unfinished.
     if result is None or result["objective"] is None:
@@ -150,11 +150,11 @@ def read_run(folder: Path) -> ComparedRun:
     return ComparedRun(folder, keys, known, measure_meanings(folder, frozen, result["phases"]))
 
 
-def group_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
+def group_runs_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
     """Group runs whose keys are equal except for the seed; keep the order of the runs.
 
-    Runs that share even the seed, as before and after an edit of the code, are no seeds of one
-    setting: the second run with a seed is in a setting of its own, repeat=2.
+    If two runs have the same seed too, for example before and after an edit of the code, the second
+    run gets a setting of its own, with repeat=2.
     """
     names = dict.fromkeys(key for run in runs for key in run.keys)
     varied = [key for key in names if len({json.dumps(r.keys.get(key)) for r in runs}) > 1]
@@ -170,8 +170,8 @@ def group_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
     return list(settings.values())
 
 
-def estimate_of_seeds(values: Sequence[float]) -> Estimate:
-    """Return the mean with its interval; the half-width is NaN below FEWEST_SEEDS values."""
+def mean_over_seeds(values: Sequence[float]) -> Estimate:
+    """Return the mean with its interval; its half-width is NaN with too few values (seeds)."""
     found = mean_with_interval(values)
     return found if len(values) >= FEWEST_SEEDS else found._replace(half=math.nan)
 
@@ -194,7 +194,7 @@ def comparison_json(settings: Sequence[Setting]) -> dict[str, Any]:
 
 
 def command_line_text(value: object) -> str:
-    """Return a value as command-line text."""
+    """Return a value of the configuration as the text that a user would type."""
     if isinstance(value, bool) or value is None:
         return str(value).lower().replace("none", "null")
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -206,8 +206,8 @@ def estimate_text(found: Estimate, sign: str = "") -> str:
     return f"{found.mean:{sign}.3f}{interval}"
 
 
-def _is_bookkeeping(key: str) -> bool:
-    """Return True if the key changes no result, or the planner chose its value."""
+def _is_ignored_key(key: str) -> bool:
+    """Return True if the key changes no result, or its value is chosen by the planner."""
     try:
         return effect_of(key).affects is NO_PHASE or key.endswith(CHOSEN)
     except KeyError:  # another version of this project wrote the run
@@ -240,12 +240,12 @@ def _scorer_name(folder: Path, keys: Mapping[str, Any]) -> str:
         return "the judge"
     found = [f"rewards {_short_hash(parts)}"] if parts else []
     if not parts or RewardKind.model in kinds:
-        found.append(f"reward model {_weights_of_reward_model(folder, keys)}")
+        found.append(f"reward model {_reward_model_hash(folder, keys)}")
     return " with ".join(found)
 
 
-def _weights_of_reward_model(folder: Path, keys: Mapping[str, Any]) -> str:
-    """Return a hash of the weights that the run scored with, or of the keys that choose them."""
+def _reward_model_hash(folder: Path, keys: Mapping[str, Any]) -> str:
+    """Return a hash of the reward model's weights, or of its keys if the run has no such model."""
     path = folder / "reward" / MANIFEST
     if (manifest := read_json(path, MANIFEST_FORM)) is not None:
         files = manifest["files"]
@@ -254,7 +254,7 @@ def _weights_of_reward_model(folder: Path, keys: Mapping[str, Any]) -> str:
 
 
 def _data_name(keys: Mapping[str, Any]) -> str:
-    """Return a name of the data and of the tokenizer that divides its texts."""
+    """Return a name of the run's data and tokenizer, on which accuracy and perplexity depend."""
     data = [keys.get(f"data.{name}") for name in ("source", "path", "eval_path", "subset")]
     tokenizer = [keys.get(f"model.{name}") for name in ("tokenizer", "path", "vocab_size")]
     named = [str(value) for value in (*data, *tokenizer) if value is not None]
@@ -303,7 +303,7 @@ class SettingsComparison(NamedTuple):
         return sum(not math.isnan(found.probability) for found in self.differences.values())
 
     def verdict(self, setting: int, title: str) -> str:
-        """Return the verdict on a measure of a setting after the correction; "" if not compared."""
+        """Return the verdict on a measure after Holm's correction; "" if it is not compared."""
         if (found := self.differences.get((setting, title))) is None:
             return ""
         is_told = found.verdict in {"higher", "lower"}
@@ -311,7 +311,7 @@ class SettingsComparison(NamedTuple):
 
 
 def compare_with_first(settings: Sequence[Setting]) -> SettingsComparison:
-    """Compare the settings with the first that has finished runs, in each measure of one meaning.
+    """Compare the settings with the first that has finished runs, in measures of equal meaning.
 
     Measures that all settings share, or that repeat another measure, are not shown.
     """
@@ -328,16 +328,16 @@ def compare_with_first(settings: Sequence[Setting]) -> SettingsComparison:
             both_have = all(title in each.estimates() for each in (first, settings[number]))
             if title in UNCOMPARED or not both_have:
                 continue
-            if (reason := _difference_of_meaning(first, settings[number], title)) is not None:
+            if (reason := _describe_different_meanings(first, settings[number], title)) is not None:
                 left_out.setdefault(title, reason)
             else:
                 found[number, title] = difference(first, settings[number], title)
     probabilities = {place: each.probability for place, each in found.items()}
-    return SettingsComparison(first, titles, found, keep_by_holm(probabilities), left_out)
+    return SettingsComparison(first, titles, found, keep_significant(probabilities), left_out)
 
 
-def keep_by_holm(probabilities: Mapping[SettingMeasure, float]) -> frozenset[SettingMeasure]:
-    """Return the keys whose difference is significant after Holm's correction for all tests."""
+def keep_significant(probabilities: Mapping[SettingMeasure, float]) -> frozenset[SettingMeasure]:
+    """Return the keys of the p-values that are significant after Holm's correction."""
     tested = {place: p for place, p in probabilities.items() if not math.isnan(p)}
     kept = set()
     for number, place in enumerate(sorted(tested, key=tested.__getitem__)):
@@ -353,7 +353,7 @@ def difference(first: Setting, other: Setting, title: str) -> Difference:
     The degrees of freedom follow Welch and Satterthwaite; they are not rounded. For paired runs
     they are the number of pairs minus 1, as in Student's interval.
     """
-    if pairs := _pairs_of_runs(first, other):
+    if pairs := _seed_pairs(first, other):
         samples = [[theirs.measures[title] - ours.measures[title] for ours, theirs in pairs]]
         mean = mean_of(samples[0])
     else:
@@ -371,8 +371,8 @@ def difference(first: Setting, other: Setting, title: str) -> Difference:
     return Difference(Estimate(mean, half if has_spread else math.nan, size), fewest, freedom)
 
 
-def _pairs_of_runs(first: Setting, other: Setting) -> list[tuple[ComparedRun, ComparedRun]]:
-    """Return the finished runs that share a seed; [] if these are too few to compare in pairs."""
+def _seed_pairs(first: Setting, other: Setting) -> list[tuple[ComparedRun, ComparedRun]]:
+    """Return pairs of finished runs with the same seed; [] if there are too few such pairs."""
     ours, theirs = ({run.seed: run for run in each.finished_runs()} for each in (first, other))
     common = sorted(ours.keys() & theirs.keys())
     is_paired = len(common) > 1 or ours.keys() == theirs.keys()
@@ -380,10 +380,10 @@ def _pairs_of_runs(first: Setting, other: Setting) -> list[tuple[ComparedRun, Co
 
 
 def _is_redundant(title: str, titles: Mapping[str, None], settings: Sequence[Setting]) -> bool:
-    """Return True for an objective that repeats the gold score, and for shared earlier results.
+    """Return True if a measure repeats the gold score, or a result that all settings share.
 
-    Settings of PPO can share the accuracy and the perplexity of earlier phases: all runs with the
-    same seed then have the same value.
+    Settings of PPO can share the accuracy and the perplexity of earlier phases: then all runs with
+    the same seed have the same value.
     """
     if title == "objective" and "gold" in titles:
         return True
@@ -392,11 +392,12 @@ def _is_redundant(title: str, titles: Mapping[str, None], settings: Sequence[Set
     return title in OF_EARLIER_PHASES and len(values) == len({run.seed for run in runs})
 
 
-def _difference_of_meaning(first: Setting, other: Setting, title: str) -> str | None:
-    """Return the two meanings of a measure if they differ between runs that are compared.
+def _describe_different_meanings(first: Setting, other: Setting, title: str) -> str | None:
+    """Return both meanings of a measure as text if compared runs differ in it, otherwise None.
 
-    Runs are compared in pairs with the same seed; without such pairs, every run with every other.
+    Runs are compared in pairs with the same seed or, without such pairs, every run of ``first``
+    with every run of ``other``.
     """
-    pairs = _pairs_of_runs(first, other) or product(first.finished_runs(), other.finished_runs())
+    pairs = _seed_pairs(first, other) or product(first.finished_runs(), other.finished_runs())
     meanings = ([run.meanings.get(title, "") for run in pair] for pair in pairs)
     return next((f"{one}; {two}" for one, two in meanings if one != two), None)

@@ -36,7 +36,7 @@ def build_dashboards(entity: str, project: str) -> list[Workspace]:
             "dashboards need the package wandb-workspaces: pip install 'rlhf[dashboards]'"
         ) from error
     of_ppo = [_panel_section(each) for each in PANELS if each.startswith("PPO")]
-    # The name of each view in W&B, its title, which users see, and its sections.
+    # Internal name of each view in W&B -> the title that users see, and the sections.
     views = {
         "rlhfppo": ("PPO health", [*of_ppo, _cost_section()]),
         "rlhfphases": (
@@ -50,7 +50,7 @@ def build_dashboards(entity: str, project: str) -> list[Workspace]:
         view = workspaces.Workspace(
             entity=entity, project=project, name=f"RLHF: {title}", sections=sections
         )
-        view._internal_name = f"nw-{name}-v"  # the form that W&B requires for names of views
+        view._internal_name = f"nw-{name}-v"  # the form that W&B requires for internal names
         found.append(view)
     return found
 
@@ -72,7 +72,7 @@ def save_dashboards(entity: str, project: str) -> list[str]:
                 view._internal_id = internal.get_view_dict(entity, project, name)["id"]
             except ValueError as error:
                 if "Workspace" not in str(error):
-                    raise  # the project itself is missing
+                    raise  # the project does not exist
             addresses.append(view.save().url)
     except Exception as error:
         raise CapabilityError(
@@ -83,7 +83,7 @@ def save_dashboards(entity: str, project: str) -> list[str]:
 
 
 def _panel_section(title: str) -> Section:
-    """Return a section with the line plots of the report's panels under ``title``."""
+    """Return a section with a line plot for each of the report's panels in section ``title``."""
     from wandb_workspaces.reports import v2 as wr
 
     plots = [
@@ -95,7 +95,7 @@ def _panel_section(title: str) -> Section:
         )
         for panel in PANELS[title]
     ]
-    return _open_section(title, plots)
+    return _build_section(title, plots)
 
 
 def _cost_section() -> Section:
@@ -109,7 +109,7 @@ def _cost_section() -> Section:
         )
         for what in COST
     ]
-    return _open_section("Planned and measured", plots)
+    return _build_section("Planned and measured", plots)
 
 
 def _sweep_section() -> Section:
@@ -124,10 +124,10 @@ def _sweep_section() -> Section:
         wr.ScatterPlot(title="Gold over KL", x=kl, y=gold),
         wr.ScatterPlot(title="Score over KL", x=kl, y=score),
     ]
-    return _open_section("What each key did", plots)
+    return _build_section("What each key did", plots)
 
 
-def _open_section(title: str, panels: Sequence[Any]) -> Section:
+def _build_section(title: str, panels: Sequence[Any]) -> Section:
     from wandb_workspaces import workspaces
 
     layout = workspaces.SectionLayoutSettings(columns=3, rows=-(-len(panels) // 3))
@@ -142,10 +142,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = build_command_parser("rlhf.report.dashboards", __doc__)
     parser.add_argument("project", metavar="ENTITY/PROJECT")
     options = parser.parse_args(arguments)
-    return run_to_exit_code(lambda: _save(options.project))
+    return run_to_exit_code(lambda: _save_project_dashboards(options.project))
 
 
-def _save(place: str) -> None:
+def _save_project_dashboards(place: str) -> None:
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", place):
         raise ConfigError(f"{place}: must be ENTITY/PROJECT, as in the address of the project")
     entity, project = place.split("/")

@@ -1,4 +1,4 @@
-"""Suggest commands at the end of a run, such as to use its model or to change the run."""
+"""Suggest commands at the end of a run: to use its model, or to repeat it with a change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf.run.results import read_phase_result
 from rlhf.run.step_alarms import first_divergence, read_alarms
 
 PLACES = ("run_dir", "resume")
-OWN_DATA = r"data\.(path|sets(\.[^.]+(\.path)?)?)"  # keys that name a file or a hub data set
+OWN_DATA = r"data\.(path|sets(\.[^.]+(\.path)?)?)"  # keys that name a file or a data set of the hub
 OF_ALL_DATA = (  # keys that make sense with any data
     *("data.split", "data.eval_share", "data.template", "data.clean", "data.deduplicate"),
     *("data.bucket_by_length", "data.cache_dir"),
@@ -52,24 +52,25 @@ def suggest_commands(run_dir: Path) -> list[str]:
     if any(run_dir.glob("wandb/offline-run-*")):
         sync = f"wandb sync {shlex.quote(str(relative_to_cwd(run_dir)))}/wandb/offline-run-*"
         lines += ["  # upload the metrics", sync]
-    # The overrides of the command that started the run, without the keys of its directory.
-    typed = [word for word in read_command(run_dir) if _key_of(word) not in PLACES]
+    # The overrides of the command that started the run, except those that name a run directory.
+    typed = [word for word in read_command(run_dir) if _override_key(word) not in PLACES]
     if (found := _suggest_change(run_dir)) is not None:
         change, override = found
         lines += [f"  # the same run, {change}", _launch_command(typed, override)]
-    has_own_data = any(re.fullmatch(OWN_DATA, _key_of(word)) for word in typed)
+    has_own_data = any(re.fullmatch(OWN_DATA, _override_key(word)) for word in typed)
     if source not in (Source.local, Source.environment) and not has_own_data:
         lines += [
             "  # learn from your own examples",
-            _launch_command(_without_data(typed), {"data": "local", "data.path": "FILE"}),
+            _launch_command(_drop_data_choices(typed), {"data": "local", "data.path": "FILE"}),
         ]
     return [lines[0], *(f"  {line.strip()}" for line in lines[1:])]
 
 
 def _suggest_change(run_dir: Path) -> tuple[str, dict[str, str]] | None:
-    """Return a description and an override of what to try next: a remedy for the first fault found.
+    """Return a change to try next, as a description and an override; None without a trained actor.
 
-    Without a fault, it holds PPO closer to its reference or, if PPO gained nothing, trains longer.
+    The change corrects the first fault found. Without a fault, it trains longer if PPO gained
+    nothing, and otherwise holds PPO closer to its reference.
     """
     keys = read_frozen_keys(run_dir)
     if (broken := first_divergence(read_alarms(run_dir))) is not None:
@@ -90,14 +91,14 @@ def _suggest_change(run_dir: Path) -> tuple[str, dict[str, str]] | None:
 
 
 def relative_to_cwd(path: Path) -> Path:
-    """Return ``path`` relative to the current folder if it is inside it."""
+    """Return ``path`` relative to the current folder if it is in that folder, else unchanged."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _without_data(words: Iterable[str]) -> list[str]:
-    """Return ``words`` without overrides that choose the data; keep those that split or use it."""
-    keys = {word: _key_of(word) for word in words}
+def _drop_data_choices(words: Iterable[str]) -> list[str]:
+    """Drop overrides that choose data from ``words``; keep overrides that split or process data."""
+    keys = {word: _override_key(word) for word in words}
     return [
         word
         for word, key in keys.items()
@@ -105,11 +106,11 @@ def _without_data(words: Iterable[str]) -> list[str]:
     ]
 
 
-def _key_of(word: str) -> str:
+def _override_key(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
 
 
 def _launch_command(words: Iterable[str], changes: dict[str, str]) -> str:
-    """Return the launch command with ``words``, in which ``changes`` replace the same keys."""
-    kept = [word for word in words if _key_of(word) not in changes]
+    """Return a launch command with the overrides ``words``, of which ``changes`` replace some."""
+    kept = [word for word in words if _override_key(word) not in changes]
     return shlex.join(["python", "launch.py", *kept, *(f"{k}={v}" for k, v in changes.items())])

@@ -18,7 +18,7 @@ const numbered = (u, values, _axis, _space, step) => {
 };
 const numberedByTens = (u, values) => values.map((value) => value === null ? "" : shown(value));
 
-// An axis does not begin at the first value: its ends are a share of the distance away.
+// Extends an axis beyond its lowest and highest value by a share of their distance.
 const padded = (low, high, share) => [low - share * (high - low), high + share * (high - low)];
 // A constant has no distance: show a share between 0 and 1, and another number with 10 % around it.
 const widened = (low, high, most) => {

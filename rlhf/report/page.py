@@ -2,8 +2,8 @@
 
 Text is escaped, and each page is one file that loads nothing. Other sites that the browser shows,
 and other users of this machine, must neither read a served page nor use it: the address holds a
-random token, and requests with another Host (a name that was pointed here) or from pages of other
-sites are refused.
+random token, and requests with a foreign Host header (DNS rebinding) or from pages of other sites
+are refused.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-# The scripts that draw charts, in the order in which a page has them.
+# The scripts that draw charts, in the order in which they are inserted into a page.
 CHART_SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "marks.js", "chart_data.js", "charts.js")
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
 NAMES = (HOST, "localhost")  # names of this machine; requests to other names are refused
 SECONDS = 10  # time after which a connection that sends nothing is closed
 HEADERS = {
-    "Referrer-Policy": "same-origin",  # no-referrer would hide the form's own origin too
+    "Referrer-Policy": "same-origin",  # with no-referrer, the page's form would send Origin: null
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
@@ -39,7 +39,7 @@ HEADERS = {
 
 
 class Headline(NamedTuple):
-    """The line at the top of a page, which the page marks if the results are doubtful."""
+    """The line at the top of a page, which is highlighted if the results are doubtful."""
 
     text: str
     is_doubtful: bool
@@ -47,13 +47,13 @@ class Headline(NamedTuple):
 
 def render_template(template: str, *, package: str = __package__, **values: object) -> str:
     """Return a template of ``package`` with ``values`` filled in; a missing value is an error."""
-    return jinja_environment(package).get_template(template).render(values)
+    return build_jinja_environment(package).get_template(template).render(values)
 
 
-def jinja_environment(package: str = __package__) -> Environment:
+def build_jinja_environment(package: str = __package__) -> Environment:
     """Return a jinja2 environment that escapes all values.
 
-    It loads templates from ``package``, and from this package those that ``package`` lacks.
+    It loads a template from ``package`` or, if ``package`` lacks the template, from this package.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -64,14 +64,14 @@ def jinja_environment(package: str = __package__) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # The filter tojson escapes <, >, & and ', so no text of a model can close the HTML element.
+    # The filter tojson escapes <, >, & and ', so text of a model cannot close the HTML element.
     made.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     made.globals |= {"asset": read_asset, "chart_scripts": CHART_SCRIPTS}
     return made
 
 
 def read_asset(name: str, package: str = __package__) -> Markup:
-    """Return the text of a style or script of ``package``, unescaped."""
+    """Return the text of a style sheet or script of ``package``, which jinja2 does not escape."""
     from markupsafe import Markup
 
     return Markup((files(package) / name).read_text(encoding="utf-8"))
@@ -87,16 +87,15 @@ class LocalServer(ThreadingTCPServer):
     """
 
     daemon_threads = True
-    request_queue_size = 128  # half-open connections must not keep others waiting
+    request_queue_size = 128  # half-open connections must not block other connections
     allow_reuse_address = True
 
     def __init__(self, handler: type[LocalRequest], port: int | None) -> None:
         self.path = f"/{secrets.token_urlsafe(16)}"
-        self._bind_first(handler, PORTS if port is None else [port])
+        self._bind_first_free_port(handler, PORTS if port is None else [port])
         self.address = f"http://{HOST}:{self.server_address[1]}{self.path}"
 
-    def _bind_first(self, handler: type[LocalRequest], ports: Sequence[int]) -> None:
-        """Listen at the first port that is free."""
+    def _bind_first_free_port(self, handler: type[LocalRequest], ports: Sequence[int]) -> None:
         for port in ports:
             try:
                 return super().__init__((HOST, port), handler)
@@ -115,10 +114,10 @@ class LocalRequest(BaseHTTPRequestHandler):
 
     server: LocalServer
     timeout = SECONDS
-    policy: ClassVar[str]  # the Content-Security-Policy of what the subclass sends
+    policy: ClassVar[str]  # the Content-Security-Policy of the subclass's responses
 
     def refusal_status(self, path: str) -> HTTPStatus | None:
-        """Return the status that refuses a request to ``path``; None: it comes from the page."""
+        """Return the HTTP status for refusing a request to ``path``; None if it is allowed."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if host.partition(":")[0] not in NAMES or origin not in {None, f"http://{host}"}:
             return HTTPStatus.FORBIDDEN
@@ -134,8 +133,8 @@ class LocalRequest(BaseHTTPRequestHandler):
         kind: str = "text/html",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Send an answer whose body is ``text``, of the MIME type ``kind``."""
-        body = text.encode(errors="replace")  # answers may hold what UTF-8 cannot encode
+        """Send an HTTP response whose body is ``text``, of the MIME type ``kind``."""
+        body = text.encode(errors="replace")  # a model's text may have lone surrogates
         self.send_response(status)
         sent = {"Content-Type": f"{kind}; charset=utf-8", "Content-Security-Policy": self.policy}
         for name, value in {**sent, **HEADERS, **(headers or {})}.items():

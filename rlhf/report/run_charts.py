@@ -28,7 +28,7 @@ from rlhf.run.step_alarms import Alarm
 
 MOST_BARS = 100  # most intervals in one chart
 MOST_TOKENS = 500  # most dots in the chart of the critic
-# Labels of the x axis by the first part of a metric's name; other metrics have the label of PPO.
+# Labels of the x axis by the first part of a metric's name; other metrics get PPO's label.
 X_LABELS = {
     "sft": "SFT step",
     "reward": "reward model step",
@@ -38,7 +38,7 @@ X_LABELS = {
 
 
 class ChartSection(NamedTuple):
-    """Charts under a title, with a sentence about them; a chart without points is None."""
+    """Charts under a title, with a note; None stands for a chart without points."""
 
     title: str
     charts: Sequence[Chart | None]
@@ -60,14 +60,14 @@ def over_optimisation_section(run: RunFiles) -> ChartSection:
         line_chart("Score that PPO maximises", [rollouts, held_out], x_label=label),
         line_chart("Gold score, held-out", [gold], x_label=label),
     ]
-    title, note = "Over-optimisation", _note_on_gold(run)
+    title, note = "Over-optimisation", _describe_gold_score(run)
     if not gold.points:
         title, note = "Score over KL", "Only the samples show whether higher scores are deserved."
     return ChartSection(title, found, f"{note} Bars are 95 % intervals.")
 
 
-def _note_on_gold(run: RunFiles) -> str:
-    """Return what the gold score is, and what it shows about this run."""
+def _describe_gold_score(run: RunFiles) -> str:
+    """Return a text that explains the gold score, and what it shows about this run."""
     what = "The gold score (0 to 1) is a rule that knows the right answers of the generated task."
     kinds = {value for key, value in run.config.items() if re.fullmatch(r"rewards\..*\.kind", key)}
     judged = not kinds and run.config["reward_model.init"] == ModelInit.gold
@@ -84,8 +84,8 @@ def curve(label: str, points: Sequence[Point]) -> Line:
     return Line(label, points, is_joined=len(points) >= FEWEST_JOINED)
 
 
-def x_label_of(metric: str) -> str:
-    """Return the label of the x axis of a metric's chart; charts with equal labels are linked."""
+def x_axis_label(metric: str) -> str:
+    """Return the x axis label of a metric's chart; charts with equal labels zoom together."""
     return X_LABELS.get(metric.partition("/")[0], X_LABELS["ppo"])
 
 
@@ -98,8 +98,8 @@ def _curve_over_kl(
 ) -> Line:
     """Return a curve of points (sqrt(KL), value) of a metric, sorted by KL.
 
-    ``halves`` are half-widths of intervals by step. In a short curve, each point has its interval,
-    and a name with its step, because the order of the points does not show the step.
+    ``halves`` are half-widths of intervals by step. If the curve has at most ``MOST_BARS`` points,
+    each point has an interval and is named by its step, which a curve over KL does not show.
     """
     kls = dict(series.get(kl, ()))
     found = sorted(
@@ -118,7 +118,7 @@ def _curve_over_kl(
 def critic_section(run: RunFiles) -> ChartSection:
     """Return a chart with a point (critic's value, return) for each token of the last answers.
 
-    The return is GAE's: advantage plus value. An exact critic has all points on the diagonal.
+    The return is the GAE advantage plus the value. An exact critic's points are on the diagonal.
     """
     of_tokens = ("token_values", "token_advantages")
     answers = [s for s in run.samples if s.get("model") == "actor" and s.keys() >= {*of_tokens}]
@@ -127,7 +127,7 @@ def critic_section(run: RunFiles) -> ChartSection:
         for sample in answers
         if sample["step"] == answers[-1]["step"]
         for value, advantage in zip(*(sample[name] for name in of_tokens), strict=False)
-        if value is not None and advantage is not None  # None if it was not finite
+        if value is not None and advantage is not None  # None: the number was not finite
     ]
     if not any(value for value, _ in points):
         return ChartSection("Critic", [])
@@ -141,14 +141,14 @@ def critic_section(run: RunFiles) -> ChartSection:
 
 
 def panel_sections(run: RunFiles) -> list[ChartSection]:
-    """Return a section for each group of panels."""
+    """Return a section of charts for each section of ``PANELS``."""
     return [
-        ChartSection(title, [_chart(run, panel) for panel in panels])
+        ChartSection(title, [_panel_chart(run, panel) for panel in panels])
         for title, panels in panels_for_metrics(run.series).items()
     ]
 
 
-def _chart(run: RunFiles, panel: Panel) -> Chart | None:
+def _panel_chart(run: RunFiles, panel: Panel) -> Chart | None:
     labels = panel.labels or (panel.title,)
     lines = [
         curve(label, run.series[name])
@@ -165,18 +165,18 @@ def _chart(run: RunFiles, panel: Panel) -> Chart | None:
     return line_chart(
         panel.title,
         lines,
-        x_label=x_label_of(panel.metrics[0]),
+        x_label=x_axis_label(panel.metrics[0]),
         unit=unit,
         healthy=first.healthy_range,
         flags=flags,
     )
 
 
-def charts_without_panel(run: RunFiles) -> list[Chart]:
+def other_metric_charts(run: RunFiles) -> list[Chart]:
     """Return the charts of the metrics that no panel shows."""
     shown = {name for panels in PANELS.values() for panel in panels for name in panel.metrics}
     others = [Panel(name, (name,)) for name in METRICS if name in run.series and name not in shown]
-    return [chart for panel in others if (chart := _chart(run, panel))]
+    return [chart for panel in others if (chart := _panel_chart(run, panel))]
 
 
 def alarm_element_id(alarm: Alarm) -> str:

@@ -22,8 +22,8 @@ from rlhf.report.charts import Chart, Line, RunFiles, line_chart, read_run_files
 from rlhf.report.page import Headline, render_template
 from rlhf.report.run_charts import (
     alarm_element_id,
-    charts_without_panel,
     critic_section,
+    other_metric_charts,
     over_optimisation_section,
     panel_sections,
 )
@@ -32,9 +32,9 @@ from rlhf.run.step_alarms import Alarm, describe_divergence
 
 REPORT = "report.html"
 EVALUATION = Path("evaluation") / "evaluation.json"
-MOST_PROMPTS = 12  # most prompts whose answers are shown side by side
+MOST_PROMPTS = 12  # most prompts for which answers are shown side by side
 MOST_LINES = 4  # most models in one chart
-# Columns of the table of models: title -> name of the figure in evaluation.json.
+# Columns of the table of models: title -> name of the value in evaluation.json.
 COLUMNS = {
     "score": "score",
     "right": "right",
@@ -76,7 +76,7 @@ def run_page(run: RunFiles) -> str:
         doubts=[] if result is None else find_doubts(result["phases"], run.series),
         alarm_element_id=alarm_element_id,
         sections=[section for section in sections if any(section.charts)],
-        rest=charts_without_panel(run),
+        rest=other_metric_charts(run),
         command=shlex.join(["python", "launch.py", *words]) if words else "",
         versions=(result or {}).get("versions", {}),
         settings=_tables_of_settings(run, words),
@@ -100,7 +100,7 @@ def _headline(run: RunFiles) -> Headline:
 
 
 def _step_of_last_samples(run: RunFiles, alarm: Alarm) -> int | None:
-    """Return the step of the last samples up to the step of ``alarm``, or None without samples."""
+    """Return the last step with samples that is not after ``alarm``; None if there is none."""
     steps = [sample["step"] for sample in run.samples if sample["phase"] == alarm.phase]
     return max((step for step in steps if step <= alarm.step), default=None)
 
@@ -116,7 +116,7 @@ def _tables_of_settings(run: RunFiles, words: list[str]) -> dict[str, dict[str, 
 def model_rows(
     found: Mapping[str, Any], titles: Sequence[str] = tuple(COLUMNS)
 ) -> list[dict[str, object]]:
-    """Return a row per model and decoder, with those columns of ``titles`` that are not empty."""
+    """Return a row per model and decoder, with the columns of ``titles`` that have a value."""
     rows: list[dict[str, object]] = []
     for name, by_decoder in found["models"].items():
         for decoder, figures in by_decoder["decoders"].items():
@@ -147,7 +147,7 @@ def win_rate_rows(found: Mapping[str, Any]) -> list[dict[str, object]]:
 
 
 class Evaluation(NamedTuple):
-    """The tables and charts of an evaluation, for the section of the report."""
+    """The tables and charts of a run's evaluation, for a section of the report."""
 
     models: list[dict[str, object]]
     wins: list[dict[str, object]]
@@ -156,7 +156,7 @@ class Evaluation(NamedTuple):
 
 
 def read_evaluation(run_dir: Path) -> Evaluation | None:
-    """Read RUN_DIR/evaluation; return the section's tables and charts, or None if it is missing."""
+    """Return the tables and charts of RUN_DIR/evaluation; None if the run was not evaluated."""
     path = run_dir / EVALUATION
     if (found := read_json(path, EVALUATED)) is None:
         return None
@@ -164,7 +164,7 @@ def read_evaluation(run_dir: Path) -> Evaluation | None:
     charts = [_score_chart(answers, list(found["models"])[:MOST_LINES])]
     if "reward_model" in found:
         charts.append(_calibration_chart(found["reward_model"]))
-    return Evaluation(model_rows(found), win_rate_rows(found), charts, _side_by_side(answers))
+    return Evaluation(model_rows(found), win_rate_rows(found), charts, _side_by_side_rows(answers))
 
 
 def _score_chart(answers: Sequence[Mapping[str, Any]], models: Sequence[str]) -> Chart | None:
@@ -181,8 +181,8 @@ def _score_chart(answers: Sequence[Mapping[str, Any]], models: Sequence[str]) ->
     return line_chart("Scores, from the lowest to the highest", lines, x_label="share of answers")
 
 
-def _side_by_side(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
-    """Return a row for each of the first prompts: each decoder's first answer, with its score."""
+def _side_by_side_rows(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
+    """Return a row for each of the first prompts: first answer and score per model and decoder."""
     rows: dict[str, dict[str, object]] = {}
     for each in answers:
         prompt = each["prompt"].strip()

@@ -12,7 +12,7 @@ from rlhf.base.safe_text import strip_control_characters
 from rlhf.base.stored_files import SAMPLE, read_lines
 from rlhf.options import modules_of
 from rlhf.report.alarms import find_doubts
-from rlhf.report.charts import read_series
+from rlhf.report.charts import read_metric_series
 from rlhf.report.next_commands import relative_to_cwd, suggest_commands
 from rlhf.run.policies import DERIVED, DERIVED_MODELS, POLICIES
 from rlhf.run.step_alarms import Alarm, describe_divergence, read_alarms
@@ -34,7 +34,7 @@ ARTIFACTS: Mapping[str, str] = {
 
 
 class SummaryRow(NamedTuple):
-    """One measure of a phase, before and after it; a missing value is an empty string."""
+    """A measure and its values before and after a phase; "" stands for a missing value."""
 
     measure: str
     before: str = ""
@@ -42,7 +42,7 @@ class SummaryRow(NamedTuple):
 
 
 class SummaryBlock(NamedTuple):
-    """The measures of a phase, or of the whole run, and the time that it took."""
+    """The measures and the duration of a phase, or of the whole run."""
 
     name: str
     rows: list[SummaryRow]
@@ -56,9 +56,9 @@ def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) ->
     console.show(summary_table(result, summary_title(result, alarms)))
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     doubts = [alarm.line for alarm in alarms]
-    doubts += find_doubts(result["phases"], read_series(run_dir))
+    doubts += find_doubts(result["phases"], read_metric_series(run_dir))
     sections = (
-        [versions] if versions else [],  # a run that an alarm has stopped has none
+        [versions] if versions else [],  # a run that an alarm stopped has no versions
         ["Reasons to doubt this run", *(f"  {line}" for line in doubts)] if doubts else [],
         answers_side_by_side(run_dir),
         list_files_of_run(run_dir),
@@ -70,7 +70,7 @@ def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) ->
 
 
 def summary_title(result: Mapping[str, Any], alarms: Sequence[Alarm]) -> str:
-    """Return the run's objective or, if the run diverged, the step since which it has."""
+    """Return the run's objective or, if the run diverged, the first step with a NaN."""
     if (diverged := describe_divergence(alarms)) is not None:
         return diverged
     return f"objective {_number_text(result['objective'])}: {describe_objective(result['phases'])}"
@@ -108,14 +108,14 @@ def summary_blocks(result: Mapping[str, Any]) -> Iterator[SummaryBlock]:
             duration = duration_text(measures["seconds"] / 3600) if is_own else "reused"
             yield SummaryBlock(phase, list(rows(measures)), duration)
     if "measured" in result:
-        of_run = list(_rows_of_run(result["measured"], result.get("planned") or {}))
+        of_run = list(_run_rows(result["measured"], result.get("planned") or {}))
         yield SummaryBlock("run", of_run, duration_text(result["measured"]["hours"]))
 
 
 def describe_objective(phases: Mapping[str, Mapping[str, Any]]) -> str:
-    """Describe the objective, a result of the last phase that runtime/phase_runs.py chooses."""
+    """Return what the objective measures; runtime/phase_runs.py chooses it from the last phase."""
     last = next((name for name in reversed([*PHASE_ROWS]) if name in phases), None)
-    if last is None:  # a result that no run wrote
+    if last is None:  # no run writes a result without phases
         return "of no phase"
     if "gold_after" in phases[last]:
         return f"held-out gold score after {last.upper()}"
@@ -129,7 +129,7 @@ def describe_objective(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
-    """Return lines with the first and the last sampled answers to the same held-out prompts."""
+    """Return lines with the first and the last sampled answers to up to ``prompts`` prompts."""
     rows = read_lines(run_dir / "samples.jsonl", SAMPLE)
     samples = [row for row in rows if row.get("model") not in DERIVED_MODELS]
     if not samples:
@@ -155,21 +155,21 @@ def _one_line(text: str) -> str:
     return strip_control_characters(" ".join(text.split()))
 
 
-def _rows_of_run(
+def _run_rows(
     measured: Mapping[str, float], planned: Mapping[str, float | None]
 ) -> Iterator[SummaryRow]:
-    """Yield time and memory of the run, with the planned values if there is a plan."""
+    """Yield rows for the run's time and memory, with the planned values if there is a plan."""
     yield SummaryRow("time")
     if (hours := planned.get("hours")) is not None:
         yield SummaryRow("  planned", after=duration_text(hours))
-    if "memory_gib" in measured:  # missing if all phases were taken from other runs
+    if "memory_gib" in measured:  # missing if every phase is reused from another run
         yield SummaryRow("peak memory, GiB", after=_number_text(measured["memory_gib"]))
         if (gib := planned.get("memory_gib")) is not None:
             yield SummaryRow("  planned", after=_number_text(gib))
 
 
 def list_files_of_run(run_dir: Path) -> list[str]:
-    """Return a line for each file or folder of ``ARTIFACTS`` that exists."""
+    """Return a title and a line for each model, critic or log that the run directory has."""
     lines = [
         f"  {name:<16} {relative_to_cwd(run_dir / path)}"
         for name, path in ARTIFACTS.items()
@@ -179,7 +179,7 @@ def list_files_of_run(run_dir: Path) -> list[str]:
 
 
 def _sft_rows(sft: Mapping[str, Any]) -> Iterator[SummaryRow]:
-    yield _change_row("held-out perplexity", sft, "perplexity")
+    yield _before_after_row("held-out perplexity", sft, "perplexity")
 
 
 def _reward_rows(reward: Mapping[str, Any]) -> Iterator[SummaryRow]:
@@ -198,9 +198,9 @@ def _accuracy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
 
 def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _policy_rows(ppo)
-    yield _change_row("held-out score", ppo, "score")
+    yield _before_after_row("held-out score", ppo, "score")
     yield from _gain_rows(ppo, "score")
-    yield from _part_rows(ppo, "score")
+    yield from _reward_part_rows(ppo, "score")
     yardsticks = (module.REPORT.yardsticks for module in modules_of("report"))
     for row, name in (item for each in yardsticks for item in each.items()):
         if name in ppo:
@@ -212,7 +212,7 @@ def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _policy_rows(dpo)
 
 
-POLICY_ROWS: dict[str, str] = {  # label: NAME of the results NAME_before and NAME_after
+POLICY_ROWS: dict[str, str] = {  # label: NAME of the results NAME_before and NAME_after of a phase
     "exactly right": "exact",
     "exactly right, greedy": "exact_greedy",
     "held-out gold score": "gold",
@@ -230,21 +230,21 @@ POLICY_ROWS: dict[str, str] = {  # label: NAME of the results NAME_before and NA
 def _policy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
     for name, key in POLICY_ROWS.items():
         if f"{key}_before" in measures:
-            yield _change_row(name, measures, key)
+            yield _before_after_row(name, measures, key)
         yield from _gain_rows(measures, key)
         for policy in DERIVED:
             if (measure := f"{key}_after_{policy.suffix}") in measures:
                 yield SummaryRow(f"  {policy.label}", after=_number_text(measures[measure]))
-        yield from _part_rows(measures, key)
+        yield from _reward_part_rows(measures, key)
     yield SummaryRow("KL to reference, nats", after=_number_text(measures["kl_to_reference"]))
 
 
-def _change_row(name: str, measures: Mapping[str, Any], key: str) -> SummaryRow:
+def _before_after_row(name: str, measures: Mapping[str, Any], key: str) -> SummaryRow:
     before, after = measures[f"{key}_before"], measures[f"{key}_after"]
     return SummaryRow(name, _number_text(before), _number_text(after))
 
 
-def _part_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:
+def _reward_part_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:
     for part, before in measures.get(f"{key}_parts_before", {}).items():
         yield SummaryRow(
             f"  {part}", _number_text(before), _number_text(measures[f"{key}_parts_after"][part])
@@ -269,7 +269,7 @@ PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[SummaryRow]]] = 
 
 def duration_text(hours: float) -> str:
     """Return a number of hours as H:MM:SS."""
-    longest = timedelta.max.days * 24  # hours that fit a timedelta; a damaged file may have more
+    longest = timedelta.max.days * 24  # a damaged file may have more than timedelta can hold
     return str(timedelta(hours=max(0, min(hours, longest)))).partition(".")[0]
 
 

@@ -1,6 +1,6 @@
 """Build the charts of a sweep: frontiers, parameters, parallel coordinates, metrics over steps.
 
-Points and lines of a setting carry its number, so that the page's script can highlight them.
+Points and lines have the number of their setting, so that the page's script can highlight them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from rlhf.report.charts import (
     Tick,
     line_chart,
     number_text,
-    read_series,
+    read_metric_series,
 )
 from rlhf.report.comparison import (
     ComparedRun,
     Setting,
     command_line_text,
-    estimate_of_seeds,
     estimate_text,
+    mean_over_seeds,
 )
-from rlhf.report.run_charts import ChartSection, x_label_of
+from rlhf.report.run_charts import ChartSection, x_axis_label
 from rlhf.run.metric_table import METRICS
 
 KL = "KL, nats"
@@ -39,21 +39,21 @@ WIDE_RATIO = 10  # axes are logarithmic if largest / smallest value is above thi
 LINE_HEIGHT = 16  # pixels per line of labels
 CHARACTER = 7  # pixels per letter of a title
 AXIS_WIDTH = 130  # least pixels between two axes of parallel coordinates
-CHART_WIDTH = 1180  # pixels of a page's width, over which few axes are spread
+CHART_WIDTH = 1180  # pixels over which parallel coordinates are spread if there are few axes
 EVERYTHING = (-math.inf, math.inf)
 RANGES = {
     **dict.fromkeys(("gold", "exactly right", "accuracy"), (0.0, 1.0)),
     **dict.fromkeys((KL, "tokens"), (0.0, math.inf)),
     "perplexity": (1.0, math.inf),
-}  # possible values, by measure
+}  # lowest and highest possible value, by measure
 AXIS_ENDS = (250, 44)  # y in pixels of the bottom and top of an axis
-MOST_SETTINGS = 8  # most lines in a chart: more could not be told apart
+MOST_SETTINGS = 8  # most lines in a chart: more cannot be distinguished
 MOST_STEPS = 100  # most points of a line; with more steps, a point is the mean of several
 MOST_NAMES = 4  # most runs of a setting that the legend names
 
 
 class Lane(NamedTuple):
-    """The SVG line of a setting through the axes; ``rank`` is 0 (worst) to 1 (best)."""
+    """A setting's line in parallel coordinates, as SVG; ``rank`` is 0 (worst) to 1 (best)."""
 
     setting: int
     rank: float
@@ -62,19 +62,19 @@ class Lane(NamedTuple):
 
 
 class ParallelChart(NamedTuple):
-    """A chart of parallel coordinates, drawn as SVG by a template, because uPlot has none."""
+    """A chart of parallel coordinates, drawn as SVG, because uPlot has no such chart."""
 
     said: str
     width: int
     axes: Sequence[Mapping[str, Any]]  # title, x in pixels, and each setting's height and value
-    marks: Sequence[Sequence[Tick]]  # of each axis
+    marks: Sequence[Sequence[Tick]]  # the labelled marks of each axis
     lanes: Sequence[Lane]
 
 
 def frontier_chart(measure: str, settings: Sequence[Setting]) -> Chart | None:
     """Return a chart of a measure over KL, both with 95 % intervals.
 
-    A line joins the settings on the frontier, for which no other setting has higher y at lower x.
+    A line joins the settings on the frontier: no other setting has a better measure at lower KL.
     """
     title, x_label = f"{measure.capitalize()} over KL", "KL to the reference, nats"
     xs, ys = ([each.estimates()[name] for each in settings] for name in (KL, measure))
@@ -98,7 +98,7 @@ def frontier_chart(measure: str, settings: Sequence[Setting]) -> Chart | None:
         ),
     ]
     chart = line_chart(title, lines, x_label=x_label)
-    chart = _with_note(chart, [*ys, *xs], [*halves, *x_halves])
+    chart = _note_hidden_intervals(chart, [*ys, *xs], [*halves, *x_halves])
     names = ", ".join(settings[number].label for number in best)
     return chart and chart._replace(said=f"{title}: on the frontier are {names}")
 
@@ -117,9 +117,9 @@ def parameter_chart(
 ) -> Chart | None:
     """Return a chart of a measure over the values of a parameter, with 95 % intervals.
 
-    Values that are not numbers get equal distances, and no line joins them. Values that were each
-    tried only once are not joined unless the parameter ``is_alone``: other parameters differ
-    between them.
+    Values that are not numbers are spaced equally, and no line joins them. Values that were tried
+    only once are joined only if ``is_alone``, which means that no other parameter was varied:
+    otherwise the line would also show the effect of other parameters.
     """
     by_text: dict[str, tuple[object, list[float]]] = {}
     for run in runs:
@@ -129,7 +129,7 @@ def parameter_chart(
     if all(is_number(value) for value, _ in groups):
         groups.sort(key=lambda group: float(str(group[0])))
     values = [value for value, _ in groups]
-    found = [estimate_of_seeds(measures) for _, measures in groups]
+    found = [mean_over_seeds(measures) for _, measures in groups]
     numbers = [float(value) for value in values if is_number(value)]
     if len(numbers) < len(values):
         places = [float(index) for index in range(len(values))]
@@ -147,19 +147,19 @@ def parameter_chart(
     names = [f"{parameter}={command_line_text(value)}" for value in values]
     line = Line(measure, points, halves, is_joined, names=names)
     chart = line_chart(f"{parameter}: {measure}", [line], x_label=parameter, x_ticks=x_ticks)
-    return _with_note(chart, found, halves)
+    return _note_hidden_intervals(chart, found, halves)
 
 
 def parallel_chart(columns: Mapping[str, Sequence[object]]) -> ParallelChart:
     """Return a chart with a line per setting through its value on the axis of each column.
 
-    A column has a value (or None) per setting, of which the first is the best and drawn on top.
+    A column has a value (or None) per setting. The first setting is the best and drawn on top.
     """
     axes: list[dict[str, Any]] = []
     marks, right, spread = [], 0, CHART_WIDTH // len(columns)
     for title, values in columns.items():
         width = max(AXIS_WIDTH, CHARACTER * len(title) + LINE_HEIGHT, spread)
-        heights, all_marks = _axis_places(values)
+        heights, all_marks = _axis_positions(values)
         axis = {"title": title, "x": right + width // 2, "heights": heights}
         axes.append(axis | {"values": [_value_text(each) for each in values]})
         marks.append(_drop_touching_marks(all_marks))
@@ -181,13 +181,13 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _half_width_to_draw(found: Estimate, measure: str) -> float:
-    """Return the half-width to draw; 0 (no interval) if a part of the interval is impossible."""
+    """Return the half-width to draw; 0 (no interval) if the interval has impossible values."""
     least, most = RANGES.get(measure, EVERYTHING)
     is_possible = least <= found.low and found.high <= most  # False for NaN
     return found.half if is_possible else 0.0
 
 
-def _with_note(
+def _note_hidden_intervals(
     chart: Chart | None, found: Sequence[Estimate], halves: Sequence[float]
 ) -> Chart | None:
     """Return the chart with a note if an interval is not drawn."""
@@ -200,19 +200,19 @@ def _value_text(value: object) -> str:
     return number_text(value) if is_number(value) else command_line_text(value)
 
 
-def _axis_places(values: Sequence[object]) -> tuple[list[float | None], list[Tick]]:
+def _axis_positions(values: Sequence[object]) -> tuple[list[float | None], list[Tick]]:
     """Return the y in pixels of every value on its axis, and the labels of the axis."""
     known = [float(value) for value in values if is_number(value)]
     if not known or any(value is not None and not is_number(value) for value in values):
         names = list(dict.fromkeys(map(command_line_text, values)))
-        heights = [_y_of_share((index + 0.5) / len(names)) for index in range(len(names))]
+        heights = [_axis_share_to_y((index + 0.5) / len(names)) for index in range(len(names))]
         labels = [Tick(height, name) for height, name in zip(heights, names, strict=True)]
         return [heights[names.index(command_line_text(value))] for value in values], labels
     place = math.log10 if _spans_decades(known) else float
     low, high = place(min(known)), place(max(known))
 
     def height(value: float) -> float:
-        return _y_of_share((place(value) - low) / (high - low) if high > low else 0.5)
+        return _axis_share_to_y((place(value) - low) / (high - low) if high > low else 0.5)
 
     distinct = sorted(set(known))
     marks = distinct if len(distinct) <= MOST_MARKS else [distinct[0], distinct[-1]]
@@ -220,7 +220,7 @@ def _axis_places(values: Sequence[object]) -> tuple[list[float | None], list[Tic
     return [height(value) if is_number(value) else None for value in values], labels
 
 
-def _y_of_share(share: float) -> float:
+def _axis_share_to_y(share: float) -> float:
     """Return the y in pixels of a point at ``share`` of an axis: 0 is its bottom, 1 its top."""
     bottom, top = AXIS_ENDS
     return bottom + share * (top - bottom)
@@ -239,7 +239,7 @@ def _powers_of_ten(values: Sequence[float]) -> list[float]:
 
 
 def _drop_touching_marks(marks: Sequence[Tick]) -> list[Tick]:
-    """Return the marks of an axis without marks whose labels would touch the mark before."""
+    """Return the marks of an axis, except marks whose labels would touch the previous label."""
     kept: list[Tick] = []
     for mark in sorted(marks):
         if not kept or mark.at - kept[-1].at >= LINE_HEIGHT:
@@ -248,7 +248,7 @@ def _drop_touching_marks(marks: Sequence[Tick]) -> list[Tick]:
 
 
 class SettingCurves(NamedTuple):
-    """The legend and the charts of several settings."""
+    """The legend of several settings, and the charts with a line for each of them."""
 
     legend: Sequence[tuple[str, str]]  # label and runs of each setting
     sections: Sequence[ChartSection]
@@ -258,9 +258,9 @@ class SettingCurves(NamedTuple):
 def setting_curves(settings: Sequence[Setting]) -> SettingCurves:
     """Return a chart for each metric that any of the settings has, with a line for each setting."""
     drawn = settings[:MOST_SETTINGS]
-    series = [[read_series(run.folder) for run in setting.runs] for setting in drawn]
+    series = [[read_metric_series(run.folder) for run in setting.runs] for setting in drawn]
     sections = [
-        ChartSection(title, [chart for panel in panels for chart in _charts(panel, series)])
+        ChartSection(title, [chart for panel in panels for chart in _metric_charts(panel, series)])
         for title, panels in PANELS.items()
     ]
     left_out = len(settings) - len(drawn)
@@ -271,10 +271,11 @@ def setting_curves(settings: Sequence[Setting]) -> SettingCurves:
     )
 
 
-def seed_line(number: int, runs: Sequence[PointsByMetric], metric: str) -> Line:
-    """Return a line with a band: the mean of a metric over runs, at the steps that all runs have.
+def seed_mean_line(number: int, runs: Sequence[PointsByMetric], metric: str) -> Line:
+    """Return a metric's mean over the seeds of a setting, at the steps that all ``runs`` have.
 
-    The band is from the lowest to the highest value. With many steps, a point stands for several.
+    A band shows the lowest and the highest value. If there are more than ``MOST_STEPS`` steps, each
+    point is the mean over several steps. ``number`` is the index of the setting.
     """
     by_step = [dict(run[metric]) for run in runs if metric in run]
     steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
@@ -292,13 +293,13 @@ def seed_line(number: int, runs: Sequence[PointsByMetric], metric: str) -> Line:
     )
 
 
-def _charts(panel: Panel, series: Sequence[Sequence[PointsByMetric]]) -> list[Chart | None]:
+def _metric_charts(panel: Panel, series: Sequence[Sequence[PointsByMetric]]) -> list[Chart | None]:
     titles = [f"{panel.title}: {label}" for label in panel.labels] or [panel.title]
     return [
         line_chart(
             title,
-            [seed_line(number, runs, metric) for number, runs in enumerate(series)],
-            x_label=x_label_of(metric),
+            [seed_mean_line(number, runs, metric) for number, runs in enumerate(series)],
+            x_label=x_axis_label(metric),
             unit="" if METRICS[metric].unit == "1" else METRICS[metric].unit,
             healthy=METRICS[metric].healthy_range,
         )

@@ -24,7 +24,7 @@ from rlhf.report.charts import Point
 from rlhf.run.console import build_console, literal_text
 from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.live_server import WatchServer
-from rlhf.watch.progress import PhaseProgress, short_text, time_text
+from rlhf.watch.progress import PhaseProgress, short_number_text, time_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,7 +41,7 @@ ALARM_LINES = (3, 1)  # most lines of the last alarm, with its advice, and of th
 
 
 def show_in_terminal(folder: Path) -> None:
-    """Show the run or sweep in ``folder`` until Ctrl-C; print it once if this is no terminal."""
+    """Show the run or sweep in ``folder`` until Ctrl-C; print once if stdout is no terminal."""
     draw = build_draw_function(folder)
     console = build_console(is_main=True, log_every=1)
     with console.screen() as show:
@@ -52,7 +52,7 @@ def show_in_terminal(folder: Path) -> None:
 
 
 def build_draw_function(folder: Path) -> Callable[[], RenderableType]:
-    """Return a function that reads new lines of files in ``folder``, and returns the screen."""
+    """Return a function that reads what is new in ``folder``, and returns what to display."""
     if (folder / FROZEN).is_file():
         run = LiveRun(folder)
         return lambda: _draw_run(run)
@@ -90,13 +90,13 @@ def _draw_run(run: LiveRun) -> RenderableType:
         head,
         [_metric_table(run)],
         alarms,
-        list(_newest_answer(run)),
+        list(_draw_newest_answer(run)),
     ]
     return Group(*(Group(*block, "") for block in blocks if block))
 
 
 def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
-    table = _empty_table("phase", "", "step", "s/step", "planned", "time", "planned")
+    table = _create_table("phase", "", "step", "s/step", "planned", "time", "planned")
     for phase in phases:
         share = 1.0 if phase.state == "done" else phase.step / phase.steps if phase.steps else 0.0
         full = min(BAR, int(share * BAR))
@@ -104,8 +104,8 @@ def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
             phase.name,
             "█" * full + "░" * (BAR - full),
             f"{phase.step}/{phase.steps or '?'}",
-            short_text(phase.pace),
-            short_text(phase.planned_pace),
+            short_number_text(phase.pace),
+            short_number_text(phase.planned_pace),
             phase.time,
             time_text(phase.planned),
         )
@@ -113,13 +113,13 @@ def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
 
 
 def _metric_table(run: LiveRun) -> Table:
-    table, curves = _empty_table("", "", ""), run.curves()
-    for metric, value in run.key_figures():
+    table, curves = _create_table("", "", ""), run.curves()
+    for metric, value in run.key_metric_values():
         table.add_row(metric.label, value, draw_trend(curves[metric.name]))
     return table
 
 
-def _newest_answer(run: LiveRun) -> Iterator[Text]:
+def _draw_newest_answer(run: LiveRun) -> Iterator[Text]:
     if not run.newest:
         return
     prompt, answer = next(iter(run.newest.items()))
@@ -129,13 +129,13 @@ def _newest_answer(run: LiveRun) -> Iterator[Text]:
 
 
 def _paragraph(text: str, *, style: str = "", lines: int | None = None) -> Text:
-    """Return ``text`` of any origin as one paragraph, cut to about ``lines`` lines."""
+    """Return ``text`` as a paragraph without line breaks or markup, of about ``lines`` lines."""
     most = (lines or MOST_LINES) * LINE
-    words = " ".join(text[: 4 * most].split())  # a text of millions of characters takes seconds
+    words = " ".join(text[: 4 * most].split())  # splitting millions of characters takes seconds
     return literal_text(words if len(words) <= most else words[: most - 1] + "…", style=style)
 
 
-def _empty_table(*titles: str) -> Table:
+def _create_table(*titles: str) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=any(titles), header_style="dim")
@@ -148,7 +148,7 @@ def _draw_sweep(sweep: LiveSweep) -> RenderableType:
     from rich.console import Group
 
     sweep.poll()
-    table = _empty_table("job", "state", "step", "so far")
+    table = _create_table("job", "state", "step", "so far")
     for row in sweep.rows:
         table.add_row(
             *(_paragraph(each) for each in (row.name, row.state.word, row.step, row.reached))

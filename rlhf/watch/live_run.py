@@ -1,4 +1,4 @@
-"""A run or a sweep that is still running: its files, read as they grow."""
+"""Read the files of a run or sweep as they grow."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rlhf.run.policies import DERIVED_MODELS
 from rlhf.run.step_alarms import Alarm, alarm_of_line
 from rlhf.watch.progress import METRICS_FILE, RunProgress, RunState, time_text
 
-# Metrics that are drawn over KL: their points are matched by step, so all of them are kept.
+# Metrics that are drawn over KL: their points are matched by step, so no point is dropped.
 OVER_KL = {
     *("ppo/kl_to_reference", "ppo/score_mean", "ppo/score_std"),
     *("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold"),
 }
-MOST_BUCKETS = MOST_POINTS // 2 - 2  # full buckets of two points; the open bucket needs the rest
+MOST_BUCKETS = MOST_POINTS // 2 - 2  # full buckets of 2 points; the open bucket needs points too
 # The result so far of a running job is the first of these metrics that the job has logged.
 REACHED = (
     *("ppo/eval_gold", "ppo/eval_score", "ppo/score_mean", "dpo/eval_accuracy", "dpo/accuracy"),
@@ -34,14 +34,14 @@ REACHED = (
 
 
 class ThinLine:
-    """A line of at most ``MOST_POINTS`` points: the lowest and the highest of each bucket.
+    """A line of at most ``MOST_POINTS`` points: the lowest and the highest point per bucket.
 
-    Full buckets do not change until there are too many. Then every two neighbours become one, so a
-    page that follows the line seldom receives it as a whole.
+    Full buckets do not change until there are too many. Then pairs of buckets are merged.
+    Because this is rare, a page that follows the line mostly receives new points only.
     """
 
     def __init__(self) -> None:
-        self._full: list[tuple[Point, Point]] = []  # the lowest and the highest point of each
+        self._full: list[tuple[Point, Point]] = []  # lowest and highest point of each bucket
         self._size = 1  # points that fill a bucket
         self._open: list[Point] = []  # the points of the last bucket, which is not full
         self._last: list[Point] = []  # the point that was added last
@@ -71,7 +71,7 @@ def _extremes(points: list[Point]) -> tuple[Point, Point]:
 
 
 class LiveRun:
-    """A run, finished or not: its curves, answers and alarms so far.
+    """A run that may still be running: its curves, answers and alarms so far.
 
     Raises:
         CheckpointError: if ``folder`` is not the directory of a run.
@@ -109,7 +109,7 @@ class LiveRun:
         is_doubtful = bool(self.alarms or self.faults) or state.word in {"ended", "silent"}
         return Headline(", ".join(words), is_doubtful)
 
-    def key_figures(self) -> list[tuple[KeyMetric, str]]:
+    def key_metric_values(self) -> list[tuple[KeyMetric, str]]:
         """Return the latest values of the key metrics of the current phase, as texts."""
         latest = self.progress.latest
         metrics = KEY_METRICS.get(self.progress.phase or "", ())
@@ -124,14 +124,14 @@ class LiveRun:
         )
         if lines.is_restarted:
             self._curves, self.over_kl = {}, {}
-            self.progress.restart()
+            self.progress.reset()
         if samples.is_restarted:
             self.first, self.newest = {}, {}
         if alarms.is_restarted:
             self.alarms = []
         for line in lines.values:
             self._add_points(line)
-        self.progress.add(lines.values)
+        self.progress.add_lines(lines.values)
         for sample in samples.values:
             if sample.get("model") not in DERIVED_MODELS:
                 self.first.setdefault(sample["prompt"], sample)
@@ -149,11 +149,11 @@ class LiveRun:
                     self.over_kl.setdefault(name, []).append(point)
 
     def curves(self) -> dict[str, list[Point]]:
-        """Return the points of each metric, thinned."""
+        """Return the points of each metric, at most ``MOST_POINTS``."""
         return {name: line.points() for name, line in self._curves.items()}
 
     def as_run_files(self, series: PointsByMetric) -> RunFiles:
-        """Return the data from which the report's charts are built, with the points ``series``."""
+        """Return the data from which the report's charts are built; ``series`` has their points."""
         return RunFiles(
             folder=self.folder,
             config=self.config,
@@ -174,7 +174,7 @@ class JobRow(NamedTuple):
 
 
 class LiveSweep:
-    """A sweep, finished or not: a row for each job whose folder is in the sweep's folder.
+    """A sweep that may still be running: a row for each job with a folder in the sweep's folder.
 
     Raises:
         CheckpointError: if there is no job.
@@ -192,7 +192,7 @@ class LiveSweep:
             )
 
     def poll(self) -> None:
-        """Read the lines that the jobs have written since the last call; renew ``rows``."""
+        """Read the lines that the jobs have written since the last call; update ``rows``."""
         for path in sorted(self.folder.glob(f"*/{FROZEN}")):
             name, file = path.parent.name, path.parent / METRICS_FILE
             if name not in self._jobs:
@@ -213,8 +213,8 @@ class LiveSweep:
 def _read_job_row(name: str, progress: RunProgress, metrics: GrowingFile) -> JobRow:
     new = metrics.read()
     if new.is_restarted:
-        progress.restart()
-    progress.add(new.values)
+        progress.reset()
+    progress.add_lines(new.values)
     state = progress.state()
     step = progress.step_text
     try:

@@ -1,4 +1,4 @@
-"""Make and serve the live page of a run or of a sweep: only what has changed is read and sent."""
+"""Build and serve the live page of a run or sweep: only new lines are read, and changes sent."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from rlhf.report.page import (
     CHART_SCRIPTS,
     LocalRequest,
     LocalServer,
-    jinja_environment,
+    build_jinja_environment,
     read_asset,
     render_template,
 )
 from rlhf.report.run_charts import (
     ChartSection,
     alarm_element_id,
-    charts_without_panel,
     critic_section,
+    other_metric_charts,
     over_optimisation_section,
     panel_sections,
 )
 from rlhf.watch.live_run import LiveRun, LiveSweep
-from rlhf.watch.progress import short_text, time_text
+from rlhf.watch.progress import short_number_text, time_text
 
 OTHERS = "All other metrics"
-# The parts of the page in their order; those without content are hidden.
+# The parts of the page in their order; parts without content are hidden.
 REWARD, *PANEL_TITLES = PANELS
 PARTS = ("status", "alarms", "over KL", REWARD, "answers", *PANEL_TITLES, "critic", OTHERS)
 LEAST_SECONDS = 1.0  # least time between reads of the files, however many pages are open
-MOST_VERSIONS = 10  # kept views; a page that shows an older view gets the whole new view
+MOST_VERSIONS = 10  # views that are kept; a page with an older view gets the whole new view
 ROOM = "rlhf.watch"
 ASSETS = {
     "page.css": ("text/css", ("uplot/uPlot.min.css", "report.css"), "watch.css"),
@@ -60,7 +60,7 @@ class View(NamedTuple):
 def build_run_view(run: LiveRun, before: View | None, *, back: bool) -> View:
     """Read what a run has written, and return its view; ``back`` adds a link to its sweep.
 
-    Charts are drawn only if something is new. Otherwise they come from ``before``, the last view.
+    Charts are built only if the run wrote something. Otherwise they come from the view ``before``.
     """
     if run.poll() or before is None:
         sections, charts = _draw_charts(run)
@@ -68,11 +68,11 @@ def build_run_view(run: LiveRun, before: View | None, *, back: bool) -> View:
         sections, charts = before.parts, before.charts
     progress = run.progress
     parts = {
-        "status": _render(
+        "status": _render_macro(
             "status", run=run, headline=run.headline(), phases=progress.phases(), back=back
         ),
-        "alarms": _render("alarms", alarms=run.alarms, alarm_element_id=alarm_element_id),
-        "answers": _render("answers", first=run.first, newest=run.newest),
+        "alarms": _render_macro("alarms", alarms=run.alarms, alarm_element_id=alarm_element_id),
+        "answers": _render_macro("answers", first=run.first, newest=run.newest),
     }
     name = f"{run.config['name']}, seed {run.config['seed']}"
     title = f"{progress.step_text}, {name}" if progress.phase else name
@@ -80,17 +80,17 @@ def build_run_view(run: LiveRun, before: View | None, *, back: bool) -> View:
 
 
 def _draw_charts(run: LiveRun) -> tuple[Mapping[str, str], Mapping[str, Mapping[str, Any]]]:
-    """Return the HTML of the sections by part, without data, and the data by section and title."""
+    """Return the sections' HTML by part of the page, and the charts' data by section and title."""
     sections: dict[str, str] = {}
     data: dict[str, dict[str, Any]] = {}
-    for part, section in _sections(run).items():
+    for part, section in _sections_by_part(run).items():
         charts = {f"{section.title}: {each.title}": each for each in section.charts if each}
-        # The page gets the data as it grows; until then a chart has its key in its place.
+        # The page fetches the data later: a chart's HTML has a key instead of data.
         shells = [
             chart._replace(said=chart.title, note="", data={"key": key})
             for key, chart in charts.items()
         ]
-        sections[part] = _render("section", section=section, charts=shells) if shells else ""
+        sections[part] = _render_macro("section", section=section, charts=shells) if shells else ""
         data |= {key: {**each.data, "said": each.said} for key, each in charts.items()}
     return sections, data
 
@@ -98,29 +98,29 @@ def _draw_charts(run: LiveRun) -> tuple[Mapping[str, str], Mapping[str, Mapping[
 def changes_between(old: View | None, new: View) -> dict[str, Any]:
     """Return the changes from a page's view ``old`` to ``new``; if ``old`` is None, all of ``new``.
 
-    A changed line of a chart has only the points from its first changed point on.
+    Of a changed line of a chart, only points from the first changed point on are returned.
     """
     before = old or View("", {}, {})
     charts = {}
     for key, chart in new.charts.items():
         if chart != (had := before.charts.get(key)):
             lines = zip_longest(had["lines"] if had else (), chart["lines"])
-            charts[key] = {**chart, "lines": [_new_points(*pair) for pair in lines]}
+            charts[key] = {**chart, "lines": [_changed_points(*pair) for pair in lines]}
     parts = {name: html for name, html in new.parts.items() if html != before.parts.get(name)}
     return {"title": new.title, "parts": parts, "charts": charts}
 
 
-def _sections(run: LiveRun) -> dict[str, ChartSection]:
-    """Return the sections of the report by the part of the page that shows them."""
+def _sections_by_part(run: LiveRun) -> dict[str, ChartSection]:
+    """Return the report's sections of charts by the part of the page that shows them."""
     files = run.as_run_files(run.curves())
     found = {section.title: section for section in panel_sections(files)}
     if "ppo/score_mean" in run.over_kl:
         found["over KL"] = over_optimisation_section(run.as_run_files(run.over_kl))
-    others = ChartSection(OTHERS, charts_without_panel(files))
+    others = ChartSection(OTHERS, other_metric_charts(files))
     return found | {"critic": critic_section(files), OTHERS: others}
 
 
-def _new_points(old: Mapping[str, Any] | None, line: Mapping[str, Any]) -> dict[str, Any]:
+def _changed_points(old: Mapping[str, Any] | None, line: Mapping[str, Any]) -> dict[str, Any]:
     """Return the chart line ``line`` without the first points, which ``old`` has too.
 
     The entry ``from`` of the result is the number of points that were dropped.
@@ -132,44 +132,44 @@ def _new_points(old: Mapping[str, Any] | None, line: Mapping[str, Any]) -> dict[
     return {**line, **{name: column[same:] for name, column in columns.items()}, "from": same}
 
 
-def _render(macro: str, **values: Any) -> str:
+def _render_macro(macro: str, **values: Any) -> str:
     """Return the HTML of a macro of templates/live.html."""
-    return str(getattr(_macros(), macro)(**values)).strip()
+    return str(getattr(_load_macros(), macro)(**values)).strip()
 
 
 @cache
-def _macros() -> Any:
-    environment = jinja_environment("rlhf.watch")
-    environment.globals |= {"time_text": time_text, "short": short_text}
+def _load_macros() -> Any:
+    environment = build_jinja_environment("rlhf.watch")
+    environment.globals |= {"time_text": time_text, "short": short_number_text}
     return environment.get_template("live.html").module
 
 
 class LiveView:
-    """The current view of a run or sweep, renewed when a page asks for changes."""
+    """The current view of a run or sweep, updated when a page requests changes."""
 
     def __init__(self, build_view: Callable[[View | None], View]) -> None:
         self._build_view = build_view
-        self._shown: View | None = None  # the last view; None after a fault
+        self._shown: View | None = None  # the last view; None after an error
         self._lock = Lock()
         self._read_at = -LEAST_SECONDS
         self._version = 0
         self._views: deque[tuple[str, View]] = deque(maxlen=MOST_VERSIONS)
 
     def changes_since(self, version: str) -> dict[str, Any]:
-        """Return the changes since the view with the number ``version``."""
+        """Return the changes since the view ``version``, and the number of the new view."""
         with self._lock:
             if time.monotonic() - self._read_at >= LEAST_SECONDS:
-                self._renew()
+                self._rebuild_view()
                 self._read_at = time.monotonic()
             newest, view = self._views[-1]
             return {"version": newest, **changes_between(dict(self._views).get(version), view)}
 
-    def _renew(self) -> None:
+    def _rebuild_view(self) -> None:
         try:
             self._shown = view = self._build_view(self._shown)
         except RlhfError as error:
             self._shown = None
-            fault = _render("fault", message=str(error))
+            fault = _render_macro("fault", message=str(error))
             view = View("cannot be read", {"status": fault}, {})
         if not self._views or view != self._views[-1][1]:
             self._version += 1
@@ -192,14 +192,14 @@ class WatchServer(LocalServer):
             self._live_views[""] = LiveView(partial(build_run_view, LiveRun(folder), back=False))
         else:
             self._sweep = LiveSweep(folder)
-            self._live_views[""] = LiveView(self._view_sweep)
+            self._live_views[""] = LiveView(self._build_sweep_view)
         super().__init__(_WatchRequest, port)
         self.address += "/"
 
-    def _view_sweep(self, _: View | None) -> View:
+    def _build_sweep_view(self, _: View | None) -> View:
         assert self._sweep is not None
         self._sweep.poll()
-        jobs = _render("jobs", sweep=self._sweep)
+        jobs = _render_macro("jobs", sweep=self._sweep)
         return View(self._sweep.headline, {"status": jobs}, {})
 
     def get_or_create_view(self, job: str) -> LiveView | None:
@@ -208,7 +208,7 @@ class WatchServer(LocalServer):
             if job not in self._live_views and self._sweep is not None:
                 folder = self._sweep.job_folder(job)
                 if folder is not None:
-                    opened = cache(partial(LiveRun, folder))  # a damaged run is a fault of its page
+                    opened = cache(partial(LiveRun, folder))  # opened by its page, to show errors
                     self._live_views[job] = LiveView(
                         lambda before: build_run_view(opened(), before, back=True)
                     )
@@ -216,7 +216,7 @@ class WatchServer(LocalServer):
 
 
 class _WatchRequest(LocalRequest):
-    """A request: the empty page, its style or script, or what has changed."""
+    """A request for the empty page, for its style sheet or script, or for changes."""
 
     server: WatchServer
     policy = (
@@ -228,7 +228,7 @@ class _WatchRequest(LocalRequest):
         place, _, query = self.path.partition("?")
         path, _, name = place.rpartition("/")
         if (refused := self.refusal_status(path)) is not None:
-            self._refuse(refused)
+            self._send_refusal(refused)
         elif name in ASSETS:
             kind, shared, own = ASSETS[name]
             texts = [*map(read_asset, shared), read_asset(own, ROOM)]
@@ -239,15 +239,15 @@ class _WatchRequest(LocalRequest):
             page = render_template("shell.html", package=ROOM, path=self.server.path, parts=PARTS)
             self.send(HTTPStatus.OK, page)
         else:
-            self._refuse(HTTPStatus.NOT_FOUND)
+            self._send_refusal(HTTPStatus.NOT_FOUND)
 
     def _send_updates(self, asked: dict[str, str]) -> None:
         view = self.server.get_or_create_view(asked.get("run", ""))
         if view is None:
-            self._refuse(HTTPStatus.NOT_FOUND)
+            self._send_refusal(HTTPStatus.NOT_FOUND)
         else:
             found = json.dumps(view.changes_since(asked.get("since", "")), allow_nan=False)
             self.send(HTTPStatus.OK, found, kind="application/json")
 
-    def _refuse(self, status: HTTPStatus) -> None:
+    def _send_refusal(self, status: HTTPStatus) -> None:
         self.send(status, f"{status.value} {status.phrase}\n", kind="text/plain")

@@ -1,4 +1,4 @@
-"""Follow how far a run is, how fast, and whether it is alive: planned values beside measured."""
+"""Follow a run's progress, pace and state, with planned values beside measured values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlhf.report.summary import duration_text
 from rlhf.run.results import finished_phases, phase_result_path, read_plan, read_run_result
 
 LONG_SILENT = 300  # seconds without a line after which a run on another machine may have ended
-MOST_SEEN = 50  # most recent steps over which the pace is averaged
+MOST_SEEN = 50  # number of recent observations over which the pace is averaged
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -52,22 +52,22 @@ class PhaseProgress(NamedTuple):
 
 
 class RunProgress:
-    """The phases, steps, pace and latest metrics of one run, fed with lines of its metrics."""
+    """The phases, steps, pace and latest metrics of one run, updated by lines of its metrics."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.restart()
+        self.reset()
 
-    def restart(self) -> None:
-        """Forget all lines of metrics.jsonl."""
+    def reset(self) -> None:
+        """Discard everything that was read from metrics.jsonl."""
         self.phase: str | None = None
         self.latest: dict[str, float | None] = {}
         self._plan: Mapping[str, Any] | None = None
         self._steps: dict[str, int] = {}
         self._seen: deque[tuple[float, int]] = deque(maxlen=MOST_SEEN)  # time, step
 
-    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Take new lines of metrics.jsonl; the time of the last line is that of the file."""
+    def add_lines(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Add new lines of metrics.jsonl; the last line gets the file's modification time."""
         before = self.phase, self._steps.get(self.phase or "")
         for line in lines:
             self.phase = line["phase"]
@@ -90,14 +90,14 @@ class RunProgress:
 
     @property
     def pace(self) -> float | None:
-        """Return the seconds per step of the current phase since this process watches it."""
+        """Return the mean seconds per step that this process observed in the current phase."""
         if len(self._seen) < 2 or self._seen[-1][1] <= self._seen[0][1]:  # noqa: PLR2004
             return None
         (started, first), (ended, last) = self._seen[0], self._seen[-1]
         return (ended - started) / (last - first)
 
     def _planned_phases(self) -> Mapping[str, Any]:
-        """Return the phases of plan.json by name, read again only if it was missing."""
+        """Return the phases of plan.json by name; plan.json is read again only while missing."""
         self._plan = self._plan or read_plan(self.folder)
         return {} if self._plan is None else self._plan["phases"]
 
@@ -123,7 +123,7 @@ class RunProgress:
             result = read_json(phase_result_path(self.folder, name), {"measured?": MEASURED}) or {}
             measured = result.get("measured", {})
             left, taken = 0.0, measured.get("hours")
-            steps = step or steps  # the plan's number is an estimate where texts were sampled
+            steps = step or steps  # the plan's number may be an estimate
             memory = measured.get("memory_gib")
             pace = 3600 * taken / step if taken is not None and step else None
         elif is_running and steps is not None:
@@ -154,7 +154,7 @@ class RunProgress:
         return read_run_result(self.folder)
 
     def state(self) -> RunState:
-        """Return the state of the run, derived from its result, its lock and its last write."""
+        """Return the state of the run, derived from its result, lock file and last write."""
         if (self.folder / "result.json").exists():
             return RunState("finished", "finished")
         written, started = (_modification_time(self.folder / name) for name in (METRICS_FILE, LOCK))
@@ -184,8 +184,8 @@ def time_text(hours: float | None) -> str:
     return "?" if hours is None else duration_text(hours)
 
 
-def short_text(value: float | None) -> str:
-    """Return a number with three digits; an empty text if it is not known."""
+def short_number_text(value: float | None) -> str:
+    """Return a number with three digits as text; an empty text if the number is unknown."""
     return "" if value is None else f"{value:.3g}"
 
 
@@ -198,7 +198,7 @@ def _modification_time(path: Path) -> float | None:
 
 
 def _is_process_alive(folder: Path) -> bool | None:
-    """Return True if the process that the lock names runs; None: unknown, as on another machine."""
+    """Return True if the process in the lock file runs; None if unknown (on another machine)."""
     try:
         found = re.fullmatch(r"process (\d{1,9}) on (\S+)\n", read_stored_text(folder / LOCK) or "")
     except DamagedFileError:

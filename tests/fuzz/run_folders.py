@@ -25,7 +25,7 @@ from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.evaluate import __main__ as evaluate
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.report import __main__ as report
-from rlhf.report.compare_runs import compare
+from rlhf.report.compare_runs import print_comparison
 from rlhf.run.finished_phase import finish_phase
 from rlhf.run.model_card import origin_sections, results_section
 from rlhf.run.results import write_json
@@ -96,7 +96,7 @@ COMMANDS: dict[str, Callable[[Path], object]] = {
     "chat": lambda run: instrument(chat.main, run),
     "evaluate": lambda run: instrument(evaluate.main, run, "--samples", "1"),
     "export": lambda run: instrument(export.main, run, "--out", f"{run.parent}/exported"),
-    "compare": lambda run: compare([run, genuine()]),
+    "compare": lambda run: print_comparison([run, genuine()]),
     "pairs": lambda run: make_pairs(*read_models_of_runs(run, None), seed=0),
     "model card": lambda run: (origin_sections(run, rows={}), results_section(run)),
     "watch": watch,

@@ -19,7 +19,7 @@ from rlhf.report.charts import (
     number_text,
     thin_points,
 )
-from rlhf.report.page import jinja_environment
+from rlhf.report.page import build_jinja_environment
 
 
 def chart_of(lines: Sequence[Line], **options: Any) -> Chart:
@@ -58,7 +58,7 @@ def test_flag_links_to_its_alarm_and_is_escaped() -> None:
     chart = chart_of([line, line], flags=[Flag(1, "<b>", "alarm-x")])
     assert chart.data["flags"] == [1]
     macro = "{% from 'parts.html' import charts %}{{ charts([none, chart]) }}"
-    figure = jinja_environment().from_string(macro).render(chart=chart)
+    figure = build_jinja_environment().from_string(macro).render(chart=chart)
     assert '<a class="flag" href="#alarm-x">&lt;b&gt;</a>' in figure
     assert "<b>" not in figure
     drawn = re.search("data-chart='([^']*)'", figure)

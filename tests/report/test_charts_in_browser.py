@@ -9,8 +9,8 @@ import pytest
 
 from rlhf.report.charts import Line, line_chart
 from rlhf.report.compare_runs import write_sweep_report
-from rlhf.report.comparison import group_by_setting
-from rlhf.report.page import Headline, jinja_environment
+from rlhf.report.comparison import group_runs_by_setting
+from rlhf.report.page import Headline, build_jinja_environment
 from tests.browser import Tab, needs_chromium, tab
 from tests.report.test_sweep_page import runs
 
@@ -39,7 +39,7 @@ def mouse(page: Tab, kind: str, x: float, y: float) -> None:
 @pytest.mark.slow
 @needs_chromium
 def test_charts_are_read_with_mouse_and_keyboard(tmp_path: Path) -> None:
-    path = write_sweep_report(tmp_path, group_by_setting(runs()))
+    path = write_sweep_report(tmp_path, group_runs_by_setting(runs()))
     with tab(tmp_path, f"file://{path}") as page:
         page.wait_for(f"{FIGURE}?.querySelector('canvas') != null")
         settled(page)
@@ -118,7 +118,7 @@ def page_of_charts(folder: Path) -> Path:
         line_chart("b", [Line("few", [(0, 1.0), (15, 10.0), (30, 100.0)])], x_label="step"),
         line_chart("c", [Line("other", [(0, -1.0), (1, 1.0), (2, 0.0)])], x_label="share"),
     ]
-    page = jinja_environment().from_string(PAGE)
+    page = build_jinja_environment().from_string(PAGE)
     texts = {"title": "t", "verdict": Headline("v", is_doubtful=False), "place": "p"}
     path = folder / "page.html"
     path.write_text(page.render(shown=shown, scripts=[], **texts))

@@ -23,9 +23,9 @@ from rlhf.report.comparison import (
     comparison_json,
     difference,
     find_run_folders,
-    group_by_setting,
-    keep_by_holm,
-    read_run,
+    group_runs_by_setting,
+    keep_significant,
+    read_compared_run,
 )
 from rlhf.run.console import Console
 
@@ -41,12 +41,12 @@ def setting(values: dict[int, float]) -> Setting:
 
 def test_runs_that_differ_in_the_seed_are_one_setting() -> None:
     runs = [run(kl, seed, gold=kl + seed) for kl in (0.1, 0.2) for seed in (1, 2)]
-    first, second = group_by_setting([*runs, run(0.2, 3)])
+    first, second = group_runs_by_setting([*runs, run(0.2, 3)])
     assert (first.values, second.values) == ({"ppo.kl_ctl": 0.1}, {"ppo.kl_ctl": 0.2})
     assert first.label == "ppo.kl_ctl=0.1"
     assert [len(second.runs), len(second.finished_runs())] == [3, 2]
     assert second.estimates()["gold"].mean == pytest.approx(1.7)
-    (only,) = group_by_setting(runs[:2])
+    (only,) = group_runs_by_setting(runs[:2])
     assert only.label == "all"
     unfinished = comparison_json([second])["settings"][0]["unfinished"]
     assert unfinished == ["0.2-3"]
@@ -54,7 +54,7 @@ def test_runs_that_differ_in_the_seed_are_one_setting() -> None:
 
 def test_runs_that_share_the_seed_too_are_not_seeds_of_one_setting() -> None:
     before, after = ([run(0.1, seed, gold=gold) for seed in (1, 2)] for gold in (0.5, 0.7))
-    first, second = group_by_setting([*before, *after])
+    first, second = group_runs_by_setting([*before, *after])
     assert (first.label, second.label) == ("all", "repeat=2")
     assert (first.runs, second.runs) == (before, after)
 
@@ -115,7 +115,7 @@ def test_seeds_without_spread_tell_nothing(seeds: tuple[int, ...]) -> None:
 def test_holm_keeps_what_is_told_among_all_tests() -> None:
     # Holm (1979): 0.01 <= 0.05 / 4 and 0.015 <= 0.05 / 3, but 0.03 > 0.05 / 2 ends the search.
     found = {(1, "a"): 0.03, (1, "b"): 0.01, (2, "a"): 0.04, (2, "b"): 0.015, (3, "a"): math.nan}
-    assert keep_by_holm(found) == {(1, "b"), (2, "b")}
+    assert keep_significant(found) == {(1, "b"), (2, "b")}
 
 
 def test_equal_settings_are_rarely_called_different_in_a_whole_table() -> None:
@@ -206,7 +206,7 @@ def folder_of(
         files = {"files": {"model/model.safetensors": [9, weights], "result.json": [1, name]}}
         (folder / "reward/manifest.json").write_text(json.dumps(files))
         (found,) = find_run_folders([folder])
-        return read_run(found)
+        return read_compared_run(found)
 
     return make
 
@@ -216,12 +216,12 @@ def test_only_what_has_one_meaning_is_compared(folder_of: Callable[..., Compared
     child = folder_of("b", "ppo.kl_ctl=0.5", f"from_run={first.folder}")
     other = folder_of("c", "ppo.kl_ctl=0.5", weights="another")
     imitated = folder_of("d", "phase=sft", last="sft")
-    (ours, theirs) = group_by_setting([first, child])
+    (ours, theirs) = group_runs_by_setting([first, child])
     assert (ours.label, theirs.label) == ("ppo.kl_ctl=0.28", "ppo.kl_ctl=0.5")
     assert compare_with_first([ours, theirs]).left_out == {}
-    found = compare_with_first(group_by_setting([first, other]))
+    found = compare_with_first(group_runs_by_setting([first, other]))
     assert list(found.left_out) == ["objective", "score"]
     assert re.fullmatch(r"by reward model \w{8}; by reward model \w{8}", found.left_out["score"])
-    settings = group_by_setting([first, imitated])
+    settings = group_runs_by_setting([first, imitated])
     assert [each.values["phase"] for each in settings] == ["ppo", "sft"]
     assert "minus the held-out perplexity" in compare_with_first(settings).left_out["objective"]

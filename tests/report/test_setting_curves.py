@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.report import __main__ as report
 from rlhf.report.charts import PointsByMetric
-from rlhf.report.sweep_charts import MOST_STEPS, seed_line
+from rlhf.report.sweep_charts import MOST_STEPS, seed_mean_line
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -25,20 +25,20 @@ def test_band_is_the_range_of_the_seeds_at_steps_that_all_have() -> None:
         {"m": [(1, 2.0), (2, 6.0)]},
         {"other": []},
     ]
-    line = seed_line(4, runs, "m")
+    line = seed_mean_line(4, runs, "m")
     assert (line.label, line.setting) == ("5", 4)
     assert line.points == [(1, 1.5), (2, 4.0)]
     assert (line.low, line.high) == ([1.0, 2.0], [2.0, 6.0])
     assert not line.is_joined, "two points"
-    alone = seed_line(0, runs[:1], "m")
+    alone = seed_mean_line(0, runs[:1], "m")
     assert alone.is_joined
     assert not alone.low
-    assert not seed_line(0, runs, "missing").points
+    assert not seed_mean_line(0, runs, "missing").points
 
 
 def test_many_steps_are_drawn_as_means_with_their_range() -> None:
     run = {"m": [(step, float(step % 2)) for step in range(10 * MOST_STEPS)]}
-    line = seed_line(0, [run], "m")
+    line = seed_mean_line(0, [run], "m")
     assert len(line.points) == MOST_STEPS
     assert {y for _, y in line.points} == {0.5}
     assert (set(line.low), set(line.high)) == ({0.0}, {1.0})

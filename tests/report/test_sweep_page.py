@@ -14,11 +14,11 @@ from rlhf.base.stored_files import DamagedFileError
 from rlhf.report.compare_runs import (
     STUDY_RESULTS,
     parameter_importances,
-    read_study,
+    read_study_results,
     sweep_page,
     write_sweep_report,
 )
-from rlhf.report.comparison import ComparedRun, Setting, group_by_setting
+from rlhf.report.comparison import ComparedRun, Setting, group_runs_by_setting
 from rlhf.report.sweep_charts import frontier_chart, parameter_chart
 from tests.browser import needs_chromium, show
 
@@ -40,7 +40,7 @@ def runs(num_seeds: int = 3, estimator: str = "gae") -> list[ComparedRun]:
 
 
 def test_page_begins_with_the_best_setting() -> None:
-    text = sweep_page("kl", group_by_setting(runs()))
+    text = sweep_page("kl", group_runs_by_setting(runs()))
     assert re.search(
         r'class="verdict">best objective 0\.90\d ± 0\.\d+: ppo\.kl_ctl=0\.1; higher than the ref',
         text,
@@ -57,15 +57,15 @@ def test_page_begins_with_the_best_setting() -> None:
 
 
 def test_settings_that_cannot_be_told_apart_are_called_so() -> None:
-    doubtful = sweep_page("kl", group_by_setting(runs(num_seeds=1)))
+    doubtful = sweep_page("kl", group_runs_by_setting(runs(num_seeds=1)))
     assert "; one seed tells nothing" in doubtful
     draws = random.Random(2)
     equal = [run._replace(measures={"objective": draws.gauss(0, 1)}) for run in runs()]
-    text = sweep_page("kl", group_by_setting(equal))
+    text = sweep_page("kl", group_runs_by_setting(equal))
     assert re.search("; no difference from (the reference|2 of 2 others) can be told", text)
     same = [run._replace(measures={"objective": 0.0}) for run in runs()]
     assert "all objectives are equal: none of 3 settings" in (
-        text := sweep_page("kl", group_by_setting(same))
+        text := sweep_page("kl", group_runs_by_setting(same))
     )
     assert "best objective" not in text
 
@@ -79,7 +79,7 @@ def test_objectives_of_other_meaning_have_no_best_and_no_frontier() -> None:
         )
         for i, run in enumerate(runs())
     ]
-    text = sweep_page("unlike", group_by_setting(settings))
+    text = sweep_page("unlike", group_runs_by_setting(settings))
     assert "none of 3 settings is best" in text
     assert "Not compared: score" in text
     for title in ("best objective", "Score over KL", "ppo.kl_ctl: score"):
@@ -138,11 +138,11 @@ def test_keys_that_change_together_have_no_charts_and_a_short_headline() -> None
         )
         for n in range(2)
     ]
-    page = sweep_page("x", group_by_setting(trials))
+    page = sweep_page("x", group_runs_by_setting(trials))
     assert "best objective 1.000: setting 1;" in page
     assert "2 settings differ in 3 keys: the effects of keys cannot be told apart" in page
     assert "<h2>Parameters</h2>" not in page
-    assert "<h2>Parameters</h2>" in sweep_page("x", group_by_setting(runs()))
+    assert "<h2>Parameters</h2>" in sweep_page("x", group_runs_by_setting(runs()))
 
 
 STUDY = """
@@ -171,7 +171,7 @@ def trials_of_search() -> list[ComparedRun]:
 
 def test_page_of_a_search_names_its_objectives_and_solutions(tmp_path: Path) -> None:
     (tmp_path / STUDY_RESULTS).write_text(STUDY)
-    text = write_sweep_report(tmp_path, group_by_setting(trials_of_search())).read_text()
+    text = write_sweep_report(tmp_path, group_runs_by_setting(trials_of_search())).read_text()
     goals = "ppo.gold_after (higher) and ppo.kl_after (lower)"
     assert f"Pareto front of {goals}: trials 2, 0" in text
     labels = re.findall(r'<th scope="row">(trial \d): ', text)
@@ -185,24 +185,24 @@ def test_ties_of_a_search_are_named(tmp_path: Path) -> None:
     one = {"name": "optuna", "maximize": ["ppo.gold_after"], "minimize": []}
     tied = [{"trial": n, "best_evaluated_value": {"ppo.gold_after": 0.0}} for n in (1, 2)]
     (tmp_path / STUDY_RESULTS).write_text(yaml.safe_dump(one | {"solutions": tied}))
-    study = read_study(tmp_path)
+    study = read_study_results(tmp_path)
     assert study is not None
     assert study.headline == "Best ppo.gold_after (higher) is 0: trials 1, 2 (tied)"
     (tmp_path / STUDY_RESULTS).write_text("solutions: [1]")
     with pytest.raises(DamagedFileError, match="not what a search writes"):
-        read_study(tmp_path)
+        read_study_results(tmp_path)
 
 
 def test_unfinished_sweep_has_a_page(tmp_path: Path) -> None:
     none = [run._replace(measures={}) for run in runs()]
-    assert "No run has finished." in sweep_page("kl", group_by_setting(none))
-    path = write_sweep_report(tmp_path, group_by_setting([*runs()[:4], *none[4:]]))
+    assert "No run has finished." in sweep_page("kl", group_runs_by_setting(none))
+    path = write_sweep_report(tmp_path, group_runs_by_setting([*runs()[:4], *none[4:]]))
     assert "4 of 9 runs have finished" in path.read_text()
 
 
 def test_text_of_a_command_stays_text() -> None:
     mixed = [*runs(), *runs(estimator=EVIL)]
-    text = sweep_page(EVIL, group_by_setting(mixed))
+    text = sweep_page(EVIL, group_runs_by_setting(mixed))
     assert text.count("<script>") == 1, "the page's own"
 
 
@@ -223,7 +223,7 @@ def test_many_values_of_a_parameter_are_drawn_over_their_logarithm() -> None:
 @pytest.mark.slow
 @needs_chromium
 def test_browser_shows_the_page_without_a_fault(tmp_path: Path) -> None:
-    path = write_sweep_report(tmp_path, group_by_setting(runs()))
+    path = write_sweep_report(tmp_path, group_runs_by_setting(runs()))
     shown = show(path, tmp_path, width=400)
     assert shown.console == []
     assert shown.faults == []

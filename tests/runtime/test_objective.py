@@ -11,7 +11,7 @@ import pytest
 from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.finite_numbers import restore_nan
 from rlhf.config.freeze import FROZEN
-from rlhf.report.comparison import read_run
+from rlhf.report.comparison import read_compared_run
 from rlhf.report.summary import summary_table
 from rlhf.run.results import read_objective, write_json
 from rlhf.runtime.phase_runs import find_objective, require_finite_objective
@@ -51,7 +51,7 @@ def test_readers_of_a_failed_run_accept_null(tmp_path: Path) -> None:
     write_json(tmp_path / "result.json", RESULT)
     (tmp_path / FROZEN).write_text("seed: 1\n")
     assert read_objective(tmp_path) is None
-    assert read_run(tmp_path).measures == {}
+    assert read_compared_run(tmp_path).measures == {}
     read = restore_nan(json.loads((tmp_path / "result.json").read_text()))
     assert math.isnan(read["objective"])
     summary_table(read, "")
