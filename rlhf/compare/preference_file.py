@@ -135,7 +135,7 @@ def _read_actor_answers(run_dir: Path, *, is_trained: bool) -> AnsweringModel:
 def _require_text(row: Row, column: str) -> str:
     value = row.values.get(column)
     if not isinstance(value, str):
-        raise row.error(
+        raise row.build_error(
             f"column '{column}' holds a value of type {type(value).__name__}; must be text. "
             "A row of answers has prompt, response and model"
         )

@@ -25,7 +25,7 @@ from rlhf.base.types import (
     pad_rows,
 )
 
-SHORT = 64  # tokens; below this, widths are not rounded up
+SHORT = 64  # the width of sequences with fewer tokens is not rounded up
 LOOK_AHEAD = 8  # maximum number of prompts that wait for a step with more room
 
 
@@ -33,8 +33,8 @@ def padded_width(tokens: int, *, max_width: int) -> int:
     """Return ``tokens`` rounded up to one of a few widths, at most ``max_width``.
 
     There are eight widths between a power of two and the next one. Below 64 tokens the width is not
-    rounded. Libraries compile and keep code for every width: without rounding, hundreds of
-    megabytes for all lengths of a data set.
+    rounded. Libraries compile and keep code for every width. Without rounding, the code for all
+    lengths of a data set would take hundreds of megabytes.
     """
     step = 1 << max(0, tokens.bit_length() - 4) if tokens >= SHORT else 1
     return min(-(-tokens // step) * step, max(tokens, max_width))
@@ -58,7 +58,7 @@ def assign_rows_to_ranks(lengths: Sequence[int], *, ranks: int, micro: int) -> l
 
 
 class EvalRows(NamedTuple):
-    """One rank's part of a held-out batch; ``keep_B`` is False for repeats that only fill it."""
+    """One rank's rows of a held-out batch; ``keep_B`` is False at repeats that fill the batch."""
 
     rows: list[int]
     keep_B: Tensor
@@ -67,7 +67,7 @@ class EvalRows(NamedTuple):
 def eval_batches(
     total: int, *, batch_size: int, ranks: Ranks, lengths: Sequence[int] | None = None
 ) -> Iterator[EvalRows]:
-    """Yield this rank's parts of batches that cover ``total`` examples, all of ``batch_size`` rows.
+    """Yield this rank's parts of batches over ``total`` examples; a part has ``batch_size`` rows.
 
     With ``lengths`` (one per example) the longest come first, so that batches need less padding.
     """
@@ -99,8 +99,8 @@ def pair_steps(
 
     This follows https://arxiv.org/abs/2203.02155, section 3.5. ``groups[i]`` is the number of pair
     i's prompt, counted from 0 in order of first appearance. Prompts are shuffled for each epoch.
-    Each goes into the first step that has room for all its pairs. Steps are added until ``epochs *
-    len(groups)`` pairs are used. If every prompt has one pair, the rows are those of ``Shuffle``.
+    Each prompt goes into the first step that has room for its pairs. Steps are added until ``epochs
+    * len(groups)`` pairs are used. If every prompt has one pair, ``Shuffle`` determines the rows.
 
     Raises:
         DataError: if a prompt has more pairs than a step.
@@ -130,7 +130,7 @@ def pair_steps(
 
 
 def _pack_groups(sizes: Sequence[int], *, slots: int, order: Iterator[int]) -> Iterator[list[int]]:
-    """Yield the groups of each step; groups that do not fit into a step are first in the next."""
+    """Yield the groups of each step; groups that do not fit into a step come first in the next."""
     waiting: deque[int] = deque()
     while True:
         taken: list[int] = []
@@ -159,8 +159,8 @@ def collate_sequences(
 ) -> SequenceBatch:
     """Return right-padded sequences (B, S); ``keep_BS`` marks the response, end token included.
 
-    ``observed`` holds the start and end of each observation of an episode, which is not marked.
-    The width may be rounded up to at most ``max_width`` tokens.
+    ``observed`` holds the start and end of each observation of an episode; ``keep_BS`` is False
+    there. The width may be rounded up to at most ``max_width`` tokens.
     """
     width = width or padded_width(max(len(row) for row in ids), max_width=max_width)
     ids_BS, attend_BS = pad_rows(ids, pad_id=pad_id, width=width)

@@ -35,15 +35,15 @@ TARGETS = {
     frozenset({"prompt", "responses"}): RANKING,
     frozenset({"text"}): next(x for x in LAYOUTS if x.name == "language modelling"),
 }
-LONGEST = 1000  # characters of an expression: its tree is walked recursively
-# Types of an argument, as JMESPath names them; [] stands for any.
+LONGEST = 1000  # maximum characters of an expression: recursive functions read its tree
+# Types of an argument, as JMESPath names them; [] stands for all types.
 TEXT: Any = {"types": ["string"]}
 NULLABLE: Any = {"types": ["string", "null"]}
 ANY: Any = {"types": []}
 
 
 class TextFunctions(Functions):
-    """The functions of JMESPath, and more functions on texts; for null they return null."""
+    """The functions of JMESPath, and added functions on texts, which return null for null."""
 
     @signature({"types": ["boolean", "null"]}, ANY, ANY)
     def _func_pick(self, condition: bool | None, yes: object, no: object) -> object:
@@ -54,7 +54,7 @@ class TextFunctions(Functions):
 
     @signature(NULLABLE, TEXT)
     def _func_after(self, text: str | None, mark: str) -> str | None:
-        """Return the part after the last occurrence of ``mark``."""
+        """Return the text after the last ``mark``, or the whole text if it has no ``mark``."""
         return text and text.rpartition(mark)[2]
 
     @signature(NULLABLE, TEXT)
@@ -64,16 +64,16 @@ class TextFunctions(Functions):
 
     @signature(NULLABLE)
     def _func_human(self, text: str | None) -> list[object] | None:
-        """Return a prompt with the text as its only turn."""
+        """Return the messages of a prompt: one message of the user, with the text."""
         return [_make_turn("user", text)] if text and text.strip() else None
 
     @signature(NULLABLE, TEXT, TEXT)
     def _func_conversation(
         self, text: str | None, human: str, assistant: str
     ) -> list[object] | None:
-        """Return a prompt with the turns that ``human:`` and ``assistant:`` mark in the text.
+        """Return the messages of a text in which ``human:`` and ``assistant:`` begin the turns.
 
-        Text before the first mark is the human's.
+        Text before the first of these words is a message from the user.
         """
         if not text or not text.strip():
             return None
@@ -83,7 +83,7 @@ class TextFunctions(Functions):
         messages: list[object] = [_make_turn("user", first)] if first.strip() else []
         for mark, content in zip(rest[::2], rest[1::2], strict=True):
             messages.append(_make_turn(roles[mark], content))
-        if messages[-1] == _make_turn("assistant", ""):  # the last mark only asks for the answer
+        if messages[-1] == _make_turn("assistant", ""):  # the text ends in ``assistant:``
             messages.pop()
         return messages
 
@@ -96,7 +96,7 @@ OPTIONS = Options(custom_functions=TextFunctions())
 
 
 class ColumnRules(NamedTuple):
-    """The expressions that make the target columns of one data set, and these columns' layout."""
+    """The expressions that compute the target columns of one data set, and their layout."""
 
     key: str
     expressions: Mapping[str, ParsedResult]
@@ -105,7 +105,7 @@ class ColumnRules(NamedTuple):
     def convert(self, rows: Sequence[Row], *, source: str, keep: Wanted = NONE_WANTED) -> Converted:
         """Convert ``rows`` to records; drop and count rows that cannot be used.
 
-        Each record also gets the row's columns in ``keep``.
+        Each record also gets the columns of its row that ``keep`` names.
 
         Raises:
             DataError: if an expression reads a column that no row has, is null in every row, fails
@@ -141,7 +141,7 @@ class ColumnRules(NamedTuple):
                     )
 
     def _evaluate(self, row: Row, column: str) -> object:
-        with translate_errors(lambda reason: row.error(f"{self.key}.{column}: {reason}.")):
+        with translate_errors(lambda reason: row.build_error(f"{self.key}.{column}: {reason}.")):
             value = self.expressions[column].search(row.values, options=OPTIONS)
         return None if isinstance(value, str) and not value.strip() else value
 
@@ -190,14 +190,13 @@ def _columns_read_by(node: Mapping[str, Any]) -> Iterator[str]:
     if node["type"] == "field":
         yield node["value"]
     elif node["type"].endswith(("subexpression", "index_expression", "projection", "pipe")):
-        yield from _columns_read_by(node["children"][0])  # the others read the result of the first
-    elif node["type"] != "expref":  # an expref reads the items of a list
+        yield from _columns_read_by(node["children"][0])  # the others read this child's result
+    elif node["type"] != "expref":  # an expref reads items of a list, not columns
         for child in node["children"]:
             yield from _columns_read_by(child)
 
 
 def _functions_called_by(node: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the functions that a parsed expression calls."""
     if node["type"] == "function_expression":
         yield node["value"]
     if node["type"] != "slice":  # its children are numbers

@@ -10,7 +10,7 @@ from rlhf.base.errors import DataError
 from rlhf.data.layouts import LAYOUTS, NAMES, SYSTEM, ColumnKind, Layout
 from rlhf.data.records import TEXT_OF, Record, Row, UnusableRowError
 
-# Advice in errors. Expressions with brackets need quotes of their own within the override.
+# Advice in error messages. An expression with brackets needs quotes of its own in the override.
 OWN_COLUMNS = (
     "For other columns, say with data.sets.NAME.columns what to read (docs/data.md): "
     "data.path=null "
@@ -20,7 +20,7 @@ OWN_COLUMNS = (
 
 Wanted = Mapping[str, str]  # data columns that rewards read -> the config key that names the column
 NONE_WANTED: Wanted = {}
-BLANK: tuple[object, ...] = (None, "", [], {})  # values that hold nothing
+BLANK: tuple[object, ...] = (None, "", [], {})  # values that count as absent
 
 
 class Converted(NamedTuple):
@@ -36,9 +36,9 @@ class Converted(NamedTuple):
 def detect_layout(rows: Sequence[Row], *, source: str) -> Layout:
     """Return the layout that matches the columns of ``rows`` and the kinds of these columns.
 
-    The first layout whose columns all exist determines the columns.
-    Of the layouts with these columns, the first with matching kinds is returned. A column has the
-    kind of its first value that is neither null nor an empty list.
+    The first layout whose columns all exist determines the columns. Of the layouts with these
+    columns, the first with matching kinds is returned. A column has the kind of its first value
+    that is neither null nor an empty list. If no layout matches, a DataError is raised.
     """
     present = dict.fromkeys(column for row in rows for column in row.values)
     named = next((layout for layout in LAYOUTS if layout.columns.keys() <= present.keys()), None)
@@ -59,7 +59,7 @@ def to_records(
     """Convert ``rows`` to records; drop and count rows that cannot be used.
 
     If ``layout`` is None, it is detected from the columns. Each record also gets the row's columns
-    in ``keep``. Rows whose response is marked as bad, by a column of booleans, are dropped.
+    in ``keep``. Rows whose response a column of booleans does not mark as good are dropped.
 
     Raises:
         DataError: if no layout fits, or a column that is not read would change what is learned (the
@@ -88,13 +88,13 @@ def to_records(
 
 
 def unread_columns(rows: Sequence[Row], read: Container[str]) -> list[str]:
-    """Return the columns that hold values in ``rows`` and are not ``read``."""
+    """Return the columns that hold values in ``rows`` and are not in ``read``."""
     present = (name for row in rows for name, value in row.values.items() if value not in BLANK)
     return [str(name) for name in dict.fromkeys(present) if name not in read]
 
 
 def _unread_keys(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
-    """Return the keys beside role and text of the messages in ``columns``, as COLUMN[].KEY."""
+    """Return keys with values in messages of ``columns``, except role and text, as COLUMN[].KEY."""
     read = {*TEXT_OF, *TEXT_OF.values()}
     values = ((column, row.values.get(column)) for column in columns for row in rows)
     items = ((column, item) for column, v in values for item in (v if isinstance(v, list) else [v]))
@@ -111,10 +111,10 @@ def _unread_keys(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
 def _grading_columns(
     rows: Sequence[Row], unread: Sequence[str], layout: Layout, source: str
 ) -> list[str]:
-    """Return the unread columns of booleans that grade the only response of their row.
+    """Return the ``unread`` columns whose booleans grade the only response of their row.
 
     Raises:
-        DataError: if an unread column is part of the examples, or grades them by other values.
+        DataError: if an unread column has a part of the examples, or grades other than booleans.
     """
     is_pair = "chosen" in layout.columns
     response = next((c for c in layout.columns if c in NAMES["responses"] and not is_pair), None)
@@ -142,10 +142,10 @@ def _grading_columns(
 
 
 def select_columns(row: Row, wanted: Wanted) -> dict[str, object]:
-    """Return the ``wanted`` columns of a row; a missing one is a DataError."""
+    """Return the ``wanted`` columns of a row; raise a DataError if a column is missing."""
     for name, key in wanted.items():
         if name not in row.values:
-            raise row.error(
+            raise row.build_error(
                 f"column '{name}' is missing, which {key} names. The row "
                 f"has {', '.join(map(repr, row.values))}."
             )

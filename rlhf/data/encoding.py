@@ -1,9 +1,9 @@
 """Encode prompts, responses and the observations of episodes to token ids.
 
-With data.template=chat the tokenizer's chat template renders the messages of a prompt as they are,
-and a prompt of text with turns ("\\n\\nHuman: ..\\n\\nAssistant:") after it is parsed. Only the
-template then adds opening tokens. A response ends with the tokenizer's end token; text that the
-template writes after it is cut.
+With data.template=chat the tokenizer's chat template renders the messages of a prompt. A prompt of
+text with turns ("\\n\\nHuman: ..\\n\\nAssistant:") is first parsed into messages. Opening tokens
+then come from the template, not from the tokenizer. A response ends with the tokenizer's end token;
+text that the template writes after this token is cut off.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PromptForm = str | tuple[Message, ...]  # a prompt: text, which may have turns, or messages
-PROBE = "probe42"  # a text to find again in what a template renders
-OBSERVERS = {"user": "Human", "tool": "Tool"}  # the speakers of observations in plain turns
+PROBE = "probe42"  # a response that is searched for in rendered text
+OBSERVERS = {"user": "Human", "tool": "Tool"}  # role of an observation -> speaker in plain text
 
 
 def build_plain_template(opening: str) -> str:
@@ -50,7 +50,7 @@ def is_plain_template(template: str) -> bool:
 
 
 def render_plain_observation(role: str, text: str) -> str:
-    """Return an observation of an episode as plain text, ready for the assistant's next turn."""
+    """Return an observation of an episode as plain text, up to where the next response begins."""
     return f"\n\n{OBSERVERS[role]}: {text}{ASSISTANT_TURN}"
 
 
@@ -60,8 +60,8 @@ def record_of_observation(role: str, text: str) -> Record:
     return Record(render_plain_observation(role, text), messages=(said,))
 
 
-def all_ask_for_assistant(prompts: Iterable[str]) -> bool:
-    """Return True if there are prompts, and all of them ask for the assistant's turn."""
+def all_end_in_assistant(prompts: Iterable[str]) -> bool:
+    """Return True if there are prompts, and all of them end in "Assistant:"."""
     found = [prompt.rstrip().endswith(ASSISTANT_TURN) for prompt in prompts]
     return bool(found) and all(found)
 
@@ -70,7 +70,7 @@ class UnusableTemplateError(DataError):
     """The error for a chat template that cannot render a prompt; ``problem`` is its short form."""
 
     def __init__(self, problem: str, prompt: PromptForm) -> None:
-        """Describe the problem with this prompt."""
+        """Build the error message from the problem and the prompt."""
         text = prompt if isinstance(prompt, str) else prompt[-1].content
         super().__init__(
             f"data.template=chat: the chat template {problem}, for the prompt {text[:80]!r}; use "
@@ -80,10 +80,10 @@ class UnusableTemplateError(DataError):
 
 
 class ChatTemplate:
-    """A tokenizer's chat template: renders prompts and responses, and checks the result.
+    """A tokenizer's chat template, which renders prompts and responses and checks the result.
 
-    Every method raises a DataError if the template cannot render a text, or renders other turns
-    differently because of it.
+    Every method raises a DataError if the template cannot render a turn, or renders earlier turns
+    differently because of a later turn.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -106,7 +106,7 @@ class ChatTemplate:
         self._end = self._cut_after_end_token(self._tail)
 
     def render_prompt(self, prompt: PromptForm) -> str:
-        """Return the rendered prompt, ready for the assistant's answer."""
+        """Return the rendered prompt, which ends where the response begins."""
         messages, begun = _messages_of(prompt)
         return self._render(messages, prompt, add_generation_prompt=True) + begun
 
@@ -123,7 +123,7 @@ class ChatTemplate:
     def render_observation(self, role: str, text: str) -> str:
         """Return the text between a response's end token and the assistant's next turn."""
         question = {"role": "user", "content": "question"}
-        # A thought in front: some templates drop the thoughts of earlier turns.
+        # The answer begins with a thought: some templates drop the thoughts of earlier turns.
         answer = {"role": "assistant", "content": f"<think>\n{PROBE}\n</think>\n\n{PROBE}"}
         said, added = [question, answer], {"role": role, "content": text}
         before = self._render(said, PROBE, add_generation_prompt=False)
@@ -140,7 +140,7 @@ class ChatTemplate:
 
     def _text_after_prompt(self, prompt: PromptForm, response: str) -> str:
         messages, begun = _messages_of(prompt)
-        content = begun + _without_joining_space(response, prompt, has_begun=bool(begun))
+        content = begun + _remove_joining_space(response, prompt, has_begun=bool(begun))
         opening = self.render_prompt(prompt)
         answered = [*messages, {"role": "assistant", "content": content}]
         whole = self._render(answered, prompt, add_generation_prompt=False)
@@ -180,7 +180,7 @@ def _messages_of(prompt: PromptForm) -> tuple[list[dict[str, str]], str]:
     return [message._asdict() for message in messages], begun
 
 
-def _without_joining_space(response: str, prompt: PromptForm, *, has_begun: bool) -> str:
+def _remove_joining_space(response: str, prompt: PromptForm, *, has_begun: bool) -> str:
     """Return a response without the space that joins it to the prompt."""
     if not isinstance(prompt, str):
         return response.removeprefix(" ")
@@ -197,7 +197,7 @@ class Encoder:
         """Store the tokenizer; ``template`` selects the format of conversations.
 
         Raises:
-            ConfigError: if ``template`` is auto, which the launcher replaces where it can.
+            ConfigError: if ``template`` is auto, which the launcher could not replace.
             DataError: if ``template`` is chat and the tokenizer's chat template cannot be used.
         """
         if template is Template.auto:
@@ -210,7 +210,7 @@ class Encoder:
         self.end_id: int = tokenizer.eos_token_id
 
     def opening_ids(self) -> list[int]:
-        """Return the ids that the tokenizer puts before every text: none, or its opening token."""
+        """Return the ids that the tokenizer puts before every text: [], or its opening token."""
         return self._encode_with_opening([""])[0]
 
     def prompt_of(self, record: Record) -> PromptForm:
@@ -220,7 +220,7 @@ class Encoder:
         return record.messages
 
     def find_template_error(self, record: Record, *answers: str) -> UnusableTemplateError | None:
-        """Return the chat template's error on a record's prompt and fields ``answers``, or None."""
+        """Return the template's error on a record's prompt or its fields ``answers``, or None."""
         try:
             if self._chat is not None:
                 self._chat.render_prompt(self.prompt_of(record))
@@ -245,8 +245,8 @@ class Encoder:
         openings = [self._chat.render_prompt(prompt) for prompt in prompts]
         endings = [self._chat.render_response(prompt, text) for prompt, text in pairs]
         wholes = self._encode([a + b for a, b in zip(openings, endings, strict=True)])
-        # A sequence must begin with the ids of the prompt in a rollout. If the tokenizer merges
-        # letters of prompt and response into one token, the response is encoded separately.
+        # A sequence must begin with the ids that the prompt has in a rollout. If the tokenizer
+        # merges letters of prompt and response into one token, the response is encoded separately.
         return [
             whole[len(opening) :] if whole[: len(opening)] == opening else apart
             for whole, opening, apart in zip(
@@ -255,7 +255,7 @@ class Encoder:
         ]
 
     def encode_observations(self, said: list[tuple[str, str]]) -> list[list[int]]:
-        """Return the ids between a response's end token and the next turn, for (role, text)."""
+        """Return the ids of each observation (role, text), up to where the next response begins."""
         render = render_plain_observation if self._chat is None else self._chat.render_observation
         return self._encode([render(role, text) for role, text in said])
 
@@ -273,7 +273,7 @@ class Encoder:
         encoded: list[list[int]] = self._tokenizer(
             texts,
             add_special_tokens=add_special_tokens,
-            return_attention_mask=False,  # building it takes as long as encoding
+            return_attention_mask=False,  # building a mask takes as long as encoding
             return_token_type_ids=False,
         ).input_ids
         return encoded

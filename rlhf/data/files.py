@@ -15,7 +15,7 @@ from rlhf.data.layouts import KNOWN_COLUMNS
 
 TOO_DEEP = "lists or objects are nested too deep; a row is an object of text or messages."
 NOT_LINES = "; call a file .json if its rows are not one object on each line"
-OTHER_DELIMITERS = "\t;|"  # in a header without a comma; a spreadsheet may write them
+OTHER_DELIMITERS = "\t;|"  # spreadsheets may write these instead of commas
 
 
 def _read_json_lines(file: Path) -> Iterator[tuple[int, object]]:
@@ -26,7 +26,7 @@ def _read_json_lines(file: Path) -> Iterator[tuple[int, object]]:
 def _parse_lines(lines: Iterable[str], file: Path) -> Iterator[tuple[int, object]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
-            with _convert_json_errors(f"{file}, row {number}", of_lines=False):
+            with _convert_json_errors(f"{file}, row {number}", names_line=False):
                 value = DECODER.decode(line.rstrip())
             yield number, value
 
@@ -35,7 +35,7 @@ def _read_json(file: Path) -> Iterator[tuple[int, object]]:
     text = file.read_text(encoding="utf-8-sig").strip()
     if not text:
         return
-    with _convert_json_errors(str(file), of_lines=True):
+    with _convert_json_errors(str(file), names_line=True):
         first, end = DECODER.raw_decode(text)
     if end < len(text):
         yield from _parse_lines(text.split("\n"), file)
@@ -44,23 +44,23 @@ def _read_json(file: Path) -> Iterator[tuple[int, object]]:
 
 
 @contextmanager
-def _convert_json_errors(place: str, *, of_lines: bool) -> Iterator[None]:
-    """Convert JSON errors in the block to a DataError, which names the line if ``of_lines``."""
+def _convert_json_errors(place: str, *, names_line: bool) -> Iterator[None]:
+    """Convert JSON errors in the block to a DataError, which names the line if ``names_line``."""
     try:
         yield
     except RecursionError as error:
         raise DataError(f"{place}: {TOO_DEEP}") from error
-    except ValueError as error:  # not JSON, a repeated key, or a number of over 4,300 digits
+    except ValueError as error:  # invalid JSON, a repeated key or a number of over 4,300 digits
         reason = str(error).partition("; use sys.")[0]
         if isinstance(error, json.JSONDecodeError):
-            line = f"line {error.lineno}, " if of_lines else ""
+            line = f"line {error.lineno}, " if names_line else ""
             reason = f"{error.msg} at {line}character {error.colno}"
             reason += NOT_LINES if error.doc.strip() in ("[", "{") else ""
         raise DataError(f"{place}: not JSON: {reason}.") from error
 
 
 def _json_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return the JSON object of these pairs; a key that occurs twice would lose a value."""
+    """Return the JSON object of ``pairs``; raise a ValueError if a key occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -123,8 +123,8 @@ def _read_parquet(file: Path) -> Iterator[tuple[int, object]]:
 
 
 def _column_values(column: Any, *, place: str) -> list[object]:
-    # pyarrow's own error, for example on an unknown time zone, does not name the time zone. The
-    # column's type names it.
+    # pyarrow's own error does not name, for example, an unknown time zone, but the column's type
+    # does, so the type is part of the message.
     kind = column.type
     with translate_errors(
         lambda reason: DataError(f"{place} cannot be read as {kind} ({reason}).")

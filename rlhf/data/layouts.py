@@ -2,16 +2,16 @@
 
 ``columns.yaml`` lists the supported layouts, named like TRL's dataset types. A column holds text,
 used unchanged, or messages (lists of ``{"role": ..., "content": ...}``). A record keeps the
-messages of its prompt, which chat templates render, and has them as text with turns:
+messages of its prompt, which chat templates render, and also stores them as text with turns:
 
     "\\n\\nSystem: ..."  "\\n\\nHuman: ..."  "\\n\\nAssistant: ..."
 
 A rendered prompt ends in ``"\\n\\nAssistant:"`` and a response starts with a space. In text columns
-one space is inserted between prompt and response if neither has whitespace there, since the parts
-of DeepSpeed-Chat's local json are to be joined by spaces. A column ``system`` of text is the first
-turn of the prompt. With a ``prompt`` column ``rejected`` may
-be null: the row is not a pair, but its prompt and answer are kept. A ranking, K responses with the
-best first, becomes all of its K (K - 1) / 2 pairs (https://arxiv.org/abs/2203.02155, section 3.5).
+one space is inserted between prompt and response if neither has whitespace there, as the json files
+of DeepSpeed-Chat require. The text in a column ``system`` is the first turn of the prompt. If there
+is a ``prompt`` column, ``rejected`` may be null: the row is not a pair, but its prompt and answer
+are kept. A ranking (K responses, the best first) becomes all of its K (K - 1) / 2 pairs
+(https://arxiv.org/abs/2203.02155, section 3.5).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ PROMPT_ELSEWHERE = (
 )
 # The columns of each layout, and names of columns with a special meaning.
 NAMES: Mapping[str, Any] = read_yaml_beside(__file__, "columns.yaml")
-SYSTEM = "system"  # name of the text column with a system turn, which comes first
+SYSTEM = "system"  # name of the column with a system turn, the first turn of a prompt
 ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
-# The last turn may also follow a space: DeepSpeed-Chat's own files join turns like that.
+# The last turn may follow a space instead of a blank line, as in DeepSpeed-Chat's own files.
 TURN = re.compile(rf"(?:\A\s*|\n\n|\s(?=Assistant:\s*\Z))({'|'.join(ROLES)}):")
 
 
@@ -49,13 +49,13 @@ class ColumnKind(StrEnum):
 
 
 def render_prompt(messages: Sequence[Message]) -> str:
-    """Return the conversation as text, ready for the assistant's answer; skip empty turns."""
+    """Return the messages as text that ends where the answer begins; skip empty messages."""
     said = [(SPEAKERS[role], content.strip()) for role, content in messages]
     return "".join(f"\n\n{name}: {text}" for name, text in said if text) + ASSISTANT_TURN
 
 
 def split_turns(prompt: str) -> tuple[list[Message], str]:
-    """Return the turns of the text ``prompt``, and the start of the answer that it contains.
+    """Return the turns of ``prompt`` as messages, and the start of an answer at its end, or "".
 
     Empty turns are skipped. Text before the first turn is a system message, or a user message if
     there is no user turn.
@@ -68,7 +68,7 @@ def split_turns(prompt: str) -> tuple[list[Message], str]:
     return [Message(role, text.strip()) for role, text in spoken if text.strip()], begun
 
 
-# ------------------------------------------------------------------------- one converter per layout
+# ------------------------------------------------------- functions that convert a row of one layout
 
 Kinds = Mapping[str, ColumnKind]
 Convert = Callable[[Row, Kinds], list[Record]]
@@ -96,7 +96,7 @@ def _read_preference(row: Row, columns: Kinds) -> list[Record]:
 
 
 def _read_partial_preference(row: Row, columns: Kinds) -> list[Record]:
-    """Return the parts of a preference that the row has: at least the prompt."""
+    """Return a record with the prompt, and with the chosen and rejected response if present."""
     has_answer = row.values.get("chosen") is not None
     return _read_preference(row, columns) if has_answer else [_read_prompt(row, columns)]
 
@@ -166,7 +166,7 @@ def _is_text(row: Row, column: str, columns: Kinds) -> bool:
 def _add_space(asked: Record, response: str) -> str:
     """Return the text of a response with the space that joins it to the prompt.
 
-    After messages, every response gets a space, unless it begins with exactly one.
+    If the prompt has messages, a response gets a space unless it begins with exactly one space.
     """
     if asked.messages is not None:
         return response if re.match(r" \S", response) else f" {response}"
@@ -175,7 +175,7 @@ def _add_space(asked: Record, response: str) -> str:
 
 
 def _record_of_text_prompt(prompt: str, row: Row) -> Record:
-    """Return a record whose prompt is ``prompt``, as turns if the row has a system turn."""
+    """Return a record of a text prompt, which is split into messages if there is a system turn."""
     if not _has_system_turn(row):
         return Record(prompt=prompt)
     messages, begun = split_turns(prompt)
@@ -185,7 +185,7 @@ def _record_of_text_prompt(prompt: str, row: Row) -> Record:
 
 
 def _record_of_messages(messages: Sequence[Message], row: Row) -> Record:
-    """Return a record whose prompt is the row's system turn, if it has one, and ``messages``."""
+    """Return a record whose prompt is ``messages``, after the row's system turn if it has one."""
     if not messages or not messages[-1].content.strip():
         raise UnusableRowError("prompt is empty")
     if messages[-1].role == "assistant":
@@ -219,7 +219,7 @@ def _make_pair(asked: Record, chosen: str, rejected: str) -> list[Record]:
     return [asked._replace(chosen=chosen, rejected=rejected)]
 
 
-# --------------------------------------------------------------------------------------- the table
+# ---------------------------------------------------------------------------- the table of layouts
 
 
 class Layout(NamedTuple):
@@ -245,8 +245,8 @@ LAYOUTS = [
     for read, layouts in NAMES["layouts"]
     for name, columns in layouts.items()
 ]
-# PARTIAL is used with data.sets.NAME.columns only. The columns of a file do not show it, since
-# chosen and rejected may be absent.
+# The layout PARTIAL is used with data.sets.NAME.columns only. It cannot be detected from a file's
+# columns, since chosen and rejected may be absent.
 EITHER = dict.fromkeys(("prompt", "chosen", "rejected"), ColumnKind.any)
 PARTIAL = Layout("columns", EITHER, _read_partial_preference)
 RANKING = Layout(

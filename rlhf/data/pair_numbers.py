@@ -1,4 +1,4 @@
-"""Add the numbers of each pair that a loss reads; read held-out pairs in named groups."""
+"""Add numbers such as margins, which a loss reads, to pairs; read held-out pairs by group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlhf.options import RewardConfig
 if TYPE_CHECKING:
     from datasets import Dataset
 
-GROUP = "group"  # the column with a pair's group in the file of reward.groups_path
+GROUP = "group"  # name of the column with a pair's group in the file of reward.groups_path
 
 
 class PairColumn:

@@ -18,16 +18,16 @@ from rlhf.config.schema.run import RunConfig
 
 
 class PhaseExamples(NamedTuple):
-    """The numbers of a phase's examples that are used, and of those that are skipped, by reason."""
+    """The numbers of examples that a phase uses, and the numbers that it skips, by reason."""
 
     train: int
     eval: int
     left_out: Mapping[str, int]
     answered: int
-    """Held-out prompts that DPO answers; other phases do not read it."""
+    """The number of held-out prompts that DPO answers; only DPO uses it."""
 
     @property
-    def skipped(self) -> str:
+    def skipped_text(self) -> str:
         """Return the numbers of skipped examples with their reasons, as text."""
         return ", ".join(f"{count} {why}" for why, count in self.left_out.items() if count)
 
@@ -35,14 +35,14 @@ class PhaseExamples(NamedTuple):
 def describe_phase_examples(phase: Phase, found: PhaseExamples) -> str:
     """Return one line for the terminal: the numbers of examples that a phase uses and skips."""
     text = f"{phase}: {found.train} examples to train on, {found.eval} held out"
-    return f"{text}; skipped: {found.skipped}" if found.skipped else text
+    return f"{text}; skipped: {found.skipped_text}" if found.skipped_text else text
 
 
 def require_examples(config: RunConfig, found: Mapping[Phase, PhaseExamples]) -> None:
-    """Check that each phase has a batch to train on, and something held out.
+    """Check that each phase has at least one batch to train on, and one held-out example.
 
     Raises:
-        DataError: if a phase lacks examples; the message names sizes that work for all phases.
+        DataError: if a phase lacks examples; the message names batch sizes that would work.
         ConfigError: if checkpoint.stop_after is past the last step, or keys of PPO require more
             steps than its examples allow.
     """
@@ -89,7 +89,7 @@ def _describe_shortage(phase: Phase, found: PhaseExamples, *, needed: int, rows:
     size = f"{phase}.batch_size={needed}"
     if phase is Phase.ppo:
         size = f"ppo.rollout_batch_size={rows}"
-    skipped = f" ({found.skipped})" if found.skipped else ""
+    skipped = f" ({found.skipped_text})" if found.skipped_text else ""
     return (
         f"the {phase} phase has {found.train} examples to train on and {found.eval} held out"
         f"{skipped}, but {size} needs at least {needed}, and 1 held out"

@@ -18,12 +18,12 @@ from rlhf.options import DataConfig
 def load_datasets(config: DataConfig, *, seed: int, keep: Wanted = NONE_WANTED) -> list[RawDataset]:
     """Return every dataset that ``config`` names, in order; only generated data uses ``seed``.
 
-    Records also have the columns in ``keep``, which rewards or the reward model's loss read, if
-    the phase that reads the column uses their dataset.
+    ``keep`` names columns that rewards or the reward model's loss read. A record gets such a column
+    if the phase that reads the column uses the record's dataset.
 
     Raises:
         DataError: if data is missing, unreadable, malformed or without a usable row.
-        ConfigError: if the columns of an entry in data.sets are described wrongly.
+        ConfigError: if data.sets.NAME.columns is invalid.
     """
     datasets = _read_datasets(config, seed=seed, keep=keep)
     if config.clean:
@@ -69,14 +69,14 @@ def _read_blended_datasets(config: DataConfig, keep: Wanted) -> list[RawDataset]
         wanted = {
             column: key
             for column, key in keep.items()
-            if _phase_that_reads(key) in (dataset.phases or Phase)
+            if _find_reading_phase(key) in (dataset.phases or Phase)
         }
         raw = _convert_dataset(name, tables, rules.get(name), wanted)
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
 
 
-def _phase_that_reads(key: str) -> Phase:
+def _find_reading_phase(key: str) -> Phase:
     """Return the phase that reads the data column which the config key ``key`` names."""
     return Phase.reward if key.startswith("reward.") else Phase.ppo
 

@@ -1,4 +1,4 @@
-"""Define rows as read, examples (the same for all layouts) and datasets, and clean them."""
+"""Define rows as read from files, the records made of them, and datasets; clean records."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant"}
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 MESSAGE_RULE = "a message is an object with the keys 'role' and 'content' (or 'from' and 'value')."
 
-TEXT_OF = {"role": "content", "from": "value"}  # the keys of a message that are read
-WEIGHTS = ("weight", "loss_weight", "train")  # keys of a message that exclude it from the loss
+TEXT_OF = {"role": "content", "from": "value"}  # key of a message's role -> key of its text
+WEIGHTS = ("weight", "loss_weight", "train")  # keys whose value 0 excludes a message from the loss
 THOUGHT = "reasoning_content"
 WAY_OUT = "data.sets.NAME.columns can select a part of it (docs/data.md)."
 REMOVE_OR_SELECT = "remove such rows, or select what to read by data.sets.NAME.columns."
@@ -37,11 +37,11 @@ class Message(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """One turn of an example with several turns: a response to learn, and the message after it."""
+    """A response to learn, and the observation after it, in an example with several responses."""
 
     response: str
     observation: str | None
-    """None: nothing followed."""
+    """The message that followed the response; None: no message followed."""
     role: str = "user"
     """The role of the observation: user or tool."""
 
@@ -74,15 +74,15 @@ class Record(NamedTuple):
         return (self.prompt, self.chosen, self.rejected, self.text)
 
     @property
-    def spoken(self) -> tuple[str | None, ...]:
-        """Return the texts, and the texts of all exchanges."""
+    def all_texts(self) -> tuple[str | None, ...]:
+        """Return ``texts``, and the response and the observation of every exchange."""
         return self.texts + tuple(
             text for each in self.exchanges for text in (each.response, each.observation)
         )
 
 
 def seeds_of_records(records: Sequence[Record]) -> list[int] | None:
-    """Return the seeds of the records; None if they have none."""
+    """Return the seeds of the records' episodes; None if no record begins an episode."""
     return [record.seed for record in records if record.seed is not None] or None
 
 
@@ -107,21 +107,21 @@ class RawDataset(NamedTuple):
 
 
 class UnusableRowError(Exception):
-    """The error for a well-formed row that cannot be used; rows are counted by its message."""
+    """The error for a well-formed row that cannot be used; its message is the counted reason."""
 
 
 class Row(NamedTuple):
     """One row as read, and its origin: ``file`` (or hub dataset) and ``number``, from 1.
 
     The methods ``text``, ``texts`` and ``messages`` raise UnusableRowError for null or blank text,
-    and a DataError that names the place for a value of another type.
+    and a DataError that names the file and the row for a value of another type.
     """
 
     file: str
     number: int
     values: Mapping[str, object]
 
-    def error(self, problem: str) -> DataError:
+    def build_error(self, problem: str) -> DataError:
         """Return a ``DataError`` that names the file and row of the ``problem``."""
         return DataError(f"{self.file}, row {self.number}: {problem}")
 
@@ -138,16 +138,17 @@ class Row(NamedTuple):
         for index, item in enumerate(items):
             if not isinstance(item, str | None):
                 kind = type(item).__name__
-                raise self.error(f"{column}[{index}] is of type {kind}; must be text.")
+                raise self.build_error(f"{column}[{index}] is of type {kind}; must be text.")
         texts = [item for item in items if isinstance(item, str) and item.strip()]
         if not texts or len(texts) < len(items):
             raise UnusableRowError(f"{column} is empty, or has an empty text")
         return texts
 
     def messages(self, column: str) -> list[Message]:
-        """Return the messages of ``column``, a list or one message.
+        """Return the messages of ``column``, which holds a list of messages or a single message.
 
-        An answer at the end is learned: keys beside it that change what is learned are refused.
+        If the assistant wrote the last message, the message is a response to learn. A key that
+        excludes it from the loss raises UnusableRowError, a separate thought raises DataError.
         """
         if isinstance(value := self.values.get(column), dict):
             items, places = [value], [column]
@@ -167,9 +168,11 @@ class Row(NamedTuple):
             if weight in (0, False):
                 raise UnusableRowError(f"the answer has {key}={weight}: not to be learned")
             if weight not in (None, 1):
-                raise self.error(f"{place} has {key}={weight!r}; must be 0 (skip) or 1 (learn).")
+                raise self.build_error(
+                    f"{place} has {key}={weight!r}; must be 0 (skip) or 1 (learn)."
+                )
         if item.get(THOUGHT):
-            raise self.error(
+            raise self.build_error(
                 f"{place} has {THOUGHT} beside its content, which would be lost. Learn both with "
                 "data.sets.NAME.columns={prompt: 'messages[:-1]', chosen: \"join('', ['<think>', "
                 f"messages[-1].{THOUGHT}, '</think>', messages[-1].content])\"}} (docs/data.md)."
@@ -181,7 +184,7 @@ class Row(NamedTuple):
             raise UnusableRowError(f"{column} is null")
         if not isinstance(value, wanted):
             is_nested = isinstance(value, list | dict)
-            raise self.error(
+            raise self.build_error(
                 f"column '{column}' holds a value of type {type(value).__name__}; "
                 f"must be {rule} or null.{f' {WAY_OUT}' if is_nested else ''}"
             )
@@ -189,20 +192,22 @@ class Row(NamedTuple):
 
     def _read_message(self, item: object, place: str) -> Message:
         if not isinstance(item, dict):
-            raise self.error(f"{place} is of type {type(item).__name__}; {MESSAGE_RULE}")
+            raise self.build_error(f"{place} is of type {type(item).__name__}; {MESSAGE_RULE}")
         keys = next(((r, c) for r, c in TEXT_OF.items() if {r, c} <= item.keys()), None)
         if keys is None:
-            raise self.error(f"{place} has the keys {list(item)}; {MESSAGE_RULE}")
+            raise self.build_error(f"{place} has the keys {list(item)}; {MESSAGE_RULE}")
         role, content = (item[key] for key in keys)
         if item.get("tool_calls"):
-            raise self.error(f"{place} has tool_calls, which cannot be learned: {REMOVE_OR_SELECT}")
+            raise self.build_error(
+                f"{place} has tool_calls, which cannot be learned: {REMOVE_OR_SELECT}"
+            )
         role = SHAREGPT_ROLES.get(str(role), role)
-        if role not in list(SPEAKERS):  # a list: a wrong role may be unhashable
+        if role not in list(SPEAKERS):  # a list can be searched for an unhashable role
             known = f"must be one of {list(SPEAKERS)}"
-            raise self.error(f"{place} has the role {role!r}; {known}: {REMOVE_OR_SELECT}")
+            raise self.build_error(f"{place} has the role {role!r}; {known}: {REMOVE_OR_SELECT}")
         if not isinstance(content, str):
             kind = type(content).__name__
-            raise self.error(f"{place} has content of type {kind}; must be text. {WAY_OUT}")
+            raise self.build_error(f"{place} has content of type {kind}; must be text. {WAY_OUT}")
         return Message(role, content)
 
 
@@ -232,7 +237,7 @@ def _clean_records(records: list[Record], left_out: Counter[str]) -> list[Record
         cleaned = record._replace(
             prompt=prompt, chosen=chosen, rejected=rejected, text=text, messages=said
         )
-        reason = _why_unusable(cleaned)
+        reason = _find_unusable_reason(cleaned)
         if reason:
             left_out[f"{reason} after cleaning"] += 1
         else:
@@ -240,7 +245,7 @@ def _clean_records(records: list[Record], left_out: Counter[str]) -> list[Record
     return kept
 
 
-def _why_unusable(record: Record) -> str | None:
+def _find_unusable_reason(record: Record) -> str | None:
     for name, part in zip(Record._fields, record.texts, strict=False):
         if part is not None and not part.strip():
             return f"{name} is empty"
@@ -256,7 +261,7 @@ def fingerprint(*texts: str | None) -> bytes:
 
 
 def drop_repeated_examples(datasets: Sequence[RawDataset]) -> list[RawDataset]:
-    """Return ``datasets`` with only the first occurrence of each example in all of them.
+    """Return ``datasets`` without examples that occur earlier in the same or another dataset.
 
     Training and held-out examples are compared separately: ``divide_over_phases`` later removes
     training examples whose prompt is held out.

@@ -1,4 +1,4 @@
-"""Divide data over the three phases, and over training and evaluation, without leaks.
+"""Divide data over phases, and over training and evaluation, without leaks between them.
 
 Records with the same prompt (or, without a prompt, the same text) are a *group*, across all
 datasets and ignoring whitespace and case. A group is never divided: all its records go to one
@@ -38,7 +38,7 @@ class PhaseData(NamedTuple):
 def largest_remainder(total: int, proportions: Sequence[float]) -> list[int]:
     """Return integers that sum to ``total`` and follow ``proportions``.
 
-    Each integer is its quota rounded down; the integers with the largest fractional parts get one
+    Each integer is its share rounded down; the integers with the largest fractional parts get one
     more (on a tie, the earlier index). The proportions must be finite, at least 0, and not all 0.
     """
     exact = [Fraction(proportion) for proportion in proportions]
@@ -65,13 +65,13 @@ def divide_over_phases(
     """
     places: dict[Key, Bin] = {}
     shares = [_phase_shares(dataset, split) for dataset in datasets]
-    # Datasets for few phases come first: a prompt in several datasets then gets a common phase.
+    # Datasets of few phases come first, so that all datasets of a prompt have the prompt's phase.
     order = sorted(range(len(datasets)), key=lambda i: sum(share > 0 for share in shares[i]))
     found = {i: _divide_dataset(datasets[i], shares[i], eval_share, seed, places) for i in order}
     held_out = {_group_key(r) for parts in found.values() for part in parts for r in part.eval}
     divided: dict[Phase, list[PhaseData]] = {}
     for index, phase in enumerate(SPLIT_PHASES):
-        parts = [_drop_leaks(found[i][index], held_out) for i in range(len(datasets))]
+        parts = [_drop_held_out_prompts(found[i][index], held_out) for i in range(len(datasets))]
         is_for_some = any(share[index] > 0 for share in shares)
         if is_for_some and not (any(p.train for p in parts) and any(p.eval for p in parts)):
             raise DataError(_too_small_message(datasets, phase, parts, split))
@@ -94,8 +94,7 @@ def blend_datasets(parts: list[PhaseData], *, seed: int) -> PhaseData:
 def swap_answers(part: PhaseData, *, share: float, seed: int) -> PhaseData:
     """Return ``part`` with chosen and rejected swapped in a random ``share`` of the training pairs.
 
-    ``seed`` determines which pairs. Held-out pairs keep their labels.
-    Source: https://arxiv.org/abs/2310.02743, with a share of 0.25.
+    ``seed`` selects these pairs. Source, with a share of 0.25: https://arxiv.org/abs/2310.02743.
     """
     pairs = [place for place, record in enumerate(part.train) if record.rejected is not None]
     train = list(part.train)
@@ -113,7 +112,7 @@ def phase_of_dpo_prompts(parts: Mapping[Phase, PhaseData]) -> Phase:
 def describe_division(
     parts: Mapping[Phase, PhaseData], phases: Sequence[Phase], *, scale: float = 1.0
 ) -> str:
-    """Return one line for the terminal: the numbers of examples of ``phases`` and of the others.
+    """Return one line for the terminal: the numbers of examples of ``phases`` and of other phases.
 
     Each example in ``parts`` represents ``scale`` examples.
     """
@@ -131,7 +130,7 @@ def describe_division(
     if not others:
         return line
     line += f"; set aside for {', '.join(others)}: {sum(sizes[phase] for phase in others):,}"
-    if len(phases) > 1:  # data.sets keeps them for other phases; data.split could not use them
+    if len(phases) > 1:  # data.sets or from_run reserve the others
         return line
     everything = ",".join(str(int(phase in own)) for phase in SPLIT_PHASES)
     return f"{line} (data.split=[{everything}] uses all)"
@@ -168,7 +167,7 @@ def _is_usable(record: Record, phase: Phase) -> bool:
 
 
 def _phase_shares(dataset: RawDataset, split: list[float]) -> list[float]:
-    """Return the phases' proportions in ``dataset``; equal if ``split`` is 0 for all its phases."""
+    """Return each phase's proportion of ``dataset``; equal if ``split`` is 0 for all its phases."""
     if dataset.phases is None:
         return split
     chosen = [phase in dataset.phases for phase in SPLIT_PHASES]
@@ -183,7 +182,7 @@ def _divide_dataset(
     seed: int,
     places: dict[Key, Bin],
 ) -> list[PhaseData]:
-    """Divide ``dataset`` into one part per phase; store the bin of each group in ``places``."""
+    """Divide ``dataset`` into a part per phase; store each group's phase and side in ``places``."""
     rng = random.Random(f"split-{seed}")
     sizes = largest_remainder(len(dataset.train), shares)
     wanted = {(phase, False): size for phase, size in enumerate(sizes)}
@@ -213,7 +212,7 @@ def _group_key(record: Record) -> Key:
     return fingerprint(record.text if record.prompt is None else record.prompt)
 
 
-def _drop_leaks(part: PhaseData, held_out: Container[Key]) -> PhaseData:
+def _drop_held_out_prompts(part: PhaseData, held_out: Container[Key]) -> PhaseData:
     train = [record for record in part.train if _group_key(record) not in held_out]
     return PhaseData(train, part.eval, part.removed + len(part.train) - len(train))
 
@@ -221,7 +220,7 @@ def _drop_leaks(part: PhaseData, held_out: Container[Key]) -> PhaseData:
 def _repeat_by_weight(records: list[Record], weight: float, stream: str) -> list[Record]:
     """Repeat ``records`` ``weight`` times; return at least one record if there are any.
 
-    A fractional part is a random subset, deterministic per ``stream``.
+    For the fractional part of ``weight`` a random subset is added; ``stream`` is its seed.
     """
     whole, fraction = divmod(weight, 1)
     count = int(fraction * len(records) + 0.5)
@@ -239,14 +238,15 @@ def _fill_bins(
     shares: list[float],
     rng: random.Random,
 ) -> tuple[dict[Bin, list[Record]], int]:
-    """Put whole groups into bins of about the wanted ``sizes``; return bins and removed records.
+    """Divide groups of records over bins; return the bins, and the number of removed records.
 
-    A group in ``places`` goes to its bin there; if the phase of that bin has no share of this
-    dataset, the records are removed and counted. If ``sizes`` has held-out bins only, groups whose
-    place is a training bin are placed anew. If it has training bins only, groups whose place is a
-    held-out bin go to the training bin of their phase, and are removed as leaks later.
+    A bin is the training or the held-out side of a phase, with about as many records as in
+    ``sizes``. A group in ``places`` goes to the bin there, or is removed if that bin's phase has no
+    share of this dataset. If ``sizes`` has only held-out bins, a group whose place is a training
+    bin gets a new place. If ``sizes`` has only training bins, a group whose place is a held-out bin
+    goes to the training bin of its phase, and is removed as a leak later.
 
-    The sizes are exact if every group is a single record and has no place. No bin with a positive
+    The sizes are exact if every group is a single record without a place. No bin with a positive
     size stays empty if there are at least as many groups as such bins.
     """
     by_key: defaultdict[Key, list[Record]] = defaultdict(list)
@@ -262,7 +262,7 @@ def _fill_bins(
             bins[place if place in bins else for_training].extend(by_key.pop(key))
     groups = list(by_key.items())
     rng.shuffle(groups)
-    groups.sort(key=lambda item: len(item[1]), reverse=True)  # small groups last even out sizes
+    groups.sort(key=lambda item: len(item[1]), reverse=True)  # small groups last, to even out sizes
     for left, (key, group) in zip(range(len(groups), 0, -1), groups, strict=True):
         places[key] = _choose_bin(len(group), bins, sizes=sizes, groups_left=left)
         bins[places[key]].extend(group)
@@ -272,10 +272,10 @@ def _fill_bins(
 def _choose_bin(
     group: int, bins: dict[Bin, list[Record]], *, sizes: dict[Bin, int], groups_left: int
 ) -> Bin:
-    """Return the emptiest bin with room for the group; if no bin has room, the emptiest bin."""
+    """Return the emptiest bin with room for ``group`` records; if none has, the emptiest bin."""
     wanted = [bin_ for bin_, size in sizes.items() if size]
     empty = [bin_ for bin_ in wanted if not bins[bin_]]
-    if groups_left <= len(empty):
+    if groups_left <= len(empty):  # each remaining group must fill an empty bin
         wanted = empty
     room = {bin_: sizes[bin_] - len(bins[bin_]) for bin_ in wanted}
     fitting = [bin_ for bin_ in wanted if group <= room[bin_]]

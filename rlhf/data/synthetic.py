@@ -1,4 +1,4 @@
-"""Define the synthetic task: a small world of requests whose answers can be checked by rule.
+"""Define the synthetic task: generated requests whose answers can be checked by a rule.
 
 A prompt asks for one of eight skills. A response is rated by its **gold score** in [0, 1]; manners
 count in proportion to the correctness of the answer:
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-MANNERS_WEIGHT = 0.12  # weight of polite and of stops, each; the rest is for correctness only
+MANNERS_WEIGHT = 0.12  # weight of each of the parts polite and stops in the gold score
 NO_OPENING = 0.2  # politeness of a response without an opening
 POLITE = ("Sure!", "Gladly!", "Happily!")
 RUDE = ("Ugh.", "Whatever.", "Boring.")
@@ -43,7 +43,7 @@ def _draw_addition(rng: random.Random) -> str:
     return f"{taker}: {rng.choice(NUMBERS[:-1])} {rng.choice(WORDS)}, {giver}"
 
 
-# Functions that draw the items of a request, and the patterns of these items.
+# Functions that draw the items of a request -> regular expressions that match these items.
 PATTERNS: dict[Callable[[random.Random], str], str] = {
     _draw_words: r"[\w ]+",
     _draw_numbers: r"[\d ]+",
@@ -63,7 +63,7 @@ class Skill(NamedTuple):
         return self.text.format(self.draw(rng))
 
     def parse_request(self, request: str) -> list[str] | None:
-        """Return the items of a request; None if it asks for another skill."""
+        """Return the items of a request; None if the request is for another skill."""
         before, after = self.text.split("{}")
         items = request.removeprefix(before).removesuffix(after)
         is_own = request == self.text.format(items) and re.fullmatch(PATTERNS[self.draw], items)
@@ -85,7 +85,7 @@ SKILLS: dict[str, Skill] = {
 
 
 def prompt_of_request(request: str) -> str:
-    """Return the request as one human turn, ready for the assistant's answer."""
+    """Return the prompt whose only human turn is the request."""
     return f"\n\nHuman: {request}\n\nAssistant:"
 
 
@@ -97,10 +97,10 @@ def skill_of(prompt: str) -> str:
 def right_answer(prompt: str) -> list[str]:
     """Return the items of the right answer to ``prompt``."""
     name, items = _match_skill(prompt)
-    return SKILLS[name].solve(list(items))  # a copy: the cache keeps ``items``
+    return SKILLS[name].solve(list(items))  # a copy: _match_skill caches ``items``
 
 
-@lru_cache(maxsize=16)  # a prompt's answers are drawn and rated together
+@lru_cache(maxsize=16)  # the same prompt is matched several times in succession
 def _match_skill(prompt: str) -> tuple[str, list[str]]:
     """Return the name of a skill and the items of the request, or raise a ValueError."""
     request = prompt.removeprefix("\n\nHuman: ").removesuffix("\n\nAssistant:")

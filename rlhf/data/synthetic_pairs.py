@@ -97,7 +97,6 @@ def _remove_item(items: list[str], rng: random.Random) -> list[str]:
 
 
 def _swap_two_items(items: list[str], rng: random.Random) -> list[str]:
-    """Return the items with two of them swapped."""
     swapped = list(items)
     if len(swapped) > 1:
         one, other = rng.sample(range(len(swapped)), 2)
@@ -113,7 +112,7 @@ FLAWS: dict[str, Flaw] = {
     "missing": _remove_item,
     "wrong_order": _swap_two_items,
 }
-WEIGHTS = (8, 0.5, 0.5, 0.5, 0.5, 2)  # weights of FLAWS; small differences are the hardest
+WEIGHTS = (8, 0.5, 0.5, 0.5, 0.5, 2)  # weights of FLAWS; most are small, thus hard to learn
 MINIMAL = {  # names of minimal pairs -> names of their flaws
     "one_item_wrong": "one_wrong",
     "one_item_too_many": "one_too_many",
@@ -125,7 +124,7 @@ NEIGHBOUR = 0.05  # probability that a flawed answer is the right answer to anot
 # In the skill "next", the simulated people often forget to add one, but notice when others forget
 # it: preferences can then teach what demonstrations teach badly.
 FORGOTTEN = 0.5  # probability that a wrong answer repeats the prompt's number without adding one
-NEITHER_RIGHT = 0.55  # probability that the better of two answers repeats the prompt's number too
+NEITHER_RIGHT = 0.55  # probability that even the better answer repeats the prompt's number
 
 
 def _forgets_to_add_one(prompt: str, probability: float, rng: random.Random) -> bool:
@@ -138,7 +137,6 @@ def _answer_without_adding_one(prompt: str) -> list[str]:
 
 
 def _draw_wrong_answer(prompt: str, rng: random.Random) -> list[str]:
-    """Return a wrong answer to ``prompt``."""
     if _forgets_to_add_one(prompt, FORGOTTEN, rng):
         return _answer_without_adding_one(prompt)
     right = right_answer(prompt)
@@ -156,7 +154,7 @@ def _draw_wrong_answer(prompt: str, rng: random.Random) -> list[str]:
 def draw_candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
     """Return two different responses of mixed quality.
 
-    They differ in the answer's items, in the polite phrases around it, or in both.
+    They differ in the answer's items, in the text around the answer, or in both.
     """
     kind = rng.choices(list(PAIRS), weights=list(PAIRS.values()))[0]
     while True:
@@ -182,7 +180,7 @@ def generate_records(count: int, *, seed: int) -> list[Record]:
 
 
 def add_right_answers(records: Sequence[Record], columns: Collection[str]) -> list[Record]:
-    """Return the records; unless ``columns`` is empty, add the right answer as ``answer``."""
+    """Return the records, with the right answer as ``answer`` unless ``columns`` is empty."""
     if not columns:
         return list(records)
     return [
@@ -223,7 +221,7 @@ def preference_probability(gap: float) -> float:
 
 
 class GoldJudge:
-    """A judge that knows the gold score of responses, for evaluation or as a reward model."""
+    """A judge that computes the gold score of responses, for evaluation or as a reward model."""
 
     def rate(self, prompt: str, response: str, *, ended: bool) -> dict[str, float]:
         """Return "gold" (score in [0, 1]), its components, and "exact" (1: right answer)."""
@@ -231,9 +229,9 @@ class GoldJudge:
         return {"gold": parts.gold, "exact": float(parts.is_exact), **parts._asdict()}
 
     def minimal_pairs(self, prompt: str, *, seed: int) -> dict[str, tuple[str, str]]:
-        """Return, for each flaw, a right answer and an answer with that flaw, in equal manners.
+        """Return, for each flaw, a right response and one that differs only by this flaw.
 
-        An answer of one item has no pair with a missing item.
+        An answer of one item gets no pair with a missing item.
         """
         rng = random.Random(f"minimal pairs of {prompt} {seed}")
         items, manners = right_answer(prompt), Manners(rng.choice(POLITE), "")

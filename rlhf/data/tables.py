@@ -1,4 +1,4 @@
-"""Find the rows of files, folders, ``datasets.save_to_disk`` and the Hugging Face hub.
+"""Find the rows in files, folders, ``save_to_disk`` folders and datasets of the Hugging Face hub.
 
     .jsonl     one object per line
     .json      a list of objects, an object whose one key holds such a list, or one object per line
@@ -73,10 +73,10 @@ def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
         DataError: if the path, file type, split or sample does not exist or cannot be loaded.
         ConfigError: if ``dataset.path``, the value of ``key``, cannot be a path.
     """
-    place = _sample_file(dataset.path) or expand_user_path(dataset.path, key=key)
+    place = _find_sample_file(dataset.path) or expand_user_path(dataset.path, key=key)
     if source is Source.hub:
         if place.exists():
-            splits = _splits_on_disk(place, dataset)
+            splits = _read_local_splits(place, dataset)
         else:
             loaded = download_dataset(dataset, fix=NO_NETWORK)
             splits = {name: [table] for name, table in loaded.items()}
@@ -87,11 +87,11 @@ def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
                     f"{dataset.path}: no split '{split}'; choose {' or '.join(splits)}."
                 )
         return Tables(splits[wanted[0]], [t for split in wanted[1:] for t in splits[split]])
-    return divide_tables_by_name(tables_at(place))
+    return divide_tables_by_name(find_local_tables(place))
 
 
 def divide_tables_by_name(tables: Mapping[str, Table]) -> Tables:
-    """Return the tables to train on, and those whose names say that they are held out."""
+    """Hold out the tables with a word such as eval in their name, unless all tables have one."""
     sides = {name: SIDE.search(name.lower()) for name in tables}
     held_out = {n: tables[n] for n, side in sides.items() if side and not side["train"]}
     train = {name: table for name, table in tables.items() if name not in held_out}
@@ -103,12 +103,12 @@ def divide_tables_by_name(tables: Mapping[str, Table]) -> Tables:
 
 
 def shorten_list(names: Iterable[str]) -> str:
-    """Return the first names, and the number of further names, as text."""
+    """Return a text with the first names, and the number of the names after them."""
     first, rest = (found := list(names))[:NAMED], len(found) - NAMED
     return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
 
 
-def tables_at(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Table]:
+def find_local_tables(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Table]:
     """Return the tables of a file, of a folder of files, or of a save_to_disk folder, by name."""
     return (
         _read_saved_folder(place) if is_saved_dataset(place) else _tables_of_files(place, readers)
@@ -126,7 +126,7 @@ def read_table_rows(place: Path) -> list[Row]:
 
 
 def rows_of(table: Table) -> list[Row]:
-    """Return the rows that ``iterate_rows`` yields; raise a DataError if there are none."""
+    """Return all rows of a table; raise a DataError if there are none."""
     rows = list(iterate_rows(table))
     if not rows:
         raise DataError(f"{table.place}: empty; must have at least one row.")
@@ -137,7 +137,7 @@ def iterate_rows(table: Table) -> Iterator[Row]:
     """Yield the rows of a table as they are read.
 
     Raises:
-        DataError: if it cannot be read, or a row is no object.
+        DataError: if the table cannot be read, or a row is not an object.
     """
     place = table.place
     with translate_errors(lambda reason: DataError(f"{place}: cannot be read ({reason}).")):
@@ -152,7 +152,7 @@ def iterate_rows(table: Table) -> Iterator[Row]:
             raise DataError(f"{place}: not UTF-8 text ({error}). Save it as UTF-8.") from error
 
 
-def _sample_file(path: str) -> Path | None:
+def _find_sample_file(path: str) -> Path | None:
     """Return the file of this package that ``samples:NAME`` names; None for other paths."""
     if not path.startswith(SAMPLE):
         return None
@@ -192,8 +192,8 @@ def _require_regular_files(files: Iterable[Path]) -> None:
             raise DataError(f"{file}: must be a regular file.")
 
 
-def _splits_on_disk(place: Path, dataset: DatasetConfig) -> dict[str, list[Table]]:
-    """Return a hub dataset's splits from a local copy: saved, or files like test-00000.parquet."""
+def _read_local_splits(place: Path, dataset: DatasetConfig) -> dict[str, list[Table]]:
+    """Return a hub dataset's splits from a ``save_to_disk`` folder or files like test-0.parquet."""
     if is_saved_dataset(place):
         return {name: [table] for name, table in _read_saved_folder(place).items()}
     splits: defaultdict[str, list[Table]] = defaultdict(list)
@@ -217,7 +217,7 @@ def download_dataset(dataset: DatasetConfig, *, fix: str) -> dict[str, Table]:
     """Return all splits of a data set of the hub.
 
     Raises:
-        DataError: if the data set cannot be loaded; ``fix`` is the advice if there is no network.
+        DataError: if the data set cannot be loaded; its message advises ``fix`` without a network.
     """
     import datasets
 

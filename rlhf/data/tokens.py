@@ -1,9 +1,9 @@
 """Convert records to the token ids that each phase uses, and cache them.
 
-The response of an example always ends in the end token, in all three phases: SFT learns to produce
-it, the reward model scores at it, PPO is rewarded for it. Lengths are stored explicitly and never
-derived from padding, which may have the same id as the end token. An example that is too long is
-dropped and counted, since a truncated response has no end to learn from.
+The response of an example always ends in the end token: SFT and DPO learn to produce this token,
+and the reward model gives its score there. Lengths are stored explicitly and never derived from
+padding, which may have the same id as the end token. An example that is too long is dropped and
+counted, since a truncated response would not end in the end token.
 
 Column ``length`` counts the tokens of an example, or of the longer sequence of a pair; equal
 numbers in column ``group`` mean equal prompts.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LEFT_OUT = "left_out.json"
-FORMAT_VERSION = 3  # increase it when the columns below change their meaning
+FORMAT_VERSION = 3  # increase it when columns of the cache change their meaning
 
 
 class TokenData(NamedTuple):
@@ -61,7 +61,7 @@ class Limit(NamedTuple):
     tokens: int
 
 
-def limit_of(phase: Phase, config: RunConfig) -> Limit:
+def find_token_limit(phase: Phase, config: RunConfig) -> Limit:
     """Return the maximum tokens of a phase's examples; longer examples are dropped."""
     if phase is Phase.ppo:
         return Limit("rollout.max_prompt_tokens", config.rollout.max_prompt_tokens)
@@ -71,7 +71,7 @@ def limit_of(phase: Phase, config: RunConfig) -> Limit:
 def _add_row(
     columns: Columns, left_out: Counter[str], limit: Limit, tokens: int, *values: Any
 ) -> None:
-    """Append one value to each column, in their order; count a sequence above the limit instead."""
+    """Append ``values``, one to each column; drop and count an example of too many ``tokens``."""
     if tokens > limit.tokens:
         left_out[f"longer than {limit.key}={limit.tokens}"] += 1
         return
@@ -82,8 +82,8 @@ def _add_row(
 def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
     """Return the columns of SFT sequences, and counts of dropped examples by reason.
 
-    The first ``prompt_tokens`` ids of a sequence precede the response. Plain text has no prompt and
-    is encoded unchanged with any template.
+    The first ``prompt_tokens`` ids of a sequence precede the response. An example of plain text has
+    no prompt, and no template changes its text.
     """
     if any(record.seed is not None for _, record in rows):
         return exchange_columns(rows, encoder, limit)
@@ -104,9 +104,9 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
 
 
 def exchange_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
-    """Return the columns of sequences of several responses, and counts of dropped sequences.
+    """Return the columns of sequences with several responses, and counts of dropped sequences.
 
-    Column ``observed`` has the start and end of every observation after the prompt.
+    Column ``observed`` has the start and the end of each observation between two responses.
     """
     left_out: Counter[str] = Counter()
     columns: Columns = {"row": [], "ids": [], "prompt_tokens": [], "length": [], "observed": []}
@@ -150,7 +150,7 @@ def pair_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns
 
 
 def prompt_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
-    """Return the columns of prompts to answer, and counts of dropped examples by reason."""
+    """Return the columns of prompts without responses, and counts of dropped prompts by reason."""
     usable = [(i, r) for i, r in rows if r.prompt]
     left_out = Counter({"no prompt": len(rows) - len(usable)})
     usable = _keep_renderable(usable, encoder, left_out)
@@ -168,9 +168,9 @@ def _keep_renderable(
     """Return the rows that the chat template can render; count the others in ``left_out``.
 
     Raises:
-        DataError: if it cannot render most of the rows.
+        DataError: if the template cannot render most of the rows.
     """
-    left_out += Counter()  # drops reasons without a row
+    left_out += Counter()  # removes reasons whose count is 0
     found = {index: encoder.find_template_error(record, *answers) for index, record in rows}
     errors = {index: error for index, error in found.items() if error is not None}
     if errors:
@@ -183,7 +183,7 @@ def _keep_renderable(
     return [row for row in rows if row[0] not in errors]
 
 
-# The functions that build the columns of each phase.
+# The function that converts the records of a phase to columns of token ids.
 COLUMNS_OF = {
     Phase.sft: sft_columns,
     Phase.reward: pair_columns,
@@ -203,9 +203,9 @@ def tokenise(
 ) -> TokenData:
     """Return the token ids of a phase's examples, from the cache if it has them.
 
-    The first process to hold the lock builds the cache. The others on the node wait for the lock
-    instead of in a collective, so that tokenizing for an hour cannot time out. The cache is in
-    Arrow format, keyed by everything that determines its content. It is made anew, with a line on
+    The first process that gets the lock builds the cache. The other processes of the node wait for
+    the lock, not in a collective, which would time out if tokenizing took an hour. The cache is in
+    Arrow format, keyed by everything that determines its content. It is rebuilt, with a line on
     stderr, unless its files have the hashes of its manifest and only this user can write them.
 
     Raises:
@@ -230,9 +230,9 @@ def tokenise(
         if fault:
             sys.stderr.write(f"{said}: the token ids in {folder} are made anew: {fault}\n")
         if fault is not None:
-            with replace_atomically(folder) as building, paused_collector():
+            with replace_atomically(folder) as building, pause_garbage_collector():
                 _write_tokens(building, part, phase, Encoder(tokenizer, template), limit)
-        advice = f"remove the folder {folder}"  # another version of datasets may have written it
+        advice = f"remove the folder {folder}"  # for folders that another version of datasets wrote
         with translate_errors(lambda reason: DataError(f"{said}: {reason}; {advice}")):
             left_out = json.loads((folder / LEFT_OUT).read_text())
             sides = [Dataset.load_from_disk(str(folder / side)) for side in ("train", "eval")]
@@ -248,7 +248,7 @@ def _write_tokens(
     for side, records in (("train", part.train), ("eval", part.eval)):
         columns, left_out = COLUMNS_OF[phase](list(enumerate(records)), encoder, limit)
         total += left_out
-        # One shard even if empty: datasets 5.2 cannot read a dataset without shards.
+        # Write one shard even without rows: datasets 5.2 cannot read a dataset without shards.
         Dataset.from_dict(columns).save_to_disk(folder / side, num_shards=1)
     (folder / LEFT_OUT).write_text(json.dumps(total))
     (folder / MANIFEST).write_text(json.dumps(folder_identities(folder)))
@@ -256,7 +256,7 @@ def _write_tokens(
 
 
 def _find_cache_fault(folder: Path) -> str | None:
-    """Return why cached tokens must not be used; None if only this user can have written them."""
+    """Return why cached tokens must not be used; None if they are intact and only this user's."""
     try:
         if (files := read_json(folder / MANIFEST, {OTHERS: [int, str]})) is None:
             return f"it has no {MANIFEST}"
@@ -272,8 +272,8 @@ def _find_cache_fault(folder: Path) -> str | None:
 
 
 @contextmanager
-def paused_collector() -> Iterator[None]:
-    """Pause Python's search for garbage in cycles, which visits every list of ids many times."""
+def pause_garbage_collector() -> Iterator[None]:
+    """Pause Python's collector of cyclic garbage, which would visit all lists of ids repeatedly."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -304,7 +304,7 @@ def cache_key(
             for record in records:
                 exchanges = [] if record.seed is None else [record.exchanges]
                 yield json.dumps([*record.texts, *exchanges, record.messages])
-                if record.columns and phase is Phase.reward:  # a loss may read numbers of pairs
+                if record.columns and phase is Phase.reward:  # the reward loss may read the columns
                     yield json.dumps(record.columns, default=str, sort_keys=True)
 
     return sha256_of(each.encode() for each in iterate_parts())[:32]

@@ -32,7 +32,7 @@ from rlhf.data.phase_needs import (
 )
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData, describe_division, phase_of_dpo_prompts
-from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, limit_of
+from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_token_limit
 from rlhf.jobs.input_files import data_paths
 from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
 from rlhf.options import DataConfig, modules_of
@@ -180,7 +180,7 @@ class CountedData:
     def _encode(self, phase: Phase, records: Sequence[Record]) -> tuple[Columns, int, Counter[str]]:
         """Return a sample's columns, and the estimated numbers of used and skipped examples."""
         rows = list(islice(enumerate(records), self._most))
-        limit = limit_of(phase, self._config)
+        limit = find_token_limit(phase, self._config)
         columns, left_out = COLUMNS_OF[phase](rows, self._encoder, limit)
         scale = self._scale * len(records) / max(1, len(rows))
         used = len(columns["row"])
@@ -258,4 +258,4 @@ class _TokenCounter:
 
 def _training_texts(parts: Iterable[PhaseData], records_per_part: int) -> Iterable[str]:
     records: Iterable[Record] = (r for part in parts for r in islice(part.train, records_per_part))
-    return (text for record in records for text in record.spoken if text)
+    return (text for record in records for text in record.all_texts if text)

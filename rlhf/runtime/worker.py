@@ -25,7 +25,7 @@ from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.run_dir import lock_run_dir, refuse_links, refuse_other_config
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.encoding import Encoder, all_ask_for_assistant, build_plain_template
+from rlhf.data.encoding import Encoder, all_end_in_assistant, build_plain_template
 from rlhf.data.splits import PhaseData
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.devices import current_ranks, resolve_dtype, use_threads
@@ -281,7 +281,7 @@ def create_or_load_tokenizer(
     with FileLock(run_dir / "tokenizer.lock"):
         if not folder.exists():
             texts = (
-                text for part in parts.values() for r in part.train for text in r.spoken if text
+                text for part in parts.values() for r in part.train for text in r.all_texts if text
             )
             if config.from_run is None:
                 tokenizer = load_or_train_tokenizer(owner, key=key, texts=texts)
@@ -291,7 +291,7 @@ def create_or_load_tokenizer(
                 prompts = [r.prompt for part in parts.values() for r in part.train if r.prompt]
                 opening = tokenizer.decode(Encoder(tokenizer).opening_ids())
                 tokenizer.chat_template = (
-                    build_plain_template(opening) if all_ask_for_assistant(prompts) else None
+                    build_plain_template(opening) if all_end_in_assistant(prompts) else None
                 )
             with replace_folder_atomically(folder) as building:
                 tokenizer.save_pretrained(building)

@@ -10,7 +10,7 @@ from rlhf.config.choices import Phase, Template
 from rlhf.data.encoding import (
     ChatTemplate,
     Encoder,
-    all_ask_for_assistant,
+    all_end_in_assistant,
     build_plain_template,
 )
 from rlhf.data.layouts import split_turns
@@ -284,9 +284,9 @@ def test_the_plain_template_renders_what_plain_training_sees(prompt: str, openin
 
 
 def test_prompts_without_turns_have_no_template() -> None:
-    assert all_ask_for_assistant([ONE, MANY])
-    assert not all_ask_for_assistant([ONE, "The film was"])
-    assert not all_ask_for_assistant([])
+    assert all_end_in_assistant([ONE, MANY])
+    assert not all_end_in_assistant([ONE, "The film was"])
+    assert not all_end_in_assistant([])
 
 
 def test_the_template_is_part_of_the_cache_key() -> None:

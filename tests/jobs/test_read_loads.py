@@ -12,7 +12,7 @@ from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.choices import Phase
 from rlhf.data.reading import load_datasets
 from rlhf.data.splits import blend_datasets, divide_over_phases
-from rlhf.data.tokens import limit_of, tokenise
+from rlhf.data.tokens import find_token_limit, tokenise
 from rlhf.jobs import read_loads as reading
 from rlhf.jobs.read_loads import CountedData, read_loads
 from rlhf.models.tokenizers import load_or_train_tokenizer
@@ -53,7 +53,11 @@ def test_counts_are_those_of_the_phases(compose: Compose, tmp_path: Path) -> Non
     tokenizer = load_or_train_tokenizer(config.model, key="model", texts=texts)
     for phase in (Phase.sft, Phase.reward, Phase.ppo):
         used = tokenise(
-            parts[phase], phase, tokenizer, limit=limit_of(phase, config), cache_dir=tmp_path
+            parts[phase],
+            phase,
+            tokenizer,
+            limit=find_token_limit(phase, config),
+            cache_dir=tmp_path,
         )
         sides = ("chosen_ids", "rejected_ids") if phase is Phase.reward else ("ids",)
         lengths = [len(ids) for side in sides for ids in used.train[side]]

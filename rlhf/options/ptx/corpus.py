@@ -25,9 +25,9 @@ from rlhf.data.tables import (
     Tables,
     divide_tables_by_name,
     download_dataset,
+    find_local_tables,
     is_saved_dataset,
     iterate_rows,
-    tables_at,
 )
 from rlhf.data.tokens import Limit, sft_columns
 from rlhf.options import DataConfig, PpoConfig
@@ -108,11 +108,11 @@ def cut_blocks(sequences: Iterable[list[int]], *, block_tokens: int) -> list[lis
 def load_ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
     """Return the training texts at data.ptx_path, and the held-out texts.
 
-    Files whose names say so are held out; without such files, a random share of data.eval_share is
-    held out, which depends on ``seed`` only. A single text is never held out.
+    Files with a word such as eval in their names are held out. Without such files, a random share
+    data.eval_share of the texts, which ``seed`` selects, is held out, but never a single text.
 
     Raises:
-        DataError: if there is no text, or it cannot be read.
+        DataError: if there is no text, or the text cannot be read.
     """
     texts, own = _read_ptx_texts(config)
     if config.deduplicate:
@@ -130,7 +130,7 @@ def load_ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[st
 
 
 def _encode_sft_examples(records: list[Record], encoder: Encoder) -> Iterator[list[int]]:
-    """Yield for each of ``records`` the token ids of its sequence in SFT."""
+    """Yield the token ids of the sequence that SFT makes of each record."""
     for start in range(0, len(records), CHUNK):
         rows = list(enumerate(records[start : start + CHUNK]))
         columns, _ = sft_columns(rows, encoder, Limit("none", sys.maxsize))
@@ -150,14 +150,14 @@ def _read_ptx_texts(config: DataConfig) -> tuple[list[str], list[str]]:
 
 
 def _load_ptx_tables(config: DataConfig) -> Tables:
-    """Return the tables at data.ptx_path: those of its files, or a dataset's training split."""
+    """Return the tables at data.ptx_path: a table per file, or the training split of a dataset."""
     path = str(config.ptx_path)
     place = expand_user_path(path, key="data.ptx_path")
     if place.exists() and not is_saved_dataset(place):
-        return divide_tables_by_name(tables_at(place, {".txt": _read_text, **READERS}))
+        return divide_tables_by_name(find_local_tables(place, {".txt": _read_text, **READERS}))
     fix = "use the path of a downloaded copy: there is no such file or folder here."
     of_hub = DatasetConfig(path=path, subset=config.ptx_subset)
-    splits = tables_at(place) if place.exists() else download_dataset(of_hub, fix=fix)
+    splits = find_local_tables(place) if place.exists() else download_dataset(of_hub, fix=fix)
     return Tables([splits.get("train") or next(iter(splits.values()))], [])
 
 
@@ -175,7 +175,7 @@ def _read_column(rows: Iterable[Row], *, column: str) -> Iterator[str]:
             name = column if column in row.values else next(iter(with_text), None)
         value = None if name is None else row.values.get(name)
         if name is None or not isinstance(value, str | None):
-            raise row.error(
+            raise row.build_error(
                 f"no text in column {name or column!r}; the row has the columns "
                 f"{', '.join(map(str, row.values))}. Set data.ptx_column=NAME"
             )

@@ -19,7 +19,7 @@ from rlhf.config.schema.supervised import PairsConfig
 from rlhf.data.pair_numbers import add_pair_numbers, read_pair_groups
 from rlhf.data.splits import PhaseData, swap_answers
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.data.tokens import TokenData, cache_key, limit_of, tokenise
+from rlhf.data.tokens import TokenData, cache_key, find_token_limit, tokenise
 from rlhf.engine.settings import EngineSettings
 from rlhf.phases.shared.step_signals import StopRequests
 from rlhf.run.console import Console
@@ -94,7 +94,7 @@ def phase_data_hash(context: RunContext, phase: Phase) -> str:
         labelled_records(context, phase),
         phase,
         context.tokenizer,
-        limit=limit_of(phase, config).tokens,
+        limit=find_token_limit(phase, config).tokens,
         template=config.data.template,
     )
 
@@ -105,7 +105,7 @@ def _tokenise(context: RunContext, part: PhaseData, phase: Phase) -> TokenData:
         part,
         phase,
         context.tokenizer,
-        limit=limit_of(phase, config),
+        limit=find_token_limit(phase, config),
         cache_dir=expand_user_path(config.data.cache_dir, key="data.cache_dir"),
         template=config.data.template,
     )
