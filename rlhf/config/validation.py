@@ -24,7 +24,7 @@ from rlhf.config.schema.rollout import check_rollout
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import check_reward
 from rlhf.config.schema.zero import check_training_engine, check_zero
-from rlhf.options import hooks_of, refuse_exclusions
+from rlhf.options import check_exclusions, hooks_of
 
 
 def validate(config: RunConfig) -> None:
@@ -60,7 +60,7 @@ def validate(config: RunConfig) -> None:
 
 def check_options(config: RunConfig) -> None:
     """Check that no two options exclude one another, then the rules of every option."""
-    refuse_exclusions(config)
+    check_exclusions(config)
     for check in hooks_of("rules", "check"):
         check(config)
 

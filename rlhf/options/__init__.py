@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 
 
 class Option(NamedTuple):
-    """A row of the table: the folder of an option, and a test if a run uses the option."""
+    """A row of the table: the folder of an option, and the condition under which a run uses it."""
 
     name: str
     is_on: Callable[[RunConfig], bool]
 
 
 @cache
-def _import_module_of(option: str, seam: str) -> ModuleType | None:
-    """Return the option's module for ``seam``; None if it does not plug into this seam."""
+def _import_option_module(option: str, seam: str) -> ModuleType | None:
+    """Return the option's module for ``seam``; None if the option has no module for it."""
     name = f"{__name__}.{option}.{seam}"
     return import_module(name) if find_spec(name) else None
 
@@ -92,7 +92,7 @@ OPTIONS = (
 
 def kernels_for(device: str) -> Any:
     """Return the module gpu_kernels.kernels if ``device`` is cuda, else cpu_kernels.kernels."""
-    return _import_module_of("gpu_kernels" if device == "cuda" else "cpu_kernels", "kernels")
+    return _import_option_module("gpu_kernels" if device == "cuda" else "cpu_kernels", "kernels")
 
 
 def modules_of(seam: str, config: RunConfig | None = None) -> Iterator[Any]:
@@ -102,7 +102,7 @@ def modules_of(seam: str, config: RunConfig | None = None) -> Iterator[Any]:
     """
     for option in OPTIONS:
         if config is None or option.is_on(config):
-            module = _import_module_of(option.name, seam)
+            module = _import_option_module(option.name, seam)
             if module is not None:
                 yield module
 
@@ -170,13 +170,13 @@ class OptionGroups(EnvironmentGroup, LoraGroup, ReuseGroup):
 
 
 def hooks_of(seam: str, hook: str, config: RunConfig | None = None) -> Iterator[Any]:
-    """Yield the attribute ``hook``, a function or a value, of each module for ``seam`` with it."""
+    """Yield the function or value ``hook`` of each module for ``seam`` that has it."""
     for module in modules_of(seam, config):
         if hasattr(module, hook):
             yield getattr(module, hook)
 
 
-def tables_of(name: str) -> Iterator[Mapping[str, Any]]:
+def option_tables(name: str) -> Iterator[Mapping[str, Any]]:
     """Yield the content of the YAML file ``name`` of each option that has this file."""
     for option in OPTIONS:
         path = Path(__file__).with_name(option.name) / name
@@ -277,8 +277,8 @@ EXCLUSIONS = (
 )
 
 
-def refuse_exclusions(config: RunConfig) -> None:
-    """Raise ConfigError if the run uses two options that exclude one another."""
+def check_exclusions(config: RunConfig) -> None:
+    """Raise ConfigError if the run uses two options that exclude each other."""
     for each in EXCLUSIONS:
         if each.affects(config) & set(config.phase.order) and each.holds(config):
             raise ConfigError(each.message.format_map(vars(config)))

@@ -30,7 +30,7 @@ from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import (
     MEMBERS_FILE,
     Combination,
-    grow_members,
+    build_members,
     load_ensemble,
     save_members,
 )
@@ -87,7 +87,7 @@ def use_entry(store: PhaseStore, run_dir: Path, folder: Path) -> None:
     files = json.loads((run_dir / "sft" / "manifest.json").read_text())["files"]
     trained_files = {name: files[name] for name in files if name.startswith("model/")}
     said: list[str] = []
-    with store.lock(KEY):
+    with store.entry_lock(KEY):
         entry = store.find(KEY, Phase.sft, said.append)
         if entry is not None:
             list(iterate_metrics(entry, Phase.sft))
@@ -179,7 +179,7 @@ def good_ensemble() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="rlhf-fuzz-"))
     scorer = build_scorer(deep_source("llama"), small_tokenizer(), seed=1)
     scorer.pretrained.save_pretrained(folder)
-    save_members(folder, grow_members(scorer, GROWING, seeds=[2, 3]), torch.zeros(3))
+    save_members(folder, build_members(scorer, GROWING, seeds=[2, 3]), torch.zeros(3))
     return folder
 
 

@@ -11,7 +11,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.model_uses import UnknownModelError, models_in_phase
 from rlhf.options.ensembles.keys import CombineName
-from rlhf.options.ensembles.members import grow_members
+from rlhf.options.ensembles.members import build_members
 from rlhf.options.trunk.trunk import SharedTrunk
 from tests.conftest import Compose
 from tests.lora_settings import adding, lora_config
@@ -177,7 +177,7 @@ def test_members_are_counted_as_they_are(combine: CombineName, compose: Compose)
     source = ModelSource(key="model", path=None, architecture=fields)
     scorer = build_scorer(source, tokenizer, seed=1)
     first = sum(p.numel() for p in scorer.parameters())
-    members = grow_members(scorer, config.reward, seeds=[1, 2])
+    members = build_members(scorer, config.reward, seeds=[1, 2])
     whole = first + sum(p.numel() for member in members for p in member.parameters())
     (training,) = models_in_phase(config, Phase.reward)
     assert (training.weights, training.trained) == (whole, whole)

@@ -30,7 +30,7 @@ class StepSampler(Protocol):
         """Begin to sample the responses of one or more steps with the actor's current weights."""
 
     def finish(self, step: int) -> Responses:
-        """Return this rank's responses of a step that was begun."""
+        """Return this rank's responses of ``step``, after ``begin`` has started to sample them."""
 
 
 class SamplingInTurn:
@@ -75,8 +75,8 @@ class SamplingAhead:
         self._steps = steps
         self._pad_id = pad_id
         self._ranks = ranks
-        self._begun = 0  # the last step whose responses are sampled, or being sampled
-        self._pending: dict[int, Responses] = {}  # finished for a checkpoint, or read from one
+        self._begun = 0  # the last step for which sampling has begun
+        self._pending: dict[int, Responses] = {}  # collected for a checkpoint, or read from one
         self._next = 1  # the step whose responses are requested next
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
@@ -93,14 +93,14 @@ class SamplingAhead:
         return self._pending.pop(step, None) or self._sampler.finish(step)
 
     def wait_for_begun_steps(self) -> None:
-        """Wait for the responses of all steps that were begun, and keep them as pending."""
+        """Wait for the responses of all steps whose sampling has begun; keep them as pending."""
         for step in range(self._next, self._begun + 1):
             if step not in self._pending:
                 self._pending[step] = self._sampler.finish(step)
 
     @property
     def training_state(self) -> SamplingAhead:
-        """Return this object, whose tensors are the pending responses; wait for them first."""
+        """Wait for the pending responses; return this object, whose ``stream`` yields them."""
         self.wait_for_begun_steps()
         return self
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from rlhf.plan.phase_memory import PhaseMemory
     from rlhf.plan.phase_plan import PhasePlan
 
-SAMPLING = "generation beside training"  # name of the moment with the memory of a sampling GPU
+SAMPLING = "generation beside training"  # name, in a plan, of the memory of a sampling GPU
 
 
 class SamplingProcessCosts(Costs):
     """Costs of sampling processes: their memory, and the time of a step.
 
-    A step takes as long as the slower of sampling and training. The chosen micro-batch is the same
-    as without sampling processes, since a run learns the same with and without them.
+    A step takes as long as the slower of sampling and training. Sampling processes do not change
+    the chosen micro-batch, since a run should compute the same with and without them.
     """
 
     def rearrange_ppo(
@@ -57,7 +57,7 @@ class SamplingProcessCosts(Costs):
 
 
 def _restrict_to_cores(scene: PhaseMemory, cores: int) -> PhaseMemory:
-    """Return ``scene`` with the rates that a process has on ``cores`` cores of a node's CPU."""
+    """Return ``scene`` with the speed of a process that has ``cores`` cores of a node's CPU."""
     machine = scene.at.machine
     if machine.is_gpu:
         return scene
@@ -73,13 +73,13 @@ def _plan_process(
 ) -> PhasePlan:
     """Plan a process that has the policy's whole weights and samples its share of a step.
 
-    It decodes ``rows`` responses at once, as a rank does. If a rank decodes all its responses at
-    once, the process does so too.
+    It decodes ``rows`` responses at once, like a rank. If a rank decodes all its responses at
+    once, the process decodes its whole share at once.
     """
     at = scene.at
     share = scene.config.ppo.rollout_batch_size // scene.config.rollout.samplers
-    # The run's stage, but at most the highest with whole weights. Stage 0 would do, were it not for
-    # the precision of the weights, which depends on the stage.
+    # Use the run's stage, or the highest stage with whole weights if that is lower. Stage 0 would
+    # not do, since the precision of the weights depends on the stage.
     stage = min(at.zero.stage, SHARDED_WEIGHTS - 1)
     zero = replace(at.zero, stage=stage, offload_parameters=False)
     process = replace(

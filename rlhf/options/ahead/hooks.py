@@ -1,4 +1,4 @@
-"""The hook that lets PPO sample rollout.lag steps ahead."""
+"""The hook with which PPO samples responses rollout.lag steps before it trains on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf.phases.shared.backends import samples_on_server
 
 
 class AheadHook(PpoHook):
-    """A hook that replaces the engine's backend by one that samples ahead."""
+    """A hook that replaces the engine's backend by a backend that samples later steps early."""
 
     samples_older_policy = True
     _processes: SamplingProcesses | None = None
@@ -28,7 +28,7 @@ class AheadHook(PpoHook):
         return rollout._replace(policy_age=min(self.config.rollout.lag, trainer.steps_done))
 
     def begin(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:
-        """Let the engine sample ahead; return the pending responses, which checkpoints store."""
+        """Replace the engine's backend; return the pending responses, which checkpoints store."""
         rollout, engine, context = self.config.rollout, trainer.engine, loader.context
         assert self.config.ppo.steps is not None
         sampler: StepSampler = SamplingInTurn(engine.rollout)

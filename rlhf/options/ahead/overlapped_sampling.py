@@ -48,7 +48,7 @@ SERVES = "rlhf.options.ahead.overlapped_sampling:serve_samples"
 
 
 class SamplerPlace(NamedTuple):
-    """The first message to a sampling process: its run, its share and its cores."""
+    """The first message to a sampling process: the run, the process's share, and its cores."""
 
     run_dir: str
     folder: str  # folder for weights and responses
@@ -72,7 +72,7 @@ class SamplingProcesses:
         self._written = 0  # number of snapshots of the weights
         self._folder = context.run_dir / Phase.ppo / SCRATCH
         if self._ranks.is_main:
-            shutil.rmtree(self._folder, ignore_errors=True)  # left by an attempt that was killed
+            shutil.rmtree(self._folder, ignore_errors=True)  # the files of a killed run
         count, (own, threads) = config.rollout.samplers, divide_cores(config, num_usable_cores())
         use_threads(own)
         started = range(count if self._ranks.is_main else 0)
@@ -101,7 +101,7 @@ class SamplingProcesses:
                     )
 
     def finish(self, step: int) -> Responses:
-        """Wait until all processes have written their responses; return those of this rank."""
+        """Wait until all processes have written their responses; return this rank's responses."""
         from safetensors.torch import load_file
 
         for process in self._processes:
@@ -149,7 +149,7 @@ def _explain_ended_process() -> Iterator[None]:
 
 
 def serve_samples(descriptor: int) -> None:
-    """Sample the steps that arrive on the socket, until its other end is closed."""
+    """Sample the steps that are requested over a socket, until its other end is closed."""
     serve_lines(descriptor, _answer_messages)
 
 
@@ -190,7 +190,7 @@ class SnapshotPolicy(TorchEngine):
 
 
 class SamplingWorker:
-    """The work of one sampling process: the policy, and the backend that samples from it."""
+    """The policy of one sampling process, and the backend that samples from the policy."""
 
     def __init__(self, place: SamplerPlace) -> None:
         """Build the run's policy and its backend."""
@@ -233,7 +233,7 @@ class SamplingWorker:
 
 
 def _choose_device(config: RunConfig, index: int) -> torch.device:
-    """Return the device of sampling process ``index``: a GPU after those of the node's ranks.
+    """Return the device of sampling process ``index``: a GPU that no rank of the node uses.
 
     A process whose responses a server samples needs no GPU.
     """

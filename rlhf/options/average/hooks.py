@@ -7,7 +7,7 @@ from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 
 
 class AverageHook(PpoHook):
-    """A hook that adds the moving average to the actor's weights that the phase saves."""
+    """A hook that lets the phase evaluate and save the moving average of the actor's weights."""
 
     def actor_variants(self, engine: RLHFEngine) -> list[ActorVariant]:
         """Return the moving average as the only variant."""

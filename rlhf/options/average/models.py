@@ -20,7 +20,7 @@ from rlhf.engine.settings import OptimizerSettings
 def change_optimizer(
     settings: OptimizerSettings, config: RunConfig, phase: Phase, role: Role
 ) -> OptimizerSettings:
-    """Return the settings of PPO's actor with a moving average that follows its weights."""
+    """Return the settings; those of PPO's actor get a moving average that follows its weights."""
     if phase is not Phase.ppo or role is not Role.actor:
         return settings
     follow = partial(MovingAverage, beta=config.ppo.ema_beta, on_host=config.zero.offload_ema)

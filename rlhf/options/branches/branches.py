@@ -1,4 +1,4 @@
-"""Branches: continuations of responses from states in their middle, scored as PPO scores.
+"""Sample branches: continuations of responses from states in their middle, with PPO's rewards.
 
 The mean return of a state's branches estimates its true value. Two keys need true values:
 ppo.value_targets=monte_carlo (VinePPO) reads them where the steps of responses begin, and
@@ -33,7 +33,7 @@ STEP_VALUES = "step_values_BT"  # key of Rollout.extras: true values where steps
 
 
 class BranchPoint(NamedTuple):
-    """A state to continue from: a row of a rollout, and the tokens of its response before it."""
+    """A state to continue from: a row of a rollout, and the first tokens of the row's response."""
 
     row: int
     prefix: list[int]
@@ -81,7 +81,7 @@ class Brancher(NamedTuple):
     def evaluate(self, states: list[BranchPoint], draws_BT: Tensor) -> StateValues:
         """Return values of ``states``, from as many branches as ``draws_BT`` has rows.
 
-        Each state gets the same number of branches. No batch of them is larger than the rollout.
+        Each state gets the same number of branches. No batch has more rows than the rollout.
         """
         branches = len(draws_BT) // len(states)
         repeated = [state for state in states for _ in range(branches)]
@@ -96,10 +96,10 @@ class Brancher(NamedTuple):
     def _sample_returns_and_values(
         self, states: list[BranchPoint], draws_BT: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Continue each state once; return the rewards that follow it (B,), and its value (B,).
+        """Continue each state once; return the sampled returns (B,) and the critic's values (B,).
 
         Sampling does not measure the log-probabilities of prefixes. Only the rewards of prefixes
-        depend on them, and those are not part of the result.
+        depend on them, and the returns do not include these rewards.
         """
         responses = self.continue_responses(states, draws_BT)
         sampled = score_responses(
@@ -153,13 +153,13 @@ def add_step_values(
 class _Pair(NamedTuple):
     """Two states after alternative steps from one earlier state of a response.
 
-    One is the response's own step, the other a step that is sampled.
+    One step is the response's own step; the other is sampled by the check.
     """
 
     own: BranchPoint
     other: BranchPoint
     place: float  # tokens before the own state, as a share of its response
-    differs: bool  # False: the other step ended the response, or is the same step
+    differs: bool  # False: the sampled step ended the response, or equals the own step
 
 
 class CriticCheck:
@@ -185,7 +185,7 @@ class CriticCheck:
         brancher = Brancher.build(self._engine, rollout, maker, kl_ctl=kl_ctl)
         stream = random_stream(context.config.seed, "critic_check", step)
         pairs = self._choose_pairs(brancher, stream)
-        draws_BT = self._draw(stream, config.states * config.branches)
+        draws_BT = self._draw_uniform(stream, config.states * config.branches)
         states = [state for pair in pairs for state in (pair.own, pair.other)]
         found = brancher.evaluate(states, draws_BT)
         values = list(zip(*(each.tolist() for each in found), strict=True))
@@ -214,7 +214,7 @@ class CriticCheck:
         starts, ends = (places_N.tolist() for places_N in steps)
         sampled = brancher.continue_responses(
             [BranchPoint(row, whole[row][:start]) for row, start in zip(rows, starts, strict=True)],
-            self._draw(stream, self._num_pairs),
+            self._draw_uniform(stream, self._num_pairs),
             limits=[max(end, 1) for end in ends],
         )
         pairs = []
@@ -226,7 +226,7 @@ class CriticCheck:
             pairs.append(_Pair(own, other, end / len(whole[row]), differs))
         return pairs
 
-    def _draw(self, stream: Generator, rows: int) -> Tensor:
+    def _draw_uniform(self, stream: Generator, rows: int) -> Tensor:
         """Draw uniform numbers for ``rows`` responses of all ranks; return this rank's share."""
         tokens = self._context.config.rollout.max_response_tokens
         draws_BT = torch.rand(rows, tokens, generator=stream)

@@ -18,7 +18,7 @@ class BranchCosts(Costs):
     ) -> dict[str, float]:
         """Return the seconds per step in which branches are sampled and scored."""
         branches = _num_branches_per_response(config, tokens)
-        # A branch begins, on average, in the middle of a response, and is scored whole.
+        # A branch begins, on average, in the middle of a response; the whole response is scored.
         return {"branch": branches * (seconds["generate"] / 2 + seconds["score"])}
 
 

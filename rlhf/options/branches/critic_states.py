@@ -8,17 +8,17 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-DISTINCT = 2.0  # two states are ranked if their true values differ by so many standard errors
+DISTINCT = 2.0  # two states are ranked if their true values are further apart, in standard errors
 FEWEST = 3  # smallest number of states from which a variance is measured
 
 
 class CriticState(NamedTuple):
-    """A state that a check of the critic has sampled: its value by the critic, and its true value.
+    """A state of a check of the critic, with the critic's value and the estimated true value.
 
     A state is a prompt and the first tokens of a response.
     """
 
-    pair: int  # the two states of a pair follow alternative steps from one earlier state
+    pair: int  # number of a pair: two states after alternative steps from one earlier state
     place: float  # tokens of the response before the state, as a share of its length
     value: float
     true_value: float
@@ -26,14 +26,14 @@ class CriticState(NamedTuple):
 
 
 def measure_critic(states: Sequence[CriticState]) -> dict[str, float]:
-    """Return measures of the critic by name; a measure is missing if ``states`` are too few for it.
+    """Return measures of the critic by name, except those for which there are too few ``states``.
 
     The sampling noise of true values is subtracted where it would count as an error of the critic:
 
     - error: mean squared error of the values.
     - bias: mean of value minus true value.
     - explained_variance: 1 - variance of the errors / variance of the true values.
-    - slope: true values regressed on values; 1 if values are as far apart as they should be.
+    - slope: of the regression of true values on values; below 1 if values are too far apart.
     - ranking: share of pairs whose better state has the higher value; 0.5 by chance.
     """
     measures: dict[str, float] = {}
@@ -48,7 +48,7 @@ def measure_critic(states: Sequence[CriticState]) -> dict[str, float]:
     measures["error"] = statistics.fmean(error**2 for error in errors) - noise
     measures["bias"] = statistics.fmean(errors)
     spread = statistics.variance(true_values) - noise
-    if spread > noise:  # otherwise the true values are mostly noise
+    if spread > noise:  # a smaller spread would be mostly sampling noise
         measures["explained_variance"] = 1 - (statistics.variance(errors) - noise) / spread
     if len(set(values)) > 1:
         measures["slope"] = statistics.linear_regression(values, true_values).slope
@@ -56,7 +56,7 @@ def measure_critic(states: Sequence[CriticState]) -> dict[str, float]:
 
 
 def measure_by_place(states: Sequence[CriticState], *, bins: int) -> Mapping[int, dict[str, float]]:
-    """Return measures of the critic for each of ``bins`` equal parts of responses, by number."""
+    """Return measures of the critic for each of ``bins`` equal parts of a response, by number."""
     parts: list[list[CriticState]] = [[] for _ in range(bins)]
     for state in states:
         parts[min(int(state.place * bins), bins - 1)].append(state)

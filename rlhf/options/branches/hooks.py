@@ -22,14 +22,14 @@ class BranchHook(PpoHook):
         return self.config.ppo.value_targets is ValueTargets.monte_carlo
 
     def target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return the steps with VinePPO's estimator; branches and evaluations still use GAE."""
+        """Return the steps, with VinePPO's estimator for rollouts with true values of steps."""
         if not self._is_monte_carlo:
             return steps
         by_gae = steps["estimate"]
 
         def estimate(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
             has_values = STEP_VALUES in rollout.extras
-            return (_estimate if has_values else by_gae)(maker, targets, rollout)
+            return (_estimate_step_advantages if has_values else by_gae)(maker, targets, rollout)
 
         return {**steps, "estimate": estimate}
 
@@ -55,8 +55,8 @@ class BranchHook(PpoHook):
         return rollout, found
 
 
-def _estimate(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Step: estimate advantages from the true values of steps."""
+def _estimate_step_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+    """Estimate advantages from the true values of the states where steps begin."""
     raw = step_advantages(
         targets.scaled_rewards_BT,
         rollout.extras[STEP_VALUES],

@@ -1,4 +1,4 @@
-"""Charts of the critic beside true values."""
+"""Draw charts that compare the critic's values with true values."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ CRITIC_STATE: Form = {
 
 
 class CriticReport(ReportParts):
-    """The report's charts of the critic: values beside true values, and measures by place."""
+    """The report's charts of the critic: values against true values, and measures by place."""
 
     def sections(self, run: RunFiles) -> Sequence[ChartSection]:
-        """Return the section with charts of the states that the run has checked so far."""
+        """Return the section with charts of the states in the run's checks so far."""
         return [build_true_value_section(list(read_lines(run.folder / LOG, CRITIC_STATE)))]
 
 
@@ -47,9 +47,9 @@ def build_true_value_section(rows: Sequence[Mapping[str, Any]]) -> ChartSection:
     title, parts = "Critic beside true values", _split_into_halves(rows)
     if not parts:
         return ChartSection(title, [])
-    over_values = _chart_over_values(*list(parts.items())[-1])
+    over_values = _build_value_chart(*list(parts.items())[-1])
     measured = {label: measure_by_place(states, bins=BINS) for label, states in parts.items()}
-    by_place = [_chart_by_place(measured, name) for name in TITLES]
+    by_place = [_build_place_chart(measured, name) for name in TITLES]
     return ChartSection(title, [over_values, *by_place], NOTE)
 
 
@@ -69,7 +69,7 @@ def _split_into_halves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Crit
     }
 
 
-def _chart_over_values(label: str, states: Sequence[CriticState]) -> Chart | None:
+def _build_value_chart(label: str, states: Sequence[CriticState]) -> Chart | None:
     """Return a chart with a point (value, true value) for each state."""
     shown = states[-MOST_STATES:]
     points = [(state.value, state.true_value) for state in shown]
@@ -79,7 +79,7 @@ def _chart_over_values(label: str, states: Sequence[CriticState]) -> Chart | Non
     return line_chart(f"True values over the critic's values, {label}", lines, x_label="value")
 
 
-def _chart_by_place(
+def _build_place_chart(
     measured: Mapping[str, Mapping[int, Mapping[str, float]]], name: str
 ) -> Chart | None:
     """Return a chart of the measure ``name`` by place, with a line for each part of the checks."""

@@ -16,10 +16,10 @@ from rlhf.algorithms.advantages import Advantages, reinforce_pp_advantages
 
 
 def choose_steps(draws_N: Tensor, lengths_N: Tensor, *, step_tokens: int) -> tuple[Tensor, Tensor]:
-    """Choose a step of each response, which ends at a random state that a token follows.
+    """Choose a step of each response; the step ends before a random token of the response.
 
-    Returns the number of response tokens before each step (N,), and up to its end (N,). A step has
-    ``step_tokens`` tokens, or fewer if the response has fewer before the state. ``draws_N`` are
+    Return the number of response tokens before each step (N,), and up to the step's end (N,). A
+    step has ``step_tokens`` tokens, or all tokens before its end if they are fewer. ``draws_N`` are
     uniform random numbers.
     """
     ends_N = (draws_N * lengths_N).long().clamp(max=lengths_N - 1)
@@ -47,7 +47,7 @@ def step_advantages(
 
     ``step_values_BT`` has V before the first token of each step, and NaN at other tokens. All
     tokens of a step get its advantage. The critic's target is V at the first token of a step; at
-    other tokens it is the rewards up to the next step plus V there.
+    other tokens it is the rewards up to the next step plus V at its first token.
     """
     starts_BT = ~step_values_BT.isnan()
     target_B = torch.zeros_like(rewards_BT[:, 0])  # target of the next token

@@ -32,9 +32,9 @@ from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 
 
 class CorrectionHook(PpoHook):
-    """A hook that weighs the advantages of a step once, before its updates.
+    """A hook that multiplies a step's advantages by importance weights once, before the updates.
 
-    If the proximal policy is interpolated, the hook weighs the loss of each update instead.
+    If the proximal policy is interpolated, the hook does so in the loss of each update instead.
     """
 
     @property
@@ -44,22 +44,22 @@ class CorrectionHook(PpoHook):
 
     @property
     def auto_reuse_logprobs(self) -> When | None:
-        """Return never, since weights compare two policies; always if one is interpolated."""
+        """Return always for an interpolated proximal policy, else never, to recompute log-probs."""
         return When.always if self._is_interpolated else When.never
 
     def target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return the steps, followed by a step that weighs advantages."""
-        return steps if self._is_interpolated else {**steps, "weigh": self._weigh}
+        """Return the steps, and a step that weighs advantages unless each update weighs them."""
+        return steps if self._is_interpolated else {**steps, "weigh": self._weigh_advantages}
 
     def surrogate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
-        """Return the loss whose ratio is clipped around the interpolated proximal policy."""
+        """Return the loss, with an interpolated proximal policy as its old policy if configured."""
         if not self._is_interpolated:
             return surrogate
         share = self.config.ppo.proximal_share
         if share is None:  # use A-3PO's share, https://arxiv.org/abs/2512.06547
             share = 1.0 / max(1, rollout.policy_age)
 
-        def interpolated(
+        def interpolated_surrogate(
             inputs: SurrogateInputs, config: PpoConfig, total: Total, /
         ) -> tuple[PolicyLoss, Metrics]:
             logprobs_BT, sampled_BT, advantages_BT, keep_BT = inputs
@@ -70,12 +70,12 @@ class CorrectionHook(PpoHook):
             loss, metrics = surrogate(weighed, config, total)
             return loss, metrics | correction_metrics(weights, keep_BT)
 
-        return interpolated
+        return interpolated_surrogate
 
-    def _weigh(self, maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-        """Step: weigh advantages, if log-probs were measured while sampling.
+    def _weigh_advantages(self, maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+        """Multiply advantages by importance weights, if log-probs were measured while sampling.
 
-        Weights are not negative, so weighing a token's advantage weighs its loss too. The random
+        Weights are not negative, so the loss of a token is multiplied by its weight too. The random
         numbers of ppo.rollout_correction_control are keyed by step and rank.
         """
         config, sampled_BT = maker.config, rollout.responses.logprobs_BT
@@ -100,7 +100,7 @@ def compute_rollout_weights(
     keep_BT: Tensor,
     shuffle: torch.Generator | None = None,
 ) -> RolloutWeights:
-    """Return importance weights by ``config``: the proximal policy against the one that sampled."""
+    """Return the importance weights of the proximal policy over the policy that sampled."""
     return rollout_weights(
         logprobs_BT,
         sampled_BT,

@@ -1,7 +1,7 @@
 """Importance weights for rollouts that another policy sampled.
 
 The policy that sampled differs from the policy that training starts a step from (the proximal
-policy): it is some steps old, or computes in another program or precision.
+policy): it is some steps older, or runs in another program or precision.
 Shapes: B = sequences, T = response tokens.
 """
 
@@ -21,7 +21,7 @@ class RolloutWeights(NamedTuple):
     """Importance weights (B, T) for the policy loss, without gradients; 1 at tokens not kept."""
 
     weights_BT: Tensor
-    limited_BT: Tensor  # bool: the limits truncated or rejected the token's weight
+    limited_BT: Tensor  # True where a limit truncated or rejected the token's weight
 
 
 def rollout_weights(
@@ -49,9 +49,9 @@ def rollout_weights(
     https://arxiv.org/abs/2510.18855 section 2.3.2. Weights and masks of sequences:
     https://richardli.xyz/rl-collapse.
 
-    With ``shuffle``, the rank's weights are dealt at random to its tokens, or at the other levels
-    to its responses. This is a control: it rejects exactly as many tokens or responses, but
-    independently of their probabilities.
+    With ``shuffle``, the rank's weights are randomly permuted over its tokens, or at the other
+    levels over its responses. This is a control: it rejects exactly as many tokens or responses,
+    but independently of their probabilities.
     """
     log_ratio_BT = (logprobs_BT - sampled_logprobs_BT).masked_fill(~keep_BT, 0.0).detach()
     if level == "token":

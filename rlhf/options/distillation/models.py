@@ -1,4 +1,4 @@
-"""Make the teacher PPO's reference, and check that its tokens are the run's."""
+"""Make the teacher the reference of PPO, and check that it has the tokens of the run."""
 
 from __future__ import annotations
 

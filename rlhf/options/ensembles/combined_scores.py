@@ -1,4 +1,4 @@
-"""One score from the scores of several reward models.
+"""Combine the scores of several reward models to one score.
 
 Shapes: M = members of an ensemble, ... = any leading dimensions.
 """

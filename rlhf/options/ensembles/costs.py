@@ -19,7 +19,7 @@ class EnsembleCosts(Costs):
     """Costs of the members after the first: the weights of their own top layers, norm and head."""
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
-        """Add the members' weights, unless the members have been averaged to one model."""
+        """Add the weights of the further members, unless all members were averaged to one model."""
         reward, shape = config.reward, model.shape
         is_one = model.role is Role.reward and reward.combine is CombineName.warm
         if is_one or model.role not in (Role.reward_training, Role.reward):

@@ -10,7 +10,7 @@ from rlhf.base.seams import MeasureNames
 from rlhf.config.choices import Phase
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, Unread, always_affects, key
 
-SHARED_LAYERS = 4  # by default a member has 1 / SHARED_LAYERS of all layers as its own
+OWN_SHARE = 4  # by default, 1 / OWN_SHARE of all layers are a further member's own
 
 
 MEASURES = MeasureNames(evaluated=["disagreement"])
@@ -25,7 +25,7 @@ class CombineName(StrEnum):
     warm = "warm"
 
 
-def phases_that_combine(config: Any) -> frozenset[Phase]:
+def combining_phases(config: Any) -> frozenset[Phase]:
     """Return the phases whose results reward.combine changes: PPO, and with warm also reward."""
     trains = {Phase.reward} if config.reward.combine is CombineName.warm else set()
     return frozenset({Phase.ppo, *trains})
@@ -61,7 +61,7 @@ class EnsembleKeys:
     """Passes over the pairs in which the further members learn, after those of the first."""
     reweight_pairs: bool = key(unread=SINGLE)
     """Each further member draws its own weight of each pair in its loss (Bayesian bootstrap)."""
-    combine: CombineName = key(affects=phases_that_combine, is_inherited=False, unread=SINGLE)
+    combine: CombineName = key(affects=combining_phases, is_inherited=False, unread=SINGLE)
     """Score of a response: mean, worst or uncertainty (mean minus variance) of the members'
     scores; warm: the score of one model with the mean of the members' weights."""
     uncertainty_coef: float = key(
@@ -71,4 +71,4 @@ class EnsembleKeys:
 
     def num_own_layers(self, total: int) -> int:
         """Return the number of layers that a further member has as its own, of ``total`` layers."""
-        return self.member_layers or max(1, total // SHARED_LAYERS)
+        return self.member_layers or max(1, total // OWN_SHARE)

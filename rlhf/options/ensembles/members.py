@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MEMBERS_FILE = "members.safetensors"  # in the folder with the weights of the first member
-OFFSETS = "offsets"  # name of the tensor in that file that is subtracted from the members' values
+OFFSETS = "offsets"  # tensor in MEMBERS_FILE that is subtracted from the members' values
 
 
 class Combination(NamedTuple):
@@ -45,7 +45,7 @@ class Combination(NamedTuple):
     coef: float = 0.0
 
     @property
-    def stored_members(self) -> int:
+    def num_stored_models(self) -> int:
         """Return the number of models that a run stores; averaged weights are one model."""
         return 1 if self.name is CombineName.warm else self.members
 
@@ -63,7 +63,7 @@ class Member(nn.Module):
         self.head = deepcopy(head)
 
     def forward(self, calls: Sequence[BlockCall]) -> Tensor:
-        """Return fp32 values (B, S), from the calls of the first member's top blocks."""
+        """Return fp32 values (B, S), from recorded ``calls`` of the first member's top blocks."""
         values_BS1: Tensor = self.head(self.branch(calls))
         return values_BS1.squeeze(-1).float()
 
@@ -72,7 +72,7 @@ class Ensemble(nn.Module):
     """A frozen ensemble, which returns one combined value for every token like a ``Scorer``.
 
     ``offsets_M`` are subtracted from the members' values, because the Bradley-Terry loss does not
-    fix where the scale of each member has its zero.
+    determine which value of a member's scale is its zero.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class Ensemble(nn.Module):
 def record_member_calls(
     scorer: Scorer, members: Sequence[nn.Module]
 ) -> AbstractContextManager[list[BlockCall]]:
-    """Record, within the context, the calls of ``scorer`` from which ``members`` start."""
+    """Record the calls of the scorer's top blocks in a context, as the input of ``members``."""
     return record_calls(_find_own_parts(scorer, _count_own_layers(members))[0])
 
 
-def grow_members(scorer: Scorer, config: RewardConfig, *, seeds: Sequence[int]) -> list[Member]:
+def build_members(scorer: Scorer, config: RewardConfig, *, seeds: Sequence[int]) -> list[Member]:
     """Return one further member for each of ``seeds``, with copies of the scorer's top blocks.
 
     The weights of the heads are drawn from the seeds. If members will be averaged, heads are copies
@@ -142,7 +142,7 @@ def grow_members(scorer: Scorer, config: RewardConfig, *, seeds: Sequence[int]) 
 
 
 def copy_first_member(scorer: Scorer, member: nn.Module) -> None:
-    """Copy the first member's weights of the layers that are not shared into ``member``."""
+    """Overwrite the weights of ``member`` with the first member's weights of the same layers."""
     with torch.no_grad():
         for name, weight in _collect_own_weights(scorer, _count_own_layers([member])).items():
             member.get_parameter(name).copy_(weight)
@@ -150,7 +150,7 @@ def copy_first_member(scorer: Scorer, member: nn.Module) -> None:
 
 @contextmanager
 def swap_in_mean_weights(scorer: Scorer, members: Sequence[nn.Module]) -> Iterator[None]:
-    """Replace the first member's unshared weights by the members' mean within the context."""
+    """Replace the first member's unshared weights by the mean of all members within the context."""
     own = _collect_own_weights(scorer, _count_own_layers(members))
     before = {name: weight.clone() for name, weight in own.items()}
     with torch.no_grad():
@@ -198,7 +198,7 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
         if OFFSETS not in weights or weights[OFFSETS].dim() != 1:
             raise source.build_error(f"{MEMBERS_FILE} must have one row of {OFFSETS}")
     found = len(weights[OFFSETS]) if OFFSETS in weights else 1
-    wanted = combine.stored_members
+    wanted = combine.num_stored_models
     if found != wanted:
         raise CheckpointError(
             f"{source.key}={source.path}: holds {found} reward models, and reward.members with "
@@ -227,7 +227,6 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
 
 
 def _count_own_layers(members: Sequence[nn.Module]) -> int:
-    """Return the number of blocks that each of ``members`` has as its own."""
     return len(list(members[0].get_submodule("branch.blocks").children()))
 
 
@@ -253,7 +252,7 @@ def _collect_own_weights(scorer: Scorer, num_layers: int) -> dict[str, nn.Parame
 
 
 def _redraw_head(head: nn.Module, *, seed: int) -> None:
-    """Replace a head's weights by numbers drawn from ``seed``, with the same deviation."""
+    """Replace a head's weights by numbers drawn from ``seed``, with the same standard deviation."""
     weight = head.get_parameter("weight")
     fresh = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():

@@ -11,7 +11,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.language_model import Scorer
 from rlhf.models.sources import ModelSource
 from rlhf.options.ensembles.keys import CombineName
-from rlhf.options.ensembles.members import Combination, Ensemble, grow_members, load_ensemble
+from rlhf.options.ensembles.members import Combination, Ensemble, build_members, load_ensemble
 from rlhf.phases.shared.model_checks import build_empty
 
 if TYPE_CHECKING:
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 def check_models(config: RunConfig, phases: Container[Phase]) -> None:
-    """Raise an error if the reward model has too few layers, or if their names are unknown."""
+    """Raise an error if the reward model has too few layers, or its layers' names are unknown."""
     if Phase.reward not in phases:
         return
     key, base = reward_model_base(config)
     if scorer := build_empty("AutoModelForSequenceClassification", key, base):
-        grow_members(Scorer(scorer), config.reward, seeds=())
+        build_members(Scorer(scorer), config.reward, seeds=())
 
 
 def build_reward_trainer(
     context: RunContext, steps: list[PairStep], pairs: Dataset
 ) -> EnsembleTrainer:
-    """Return the trainer of all members."""
+    """Return the trainer of the first and of all further members."""
     from rlhf.options.ensembles.trainer import EnsembleTrainer  # imports the reward phase
 
     return EnsembleTrainer(context, steps, pairs)
@@ -43,7 +43,7 @@ def build_reward_trainer(
 def complete_reward_model(
     scorer: Scorer, source: ModelSource, keys: Mapping[str, Any]
 ) -> Scorer | Ensemble:
-    """Return the reward model of a run with these ``keys``: one model without reward.members."""
+    """Return the reward model of a run with these ``keys``: ``scorer``, or an ensemble with it."""
     combination = Combination()
     if "reward.members" in keys:
         name = CombineName(keys["reward.combine"])

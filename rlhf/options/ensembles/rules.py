@@ -8,7 +8,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 def check(config: RunConfig) -> None:
-    """Check that the run has a reward model that scores, and that its weights are not sharded."""
+    """Check that a run with several members scores with them, and does not shard their weights."""
     if config.reward.members == 1:
         return
     best = config.checkpoint.best

@@ -10,7 +10,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 def further_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
-    """Return the number of optimizer steps of the further members; 0 in other phases."""
+    """Return the number of optimizer steps of the further members; 0 unless ``phase`` is reward."""
     if phase is not Phase.reward:
         return 0
     return math.ceil(examples * config.reward.member_epochs / examples_per_step(config, phase))

@@ -1,4 +1,4 @@
-"""Train the members of a reward model: the first alone, then the further members together.
+"""Train the first member of an ensemble, and then all further members at the same time.
 
 Shapes: B = pairs, S = tokens of whole sequences, M = members, N = all pairs.
 """
@@ -23,8 +23,8 @@ from rlhf.options import RewardConfig
 from rlhf.options.ensembles.combined_scores import disagreement
 from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import (
+    build_members,
     copy_first_member,
-    grow_members,
     record_member_calls,
     save_members,
     swap_in_mean_weights,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class EnsembleTrainer(RewardTrainer):
-    """A trainer whose first member learns like a single reward model.
+    """A trainer of an ensemble, whose first member learns like a single reward model.
 
     After ``start_members`` the first member is frozen, and the further members learn from hidden
     states of its lower blocks, which are computed once for all of them. Each member has its own
@@ -52,7 +52,7 @@ class EnsembleTrainer(RewardTrainer):
         self.steps = [*steps, *further]
         self._first_steps, self._member_steps = len(steps), len(further)
         seeds = [seed_for(seed, "reward_model", number) for number in range(1, config.members)]
-        self._waiting = grow_members(self.scorer, config, seeds=seeds)
+        self._waiting = build_members(self.scorer, config, seeds=seeds)
         self._pair_weights_MN = _draw_pair_weights(config, len(pairs), seed=seed)
         resumed = context.resumes.get(Phase.reward)
         if resumed is not None and resumed.step > self._first_steps:
@@ -68,7 +68,7 @@ class EnsembleTrainer(RewardTrainer):
 
     @property
     def members(self) -> list[nn.Module]:
-        """Return the further members that have started."""
+        """Return the further members; [] before ``start_members`` is called."""
         return [engine.module for name, engine in self.engines.items() if name != "model"]
 
     @property
@@ -77,21 +77,21 @@ class EnsembleTrainer(RewardTrainer):
         return self._is_warm and bool(self.members)
 
     def begin_step(self, step: int) -> list[AnyEngine]:
-        """Start the members after the last step of the first; return the engines that learn."""
+        """Start further members after the first member's last step; return the engines to train."""
         if step > self._first_steps and not self.members:
             self.start_members()
         first, *further = self.engines.values()
         return further or [first]
 
     def learner_weights(self, pairs: Sequence[int], weights: Sequence[float]) -> Tensor:
-        """Return the weights (M, B) of the pairs: each further member has its own weights."""
+        """Return the weights (M, B) of ``pairs`` in the loss of each member that learns now."""
         weights_1B = super().learner_weights(pairs, weights)
         return weights_1B * self._pair_weights_MN[:, list(pairs)] if self.members else weights_1B
 
     def values(self, ids_BS: Tensor, *, trains: bool = False) -> Iterator[Tensor]:
-        """Yield values (B, S) of all members; if ``trains``, of the members that learn now.
+        """Yield values (B, S) of all members; if ``trains``, only of the members that learn now.
 
-        An evaluation with WARM yields the values of the first engine, which has the mean weights.
+        An evaluation with WARM yields only the first engine's values, made with the mean weights.
         """
         first, *further = self.engines.values()
         if not further or (self.is_averaged and not trains):
@@ -118,7 +118,7 @@ class EnsembleTrainer(RewardTrainer):
         return found
 
     def final_weights(self) -> AbstractContextManager[None]:
-        """With WARM, replace the model's weights by the members' mean within the context."""
+        """Replace the model's weights by the members' mean within the context if WARM is used."""
         return (
             swap_in_mean_weights(self.scorer, self.members) if self.is_averaged else nullcontext()
         )
@@ -130,7 +130,7 @@ class EnsembleTrainer(RewardTrainer):
         return super().results(after) | ({"member_accuracies": named} if named else {})
 
     def build_extra_writer(self, after: RewardEvaluation) -> Callable[[Path], None] | None:
-        """Return a function that writes the further members, unless their mean is the model."""
+        """Return a function that saves the further members; None if only one model is saved."""
         if self.is_averaged or not self.members:
             return None
         # Regression fixes the zero of scores; with a pairwise loss each member has its own zero.

@@ -51,7 +51,7 @@ class LoraCosts(Costs):
         )
 
     def savings(self, config: RunConfig) -> Iterator[Saving]:
-        """Yield the change that adds adapters in every phase that runs."""
+        """Yield the change that adds adapters to all trained models, unless they have adapters."""
         lora = config.lora
         wanted = {role for phase in config.phase.order for role in ROLES[phase]}
         if wanted <= set(lora.roles if lora.rank else ()):

@@ -49,7 +49,7 @@ def add_adapters(
         fan_in_fan_out=isinstance(linear[targets[0]], Conv1D),
         task_type="CAUSAL_LM" if model.can_generate() else "SEQ_CLS",
     )
-    with torch.random.fork_rng(devices=[]):  # adapters are drawn on the CPU
+    with torch.random.fork_rng(devices=[]):  # the CPU draws adapters
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(config, model, ADAPTER)
     # Set only after the injection, in which peft would wrap these modules in copies of themselves.
@@ -158,7 +158,7 @@ def save_adapter(
             "trained weights; use lora.export=merged"
         )
     if Path(base).is_dir():
-        base = str(Path(base).absolute())  # so that peft finds it from any working directory
+        base = str(Path(base).absolute())  # peft finds it from any working directory
     config.base_model_name_or_path, config.revision = base, revision
     config.inference_mode = True
     config.save_pretrained(str(folder))

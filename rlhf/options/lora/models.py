@@ -52,7 +52,7 @@ LORA_ROLES = {
 
 
 def find_lora_settings(lora: LoraConfig, role: Role) -> LoraConfig | None:
-    """Return the settings of the adapters of the model ``role``; None if it has no adapters."""
+    """Return the adapter settings for the model of ``role``; None if it gets no adapters."""
     if not lora.rank or LORA_ROLES.get(role) not in lora.roles:
         return None
     is_critic = role is Role.critic
@@ -62,7 +62,7 @@ def find_lora_settings(lora: LoraConfig, role: Role) -> LoraConfig | None:
 def extend_model(
     config: RunConfig, role: Role, seed: int, model: PreTrainedModel, head: tuple[str, ...]
 ) -> None:
-    """Add adapters to the model ``role``; its new ``head`` is trained in addition to them."""
+    """Add adapters to the model of ``role``; its new modules ``head`` are trained in full."""
     lora = find_lora_settings(config.lora, role)
     if lora is not None:
         add_adapters(model, lora, seed=seed, trained=head)
@@ -78,7 +78,7 @@ def change_optimizer(
 
 
 def find_reference(config: RunConfig, _: Phase, actor: TokenEngine) -> AdapterOff | None:
-    """Return the policy with its adapters off, if that equals the policy before training."""
+    """Return the policy with its adapters off; None if that differs from the untrained policy."""
     lora = find_lora_settings(config.lora, Role.actor)
     return None if lora is None or lora.train_rest else AdapterOff(actor)
 
@@ -104,7 +104,7 @@ class AdapterOff:
 
 
 def find_export(config: RunConfig, engine: Engine, source: ModelSource | None) -> Export | None:
-    """Return how to save a model with adapters, by ``lora.export``; merged without a ``source``."""
+    """Return how to save a model with adapters: by ``lora.export``; merged without ``source``."""
     model: Any = engine.module.pretrained
     if not has_adapters(model):
         return None

@@ -9,7 +9,7 @@ from rlhf.options.lora.keys import LoraExport, LoraRole
 
 
 def check(config: RunConfig) -> None:
-    """Check the adapters, and that only a run with adapters quantizes frozen weights."""
+    """Check the keys of adapters, and that frozen weights are quantized only with adapters."""
     _check_quantization(config)
     if config.lora.rank:
         _check_adapters(config)

@@ -11,7 +11,7 @@ from rlhf.options.phase_store.keys import Reuse
 
 
 class ReuseInSweeps(JobParts):
-    """The job parts of the store: jobs of sweeps and trials of searches reuse phases."""
+    """The store's part in starting jobs: jobs of sweeps and trials of searches reuse phases."""
 
     def complete_config(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
         """Replace reuse.phases=sweep by always in a sweep, and by never in other runs."""

@@ -83,7 +83,7 @@ def _list_model_files(model: str | None) -> list[tuple[str, int, int]]:
 
 
 class StoredPhase(NamedTuple):
-    """An entry of the store, as the list of entries shows it: a phase that a run has trained."""
+    """An entry of the store, for the list of entries: a phase that a run has trained."""
 
     key: str
     phase: str
@@ -102,7 +102,7 @@ class PhaseStore:
         self.folder = folder or cache_folder() / "phases"
         self._max_bytes = max_gib * GIB
 
-    def lock(self, key: str) -> FileLock:
+    def entry_lock(self, key: str) -> FileLock:
         """Return the lock of an entry, not yet acquired."""
         return FileLock(self.folder / f"{key}.lock")
 
@@ -117,7 +117,7 @@ class PhaseStore:
         if (fault := _find_fault(entry, phase)) is not None:
             say(f"{phase}: the stored phase {entry} is not used: {fault}")
             return None
-        with suppress(OSError):  # the store may belong to root, and only root evicts
+        with suppress(OSError):  # utime fails in root's store; only root evicts there
             os.utime(entry)
         return entry
 
@@ -137,7 +137,7 @@ class PhaseStore:
         self._evict(keep=key)
 
     def entries(self) -> list[StoredPhase]:
-        """Return all stored phases, also damaged ones, the most recently used first."""
+        """Return all stored phases, damaged phases included, the most recently used first."""
         paths = [each for each in self.folder.glob("[!.]*") if not each.is_symlink()]
         found = [
             _describe_entry(each, phase)
@@ -168,7 +168,7 @@ class PhaseStore:
     def _remove(self, key: str) -> bool:
         """Remove an entry and its temporary files, unless a run locks it; return True if it did."""
         try:
-            with self.lock(key).acquire(blocking=False):
+            with self.entry_lock(key).acquire(blocking=False):
                 for path in (self.folder / key, self.folder / f".{key}.building"):
                     if path.exists():
                         shutil.rmtree(path)
@@ -186,7 +186,7 @@ class PhaseStore:
 
 
 def _find_fault(entry: Path, phase: Phase) -> str | None:
-    """Return why an entry must not be used; None if it is intact, and from a trusted user."""
+    """Return why an entry must not be used; None if it is intact, and a trusted user wrote it."""
     try:
         if not (entry / phase / MANIFEST).is_file():
             return f"it has no {MANIFEST}"

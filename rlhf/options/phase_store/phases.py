@@ -31,12 +31,12 @@ def train_once(
     reuse: Callable[[Path], None],
 ) -> None:
     """Reuse the phase if the store has it; otherwise train and store it."""
-    store, key = PhaseStore(max_gib=context.config.reuse.max_gib), key_in_store(context, phase)
+    store, key = PhaseStore(max_gib=context.config.reuse.max_gib), compute_store_key(context, phase)
     if key is None:
         train()
         return
     with hold_entry_lock(store, key, context.ranks):
-        # Only rank 0 looks: other nodes may lack this store, and files should be hashed only once.
+        # Only rank 0 reads the store: other nodes may lack it, and one rank can hash all files.
         found = store.find(key, phase, context.console.say) if context.ranks.is_main else None
         if context.ranks.any(found is not None):
             reuse(store.folder / key)
@@ -54,10 +54,10 @@ def store_phase(context: RunContext, store: PhaseStore, key: str, phase: Phase) 
         context.console.say(f"{phase}: not stored in {store.folder} ({reason_of(error)})")
 
 
-def key_in_store(context: RunContext, phase: Phase) -> str | None:
+def compute_store_key(context: RunContext, phase: Phase) -> str | None:
     """Return the phase's key in the store of phases; None if this run does not use the store."""
     config, hardware = context.config, context.config.hardware
-    # What auto stands for depends on the machine, and on variables such as ONEDNN_MAX_CPU_ISA.
+    # The dtype of auto depends on the machine, and on variables such as ONEDNN_MAX_CPU_ISA.
     dtype = resolve_dtype(hardware.dtype, hardware.device)
     config = replace(config, hardware=replace(hardware, dtype=dtype))
     if config.reuse.phases is not Reuse.always or phase not in REUSED:
@@ -71,12 +71,12 @@ def key_in_store(context: RunContext, phase: Phase) -> str | None:
 def hold_entry_lock(store: PhaseStore, key: str, ranks: Ranks) -> Iterator[None]:
     """Hold the lock of a store entry on rank 0 within the context; all ranks wait for the lock.
 
-    All ranks check together once per second, so that no collective waits longer than that.
+    All ranks check together once per second, so that no collective waits longer.
 
     Raises:
         ConfigError: if the store cannot be written.
     """
-    lock = store.lock(key)
+    lock = store.entry_lock(key)
     while True:
         if ranks.is_main:
             try:

@@ -1,4 +1,4 @@
-"""The hook that adds the gradient of a corpus to PPO's, and measures perplexity on it."""
+"""The hook that adds the gradient of a corpus loss to PPO's, and measures corpus perplexity."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlhf.phases.shared.policy_evaluation import HeldOutPrompts
 
 
 class CorpusHook(PpoHook):
-    """A hook that learns from ``corpus``, and measures the perplexity on ``held_out`` blocks.
+    """A hook that trains the actor on ``corpus``, and measures perplexity on ``held_out`` blocks.
 
     The loss on the corpus has the weight ppo.ptx_coef.
 
@@ -50,7 +50,7 @@ class CorpusHook(PpoHook):
 
     @classmethod
     def build(cls, config: RunConfig, context: RunContext | None) -> Self:
-        """Build the hook; load the corpus if there is a ``context`` and a key that uses it."""
+        """Build the hook; with a ``context``, load the corpus if a key of the run uses it."""
         blocks = None if context is None else load_corpus_blocks(context)
         if context is None or blocks is None:
             return cls(config)
@@ -64,7 +64,7 @@ class CorpusHook(PpoHook):
         return add_corpus_gradient(trainer.engine, self._corpus, coefficient, update=update)
 
     def results(self, engine: RLHFEngine, _: HeldOutPrompts, when: str) -> dict[str, Any]:
-        """Return the perplexity on held-out blocks."""
+        """Return the perplexity on held-out blocks; {} if there are none."""
         if not self._held_out:
             return {}
         return {f"corpus_perplexity_{when}": corpus_perplexity(engine, self._held_out)}

@@ -11,7 +11,7 @@ from rlhf.options.ptx.corpus import load_ptx_texts, reads_corpus
 
 
 class CorpusCheck(JobParts):
-    """A check of small corpora, so that a mistake in one is found before the first phase."""
+    """A check of the corpus before the run starts, for a corpus that is quick to read."""
 
     def check_data(
         self, config: RunConfig, phases: Collection[Phase], is_quick: Callable[[str, str], bool]

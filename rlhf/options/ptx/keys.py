@@ -1,4 +1,4 @@
-"""Keys of the pretraining loss: its weight and batches in PPO, and the corpus among the data."""
+"""Keys of the pretraining loss: weight and batches in the group ppo, corpus in the group data."""
 
 from __future__ import annotations
 

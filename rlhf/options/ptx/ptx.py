@@ -16,7 +16,7 @@ from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Phase
 from rlhf.data.collate import collate_sequences, eval_batches
 from rlhf.options.ptx.corpus import PtxBlocks, build_ptx_blocks, reads_corpus
-from rlhf.options.ptx.rules import ptx_plan
+from rlhf.options.ptx.rules import ptx_batch_plan
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext
 
@@ -38,7 +38,7 @@ def build_ptx_corpus(context: RunContext, blocks: PtxBlocks | None) -> PtxCorpus
     """Return the corpus that the actor learns from; None without mixture training."""
     if blocks is None or not context.config.ppo.ptx_coef:
         return None
-    return PtxCorpus(blocks, ptx_plan(context.config), seed=context.config.seed)
+    return PtxCorpus(blocks, ptx_batch_plan(context.config), seed=context.config.seed)
 
 
 def load_corpus_blocks(context: RunContext) -> PtxBlocks | None:

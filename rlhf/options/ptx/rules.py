@@ -10,11 +10,11 @@ from rlhf.config.schema.run import RunConfig
 def check_batches(config: RunConfig) -> None:
     """Check that the corpus blocks of an optimizer step can be divided over the ranks."""
     if Phase.ppo in config.phase.order:
-        ptx_plan(config)
+        ptx_batch_plan(config)
 
 
-def ptx_plan(config: RunConfig) -> BatchPlan:
-    """Return the division of the corpus blocks in each optimizer step of PPO's actor."""
+def ptx_batch_plan(config: RunConfig) -> BatchPlan:
+    """Return how an optimizer step's corpus blocks are divided over ranks and micro-batches."""
     ppo = config.ppo
     return build_batch_plan(
         ppo.ptx_batch_size or ppo.mini_batch_size,

@@ -22,7 +22,7 @@ def after_step(
     *,
     is_last: bool,
 ) -> None:
-    """Log digests of the weights every ``checkpoint.digest_every`` steps, and after the last."""
+    """Log digests of the weights every ``checkpoint.digest_every`` steps, and at the last."""
     if is_last or step % context.config.checkpoint.digest_every == 0:
         context.tracker.lines(LOG, phase, step, [{"weights": compute_weight_digests(engines)}])
 
@@ -37,7 +37,7 @@ def compute_weight_digests(engines: Mapping[str, StatefulWithTensors]) -> dict[s
 
 
 def digest_of_slice(slice_N: Tensor, start: int) -> Tensor:
-    """Return the part of a flat fp32 tensor's digest that a slice contributes.
+    """Return the contribution of a slice of a flat fp32 tensor to the digest of the tensor.
 
     ``start`` is the index of the slice's first element. The digest is the sum of bits_i * (2 i + 1)
     modulo 2^64 over the elements i. Parts can be added in any order, and a change of one element

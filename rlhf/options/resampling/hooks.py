@@ -19,8 +19,8 @@ from rlhf.phases.ppo.step_metrics import equal_group_mask
 class ResamplingHook(PpoHook):
     """A hook that replaces prompts before a step learns from them.
 
-    Prompts and random numbers are keyed by step and round, and whether a prompt is replaced depends
-    on its own scores only. So neither resuming nor the number of ranks changes a response.
+    Prompts and random numbers are keyed by step and round, and a prompt is replaced because of its
+    own scores only. So neither resuming nor the number of ranks changes a response.
     """
 
     _loader: PromptLoader | None = None
@@ -33,7 +33,7 @@ class ResamplingHook(PpoHook):
     def before_training(
         self, trainer: PPOTrainer, rollout: Rollout
     ) -> tuple[Rollout, dict[str, float]]:
-        """Return the scored responses of a step after all rounds."""
+        """Return the scored responses of a step after all rounds of resampling."""
         assert self._loader is not None, "begin comes first"
         ranks, pad_id = self._loader.context.ranks, self._loader.context.tokenizer.pad_token_id
         config, size = self.config.ppo, self.config.ppo.responses_per_prompt
@@ -43,8 +43,7 @@ class ResamplingHook(PpoHook):
             is_equal = equal_group_mask(scores_B.view(-1, size)).tolist()
             equal = [group for group, holds in enumerate(is_equal) if holds]
             # Every rank samples for as many prompts as the rank that needs most, since all must
-            # take part in the passes of sharded models. It drops the responses that it does not
-            # need.
+            # take part in the passes of sharded models. A rank drops its surplus responses.
             most = int(ranks.max(torch.tensor(len(equal), device=ranks.device)))
             if most == 0:
                 break
@@ -63,7 +62,7 @@ class ResamplingHook(PpoHook):
 
 
 def _set_replaced_share(rollout: Rollout, share: float) -> Rollout:
-    """Return ``rollout`` with the measure replaced_share: 1 if its prompts replaced others."""
+    """Return ``rollout`` with the measure replaced_share: 1 if its prompts are new, otherwise 0."""
     share_B = torch.full_like(rollout.scores_B, share)
     return rollout._replace(measures={**rollout.measures, "replaced_share": share_B})
 

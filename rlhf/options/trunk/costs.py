@@ -21,7 +21,7 @@ class TrunkCosts(Costs):
     def model_sources(
         self, config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
     ) -> dict[Role, tuple[str, ModelConfig]]:
-        """Return the sources of models, in PPO without critic and reference."""
+        """Return the sources of models, but in PPO without those of critic and reference."""
         if phase is not Phase.ppo:
             return sources
         inside = (Role.critic, Role.reference)
@@ -41,7 +41,7 @@ class TrunkCosts(Costs):
         return replace(
             model,
             trained=learning,
-            extra_weights=learning,  # the reference's copy of the top, the critic's layers and head
+            extra_weights=learning,  # the reference's copies, and the critic's layers and head
             layers=unfrozen + ppo.num_value_layers,
             checkpointed=max(0, model.checkpointed - (shape.layers - unfrozen)),
             scores_at_once=True,

@@ -65,7 +65,7 @@ def build_critic_export(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Ex
 
 
 def check_models(config: RunConfig, phases: Container[Phase]) -> None:
-    """Raise an error if the policy has too few layers for the branches, or if names are unknown."""
+    """Raise an error if the policy has too few layers, or its layers' names are unknown."""
     if Phase.ppo not in phases:
         return
     if policy := build_empty("AutoModelForCausalLM", "model", config.model):
@@ -95,7 +95,7 @@ class TrunkEngine(Engine, Protocol):
 class TrunkModels:
     """Policy, critic and reference as branches of one trunk; implements ``ScoringModels``."""
 
-    critic: None = None  # the trunk's optimizer trains the value branch
+    critic: None = None  # the trunk's optimizer trains the critic's weights too
 
     def __init__(
         self,

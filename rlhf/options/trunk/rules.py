@@ -10,14 +10,14 @@ from rlhf.options import PpoConfig
 
 
 def check(config: RunConfig) -> None:
-    """Check that the number of layers to train is set, and that each step trains both models."""
+    """Check that the number of layers to train is set, and that steps train actor and critic."""
     ppo = config.ppo
     if ppo.shared_trunk:
         refuse_compile(config, "ppo.shared_trunk=true, which copies layers")
     if Phase.ppo not in config.phase.order:
         return
     if not ppo.shared_trunk:
-        _refuse_layers(ppo)
+        _refuse_layer_counts(ppo)
         return
     broken = {
         f"ppo.shared_trunk=true: ppo.advantage_estimator={ppo.advantage_estimator} has no critic; "
@@ -34,8 +34,8 @@ def check(config: RunConfig) -> None:
     refuse_broken_rule(broken)
 
 
-def _refuse_layers(ppo: PpoConfig) -> None:
-    """Check that no key sets a number of layers if the trunk is not shared."""
+def _refuse_layer_counts(ppo: PpoConfig) -> None:
+    """Raise ConfigError if a key sets a number of layers, which only a shared trunk reads."""
     for key in ("num_layers_unfrozen", "num_value_layers"):
         if value := getattr(ppo, key):
             raise ConfigError(

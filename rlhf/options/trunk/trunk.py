@@ -69,7 +69,7 @@ class SharedTrunk(nn.Module):
 
         for module in pretrained.modules():
             if "layerdrop" in vars(module):
-                module.layerdrop = 0.0  # branches need the recorded call of every block
+                module.layerdrop = 0.0  # never skip a block: branches need its recorded call
         self.requires_grad_(requires_grad=False)
         for part in [*top, *tail, *own_output, self.value_branch, self.value_head]:
             if part is not None:

@@ -21,7 +21,7 @@ from rlhf.options.ensembles.members import (
     Combination,
     Ensemble,
     Member,
-    grow_members,
+    build_members,
     record_member_calls,
 )
 from tests.models_on_disk import disturb, small_tokenizer, some_ids
@@ -41,7 +41,7 @@ def grown(name: str, tokenizer, **changes: Any) -> tuple[Scorer, list[Member]]:
     """A first member, and two further members that differ from it and from one another."""
     scorer = build_scorer(deep_source(name), tokenizer, seed=1).eval()
     config: Any = SimpleNamespace(**vars(SETTINGS) | changes)
-    members = grow_members(scorer, config, seeds=[2, 3])
+    members = build_members(scorer, config, seeds=[2, 3])
     for seed, member in enumerate(members):
         disturb(member.eval(), seed=seed, size=0.05)
     return scorer, members
@@ -98,7 +98,7 @@ def test_heads_differ_unless_weights_are_averaged(tokenizer) -> None:
     for combine in (CombineName.mean, CombineName.warm):
         scorer = build_scorer(deep_source("llama"), tokenizer, seed=1)
         config: Any = SimpleNamespace(**vars(SETTINGS) | {"combine": combine})
-        heads = [member.head.weight for member in grow_members(scorer, config, seeds=[2, 3])]
+        heads = [member.head.weight for member in build_members(scorer, config, seeds=[2, 3])]
         heads.append(scorer.pretrained.score.weight)
         is_warm = combine is CombineName.warm
         assert [a.equal(b) for a, b in pairwise(heads)] == [is_warm] * 2
@@ -109,4 +109,4 @@ def test_an_unknown_family_is_refused(tokenizer) -> None:
     source = ModelSource(key="model", path=None, architecture=fields)
     scorer = build_scorer(source, tokenizer, seed=1)
     with pytest.raises(CapabilityError, match=r"reward.members is not supported.*reward.members=1"):
-        grow_members(scorer, SETTINGS, seeds=[2])
+        build_members(scorer, SETTINGS, seeds=[2])

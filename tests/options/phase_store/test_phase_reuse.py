@@ -16,7 +16,7 @@ from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.options.phase_store import phases
 from rlhf.options.phase_store.phase_store import PhaseStore
-from rlhf.options.phase_store.phases import key_in_store, store_phase
+from rlhf.options.phase_store.phases import compute_store_key, store_phase
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.finished_phase import finish_phase
 from rlhf.runtime.phase_runs import verify_finished_phases
@@ -104,5 +104,5 @@ def test_the_key_of_a_phase_knows_the_precision_that_auto_chose(
         words = ["reuse.phases=always", f"hardware.dtype={dtype}"]
         context = cast("RunContext", SimpleNamespace(config=to_run_config(compose(words))))
         monkeypatch.setattr(phases, "resolve_dtype", lambda *_, c=chosen: Dtype(c))
-        found.append(key_in_store(context, Phase.sft))
+        found.append(compute_store_key(context, Phase.sft))
     assert found[0] == found[2] != found[1]

@@ -195,7 +195,7 @@ def test_what_a_killed_run_left_is_removed_unless_it_is_in_use(tmp_path: Path) -
     for key in ("dead", "alive"):
         (store.folder / f".{key}.building").mkdir()
         (store.folder / f"{key}.lock").touch()
-    with store.lock("alive"), store.lock("k"):
+    with store.entry_lock("alive"), store.entry_lock("k"):
         assert store.clear() == ["k"]
     assert {each.name for each in store.folder.iterdir()} == {
         *("k", "k.lock", "alive.lock", ".alive.building")

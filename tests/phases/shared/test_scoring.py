@@ -17,7 +17,7 @@ from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options.ensembles.keys import CombineName
-from rlhf.options.ensembles.members import Combination, Ensemble, grow_members
+from rlhf.options.ensembles.members import Combination, Ensemble, build_members
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.scoring import (
     JudgeScores,
@@ -244,7 +244,7 @@ def test_an_ensemble_scores_by_its_combination(
     source = ModelSource(key="model", path=None, architecture=ARCHITECTURE)
     scorer = build_scorer(source, TOKENIZER, seed=4)
     config: Any = SimpleNamespace(num_own_layers=lambda _: 1, combine=CombineName.worst)
-    members = grow_members(scorer, config, seeds=[5, 6])
+    members = build_members(scorer, config, seeds=[5, 6])
     combination = Combination(3, CombineName.worst)
     ensemble = Ensemble(scorer, members, torch.zeros(3), combination).eval()
     scores = ModelScores(PlainEngine(ensemble))
