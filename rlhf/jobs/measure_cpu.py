@@ -15,8 +15,8 @@ from rlhf.engine.devices import use_threads
 SIZE = 2048  # rows and columns of the multiplied matrices
 BUFFER = 2**26  # fp32 elements of the buffer that is read; more than caches hold
 CALLS = 2000
-# A process that is alone on its cores takes at least 1 CPU second per wall-clock second. If this
-# process takes less than IDLE, other programs use the cores.
+# A thread that is alone on its core takes a CPU second per wall-clock second. If the main thread
+# takes less than IDLE, other programs use its core, or those of the threads that it waits for.
 IDLE = 0.9
 
 
@@ -24,7 +24,7 @@ def measure_cpu() -> CpuRates:
     """Measure the rates of all cores together, and store them for the plans of this machine."""
     threads = torch.get_num_threads()
     use_threads(num_usable_cores())
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, cpu = time.perf_counter(), time.thread_time()
     rates = CpuRates(
         bf16_tflops=_measure_matmul_tflops(torch.bfloat16) if multiplies_bf16() else 0.0,
         fp32_tflops=_measure_matmul_tflops(torch.float32),
@@ -32,7 +32,7 @@ def measure_cpu() -> CpuRates:
         call_microseconds=_measure_microseconds_per_call(),
     )
     use_threads(threads)
-    own_share = (time.process_time() - cpu) / (time.perf_counter() - wall)
+    own_share = (time.thread_time() - cpu) / (time.perf_counter() - wall)
     rates = replace(rates, was_busy=own_share < IDLE)
     store_rates(rates)
     return rates
