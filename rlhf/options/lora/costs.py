@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from rlhf.base.seams import Costs, Saving
 from rlhf.config.choices import Phase
-from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
-from rlhf.options.lora.keys import LoraRole
+from rlhf.options.lora.keys import LORA_ROLES, LoraRole
 
 if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
@@ -22,12 +21,6 @@ ROLES = {  # the models that each phase trains
     Phase.dpo: [LoraRole.actor],
     Phase.ppo: [LoraRole.actor, LoraRole.critic],
 }
-ROLE_OF = {  # each trained model's name in lora.roles
-    Role.sft: LoraRole.sft,
-    Role.reward_training: LoraRole.reward,
-    Role.actor: LoraRole.actor,
-    Role.critic: LoraRole.critic,
-}
 
 
 class LoraCosts(Costs):
@@ -36,7 +29,7 @@ class LoraCosts(Costs):
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
         """Add adapters to ``model``; a policy with adapters off serves as its own reference."""
         lora, shape = config.lora, model.shape
-        role = ROLE_OF.get(model.role)
+        role = LORA_ROLES.get(model.role)
         if role not in lora.roles:
             return model
         own_rank = lora.critic_rank if role is LoraRole.critic else None

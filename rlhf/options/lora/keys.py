@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rlhf.config.choices import Phase
+from rlhf.config.roles import Role
 from rlhf.config.schema.keys import (
     ABOVE_0,
     AT_LEAST_0,
@@ -26,6 +27,14 @@ class LoraRole(StrEnum):
     reward = "reward"
     actor = "actor"
     critic = "critic"
+
+
+LORA_ROLES = {  # each trained model's name in lora.roles
+    Role.sft: LoraRole.sft,
+    Role.reward_training: LoraRole.reward,
+    Role.actor: LoraRole.actor,
+    Role.critic: LoraRole.critic,
+}
 
 
 class LoraExport(StrEnum):

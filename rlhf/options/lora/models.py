@@ -17,7 +17,7 @@ from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.models.sources import ModelSource
-from rlhf.options.lora.keys import LoraConfig, LoraExport, LoraRole
+from rlhf.options.lora.keys import LORA_ROLES, LoraConfig, LoraExport, LoraRole
 from rlhf.options.lora.lora import (
     adapter_of,
     add_adapters,
@@ -43,12 +43,6 @@ __all__ = [  # what the core calls
     "find_export",
     "find_reference",
 ]
-LORA_ROLES = {
-    Role.sft: LoraRole.sft,
-    Role.reward_training: LoraRole.reward,
-    Role.actor: LoraRole.actor,
-    Role.critic: LoraRole.critic,
-}
 
 
 def find_lora_settings(lora: LoraConfig, role: Role) -> LoraConfig | None:
