@@ -44,7 +44,7 @@ def clip_scores(
 
     The penalty comes after the clip, so that a high score cannot hide it. The response stays in
     the batch: dropping it would leave ranks with batches of different sizes. If
-    ``missing_end_score`` is given, it replaces the score of such a response; no penalty is added.
+    ``missing_end_score`` is given, it is the score of a response that never ended, without penalty.
     """
     clipped_B = scores_B if clip is None else scores_B.clamp(-clip, clip)
     if missing_end_score is None:
@@ -76,10 +76,10 @@ def gae(
         A_t     = delta_t + gamma * lam * A_{t+1}
         R_t     = A_t + V_t
 
-    V_t is the value before token t is chosen, and t + 1 is the next *kept* token: a hole, such as
-    the observation between two turns, changes nothing. After the last kept token V is
-    ``last_values_B``; without it V is 0: a response that reaches the length limit counts as
-    finished there. ``lam`` is one number, or one per response (B,).
+    V_t is the value before token t is chosen, and t + 1 is the next *kept* token: other tokens,
+    such as an observation between two turns, are skipped. After the last kept token V is
+    ``last_values_B`` or, without this argument, 0: then a response that reaches the length limit
+    counts as finished there. ``lam`` is one number, or one per response (B,).
     """
     kept_rewards_BT = rewards_BT.masked_fill(~keep_BT, 0.0)
     kept_values_BT = values_BT.masked_fill(~keep_BT, 0.0)
@@ -126,7 +126,7 @@ def grpo_advantages(
     (R_i - mean) / (std + 1e-6) over the responses to its prompt. The rows of one prompt must be
     adjacent. The paper does not define std; this is the sample deviation (divided by
     group_size - 1), as in the usual implementations, so that their learning rates carry over.
-    Without ``divides`` it is R_i - mean: Dr. GRPO, https://arxiv.org/abs/2503.20783 section 3.2.
+    Without ``divides`` the advantage is R_i - mean (Dr. GRPO, https://arxiv.org/abs/2503.20783).
     """
     totals_GK = _group_totals(rewards_BT, keep_BT, group_size)
     advantages_GK = totals_GK - totals_GK.mean(dim=1, keepdim=True)
@@ -149,7 +149,7 @@ def _group_totals(rewards_BT: Tensor, keep_BT: Tensor, group_size: int) -> Tenso
     rows = len(rewards_BT)
     if group_size <= 1 or rows % group_size:
         raise ValueError(f"{rows} rows do not make groups of {group_size}; a group has 2 or more")
-    # In fp64: if all totals are equal, a rounding error of the mean would be divided by almost 0.
+    # Sum in fp64: GRPO would divide a rounding error by almost 0 if all totals are equal.
     totals_B = rewards_BT.masked_fill(~keep_BT, 0.0).double().sum(dim=1)
     return totals_B.view(-1, group_size)
 

@@ -1,4 +1,4 @@
-"""Kullback-Leibler divergence: estimators from samples, and the controller of its coefficient."""
+"""Kullback-Leibler divergence: estimators from samples, and a controller of the penalty."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def estimate_kl(logprobs: Tensor, other_logprobs: Tensor, *, estimator: KlEstima
         case "k2":
             return difference.square() / 2
         case "k3":
-            # exp(x) - 1 would round small differences away, so that k3 could become negative.
+            # expm1, because exp(x) - 1 rounds small differences away: k3 could become negative.
             return (-difference).expm1() + difference
 
 
 @dataclass(frozen=True, slots=True)
 class KlController:
-    """A KL coefficient, fixed or steered to a target, https://arxiv.org/abs/1909.08593 eq. 4.
+    """A KL coefficient, fixed or adapted to a target KL, https://arxiv.org/abs/1909.08593 eq. 4.
 
         error        = clip(KL / target - 1, -0.2, 0.2)
         coefficient *= 1 + error * sequences / horizon
@@ -46,7 +46,7 @@ class KlController:
     horizon: int
 
     def step(self, kl_per_sequence: float, *, num_sequences: int) -> Self:
-        """Return the controller after a rollout of ``num_sequences`` with this mean KL.
+        """Return the controller after a rollout of ``num_sequences`` with mean ``kl_per_sequence``.
 
         If the KL is NaN, the coefficient does not change: otherwise it would stay NaN.
         """
@@ -62,8 +62,8 @@ def adapt_lr_scale(scale: float, approx_kl: float, *, limit: float) -> float:
 
     Above ``limit`` the scale is divided by 1.5, to no less than 1e-3; below half the limit it is
     multiplied by 1.5, to no more than 1. This applies the adaptive KL penalty of
-    https://arxiv.org/abs/1707.06347 section 4 to the learning rate, with its factors 1.5 and 2
-    swapped.
+    https://arxiv.org/abs/1707.06347 section 4 to the learning rate, with thresholds a factor of 2
+    apart and steps of 1.5 (in the paper, thresholds use 1.5 and steps 2).
     """
     if approx_kl > limit:
         return max(1e-3, scale / 1.5)

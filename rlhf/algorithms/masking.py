@@ -22,13 +22,13 @@ def masked_sum(x_BT: Tensor, keep_BT: Tensor) -> Tensor:
 
 
 def sum_of_row_means(x_BT: Tensor, keep_BT: Tensor) -> Tensor:
-    """Return the sum over rows of each row's mean over kept cells; a row without any adds 0."""
+    """Return the sum of each row's mean over its kept cells; a row without kept cells adds 0."""
     counts_B = keep_BT.sum(dim=1).clamp(min=1)
     return (x_BT.masked_fill(~keep_BT, 0.0).sum(dim=1) / counts_B).sum()
 
 
 def whiten(x_BT: Tensor, keep_BT: Tensor, moments: Moments, *, shift_mean: bool = True) -> Tensor:
-    """Scale ``x_BT`` to deviation 1, given the ``moments`` of the kept cells of all ranks.
+    """Scale ``x_BT`` to standard deviation 1; ``moments`` are of the kept cells of all ranks.
 
     With ``shift_mean`` the mean becomes 0, otherwise it stays. Cells that are not kept become 0.
     The 1e-8 under the root is taken from https://github.com/openai/lm-human-preferences.

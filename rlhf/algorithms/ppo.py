@@ -39,7 +39,7 @@ class ValueLoss(NamedTuple):
 
     loss: Tensor  # scalar sum over kept tokens, differentiable
     critic_loss: Mean  # loss per token
-    value_clipfrac: Mean  # share of tokens whose clipped error is the larger
+    value_clipfrac: Mean  # share of tokens whose clipped error is larger than the plain one
 
 
 def policy_loss(
@@ -58,8 +58,8 @@ def policy_loss(
     ratio = exp(log pi - log pi_old)
     loss  = max(-A * ratio, -A * clip(ratio, 1 - cliprange, 1 + cliprange))
 
-    ``cliprange_high`` replaces the upper range, https://arxiv.org/abs/2503.14476 eq. 10. With
-    ``dual_clip``, which should be above 1, the loss is at most -dual_clip * A where A < 0,
+    ``cliprange_high`` replaces cliprange in the upper limit, https://arxiv.org/abs/2503.14476 eq.
+    10. With ``dual_clip``, which should be above 1, the loss is at most -dual_clip * A if A < 0,
     https://arxiv.org/abs/1912.09729 eq. 5. Log-ratios are clamped to 20 nats, beyond which a token
     has no gradient. ``total`` reduces the token losses to a scalar: ``masked_sum``, or
     ``sum_of_row_means`` for https://arxiv.org/abs/2402.03300 eq. 3.
@@ -102,7 +102,7 @@ def gspo_loss(
         ratio_t = sg(s) * pi_t / sg(pi_t)          sg: without gradient
 
     Each token has the ratio of its whole response. If all tokens of a response have the same
-    advantage, value and gradient are those of GSPO (eq. 5 and 7).
+    advantage, the loss and its gradient equal those of GSPO (eq. 5 and 7).
     """
     log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
     mean_B1 = log_ratio_BT.sum(dim=1, keepdim=True) / keep_BT.sum(dim=1, keepdim=True).clamp(min=1)

@@ -18,7 +18,7 @@ from rlhf.algorithms.masking import last_kept_index
 from rlhf.base.metrics import Mean
 from rlhf.base.types import PreferenceBatch
 
-BINS = 10  # number of bins of the confidence, for the calibration error
+BINS = 10  # number of confidence bins for the calibration error
 
 
 class RewardLoss(NamedTuple):
@@ -66,7 +66,7 @@ def regression_loss(
     chosen_wanted_B: Tensor,
     rejected_wanted_B: Tensor,
 ) -> Tensor:
-    """Compute the squared error (B,) of the scores of both responses, averaged over the two."""
+    """Compute the squared error (B,) of the scores, averaged over the responses of a pair."""
     chosen_B = (chosen_scores_B - chosen_wanted_B).square()
     return (chosen_B + (rejected_scores_B - rejected_wanted_B).square()) / 2
 
@@ -146,7 +146,7 @@ def calibration_bins(margin_B: Tensor, keep_B: Tensor) -> dict[str, Mean]:
 def calibration_error(bins: Mapping[str, Mean]) -> float:
     """Return the expected calibration error, https://arxiv.org/abs/1706.04599, eq. 3.
 
-    It is the mean over pairs of the difference of confidence and accuracy in the pair's bin.
+    It is the mean over pairs of |mean confidence - accuracy| in the pair's bin.
     """
     total = pairs = 0.0
     for number in range(BINS):

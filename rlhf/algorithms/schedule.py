@@ -21,7 +21,7 @@ def build_lr_schedule(
     stops at ``min_ratio``; without warm-up it falls from the first step on.
     """
 
-    def share_at(step: int) -> float:
+    def lr_share(step: int) -> float:
         if step < warmup_steps:
             return (step + 1) / warmup_steps
         done = min(1.0, (step - warmup_steps) / max(1, total_steps - 1 - warmup_steps))
@@ -35,4 +35,4 @@ def build_lr_schedule(
             case "inverse_sqrt":
                 return max(min_ratio, math.sqrt(max(1, warmup_steps) / (step + 1)))
 
-    return share_at
+    return lr_share
