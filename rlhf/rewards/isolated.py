@@ -1,8 +1,8 @@
-"""Compute a part of the score in a process of its own, which cannot hang the run.
+"""Compute a part of the score in a process of its own, so that it cannot hang the run.
 
-Both sides send lines of JSON through a socket: first the part's configuration and the answer
-whether it can be used, then for each batch its fields and ``{"scores": [...]}`` or
-``{"error": "..."}``. What a function prints goes to stderr.
+Requests and answers are lines of JSON on a socket. The first request is the part's configuration;
+its answer is whether the part can be used. Each later request is a batch of responses; its answer
+is ``{"scores": [...]}`` or ``{"error": "..."}``. What a reward function prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.rewards.outside import build_function_reward, build_http_reward
 from rlhf.rewards.rules import RULES, Answers, ScoreFunction
 
-# Kinds that the ranks compute themselves.
+# Kinds of rewards that the ranks compute themselves.
 HERE = (RewardKind.model, RewardKind.gold, RewardKind.environment)
-# Each other kind has a process of its own, in which this function builds what scores.
+# Each other kind has a process of its own, in which this function builds a ``ScoreFunction``.
 KINDS = {RewardKind.function: build_function_reward, RewardKind.http: build_http_reward, **RULES}
 
 
@@ -43,7 +43,7 @@ class IsolatedReward:
     def __init__(self, name: str, part: RewardTerm) -> None:
         """Start the process, or raise a ConfigError that names the key of the part."""
         self.name, self.part = name, part
-        self.rows = 0  # responses in the latest request
+        self.rows = 0  # number of responses in the latest request
         self._seconds, self._until = 0.0, 0.0  # time limit of this request, and its deadline
         self._not_asked: FailureError | None = None
         self._start_process()
@@ -61,7 +61,7 @@ class IsolatedReward:
             raise ConfigError(f"rewards.{self.name}.{problem}")
 
     def send_answers(self, answers: Answers) -> None:
-        """Send the batch to score."""
+        """Send a batch to score; if this fails, ``receive_scores`` raises the error."""
         self.rows = len(answers.responses)
         self._not_asked = None
         try:
@@ -90,7 +90,7 @@ class IsolatedReward:
         return [score if abs(score) <= LARGEST_SCORE else math.nan for score in found]
 
     def close(self) -> None:
-        """End the process, and those that it started."""
+        """End the process, and the processes that it started."""
         self._process.close()
 
     def _send(self, content: Mapping[str, Any]) -> None:
@@ -140,9 +140,9 @@ def end_reward_processes(parts: Mapping[str, IsolatedReward]) -> None:
 
 
 def check_reward_parts(config: RunConfig) -> None:
-    """Raise ConfigError if a part of the score cannot be used, before a phase is trained for it."""
+    """Raise ConfigError if a part of the score cannot be used, before any phase is trained."""
     parts = config.rewards if Phase.ppo in config.phase.order else {}
-    if config.plan is PlanMode.only:  # an endpoint need not run yet
+    if config.plan is PlanMode.only:  # a plan needs no running endpoint
         parts = {name: part for name, part in parts.items() if part.kind is not RewardKind.http}
     end_reward_processes(start_reward_processes(parts))
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 RETRIED = (429, 500, 502, 503, 504)  # HTTP statuses after which another attempt may succeed
 SECONDS_TO_CONNECT = 5.0
-LARGEST_ANSWER = 1 << 24  # bytes of an endpoint's answer: a million scores
-LARGEST_PROCESS = 1 << 30  # bytes of the process's memory: the headers of an answer have no limit
-CHUNK = 1 << 16  # bytes
+LARGEST_ANSWER = 1 << 24  # bytes of an endpoint's answer, enough for a million scores
+LARGEST_PROCESS = 1 << 30  # bytes of this process's memory; HTTP headers have no other limit
+CHUNK = 1 << 16  # bytes of an answer to read at a time
 
 
 def build_function_reward(part: RewardTerm) -> ScoreFunction:
@@ -71,13 +71,13 @@ def build_http_reward(part: RewardTerm) -> ScoreFunction:
     ``{"scores": [...]}``.
 
     Raises:
-        ConfigError: if the token's variable is not set, or nothing listens at the address.
+        ConfigError: if the token's environment variable is not set, or the URL has no listener.
     """
     import urllib3
 
     _require_listener(str(part.url))
     resource.setrlimit(resource.RLIMIT_AS, (LARGEST_PROCESS, LARGEST_PROCESS))
-    pool, headers = urllib3.PoolManager(), _headers(part)
+    pool, headers = urllib3.PoolManager(), _request_headers(part)
 
     def request_scores(batch: Mapping[str, Any]) -> list[float]:
         retries = urllib3.Retry(
@@ -125,7 +125,7 @@ def _request_contents(answers: Answers, size: int) -> Iterator[dict[str, Any]]:
         yield batch | {"columns": columns}
 
 
-def _headers(part: RewardTerm) -> dict[str, str]:
+def _request_headers(part: RewardTerm) -> dict[str, str]:
     """Return the headers of each request, with the token if the part has one."""
     headers = {"Content-Type": "application/json"}
     if part.token_variable is not None:
@@ -139,7 +139,7 @@ def _headers(part: RewardTerm) -> dict[str, str]:
 
 
 def _require_listener(url: str) -> None:
-    """Check that something accepts connections at the address."""
+    """Raise ConfigError if nothing accepts connections at the address."""
     from urllib3.util import parse_url
 
     try:
@@ -151,7 +151,7 @@ def _require_listener(url: str) -> None:
 
 
 def _read_body(answer: BaseHTTPResponse) -> bytes:
-    """Return the body of an endpoint's answer; refuse one without an end."""
+    """Return the body of an endpoint's answer; raise RewardError if it is too large."""
     body = bytearray()
     try:
         for piece in answer.stream(CHUNK, decode_content=False):

@@ -28,7 +28,7 @@ class Answers(NamedTuple):
 ScoreFunction = Callable[[Answers], Sequence[float]]
 
 
-# A minus after a digit, a letter or a bracket is no sign: the numbers of "3-5" are 3 and 5.
+# A minus after a digit, a letter or a bracket is not a sign: "3-5" has the numbers 3 and 5.
 NUMBER = re.compile(
     r"(?:(?<![\w.)\]}])[-\u2212])?"
     r"(?:(?:\d{1,3}(?:,\d{3})+(?![,\d])|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+\u2212]?\d+)?"
@@ -36,7 +36,7 @@ NUMBER = re.compile(
 
 
 def build_length_rule(part: RewardTerm) -> ScoreFunction:
-    """Return a rule that scores 1 from ``least`` to ``most`` tokens.
+    """Return a rule that scores 1 if the response has ``least`` to ``most`` tokens.
 
     The score falls to 0 over ``slack`` tokens outside of this range.
     """
@@ -55,29 +55,29 @@ def build_stop_rule(_: RewardTerm) -> ScoreFunction:
 
 
 def build_pattern_rule(part: RewardTerm) -> ScoreFunction:
-    """Return a rule that scores 1 if ``pattern`` is found, or matches the ``whole`` response."""
+    """Return a rule that scores 1 if ``pattern`` is found or, with ``whole``, matches all."""
     expression = re.compile(str(part.pattern))
     found = expression.fullmatch if part.whole else expression.search
     return lambda answers: [float(found(each.strip()) is not None) for each in answers.responses]
 
 
 def build_exact_rule(part: RewardTerm) -> ScoreFunction:
-    """Return a rule that scores 1 if the stripped response is the stripped text in the column."""
-    return _compare_with_column(part, lambda response, wanted: response.strip() == wanted.strip())
+    """Return a rule that scores 1 if response and column are equal, apart from outer spaces."""
+    return _build_column_rule(part, lambda response, wanted: response.strip() == wanted.strip())
 
 
 def build_number_rule(part: RewardTerm) -> ScoreFunction:
     """Return a rule that scores 1 if the last numbers in the response and the column are equal.
 
-    GSM8K's column ``answer`` ends in ``#### 42``, for example. ``find_last_number`` has the
-    grammar.
+    GSM8K's column ``answer`` ends in ``#### 42``, for example. ``find_last_number`` defines what
+    counts as a number.
     """
 
     def matches(response: str, wanted: str) -> bool:
         given, right = find_last_number(response), find_last_number(wanted)
         return given is not None and right is not None and math.isclose(given, right)
 
-    return _compare_with_column(part, matches)
+    return _build_column_rule(part, matches)
 
 
 def build_json_rule(part: RewardTerm) -> ScoreFunction:
@@ -85,13 +85,13 @@ def build_json_rule(part: RewardTerm) -> ScoreFunction:
 
     Raises:
         CapabilityError: if the package jsonschema is missing.
-        ConfigError: if the file of the schema is missing or is not a schema.
+        ConfigError: if the schema's file is missing, or is not a JSON schema.
     """
     check = _load_validator(part.json_schema)
 
     def score(response: str) -> float:
         try:
-            return float(check(json.loads(response, parse_constant=_refuse_constant)))
+            return float(check(json.loads(response, parse_constant=_refuse_nan_and_infinity)))
         except (ValueError, ArithmeticError, RecursionError):  # 1e999 overflows, for example
             return 0.0
 
@@ -111,18 +111,18 @@ RULES: dict[RewardKind, Callable[[RewardTerm], ScoreFunction]] = {
 def find_last_number(text: str) -> float | None:
     """Return the last number in the text; None if there is none.
 
-    A number has digits, which commas may group by three, a decimal point and an exponent, all but
-    the digits optional: 1,200.50, .5, 1.5e3. A sign is - or U+2212. Spaces end a number.
+    A number has digits, which commas may group by three, and optionally a sign (- or U+2212), a
+    decimal point and an exponent: 1,200.50, .5, -1.5e3. Spaces end a number.
     """
     found = NUMBER.findall(text)
     return float(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
 
 
-def _refuse_constant(name: str) -> None:
+def _refuse_nan_and_infinity(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _compare_with_column(part: RewardTerm, matches: Callable[[str, str], bool]) -> ScoreFunction:
+def _build_column_rule(part: RewardTerm, matches: Callable[[str, str], bool]) -> ScoreFunction:
     (column,) = part.columns
 
     def score_answers(answers: Answers) -> list[float]:
