@@ -3,9 +3,9 @@
     python -m rlhf.replay RUN_DIR                          the last step
     python -m rlhf.replay RUN_DIR --phase ppo --step 37    one step
 
-The replay runs in a folder of its own. It begins at the last checkpoint before the step, otherwise
-with the phase, and ends at the next step whose weights have digests (checkpoint.digest_every). The
-exit code is 0 if all is equal, and 1 if something differs.
+The replay runs in a folder of its own. It begins at the last checkpoint before the step or,
+without one, at the start of the phase. It ends at the next step whose weights have digests
+(checkpoint.digest_every). The exit code is 0 if all is equal, and 1 if something differs.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from rlhf.run.results import read_json_object, read_phase_result
 from rlhf.runtime.launch_mode import LAUNCHER, require_launcher
 from rlhf.runtime.phase_runs import library_versions
 
-DIFFERS = 1  # exit code
-SHOWN = 8  # most differing values that are printed
+DIFFERS = 1  # exit code if a value differs
+SHOWN = 8  # largest number of differing values to print
 
 
 class Replay(NamedTuple):
-    """The steps of a phase to take again: those after ``start``, up to and including ``end``."""
+    """The steps of a phase to take again: from ``start`` + 1 to ``end``, both included."""
 
     phase: Phase
     start: int
@@ -60,17 +60,17 @@ class ReplayComparison(NamedTuple):
     step: int | None
     """The first step that differs; None if all are equal."""
     differing: Mapping[str, tuple[Any, Any]]
-    """The values that differ at that step, by name: the run's and the replay's."""
+    """The values that differ at ``step``, by name: the run's value and the replay's value."""
 
 
 def plan_replay(run_dir: Path, phase: Phase | None, step: int | None) -> Replay:
-    """Return the steps to take again to check ``step`` of ``phase``; None: the last step or phase.
+    """Return the steps to take again to check ``step`` of ``phase``; None selects the last one.
 
     Raises:
         ConfigError: if the run has not logged the step, or took the phase from another run.
     """
     order = load_frozen_config(run_dir).phase.order
-    logged = read_logged(run_dir)
+    logged = read_logged_values(run_dir)
     known = [each for each in order if each in logged]
     if not known or (phase is not None and phase not in known):
         names = ", ".join(known) or "no phase"
@@ -91,8 +91,8 @@ def plan_replay(run_dir: Path, phase: Phase | None, step: int | None) -> Replay:
     return Replay(phase, start, min((each for each in digested if each >= step), default=step))
 
 
-def copy_run_before(run_dir: Path, replay: Replay, target: Path) -> None:
-    """Copy ``run_dir`` to ``target`` as it was after the step ``replay.start``.
+def copy_run_at_start_step(run_dir: Path, replay: Replay, target: Path) -> None:
+    """Copy a run to ``target`` in the state that it had after the step ``replay.start``.
 
     Raises:
         CheckpointError: if an earlier phase, or the checkpoint at that step, is damaged.
@@ -118,7 +118,7 @@ def copy_run_before(run_dir: Path, replay: Replay, target: Path) -> None:
         shutil.copytree(checkpoint.folder, copied, copy_function=link_or_copy)
 
 
-def take_steps(target: Path, replay: Replay) -> None:
+def resume_to_end_step(target: Path, replay: Replay) -> None:
     """Continue the run in ``target`` up to the step ``replay.end``."""
     stop = f"checkpoint.stop_after={replay.phase}/{replay.end}"
     free = (
@@ -134,12 +134,12 @@ def take_steps(target: Path, replay: Replay) -> None:
 
 def compare_logs(run_dir: Path, target: Path, replay: Replay) -> ReplayComparison:
     """Compare the values that two run directories have logged for the steps of ``replay``."""
-    logged = [read_logged(each).get(replay.phase, {}) for each in (run_dir, target)]
+    logged = [read_logged_values(each).get(replay.phase, {}) for each in (run_dir, target)]
     values = tensors = 0
     for step in range(replay.start + 1, replay.end + 1):
         theirs, ours = (each.get(step, {}) for each in logged)
         names = dict.fromkeys([*theirs, *ours])
-        if step == replay.end:  # the run may have evaluated its last models after this step
+        if step == replay.end:  # only the run may have evaluated its last models
             names = {name: None for name in names if name in ours or "/eval_" not in name}
         pairs = {name: (theirs.get(name), ours.get(name)) for name in names}
         values += len(pairs)
@@ -150,7 +150,7 @@ def compare_logs(run_dir: Path, target: Path, replay: Replay) -> ReplayCompariso
     return ReplayComparison(values, tensors, None, {})
 
 
-def read_logged(run_dir: Path) -> dict[str, dict[int, dict[str, Any]]]:
+def read_logged_values(run_dir: Path) -> dict[str, dict[int, dict[str, Any]]]:
     """Return the metrics, without timings, and the weight digests of a run, by phase and step."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for line in read_lines(run_dir / "metrics.jsonl", METRICS):
@@ -168,7 +168,7 @@ def is_digest(value: object) -> bool:
 
 
 def describe_comparison(found: ReplayComparison, replay: Replay) -> Iterator[str]:
-    """Yield lines: whether the steps are equal and, if not, the first step that differs."""
+    """Yield lines to print: that all steps are equal, or the first step that differs."""
     steps = f"{replay.phase} steps {replay.start + 1} to {replay.end}"
     if found.step is None:
         what = f"{found.values} values, {found.tensors} of them tensors of weights"
@@ -187,7 +187,7 @@ def describe_comparison(found: ReplayComparison, replay: Replay) -> Iterator[str
         yield f"  and {len(found.differing) - SHOWN} more"
 
 
-def describe_other_versions(run_dir: Path) -> Iterator[str]:
+def describe_version_differences(run_dir: Path) -> Iterator[str]:
     """Yield a line for each library whose version differs from the run's."""
     path, here = run_dir / "result.json", library_versions()
     theirs = read_json_object(path).get("versions", {}) if path.exists() else {}
@@ -198,11 +198,11 @@ def describe_other_versions(run_dir: Path) -> Iterator[str]:
 
 def replay_steps(run_dir: Path, replay: Replay, target: Path) -> bool:
     """Take the steps again in ``target``; print the comparison; return True if all is equal."""
-    with lock_run_dir(run_dir):  # a run in progress removes checkpoints
-        copy_run_before(run_dir, replay, target)
-    take_steps(target, replay)
+    with lock_run_dir(run_dir):  # without the lock, a running job may remove the checkpoint
+        copy_run_at_start_step(run_dir, replay, target)
+    resume_to_end_step(target, replay)
     found = compare_logs(run_dir, target, replay)
-    for line in [*describe_comparison(found, replay), *describe_other_versions(run_dir)]:
+    for line in [*describe_comparison(found, replay), *describe_version_differences(run_dir)]:
         sys.stdout.write(f"{sanitize_for_terminal(line)}\n")
     return found.step is None
 
