@@ -4,7 +4,7 @@
     python -m rlhf.export RUN_DIR --checkpoint N        the policy of a kept checkpoint
     python -m rlhf.export RUN_DIR --push OWNER/NAME     upload to a private repository
 
-Adapters are merged. The models are built on this machine's CPU, in one process.
+Adapters are merged into their base model. Models are built on this machine's CPU, in one process.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from rlhf.run.model_folder import replace_folder_atomically
 from rlhf.run.phase_state import checkpoint_folder, load_checkpoint
 from rlhf.run.tracker import Tracker
 
-# Engine name and folder of each phase's main model; a policy is looked for in this order.
+# Engine name and folder of each phase's main model; the first policy found is exported.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
 FOLDERS = {Phase.ppo: "actor", Phase.dpo: "actor", Phase.sft: "model", Phase.reward: "model"}
 
 
-def export_final(
+def export_final_model(
     run_dir: Path,
     folder: Path,
     *,
@@ -67,8 +67,8 @@ def export_final(
 ) -> None:
     """Write the final model of ``phase`` (None: the policy trained last) to ``folder``.
 
-    With ``average``, write the moving average of its weights. The model card is the run's, with the
-    results of all phases.
+    With ``average``, write the moving average of its weights. The model card is a copy of the
+    run's card, with the results of all phases.
 
     Raises:
         CheckpointError: if the run has no such model, or it is damaged.
@@ -89,7 +89,7 @@ def export_final(
             raise DamagedFileError(path, "an export copies regular files only")
     verify_model(source)
     card = read_stored_text(source / "README.md") or ""
-    for form in ("# {}\n", '"{}")'):  # the title, and the call
+    for form in ("# {}\n", '"{}")'):  # the card's title, and its example call
         old, new = (form.format(f"{each.parent.name}/{each.name}") for each in (source, folder))
         card = card.replace(old, new)
     with replace_folder_atomically(folder) as building:
@@ -105,7 +105,7 @@ def export_final(
 def export_checkpoint(
     checkpoint: Path, folder: Path, *, average: bool = False, trusts_code: bool = False
 ) -> None:
-    """Write the model of a checkpoint, or with ``average`` PPO's weight average, to ``folder``.
+    """Write the model of a checkpoint, or with ``average`` its moving average, to ``folder``.
 
     Raises:
         ConfigError: if ``folder`` exists, or the run keeps no average.
@@ -115,7 +115,7 @@ def export_checkpoint(
     found = load_checkpoint(checkpoint.resolve())
     phase, run_dir = Phase(found.folder.parents[1].name), found.folder.parents[2]
     refuse_code_of_run(run_dir, trusts_code=trusts_code, keys=OF_MODELS)
-    context = context_of_run(run_dir)
+    context = build_run_context(run_dir)
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
     engine = _build_engine(context, phase)
@@ -128,7 +128,7 @@ def export_checkpoint(
 
 
 def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
-    """Return the folder of the checkpoint after ``step`` of ``phase``; None: of the only match."""
+    """Return the folder of the checkpoint of ``step``; without ``phase``, search all phases."""
     load_run(run_dir)
     phases = [phase] if phase else list(Phase)
     found = [p for p in phases if checkpoint_folder(run_dir / p, step).is_dir()]
@@ -148,7 +148,7 @@ def push_to_hub(folder: Path, hub_id: str, *, public: bool) -> str:
     The access token comes from the environment, or from ``hf auth login``.
 
     Raises:
-        CapabilityError: if the hub is out of reach or refuses.
+        CapabilityError: if the hub is out of reach, or refuses the upload.
         ConfigError: if the repository is public already, and ``public`` is False.
     """
     from huggingface_hub import HfApi
@@ -187,8 +187,8 @@ def _refuse_existing(folder: Path) -> None:
         raise ConfigError(f"{folder} exists: choose another folder with --out FOLDER")
 
 
-def context_of_run(run_dir: Path, device: Device = Device.cpu) -> RunContext:
-    """Return the context of a finished run for one rank on ``device``, without data or trackers."""
+def build_run_context(run_dir: Path, device: Device = Device.cpu) -> RunContext:
+    """Build the context of a finished run for one rank on ``device``, without data or trackers."""
     config = load_run(run_dir)
     config = config_for_one_rank(
         config, device, precision_of_weights(config.hardware.dtype, device)
@@ -251,13 +251,13 @@ def _export(options: argparse.Namespace) -> None:
     if options.out is not None or options.push.count("/") != 1:
         raise ConfigError(f"--push {options.push}: must be OWNER/NAME, without --out")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary, options.push)  # the model card names the last two parts
+        folder = Path(temporary, options.push)  # the model card names its last two parts
         _write_chosen_model(options, folder)
         console.say(f"uploaded to {push_to_hub(folder, options.push, public=options.public)}")
 
 
 def _write_path_into_card(folder: Path) -> None:
-    """In the card's example code, replace the name, such as "models/mine", by the folder's path."""
+    """Replace the name (such as "models/mine") in the card's example code by the folder's path."""
     card = folder / "README.md"
     name, path = (json.dumps(each) for each in (f"{folder.parent.name}/{folder.name}", str(folder)))
     text = card.read_text(encoding="utf-8").replace(f"{name})", f"{path})")
@@ -267,7 +267,7 @@ def _write_path_into_card(folder: Path) -> None:
 def _write_chosen_model(options: argparse.Namespace, folder: Path) -> None:
     how = {"average": options.average, "trusts_code": options.trust_code}
     if options.checkpoint is None:
-        export_final(options.run_dir, folder, phase=options.phase, **how)
+        export_final_model(options.run_dir, folder, phase=options.phase, **how)
     else:
         checkpoint = find_kept_checkpoint(options.run_dir, options.checkpoint, options.phase)
         export_checkpoint(checkpoint, folder, **how)

@@ -157,7 +157,7 @@ def our_policy(
     """Return our policy loss over a mini-batch, with k3 in the loss if ``kl_coef`` is above 0."""
     given_BT = inputs.advantages_BT if advantages_BT is None else advantages_BT
     keep_BT, config = inputs.keep_BT, SimpleNamespace(loss_aggregation=how)
-    mean = Aggregation.for_mini_batch(config, keep_BT, Ranks(), max_tokens=longest)
+    mean = Aggregation.build_for_mini_batch(config, keep_BT, Ranks(), max_tokens=longest)
 
     def value(logprobs_BT: Tensor) -> Tensor:
         total = loss(logprobs_BT, inputs.old_BT, given_BT, keep_BT, total=mean.total, **clips).loss

@@ -16,7 +16,7 @@ from papers.claims import Figures, NotMeasurableError, Outcome, PaperResult, Pla
 from papers.paired import number
 from papers.started_runs import ppo_result, run_of
 from rlhf.evaluate.__main__ import evaluate
-from rlhf.evaluate.figures import model_figures
+from rlhf.evaluate.figures import answer_statistics
 
 MODEL = "RLHF_SMOLLM2"  # as in tests/runtime/test_smollm2.py
 NEEDS = f"`{MODEL}`: a folder with SmolLM2-135M-Instruct; and `pip install -e '.[sentiment]'`"
@@ -62,7 +62,7 @@ def measure(seed: int, place: Place) -> Figures:
         "answers": printed(rows),
     }
     for when, model in MODELS.items():
-        of_model = model_figures([row for row in rows if row["model"] == model])
+        of_model = answer_statistics([row for row in rows if row["model"] == model])
         found |= {f"{name}, {when}": value for name, value in measures(of_model).items()}
     return found
 

@@ -249,7 +249,7 @@ class Partner(Protocol):
     ) -> RolloutBackend:
         """Return a backend that samples by ``backend``; its responses are conversations."""
 
-    def yardsticks(self, records: Sequence[Record]) -> dict[str, float]:
+    def comparison_values(self, records: Sequence[Record]) -> dict[str, float]:
         """Return numbers for result.json with which results on ``records`` can be compared."""
 
     def close(self) -> None:

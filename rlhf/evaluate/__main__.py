@@ -2,9 +2,9 @@
 
     python -m rlhf.evaluate RUN_DIR [--against OTHER_RUN ...]
 
-Each answer, and the margin of each held-out pair, is written to a file in RUN_DIR/evaluation. The
-figures are computed from these files, and go to evaluation.json, to a table on the terminal, and to
-a section of RUN_DIR/report.html.
+Each answer, and the margin of each held-out pair, is written to a file in RUN_DIR/evaluation. All
+figures are computed from these files. They are written to evaluation.json and to a section of
+RUN_DIR/report.html, and the terminal shows a table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rlhf.evaluate.answer_rows import (
     last_trained_policy,
     policy_folders,
 )
-from rlhf.evaluate.figures import model_figures, reward_model_figures, win_rates
+from rlhf.evaluate.figures import answer_statistics, reward_model_statistics, win_rates
 from rlhf.phases.reward_evaluation import held_out_margins
 from rlhf.phases.sft import held_out_loss
 from rlhf.phases.shared.context import phase_tokens
@@ -43,7 +43,7 @@ from rlhf.run.console import build_console
 from rlhf.run.jsonl import JsonlWriter
 from rlhf.run.results import write_json
 
-SHOWN = ("score", "right", "gold", "KL, nats", "tokens", "perplexity")  # on the terminal
+SHOWN = ("score", "right", "gold", "KL, nats", "tokens", "perplexity")  # columns of the table
 START = "start"  # the model that a run without an SFT phase begins with
 CURVE = ("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold")
 
@@ -73,7 +73,8 @@ def evaluate(
     for other in against:
         name, folder = last_trained_policy(other)
         folders[f"{other.name}/{name}"] = folder
-    decoders = [*evaluator.decoders, *(Decoding(f"temperature {t:g}", t) for t in temperatures)]
+    added = (Decoding(f"temperature {t:g}", t) for t in temperatures)
+    decoders = [*evaluator.default_decodings, *added]
     count = num_prompts or config.ppo.eval_prompts
     perplexities: dict[str, float] = {}
     answers = _open_empty_file((run_dir / EVALUATION).with_name("answers.jsonl"))
@@ -97,7 +98,7 @@ def evaluate(
     answers.close()
     _write_margins(evaluator, (run_dir / EVALUATION).with_name("pairs.jsonl"))
     evaluator.close()
-    found = compute_figures(run_dir, perplexities)
+    found = compute_statistics(run_dir, perplexities)
     if tasks:
         found["lm_eval"] = run_benchmarks(folders, tasks)
     write_json(run_dir / EVALUATION, found)
@@ -116,7 +117,7 @@ def import_lm_eval() -> Any:
 
 
 def run_benchmarks(folders: Mapping[str, Path], tasks: Sequence[str]) -> dict[str, Any]:
-    """Run the ``tasks`` on each model; return name in ``folders`` -> task -> metric -> value.
+    """Run lm-eval's ``tasks`` on each model; return model name -> task -> metric -> value.
 
     Raises:
         ConfigError: if lm-eval does not know a task, or cannot download it.
@@ -153,22 +154,22 @@ def _write_margins(evaluator: Evaluator, path: Path) -> None:
     pairs.close()
 
 
-def compute_figures(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, Any]:
-    """Compute all figures from the stored answers, pairs and metrics; add ``perplexities``."""
+def compute_statistics(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, Any]:
+    """Compute all statistics from the stored answers, pairs and metrics; add ``perplexities``."""
     folder = (run_dir / EVALUATION).parent
     lines = read_lines(folder / "answers.jsonl", ANSWER)
     rows: list[AnswerRow] = [restore_nan(line) | {"right": line["right"]} for line in lines]
     models: dict[str, Any] = {}
     for (name, decoder), each in groupby(rows, key=lambda row: (row["model"], row["decoder"])):
         of_model = models.setdefault(name, {"decoders": {}})
-        of_model["decoders"][decoder] = model_figures(list(each))
+        of_model["decoders"][decoder] = answer_statistics(list(each))
     for name, value in perplexities.items():
         models[name]["perplexity"] = value
     sampled = [row for row in rows if row["decoder"] == "sampled"]
     found: dict[str, Any] = {"models": models, "win_rates": win_rates(sampled, list(models))}
     margins = [row["margin"] for row in read_lines(folder / "pairs.jsonl", PAIR)]
     if margins:
-        found["reward_model"] = reward_model_figures(margins)
+        found["reward_model"] = reward_model_statistics(margins)
     curve = [
         {"step": line["step"]} | {name: line[name] for name in CURVE if name in line}
         for line in read_lines(run_dir / "metrics.jsonl", METRICS)
@@ -198,10 +199,10 @@ def main(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def lock_evaluation(run_dir: Path) -> Iterator[None]:
-    """Hold the lock of a run's evaluation, whose files two commands would mix.
+    """Hold the lock of a run's evaluation, so that no other command writes the same files.
 
     Raises:
-        CheckpointError: if there is no run, its folder is a link, or another command evaluates it.
+        CheckpointError: if there is no run, its folder is a link, or another evaluation is running.
     """
     read_frozen_keys(run_dir)
     folder = (run_dir / EVALUATION).parent

@@ -23,7 +23,7 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import tokenizer_identity
 from rlhf.engine.devices import best_device
 from rlhf.engine.select import AnyEngine, build_engine
-from rlhf.export import context_of_run
+from rlhf.export import build_run_context
 from rlhf.models.build import build_actor, build_scorer, complete_reward_model
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.sources import RUN_FOLDER, ModelSource
@@ -38,16 +38,16 @@ from rlhf.phases.shared.policy_evaluation import (
     AnsweringPolicy,
     HeldOutPrompts,
     answer_prompts,
+    describe_answers,
     measure_answers,
-    show_answers,
 )
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, zero_scores
 from rlhf.run.finished_phase import verify_model
 from rlhf.run.policies import POLICIES, TRAINED
 from rlhf.runtime.run_data import load_phase_data
 
-WITHOUT_PPO = BatchPlan(per_rank=16, micro=16, accumulation=1)  # for runs without PPO
-# Kinds of rewards that judge an answer as right (1) or wrong.
+WITHOUT_PPO = BatchPlan(per_rank=16, micro=16, accumulation=1)  # used for runs without PPO
+# Kinds of rewards that score a right answer 1 and any other answer 0.
 RIGHT = (RewardKind.exact, RewardKind.number, RewardKind.json, RewardKind.pattern)
 
 AnswerRow = dict[str, Any]
@@ -72,14 +72,14 @@ class Evaluator:
 
         Raises:
             CheckpointError: if the run has not finished, or its models are gone or damaged.
-            ConfigError: if the run has code to run, and the command does not trust the code.
+            ConfigError: if the run has code of its own, and ``trusts_code`` is False.
         """
         quieten_libraries()
         config = load_run(run_dir)
         refuse_code_of_run(run_dir, trusts_code=trusts_code)
         if not (run_dir / "result.json").is_file():
             raise CheckpointError(f"{run_dir} has no result.json: finish the run first (resume=)")
-        context = context_of_run(run_dir, best_device())
+        context = build_run_context(run_dir, best_device())
         self.config: RunConfig = context.config
         judge = GoldJudge() if config.data.source is Source.synthetic else None
         self.context: RunContext = replace(
@@ -95,7 +95,7 @@ class Evaluator:
         self._backends = RolloutBackends(self.config, context.tokenizer, dtype, ranks)
 
     @property
-    def decoders(self) -> list[Decoding]:
+    def default_decodings(self) -> list[Decoding]:
         """Return two decodings: sampling with the run's temperature, and greedy."""
         rollout = self.config.rollout
         temperature = rollout.eval_temperature or rollout.temperature
@@ -151,7 +151,7 @@ class Evaluator:
                 key: values_B.tolist()
                 for key, values_B in measure_answers(context, rollout).items()
             }
-            shown = show_answers(context, rollout)
+            shown = describe_answers(context, rollout)
             for row in batch.keep_B.nonzero().flatten().tolist():
                 measured = {key: each[row] for key, each in values.items()}
                 yield {
@@ -161,7 +161,7 @@ class Evaluator:
                     "prompt": shown[row].prompt,
                     "response": shown[row].response,
                     **measured,
-                    "right": self._is_right(measured),
+                    "right": self._is_answer_right(measured),
                 }
 
     def close(self) -> None:
@@ -170,10 +170,10 @@ class Evaluator:
         if self._rewards is not None:
             self._rewards.close()
 
-    def _is_right(self, measured: Mapping[str, float]) -> bool | None:
+    def _is_answer_right(self, measured: Mapping[str, float]) -> bool | None:
         """Return True if the judge or all rules accept the answer, or the episode is a success.
 
-        Return None if the run has no judge, no such rule and no episodes.
+        Return None if the run has no judge, no rule of the kinds ``RIGHT`` and no episodes.
         """
         options: Iterator[ResponsesSeam] = modules_of("responses", self.config)
         for name in ("gold/exact", *(option.SUCCESS for option in options)):
@@ -199,7 +199,7 @@ class Evaluator:
         elif config.reward_model.init is ModelInit.pretrained:
             source = ModelSource.from_config(config.reward_model, key="reward_model")
         else:
-            return None  # a run without PPO
+            return None  # without PPO, a run may have no reward model
         scorer = build_scorer(source, self.context.tokenizer, seed=0)
         model = complete_reward_model(scorer, source, read_frozen_keys(self.context.run_dir))
         return self._build_frozen_engine(model, Role.reward)

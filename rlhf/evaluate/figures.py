@@ -1,4 +1,4 @@
-"""Compute the figures of an evaluation from its stored rows, without any model.
+"""Compute the statistics of an evaluation from its stored rows, without any model.
 
 Intervals are percentiles of a bootstrap over prompts (https://doi.org/10.1214/aos/1176344552).
 """
@@ -24,8 +24,8 @@ REPEATED = 4  # words per n-gram for ``repeated_ngram_share``
 StoredRow = Mapping[str, Any]
 
 
-def model_figures(rows: Sequence[StoredRow]) -> dict[str, Any]:
-    """Return means, 95 % intervals, diversity and pass@k of one model's answers by one decoder."""
+def answer_statistics(rows: Sequence[StoredRow]) -> dict[str, Any]:
+    """Return means, 95 % intervals, diversity and pass@k of a model's answers with one decoding."""
     by_prompt = _group_by_prompt(rows)
     scores = [np.mean([row["score"] for row in each]) for each in by_prompt.values()]
     figures: dict[str, Any] = {
@@ -54,12 +54,12 @@ def model_figures(rows: Sequence[StoredRow]) -> dict[str, Any]:
         }
         figures["right_ci"] = bootstrap_interval([float(np.mean(each)) for each in right])
     if "gold/gold" in named and min(map(len, by_prompt.values())) > 1:
-        figures |= best_of_n_figures(list(by_prompt.values()))
+        figures |= best_of_n_statistics(list(by_prompt.values()))
     return figures
 
 
 def win_rate(rows: Sequence[StoredRow], model: str, against: str) -> dict[str, Any]:
-    """Return figures of how often ``model`` scores above ``against`` on a prompt; ties count half.
+    """Return how often ``model`` scores above ``against`` on a prompt; ties count half.
 
     ``controlled`` is the win rate at equal length: a logistic regression of the outcome on the
     length difference, evaluated at 0 (https://arxiv.org/abs/2404.04475, with one coefficient).
@@ -84,7 +84,7 @@ def win_rate(rows: Sequence[StoredRow], model: str, against: str) -> dict[str, A
         "prompts": len(rates),
         "rate": float(np.mean(rates)),
         "ci": bootstrap_interval(rates),
-        "controlled": rate_at_equal_length(rates, lengths),
+        "controlled": win_rate_at_equal_length(rates, lengths),
     }
 
 
@@ -94,20 +94,20 @@ def win_rates(rows: Sequence[StoredRow], models: Sequence[str]) -> list[dict[str
 
 
 def bootstrap_interval(values: Sequence[float]) -> list[float]:
-    """Return the 95 % bootstrap interval of the mean of ``values``, which has one per prompt."""
+    """Return the 95 % bootstrap interval of the mean of ``values``, one value per prompt."""
     array = np.asarray(values, dtype=float)
     chosen = np.random.default_rng(0).integers(len(array), size=(DRAWS, len(array)))
     return [float(each) for each in np.percentile(array[chosen].mean(axis=1), PERCENTILES)]
 
 
-def rate_at_equal_length(rates: Sequence[float], lengths: Sequence[float]) -> float:
+def win_rate_at_equal_length(rates: Sequence[float], lengths: Sequence[float]) -> float:
     """Return the win rate that a logistic regression on lengths predicts at equal length."""
     spread = float(np.std(lengths))
     if spread == 0:
         return float(np.mean(rates))
     x = np.stack([np.ones(len(rates)), np.tanh(np.asarray(lengths) / spread)], axis=1)
     y, theta = np.asarray(rates), np.zeros(2)
-    for _ in range(NEWTON_STEPS):  # a little ridge: outcomes can be separable
+    for _ in range(NEWTON_STEPS):  # ridge penalty of 1e-2, since outcomes can be separable
         p = 1 / (1 + np.exp(-x @ theta))
         gradient = x.T @ (y - p) - 1e-2 * theta
         curvature = (x * (p * (1 - p))[:, None]).T @ x + 1e-2 * np.eye(2)
@@ -121,10 +121,10 @@ def estimate_pass_at_k(right: Sequence[bool], k: int) -> float:
     return 1 - math.comb(wrong, k) / math.comb(len(right), k)
 
 
-def best_of_n_figures(by_prompt: Sequence[Sequence[StoredRow]]) -> dict[str, Any]:
-    """Return two figures of how well the score chooses among the answers to a prompt.
+def best_of_n_statistics(by_prompt: Sequence[Sequence[StoredRow]]) -> dict[str, Any]:
+    """Return two statistics of how well the score chooses among the answers to a prompt.
 
-    ``best_of`` is the mean gold score of the best of n answers by score, over all choices of n.
+    ``best_of`` is the mean gold score of the highest-scoring of n answers, over all choices of n.
     ``agreement`` is the share of prompts whose answer of highest score has the highest gold score.
     """
     ranked = [
@@ -142,7 +142,7 @@ def best_of_n_figures(by_prompt: Sequence[Sequence[StoredRow]]) -> dict[str, Any
 
 
 def mean_of_best(ranked: Sequence[float], n: int) -> float:
-    """Return the mean value of the highest-ranked of n, over all choices of n; the best is last.
+    """Return the mean of the best of n values, over all choices of n; ``ranked`` has the best last.
 
     A value with i values before it is the best of C(i, n - 1) of the C(N, n) choices: the unbiased
     estimator of Gao et al. (https://arxiv.org/abs/2210.10760, appendix).
@@ -163,12 +163,12 @@ def repeated_ngram_share(text: str) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def reward_model_figures(margins: Sequence[float], *, bins: int = 10) -> dict[str, Any]:
+def reward_model_statistics(margins: Sequence[float], *, bins: int = 10) -> dict[str, Any]:
     """Return the accuracy and the calibration of a reward model on preference pairs.
 
     ``margins`` are chosen minus rejected scores. The model's certainty about a pair is
     sigmoid(|margin|). ``calibration`` lists mean certainty and accuracy for bins of equally many
-    pairs, for a chart; ``calibration_error`` is the reward phase's, from bins of equal width.
+    pairs, for a chart; ``calibration_error`` uses bins of equal width, as in the reward phase.
     """
     array = np.asarray(margins, dtype=float)
     right, certainty = (array > 0).astype(float), 1 / (1 + np.exp(-np.abs(array)))

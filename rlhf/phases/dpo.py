@@ -32,11 +32,7 @@ from rlhf.phases.shared.backends import build_rollout_backend
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.exporting import save_trained_model
-from rlhf.phases.shared.policies import (
-    build_policy,
-    build_reference,
-    policy_source,
-)
+from rlhf.phases.shared.policies import build_policy, build_reference, policy_source
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy, HeldOutPrompts, evaluate_policy
 from rlhf.phases.shared.scoring import zero_scores
 from rlhf.phases.shared.supervised import (
@@ -105,13 +101,13 @@ def _evaluate_answers(
     """Evaluate the policy's answers; return entries of result.json, whose names end in ``when``."""
     num_prompts = context.config.dpo.eval_prompts
     answers = evaluate_policy(context, trainer.answering, held_out, num_prompts=num_prompts)
-    result = answers.result(context.config, when)
+    result = answers.results(context.config, when)
     del result[f"score_{when}"]  # always 0: DPO has no reward model
     return result
 
 
 class DpoTrainer:
-    """A trainer of the policy by DPO, which takes one optimizer step at a time on pairs."""
+    """A trainer that updates the policy by DPO, one optimizer step on pairs per call."""
 
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
         config, tokenizer = context.config, context.tokenizer
@@ -148,36 +144,36 @@ class DpoTrainer:
             dtype=context.settings.dtype,
             ranks=context.ranks,
         )
-        # The policy, with the rollout backends for evaluations.
+        # The policy, the backends that sample its answers in evaluations, and models that score.
         self.answering = AnsweringPolicy(
             self.policy, backend(), backend(greedy=True), models, self._plan.micro
         )
 
     def train_step(self, rows: Rows) -> dict[str, float]:
-        """Take one step on the global batch ``rows``, split over the ranks; return the metrics."""
+        """Take an optimizer step on this rank's share of the batch ``rows``; return metrics."""
         started, context = time.monotonic(), self._context
         num_pairs, micro = len(rows["chosen_ids"]), self._plan.micro
         mine = local_share(context, range(num_pairs), rows["length"], micro=micro)
         rows = {name: [values[row] for row in mine] for name, values in rows.items()}
 
-        def losses_of(batch: PreferenceBatch) -> Iterator[tuple[Tensor, Metrics]]:
+        def compute_losses(batch: PreferenceBatch) -> Iterator[tuple[Tensor, Metrics]]:
             result = self._compute_loss(batch)
             yield result.loss / num_pairs, loss_metrics(Phase.dpo, result)
 
         batches = (self._collate(part) for part in split_table_rows(rows, micro))
-        _, values = take_optimizer_steps(context, Phase.dpo, [self.policy], batches, losses_of)
+        _, values = take_optimizer_steps(context, Phase.dpo, [self.policy], batches, compute_losses)
         return values | {"dpo/pairs_per_second": num_pairs / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> tuple[Mean, Mean]:
-        """Return the accuracy of the implicit rewards, and the loss, on held-out pairs."""
+        """Return accuracy (of the implicit rewards) and loss on the held-out pairs ``examples``."""
 
-        def measure(rows: Rows, keep_B: Tensor) -> Metrics:
+        def measure_rows(rows: Rows, keep_B: Tensor) -> Metrics:
             result = self._compute_loss(self._collate(rows), keep_B)
             return {"accuracy": result.accuracy, "loss": result.mean_loss}
 
         context, micro = self._context, self._plan.micro
-        limit = context.config.dpo.eval_examples
-        found = measure_held_out(context, self.policy, examples, measure, limit=limit, micro=micro)
+        sizes = {"limit": context.config.dpo.eval_examples, "micro": micro}
+        found = measure_held_out(context, self.policy, examples, measure_rows, **sizes)
         accuracy, loss = found["accuracy"], found["loss"]
         assert isinstance(accuracy, Mean)
         assert isinstance(loss, Mean)

@@ -31,7 +31,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     trainer = build_trainer(context, train)
     checkpoints = Checkpoints(context, Phase.reward, trainer.engines)
     if config.eval_every and not checkpoints.is_resumed:
-        checkpoints.log_held_out(trainer.evaluate(held_out).values())
+        checkpoints.log_held_out(trainer.evaluate(held_out).metrics())
 
     def train_step(number: int) -> dict[str, float]:
         step = trainer.steps[number - 1]
@@ -51,34 +51,34 @@ def run_reward(context: RunContext) -> dict[str, Any]:
         config,
         total_steps=len(trainer.steps),
         train_step=train_step,
-        evaluate=lambda: trainer.evaluate(held_out).values(),
+        evaluate=lambda: trainer.evaluate(held_out).metrics(),
     )
     after = trainer.evaluate(held_out)
-    measured = _measure_further(context, trainer, held_out, groups)
+    measured = _additional_results(context, trainer, held_out, groups)
     minimal = measured.get("minimal_pairs", {})
     shares = {f"reward/eval_{kind}": share for kind, share in minimal.items()}
-    checkpoints.log_held_out(after.values(), shares)
+    checkpoints.log_held_out(after.metrics(), shares)
     save_reward_model(context, trainer, after)
     trainer.close()
     took = {"steps": checkpoints.step, "seconds": checkpoints.elapsed_seconds}
     return measured | trainer.results(after) | took
 
 
-def _measure_further(
+def _additional_results(
     context: RunContext,
     trainer: RewardTrainer,
     held_out: Dataset,
     groups: Mapping[str, list[Record]],
 ) -> dict[str, Any]:
-    """Return measures by the judge, if there is one, and the accuracy on ``groups`` of pairs.
+    """Return results from the judge, if the run has one, and the accuracy on each of ``groups``.
 
     ``best_possible_accuracy`` is the expected accuracy on the held-out pairs if every response is
     scored with its gold score. ``minimal_pairs`` is, for each kind of flaw, the share of right
-    responses that score above a copy with only this flaw: held-out pairs often differ in several
-    flaws.
+    responses that score above a copy with only this flaw. Unlike these pairs, held-out pairs often
+    differ in several flaws.
     """
 
-    def accuracies(pairs: Mapping[str, list[Record]]) -> dict[str, float]:
+    def measure_accuracies(pairs: Mapping[str, list[Record]]) -> dict[str, float]:
         encoded = {name: _encode_pairs(context, each) for name, each in pairs.items()}
         return {name: trainer.evaluate(each).accuracy.value() for name, each in encoded.items()}
 
@@ -94,13 +94,13 @@ def _measure_further(
             for kind, (right, flawed) in made.items():
                 pairs[kind].append(Record(prompt=record.prompt, chosen=right, rejected=flawed))
         found["best_possible_accuracy"] = judge.best_accuracy(records)
-        found["minimal_pairs"] = accuracies(pairs)
-    return found | ({"groups": accuracies(groups)} if groups else {})
+        found["minimal_pairs"] = measure_accuracies(pairs)
+    return found | ({"groups": measure_accuracies(groups)} if groups else {})
 
 
 def save_reward_model(context: RunContext, trainer: RewardTrainer, after: RewardEvaluation) -> None:
     """Write the reward model, with further files if an option trained further models."""
-    with trainer.final_weights():
+    with trainer.use_final_weights():
         save_trained_model(
             context,
             trainer.engines["model"],

@@ -1,6 +1,6 @@
 """Measures of a reward model on held-out pairs.
 
-Shapes: B = pairs, M = scores of a response: one, unless an option trains several models.
+Shapes: B = pairs, M = scores per response (1, unless an option trains several models).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rlhf.phases.shared.supervised import collate_pair_rows
 class RewardEvaluation(NamedTuple):
     """Measures of a reward model, as means over held-out pairs.
 
-    If a response has several scores, its mean score is measured.
+    If a response has several scores, the measures use their mean.
     """
 
     means: dict[str, Mean]
 
     @property
     def accuracy(self) -> Mean:
-        """Return the share of pairs whose chosen response scores higher."""
+        """Return the share of pairs whose chosen response scores above the rejected one."""
         return self.means["accuracy"]
 
     def results(self) -> dict[str, Any]:
@@ -38,14 +38,14 @@ class RewardEvaluation(NamedTuple):
             "accuracy_ci": list(wilson_interval(float(accuracy.total), float(accuracy.count))),
         } | self._calibration
 
-    def values(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return the metrics to log."""
         shown = {name: mean.value() for name, mean in self.means.items() if "/" not in name}
         return {f"reward/eval_{n}": value for n, value in (shown | self._calibration).items()}
 
     @property
     def _calibration(self) -> dict[str, float]:
-        """Return the calibration error; {} if differences of scores are no probabilities."""
+        """Return the calibration error; {} if the loss is not pairwise and gives no probability."""
         if "right/0" not in self.means:
             return {}
         return {"calibration_error": calibration_error(self.means)}
@@ -56,15 +56,15 @@ def measure_scores(
 ) -> Metrics:
     """Return measures of the scores of pairs.
 
-    If the loss ``is_pairwise``, a difference of scores stands for a probability, whose calibration
-    is measured.
+    If the loss ``is_pairwise``, the sigmoid of a score difference is a probability. Its calibration
+    is then measured too.
     """
     margin_B = (chosen_BM - rejected_BM).mean(dim=1)
     found: Metrics = {
         "accuracy": Mean.of((margin_B > 0).float(), keep_B),
         "chosen_score": Mean.of(chosen_BM.mean(dim=1), keep_B),
         "rejected_score": Mean.of(rejected_BM.mean(dim=1), keep_B),
-        # Half the squared difference of two draws estimates their variance without bias.
+        # Half the squared difference of two scores is an unbiased estimate of their variance.
         "prompt_variance": Mean.of(margin_B.square() / 2, keep_B),
     }
     if is_pairwise:

@@ -1,7 +1,7 @@
 """Train a reward model on preference pairs, and measure it.
 
-Shapes: B = pairs, S = tokens of whole sequences, M = scores of a response: one, unless an option
-trains several models.
+Shapes: B = pairs, S = tokens of whole sequences, M = scores per response (1, unless an option
+trains several models).
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class PairLoss(NamedTuple):
 
     config: RewardConfig
 
-    def can_read(self, rows: Rows) -> bool:
-        """Return True if ``rows`` have the margins or scores that the loss reads."""
+    def has_loss_columns(self, rows: Rows) -> bool:
+        """Return True if ``rows`` have the columns (margins or scores) that the loss reads."""
         if self.config.loss is RewardLossName.regression:
             return PairColumn.chosen_score in rows
         return self.config.margin_column is None or PairColumn.margin in rows
@@ -66,7 +66,7 @@ class PairLoss(NamedTuple):
     def __call__(
         self, chosen_BS: Tensor, rejected_BS: Tensor, batch: PreferenceBatch, rows: Rows
     ) -> Tensor:
-        """Return the losses (B,) of one model's values; ``rows`` may have margins or scores."""
+        """Return each pair's loss (B,) from one model's values; some losses read ``rows`` too."""
         chosen_B = end_scores(chosen_BS, batch.chosen.attend_BS)
         rejected_B = end_scores(rejected_BS, batch.rejected.attend_BS)
         if self.config.loss is RewardLossName.regression:
@@ -85,13 +85,13 @@ class PairLoss(NamedTuple):
 
 
 class RewardTrainer:
-    """A trainer of the reward model, which takes one optimizer step at a time on pairs.
+    """A trainer that updates the reward model, one optimizer step on pairs per call.
 
     An option's subclass may add further models to ``engines``, and their steps to ``steps``.
     """
 
     def __init__(self, context: RunContext, steps: Sequence[PairStep]) -> None:
-        """Build the engine of the model, which learns in ``steps``."""
+        """Build the engine that trains the model in the optimizer steps ``steps``."""
         config, self.context, self.steps = context.config, context, steps
         self._collate = partial(collate_pair_rows, context, max_tokens=config.reward.max_tokens)
         self.plan = batch_plans(config)[Phase.reward]
@@ -117,24 +117,24 @@ class RewardTrainer:
 
     @property
     def scorer(self) -> Scorer:
-        """Return the reward model in the engine ``model``."""
+        """Return the reward model that the engine named "model" trains."""
         scorer = self.engines["model"].module
         assert isinstance(scorer, Scorer)
         return scorer
 
     def begin_step(self, step: int) -> list[AnyEngine]:
-        """Prepare ``step``, counted from 1; return the engines that learn in it."""
+        """Prepare ``step``, counted from 1; return the engines to train in this step."""
         return [self.engines["model"]]
 
-    def learner_weights(self, pairs: Sequence[int], weights: Sequence[float]) -> Tensor:
-        """Return the weights (M, B) of the pairs numbered ``pairs`` in the loss of each learner."""
+    def pair_weights_per_learner(self, pairs: Sequence[int], weights: Sequence[float]) -> Tensor:
+        """Return weights (M, B) of the pairs with indices ``pairs`` in each learner's loss."""
         return torch.tensor([weights])
 
-    def values(self, ids_BS: Tensor, *, trains: bool = False) -> Iterator[Tensor]:
-        """Yield values (B, S) of each model that scores; if ``trains``, of each that learns."""
+    def token_values(self, ids_BS: Tensor, *, trains: bool = False) -> Iterator[Tensor]:
+        """Yield values (B, S) of each model to evaluate or, if ``trains``, of each to train."""
         yield self.engines["model"](ids_BS)
 
-    def final_weights(self) -> AbstractContextManager[None]:
+    def use_final_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights that are evaluated and saved."""
         return nullcontext()
 
@@ -143,7 +143,7 @@ class RewardTrainer:
         return after.results()
 
     def build_extra_writer(self, after: RewardEvaluation) -> Callable[[Path], None] | None:
-        """Return a function that writes further files into the model's folder, if there are any."""
+        """Return a function that writes further files into the model's folder, or None."""
         return None
 
     def train_step(
@@ -155,21 +155,21 @@ class RewardTrainer:
         *,
         num_prompts: int,
     ) -> dict[str, float]:
-        """Take ``step``, counted from 1, on this rank's share of a batch; return the metrics.
+        """Take optimizer step ``step`` (from 1) on this rank's share of a batch; return metrics.
 
-        ``pairs`` are the places of the ``rows`` among all pairs. The loss of a model is the
+        ``pairs`` are the indices of ``rows`` among all pairs. The loss of a model is the
         weighted sum over the pairs of all ranks, divided by ``num_prompts``.
         """
         started = time.monotonic()
         learners = self.begin_step(step)
-        weights_MB = self.learner_weights(pairs, weights)
+        weights_MB = self.pair_weights_per_learner(pairs, weights)
 
-        def losses_of(rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
+        def compute_losses(rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
             batch = self._collate(rows)
             weights_BM = torch.tensor(rows["weights"], device=self.context.ranks.device)
-            values = self.values(batch.concatenate().ids_BS, trains=True)
+            values = self.token_values(batch.concatenate().ids_BS, trains=True)
             for values_BS, weights_B in zip(values, weights_BM.unbind(1), strict=True):
-                chosen_BS, rejected_BS = _split_pairs(values_BS)
+                chosen_BS, rejected_BS = _split_chosen_rejected(values_BS)
                 result = build_reward_loss(  # pairs that are repeated as padding have weight 0
                     self._loss(chosen_BS, rejected_BS, batch, rows),
                     end_scores(chosen_BS, batch.chosen.attend_BS),
@@ -180,7 +180,7 @@ class RewardTrainer:
 
         parts = split_table_rows({**rows, "weights": weights_MB.T.tolist()}, self.plan.micro)
         metrics, values = take_optimizer_steps(
-            self.context, Phase.reward, learners, parts, losses_of
+            self.context, Phase.reward, learners, parts, compute_losses
         )
         loss = metrics["reward/loss"]
         assert isinstance(loss, Mean)
@@ -188,28 +188,29 @@ class RewardTrainer:
         return values | {"reward/pairs_per_second": count / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> RewardEvaluation:
-        """Return means over held-out pairs, with the loss if the pairs have the numbers for it."""
+        """Return means over held-out pairs; the loss only if the pairs have the columns for it."""
         config = self.context.config.reward
 
-        def measure(rows: Rows, keep_B: Tensor) -> Metrics:
+        def measure_rows(rows: Rows, keep_B: Tensor) -> Metrics:
             batch = self._collate(rows)
-            values = [_split_pairs(each_BS) for each_BS in self.values(batch.concatenate().ids_BS)]
+            ids_BS = batch.concatenate().ids_BS
+            values = [_split_chosen_rejected(each_BS) for each_BS in self.token_values(ids_BS)]
             chosen_BM, rejected_BM = (
                 torch.stack([end_scores(each[side], part.attend_BS) for each in values], dim=1)
                 for side, part in enumerate(batch)
             )
             found = self.measure_scores(chosen_BM, rejected_BM, keep_B)
-            if self._loss.can_read(rows):
+            if self._loss.has_loss_columns(rows):
                 losses = [self._loss(*sides, batch, rows) for sides in values]
                 found["loss"] = Mean.of(torch.stack(losses).mean(dim=0), keep_B)
             return found
 
-        limit, micro = config.eval_examples, self.plan.micro
-        found = measure_held_out(self.context, self, examples, measure, limit=limit, micro=micro)
+        sizes = {"limit": config.eval_examples, "micro": self.plan.micro}
+        found = measure_held_out(self.context, self, examples, measure_rows, **sizes)
         return RewardEvaluation({n: m for n, m in found.items() if isinstance(m, Mean)})
 
     def measure_scores(self, chosen_BM: Tensor, rejected_BM: Tensor, keep_B: Tensor) -> Metrics:
-        """Return measures of the scores of held-out pairs; ``keep_B`` is False for padding."""
+        """Return measures of the scores of held-out pairs; ``keep_B`` is False for padding rows."""
         is_pairwise = self.context.config.reward.loss is not RewardLossName.regression
         return measure_scores(chosen_BM, rejected_BM, keep_B, is_pairwise=is_pairwise)
 
@@ -219,7 +220,7 @@ class RewardTrainer:
         with ExitStack() as stack:
             for engine in self.engines.values():
                 stack.enter_context(engine.evaluating())
-            stack.enter_context(self.final_weights())
+            stack.enter_context(self.use_final_weights())
             yield self.scorer
 
     def close(self) -> None:
@@ -228,25 +229,25 @@ class RewardTrainer:
             engine.close()
 
     def build_engine(self, module: nn.Module, steps: int) -> AnyEngine:
-        """Build an engine that trains ``module``, with a learning-rate schedule over ``steps``."""
+        """Build an engine that trains ``module``, with a schedule over ``steps`` steps."""
         config, role = self.context.config, Role.reward_training
         optimizer = optimizer_settings(config, config.reward, Phase.reward, role, total_steps=steps)
         return build_engine(module, role=role, optimizer=optimizer, **self._shared)
 
 
 def build_trainer(context: RunContext, pairs: Dataset) -> RewardTrainer:
-    """Build the trainer on the tokenised ``pairs``: an option's, or a ``RewardTrainer``."""
-    steps = divide_pairs(context, pairs, context.config.reward.epochs, "shuffle")
+    """Build the trainer for tokenised ``pairs``: an option's trainer, or a ``RewardTrainer``."""
+    steps = plan_pair_steps(context, pairs, context.config.reward.epochs, "shuffle")
     for build in hooks_of("models", "build_reward_trainer", context.config):
         trainer: RewardTrainer = build(context, steps, pairs)
         return trainer
     return RewardTrainer(context, steps)
 
 
-def divide_pairs(
+def plan_pair_steps(
     context: RunContext, pairs: Dataset, epochs: float, *stream: str
 ) -> list[PairStep]:
-    """Return the optimizer steps over ``epochs`` passes, in the order that ``stream`` draws."""
+    """Return the optimizer steps of ``epochs`` passes; ``stream`` names the shuffle's stream."""
     config = context.config.reward
     return pair_steps(
         pairs["group"][:] if config.group_pairs else range(len(pairs)),
@@ -256,7 +257,7 @@ def divide_pairs(
     )
 
 
-def _split_pairs(values_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """Split values of all chosen, then all rejected responses into the two halves."""
+def _split_chosen_rejected(values_BS: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the two halves of the rows: values of chosen, then of rejected responses."""
     chosen_BS, rejected_BS = values_BS.chunk(2)
     return chosen_BS, rejected_BS

@@ -20,10 +20,7 @@ from rlhf.engine.select import build_engine
 from rlhf.engine.settings import optimizer_settings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import build_actor, extensions_of, require_enough_positions
-from rlhf.models.language_model import (
-    LanguageModel,
-    kept_token_logprobs,
-)
+from rlhf.models.language_model import LanguageModel, kept_token_logprobs
 from rlhf.models.sources import ModelSource
 from rlhf.options import hooks_of
 from rlhf.phases.shared.checkpoints import Checkpoints
@@ -86,7 +83,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
 
 
 class SftTrainer:
-    """A trainer of the SFT model, which takes one optimizer step at a time on whole sequences."""
+    """A trainer that updates the SFT model, one optimizer step on whole sequences per call."""
 
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
         config = context.config
@@ -118,24 +115,24 @@ class SftTrainer:
             start(config, model, context.ranks, self.plan)
 
     def train_step(self, rows: Rows) -> dict[str, float]:
-        """Take one step on this rank's share of a global batch, ``rows``; return the metrics."""
+        """Take an optimizer step on ``rows``, this rank's share of a batch; return metrics."""
         started, context = time.monotonic(), self._context
         batches = [_collate(context, part) for part in split_table_rows(rows, self.plan.micro)]
         counts = [(b.keep_BS[:, 1:].sum(), b.attend_BS.sum()) for b in batches]
-        # Ranks that share sequences count the same tokens.
+        # Ranks that share a sequence all count its tokens, so the sum is divided by their number.
         num_kept, num_tokens = context.ranks.sum(
             torch.stack([torch.stack(pair) for pair in counts]).sum(dim=0)
         ) // ranks_per_sequence(context.config)
 
-        def losses_of(batch: SequenceBatch) -> Iterator[tuple[torch.Tensor, Metrics]]:
+        def compute_losses(batch: SequenceBatch) -> Iterator[tuple[torch.Tensor, Metrics]]:
             result = sft_loss(kept_token_logprobs(self.engine, batch))
             yield result.loss / num_kept, loss_metrics(Phase.sft, result)
 
-        _, values = take_optimizer_steps(context, Phase.sft, [self.engine], batches, losses_of)
+        _, values = take_optimizer_steps(context, Phase.sft, [self.engine], batches, compute_losses)
         return values | {"sft/tokens_per_second": int(num_tokens) / (time.monotonic() - started)}
 
     def evaluate(self, examples: Any) -> dict[str, float]:
-        """Return the mean loss (nats per token with a loss) and perplexity of held-out examples."""
+        """Return the mean loss (nats per token) and perplexity of the held-out ``examples``."""
         loss = held_out_loss(self._context, self.engine, examples, micro=self.plan.micro)
         return {"sft/eval_loss": loss, "sft/eval_perplexity": perplexity(loss)}
 
@@ -143,13 +140,13 @@ class SftTrainer:
 def held_out_loss(context: RunContext, model: TokenModel, examples: Any, *, micro: int) -> float:
     """Return the mean loss of held-out examples, in nats per token that sft.loss_on selects."""
 
-    def measure(rows: Rows, keep_B: torch.Tensor) -> Metrics:
+    def measure_rows(rows: Rows, keep_B: torch.Tensor) -> Metrics:
         batch = _collate(context, rows)
         batch = batch._replace(keep_BS=batch.keep_BS & keep_B[:, None])
         return {"loss": sft_loss(kept_token_logprobs(model, batch)).mean_loss}
 
     limit = context.config.sft.eval_examples
-    found = measure_held_out(context, model, examples, measure, limit=limit, micro=micro)
+    found = measure_held_out(context, model, examples, measure_rows, limit=limit, micro=micro)
     return found["loss"].value()
 
 

@@ -10,7 +10,7 @@ import pytest
 from rlhf.config.choices import Phase
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData, swap_answers
-from rlhf.phases.shared.context import labelled_records
+from rlhf.phases.shared.context import records_with_label_noise
 
 PAIRS = [Record(f"p{i}", f"good {i}", f"bad {i}") for i in range(100)]
 LONE = Record("p", "an answer without a rejected one")
@@ -47,7 +47,7 @@ def test_reward_and_dpo_have_a_noise_of_their_own(reward: float, dpo: float) -> 
         ),
     )
     shares = {
-        phase: len(exchanged(labelled_records(context, phase))) / len(PAIRS)
+        phase: len(exchanged(records_with_label_noise(context, phase))) / len(PAIRS)
         for phase in (Phase.sft, Phase.reward, Phase.dpo)
     }
     assert shares == {Phase.sft: 0.0, Phase.reward: reward, Phase.dpo: dpo}

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhf.evaluate.__main__ import compute_figures
+from rlhf.evaluate.__main__ import compute_statistics
 from rlhf.evaluate.figures import (
+    answer_statistics,
     bootstrap_interval,
     distinct_ngram_ratio,
     estimate_pass_at_k,
-    model_figures,
-    rate_at_equal_length,
     repeated_ngram_share,
-    reward_model_figures,
+    reward_model_statistics,
     win_rate,
+    win_rate_at_equal_length,
     win_rates,
 )
 
@@ -37,7 +37,7 @@ def test_figures_are_means_over_answers() -> None:
         row("q", 5.0, response="three", **{"gold/gold": 1.0}),
     ]
     rows = [each | {"gold/gold": each.get("gold/gold", 0.0)} for each in rows]
-    found = model_figures(rows)
+    found = answer_statistics(rows)
     assert (found["prompts"], found["answers"], found["score"]) == (2, 3, 3.0)
     assert found["ended_share"] == pytest.approx(2 / 3)
     assert found["tokens"] == pytest.approx(10 / 3)
@@ -52,7 +52,7 @@ def test_pass_at_k() -> None:
     assert estimate_pass_at_k([True, False, False, False], 2) == pytest.approx(0.5)
     assert estimate_pass_at_k([True, True, False], 2) == 1.0
     rows = [row("p", 0.0, sample=n, right=n == 0) for n in range(4)]
-    assert model_figures(rows)["pass_at"] == {"1": 0.25, "2": pytest.approx(0.5), "4": 1.0}
+    assert answer_statistics(rows)["pass_at"] == {"1": 0.25, "2": pytest.approx(0.5), "4": 1.0}
 
 
 def test_best_of_n_is_the_mean_over_all_choices_by_score() -> None:
@@ -63,7 +63,7 @@ def test_best_of_n_is_the_mean_over_all_choices_by_score() -> None:
         for prompt, of_prompt in scores.items()
         for n, score in enumerate(of_prompt)
     ]
-    found = model_figures(rows)
+    found = answer_statistics(rows)
     for n in (1, 2, 4):
         best = [
             golds[prompt][max(chosen, key=scores[prompt].__getitem__)]
@@ -72,7 +72,7 @@ def test_best_of_n_is_the_mean_over_all_choices_by_score() -> None:
         ]
         assert found["best_of"][str(n)] == pytest.approx(sum(best) / len(best))
     assert found["agreement"] == 0.5, "only q's answer of highest score is the best by gold"
-    assert "best_of" not in model_figures(rows[::4]), "one sample of each prompt"
+    assert "best_of" not in answer_statistics(rows[::4]), "one sample of each prompt"
 
 
 def test_win_rates_compare_answers_to_the_same_prompt() -> None:
@@ -90,11 +90,11 @@ def test_length_control_takes_away_what_length_wins() -> None:
     lengths = [10.0] * 150 + [-10.0] * 50
     rates = [1.0] * 120 + [0.0] * 30 + [1.0] * 10 + [0.0] * 40
     assert np.mean(rates) == 0.65
-    assert rate_at_equal_length(rates, lengths) == pytest.approx(0.5, abs=0.01)
+    assert win_rate_at_equal_length(rates, lengths) == pytest.approx(0.5, abs=0.01)
     # Better answers win whatever their length.
     rates = [1.0, 1.0, 1.0, 0.0] * 50
     lengths = [10.0] * 100 + [-10.0] * 100
-    assert rate_at_equal_length(rates, lengths) == pytest.approx(0.75, abs=0.01)
+    assert win_rate_at_equal_length(rates, lengths) == pytest.approx(0.75, abs=0.01)
 
 
 def test_intervals_cover_the_mean_as_often_as_they_say() -> None:
@@ -119,13 +119,13 @@ def test_diversity_and_repetition() -> None:
 
 def test_calibration_of_a_reward_model() -> None:
     # Always certain by 1.0, and right in nine of ten pairs.
-    found = reward_model_figures([1.0] * 9 + [-1.0], bins=1)
+    found = reward_model_statistics([1.0] * 9 + [-1.0], bins=1)
     (only,) = found["calibration"]
     assert found["accuracy"] == 0.9
     assert only == {"certainty": pytest.approx(0.731, abs=1e-3), "right": 0.9, "pairs": 10}
     assert found["calibration_error"] == pytest.approx(0.169, abs=1e-3)
     # In bins of equal width, as in result.json: one of ten is certain by 0.99 and wrong.
-    found = reward_model_figures([0.1] * 9 + [-5.0], bins=1)
+    found = reward_model_statistics([0.1] * 9 + [-5.0], bins=1)
     expected = 0.9 * (1 - 1 / (1 + math.exp(-0.1))) + 0.1 / (1 + math.exp(-5))
     assert found["calibration_error"] == pytest.approx(expected)
 
@@ -135,7 +135,7 @@ def test_values_of_a_diverged_policy_are_counted_as_nan(tmp_path: Path) -> None:
     row |= {"score": 0.5, "kl": None, "tokens": 2, "ended": True, "right": None}
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation/answers.jsonl").write_text(json.dumps(row) + "\n")
-    figures = compute_figures(tmp_path, {})["models"]["ppo"]["decoders"]["sampled"]
+    figures = compute_statistics(tmp_path, {})["models"]["ppo"]["decoders"]["sampled"]
     assert math.isnan(figures["kl"])
     assert figures["score"] == 0.5
     assert "pass_at" not in figures, "no answer is known to be right or wrong"

@@ -25,7 +25,7 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases import reward, reward_trainer, sft
 from rlhf.phases.shared.context import RunContext, phase_tokens
-from rlhf.phases.shared.supervised import warn_of_few_steps
+from rlhf.phases.shared.supervised import warn_if_lr_never_peaks
 from rlhf.run.console import build_console
 from rlhf.run.metric_table import describe_undocumented_metric, varies_between_runs
 from rlhf.run.tracker import Tracker
@@ -186,7 +186,7 @@ def test_a_phase_shorter_than_its_warm_up_is_told(
     context = run(sft.run_sft, "phase.order=[sft]", *short).context
     said: list[str] = []
     monkeypatch.setattr(type(context.console), "say", lambda _, text: said.append(text))
-    warn_of_few_steps(context.console, "sft", context.config.sft, steps=steps)
+    warn_if_lr_never_peaks(context.console, "sft", context.config.sft, steps=steps)
     if steps == 4:
         assert said == []
     else:

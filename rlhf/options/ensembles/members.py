@@ -100,7 +100,7 @@ class Ensemble(nn.Module):
     def response_scores(self, sequences: WholeSequences) -> ResponseScores:
         """Return the combined scores of responses, and the disagreement of the members."""
         values_MBS = self.member_values(sequences.ids_BS).unbind(-1)
-        scores_BM = torch.stack([sequences.at_end(each) for each in values_MBS], dim=1)
+        scores_BM = torch.stack([sequences.last_token_values(each) for each in values_MBS], dim=1)
         return ResponseScores(self.combine(scores_BM), {"disagreement": disagreement(scores_BM)})
 
     def forward(self, ids_BS: Tensor) -> Tensor:

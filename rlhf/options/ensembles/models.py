@@ -12,7 +12,7 @@ from rlhf.models.language_model import Scorer
 from rlhf.models.sources import ModelSource
 from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import Combination, Ensemble, build_members, load_ensemble
-from rlhf.phases.shared.model_checks import build_empty
+from rlhf.phases.shared.model_checks import build_weightless_model
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -27,7 +27,7 @@ def check_models(config: RunConfig, phases: Container[Phase]) -> None:
     if Phase.reward not in phases:
         return
     key, base = reward_model_base(config)
-    if scorer := build_empty("AutoModelForSequenceClassification", key, base):
+    if scorer := build_weightless_model("AutoModelForSequenceClassification", key, base):
         build_members(Scorer(scorer), config.reward, seeds=())
 
 

@@ -30,7 +30,7 @@ from rlhf.options.ensembles.members import (
     swap_in_mean_weights,
 )
 from rlhf.phases.reward_evaluation import RewardEvaluation
-from rlhf.phases.reward_trainer import RewardTrainer, divide_pairs
+from rlhf.phases.reward_trainer import RewardTrainer, plan_pair_steps
 from rlhf.phases.shared.context import RunContext
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class EnsembleTrainer(RewardTrainer):
     def __init__(self, context: RunContext, steps: Sequence[PairStep], pairs: Dataset) -> None:
         super().__init__(context, steps)
         config, seed = context.config.reward, context.config.seed
-        further = divide_pairs(context, pairs, config.member_epochs, "members", "shuffle")
+        further = plan_pair_steps(context, pairs, config.member_epochs, "members", "shuffle")
         self.steps = [*steps, *further]
         self._first_steps, self._member_steps = len(steps), len(further)
         seeds = [seed_for(seed, "reward_model", number) for number in range(1, config.members)]
@@ -83,12 +83,12 @@ class EnsembleTrainer(RewardTrainer):
         first, *further = self.engines.values()
         return further or [first]
 
-    def learner_weights(self, pairs: Sequence[int], weights: Sequence[float]) -> Tensor:
+    def pair_weights_per_learner(self, pairs: Sequence[int], weights: Sequence[float]) -> Tensor:
         """Return the weights (M, B) of ``pairs`` in the loss of each member that learns now."""
-        weights_1B = super().learner_weights(pairs, weights)
+        weights_1B = super().pair_weights_per_learner(pairs, weights)
         return weights_1B * self._pair_weights_MN[:, list(pairs)] if self.members else weights_1B
 
-    def values(self, ids_BS: Tensor, *, trains: bool = False) -> Iterator[Tensor]:
+    def token_values(self, ids_BS: Tensor, *, trains: bool = False) -> Iterator[Tensor]:
         """Yield values (B, S) of all members; if ``trains``, only of the members that learn now.
 
         An evaluation with WARM yields only the first engine's values, made with the mean weights.
@@ -117,7 +117,7 @@ class EnsembleTrainer(RewardTrainer):
             found[f"mean/{number}"] = Mean.of(scores_B, keep_B)
         return found
 
-    def final_weights(self) -> AbstractContextManager[None]:
+    def use_final_weights(self) -> AbstractContextManager[None]:
         """Replace the model's weights by the members' mean within the context if WARM is used."""
         return (
             swap_in_mean_weights(self.scorer, self.members) if self.is_averaged else nullcontext()

@@ -22,7 +22,7 @@ from rlhf.phases.ppo.targets import (
     TargetMaker,
     Targets,
     TargetSteps,
-    decouple_lambdas,
+    estimate_with_decoupled_lambdas,
     scaled_part_scores,
 )
 
@@ -84,7 +84,7 @@ def _estimate_by_gae(maker: TargetMaker, targets: Targets, rollout: Rollout) -> 
         costs_BT = targets.penalty_BT
         estimate = partial(turn_gae, rewards_BT + costs_BT, costs_BT, values_BT, turns.turn_BT)
     estimate = partial(estimate, gamma=config.gamma, last_values_B=last_values_B)
-    return targets._replace(raw=decouple_lambdas(estimate, keep_BT, config))
+    return targets._replace(raw=estimate_with_decoupled_lambdas(estimate, keep_BT, config))
 
 
 def _require_turns(rollout: Rollout) -> Turns:

@@ -49,7 +49,7 @@ class EnvironmentPartner:
         pad_id = tokenizer.pad_token_id
         return EpisodeRollout(backend, begin, limits, pad_id=pad_id, ranks=ranks)
 
-    def yardsticks(self, records: Sequence[Record]) -> dict[str, float]:
+    def comparison_values(self, records: Sequence[Record]) -> dict[str, float]:
         """Return the largest expected return, and the mean return of random turns, if known."""
         facts, found = self._pool.facts, {}
         if facts.optimum is not None:

@@ -29,7 +29,7 @@ from rlhf.options.lora.lora import (
     select_adapter_tensors,
 )
 from rlhf.phases.shared.exporting import Export
-from rlhf.phases.shared.model_checks import build_empty
+from rlhf.phases.shared.model_checks import build_weightless_model
 from rlhf.run.model_folder import save_from_stream, tensors_to_save
 
 if TYPE_CHECKING:
@@ -133,5 +133,5 @@ def check_models(config: RunConfig, _: Container[Phase]) -> None:
     lora = config.lora
     if not lora.target_modules or not {LoraRole.sft, LoraRole.actor} & {*lora.roles}:
         return
-    if policy := build_empty("AutoModelForCausalLM", "model", config.model):
+    if policy := build_weightless_model("AutoModelForCausalLM", "model", config.model):
         add_adapters(policy, lora, seed=0)

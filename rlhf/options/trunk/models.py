@@ -26,7 +26,7 @@ from rlhf.options.trunk.trunk import (
 from rlhf.phases.ppo.models import Learner
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.exporting import Export
-from rlhf.phases.shared.model_checks import build_empty
+from rlhf.phases.shared.model_checks import build_weightless_model
 from rlhf.phases.shared.policies import trainable_policy_source
 from rlhf.phases.shared.scoring import ModelOutputs, Rewards, Scores, WholeSequences
 from rlhf.run.model_folder import tensors_to_save
@@ -68,7 +68,7 @@ def check_models(config: RunConfig, phases: Container[Phase]) -> None:
     """Raise an error if the policy has too few layers, or its layers' names are unknown."""
     if Phase.ppo not in phases:
         return
-    if policy := build_empty("AutoModelForCausalLM", "model", config.model):
+    if policy := build_weightless_model("AutoModelForCausalLM", "model", config.model):
         SharedTrunk(
             policy,
             num_layers_unfrozen=config.ppo.num_layers_unfrozen or 0,
@@ -128,7 +128,7 @@ class TrunkModels:
             None if policy is None else policy.logprobs_BT,
             sequences.scatter_logprobs(output.reference).logprobs_BT,
             sequences.select_predicting_positions(output.values_BS),
-            sequences.at_end(output.values_BS),
+            sequences.last_token_values(output.values_BS),
             *self.scores(sequences),
         )
 

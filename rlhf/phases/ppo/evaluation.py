@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-# The measures whose gain is reported, with their names in result.json.
+# The measures whose mean gains are reported, and their names in result.json.
 GAINS = {"score": "score", "gold/gold": "gold", "gold/exact": "exact"}
 
 
@@ -49,7 +49,7 @@ class PpoEvaluation:
         self._hooks = hooks
         self.variants = [each for hook in hooks for each in hook.actor_variants(engine)]
 
-    def read_results(self) -> None:
+    def restore_held_out_values(self) -> None:
         """Read the values that an earlier attempt of this phase wrote to ppo/held_out.json."""
         self._by_prompt = read_json(self._file, HELD_OUT) or {}
 
@@ -62,20 +62,20 @@ class PpoEvaluation:
         If ``when`` is "after", 95 % intervals of the mean gains since "before" are returned too.
         """
         evaluation = self._evaluate_policy()
-        result = evaluation.result(self._context.config, when)
+        result = evaluation.results(self._context.config, when)
         self._by_prompt[when] = evaluation.by_prompt
         if self._context.ranks.is_main:
             write_json(self._file, self._by_prompt, indent=None)
         if log is not None:
             log(evaluation.metrics())
         if when == "after":
-            result |= self._gain_intervals() | self._yardsticks()
+            result |= self._gain_intervals() | self._comparison_values()
         for hook in self._hooks:
             result |= hook.results(self._engine, self._prompts, when)
         return result
 
     def _gain_intervals(self) -> dict[str, Any]:
-        """Return intervals of the mean gains in score, gold score and rewards of weight 0."""
+        """Return 95 % intervals of the mean gains in GAINS and in rewards of weight 0."""
         before, after = self._by_prompt["before"], self._by_prompt["after"]
         parts = self._context.config.rewards.items()
         judges = {f"parts/{name}": name for name, part in parts if part.weight == 0}
@@ -84,7 +84,7 @@ class PpoEvaluation:
         found = {
             name: [gain.low, gain.high]
             for name, gain in gains.items()
-            if math.isfinite(gain.half)  # NaN for a single prompt or if a score is not finite
+            if math.isfinite(gain.half)  # False for a single prompt, or if a score is not finite
         }
         result: dict[str, Any] = {
             f"{title}_gain_ci": found[name] for name, title in GAINS.items() if name in found
@@ -93,17 +93,17 @@ class PpoEvaluation:
             result["judge_gains"] = told
         return result
 
-    def _yardsticks(self) -> dict[str, float]:
-        """Return an environment's numbers to compare the results with; {} without environment."""
+    def _comparison_values(self) -> dict[str, float]:
+        """Return an environment's numbers to compare results with; {} without an environment."""
         rows = self._prompts.examples["row"][: self._context.config.ppo.eval_prompts]
-        return self._engine.backends.yardsticks([self._prompts.records[row] for row in rows])
+        return self._engine.backends.comparison_values([self._prompts.records[row] for row in rows])
 
     def evaluate_metrics(self) -> dict[str, float]:
         """Evaluate the policy and return its metrics."""
         return self._evaluate_policy().metrics()
 
     def write_samples(self, targets: HeldOutTargets, *, step: int, is_last: bool = False) -> None:
-        """Log answers to a few held-out prompts; if ``is_last``, also answers of the variants.
+        """Log answers to a few held-out prompts; if ``is_last``, also by the actor's variants.
 
         The last answers come from the weights that PPO ends with, which may be the weights of an
         earlier step (checkpoint.load_best). Prompts and random numbers are the same at every step,

@@ -1,11 +1,11 @@
-"""The seam between PPO and its options: hooks, which the phase and its trainer call.
+"""The hooks by which options take part in PPO; the phase and its trainer call them.
 
 An option that takes part in PPO has a module ``hooks`` with the class ``HOOK``. A method is called
 on all hooks in the order of ``rlhf.options.OPTIONS``. A hook that changes an argument receives the
 argument as the previous hook returned it. ``HooksSeam`` names the options that have hooks.
 """
 
-# ruff: noqa: ARG002, ARG003 - the methods of PpoHook change nothing
+# ruff: noqa: ARG002, ARG003 - the methods of the base class ignore their arguments
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class ActorVariant(NamedTuple):
     """An alternative to the actor's last weights, such as their moving average.
 
-    At its end, the phase evaluates these weights, saves them and samples from them.
+    After the last step, the phase evaluates these weights, saves them and samples from them.
     """
 
     name: str  # NAME in the folder actor_NAME, and in entries of result.json ending in after_NAME
@@ -43,9 +43,9 @@ class ActorVariant(NamedTuple):
 
 
 class PpoHook:
-    """The base class of an option's part in PPO. The methods of this class change nothing."""
+    """The base class of the options' hooks in PPO. Its own methods change nothing."""
 
-    samples_older_policy: ClassVar[bool] = False  # True: samples responses before the last update
+    samples_older_policy: ClassVar[bool] = False  # True: an older policy samples responses
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -57,10 +57,10 @@ class PpoHook:
 
     @property
     def auto_reuse_logprobs(self) -> When | None:
-        """Return the value that the option requires for rollout.reuse_logprobs=auto; None: any."""
+        """Return the mode that replaces rollout.reuse_logprobs=auto; None to keep auto."""
         return None
 
-    # The trainer calls these methods.
+    # PPOTrainer calls the methods from here to ``add_gradient``.
 
     def target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Return the steps from scores to advantages, with steps added or replaced."""
@@ -78,7 +78,7 @@ class PpoHook:
         """Backpropagate the option's loss before the optimizer step; return the loss's metrics."""
         return {}
 
-    # The phase calls these methods.
+    # The function ``run_ppo`` calls the methods from here on.
 
     def begin(self, trainer: PPOTrainer, loader: PromptLoader) -> Mapping[str, StatefulWithTensors]:
         """Prepare for the first step; return the objects that checkpoints store, by name."""
@@ -107,7 +107,7 @@ class PpoHook:
 def build_hooks(config: RunConfig, context: RunContext | None = None) -> list[PpoHook]:
     """Build the hooks of the options that ``config`` switches on.
 
-    A training loop of your own has no ``context``; then the hooks read no data.
+    A training loop outside of this package has no ``context``; then the hooks read no data.
     """
     modules: Iterator[HooksSeam] = modules_of("hooks", config)
     return [module.HOOK.build(config, context) for module in modules]

@@ -2,7 +2,7 @@
 
 A rollout has two kinds of log-probabilities: ``rollout.responses.logprobs_BT`` of the policy that
 sampled, and ``rollout.logprobs_BT`` of the proximal policy, which the updates start from. Both are
-the same if log-probabilities are reused.
+equal if log-probabilities are reused.
 Shapes: B = sequences of this rank, T = response tokens.
 """
 
@@ -29,7 +29,7 @@ class LogprobReuse:
 
     With reuse_logprobs=auto an option may decide (``PpoHook.auto_reuse_logprobs``). Without such an
     option, log-probabilities are reused as long as the last measured mismatch, over all ranks, is
-    small enough. They are never reused under dropout: training then cannot measure a mismatch.
+    small enough. Under dropout, auto never reuses them: training could not measure a mismatch.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class LogprobReuse:
         self._config = config
         self._mode = _resolve_mode(config, ppo, hooks)
         self._is_comparable = not any(hook.samples_older_policy for hook in hooks)
-        self.mismatch: float | None = None  # not measured yet
+        self.mismatch: float | None = None  # None: not measured yet
 
     def can_reuse(self, responses: Responses) -> bool:
         """Return True if the actor need not be run to score ``responses``."""
@@ -57,14 +57,14 @@ class LogprobReuse:
     def can_measure_mismatch(self, rollout: Rollout, updates: Sequence[object]) -> bool:
         """Return True if the next update can measure the mismatch of reused log-probabilities.
 
-        It cannot if another update came before it, or if an older policy sampled.
+        It cannot after an earlier update on the rollout, or if an older policy sampled it.
         """
         return rollout.reuses_logprobs and not updates and self._is_comparable
 
-    def recomputed_mismatch(self, rollout: Rollout) -> Metrics:
-        """Return metrics of the mismatch between measured and recomputed log-probabilities.
+    def mismatch_metrics(self, rollout: Rollout) -> Metrics:
+        """Return metrics of the mismatch between the backend's and recomputed log-probabilities.
 
-        They are {} if one of the two is missing, or if they belong to different policies.
+        Return {} if one of the two is missing, or if they come from different weights.
         """
         measured_BT = rollout.responses.logprobs_BT
         if measured_BT is None or rollout.reuses_logprobs or not self._is_comparable:
@@ -77,7 +77,7 @@ class LogprobReuse:
 
 
 def _resolve_mode(config: RolloutConfig, ppo: PpoConfig, hooks: Sequence[PpoHook]) -> When:
-    """Return the configured mode; auto is kept only if it depends on the measured mismatch."""
+    """Return the mode; auto remains only if the measured mismatch decides about reuse."""
     if config.reuse_logprobs is not When.auto:
         return config.reuse_logprobs
     for hook in reversed(hooks):

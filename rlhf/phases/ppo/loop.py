@@ -73,7 +73,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
         stored |= hook.begin(trainer, loader)
     checkpoints = Checkpoints(context, Phase.ppo, stored, trainer)
     if checkpoints.is_resumed:
-        evaluation.read_results()
+        evaluation.restore_held_out_values()
     else:
         checkpoints.results = evaluation.evaluate_for_result("before", log=checkpoints.log_held_out)
         evaluation.write_samples(trainer.held_out_targets, step=0)
@@ -93,7 +93,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             if checkpoints.is_evaluation_due(config.eval_every):
                 rests = step <= config.actor_freeze_steps
                 checkpoints.log_evaluation(evaluation.evaluate_metrics(), is_resting=rests)
-            if step % config.sample_every == 0 and not checkpoints.is_last:
+            if step % config.sample_every == 0 and not checkpoints.is_last_step:
                 evaluation.write_samples(trainer.held_out_targets, step=step)
 
     evaluation.write_samples(trainer.held_out_targets, step=checkpoints.step, is_last=True)
@@ -125,7 +125,7 @@ class Objective(NamedTuple):
     measures_mismatch: bool  # log-probabilities were reused, and no weight has changed since
 
     def actor_loss(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-        """Return the surrogate plus penalties, and their metrics."""
+        """Return the actor's loss, which is the surrogate plus penalties, and its metrics."""
         config, surrogate, kl_ctl = self.config, self.surrogate, self.kl_ctl
         total, found = actor_objective(policy, batch, self.mean, config, surrogate, kl_ctl=kl_ctl)
         if self.measures_mismatch:
@@ -170,7 +170,7 @@ class PPOTrainer:
         # 1. Sample responses with the current policy.
         responses = engine.rollout.generate(engine.actor, prompts)
         sampled = time.monotonic()
-        # 2. Score them: log-probabilities of policy and reference, values, reward-model scores.
+        # 2. Score the responses: log-probs of policy and reference, values, reward-model scores.
         micro, reuses = engine.plan.micro, self._reuse.can_reuse(responses)
         rollout = score_responses(
             engine.models, prompts, responses, micro_batch_size=micro, with_policy=not reuses
@@ -203,14 +203,14 @@ class PPOTrainer:
         for rows in self._mini_batches(rollout):
             batches = cut_micro_batches(rollout, targets.advantages, rows, size=engine.plan.micro)
             keep_BT = rollout.responses.keep_BT[rows]
-            mean = Aggregation.for_mini_batch(config, keep_BT, ranks, max_tokens=max_tokens)
+            mean = Aggregation.build_for_mini_batch(config, keep_BT, ranks, max_tokens=max_tokens)
             measures = self._reuse.can_measure_mismatch(rollout, updates)
             objective = Objective(config, surrogate, kl_ctl, mean, measures)
             update: Metrics = {}
             reports: dict[Role, StepReport] = {}
             for learners in engine.models.learner_groups(trains_actor=self.trains_actor):
                 for learner, batch in product(learners, batches):
-                    # models.py calls objective.critic_loss or objective.actor_loss.
+                    # This calls objective.critic_loss or objective.actor_loss, by way of models.py.
                     loss, metrics = learner.loss(batch, objective)
                     learner.engine.backward(loss)
                     update = accumulate_metrics(update, metrics)
@@ -226,11 +226,11 @@ class PPOTrainer:
         # 5. Steer the KL coefficient of the next rollout.
         names = engine.config.rewards
         found = rollout_metrics(rollout, targets, names, has_critic=engine.has_critic)
-        found |= self._reuse.recomputed_mismatch(rollout)
+        found |= self._reuse.mismatch_metrics(rollout)
         values = values_to_log(ranks.reduce_metrics(found | learned), updates)
         num_sequences = len(rollout.scores_B) * ranks.size
         self.kl = self.kl.step(values["ppo/kl_to_reference"], num_sequences=num_sequences)
-        # 6. Log.
+        # 6. Log the step's metrics.
         values |= {"ppo/kl_ctl": kl_ctl} | self._finish_step(values)
         values |= engine.speed.metrics(rollout, values, train_seconds=time.monotonic() - started)
         values |= engine.constant_metrics | {"memory/peak_gib": peak_memory_gib(ranks)}
@@ -281,7 +281,7 @@ class PPOTrainer:
         return self.engine.ranks.reduce_metrics({key: learned[key]})[key].value() > limit
 
     def _finish_step(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Update the step count, score average and lr scale; return the values to log."""
+        """Update step count, mismatch, score average and lr scale; return the values to log."""
         actor, limit = self.engine.actor, self.config.lr_guard_kl
         self.steps_done += 1
         self._reuse.store_mismatch(values)

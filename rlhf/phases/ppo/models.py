@@ -1,4 +1,4 @@
-"""The models of PPO: the interface to them, and their layout in separate engines.
+"""The models of PPO: their interface, and an implementation with one engine per model.
 
 Shapes: B = sequences, T = response tokens, S = tokens of whole sequences.
 """
@@ -80,7 +80,7 @@ class SeparateModels:
             with self.critic.evaluating():
                 values_BS = self.critic(sequences.ids_BS)
                 values_BT = sequences.select_predicting_positions(values_BS)
-                last_values_B = sequences.at_end(values_BS)
+                last_values_B = sequences.last_token_values(values_BS)
         scores = self.scores(sequences)
         return ModelOutputs(logprobs_BT, reference_BT, values_BT, last_values_B, *scores)
 

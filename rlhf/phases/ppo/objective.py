@@ -1,4 +1,4 @@
-"""Pieces of PPO's objective: the micro-batches of an update, the actor's loss and its options.
+"""Parts of PPO's objective: the micro-batches of an update, and the actor's loss.
 
 Shapes: B = sequences of a micro-batch, T = response tokens.
 """
@@ -40,7 +40,7 @@ class MicroBatch(NamedTuple):
 
     @property
     def keep_BT(self) -> Tensor:
-        """Return the mask (B, T) that is True at response tokens."""
+        """Return the mask (B, T) that is True at the response tokens that the policy wrote."""
         return self.sequences.keep_BT
 
 
@@ -74,7 +74,7 @@ class Aggregation(NamedTuple):
     num_tokens: Tensor  # kept response tokens of the mini-batch, over all ranks
 
     @classmethod
-    def for_mini_batch(
+    def build_for_mini_batch(
         cls, config: PpoConfig, keep_BT: Tensor, ranks: Ranks, *, max_tokens: int
     ) -> Aggregation:
         """Return the mean over a mini-batch; ``keep_BT`` has this rank's rows of the mini-batch.
@@ -190,11 +190,11 @@ def _differentiable_kl(
 ) -> Tensor:
     """Return KL(policy || reference) of each response token (B, T), with gradients.
 
-    k3 is not clamped: a clamp would remove the gradient where the policy is farthest away. k3
+    k3 is not clamped: a clamp would remove the gradient where the policy differs most. k3
     overflows in fp32 if the reference gives a token e^89 times the policy's probability; the
     optimizer step is then skipped.
     """
-    # Zero the padding before k3's exponential: its slope could be infinite there, 0 * inf = NaN.
+    # Zero the padding before k3's exponential: an infinite slope there would give NaN gradients.
     sides = (policy.logprobs_BT, batch.reference_logprobs_BT)
     kept = (side_BT.masked_fill(~batch.keep_BT, 0.0) for side_BT in sides)
     return estimate_kl(*kept, estimator=estimator)

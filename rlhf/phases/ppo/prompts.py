@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 
 class StepPrompts(NamedTuple):
-    """The prompts of one PPO step, over all ranks, before each is repeated for its responses."""
+    """The prompts of one PPO step and all ranks, before each prompt is repeated."""
 
     ids: list[list[int]]
     texts: list[str]
     columns: Extras  # for each prompt, the dataset columns that rewards read
-    seeds: list[int] | None = None  # one per prompt, for its episode; None: no environment
+    seeds: list[int] | None = None  # seeds of the prompts' episodes; None: no environment
 
 
 class PromptLoader:
-    """A loader of each step's prompts, from an endless sequence of shuffled passes."""
+    """A loader of each step's prompts, from endless passes over the data, each reshuffled."""
 
     def __init__(self, context: RunContext, examples: Dataset) -> None:
         self.context = context
         self._examples = examples
         self._records = context.parts[Phase.ppo].train
-        self._shuffles: dict[int, Shuffle] = {}  # by attempt
+        self._shuffles: dict[int, Shuffle] = {}  # one shuffle per attempt
 
     def prompts_of_all_ranks(self, step: int, *, attempt: int = 0) -> StepPrompts:
-        """Return the prompts of step ``step``, counted from 0."""
+        """Return the prompts of all ranks in step ``step``, counted from 0."""
         ppo = self.context.config.ppo
         if attempt not in self._shuffles:
             seed = seed_for(self._seed(attempt), "ppo", "shuffle")
@@ -61,7 +61,7 @@ class PromptLoader:
     def batch(self, step: int, *, attempt: int = 0) -> PromptBatch:
         """Return this rank's prompts of step ``step``, counted from 0.
 
-        Each further ``attempt`` has other prompts and random numbers for the same step.
+        A higher ``attempt`` selects other prompts and random numbers for the same step.
         """
         context = self.context
         return shard_prompt_batch(

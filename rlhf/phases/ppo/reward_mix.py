@@ -45,7 +45,7 @@ class RewardMix:
     """A function from responses to the scores of all parts and their weighted sum.
 
     ``say`` prints a warning the first time that a part fails, and at the end how often it failed.
-    ``own_scores`` returns the scores (B,) that an environment has given (kind=environment).
+    ``own_scores`` returns the scores (B,) that an environment gave the responses.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class RewardMix:
         self._tokenizer = tokenizer
         self._judge = judge
         self._say = say
-        self._rows = 0  # responses so far
-        self._fallbacks: Counter[str] = Counter()  # per part, responses that got its fallback
+        self._rows = 0  # responses scored so far
+        self._fallbacks: Counter[str] = Counter()  # responses that got the fallback, by part
         self._isolated = start_reward_processes(parts)
 
     def __call__(
@@ -74,7 +74,7 @@ class RewardMix:
             RewardError: if a part without a fallback failed.
         """
         texts = response_texts(self._tokenizer, responses) if self._isolated else []
-        for name, isolated in self._isolated.items():  # start all before waiting for any
+        for name, isolated in self._isolated.items():  # start all parts, then wait for scores
             isolated.send_answers(
                 _build_reward_inputs(prompts, responses, texts, self.parts[name].columns)
             )
@@ -103,8 +103,8 @@ class RewardMix:
         scores_BK = torch.where(failed_BK, fallbacks_K, scores_BK)
         return sum_weighted_scores(self.parts, scores_BK), TermScores(scores_BK, failed_BK)
 
-    def try_rows(self, records: Sequence[Record]) -> None:
-        """Score the responses in rows of the data with every part that runs in its own process.
+    def try_parts_on_rows(self, records: Sequence[Record]) -> None:
+        """Score the responses in rows of the data by each part with its own process, as a test.
 
         Raises:
             RewardError: if a part without a fallback failed.
@@ -133,7 +133,7 @@ class RewardMix:
             return [math.nan] * rows, str(error)
 
     def close(self) -> None:
-        """End the processes of the parts."""
+        """End the processes of the parts; print how often each part failed."""
         end_reward_processes(self._isolated)
         for name, count in self._fallbacks.items():
             self._say(
@@ -142,7 +142,7 @@ class RewardMix:
             )
 
     def _raise_or_count_failure(self, name: str, problem: str, count: int, where: str) -> None:
-        """Raise RewardError if the part has no fallback; otherwise warn once and add ``count``."""
+        """Raise RewardError if the part has no fallback; otherwise warn once and count failures."""
         part = self.parts[name]
         failed = f"rewards.{name} (kind={part.kind}) failed {where}: {problem}"
         if part.kind in HERE:
@@ -207,7 +207,7 @@ def try_reward_parts(context: RunContext) -> None:
     """
     if (mix := build_reward_mix(context.config, context.tokenizer)) is not None:
         with closing(mix):
-            mix.try_rows(phase_records(context, Phase.ppo).train[:2])
+            mix.try_parts_on_rows(phase_records(context, Phase.ppo).train[:2])
 
 
 def sum_weighted_scores(parts: Mapping[str, RewardTerm], scores_BK: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The models of PPO, each under its own engine, and the rollout backends that sample from them."""
+"""The models of PPO, each in its own engine, and the rollout backends of the policy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, zero_sc
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Seeds = list[int] | None  # one per prompt, for its episode; None: no environment
+Seeds = list[int] | None  # seeds of the prompts' episodes; None: no environment
 
 
 class RLHFEngine:
@@ -110,7 +110,7 @@ class RLHFEngine:
         backend = self.backends.build
         temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
         self.rollout: RolloutBackend = backend(temperature=temperature, keeps_graphs=keeps)
-        # The actor, with the rollout backends for evaluations.
+        # The actor, the backends that sample its answers in evaluations, and models that score.
         self.policy = AnsweringPolicy(
             self.actor,
             backend(temperature=config.rollout.eval_temperature or temperature),
@@ -155,7 +155,7 @@ class RLHFEngine:
         return shard_prompt_batch(prompts, step=step, config=config, ranks=ranks, pad_id=pad_id)
 
     def close(self) -> None:
-        """End the processes of the run, close the engines, free their memory."""
+        """End the processes of partner and rewards, close the engines and free their memory."""
         for processes in (self.backends, self.rewards):
             if processes is not None:
                 processes.close()
@@ -168,7 +168,7 @@ class RLHFEngine:
             config,
             self.tokenizer,
             dropout=config.ppo.actor_dropout,
-            shard=self._build_placer(Role.actor),
+            shard=self._build_parameter_placer(Role.actor),
         )
         self.require_enough_positions(policy.pretrained, key="model")
         for adapt in hooks_of("models", "adapt_policy", config):
@@ -180,7 +180,7 @@ class RLHFEngine:
             actor,
             self.tokenizer,
             partial(self._build_engine, role=Role.reference),
-            shard=self._build_placer(Role.reference),
+            shard=self._build_parameter_placer(Role.reference),
         )
         return SeparateModels(
             actor,
@@ -220,15 +220,15 @@ class RLHFEngine:
             self.tokenizer,
             seed=seed,
             extensions=extensions_of(config, role, seed=seed),
-            shard=self._build_placer(role),
+            shard=self._build_parameter_placer(role),
         )
 
-    def _build_placer(self, role: Role) -> Shard | None:
+    def _build_parameter_placer(self, role: Role) -> Shard | None:
         settings, ranks = self.settings, self.ranks
         return build_parameter_placer(role, settings=settings, plan=self.plan, ranks=ranks)
 
     def require_enough_positions(self, model: PreTrainedModel, *, key: str) -> None:
-        """Raise ConfigError if ``model``, of ``key``, has too few positions for a sequence."""
+        """Raise ConfigError if ``model``, from config key ``key``, has too few positions."""
         name, tokens = self.config.tokens_after_prompt
         tokens += self.config.rollout.max_prompt_tokens
         require_enough_positions(
@@ -236,7 +236,7 @@ class RLHFEngine:
         )
 
     def build_learner(self, module: torch.nn.Module, role: Role) -> AnyEngine:
-        """Build an engine that trains ``module``; options may add micro-batches to actor steps."""
+        """Build an engine that trains ``module``; options may add micro-batches for the actor."""
         config, plan = self.config, self.plan
         if role is Role.actor:
             accumulation = plan.accumulation + further_micro_batches(config)

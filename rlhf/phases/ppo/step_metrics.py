@@ -1,7 +1,7 @@
-"""Metrics of a PPO step, which merge over micro-batches, updates and ranks, and its speed.
+"""Metrics of a PPO step, merged over micro-batches, updates and ranks, and the step's speed.
 
-The speed of each stage is given in FLOPs per second, and relative to the hardware's peak. FLOPs are
-the model's, counted as the planner counts them: neither recomputation for gradient checkpointing
+The speed of each stage is given in FLOPs per second, and relative to the hardware's peak. Only
+the model's own FLOPs count, as in the planner: neither recomputation for gradient checkpointing
 nor padding is included (MFU of https://arxiv.org/abs/2204.02311, appendix B).
 """
 
@@ -46,7 +46,7 @@ class PpoStats(NamedTuple):
 
     @classmethod
     def from_metrics(cls, values: dict[str, float]) -> PpoStats:
-        """Return the result with these metrics; the loss of a model that was not trained is 0."""
+        """Build the result from metrics; the loss of a model that was not trained is 0."""
         return cls(values.get("ppo/actor_loss", 0.0), values.get("ppo/critic_loss", 0.0), values)
 
 
@@ -98,7 +98,7 @@ def duplicate_mask(prompts: PromptBatch, responses: Responses) -> Tensor:
     """Return a mask (B,), True for a response that another prompt of the batch got too."""
     prompt_B = _label_equal_rows(prompts.ids_BP.masked_fill(~prompts.attend_BP.bool(), -1))
     response_B = _label_equal_rows(responses.ids_BT.masked_fill(~responses.keep_BT, -1))
-    answers_A2 = torch.unique(torch.stack([response_B, prompt_B], dim=1), dim=0)  # A: pairs
+    answers_A2 = torch.unique(torch.stack([response_B, prompt_B], dim=1), dim=0)  # A: unique pairs
     num_prompts_R = torch.bincount(answers_A2[:, 0])  # R: distinct responses
     return num_prompts_R[response_B] > 1
 
@@ -158,7 +158,7 @@ def num_optimizer_steps(values: Mapping[str, float]) -> float:
 
 
 def update_score_average(average: float | None, value: float, *, beta: float = 0.9) -> float:
-    """Return the exponential ``average`` updated with ``value``; it starts at the first value.
+    """Return the exponential moving ``average`` after ``value``; None starts it at ``value``.
 
     Values that are not finite are skipped.
     """
@@ -234,7 +234,7 @@ class StepSpeed:
         with_policy: bool,
         trained: Collection[Role],
     ) -> PerStage:
-        """Return each stage's FLOPs on sequences of tokens[i] tokens, kept[i] in the response.
+        """Return each stage's FLOPs; sequence i has tokens[i] tokens, kept[i] in the response.
 
         ``train`` is one pass over all sequences.
         """
@@ -248,7 +248,7 @@ class StepSpeed:
         by_role = {model.role: operations for model, operations in forward.items()}
         actor = by_role[Role.actor]
         score = sum(forward.values())
-        if not self._ppo.shared_trunk:  # a trunk's one forward pass includes the reference
+        if not self._ppo.shared_trunk:  # with a trunk, one forward pass includes the reference
             score += actor * (with_policy - 1 + (Role.reference not in by_role))
         learning = sum(
             operations * (1 + backward_to_forward_ratio(replace(model, checkpointed=0)))

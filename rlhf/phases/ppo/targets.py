@@ -1,4 +1,4 @@
-"""Advantages and returns of a rollout, the targets of its updates.
+"""Advantages and returns of a rollout, the targets of the updates on it.
 
 Shapes: B = sequences of this rank, T = response tokens, G = groups of R compared responses.
 """
@@ -41,13 +41,13 @@ class Targets(NamedTuple):
 
     kl_ctl: float
     compared: int  # responses to one prompt that the estimator compares; 1: none
-    scores_B: Tensor  # of whole responses, without the KL penalty; steps scale and clip them
+    scores_B: Tensor  # of responses, without the KL penalty; steps scale and clip these scores
     kl_BT: Tensor
     penalty_BT: Tensor  # the KL penalty in rewards_BT
-    rewards_BT: Tensor  # before whitening
-    scaled_rewards_BT: Tensor  # whitened if configured; estimators read these
+    rewards_BT: Tensor  # token rewards before whitening
+    scaled_rewards_BT: Tensor  # whitened if configured; estimators read these rewards
     raw: Advantages  # before whitening
-    advantages: Advantages  # whitened if configured; the updates use these
+    advantages: Advantages  # whitened if configured; the updates use these advantages
     metrics: Mapping[str, Metric] = {}
 
     @property
@@ -57,9 +57,9 @@ class Targets(NamedTuple):
 
 
 class TargetMaker:
-    """A maker of targets from rollouts, in the steps ``STEPS``, which hooks of options may change.
+    """A class that computes targets from rollouts by the steps ``STEPS``, which hooks may change.
 
-    It stores the moments that scale scores: of all rollouts so far, or of a fixed reference.
+    It stores the moments by which scores are scaled: of all rollouts so far, or fixed moments.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TargetMaker:
         for hook in hooks:
             self.steps = hook.target_steps(self.steps)
         self.moments: Moments | None = None
-        self.part_moments: dict[str, Moments] = {}  # of parts with normalise=true
+        self.part_moments: dict[str, Moments] = {}  # one for each part with normalise=true
 
     def update_moments(self, rollout: Rollout) -> None:
         """Update the moments that scale scores with the scores of a rollout."""
@@ -91,9 +91,9 @@ class TargetMaker:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the moments that scale the scores and their parts, as JSON values."""
-        of_scores = None if self.moments is None else _as_json(self.moments)
+        of_scores = None if self.moments is None else _moments_to_list(self.moments)
         return {"scores": of_scores} | {
-            f"parts/{name}": _as_json(moments) for name, moments in self.part_moments.items()
+            f"parts/{name}": _moments_to_list(each) for name, each in self.part_moments.items()
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -113,7 +113,7 @@ class TargetMaker:
         Scores are scaled by the moments so far. Returns None for estimators other than GAE.
         """
         if self.config.advantage_estimator is not AdvantageEstimator.gae:
-            return None  # most others compare several responses; a held-out prompt has only one
+            return None  # most others compare responses, but a held-out prompt has only one
         made = self.make(rollout, kl_ctl=kl_ctl)
         return TokenTargets(made.rewards_BT, made.raw.advantages_BT)
 
@@ -128,7 +128,7 @@ class TargetMaker:
     def _run_steps(
         self, rollout: Rollout, *, kl_ctl: float = 0.0, last: str | None = None
     ) -> Targets:
-        """Take the steps up to the step ``last`` (None: all); results of later steps are 0."""
+        """Run the steps up to and including ``last`` (None: all); results of later steps are 0."""
         is_compared = self.config.advantage_estimator in COMPARING
         compared = self.config.responses_per_prompt if is_compared else 1
         zeros_BT = torch.zeros_like(rollout.values_BT)
@@ -152,7 +152,7 @@ class TargetMaker:
             case AdvantageEstimator.gae:
                 values_BT, gamma = rollout.values_BT, config.gamma
                 estimate = partial(gae, rewards_BT, values_BT, keep_BT, gamma=gamma)
-                return decouple_lambdas(estimate, keep_BT, config)
+                return estimate_with_decoupled_lambdas(estimate, keep_BT, config)
             case AdvantageEstimator.rloo:
                 return rloo_advantages(rewards_BT, keep_BT, group_size=group)
             case AdvantageEstimator.grpo:
@@ -163,7 +163,7 @@ class TargetMaker:
                 return reinforce_pp_advantages(rewards_BT, keep_BT, gamma=config.gamma)
 
     def _updated_moments(self, scores_B: Tensor) -> Moments | None:
-        """Return the moments that scale scores after this rollout; None without a finite score."""
+        """Return the moments to scale scores by, after this rollout; None without finite scores."""
         now = self._finite_moments(scores_B)
         if self.moments is None:
             return _initial_moments(self.config, now) if now.count else None
@@ -186,7 +186,7 @@ class TargetMaker:
 
 
 def _combine_parts(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Put parts with normalise=true on one scale, and sum all parts by their weights."""
+    """Scale parts with normalise=true, and replace the scores by the weighted sum of all parts."""
     if not maker.part_moments:
         return targets
     scores_BK = scaled_part_scores(maker, rollout)
@@ -234,14 +234,13 @@ def _whiten_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> T
 
 
 def _estimate_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Estimate advantages and returns."""
     return targets._replace(raw=maker.advantages(targets.scaled_rewards_BT, rollout))
 
 
 def _subtract_own_kl(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """With ppo.kl_placement=advantage, subtract each token's KL from its own advantage.
 
-    It changes no other token's advantage: https://thinkingmachines.ai/blog/on-policy-distillation.
+    Other advantages do not change: https://thinkingmachines.ai/blog/on-policy-distillation.
     """
     if maker.config.kl_placement is not KlPlacement.advantage:
         return targets
@@ -273,7 +272,7 @@ STEPS: TargetSteps = {
 
 
 def scaled_part_scores(maker: TargetMaker, rollout: Rollout) -> Tensor:
-    """Return the scores (B, K) of the parts, with normalised parts on one scale."""
+    """Return the scores (B, K) of the parts; parts with normalise=true are shifted and scaled."""
     scores_BK = [_part_scores(rollout, number) for number in range(len(maker.parts))]
     for number, name in enumerate(maker.parts):
         if name in maker.part_moments:
@@ -283,7 +282,7 @@ def scaled_part_scores(maker: TargetMaker, rollout: Rollout) -> Tensor:
 
 
 def _initial_moments(config: PpoConfig, first: Moments) -> Moments:
-    """Return the moments of the first rollout or, if configured, of the reference mean and std."""
+    """Return the first rollout's moments; configured reference mean and std take precedence."""
     if config.scale_reward is ScaleReward.running:
         return first
     given_mean, given_std = config.reference_score_mean, config.reference_score_std
@@ -293,7 +292,7 @@ def _initial_moments(config: PpoConfig, first: Moments) -> Moments:
     return Moments(total, total.square() + std**2, torch.ones_like(total))
 
 
-def decouple_lambdas(
+def estimate_with_decoupled_lambdas(
     estimate: Callable[..., Advantages], keep_BT: Tensor, config: PpoConfig
 ) -> Advantages:
     """Return advantages with the actor's lambda and returns with the critic's lambda.
@@ -315,5 +314,5 @@ def _part_scores(rollout: Rollout, number: int) -> Tensor:
     return rollout.parts.scores_BK[:, number]
 
 
-def _as_json(moments: Moments) -> list[float]:
+def _moments_to_list(moments: Moments) -> list[float]:
     return [float(each) for each in (moments.total, moments.square_total, moments.count)]

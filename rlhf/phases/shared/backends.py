@@ -1,4 +1,4 @@
-"""Build the backends that sample responses from the policy: the core's, or an option's."""
+"""Build the backend that samples responses from the policy: the core's, or an option's."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class BackendParts(NamedTuple):
     settings: SamplingSettings
     stop: StopTexts
     pad_id: int
-    dtype: Dtype  # not auto
+    dtype: Dtype  # a resolved type, not auto
     ranks: Ranks
 
 
 def samples_on_server(config: RunConfig) -> bool:
-    """Return True if a server samples responses; it holds only one version of the weights."""
+    """Return True if a server, which has only one version of the weights, samples responses."""
     options: Iterator[BackendsSeam] = modules_of("backends", config)
     return any(option.IS_SERVER for option in options)
 
@@ -85,12 +85,12 @@ def build_rollout_backend(
 
 
 class RolloutBackends:
-    """A builder of rollout backends; an option's partner may turn responses into conversations."""
+    """A builder of rollout backends; an option's partner may answer the turns of the policy."""
 
     def __init__(
         self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, dtype: Dtype, ranks: Ranks
     ) -> None:
-        """Start the partner, if an option has one; ``close`` ends the partner."""
+        """Start the partner's processes, if an option has a partner; ``close`` ends them."""
         self._config, self._tokenizer, self._dtype, self._ranks = config, tokenizer, dtype, ranks
         option: ResponsesSeam | None = next(modules_of("responses", config), None)
         self._partner: Partner | None = None if option is None else option.open_partner(config)
@@ -112,11 +112,11 @@ class RolloutBackends:
             return backend
         return self._partner.wrap_backend(backend, self._tokenizer, self._ranks)
 
-    def yardsticks(self, records: Sequence[Record]) -> dict[str, float]:
-        """Return the partner's numbers to compare results on ``records`` with; {} without one."""
-        return {} if self._partner is None else self._partner.yardsticks(records)
+    def comparison_values(self, records: Sequence[Record]) -> dict[str, float]:
+        """Return numbers to compare results on ``records`` with; {} if there is no partner."""
+        return {} if self._partner is None else self._partner.comparison_values(records)
 
     def close(self) -> None:
-        """End the processes of the other side of conversations, if an option has started any."""
+        """End the partner's processes, if there is a partner."""
         if self._partner is not None:
             self._partner.close()

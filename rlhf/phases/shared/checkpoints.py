@@ -47,7 +47,7 @@ class Checkpoints:
     """A loop over the steps of one phase, which writes checkpoints and resumes from the last one.
 
     ``results`` are values that the phase needs at its end; checkpoints store them. With
-    ``loads_best`` the phase ends with the best of the models that it has evaluated.
+    ``loads_best`` the phase ends with the models of the step that had the best evaluation.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Checkpoints:
         self._dir: Path = context.run_dir / phase
         self._engines = engines
         self._trainer = trainer
-        self._seconds = 0.0  # of earlier attempts
+        self._seconds = 0.0  # seconds that earlier attempts at this phase took
         self._saved, self._saved_step, self._total = time.monotonic(), 0, 0
         self._best = BestStep.from_config(self._config, phase, better_direction)
         self.loads_best = self._config.load_best and self._best.metric is not None
         self._is_over = False
-        self._alarm: StoppedByAlarmError | None = None  # in the current step
+        self._alarm: StoppedByAlarmError | None = None  # an alarm of this step that ends the run
         self._skipped = 0  # steps in a row in which every optimizer step was skipped
         self.step = 0
         self.results: dict[str, Any] = {}
@@ -91,13 +91,13 @@ class Checkpoints:
         return self._seconds + time.monotonic() - self._context.phase_started
 
     def steps(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the steps to take; between them, write checkpoints that are due.
+        """Yield the number of each step to take; after each step, write a checkpoint if one is due.
 
-        The steps end early if checkpoint.patience is exhausted, or ``end_phase`` was called. After
+        The steps end early if checkpoint.patience is exhausted or ``end_phase`` was called. After
         the last step, checkpoint.load_best restores the models of the best step.
 
         Raises:
-            StoppedError: if a signal asked the run to stop; the checkpoint has been written.
+            StoppedError: if a signal requested a stop; the checkpoint has been written.
             StoppedByAlarmError: if alarms.stop names an alarm of the step; the checkpoint has been
                 written.
             CheckpointError: if a checkpoint cannot be written.
@@ -120,27 +120,27 @@ class Checkpoints:
         self._context.console.say(f"{self.phase}: ends after step {self.step + 1}: {why}")
 
     @property
-    def is_last(self) -> bool:
+    def is_last_step(self) -> bool:
         """Return True if the phase ends after the current step."""
         return self._is_over or self.step + 1 == self._total
 
     def is_evaluation_due(self, every: int) -> bool:
         """Return True if the models must be evaluated after the current step.
 
-        That is so every ``every`` steps (0: never). The phase evaluates its last models anyway, so
-        the last step counts only if its models may be the best.
+        It is due every ``every`` steps (0: never), but after the last step only with
+        ``loads_best``: otherwise the final evaluation of the phase measures the same models.
         """
-        if self.is_last:
+        if self.is_last_step:
             return self.loads_best
         return every > 0 and (self.step + 1) % every == 0
 
     def log_step(self, values: Mapping[str, float], *, optimizer_steps: float = 1) -> None:
         """Log the metrics of the current step, and count steps in which no weight was updated.
 
-        ``optimizer_steps`` is the number of the step's optimizer steps, skipped ones included.
+        ``optimizer_steps`` is the number of optimizer steps in this step, including skipped ones.
 
         Raises:
-            RlhfError: if all of them were skipped in checkpoint.most_skipped steps in a row.
+            RlhfError: if checkpoint.most_skipped steps in a row updated no weight.
         """
         self._log(values)
         is_skipped = values[f"{self.phase}/skipped_steps"] == optimizer_steps
@@ -154,7 +154,7 @@ class Checkpoints:
     def log_evaluation(self, values: Mapping[str, float], *, is_resting: bool = False) -> None:
         """Log held-out metrics, and end the phase if checkpoint.patience is exhausted.
 
-        While the policy ``is_resting``, its weights are frozen, and no patience is used up.
+        If ``is_resting``, the policy is frozen in this step, and no patience is used up.
 
         Raises:
             ConfigError: if ``values`` lack the metric that checkpoint.best names.
@@ -169,7 +169,7 @@ class Checkpoints:
     ) -> None:
         """Log held-out metrics of the models before the first step, or after the last step.
 
-        With ``loads_best``, ``log_evaluation`` has already logged the last models' ``values``.
+        If ``log_evaluation`` has logged the ``values`` of the last step, only ``more`` is logged.
         """
         logged = {**({} if self.loads_best and self.step > 0 else values), **(more or {})}
         if logged:
@@ -178,7 +178,7 @@ class Checkpoints:
     def _log(self, values: Mapping[str, float]) -> None:
         """Log metrics of the current step; an alarm ends the run after the step's checkpoint.
 
-        Weights that are not finite are of no use: their alarm ends the run at once.
+        The alarm not_finite ends the run at once, without a checkpoint of the damaged weights.
         """
         try:
             self._context.tracker.log(self.phase, self.step + 1, values)
@@ -195,7 +195,7 @@ class Checkpoints:
             option.after_step(context, self.phase, self.step, self._engines, is_last=is_last)
         if self._config.stop_after == f"{self.phase}/{self.step}":
             requests.wants_checkpoint = requests.wants_stop = True
-        # Only the main rank reads the clock. No checkpoint is due while steps are skipped.
+        # Rank 0 reads the clock for all ranks. No checkpoint is due while no weight is updated.
         minutes = (time.monotonic() - self._saved) / 60 if context.ranks.is_main else 0.0
         is_due = _is_due(self._config, self._saved_step, self.step, minutes) and not self._skipped
         is_due |= requests.wants_checkpoint or self._alarm is not None
@@ -218,7 +218,7 @@ class Checkpoints:
             "trainer": self._trainer.state_dict() if self._trainer is not None else {},
             "results": self.results,
             "seconds": self.elapsed_seconds,
-            "logs": _sizes_of_logs(self._context.run_dir),
+            "logs": _log_file_sizes(self._context.run_dir),
             "best": [self._best.value, self._best.step, self._best.waits, self._is_over],
         }
         if self._context.ranks.is_main:
@@ -228,7 +228,7 @@ class Checkpoints:
                 _remove_old_checkpoints(self._dir, self._config.keep, best=self._best.step)
             except SkippedError as error:
                 if self._best.step == self.step:
-                    raise  # checkpoint.best promises to keep it
+                    raise  # checkpoint.best promises to keep the best step's checkpoint
                 self._context.console.say(f"warning: {error}")
         _exhaust(streams.values())
         self._context.ranks.barrier()
@@ -255,7 +255,7 @@ def _is_due(config: CheckpointConfig, saved_step: int, step: int, minutes: float
 
 
 def _exhaust(streams: Iterable[Iterable[object]]) -> None:
-    """Read the streams to their ends, because every rank must take part in them."""
+    """Read each stream to its end, because every rank must take part in gathering its tensors."""
     for stream in streams:
         for _ in stream:
             pass
@@ -267,13 +267,13 @@ def _load_engines(engines: Mapping[str, StatefulWithTensors], checkpoint: Checkp
         engine.load_state_dict(checkpoint.state["engines"][name])
 
 
-def _sizes_of_logs(run_dir: Path) -> dict[str, int]:
+def _log_file_sizes(run_dir: Path) -> dict[str, int]:
     paths = [run_dir / name for name in LOGS]
     return {path.name: path.stat().st_size for path in paths if path.exists()}
 
 
 def _export_advice(phase_dir: Path) -> str:
-    """Return, for a message, how to export the last checkpoint of a phase, if it has one."""
+    """Return words for a message: how to export a phase's last checkpoint, if there is one."""
     good = next(iter(checkpoint_folders(phase_dir)), None)
     if good is None:
         return "there is no checkpoint before them"

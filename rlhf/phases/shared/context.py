@@ -44,10 +44,10 @@ class RunContext:
     judge: GoldJudge | None
     console: Console
     tracker: Tracker
-    resumes: Mapping[Phase, Checkpoint] = field(default_factory=dict)  # of phases to resume
+    resumes: Mapping[Phase, Checkpoint] = field(default_factory=dict)  # checkpoints to resume from
     requests: StopRequests = field(default_factory=StopRequests)
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
-    phase_started: float = field(default_factory=time.monotonic)  # seconds of time.monotonic()
+    phase_started: float = field(default_factory=time.monotonic)  # by time.monotonic()
 
 
 def phase_records(context: RunContext, phase: Phase) -> PhaseData:
@@ -55,8 +55,8 @@ def phase_records(context: RunContext, phase: Phase) -> PhaseData:
     return context.parts[phase.data_share]
 
 
-def labelled_records(context: RunContext, phase: Phase) -> PhaseData:
-    """Return the records of a phase; with label_noise, a share of the pairs is exchanged."""
+def records_with_label_noise(context: RunContext, phase: Phase) -> PhaseData:
+    """Return the records of a phase; label_noise swaps the answers of a share of training pairs."""
     part, config = phase_records(context, phase), context.config
     learners: dict[Phase, PairsConfig] = {Phase.reward: config.reward, Phase.dpo: config.dpo}
     if phase not in learners or not learners[phase].label_noise:
@@ -65,13 +65,13 @@ def labelled_records(context: RunContext, phase: Phase) -> PhaseData:
 
 
 def phase_tokens(context: RunContext, phase: Phase) -> TokenData:
-    """Return the phase's token ids."""
-    return _tokenise(context, labelled_records(context, phase), phase)
+    """Return the token ids of a phase's records."""
+    return _tokenise(context, records_with_label_noise(context, phase), phase)
 
 
 def reward_pairs(context: RunContext) -> tuple[Dataset, Dataset]:
-    """Return pairs to train on and held-out pairs, with the numbers that the loss reads."""
-    records = labelled_records(context, Phase.reward)
+    """Return training and held-out pairs, with the margins or scores that the loss reads."""
+    records = records_with_label_noise(context, Phase.reward)
     data = _tokenise(context, records, Phase.reward)
     add = partial(add_pair_numbers, config=context.config.reward)
     return add(data.train, records.train), add(data.eval, records.eval)
@@ -91,7 +91,7 @@ def phase_data_hash(context: RunContext, phase: Phase) -> str:
     groups = read_pair_groups(config.reward.groups_path) if phase is Phase.reward else {}
     measured = sha256_of(repr(sorted(groups.items())).encode()) if groups else ""
     return measured + cache_key(
-        labelled_records(context, phase),
+        records_with_label_noise(context, phase),
         phase,
         context.tokenizer,
         limit=find_token_limit(phase, config).tokens,

@@ -49,7 +49,7 @@ class Export(NamedTuple):
 
 
 def build_export(config: RunConfig, engine: Engine, source: ModelSource | None = None) -> Export:
-    """Return the class, config and tensors to save of the engine's language model or scorer.
+    """Build the export of the engine's language model or scorer: class, config and tensors.
 
     An option may save only the weights that it added to the model in ``source``, such as an
     adapter. Without ``source`` all weights are saved.
@@ -65,7 +65,7 @@ def build_export(config: RunConfig, engine: Engine, source: ModelSource | None =
 def write_weights(config: RunConfig, engine: Engine, folder: Path | None) -> None:
     """Write all weights of the engine's language model, for a server that samples from it.
 
-    Every rank must call it; all but rank 0 pass None. ZeRO-3 gathers one tensor at a time.
+    Every rank must call this; only rank 0 passes ``folder``. ZeRO-3 gathers one tensor at a time.
     """
     build_export(config, engine).write(folder)
     if folder is not None:
@@ -75,8 +75,8 @@ def write_weights(config: RunConfig, engine: Engine, folder: Path | None) -> Non
 def store_sampling_settings(model: Any, rollout: RolloutConfig) -> None:
     """Store the sampling settings of rollouts in the saved ``model``, as defaults of ``generate``.
 
-    Without do_sample, servers ignore the temperature of a request; other settings, such as a
-    repetition penalty of the pretrained model, would sample from a policy that was not trained.
+    Without do_sample, servers ignore the temperature of a request. The pretrained model's settings
+    are dropped: a repetition penalty, for example, would change the policy that was trained.
     """
     from transformers import GenerationConfig
 
@@ -95,7 +95,7 @@ def store_sampling_settings(model: Any, rollout: RolloutConfig) -> None:
 def save_export(
     context: RunContext, export: Export, folder: Path, *, what: str, answers: bool = True
 ) -> None:
-    """Write a model as a Hugging Face folder; every rank must call it.
+    """Write a model as a Hugging Face folder; every rank must call this function.
 
     ``what`` describes the model on its model card. If the model ``answers``, the card has an
     example call.

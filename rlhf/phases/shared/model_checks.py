@@ -1,6 +1,6 @@
 """Check the configs of a run's models for errors that otherwise only a later phase would raise.
 
-Nothing is downloaded. transformers is imported only if a model's classes must be looked at.
+Nothing is downloaded. transformers is imported only if a model's classes must be inspected.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 LIMIT = "max_position_embeddings"  # the config field with the number of positions
 LIMITS = {LIMIT, "n_positions"}
-WINDOW = 4096  # tokens that a model of a known family attends to if config.json has no window
+WINDOW = 4096  # without sliding_window, a known family needs no check up to this many tokens
 
 
-def require_decoder(config: RunConfig, phases: Container[Phase]) -> None:
+def require_fast_decoding(config: RunConfig, phases: Container[Phase]) -> None:
     """Raise CapabilityError if rollout=fast cannot decode the longest prompt and response."""
     tokens, fields = config.rollout.max_prompt_tokens, config_fields(config.model)
     tokens += config.tokens_after_prompt[1]
@@ -40,9 +40,9 @@ def require_decoder(config: RunConfig, phases: Container[Phase]) -> None:
 
     from rlhf.rollout.decoders.via_cache import decoding_unsupported_reason
 
-    found = config_of("model", config.model)
+    found = find_model_config("model", config.model)
     model = None if found is None else MODEL_FOR_CAUSAL_LM_MAPPING.get(type(found), None)
-    # Only the built model shows if a decoder with an encoder can be used by itself.
+    # Only building an encoder-decoder model shows if its decoder can be used by itself.
     if found is None or model is None or found.is_encoder_decoder:
         return
     if (obstacle := decoding_unsupported_reason(model, found, tokens=tokens)) is not None:
@@ -55,14 +55,14 @@ def require_decoder(config: RunConfig, phases: Container[Phase]) -> None:
 def require_positions(config: RunConfig, _: Container[Phase]) -> None:
     """Raise ConfigError if a sequence is longer than a model's config allows."""
 
-    def fields_of(key: str, model: ModelConfig) -> Mapping[str, Any]:
+    def fields_with_limit(key: str, model: ModelConfig) -> Mapping[str, Any]:
         fields = config_fields(model, key=key)
-        if not fields or LIMITS & set(fields) or (found := config_of(key, model)) is None:
+        if not fields or LIMITS & set(fields) or (found := find_model_config(key, model)) is None:
             return fields
         limit = getattr(found, LIMIT, None)  # the family's default
         return {} if limit is None else {LIMIT: limit}
 
-    check_sequence_lengths(config, fields_of)
+    check_sequence_lengths(config, fields_with_limit)
 
 
 def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
@@ -82,7 +82,7 @@ def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
         return
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
-    found = config_of(key, model)
+    found = find_model_config(key, model)
     if found is not None and type(found) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         critic = " with ppo.advantage_estimator=reinforce_pp, which has no critic"
         raise CapabilityError(
@@ -93,25 +93,25 @@ def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
 
 
 def require_layers(config: RunConfig, phases: Container[Phase]) -> None:
-    """Raise an error if options name or count layers that a model, built empty, does not have."""
+    """Raise an error if an option's keys name layers, or a number of layers, that a model lacks."""
     for check in hooks_of("models", "check_models", config):
         check(config, phases)
 
 
-def build_empty(auto_class: str, key: str, model: ModelConfig) -> PreTrainedModel | None:
-    """Build the model without weights; return None if its config is not known here."""
+def build_weightless_model(auto_class: str, key: str, model: ModelConfig) -> PreTrainedModel | None:
+    """Build the model without weights; return None if its config cannot be built."""
     import torch
     import transformers
 
-    if (config := config_of(key, model)) is None:
+    if (config := find_model_config(key, model)) is None:
         return None
     with torch.device("meta"):
         built: PreTrainedModel = getattr(transformers, auto_class).from_config(config)
         return built
 
 
-def config_of(key: str, model: ModelConfig) -> PreTrainedConfig | None:
-    """Return the model's config; None if it is not known here: building the model will fail."""
+def find_model_config(key: str, model: ModelConfig) -> PreTrainedConfig | None:
+    """Return the model's config; None if transformers cannot build it from the known fields."""
     from rlhf.models.build import architecture_config
 
     try:
@@ -120,5 +120,5 @@ def config_of(key: str, model: ModelConfig) -> PreTrainedConfig | None:
         return None
 
 
-# Run by plan=only, and by the start of a run before its first phase.
-MODEL_CHECKS = (require_positions, require_scorer, require_decoder, require_layers)
+# Both plan=only and the start of a run, before its first phase, make these checks.
+MODEL_CHECKS = (require_positions, require_scorer, require_fast_decoding, require_layers)

@@ -1,6 +1,6 @@
-"""Build what PPO and DPO share: the trained policy and its reference.
+"""Build the models that both PPO and DPO use: the policy to train and its reference.
 
-Models start from an earlier phase of the run, or from a model in the configuration.
+Models start from an earlier phase of the run, or from a model that the configuration names.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 def policy_source(config: RunConfig) -> ModelSource:
-    """Return the source of the SFT model: this run's, or the model that the key ``model`` names."""
+    """Return the source of the SFT model: this run's folder, or the model of the key ``model``."""
     if Phase.sft in config.phase.order:
         return ModelSource.from_folder(_run_dir(config) / "sft" / "model", base=config.model)
     return ModelSource.from_config(config.model, key="model")
 
 
 def reward_model_source(config: RunConfig) -> ModelSource:
-    """Return the source of the reward model: this run's SFT model, or a model of the config."""
+    """Return the model from which the reward model starts: this run's SFT model, or another."""
     key, base = reward_model_base(config)
     if key == "model" and Phase.sft in config.phase.order:
         source = ModelSource.from_folder(_run_dir(config) / "sft" / "model", base=base)
@@ -48,9 +48,9 @@ def reward_model_source(config: RunConfig) -> ModelSource:
 
 
 def critic_source(config: RunConfig) -> ModelSource:
-    """Return the source of the critic: the reward model, or the SFT model if there is none.
+    """Return the model from which the critic starts: the reward model, otherwise the SFT model.
 
-    The reward model is this run's own, or the model that ``reward_model`` names.
+    The reward model is the one that this run trains, or the model that ``reward_model`` names.
 
     Raises:
         CheckpointError: if the folder's model has no trained one-label head.
@@ -91,7 +91,7 @@ def build_policy(
     dropout: float,
     shard: Shard | None = None,
 ) -> LanguageModel:
-    """Build the policy as it will be trained; ``shard`` shards it as it is built."""
+    """Build the policy to train; ``shard`` shards its weights while they are loaded."""
     seed = seed_for(config.seed, "model")
     return LanguageModel(
         build_actor(
@@ -113,9 +113,9 @@ def build_reference(
     *,
     shard: Shard | None = None,
 ) -> TokenModel:
-    """Build the reference of ``phase``, a copy of the initial policy unless an option has another.
+    """Build the reference model: a copy of the initial policy, unless an option replaces it.
 
-    ``to_engine`` builds the engine of a copy, and ``shard`` shards the copy as it is built.
+    ``to_engine`` wraps a copy in an engine; ``shard`` shards its weights while they are loaded.
     """
     source = policy_source(config)
     for find in hooks_of("models", "find_reference", config):

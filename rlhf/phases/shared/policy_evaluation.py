@@ -56,34 +56,34 @@ class HeldOutPrompts(NamedTuple):
         return cls(phase_prompts(context, phase).eval, phase_records(context, phase).eval)
 
 
-# The names of measures in result.json and in metrics.
+# Measures, and their names in result.json and in metrics.
 TITLES = {"score": "score", "kl": "kl", "ended": "ended_share", "tokens": "response_tokens"}
 
 
 class PolicyEvaluation(NamedTuple):
-    """Measures of a policy's answers by name: means over held-out prompts, and value per prompt.
+    """Measures of a policy's answers: means over held-out prompts, and the value of each prompt.
 
-    ``score`` is the reward model's score or, without a reward model, the judge's; 0 in DPO.
+    ``score`` is the score by the reward model or, without one, by the judge; in DPO it is 0.
     ``greedy`` is the share of exactly right greedy answers, if there is a judge.
     """
 
     means: dict[str, float]
     by_prompt: dict[str, list[float]]
 
-    def means_of(self, group: str) -> dict[str, float]:
-        """Return the means of a group, such as gold or parts, without its prefix."""
+    def group_means(self, group: str) -> dict[str, float]:
+        """Return the means named ``group``/NAME (gold/exact, for example) by NAME."""
         prefix = f"{group}/"
         found = {name: mean for name, mean in self.means.items() if name.startswith(prefix)}
         return {name.removeprefix(prefix): mean for name, mean in found.items()}
 
-    def result(self, config: RunConfig, when: str) -> dict[str, Any]:
+    def results(self, config: RunConfig, when: str) -> dict[str, Any]:
         """Return the entries of result.json; their names end in ``when``."""
         values: dict[str, Any] = {f"{t}_{when}": self.means[name] for name, t in TITLES.items()}
         for option in _response_options(config):
             values |= option.results(self.by_prompt, when)
-        if parts := self.means_of("parts"):
+        if parts := self.group_means("parts"):
             values[f"score_parts_{when}"] = parts
-        if gold := self.means_of("gold"):
+        if gold := self.group_means("gold"):
             values |= {f"{name}_{when}": gold.pop(name) for name in ("gold", "exact")}
             values |= {f"exact_greedy_{when}": self.means["greedy"], f"gold_parts_{when}": gold}
         return values
@@ -91,12 +91,12 @@ class PolicyEvaluation(NamedTuple):
     def metrics(self) -> dict[str, float]:
         """Return the means as metrics of a PPO step, named ppo/eval_*."""
         values = {title: self.means[name] for name, title in TITLES.items()}
-        values |= self.means_of("gold")
+        values |= self.group_means("gold")
         if "greedy" in self.means:
             values["exact_greedy"] = self.means["greedy"]
         groups = {name.partition("/")[0] for name in self.means if "/" in name}
         for group in ["parts", *sorted(groups - {"gold", "parts"})]:
-            values |= {f"{group}/{name}": mean for name, mean in self.means_of(group).items()}
+            values |= {f"{group}/{name}": mean for name, mean in self.group_means(group).items()}
         return {f"ppo/eval_{name}": value for name, value in values.items()}
 
 
@@ -111,12 +111,12 @@ def evaluate_policy(
     total = min(len(held_out.examples), num_prompts)
     values_by_name: dict[str, Tensor] = {}
     for rollout, batch in answer_prompts(context, policy, held_out, num_prompts=num_prompts):
-        _write_rows(measure_answers(context, rollout), batch, into=values_by_name, total=total)
+        _store_values(measure_answers(context, rollout), batch, into=values_by_name, total=total)
     if context.judge is not None:
-        for prompts, batch in _batches(context, policy, held_out, num_prompts=num_prompts):
+        for prompts, batch in _prompt_batches(context, policy, held_out, num_prompts=num_prompts):
             responses = policy.greedy.generate(policy.actor, prompts)
             exact_B = _gold_ratings(context, prompts, responses)["gold/exact"]
-            _write_rows({"greedy": exact_B}, batch, into=values_by_name, total=total)
+            _store_values({"greedy": exact_B}, batch, into=values_by_name, total=total)
     by_prompt_VN = context.ranks.sum(torch.stack(list(values_by_name.values())))
     by_prompt = dict(zip(values_by_name, by_prompt_VN.tolist(), strict=True))
     return PolicyEvaluation({n: mean_of(each) for n, each in by_prompt.items()}, by_prompt)
@@ -141,18 +141,18 @@ def measure_answers(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
     return values
 
 
-def _write_rows(
+def _store_values(
     values: Mapping[str, Tensor], batch: EvalRows, *, into: dict[str, Tensor], total: int
 ) -> None:
-    """Write values (B,) of a batch into tensors with one cell for each of ``total`` prompts."""
+    """Copy values (B,) of a batch to its prompts' rows of the (total,) tensors ``into``."""
     rows = torch.tensor(batch.rows, device=batch.keep_B.device)[batch.keep_B]
     for name, values_B in values.items():
         zeros_N = torch.zeros(total, dtype=torch.float64, device=values_B.device)
         into.setdefault(name, zeros_N)[rows] = values_B[batch.keep_B].double()
 
 
-def show_answers(context: RunContext, rollout: Rollout) -> list[Shown]:
-    """Return prompt and response of each row as samples show them."""
+def describe_answers(context: RunContext, rollout: Rollout) -> list[Shown]:
+    """Return the texts of each row's prompt and response, as samples.jsonl has them."""
     texts = response_texts(context.tokenizer, rollout.responses)
     for option in _response_options(context.config):
         return option.describe_rows(rollout, texts)
@@ -177,12 +177,12 @@ def sample_answers(
     """Answer the first held-out prompts; return this rank's answers.
 
     ``targets`` returns the rewards and advantages of a rollout's tokens, or None if the estimator
-    has none; each answer records the name ``model``.
+    has none. ``model`` is the name of the policy in each answer.
     """
     samples: list[Sample] = []
     for rollout, batch in answer_prompts(context, policy, held_out, num_prompts=SAMPLES):
         of_tokens = targets(rollout)
-        shown = show_answers(context, rollout)
+        shown = describe_answers(context, rollout)
         ended, kls = rollout.responses.ended_B.tolist(), kl_per_sequence(rollout).tolist()
         for row in batch.keep_B.nonzero().flatten().tolist():
             sample = Sample(
@@ -237,19 +237,19 @@ def answer_prompts(
     sample: int = 0,
     greedy: bool = False,
 ) -> Iterator[tuple[Rollout, EvalRows]]:
-    """Yield scored answers to held-out prompts, and their places among the prompts.
+    """Yield scored answers to held-out prompts, and the indices of these prompts.
 
-    Each number ``sample`` has its own random draws; the phases evaluate sample 0.
+    Another ``sample`` draws other random numbers; the evaluations of the phases use sample 0.
     """
     backend = policy.greedy if greedy else policy.sampling
     of_prompts = {"num_prompts": num_prompts, "sample": sample}
-    for prompts, batch in _batches(context, policy, held_out, **of_prompts):
+    for prompts, batch in _prompt_batches(context, policy, held_out, **of_prompts):
         responses = backend.generate(policy.actor, prompts)
         rollout = score_responses(policy.models, prompts, responses, micro_batch_size=policy.micro)
         yield rollout, batch
 
 
-def _batches(
+def _prompt_batches(
     context: RunContext,
     policy: AnsweringPolicy,
     held_out: HeldOutPrompts,

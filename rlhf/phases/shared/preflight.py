@@ -17,7 +17,7 @@ from rlhf.data.splits import phase_of_dpo_prompts
 from rlhf.engine.deepspeed_engine import require_quantizer
 from rlhf.options import modules_of
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_tokens, reward_pairs
-from rlhf.phases.shared.model_checks import config_of, require_decoder
+from rlhf.phases.shared.model_checks import find_model_config, require_fast_decoding
 
 
 def require_capabilities(config: RunConfig) -> None:
@@ -32,20 +32,20 @@ def require_capabilities(config: RunConfig) -> None:
         return
     option: BackendsSeam | None = next(modules_of("backends", config), None)
     if option is not None:
-        option.check(config, config_of("model", config.model))
-    require_decoder(config, config.phase.order)
+        option.check(config, find_model_config("model", config.model))
+    require_fast_decoding(config, config.phase.order)
 
 
 def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
     """Check that each phase has a batch to train on, before the first phase is trained.
 
-    It also prints how many examples each phase uses and skips.
+    The number of examples that each phase uses and skips is printed.
 
     Raises:
-        DataError: if a phase has less than one batch, or nothing held out; if pairs lack the
+        DataError: if a phase has less than one batch or no held-out example; if pairs lack the
             numbers that a loss reads; if pairs of reward.groups_path have no group; or if an
             option's data is missing.
-        ConfigError: if options do not suit the number of steps that the examples allow.
+        ConfigError: if an option does not support the number of steps that the examples allow.
     """
     found: dict[Phase, PhaseExamples] = {}
     for phase in phases:

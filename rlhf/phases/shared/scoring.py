@@ -78,10 +78,10 @@ class WholeSequences:
         return ResponseLogprobs(self.scatter(tokens.logprobs_N), entropy_BT)
 
     def select_predicting_positions(self, x_BS: Tensor) -> Tensor:
-        """Return (B, T) with the entry of ``x_BS`` from which each response token is predicted."""
+        """Return (B, T) with ``x_BS`` at the position that predicts each response token."""
         return self.scatter(x_BS[self.positions.rows_N, self.positions.columns_N])
 
-    def at_end(self, x_BS: Tensor) -> Tensor:
+    def last_token_values(self, x_BS: Tensor) -> Tensor:
         """Return the entries (B,) of ``x_BS`` at the last tokens of the sequences."""
         return x_BS.gather(1, self.lengths_B[:, None] - 1).squeeze(1)
 
@@ -130,7 +130,7 @@ class ModelScores:
         with self.model.evaluating() as module:
             if isinstance(module, ResponseScorer):
                 return module.response_scores(sequences)
-            return ResponseScores(sequences.at_end(self.model(sequences.ids_BS)))
+            return ResponseScores(sequences.last_token_values(self.model(sequences.ids_BS)))
 
 
 def zero_scores(sequences: WholeSequences) -> ResponseScores:
@@ -172,12 +172,12 @@ def response_texts(tokenizer: PreTrainedTokenizerBase, responses: Responses) -> 
 class ModelOutputs(NamedTuple):
     """Outputs of all models for the same responses; 0 for a model that the run does not have."""
 
-    logprobs_BT: Tensor | None  # None: the policy was not run; the rollout backend measured them
+    logprobs_BT: Tensor | None  # None: use those of the rollout backend
     reference_logprobs_BT: Tensor
     values_BT: Tensor
     last_values_B: Tensor  # the critic's values after the last tokens
     scores_B: Tensor
-    measures: Mapping[str, Tensor] = {}  # of the scores, by name
+    measures: Mapping[str, Tensor] = {}  # measures of the scores, by name
 
 
 class ScoringModels(Protocol):
@@ -188,7 +188,7 @@ class ScoringModels(Protocol):
         """Return the function that sums several rewards; None to use the model's scores."""
 
     def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
-        """Run every model on ``sequences`` without gradients and dropout."""
+        """Run all models without gradients and dropout; the policy only if ``with_policy``."""
 
 
 def score_responses(
@@ -253,7 +253,7 @@ def count_failed_scores(scores_B: Tensor) -> int:
 
 
 def describe_step(prompts: PromptBatch) -> str:
-    """Return, for a message, the PPO step of ``prompts``, or that they are held out."""
+    """Return words for a message: the PPO step of ``prompts``, or that they are held out."""
     return "on held-out prompts" if prompts.step is None else f"in PPO step {prompts.step}"
 
 
@@ -264,7 +264,7 @@ def sort_rows_by_length(prompts: PromptBatch, responses: Responses, rows: list[i
 
 
 def split_rows(rows: list[int], size: int) -> list[list[int]]:
-    """Split ``rows`` into lists of ``size`` rows; the last one may be shorter."""
+    """Split ``rows`` into lists of ``size`` rows; the last list may be shorter."""
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 

@@ -1,4 +1,4 @@
-"""Requests by signals to write a checkpoint, or to stop.
+"""Handlers of the signals that request a checkpoint, or a checkpoint and the run's end.
 
 SIGTERM and SIGUSR1 request a checkpoint; SIGTERM also ends the run. The handlers only store the
 request; the phase fulfils it after the current step.
@@ -11,7 +11,7 @@ from types import FrameType
 
 
 class StoppedError(KeyboardInterrupt):
-    """The run was asked to stop; its checkpoints are on the drive."""
+    """An error that ends a run after a signal; the checkpoints it has written are kept."""
 
 
 class StopRequests:
@@ -30,20 +30,20 @@ class StopRequests:
         checkpoint, because SLURM ends the process.
         """
 
-        def save(_: int, __: FrameType | None) -> None:
+        def request_checkpoint(_: int, __: FrameType | None) -> None:
             self.wants_checkpoint = True
 
-        def stop(_: int, __: FrameType | None) -> None:
+        def request_stop(_: int, __: FrameType | None) -> None:
             self.wants_checkpoint = self.wants_stop = True
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process
             signal.alarm(grace_seconds)
 
-        def give_up(_: int, __: FrameType | None) -> None:
+        def raise_stopped_error(_: int, __: FrameType | None) -> None:
             raise StoppedError("the step did not end in time")
 
-        signal.signal(signal.SIGUSR1, save)
-        signal.signal(signal.SIGTERM, stop if stops else save)
+        signal.signal(signal.SIGUSR1, request_checkpoint)
+        signal.signal(signal.SIGTERM, request_stop if stops else request_checkpoint)
         if stops:
-            signal.signal(signal.SIGALRM, give_up)
+            signal.signal(signal.SIGALRM, raise_stopped_error)
         else:
-            signal.signal(signal.SIGUSR2, save)
+            signal.signal(signal.SIGUSR2, request_checkpoint)

@@ -39,10 +39,10 @@ def run_supervised(
 ) -> None:
     """Take the remaining steps of a phase, and evaluate the model every ``eval_every`` steps.
 
-    ``train_step`` takes one optimizer step, counted from 1. Both functions return metrics to log.
+    ``train_step``, of a step counted from 1, and ``evaluate`` return metrics to log.
     """
     phase = checkpoints.phase
-    warn_of_few_steps(context.console, phase, config, steps=total_steps)
+    warn_if_lr_never_peaks(context.console, phase, config, steps=total_steps)
     with context.console.progress(phase, total_steps) as progress:
         for step in checkpoints.steps(total_steps):
             seed_dropout(context.config.seed, phase, step, rank=context.ranks.rank)
@@ -53,7 +53,7 @@ def run_supervised(
                 checkpoints.log_evaluation(evaluate())
 
 
-def warn_of_few_steps(
+def warn_if_lr_never_peaks(
     console: Console, phase: str, config: SupervisedConfig, *, steps: int
 ) -> None:
     """Print a warning if ``phase`` ends before its learning rate has reached its peak."""
@@ -115,17 +115,17 @@ def take_optimizer_steps(
     phase: str,
     engines: Sequence[Engine],
     batches: Iterable[B],
-    losses_of: Callable[[B], Iterable[tuple[Tensor, Metrics]]],
+    compute_losses: Callable[[B], Iterable[tuple[Tensor, Metrics]]],
 ) -> tuple[Metrics, dict[str, float]]:
-    """Take one optimizer step with each engine; return metrics over all ranks, and values to log.
+    """Take one optimizer step per engine; return metrics over all ranks, and values to log.
 
-    ``losses_of`` yields, for each engine in order, a micro-batch's share of its loss and metrics;
-    the graph of a loss is freed before the next loss is computed. The values are means over the
-    engines, and include the learning rate, the gradient norm and whether the step was skipped.
+    ``compute_losses`` yields, for each engine in order, a micro-batch's share of its loss and
+    metrics; the graph of a loss is freed before the next loss is computed. The values also have
+    the first engine's learning rate, the mean gradient norm and the share of skipped steps.
     """
     metrics: Metrics = {}
     for batch in batches:
-        for engine, (loss, part) in zip(engines, losses_of(batch), strict=True):
+        for engine, (loss, part) in zip(engines, compute_losses(batch), strict=True):
             engine.backward(loss)
             metrics = merge_metrics(metrics, part)
     reports = [engine.step() for engine in engines]
@@ -142,14 +142,14 @@ def measure_held_out(
     context: RunContext,
     model: Model,
     examples: Any,
-    measure: Callable[[Rows, Tensor], Metrics],
+    measure_rows: Callable[[Rows, Tensor], Metrics],
     *,
     limit: int,
     micro: int,
 ) -> Metrics:
     """Return metrics of the first ``limit`` held-out examples, over all ranks.
 
-    ``measure`` returns the metrics of ``micro`` rows, given a mask (B,) that is False for
+    ``measure_rows`` returns the metrics of ``micro`` rows, given a mask (B,) that is False for
     padding rows.
     """
     total = min(len(examples), limit)
@@ -162,5 +162,5 @@ def measure_held_out(
             lengths=examples["length"][:total],
         ):
             beat()
-            metrics = merge_metrics(metrics, measure(examples[rows], keep_B))
+            metrics = merge_metrics(metrics, measure_rows(examples[rows], keep_B))
     return context.ranks.reduce_metrics(metrics)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.export import context_of_run
+from rlhf.export import build_run_context
 from rlhf.phases.shared.supervised import data_parallel_ranks
 from tests.runs import finished, metrics
 
@@ -33,5 +33,5 @@ def test_two_ranks_take_the_steps_of_one(tiny_run: Path, tmp_path: Path) -> None
     expected = curve(tiny_run)
     assert len(expected) > 4, "steps, and held-out examples before and after"
     assert curve(shared) == pytest.approx(expected, rel=2e-5, abs=1e-5)
-    context = context_of_run(shared)
+    context = build_run_context(shared)
     assert data_parallel_ranks(context).size == 1, "one process reads the finished run"

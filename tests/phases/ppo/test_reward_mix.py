@@ -147,23 +147,23 @@ def test_parts_are_tried_on_rows_of_the_data(
 ) -> None:
     rows = [Record("ask", "one two", columns={"n": n}, place=("my.jsonl", n)) for n in (1, 2)]
 
-    def try_rows(**keys: Any) -> Fake:
+    def try_parts_on_rows(**keys: Any) -> Fake:
         fake = Fake(part(**keys), outcome)
         monkeypatch.setattr(reward_mix, "start_reward_processes", lambda _: {"mine": fake})
         parts = {"mine": fake.part, "learned": part(RewardKind.model)}
         mix = RewardMix(parts, TOKENIZER, GoldJudge(), said.append)
-        mix.try_rows(rows)
+        mix.try_parts_on_rows(rows)
         mix.close()
         return fake
 
-    (asked,) = try_rows(columns=["n"], fallback=0).asked
+    (asked,) = try_parts_on_rows(columns=["n"], fallback=0).asked
     length = len(TOKENIZER.encode("one two"))
     texts = ["one two", "one two"]
     assert asked == (["ask", "ask"], texts, [True, True], [length, length], {"n": [1, 2]})
     assert len(said) == (why is not None), "no count of responses, as there were none"
     if why is not None:
         with pytest.raises(RewardError, match=rf"rewards\.mine .*{why}.*must return one number"):
-            try_rows()
+            try_parts_on_rows()
 
 
 def test_the_warning_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,8 +103,8 @@ def test_each_prompt_counts_once(
     assert result.means["tokens"] == pytest.approx(sum(lengths) / count)
     assert result.by_prompt["tokens"] == lengths
     assert result.by_prompt["score"] == [len(row) + n for row, n in zip(ids, lengths, strict=True)]
-    assert (result.means_of("gold"), result.means.get("greedy")) == ({}, None)
-    assert list(result.result(context.config, "after")) == [
+    assert (result.group_means("gold"), result.means.get("greedy")) == ({}, None)
+    assert list(result.results(context.config, "after")) == [
         f"{name}_after" for name in ("score", "kl", "ended_share", "response_tokens")
     ]
     rows = held_out.examples["row"][:num_prompts]
@@ -131,7 +131,7 @@ def test_gold_scores_are_those_of_the_texts(
     ended = [len(ids) % 2 == 0 for ids in held_out.examples["ids"]]
     assert result.means["gold/exact"] == pytest.approx(sum(ended) / len(ended))
     assert result.means["greedy"] == 0, "the greedy answers are others"
-    entries = result.result(context.config, "before")
+    entries = result.results(context.config, "before")
     assert entries["gold_before"] == result.means["gold/gold"]
     assert entries["exact_before"] == result.means["gold/exact"]
     assert entries["exact_greedy_before"] == 0
