@@ -9,7 +9,7 @@ import hydra
 from omegaconf import DictConfig
 
 from rlhf.base.errors import RlhfError
-from rlhf.base.foreign_errors import as_drive_error
+from rlhf.base.foreign_errors import to_drive_error
 from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.config.hydra_errors import explain_hydra_error
 from rlhf.jobs.completion import complete_config
@@ -113,7 +113,7 @@ def launch() -> int:
     except RlhfError as error:
         return report_error(error)
     except Exception as error:
-        if (explained := explain_hydra_error(error, sys.argv[1:]) or as_drive_error(error)) is None:
+        if (explained := explain_hydra_error(error, sys.argv[1:]) or to_drive_error(error)) is None:
             raise
         return report_error(explained)
     return 0

@@ -23,7 +23,7 @@ from rich.console import Console as RichConsole
 from rlhf.base import isolated_process
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.base.foreign_errors import as_drive_error
+from rlhf.base.foreign_errors import to_drive_error
 from rlhf.base.isolated_process import IsolatedProcess
 from rlhf.base.stored_files import DamagedFileError
 from rlhf.compare.preference_file import PreferenceFile
@@ -123,7 +123,7 @@ def test_a_run_that_a_full_drive_ended_can_be_begun_again(
     ("number", "advice"), [(errno.ENOSPC, "make room"), (errno.ENOENT, "removed or moved")]
 )
 def test_the_advice_fits_the_error_of_the_drive(number: int, advice: str) -> None:
-    assert advice in str(as_drive_error(OSError(number, "reason", "/drive/file")))
+    assert advice in str(to_drive_error(OSError(number, "reason", "/drive/file")))
 
 
 def test_a_file_of_choices_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import torch
 
-# Texts of out-of-memory errors that are plain RuntimeErrors: from torch's allocator on a CPU, and
-# from CUDA's driver, cuBLAS, cuDNN and NCCL.
+# Parts of the messages of out-of-memory errors that are plain RuntimeErrors: of torch's allocator
+# on a CPU, and of CUDA's driver, cuBLAS, cuDNN and NCCL.
 MESSAGES = (
     *("can't allocate memory", "not enough memory", "out of memory"),
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
-    "CUBLAS_STATUS_NOT_INITIALIZED",  # cublasCreate found no memory left
-    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # torch's allocator, as it reports a full card
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # cublasCreate found no free GPU memory
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # from torch's allocator if GPU memory is full
 )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return True if ``error``, or an earlier error that led to it, is a failed allocation.
 
-    If an allocation fails while a CUDA graph is captured, torch raises an error of the capture,
-    whose context is the failed allocation.
+    If an allocation fails while a CUDA graph is captured, torch raises an error about the capture,
+    whose ``__context__`` is the error of the failed allocation.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
-# Errors of network file systems after which a retry often succeeds, unlike for a full drive.
+# Error numbers of network file systems after which a retry often succeeds.
 TRANSIENT = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EREMOTEIO}
 WAITS = (0.5, 2.0, 8.0)  # seconds before the second, third and fourth attempt
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # from <fcntl.h> and <linux/fs.h>
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # constants of <fcntl.h> and <linux/fs.h>
 CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # for example, on NFS
 
 
@@ -54,13 +54,13 @@ def retry_transient_errors(attempt: Callable[[], T]) -> T:
 def replace_atomically(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """Yield a path for a new file, link or folder, which replaces ``path`` if the block succeeds.
 
-    A reader sees the old content or the new content, and a failed block leaves the old content.
-    With ``shared`` several processes may write at the same time; otherwise the next call removes
-    the temporary file of a killed process.
+    A reader sees either the old or the new content; a failed block leaves the old content. With
+    ``shared`` several processes may write at the same time. Without it only one process may, and
+    the call first removes the temporary file that a killed process has left.
 
     Raises:
-        OSError: naming ``path``, if the drive refuses, also for errors of safetensors and
-            tokenizers that are no OSError.
+        OSError: if the drive is full or fails; the message names ``path``. Errors of safetensors
+            and tokenizers with a number of the operating system are converted to an OSError.
     """
     suffix = f"{os.getpid()}-{threading.get_ident()}" if shared else "building"
     building, aside = (path.with_name(f".{path.name}.{end}") for end in (suffix, "old"))
@@ -80,15 +80,15 @@ def replace_atomically(path: Path, *, shared: bool = False) -> Iterator[Path]:
         reason = getattr(error, "strerror", None) or os.strerror(number)
         raise OSError(number, reason, str(file)) from error
     finally:
-        with suppress(OSError):  # on a read-only drive it stays; the next call removes it
+        with suppress(OSError):  # on a read-only drive the temporary file stays
             remove(building)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by a file with ``text`` in UTF-8; "?" replaces a lone surrogate.
+    """Write ``text`` in UTF-8 to a new file that replaces ``path``; "?" replaces lone surrogates.
 
     Raises:
-        OSError: naming ``path``, if the drive refuses.
+        OSError: if the drive is full or fails; the message names ``path``.
     """
     with replace_atomically(path) as building:
         building.write_text(text, encoding="utf-8", errors="replace")
@@ -97,19 +97,19 @@ def write_text_atomically(path: Path, text: str) -> None:
 def _move_into_place(building: Path, path: Path, aside: Path) -> None:
     if building.is_file() and not building.is_symlink():
         with building.open("rb") as file:
-            os.fsync(file.fileno())  # otherwise a power cut could leave an empty file
+            os.fsync(file.fileno())  # without it, a power cut could leave an empty file
     has_folder = any(each.is_dir() and not each.is_symlink() for each in (building, path))
     if not has_folder or not os.path.lexists(path):
         building.replace(path)
-    elif not _exchange(building, path):
+    elif not _exchange_paths(building, path):
         remove(aside)
         path.replace(aside)
         building.replace(path)
         remove(aside)
 
 
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two paths in one step; return False if the file system cannot."""
+def _exchange_paths(one: Path, other: Path) -> bool:
+    """Exchange two files or folders in one step; return False if the file system cannot do so."""
     libc = ctypes.CDLL(None, use_errno=True)
     names = os.fsencode(one), os.fsencode(other)
     try:
@@ -122,7 +122,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder, a file or a link (not its target); it is no error if nothing is there."""
+    """Remove the folder, file or link (not its target) at ``path``, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     elif os.path.lexists(path):  # on a read-only drive, removing a missing file fails too

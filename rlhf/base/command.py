@@ -21,7 +21,7 @@ def build_command_parser(
 ) -> argparse.ArgumentParser:
     """Return a parser for ``python -m MODULE``, which keeps the line breaks of ``description``.
 
-    With ``runs_code`` the command has the option --trust-code (``rlhf/config/freeze.py``).
+    With ``runs_code`` the command has the option --trust-code: the user agrees to run a run's code.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}",
@@ -35,7 +35,7 @@ def build_command_parser(
 
 
 def run_to_exit_code(work: Callable[[], int | None]) -> int:
-    """Call ``work`` and return its exit code; print an error that a user can fix, and return 2."""
+    """Call ``work`` and return its exit code; print an RlhfError that it raises, and return 2."""
     survive_output_errors()
     set_cuda_allocator()
     try:
@@ -47,10 +47,10 @@ def run_to_exit_code(work: Callable[[], int | None]) -> int:
 
 
 def set_cuda_allocator() -> None:
-    """Let the memory segments of torch's GPU allocator grow, unless the user has configured it.
+    """Make torch's GPU allocator use expandable segments, unless the user has configured it.
 
-    Micro-batches of many widths leave gaps between segments of fixed size. Torch reads the variable
-    once, when CUDA starts: call this function before.
+    Micro-batches of many widths leave unusable gaps in segments of fixed size. Torch reads the
+    environment variable only when CUDA starts: call this function before that.
     """
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the variable's older name
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -59,17 +59,17 @@ def set_cuda_allocator() -> None:
 def wait_for_exit(process: subprocess.Popen[bytes]) -> int:
     """Wait for ``process`` and return its exit code.
 
-    Ctrl-C interrupts ``process`` too: wait until it has ended, then raise KeyboardInterrupt.
+    Ctrl-C interrupts ``process`` too: KeyboardInterrupt is raised once ``process`` has ended.
     """
     try:
         return process.wait()
     except KeyboardInterrupt:
-        process.wait()  # it may have to end ranks on other nodes
+        process.wait()  # the process may have to end ranks on other nodes first
         raise
 
 
 class _LastingFile(io.FileIO):
-    """A file descriptor that becomes /dev/null when a write to it fails."""
+    """A file whose descriptor is redirected to /dev/null as soon as a write fails."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> int | None:  # type: ignore[override]
         """Write ``data``; after the first failure drop all output, with one warning on stderr."""
@@ -77,7 +77,7 @@ class _LastingFile(io.FileIO):
             return super().write(data)
         except OSError as error:
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())  # also for libraries and processes that share it
+            os.dup2(null, self.fileno())  # also redirects libraries and child processes
             os.close(null)
             if self.fileno() != sys.__stderr__.fileno():  # type: ignore[union-attr]
                 sys.stderr.write(
@@ -88,7 +88,7 @@ class _LastingFile(io.FileIO):
 
 
 def survive_output_errors() -> None:
-    """Keep this process running if stdout or stderr fails: `| head`, full drive, lost terminal."""
+    """Keep this process running if stdout or stderr closes (`| head`) or its drive is full."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         # Do not replace a stream that a test or a notebook has installed.
@@ -98,7 +98,7 @@ def survive_output_errors() -> None:
         lasting = io.TextIOWrapper(
             io.BufferedWriter(_LastingFile(stream.fileno(), "w", closefd=False)),  # type: ignore[type-var]
             encoding=stream.encoding,
-            # An ASCII terminal shows other letters of data as escapes.
+            # Print characters that the terminal's encoding lacks as escapes, instead of failing.
             errors="backslashreplace" if stream.errors == "strict" else stream.errors,
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
@@ -116,9 +116,9 @@ def quieten_libraries() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # setuptools logs every compiler that DeepSpeed tries to the root logger; Hydra's own messages
-    # are kept.
+    # setuptools logs to the root logger, about every compiler that DeepSpeed tries. Hydra's own
+    # messages are still shown.
     logging.getLogger("hydra").setLevel(logging.INFO)
     logging.getLogger().setLevel(logging.WARNING)
-    # deepspeed 0.19.8 under torch 2.13 uses the older names of two collectives.
+    # deepspeed 0.19.8 calls two collectives by names that torch 2.13 has deprecated.
     warnings.filterwarnings("ignore", message=".*is deprecated.*", category=FutureWarning)

@@ -40,8 +40,8 @@ FLAGS = {
     Isa.avx512_bf16: {"avx512f", "avx512bw", "avx512vl", "avx512_bf16"},
     Isa.amx: {"amx_tile", "amx_bf16"},
 }
-# The variable that caps oneDNN's instruction set, and the level that each value allows; a value
-# that is not listed here allows every level.
+# The environment variable that caps oneDNN's instruction set, and the level that each value allows;
+# a value that is not listed here allows every level.
 # https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html
 ONEDNN_MAX_ISA = "ONEDNN_MAX_CPU_ISA"
 ONEDNN_LEVELS = {
@@ -59,7 +59,7 @@ ONEDNN_NAMES = {Isa.none: "SSE41", Isa.avx2: "AVX2", Isa.avx512_bf16: "AVX512_CO
 
 
 class Cpu(NamedTuple):
-    """A CPU as Linux describes it."""
+    """The name and the feature flags of a CPU, read from /proc/cpuinfo."""
 
     name: str
     """Model name, and the numbers that distinguish CPUs with the same name."""
@@ -67,7 +67,7 @@ class Cpu(NamedTuple):
 
     @property
     def isa(self) -> Isa:
-        """Return the highest level whose flags, and those of all lower levels, the CPU has."""
+        """Return the highest level that the CPU supports; a level requires all lower levels."""
         if "asimd" in self.flags:
             return Isa.avx2
         found = Isa.none
@@ -80,7 +80,7 @@ class Cpu(NamedTuple):
 
 @cache
 def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
-    """Return the CPU that ``cpuinfo`` describes; without that file, a CPU without flags."""
+    """Return the CPU that ``cpuinfo`` describes; if there is no such file, a CPU without flags."""
     if not cpuinfo.exists():
         return Cpu(platform.processor() or platform.machine(), frozenset())
     first, _, _ = cpuinfo.read_text().partition("\n\n")  # the first core
@@ -93,10 +93,10 @@ def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
 
 
 def usable_isa(cpu: Cpu | None = None) -> Isa:
-    """Return the level that this project's kernels may use: the CPU's, capped by RLHF_MAX_CPU_ISA.
+    """Return the level that our kernels may use: the CPU's, or RLHF_MAX_CPU_ISA if it is lower.
 
     Raises:
-        ConfigError: if the variable is set to anything but the name of a level.
+        ConfigError: if RLHF_MAX_CPU_ISA is set to anything but the name of a level.
     """
     cap = os.environ.get(MAX_ISA, "")
     if cap and cap not in Isa.__members__:
@@ -114,7 +114,7 @@ def require_linux() -> None:
 
 
 def cap_onednn_isa() -> None:
-    """Cap oneDNN, which multiplies torch's matrices, at RLHF_MAX_CPU_ISA, before torch loads."""
+    """Cap oneDNN, torch's matrix library, at RLHF_MAX_CPU_ISA; call it before torch is imported."""
     if os.environ.get(MAX_ISA) and usable_isa() in ONEDNN_NAMES:
         os.environ.setdefault(ONEDNN_MAX_ISA, ONEDNN_NAMES[usable_isa()])
 
@@ -132,7 +132,7 @@ def multiplies_bf16(cpu: Cpu | None = None) -> bool:
 
 
 def onednn_isa(cpu: Cpu | None = None) -> Isa:
-    """Return the level that oneDNN may use: the level of this project's kernels, or a lower cap."""
+    """Return the level that oneDNN may use: ``usable_isa``, or ONEDNN_MAX_CPU_ISA if lower."""
     cap = ONEDNN_LEVELS.get(os.environ.get(ONEDNN_MAX_ISA, "").upper(), max(Isa))
     return min(usable_isa(cpu), cap)
 
@@ -140,7 +140,7 @@ def onednn_isa(cpu: Cpu | None = None) -> Isa:
 def has_slow_mkl(cpu: Cpu | None = None) -> bool:
     """Return True if oneDNN multiplies fp32 matrices faster than MKL, which torch uses otherwise.
 
-    MKL runs AVX2 code on AMD's CPUs, even if they have AVX-512.
+    On AMD's CPUs, MKL runs only AVX2 code even if the CPU has AVX-512.
     """
     cpu = cpu or read_cpu()
     return cpu.name.startswith("AMD") and onednn_isa(cpu) >= Isa.avx2
@@ -155,53 +155,53 @@ def can_train_fp16(cpu: Cpu | None = None) -> bool:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the kernels compiled, and the numbers measured, for this machine."""
+    """Return the folder that caches the kernels compiled and the rates measured on this machine."""
     return expand_user_path(os.environ.get("RLHF_CACHE") or "~/.cache/rlhf", key="RLHF_CACHE")
 
 
 def num_usable_cores() -> int:
-    """Return the number of cores that this process may use; round down a container's quota."""
-    cores, quota = len(os.sched_getaffinity(0)), read_limits().cores
+    """Return the number of cores that this process may use; a container's quota is rounded down."""
+    cores, quota = len(os.sched_getaffinity(0)), read_cgroup_limits().cores
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 GROUPS_OF_PROCESS = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
-MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")  # of control groups of version 2 and 1
-SHARED_BY = "RLHF_JOBS_ON_MACHINE"  # set for the jobs of a sweep or search
+MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")  # in cgroups of version 2 and of version 1
+SHARED_BY = "RLHF_JOBS_ON_MACHINE"  # environment variable: number of concurrent jobs
 
 
 class HostLimits(NamedTuple):
-    """The lowest limits of a process's control groups; None: no limit."""
+    """The memory and the CPU cores to which cgroups limit a process; None: no limit."""
 
     memory: int | None  # bytes
     cores: float | None
 
 
-def jobs_on_machine() -> int:
-    """Return how many jobs of a sweep or search share this machine's memory."""
+def num_jobs_on_machine() -> int:
+    """Return the number of jobs of a sweep or search that run on this machine together."""
     return int(os.environ.get(SHARED_BY, "1"))
 
 
-def read_limits(of_process: Path = GROUPS_OF_PROCESS, groups: Path = GROUPS) -> HostLimits:
-    """Return the limits of a process whose control groups the file ``of_process`` names.
+def read_cgroup_limits(of_process: Path = GROUPS_OF_PROCESS, groups: Path = GROUPS) -> HostLimits:
+    """Return the lowest limits of the cgroups that the file ``of_process`` lists for a process.
 
-    A limit of an outer group holds too. In a container the names may be those of the host: then
-    only the outermost folder of ``groups`` exists.
+    The limits of enclosing cgroups apply too. In a container the file may list paths of the host:
+    then only the outermost folder in ``groups`` exists.
     """
-    folders = [*_group_folders(of_process, groups)]
-    memory = [n for f in folders for name in MEMORY_FILES for n in _read_numbers(f / name)]
-    quotas = [_read_numbers(folder / "cpu.max") for folder in folders]
+    folders = [*_cgroup_folders(of_process, groups)]
+    memory = [n for f in folders for name in MEMORY_FILES for n in _read_cgroup_numbers(f / name)]
+    quotas = [_read_cgroup_numbers(folder / "cpu.max") for folder in folders]
     quotas += [
-        [n for end in ("quota", "period") for n in _read_numbers(folder / f"cpu.cfs_{end}_us")]
-        for folder in folders
+        [n for end in ("quota", "period") for n in _read_cgroup_numbers(each / f"cpu.cfs_{end}_us")]
+        for each in folders
     ]
     cores = [pair[0] / pair[1] for pair in quotas if len(pair) == 2 and pair[0] > 0]  # noqa: PLR2004
     return HostLimits(min(memory, default=None), min(cores, default=None))
 
 
-def _group_folders(of_process: Path, groups: Path) -> Iterator[Path]:
-    """Yield the folder of each control group of the process, and of the groups around it."""
+def _cgroup_folders(of_process: Path, groups: Path) -> Iterator[Path]:
+    """Yield the folders of the process's cgroups, and of the cgroups that enclose them."""
     try:
         lines = of_process.read_text().splitlines()
     except OSError:
@@ -214,8 +214,8 @@ def _group_folders(of_process: Path, groups: Path) -> Iterator[Path]:
             yield top.joinpath(*parts[:end])
 
 
-def _read_numbers(path: Path) -> list[int]:
-    """Return the numbers in a file of a control group; [] without the file or a limit (max)."""
+def _read_cgroup_numbers(path: Path) -> list[int]:
+    """Return the numbers in a file of a cgroup; [] if there is no file or no limit ("max")."""
     try:
         words = path.read_text().split()
     except OSError:
@@ -223,8 +223,8 @@ def _read_numbers(path: Path) -> list[int]:
     return [int(word) for word in words] if "max" not in words else []
 
 
-def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return the memory that this process can get: free memory, and caches that Linux can drop."""
+def available_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return the bytes of memory that this process can get, with caches that Linux can drop."""
     (line,) = (x for x in meminfo.read_text().splitlines() if x.startswith("MemAvailable:"))
-    available, limit = 1024 * int(line.split()[1]), read_limits().memory
+    available, limit = 1024 * int(line.split()[1]), read_cgroup_limits().memory
     return available if limit is None else min(available, limit)

@@ -21,7 +21,7 @@ class BlockOrder(StrEnum):
 
 
 class LowRank(NamedTuple):
-    """A LoRA adapter: a linear layer of weight W (O, I) then computes W x + scaling * B A x."""
+    """A LoRA adapter, with which a linear layer of weight W (O, I) gives W x + scaling * B A x."""
 
     a_RI: Tensor
     b_OR: Tensor
@@ -40,7 +40,7 @@ class BlockModules(NamedTuple):
 
     attention_norm: Any
     mlp_norm: Any
-    query_key_value: tuple[Any, ...]  # one module if q, k, v are interleaved by head
+    query_key_value: tuple[Any, ...]  # three modules, or one whose output has q, k, v per head
     query_norm: Any | None
     key_norm: Any | None
     output: Any
@@ -60,7 +60,7 @@ class DecoderModules:
     rotary: Any | None
     blocks: list[BlockModules]
     order: BlockOrder
-    final: list[Any]  # norm, then projection if any, before the output layer
+    final: list[Any]  # modules before the output layer: norm, then projection if any
     head: Any
     num_heads: int
     num_kv_heads: int
@@ -68,15 +68,15 @@ class DecoderModules:
     activation: str
 
 
-def end_ids_of(model: PreTrainedModel) -> tuple[int, ...]:
-    """Return the tokens that end a response; ``build_actor`` stores them in the model."""
+def end_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """Return the ids of the tokens that end a response, from the model's generation config."""
     ids = model.generation_config.eos_token_id
     return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
 
-CACHE_NAMES = ("cache", "past_key_values")  # since transformers 5.24, and before it
+CACHE_NAMES = ("cache", "past_key_values")  # argument since transformers 5.24, and before
 
 
-def cache_argument(parameters: Container[str]) -> str | None:
-    """Return which of ``CACHE_NAMES`` is among the parameters of a call; None: neither."""
+def kv_cache_argument(parameters: Container[str]) -> str | None:
+    """Return the name of the KV cache among the parameters of a forward method; None: no cache."""
     return next((name for name in CACHE_NAMES if name in parameters), None)

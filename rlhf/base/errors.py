@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-USER_ERROR = 2  # the exit code for these errors
+USER_ERROR = 2  # exit code after an error that a user can fix
 
 
 class RlhfError(Exception):
@@ -27,11 +27,11 @@ class CapabilityError(RlhfError):
 
 
 class RewardError(RlhfError):
-    """The error for a part of the score (``rewards``) that failed to score responses."""
+    """A part of the score (``rewards.NAME``) that failed to score responses."""
 
 
 class RolloutError(RlhfError):
-    """The error for a server that failed to sample, or did not sample with the actor's weights."""
+    """A rollout server that failed to sample, or did not sample with the actor's weights."""
 
 
 class CheckpointError(RlhfError):
@@ -39,6 +39,6 @@ class CheckpointError(RlhfError):
 
 
 def refuse_broken_rule(broken: Mapping[str, bool], prefix: str = "") -> None:
-    """Raise ConfigError with the first message in ``broken`` whose rule is broken, if any is."""
+    """Raise ConfigError with the first message that ``broken`` maps to True, if there is one."""
     if reason := next((reason for reason, is_broken in broken.items() if is_broken), None):
         raise ConfigError(prefix + reason)

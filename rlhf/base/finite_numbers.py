@@ -29,7 +29,7 @@ def replace_non_finite(value: object) -> object:
 def restore_nan(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return a phase's ``result``, as read from JSON, with NaN in place of null, at any depth.
 
-    Only in a plan null stays: there it stands for an unknown number.
+    The entry ``planned`` keeps its nulls, which stand for unknown numbers.
     """
     return {k: each if k == "planned" else _nan_for_null(each) for k, each in result.items()}
 
@@ -43,7 +43,7 @@ def _nan_for_null(value: Any) -> Any:
 
 
 def find_non_finite(phases: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return PHASE.MEASURE for each measure after training that is not a finite number."""
+    """Return PHASE.MEASURE of all numbers that are not finite, except measures *_before."""
     return [
         f"{phase}.{name}"
         for phase, measures in phases.items()

@@ -19,11 +19,11 @@ from rlhf.base.atomic import system_error_number
 from rlhf.base.errors import RlhfError
 
 PACKAGE = Path(__file__).parents[1]
-# The drive is full, over a quota or a limit on file sizes, or read-only.
+# Errors of a drive that is full or read-only, or over a quota or a limit on file sizes.
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-# As above, or the drive fails. Operations of sockets and processes do not raise these errors.
+# Errors of a drive that cannot be written or fails; sockets and processes never raise them.
 OF_DRIVES = CANNOT_WRITE | {errno.EIO, errno.ESTALE, errno.EREMOTEIO}
-# Access is not permitted, or the path is of another kind, such as a folder instead of a file.
+# Errors of a path that does not exist, is not accessible, or is of another kind (a folder).
 OF_FILES = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
 OF_FILES |= {errno.ENOENT, errno.EINVAL, errno.ENAMETOOLONG}
 AGAIN = "repeat the command"
@@ -31,7 +31,7 @@ AGAIN = "repeat the command"
 
 @contextmanager
 def translate_errors(build_error: Callable[[str], RlhfError]) -> Iterator[None]:
-    """Raise ``build_error(reason)`` instead of an error of a library or of the file system.
+    """Raise ``build_error(reason)`` if a library or the file system raises an error in the block.
 
     Raises:
         Exception: unchanged, if it is an RlhfError, a failed allocation or a bug of this program.
@@ -50,7 +50,7 @@ def translate_errors(build_error: Callable[[str], RlhfError]) -> Iterator[None]:
 def is_foreign(error: BaseException) -> bool:
     """Return True if a library or the file system raised ``error``, and not our own code."""
     if isinstance(error, OSError) or type(error) is Exception:
-        return True  # our own code raises no plain Exception; tokenizers does
+        return True  # our own code never raises a plain Exception; tokenizers does
     if (module := type(error).__module__) != "builtins":
         return module.partition(".")[0] != PACKAGE.name
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -58,19 +58,19 @@ def is_foreign(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the message of ``error`` in one line, after its type if the message is unclear."""
+    """Return ``error`` in one line: its message, after its type if the message may be unclear."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"
     if isinstance(error, KeyError) and error.args:
         return f"{error.args[0]!r} is missing"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])  # skip a title
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])  # a title and its text
     is_clear = isinstance(error, OSError | ValueError) or type(error) is Exception
     return text if text and is_clear else f"{type(error).__name__}: {text}".removesuffix(": ")
 
 
 def remedy_of(error: BaseException) -> str:
-    """Return what a user can do about a file that cannot be read or written."""
+    """Return advice on what to do about a file that cannot be read or written."""
     if system_error_number(error) in OF_FILES - {errno.EACCES, errno.EPERM}:
         return "restore the folders of this path if they were removed or moved, or name another"
     return "make room, or the folder writable"
@@ -80,8 +80,8 @@ class DriveError(RlhfError):
     """The error for a file that this process cannot read or write: a full disk, no permission."""
 
 
-def as_drive_error(error: BaseException, then: str = AGAIN) -> DriveError | None:
-    """Return a DriveError with file, reason and what to do; None if it is no error of a file."""
+def to_drive_error(error: BaseException, then: str = AGAIN) -> DriveError | None:
+    """Return a DriveError with file, reason and advice; None if ``error`` is not about a file."""
     number, file = system_error_number(error), getattr(error, "filename", None)
     is_ours = number in OF_DRIVES or (file is not None and number in OF_FILES)
     if isinstance(error, RlhfError) or number is None or not is_ours:
@@ -95,10 +95,10 @@ def as_drive_error(error: BaseException, then: str = AGAIN) -> DriveError | None
 
 @contextmanager
 def convert_drive_errors(then: str = AGAIN) -> Iterator[None]:
-    """Convert errors of a drive in the block, and no others, to a DriveError."""
+    """Convert errors of files and drives in the block to a DriveError; do not change others."""
     try:
         yield
     except Exception as error:
-        if (refusal := as_drive_error(error, then)) is None:
+        if (refusal := to_drive_error(error, then)) is None:
             raise
         raise refusal from error

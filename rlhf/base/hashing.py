@@ -27,5 +27,5 @@ def blake2b_of(data: bytes) -> bytes:
 
 
 def is_same_secret(given: str, secret: str) -> bool:
-    """Return True if both are equal, in a time that does not depend on where they differ."""
+    """Return True if both texts are equal; the time taken does not depend on where they differ."""
     return hmac.compare_digest(given.encode(), secret.encode())

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 
 class Heartbeat:
-    """The time of the last heartbeat, which the watchdog reads; none is expected between phases."""
+    """The time of the last heartbeat; the watchdog expects heartbeats only during a phase."""
 
-    current: ClassVar[Heartbeat | None] = None  # the last one started; ``beat`` updates it
+    current: ClassVar[Heartbeat | None] = None  # the Heartbeat started last
 
     def __init__(self) -> None:
         self._last: float | None = None
@@ -35,6 +35,6 @@ class Heartbeat:
 
 
 def beat() -> None:
-    """Record that this process works: it decoded a token, or begins a batch or a tensor."""
+    """Record a heartbeat: this process has decoded a token, or begins a batch or a tensor."""
     if Heartbeat.current is not None:
         Heartbeat.current.beat()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 NORMAL_QUANTILE = 1.96  # 97.5 % quantile of the normal distribution
 LEVEL = 0.95  # probability that an interval covers the mean
-HALVINGS = 34  # bisection steps, which start from quantiles 0 and 16
+HALVINGS = 34  # bisection steps; the first interval is from 0 to 16
 SIMPSON = 400  # subintervals for Simpson's rule, an even number
 
 
@@ -44,10 +44,10 @@ class Estimate(NamedTuple):
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Return the mean; NaN if the sum cannot be computed, as after a diverged run."""
+    """Return the mean; NaN if the sum overflows or is NaN, as after a diverged run."""
     try:
         return statistics.fmean(values)
-    except (OverflowError, ValueError):  # the sum is too large, or inf - inf
+    except (OverflowError, ValueError):  # the sum overflows, or adds inf and -inf
         return math.nan
 
 
@@ -72,12 +72,12 @@ def mean_gain(before: Sequence[float], after: Sequence[float]) -> Estimate:
 
 
 def wilson_interval(successes: float, total: float) -> tuple[float, float]:
-    """Return Wilson's 95 % confidence interval (low, high) of a share.
+    """Return Wilson's 95 % confidence interval (low, high) of the share ``successes / total``.
 
     https://doi.org/10.1080/01621459.1927.10502953
 
     Raises:
-        ValueError: ``total`` is not positive.
+        ValueError: if ``total`` is not positive.
     """
     if total <= 0:
         raise ValueError("a share needs at least one trial")
@@ -97,7 +97,7 @@ def t_quantile(degrees: float) -> float:
     """
     if degrees < 1:
         raise ValueError(f"{degrees} degrees of freedom: at least one is needed")
-    low, high = 0.0, 16.0  # the largest, for one degree of freedom, is 12.7
+    low, high = 0.0, 16.0  # the largest quantile, for one degree of freedom, is 12.7
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (
@@ -106,8 +106,8 @@ def t_quantile(degrees: float) -> float:
     return (low + high) / 2
 
 
-def two_sided_probability(found: Estimate, degrees: float) -> float:
-    """Return how likely a mean of 0 gives an estimate as far from 0; NaN without a spread."""
+def two_sided_p_value(found: Estimate, degrees: float) -> float:
+    """Return the two-sided p-value of ``found`` if the true mean is 0; NaN without an interval."""
     if not found.half > 0:
         return math.nan
     t = abs(found.mean) / found.half * t_quantile(degrees)

@@ -20,7 +20,7 @@ from typing import Any
 
 from rlhf.base.errors import ConfigError
 
-SECONDS_TO_START = 120.0  # foreign code may import much
+SECONDS_TO_START = 120.0  # the user's code may import large libraries
 SECONDS_TO_END = 10.0
 CHUNK = 1 << 20  # bytes
 LONGEST_LINE = 1 << 26  # bytes
@@ -28,14 +28,14 @@ REST_S = 1.0  # seconds after the deadline in which data that has arrived is sti
 
 
 class IsolatedProcess:
-    """A process that calls the function MODULE:FUNCTION, which calls ``serve_lines``."""
+    """A process that calls MODULE:FUNCTION, which answers messages by ``serve_messages``."""
 
     def __init__(self, function: str) -> None:
         ours, theirs = socket.socketpair()
         words = [function, theirs.fileno(), os.getpid()]
         with theirs:
             self._process = subprocess.Popen(
-                # -P: a file json.py in the current directory must not run instead of Python's.
+                # -P: a file json.py in the current directory must not replace Python's json.
                 [sys.executable, "-P", "-m", "rlhf.base.supervisor", *map(str, words)],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
@@ -65,11 +65,11 @@ class IsolatedProcess:
         self._channel.sendall((json.dumps(content, default=str) + "\n").encode())
 
     def receive(self, until: float) -> Mapping[str, Any]:
-        """Return the next line of the process.
+        """Return the next message of the process, a JSON object in one line.
 
         Raises:
-            TimeoutError: if the line is not complete at the deadline; the next call continues it.
-            OSError: if the process has ended, or has sent something else than a line of JSON.
+            TimeoutError: if the line is incomplete at the deadline; the next call reads the rest.
+            OSError: if the process has ended, or its line is too long or no JSON object.
         """
         last, end = max(until, time.monotonic() + REST_S), self._received.find(b"\n")
         while end < 0:
@@ -80,7 +80,7 @@ class IsolatedProcess:
             if b"\n" in more:
                 end = len(self._received) + more.index(b"\n")
             self._received += more
-            if end < 0 and time.monotonic() > last:  # code that sends without end
+            if end < 0 and time.monotonic() > last:  # the process sends data without a line end
                 raise TimeoutError
         line = self._received[:end]
         del self._received[: end + 1]
@@ -93,7 +93,7 @@ class IsolatedProcess:
         return answer
 
     def close(self) -> None:
-        """End the process, and those that it started."""
+        """End the process, and all processes that it started."""
         self._channel.close()
         self._process.terminate()
         try:
@@ -107,41 +107,41 @@ def _seconds_until(until: float) -> float:
     return max(until - time.monotonic(), 1e-3)
 
 
-def serve_lines(
+def serve_messages(
     descriptor: int, answers: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]
 ) -> None:
-    """Answer the messages on a socket by what ``answers`` yields, until the other end closes."""
-    # OSError: the run has ended, or the code closed the socket. Nobody could read a message.
+    """Pass messages from a socket to ``answers`` and send what it yields, until the peer closes."""
+    # OSError: the run has ended, or the user's code closed the socket; nobody reads answers.
     with (
         suppress(OSError),
         socket.socket(fileno=descriptor) as channel,
         channel.makefile("r") as received,
-        channel.makefile("w") as sent,  # writing to a file for both would drop lines read ahead
+        channel.makefile("w") as sent,  # a single file for both would drop lines read ahead
     ):
         own = os.getpid()
         for answer in answers(map(json.loads, received)):
             if os.getpid() != own:
-                os._exit(1)  # this process is a fork of the user's code, not the one that answers
+                os._exit(1)  # a fork made by the user's code must not answer too
             sent.write(json.dumps(answer, default=str) + "\n")
             sent.flush()
 
 
-LONGEST_REASON = 500  # characters of an error's message, which often quotes a response
+LONGEST_REASON = 500  # characters of an error message, which may quote a whole response
 
 
 def import_user_object(key: str, target: str) -> tuple[Any, str | None]:
     """Return the object that ``target`` (MODULE:NAME) names, and the path of its module's file.
 
-    It changes the paths for imports: call it only in a process for a user's code.
+    The import path is changed: call this function only in a process for a user's code.
 
     Raises:
         ConfigError: if it cannot be imported; the message begins with ``key``.
     """
     place, _, name = target.partition(":")
-    os.environ.pop("PYTHONSAFEPATH", None)  # must not affect programs that the code starts
+    os.environ.pop("PYTHONSAFEPATH", None)  # must not reach programs that the user's code starts
     file = None
     try:
-        sys.path.append(os.getcwd())  # last: a file json.py there must not replace Python's json
+        sys.path.append(os.getcwd())  # last, so that a json.py there does not hide Python's json
         spec = find_spec(place)
         file = None if spec is None else spec.origin
         return getattr(import_module(place), name), file
@@ -153,9 +153,9 @@ def import_user_object(key: str, target: str) -> tuple[Any, str | None]:
 
 
 def failure_reason(error: BaseException, file: str | None) -> str:
-    """Return what went wrong in one line, and where in ``file``, the module of the user's code."""
+    """Return ``error`` in one line, with the line in ``file`` (the user's module) that failed."""
     lines = (line.strip() for line in str(error).splitlines())
-    first = next((line for line in lines if any(map(str.isalnum, line))), "")  # no frame of stars
+    first = next((line for line in lines if any(map(str.isalnum, line))), "")  # skip rows of stars
     text = f"{type(error).__name__}: {first[:LONGEST_REASON]}".removesuffix(": ")
     frames = traceback.walk_tb(error.__traceback__)
     places = [str(line) for frame, line in frames if frame.f_code.co_filename == file]

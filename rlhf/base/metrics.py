@@ -116,22 +116,22 @@ Metrics = dict[str, Metric]
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-    """Return the metrics of two parts of one batch; both parts must carry the same names."""
+    """Return the merged metrics of two parts of one batch, which must have the same names."""
     if not first:
         return second
     return {name: first[name] + second[name] for name in first}  # type: ignore[operator]
 
 
 def accumulate_metrics(first: Metrics, second: Metrics) -> Metrics:
-    """Return the metrics of two parts of a step; a name that only one part carries is kept."""
+    """Return the merged metrics of two parts of a step; metrics of only one part are kept."""
     both = first.keys() & second.keys()
     return first | second | {name: first[name] + second[name] for name in both}  # type: ignore[operator]
 
 
 def loss_metrics(phase: str, loss: Any) -> Metrics:
-    """Return the fields of a loss, a named tuple, as PHASE/NAME; ``mean_loss`` as PHASE/loss.
+    """Return the metrics in a loss, a named tuple, as PHASE/NAME; ``mean_loss`` as PHASE/loss.
 
-    The field ``loss`` itself is left out: it has the gradient.
+    The field ``loss`` is skipped: it is the tensor from which gradients are computed.
     """
     found = {f"{phase}/{name}": each for name, each in loss._asdict().items() if name != "loss"}
     mean = found.pop(f"{phase}/mean_loss", None)

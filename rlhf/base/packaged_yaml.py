@@ -16,7 +16,7 @@ def read_yaml_beside(module_file: str, name: str) -> Any:
 
 
 def merge_tables(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return one table with the entries of all ``tables``; tables inside them are merged too."""
+    """Return one table with the entries of all ``tables``; nested tables are merged, too."""
     merged: dict[str, Any] = {}
     for table in tables:
         for name, value in table.items():

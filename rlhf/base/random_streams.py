@@ -19,7 +19,7 @@ def seed_for(seed: int, *names: str | int) -> int:
 
 
 def random_stream(seed: int, *names: str | int) -> torch.Generator:
-    """Return the generator of the stream ``names``, on the CPU so that all devices draw alike."""
+    """Return the CPU generator of the stream ``names``: GPU runs draw the same numbers from it."""
     return torch.Generator().manual_seed(seed_for(seed, *names))
 
 
@@ -37,7 +37,7 @@ class Shuffle:
         self._epoch = -1
         self._order: Tensor = torch.empty(0, dtype=torch.long)
 
-    def batch(self, step: int, batch_size: int) -> list[int]:
+    def batch_indices(self, step: int, batch_size: int) -> list[int]:
         """Return the example indices of batch ``step``; steps may be requested in any order."""
         first = step * batch_size
         return [self._example_at(position) for position in range(first, first + batch_size)]

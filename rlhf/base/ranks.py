@@ -39,13 +39,13 @@ class Ranks:
         """Return True on every rank if ``here`` is True on one of them."""
         return bool(self.max(torch.tensor(float(here), device=self.device)))
 
-    def share(self, rows: Sequence[T]) -> list[T]:
-        """Return this rank's equal share of the rows of all ranks, in order."""
+    def own_rows(self, rows: Sequence[T]) -> list[T]:
+        """Return this rank's slice of ``rows``, which are divided equally over all ranks."""
         per_rank = len(rows) // self.size
         return list(rows[self.rank * per_rank : (self.rank + 1) * per_rank])
 
-    def gather(self, here: T) -> list[T]:
-        """Return what every rank passes, in the order of ranks, on every rank."""
+    def all_gather(self, here: T) -> list[T]:
+        """Return the values of ``here`` on all ranks, in the order of ranks, on every rank."""
         if self.size == 1:
             return [here]
         found: list[Any] = [None] * self.size
@@ -55,7 +55,7 @@ class Ranks:
     def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
         if self.size == 1:
             return tensor
-        # NCCL reduces tensors of GPUs only; with an offloaded optimizer some are on the host.
+        # NCCL reduces only GPU tensors; with an offloaded optimizer some tensors are on the host.
         reduced = tensor.detach().to(self.device, copy=True)
         torch.distributed.all_reduce(reduced, op=op)
         return reduced

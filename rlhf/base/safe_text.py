@@ -17,8 +17,8 @@ SECRET_NAME = (
     r"\w*(?:(?:api|access|auth|hf|wandb|secret)_?(?:key|token)|secret|password|passwd|pwd)"
 )
 QUOTED = r"""(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
-# Secret values by name: NAME=VALUE or JSON, then YAML. In YAML the value must end its entry, so
-# that a sentence after "password: " is kept. A pwd that is a path is a working directory.
+# Patterns of the values of secret names, in NAME=VALUE or JSON and in YAML. In YAML the value must
+# end its entry, so that a sentence after "password: " is kept. A path after "pwd=" is no password.
 NAMED_VALUES = tuple(
     rf"""(?m){before}(?!\[redacted|(?<=pwd=)/)(?:{QUOTED}|[^\s"',{end}]+){after}"""
     for before, end, after in (
@@ -30,7 +30,7 @@ NAMED_VALUES = tuple(
 FORMS: Mapping[str, str] = {
     "a Hugging Face token": r"\b()hf_[A-Za-z0-9]{20,}",
     "an API key": r"\b()sk-(?:(?:proj|ant|svcacct|admin)-[\w-]{20,}|\w{20,})",
-    # Older keys look like commit hashes, which revisions and paths of the hub's cache contain too.
+    # Older W&B keys look like commit hashes, which are kept in revisions and in paths.
     "a W&B key": r"()\bwandb_v1_\w{20,}|(?<![\w/@])(?<!revision=)[0-9a-f]{40}(?![\w/])",
     "a GitHub token": r"\b()(?:gh[pousr]_|github_pat_)\w{20,}",
     "a GitLab token": r"\b()glpat-[\w-]{20,}",
@@ -47,11 +47,11 @@ FORMS: Mapping[str, str] = {
 }
 _SECRETS = tuple(re.compile(form) for form in (*FORMS.values(), *NAMED_VALUES))
 _SECRET_NAME = re.compile(SECRET_NAME)
-SHORTEST = 8  # characters of a secret in the environment: shorter values are ordinary words
+SHORTEST = 8  # minimum length of a secret in the environment; shorter values are ordinary words
 
 
 def redact(text: str, environment: Mapping[str, str]) -> str:
-    """Return ``text`` without secrets: those in ``environment``, and what looks like a secret."""
+    """Return ``text`` without secrets of ``environment``, or anything that looks like a secret."""
     for name, value in environment.items():
         is_path = value.startswith(("/", "~/", "./", "../"))
         if len(value) >= SHORTEST and not is_path and _SECRET_NAME.fullmatch(name):
@@ -62,12 +62,12 @@ def redact(text: str, environment: Mapping[str, str]) -> str:
 
 
 def strip_control_characters(text: str) -> str:
-    """Return ``text`` without control characters, which could command a terminal."""
+    """Return ``text`` with U+FFFD for control characters, which could command a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def sanitize_for_terminal(text: str) -> str:
-    """Return ``text`` without control characters, and without secrets (os.environ included)."""
+    """Return ``text`` with control characters replaced, and secrets redacted as by ``redact``."""
     return strip_control_characters(redact(text, os.environ))
 
 

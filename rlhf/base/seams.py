@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from rlhf.rollout.decoders.layers import AdapterOf
     from rlhf.rollout.sampling import SamplingSettings
 
-# A function that extends a built model; the modules with these names are new and must be trained.
+# A function that extends a built model; the tuple has the name of a new head, if it has one.
 Extension = Callable[["PreTrainedModel", tuple[str, ...]], None]
 
 
@@ -70,7 +70,7 @@ class SourcesSeam(Protocol):
     Used by environments.
     """
 
-    def load_parts(self, config: RunConfig) -> dict[Phase, PhaseData]:
+    def load_records(self, config: RunConfig) -> dict[Phase, PhaseData]:
         """Return the records of the run's phases, divided by data.split."""
 
 
@@ -87,7 +87,7 @@ class BackendsSeam(Protocol):
         """Raise an error if the backend cannot sample on this machine, or from this ``model``."""
 
     def build(self, config: RunConfig, parts: BackendParts) -> RolloutBackend:
-        """Return the backend."""
+        """Return the backend that samples the run's responses."""
 
 
 class StepsSeam(Protocol):
@@ -105,7 +105,7 @@ class StepsSeam(Protocol):
         *,
         is_last: bool,
     ) -> None:
-        """Read the engines after ``step``, before its checkpoint; every rank calls it."""
+        """Read ``engines`` after optimizer step ``step``, before its checkpoint, on every rank."""
 
 
 class PhasesSeam(Protocol):
@@ -114,23 +114,23 @@ class PhasesSeam(Protocol):
     Used by phase_store.
     """
 
-    def train_once(
+    def train_or_reuse(
         self,
         context: RunContext,
         phase: Phase,
         train: Callable[[], dict[str, Any]],
         reuse: Callable[[Path], None],
     ) -> None:
-        """Call ``train``, which returns the result, or ``reuse`` with a stored phase's folder."""
+        """Call ``train``, or ``reuse`` with the folder of a stored phase that had equal inputs."""
 
 
 class AverageKernel(Protocol):
-    """A kernel that updates moving averages of split weights."""
+    """A kernel that updates moving averages of fp32 weights stored in two 16-bit halves."""
 
     def update_averages(
         self, averages: Sequence[Tensor], halves: Sequence[tuple[Tensor, Tensor]], new: float
     ) -> None:
-        """Update the fp32 ``averages`` in place: average += new * (weight - average)."""
+        """Update averages: average += new * (weight - average), with weights in 16-bit halves."""
 
 
 class LogprobsKernel(Protocol):
@@ -170,8 +170,8 @@ class DrawKernel(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Sample tokens (N,) by inverse CDF; return them and their fp32 log-probs (N,).
 
-        ``draws_N`` are uniform random numbers. Rows where ``barred_N`` is True cannot draw
-        ``end_id``.
+        ``draws_N`` are uniform random numbers. Where ``barred_N`` is True, ``end_id`` cannot be
+        sampled.
         """
 
 
@@ -183,17 +183,17 @@ class KernelsSeam(Protocol):
     Used by cpu_kernels and gpu_kernels.
     """
 
-    def describe(self, dtype: Dtype) -> str | None:
+    def summarize_kernels(self, dtype: Dtype) -> str | None:
         """Return one line that names the kernels of a run in ``dtype``; None to print no line."""
 
     def adamw_update(self, sizes: Sequence[int], device: torch.device) -> AdamwUpdate | None:
-        """Return the AdamW update of parameters of these ``sizes``, stored as ``Split``."""
+        """Return the AdamW update of fp32 parameters with ``sizes``, stored in 16-bit halves."""
 
     def average_kernel(self, sizes: Sequence[int], device: torch.device) -> AverageKernel | None:
-        """Return the kernel that updates moving averages of parameters stored as ``Split``."""
+        """Return the kernel for moving averages of fp32 parameters stored in 16-bit halves."""
 
     def logprobs_kernel(self, logits: Tensor) -> LogprobsKernel | None:
-        """Return the kernel that computes log-probs from logits of this dtype."""
+        """Return the kernel that computes log-probs from ``logits``."""
 
     def draw_kernel(self, logits: Tensor) -> DrawKernel | None:
         """Return the kernel that samples from ``logits``."""
@@ -207,20 +207,20 @@ class KernelsSeam(Protocol):
         tokens: int,
         dtype: torch.dtype,
     ) -> DrawingDecoder | Decoder | None:
-        """Return a decoder for a model of a known family."""
+        """Return a decoder built from ``parts``, for ``rows`` sequences of ``tokens`` tokens."""
 
     def attention_kernel(
         self, device: torch.device, dtype: torch.dtype, *, group: int, size: int
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
         """Return a function that computes the attention of one new token per row over a KV cache.
 
-        Each key head has ``group`` query heads, with ``size`` numbers each. The arguments of the
+        Each key head serves ``group`` query heads of ``size`` elements. The arguments of the
         function are queries, keys, values, KV cache and positions.
         """
 
 
 class MeasureNames(NamedTuple):
-    """Names of what an option measures; its module ``keys`` has them as ``MEASURES``."""
+    """Names of the metrics that an option adds; its module ``keys`` has them as ``MEASURES``."""
 
     evaluated: Sequence[str] = ()
     """Held-out metrics, or groups of them, that only runs with the option log."""
@@ -233,7 +233,7 @@ class MeasureNames(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """The texts of a prompt and of its response, as samples show them."""
+    """The texts of a prompt and of its response for samples.jsonl."""
 
     prompt: str
     response: str
@@ -250,7 +250,7 @@ class Partner(Protocol):
         """Return a backend that samples by ``backend``; its responses are conversations."""
 
     def comparison_values(self, records: Sequence[Record]) -> dict[str, float]:
-        """Return numbers for result.json with which results on ``records`` can be compared."""
+        """Return values to compare results on ``records`` with, such as random turns' return."""
 
     def close(self) -> None:
         """End the processes of the partner."""
@@ -269,19 +269,19 @@ class ResponsesSeam(Protocol):
         """Return a partner, whose processes run until it is closed."""
 
     def score(self, responses: Responses) -> Tensor:
-        """Return the scores (B,) from the partner, which rewards.NAME.kind=environment uses."""
+        """Return the partner's scores (B,): the values of a reward with kind=environment."""
 
     def measure(self, responses: Responses) -> dict[str, Tensor]:
         """Return measures (B,) of the responses, named GROUP/NAME; the option chooses GROUP."""
 
-    def results(self, by_prompt: Mapping[str, list[float]], when: str) -> dict[str, Any]:
+    def evaluation_results(self, by_prompt: Mapping[str, list[float]], when: str) -> dict[str, Any]:
         """Return the entries of result.json for the evaluation ``when`` (before, after, ...).
 
         ``by_prompt`` has the values of each measure, one per prompt.
         """
 
     def describe_rows(self, rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
-        """Return what samples show of each row, whose response decodes to ``texts[row]``."""
+        """Return each row's texts for samples.jsonl; ``texts`` are the decoded responses."""
 
 
 class Policy(NamedTuple):
@@ -310,16 +310,16 @@ class ReportParts:
 
     changes: ClassVar[Mapping[str, str]] = {}
     """Measures of result.json with values before and after training, by label."""
-    yardsticks: ClassVar[Mapping[str, str]] = {}
+    comparison_values: ClassVar[Mapping[str, str]] = {}
     """Numbers of result.json with which the score can be compared, by label."""
 
-    def sections(self, run: RunFiles) -> Sequence[ChartSection]:
-        """Return sections with further charts of the run."""
+    def chart_sections(self, run: RunFiles) -> Sequence[ChartSection]:
+        """Return sections of charts to add to the run's report."""
         return ()
 
 
 class ChatSeam(Protocol):
-    """``chat``: lets a model act without a user, instead of a chat. Used by environments."""
+    """``chat``: lets a model play alone, instead of chatting with a user. Used by environments."""
 
     FLAG: str
     """The flag of ``rlhf.chat`` that calls ``play``; ``HELP`` describes the flag."""
@@ -339,7 +339,7 @@ class ChatSeam(Protocol):
         seed: int,
         write: Callable[[str], None],
     ) -> None:
-        """Let ``talker``, a model of the run, act; ``write`` prints what happens."""
+        """Let ``talker``, a model of the run, play episodes; ``write`` prints what happens."""
 
 
 class JobParts:
@@ -349,11 +349,11 @@ class JobParts:
     """
 
     def complete_config(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
-        """Return the configuration of a run with values that depend on how it is started."""
+        """Return ``config`` with values filled in that depend on how the run is started."""
         return config
 
-    def trial_words(self, words: Sequence[str]) -> list[str]:
-        """Return overrides to add to the overrides ``words`` of a search's trial."""
+    def trial_overrides(self, words: Sequence[str]) -> list[str]:
+        """Return overrides to add to ``words``, the overrides of a search's trial."""
         return []
 
     def check_data(
@@ -395,14 +395,14 @@ class Saving(NamedTuple):
 class Costs:
     """``costs``: the bytes, FLOPs and seconds that an option adds to a plan.
 
-    The module has an object of a subclass as ``COSTS``, which has the methods that its option
-    needs; the methods here add nothing. Used by the planner and ``rlhf/models/model_uses.py``.
+    The module has an object of a subclass as ``COSTS``, which overrides the methods that its option
+    needs; others add nothing. Used by the planner and ``rlhf/models/model_uses.py``.
     """
 
     def model_sources(
         self, config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
     ) -> dict[Role, tuple[str, ModelConfig]]:
-        """Return ``sources``, the config key and value of each model of ``phase``, with changes."""
+        """Return ``sources``, each role's config key and model, as the option changes them."""
         return sources
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
@@ -414,7 +414,7 @@ class Costs:
         return generation
 
     def activation_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
-        """Return the bytes that the option adds to a training pass, summed over a row's ranks."""
+        """Return the bytes added to a training pass, summed over the ranks that share a row."""
         return 0
 
     def pass_seconds(self, costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
@@ -453,10 +453,10 @@ class Costs:
         return plan
 
     def offload_fields(self) -> dict[str, str]:
-        """Return the fields of ``zero`` that offload the option's tensors: field -> tensors."""
+        """Return the keys of ``zero`` that offload tensors of the option: key -> tensors' name."""
         return {}
 
-    def savings(self, config: RunConfig) -> Iterator[Saving]:
+    def memory_savings(self, config: RunConfig) -> Iterator[Saving]:
         """Yield changes of the option's keys with which the run needs less memory."""
         yield from ()
 
@@ -494,7 +494,7 @@ class ModelsSeam(Protocol):
         model: PreTrainedModel,
         head: tuple[str, ...],
     ) -> None:
-        """Add parts to a built ``model``; its new modules named in ``head`` must be trained."""
+        """Add parts to a built ``model``; ``head`` names its new head, which must be trained."""
 
     def change_optimizer(
         self, settings: OptimizerSettings, config: RunConfig, phase: Phase, role: Role
@@ -504,7 +504,7 @@ class ModelsSeam(Protocol):
     def find_reference(
         self, config: RunConfig, phase: Phase, actor: TokenEngine
     ) -> TokenModel | ModelSource | None:
-        """Return the reference of ``phase``, or its source; None for a copy of the policy."""
+        """Return the reference of ``phase``, or where to load it; None: a copy of the policy."""
 
     def find_export(
         self, config: RunConfig, engine: Engine, source: ModelSource | None
@@ -518,25 +518,25 @@ class ModelsSeam(Protocol):
     def complete_reward_model(
         self, scorer: Scorer, source: ModelSource, keys: Mapping[str, Any]
     ) -> nn.Module:
-        """Return the reward model of a run with these ``keys``, around its ``scorer``."""
+        """Return the reward model of a finished run with these ``keys``, built on ``scorer``."""
 
     def build_reward_trainer(
         self, context: RunContext, steps: list[PairStep], pairs: Dataset
     ) -> RewardTrainer:
-        """Return the trainer of a reward model, which learns in ``steps``, and then others."""
+        """Return the trainer of the reward model: ``steps`` come first, then the option's steps."""
 
     def build_sft_module(
         self, config: RunConfig, model: PreTrainedModel, ranks: Ranks
     ) -> LanguageModel:
-        """Return the module that SFT trains, around a built ``model``."""
+        """Return the module that SFT trains, which wraps ``model``."""
 
     def start_sft(
         self, config: RunConfig, model: PreTrainedModel, ranks: Ranks, plan: BatchPlan
     ) -> None:
         """Change the ``model`` that SFT trains; called once SFT's engine has started."""
 
-    def actor_sections(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return sections to add to DeepSpeed's config of PPO's actor; any requires DeepSpeed."""
+    def actor_deepspeed_sections(self, config: RunConfig) -> Mapping[str, Any]:
+        """Return sections for the actor's DeepSpeed config; any section requires DeepSpeed."""
 
     def adapt_policy(self, policy: LanguageModel) -> None:
         """Change PPO's policy; called before the actor's engine is built."""
@@ -558,9 +558,9 @@ class ModelsSeam(Protocol):
 
 
 class KeysSeam(Protocol):
-    """``keys``: the option's part of the configuration, which the table of options composes.
+    """``keys``: the option's configuration keys, in dataclasses.
 
-    Its dataclasses are the bases of a group. Used by every option with keys.
+    The config groups of a run inherit from these classes. Used by every option with keys.
     """
 
     UNREAD: ClassVar[Mapping[str, Unread]]
@@ -589,24 +589,24 @@ class RulesSeam(Protocol):
         """Raise ConfigError if a rule is broken; called after the core's rules."""
 
     def check_first(self, config: RunConfig) -> None:
-        """Raise ConfigError as ``check``, but before the core's rules. Used by environments."""
+        """Raise ConfigError as ``check``; called before the core's rules. Used by environments."""
 
     def check_batches(self, config: RunConfig) -> None:
-        """Raise ConfigError as ``check``, but once the core's batches can be divided.
+        """Raise ConfigError if a rule is broken; called after the core has divided batches.
 
         Used by branches and ptx.
         """
 
 
 class SizesSeam(Protocol):
-    """``sizes``: changes lengths of responses, shares of rows, or numbers of steps.
+    """``sizes``: changes lengths of responses, ranks per sequence, or numbers of steps.
 
     A module has only what its option needs; ``hooks_of`` yields it. Used by ensembles,
     environments, ptx and sequence_parallel.
     """
 
-    def tokens_after_prompt(self, config: RunConfig) -> tuple[str, int]:
-        """Return the key and the value of the maximum number of tokens after a prompt."""
+    def token_limit_after_prompt(self, config: RunConfig) -> tuple[str, int]:
+        """Return the key, and its value, that limits the number of tokens after a prompt."""
         ...
 
     def max_policy_tokens(self, config: RunConfig) -> int:
@@ -616,14 +616,14 @@ class SizesSeam(Protocol):
     SHARING_KEY: ClassVar[str]
     """The key that sets the number of ranks that share each row."""
 
-    def ranks_per_row(self, config: RunConfig) -> int:
-        """Return the number of ranks that share each row."""
+    def ranks_per_sequence(self, config: RunConfig) -> int:
+        """Return the number of ranks that share each sequence."""
         ...
 
-    def further_steps(self, config: RunConfig, phase: Phase, *, examples: int) -> int:
-        """Return the number of optimizer steps that follow the steps over ``examples`` examples."""
+    def num_added_steps(self, config: RunConfig, phase: Phase, *, examples: int) -> int:
+        """Return the number of optimizer steps to add to the steps over ``examples`` examples."""
         ...
 
-    def actor_micro_batches(self, config: RunConfig) -> int:
+    def num_added_actor_micro_batches(self, config: RunConfig) -> int:
         """Return the number of micro-batches to add to an optimizer step of PPO's actor."""
         ...

@@ -24,14 +24,14 @@ OTHERS = "*"
 # Errors of os.open for a path that is no regular file.
 NOT_REGULAR = {errno.ELOOP: "it is a link", errno.EISDIR: "it is a folder"}
 NOT_REGULAR |= {errno.ENXIO: "it is not a regular file"}
-LARGEST = 1e60  # largest absolute value of a number: charts square numbers
+LARGEST = 1e60  # largest absolute value accepted in a file, because charts square numbers
 
 NAMES = {str: "a text", float: "a number", int: "a whole number", bool: "true or false"}
 NAMES |= {type(None): "null"}
-MAYBE_FLOAT = (float, type(None))  # null replaces a number that is not finite
+MAYBE_FLOAT = (float, type(None))  # null stands for a number that is not finite
 COST = {"hours": MAYBE_FLOAT, "memory_gib": MAYBE_FLOAT}
-MEASURED = {"hours": float, "memory_gib?": float}  # of a run: without the phases that it reused
-MAPPINGS = ("minimal_pairs", "groups", "member_accuracies")  # results with numbers by name
+MEASURED = {"hours": float, "memory_gib?": float}  # of phases that the run did not reuse
+MAPPINGS = ("minimal_pairs", "groups", "member_accuracies")  # results that are mappings
 
 
 def _measure_form(name: str) -> Form:
@@ -115,11 +115,11 @@ class DamagedFileError(CheckpointError):
         )
 
 
-def open_regular(name: str, flags: int) -> int:
+def open_regular_file(name: str, flags: int) -> int:
     """Open a regular file, never a link, pipe or device; pass this to ``open`` as ``opener``.
 
     Raises:
-        DamagedFileError: if the file is anything else, which a run neither reads nor writes.
+        DamagedFileError: if ``name`` is a link, folder, pipe or device.
     """
     try:
         descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -141,7 +141,7 @@ def read_bytes(path: Path, *, start: int = 0) -> bytes | None:
             regular file.
     """
     try:
-        with open(path, "rb", opener=open_regular) as file:
+        with open(path, "rb", opener=open_regular_file) as file:
             file.seek(start)
             return file.read()
     except (FileNotFoundError, NotADirectoryError):
@@ -170,13 +170,13 @@ def read_json(path: Path, form: Form) -> Any:
     return None if content is None else parse_json(path, content, form, "")
 
 
-def read_lines(path: Path, form: Form) -> Iterator[Any]:
-    """Yield each line's value in a JSONL file, checked against ``form``; skip a torn last line."""
-    return (value for _, value in read_raw_lines(path, form))
+def read_json_lines(path: Path, form: Form) -> Iterator[Any]:
+    """Yield the value of each line in a JSONL file, checked; skip an incomplete last line."""
+    return (value for _, value in read_json_lines_with_bytes(path, form))
 
 
-def read_raw_lines(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
-    """Yield, for each value of ``read_lines``, the line's bytes without its end, and the value."""
+def read_json_lines_with_bytes(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
+    """Yield the bytes, without line end, and the value of each line of ``read_json_lines``."""
     # Lines end only at "\n": str.splitlines also splits at U+2028, which JSON strings may contain.
     *whole, torn = (read_bytes(path) or b"").split(b"\n")
     for number, line in enumerate(whole, start=1):
@@ -190,7 +190,7 @@ def read_raw_lines(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
 
 
 def parse_json(path: Path, content: bytes, form: Form, place: str) -> Any:
-    """Return the JSON value ``content``, at ``place`` in the file, checked against ``form``."""
+    """Return the value of the JSON ``content``, checked against ``form``; errors give ``place``."""
     try:
         text = content.decode("utf-8")
         value = json.loads(text, parse_constant=lambda _: None)  # NaN, Infinity: null
@@ -254,11 +254,11 @@ def _describe_mismatch(name: str, what: str) -> str:
     return f"{name or 'the content'} is not {what}"
 
 
-TAIL = 256  # last bytes of a read; if they have changed at the next read, the file was replaced
+TAIL = 256  # last bytes of a read; if they differ at the next read, the file was replaced
 
 
 class NewLines(NamedTuple):
-    """The values of new lines; ``is_restarted``: the values of earlier reads no longer count."""
+    """The values of new lines; if ``is_restarted``, values of earlier reads no longer count."""
 
     values: list[Any]
     is_restarted: bool
@@ -267,27 +267,27 @@ class NewLines(NamedTuple):
 class GrowingFile:
     """A JSONL file that is read line by line while it grows.
 
-    Only bytes are compared, since locks and events do not work on every shared file system. A last
-    line without an end is left for the next read. A file that was cut or replaced, as by a resumed
-    run, is read again from its start. ``fault`` is the message about the first damaged line.
+    Reads compare bytes, since locks and events do not work on every shared file system. A last
+    line without a line end is left for the next read. A file that was cut or replaced, as by a
+    resumed run, is read again from its start. ``fault`` describes the first damaged line.
     """
 
     def __init__(self, path: Path, form: Form) -> None:
         self._path, self._form = path, form
-        self._forget_reads()
+        self._restart()
 
-    def _forget_reads(self) -> None:
+    def _restart(self) -> None:
         self._place = 0  # number of bytes that were read
         self._tail = b""  # the last of these bytes
         self._num_lines = 0
         self.fault: str | None = None
 
     def read(self) -> NewLines:
-        """Return the values of the complete lines since the last read; no file: no lines."""
+        """Return the values of the complete lines since the last read; none if there is no file."""
         content = self._read_from(self._place - len(self._tail))
         is_restarted = not content.startswith(self._tail)
         if is_restarted:
-            self._forget_reads()
+            self._restart()
             content = self._read_from(0)
         new = content[len(self._tail) : content.rfind(b"\n") + 1]
         self._place += len(new)
@@ -299,7 +299,7 @@ class GrowingFile:
     def _read_from(self, start: int) -> bytes:
         try:
             return read_bytes(self._path, start=start) or b""
-        except DamagedFileError as error:  # it is a link, or no regular file
+        except DamagedFileError as error:  # the path is a link, or no regular file
             self.fault = str(error)
             return b""
 

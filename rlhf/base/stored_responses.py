@@ -29,8 +29,8 @@ def pack_responses(responses: Responses) -> dict[str, Tensor]:
     return tensors | {FACTS: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
 
-def names_of_tensors(facts: Tensor) -> list[str]:
-    """Return the names of the other tensors, from the tensor ``FACTS``."""
+def packed_tensor_names(facts: Tensor) -> list[str]:
+    """Return the names of the other packed tensors, which the tensor ``FACTS`` lists."""
     names: list[str] = _read_facts(facts)["names"]
     return names
 
@@ -38,7 +38,7 @@ def names_of_tensors(facts: Tensor) -> list[str]:
 def unpack_responses(packed: Mapping[str, Tensor]) -> Responses:
     """Return the responses, on the host, that ``pack_responses`` packed.
 
-    Tuples in lists of ``extras`` have become lists.
+    Tuples in lists of ``extras`` come back as lists, because JSON has no tuples.
     """
     lists = _read_facts(packed[FACTS])
     tensors: dict[str, Any] = {name: packed[name] for name in lists.pop("names")}
@@ -54,8 +54,8 @@ def _read_facts(facts: Tensor) -> dict[str, Any]:
 def join_rows(parts: Sequence[Batch], *, pad_id: int) -> Batch:
     """Return all rows of ``parts``, named tuples of the same kind, in their order.
 
-    Their tensors (B, T) are padded on the right to one width, and (B, P) on the left. What is not
-    stored per row comes from the first part.
+    Tensors (B, T) are padded on the right to one width, tensors (B, P) on the left. Values that
+    belong to no row come from the first part.
     """
 
     def join(name: str, columns: Sequence[Any]) -> Any:
@@ -73,12 +73,12 @@ def join_rows(parts: Sequence[Batch], *, pad_id: int) -> Batch:
     return type(parts[0])(*map(join, names, zip(*parts, strict=True)))
 
 
-def rows_of_rank(responses: Responses, ranks: Ranks) -> Responses:
+def own_responses(responses: Responses, ranks: Ranks) -> Responses:
     """Return this rank's share of the responses of all ranks, on its device.
 
-    Their tensors are as wide as the longest of these responses, as if this rank had sampled them.
+    The tensors are as wide as the share's longest response, as if this rank had sampled it alone.
     """
-    mine = take_rows(responses, ranks.share(range(len(responses.ids_BT))))
+    mine = take_rows(responses, ranks.own_rows(range(len(responses.ids_BT))))
     width = int(mine.attend_BT.sum(dim=1).max())
 
     def resize(name: str, each: Any) -> Any:
@@ -91,7 +91,7 @@ def rows_of_rank(responses: Responses, ranks: Ranks) -> Responses:
 
 
 def _fit_to_width(name: str, tensor: Tensor, width: int, pad_id: int) -> Tensor:
-    """Return a tensor (B, T) or (B, P) padded or cut to ``width`` columns, any other as it is."""
+    """Return ``tensor``, padded or cut to ``width`` columns if its ``name`` ends in _BT or _BP."""
     if not name.endswith(("_BT", "_BP")):
         return tensor
     fill = NO_NUMBER if tensor.dtype is torch.long else 0

@@ -24,7 +24,7 @@ AWAITED = {signal.SIGCHLD, signal.SIGTERM}
 def main() -> None:
     """Supervise the forked process, until it ends or the run sends SIGTERM or ends."""
     target, descriptor, parent = sys.argv[1], *map(int, sys.argv[2:])
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # sigwait receives no ignored signal
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # sigwait never returns an ignored signal
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -36,7 +36,7 @@ def main() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         module, _, name = target.partition(":")
-        # Imported here, because the supervisor itself needs less.
+        # Imported after the fork: the supervisor itself stays small.
         getattr(import_module(module), name)(descriptor)
         return
     os.close(descriptor)
@@ -64,7 +64,6 @@ def _end_descendants() -> None:
 
 
 def _child_ids() -> Iterator[int]:
-    """Yield the ids of this process's children."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # the process has ended meanwhile
             _state, parent, *_ = stat.read_bytes().rpartition(b")")[2].split()

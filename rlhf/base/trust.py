@@ -43,7 +43,7 @@ def require_trusted(path: Path) -> None:
 
 
 def keep_others_from_writing(*paths: Path) -> None:
-    """Take the right to write to ``paths`` from groups and others."""
+    """Remove the permission to write to ``paths`` from their groups and from others."""
     for path in paths:
         path.chmod(path.stat().st_mode & ~0o022)
 
@@ -68,9 +68,9 @@ def _others_can_write(found: os.stat_result) -> bool:
 
 
 def _is_private_group(number: int) -> bool:
-    """Return True for the group that many systems create for each user, with the user's name."""
+    """Return True if the group has this user's name and no other member, as many systems set up."""
     try:
         user, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(number)
-    except KeyError:  # containers may run as a user or group without a name
+    except KeyError:  # in a container, a user or group may have no name
         return False
     return group.gr_name == user and {user} >= set(group.gr_mem)

@@ -59,8 +59,8 @@ NO_NUMBER = -1  # fills the padding of integer tensors (B, T)
 class Responses(NamedTuple):
     """Sampled responses, right-padded to T; the end token, if there is one, is kept.
 
-    ``keep_BT`` is True at tokens that the policy wrote, which count in losses and statistics,
-    ``attend_BT`` also at other tokens that it reads. ``ended_B``: the response ended by itself.
+    ``keep_BT`` is True at tokens that the policy wrote, which count in losses and statistics;
+    ``attend_BT`` also at an environment's tokens. ``ended_B`` is False if a response was cut off.
     ``extras`` are tensors and lists of options by name, with one entry per response.
     """
 
@@ -68,7 +68,7 @@ class Responses(NamedTuple):
     keep_BT: Tensor
     ended_B: Tensor
     logprobs_BT: Tensor | None = None  # under the policy that sampled; None: not measured
-    extras: Mapping[str, Any] = {}  # "attend_BT": see above; the others belong to options
+    extras: Mapping[str, Any] = {}  # tensors and lists of options, and "attend_BT"
 
     @property
     def attend_BT(self) -> Tensor:
@@ -93,12 +93,12 @@ class Rollout(NamedTuple):
 
     prompts: PromptBatch
     responses: Responses
-    logprobs_BT: Tensor  # under the proximal policy: of the step's start, or reused from sampling
+    logprobs_BT: Tensor  # under the policy at the step's start, or reused from the rollout
     reference_logprobs_BT: Tensor
     values_BT: Tensor
     scores_B: Tensor
     seconds: Mapping[str, float] | None = None  # durations of "generate" and "score"
-    parts: TermScores | None = None  # scores_B is their weighted sum; None: it has no parts
+    parts: TermScores | None = None  # scores_B is the parts' weighted sum; None: no parts
     last_values_B: Tensor | None = None  # values after the last token
     reuses_logprobs: bool = False  # logprobs_BT were measured by the rollout backend
     policy_age: int = 0  # PPO steps between the weights that sampled and the weights that learn
@@ -178,11 +178,11 @@ class Model(Protocol):
     """A model that runs with the parallelism and precision of the run."""
 
     def evaluating(self) -> AbstractContextManager[nn.Module]:
-        """Yield the module without dropout and gradients."""
+        """Yield the module, with dropout and gradients disabled in the block."""
 
 
 class TokenModel(Model, Protocol):
-    """A language model, which returns log-probabilities of chosen tokens instead of logits."""
+    """A language model that returns log-probabilities of given tokens instead of logits."""
 
     def __call__(
         self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions, /
@@ -191,7 +191,7 @@ class TokenModel(Model, Protocol):
 
 
 class ValueModel(Model, Protocol):
-    """A critic or a reward model, which returns one number for every token."""
+    """A critic or a reward model, which returns a value for every token."""
 
     def __call__(self, ids_BS: Tensor, /) -> Tensor:
         """Return values (B, S) of right-padded sequences."""
@@ -205,7 +205,7 @@ class State(Protocol):
         """Return the total size of all tensors in bytes."""
 
     def stream(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield each tensor whole, one at a time, with its name."""
+        """Yield the name and the whole (gathered) content of each tensor, one at a time."""
 
     def load(self, read_part: Callable[[str, slice], Tensor], /) -> None:
         """Replace this rank's slice of each tensor by ``read_part(name, slice)``."""
@@ -226,19 +226,19 @@ class StatefulWithTensors(Stateful, Protocol):
 
     @property
     def training_state(self) -> State:
-        """Return the tensors; an engine has fp32 masters, moments and its follower's tensors."""
+        """Return the tensors: in an engine, fp32 masters, Adam's moments and the follower's."""
 
     def sum_over_weights(self, function: Callable[[Tensor, int], Tensor]) -> Mapping[str, int]:
-        """Return the sums of ``function(slice, start)`` over the flat fp32 weights, by tensor.
+        """Return, for each weight, the sum of ``function(slice, start)`` over its fp32 slices.
 
-        They are integers modulo 2^64; all ranks must call it together.
+        The sums are integers modulo 2^64; all ranks must call this method together.
         """
 
 
 class WeightFollower(Protocol):
     """Tensors that follow the fp32 weights of an engine, such as their average."""
 
-    kind: str  # names the tensors in the training state
+    kind: str  # name of these tensors in checkpoints
 
     @property
     def shards(self) -> Sequence[Tensor]:
@@ -248,7 +248,7 @@ class WeightFollower(Protocol):
         """Update the tensors after an optimizer step."""
 
     def swap_in(self) -> AbstractContextManager[None]:
-        """Swap the tensors into the model; every rank must enter and leave."""
+        """Exchange the model's weights for these tensors in the block; all ranks must enter it."""
 
 
 class Engine(Model, StatefulWithTensors, Protocol):
@@ -256,7 +256,7 @@ class Engine(Model, StatefulWithTensors, Protocol):
 
     module: nn.Module
     is_sharded: bool
-    lr_scale: float  # multiplies the schedule's learning rate from the next step on
+    lr_scale: float  # factor of the schedule's learning rate from the next step on
     follower: WeightFollower | None  # None: nothing follows the weights
 
     def backward(self, loss: Tensor) -> None:
@@ -266,13 +266,16 @@ class Engine(Model, StatefulWithTensors, Protocol):
         """Return True if half-precision gradients have overflowed on any rank."""
 
     def step(self, *, discard: bool = False) -> StepReport:
-        """Step the optimizer on the gradients of all micro-batches, or drop the gradients."""
+        """Update the weights by the accumulated gradients, or with ``discard`` drop them."""
 
     def gather_parameters(self, module: nn.Module) -> AbstractContextManager[None]:
-        """Gather the parameters of ``module`` within the context, which every rank must enter."""
+        """Gather the parameters of ``module`` in the block, which all ranks must enter."""
 
     def stream_state(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield each tensor of ``state`` whole; clone it to keep it; every rank must read all."""
+        """Yield the names and gathered tensors of ``state``; all ranks must iterate to the end.
+
+        A tensor is gathered only until the next tensor is requested: clone it to keep it.
+        """
 
 
 class TokenEngine(Engine, TokenModel, Protocol):
@@ -305,7 +308,7 @@ def copy_to_device(tensor: Tensor, to: device) -> Tensor:
 def pad_rows(
     rows: Sequence[Sequence[int]], *, pad_id: int, width: int | None = None, on_left: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return ids (B, S), padded to ``width`` or the longest row, and the mask of their tokens."""
+    """Return the ids (B, S), padded to ``width`` or to the longest row, and the mask of tokens."""
     width = width or max(len(ids) for ids in rows)
     ids_BS = torch.full((len(rows), width), pad_id, dtype=torch.long)
     attend_BS = torch.zeros((len(rows), width), dtype=torch.bool)

@@ -13,8 +13,8 @@ def expand_user_path(name: str | Path, *, key: str) -> Path:
     """Return the path ``name``, the value of ``key``, with ``~`` replaced by the home folder.
 
     Raises:
-        ConfigError: if the path is empty, its home folder does not exist, or it cannot be looked
-            up. A path where nothing exists is no error.
+        ConfigError: if the path is empty, its home folder does not exist, or the system refuses
+            to look it up. A path where nothing exists is accepted.
     """
     if not str(name).strip():
         raise ConfigError(f"{key}={name}: must name a file or folder")

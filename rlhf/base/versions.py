@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def installed_version(package: str) -> str:
-    """Return the version of ``package``; "not installed", as for a checkout on PYTHONPATH."""
+    """Return the version of ``package``, or "not installed", as for a checkout on PYTHONPATH."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rlhf.base.decoder_modules import end_ids_of
+from rlhf.base.decoder_modules import end_token_ids
 from rlhf.base.errors import CheckpointError, DataError
 from rlhf.config.choices import Dtype
 from rlhf.data.encoding import Encoder
@@ -56,7 +56,7 @@ class Talker:
         self.tokenizer = tokenizer
         self._model: Any = model
         self._stop = stop
-        self._end_ids = list(end_ids_of(model))
+        self._end_ids = list(end_token_ids(model))
 
     @property
     def expects_turns(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError, ConfigError, DataError
 from rlhf.base.intervals import wilson_interval
-from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_bytes, read_lines
+from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_bytes, read_json_lines
 from rlhf.config.freeze import read_frozen_keys
 from rlhf.data.records import Row
 from rlhf.data.tables import read_table_rows
@@ -116,7 +116,7 @@ def _read_actor_answers(run_dir: Path, *, is_trained: bool) -> AnsweringModel:
     """Return the actor's answers after PPO if ``is_trained``, otherwise its answers before PPO."""
     read_frozen_keys(run_dir)  # raises if this is no run
     by_step: dict[int, dict[str, str]] = {}
-    for row in read_lines(run_dir / "samples.jsonl", SAMPLE):
+    for row in read_json_lines(run_dir / "samples.jsonl", SAMPLE):
         if row["phase"] == "ppo" and row.get("model", "actor") == "actor":
             by_step.setdefault(row["step"], {})[row["prompt"]] = row["response"]
     step = max(by_step, default=0) if is_trained else 0
@@ -228,7 +228,7 @@ class PreferenceFile:
 def _read_answer_pairs(path: Path, first: str, second: str) -> Iterator[tuple[str, Answer, Answer]]:
     """Yield each prompt with its answers in two columns; skip rows that lack a model's name."""
     columns = ("prompt", f"{first}_by", first, f"{second}_by", second)
-    for row in read_lines(path, object):
+    for row in read_json_lines(path, object):
         texts: list[Any] = [row.get(c) for c in columns] if isinstance(row, dict) else [None]
         if all(isinstance(text, str) for text in texts):
             prompt, first_by, first_text, second_by, second_text = texts

@@ -52,7 +52,7 @@ def num_data_parallel_ranks(config: RunConfig) -> int:
 
 def ranks_per_sequence(config: RunConfig) -> int:
     """Return the number of ranks that read the same rows, and divide each of them."""
-    return math.prod(each(config) for each in hooks_of("sizes", "ranks_per_row", config))
+    return math.prod(each(config) for each in hooks_of("sizes", "ranks_per_sequence", config))
 
 
 def divide_exactly(total: int, part: int, *, total_key: str, part_key: str) -> int:
@@ -189,7 +189,7 @@ def phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
         return num_ppo_steps(examples, per_step, steps=ppo.steps, epochs=ppo.epochs)
     epochs = float(getattr(config, phase.value).epochs)
     steps = math.ceil(examples * epochs / per_step)
-    for further in hooks_of("sizes", "further_steps", config):
+    for further in hooks_of("sizes", "num_added_steps", config):
         steps += further(config, phase, examples=examples)
     return steps
 
@@ -206,4 +206,6 @@ def num_ppo_steps(
 
 def further_micro_batches(config: RunConfig) -> int:
     """Return the number of micro-batches that options add to an optimizer step of PPO's actor."""
-    return sum(count(config) for count in hooks_of("sizes", "actor_micro_batches", config))
+    return sum(
+        count(config) for count in hooks_of("sizes", "num_added_actor_micro_batches", config)
+    )

@@ -18,11 +18,11 @@ from rlhf.base.cpu import (
     Isa,
     cache_folder,
     can_train_fp16,
-    jobs_on_machine,
     multiplies_bf16,
+    num_jobs_on_machine,
     num_usable_cores,
+    read_cgroup_limits,
     read_cpu,
-    read_limits,
     usable_isa,
 )
 from rlhf.base.errors import CapabilityError
@@ -163,9 +163,9 @@ def machine_of(hardware: HardwareConfig, rates: CpuRates | None = None) -> Machi
     dtype = _assumed_dtype(hardware)
     memory = hardware.memory_gib * GIB if hardware.memory_gib else _machine_memory_bytes()
     host = hardware.host_memory_gib * GIB if hardware.host_memory_gib else _machine_memory_bytes()
-    host /= jobs_on_machine()
+    host /= num_jobs_on_machine()
     if not is_gpu:  # a job has GPUs of its own
-        memory /= jobs_on_machine()
+        memory /= num_jobs_on_machine()
     tflops = _configured_tflops(hardware)
     bandwidth, is_estimated = hardware.memory_bandwidth_gb, False
     call_seconds = LAUNCH_SECONDS
@@ -217,5 +217,5 @@ def _configured_tflops(hardware: HardwareConfig) -> float | None:
 def _machine_memory_bytes() -> int:
     """Return the memory in bytes of this machine, or the limit of this container if lower."""
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = read_limits().memory
+    limit = read_cgroup_limits().memory
     return here if limit is None else min(here, limit)

@@ -17,7 +17,7 @@ from pathlib import Path
 from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.safe_text import sanitize_for_terminal
-from rlhf.base.stored_files import open_regular
+from rlhf.base.stored_files import open_regular_file
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN, is_same_run, load_frozen_config
 from rlhf.config.schema.run import RunConfig
@@ -134,7 +134,7 @@ def lock_run_dir(run_dir: Path, say: Callable[[str], None] = _print_to_stderr) -
     Raises:
         CheckpointError: if another process still holds the lock after ``WAIT_SECONDS``.
     """
-    with open(run_dir / LOCK, "a+", encoding="utf-8", opener=open_regular) as file:
+    with open(run_dir / LOCK, "a+", encoding="utf-8", opener=open_regular_file) as file:
         _acquire_lock(file.fileno(), run_dir, say)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")

@@ -116,7 +116,7 @@ def pair_steps(
             f"reward.batch_size={largest} or more, or reward.group_pairs=false"
         )
     shuffle = Shuffle(len(rows_of_group), seed=seed)
-    order = (shuffle.batch(position, 1)[0] for position in count())
+    order = (shuffle.batch_indices(position, 1)[0] for position in count())
     packed = _pack_groups([len(rows) for rows in rows_of_group], slots=batch_size, order=order)
     steps: list[PairStep] = []
     seen, batches = 0, len(groups) * epochs / batch_size

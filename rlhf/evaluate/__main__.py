@@ -22,7 +22,7 @@ from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.metrics import perplexity
-from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_lines
+from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_json_lines
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import read_frozen_keys
@@ -157,7 +157,7 @@ def _write_margins(evaluator: Evaluator, path: Path) -> None:
 def compute_statistics(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, Any]:
     """Compute all statistics from the stored answers, pairs and metrics; add ``perplexities``."""
     folder = (run_dir / EVALUATION).parent
-    lines = read_lines(folder / "answers.jsonl", ANSWER)
+    lines = read_json_lines(folder / "answers.jsonl", ANSWER)
     rows: list[AnswerRow] = [restore_nan(line) | {"right": line["right"]} for line in lines]
     models: dict[str, Any] = {}
     for (name, decoder), each in groupby(rows, key=lambda row: (row["model"], row["decoder"])):
@@ -167,12 +167,12 @@ def compute_statistics(run_dir: Path, perplexities: Mapping[str, float]) -> dict
         models[name]["perplexity"] = value
     sampled = [row for row in rows if row["decoder"] == "sampled"]
     found: dict[str, Any] = {"models": models, "win_rates": win_rates(sampled, list(models))}
-    margins = [row["margin"] for row in read_lines(folder / "pairs.jsonl", PAIR)]
+    margins = [row["margin"] for row in read_json_lines(folder / "pairs.jsonl", PAIR)]
     if margins:
         found["reward_model"] = reward_model_statistics(margins)
     curve = [
         {"step": line["step"]} | {name: line[name] for name in CURVE if name in line}
-        for line in read_lines(run_dir / "metrics.jsonl", METRICS)
+        for line in read_json_lines(run_dir / "metrics.jsonl", METRICS)
         if "ppo/eval_score" in line
     ]
     return found | {"over_optimisation": curve}

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.base.stored_files import METRICS, read_lines
+from rlhf.base.stored_files import METRICS, read_json_lines
 from rlhf.jobs.sweep_jobs import PARENT
 from rlhf.run.jsonl import OPTIONS_LOGS
 from rlhf.run.metric_table import varies_between_runs
@@ -60,7 +60,7 @@ class EndedRun:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl."""
-        return list(read_lines(self.run_dir / "metrics.jsonl", METRICS))
+        return list(read_json_lines(self.run_dir / "metrics.jsonl", METRICS))
 
 
 def run_to_end(run_dir: Path, *words: str) -> EndedRun:

@@ -194,7 +194,7 @@ class CountedData:
 
     def _mean_answer_tokens(self, part: PhaseData) -> float | None:
         """Return the mean tokens of SFT's answers, cut to PPO's limits; None if there are none."""
-        most, encoder = self._config.tokens_after_prompt[1], self._encoder
+        most, encoder = self._config.token_limit_after_prompt[1], self._encoder
         least = self._config.rollout.min_response_tokens
         records = [record for record in part.train[: self._most] if record.chosen]
         texts = [record.chosen or "" for record in records]

@@ -31,7 +31,7 @@ from rlhf.base.stored_files import (
     DamagedFileError,
     GrowingFile,
     read_bytes,
-    read_raw_lines,
+    read_json_lines_with_bytes,
 )
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
@@ -133,7 +133,7 @@ class Searcher:
             words = [*self._search.fixed, *values, f"run_dir={run_dir}"]
             words += [f"alarms.stop=[{stop_on}]"] if stop_on else []
             for module in modules_of("jobs"):
-                words += module.JOBS.trial_words(words)
+                words += module.JOBS.trial_overrides(words)
         run_dir.mkdir(parents=True, exist_ok=True)
         free = set(range(self._search.study.slots)) - {each.slot for each in self._running}
         slot = min(free)
@@ -270,7 +270,7 @@ def repair_journal(path: Path) -> None:
     path.with_name(path.name + ".lock").unlink(missing_ok=True)
     if (content := read_bytes(path)) is None:
         return
-    whole = b"".join(line + b"\n" for line, _ in read_raw_lines(path, {"op_code": int}))
+    whole = b"".join(line + b"\n" for line, _ in read_json_lines_with_bytes(path, {"op_code": int}))
     if whole != content:
         with replace_atomically(path) as building:
             building.write_bytes(whole)

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from rlhf.base.command import wait_for_exit
 from rlhf.base.cpu import SHARED_BY
 from rlhf.base.errors import CapabilityError, RlhfError
-from rlhf.base.stored_files import open_regular
+from rlhf.base.stored_files import open_regular_file
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.run.console import build_console
@@ -94,7 +94,7 @@ def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) 
 
 def open_log(run_dir: Path) -> TextIO:
     """Open a job's output.log to append text; refuse a link."""
-    return open(run_dir / OUTPUT, "a", encoding="utf-8", errors="replace", opener=open_regular)
+    return open(run_dir / OUTPUT, "a", encoding="utf-8", errors="replace", opener=open_regular_file)
 
 
 def _duration_text(seconds: float) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from rlhf.base.decoder_modules import CACHE_NAMES, end_ids_of
+from rlhf.base.decoder_modules import CACHE_NAMES, end_token_ids
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.roles import Role
@@ -172,7 +172,7 @@ def _end_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: ModelSource
 ) -> int | list[int]:
     """Return the ids that end a response, from the tokenizer and then generation_config.json."""
-    own, rows = end_ids_of(model), model.get_input_embeddings().num_embeddings
+    own, rows = end_token_ids(model), model.get_input_embeddings().num_embeddings
     if not all(isinstance(end, int) and 0 <= end < rows for end in own):
         raise CheckpointError(
             f"{source.key}={source.path}: generation_config.json has eos_token_id={list(own)}; "

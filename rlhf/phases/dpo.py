@@ -60,7 +60,7 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
     shuffle = Shuffle(len(data.train), seed=seed_for(context.config.seed, "dpo", "shuffle"))
 
     def train_step(step: int) -> dict[str, float]:
-        return trainer.train_step(data.train[shuffle.batch(step - 1, config.batch_size)])
+        return trainer.train_step(data.train[shuffle.batch_indices(step - 1, config.batch_size)])
 
     run_supervised(
         context,

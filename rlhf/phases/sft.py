@@ -51,7 +51,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
     shuffle = Shuffle(len(data.train), seed=seed_for(context.config.seed, "sft", "shuffle"))
 
     def train_step(step: int) -> dict[str, float]:
-        rows = shuffle.batch(step - 1, config.batch_size)
+        rows = shuffle.batch_indices(step - 1, config.batch_size)
         row_lengths = [lengths[row] for row in rows]
         mine = local_share(context, rows, row_lengths, micro=trainer.plan.micro)
         return trainer.train_step(data.train[mine])

@@ -60,7 +60,7 @@ def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
         if (settings.micro_batch_size or 1) > 1:
             smaller = replace(settings, micro_batch_size=1)
             yield f"{phase}.micro_batch_size=1", replace(config, **{phase.value: smaller})
-    savings = [saving for option in costs_of(None) for saving in option.savings(auto)]
+    savings = [saving for option in costs_of(None) for saving in option.memory_savings(auto)]
     for saving in savings:
         if saving.is_exact:
             yield f"{prefix}{saving.words}", saving.config
@@ -76,7 +76,7 @@ def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
 def _combined_changes(config: RunConfig) -> Iterator[Change]:
     """Yield zero=auto plus gradient checkpointing plus one saving that alters training."""
     auto = _enable_checkpointing(_set_zero_auto(config))
-    for saving in (saving for option in costs_of(None) for saving in option.savings(auto)):
+    for saving in (saving for option in costs_of(None) for saving in option.memory_savings(auto)):
         if not saving.is_exact:
             yield f"zero=auto {CHECKPOINTING} {saving.words}", saving.config
 

@@ -36,7 +36,7 @@ def build_sampling(
 
     Responses have their expected length if most of them end early, otherwise the maximum length.
     """
-    longest = scene.config.tokens_after_prompt[1]
+    longest = scene.config.token_limit_after_prompt[1]
     return time_model.Sampling(
         responses=responses,
         rows=rows,

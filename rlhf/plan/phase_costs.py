@@ -138,7 +138,7 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
     config, at, actor = scene.config, scene.at, scene.models[0]
     settings, size = config.rollout, scene.at.bytes_per_weight(scene.models[0])
     # The fast rollout allocates its KV cache for the longest allowed prompts.
-    tokens = settings.max_prompt_tokens + config.tokens_after_prompt[1]
+    tokens = settings.max_prompt_tokens + config.token_limit_after_prompt[1]
     held = rows * scene.generation.caches_per_row
     parts = scene.resident_bytes()
     is_sharded = stage_of(actor.role, at.zero) == SHARDED_WEIGHTS
@@ -175,7 +175,7 @@ def _plan_training(
 ) -> PhasePlan:
     """Plan scoring and training of one PPO step with micro-batches of size ``micro``."""
     config, at = scene.config, scene.at
-    response = config.tokens_after_prompt[1]
+    response = config.token_limit_after_prompt[1]
     longest = scene.load.longest_length + response
     moments = memory_outside_steps(scene) | {
         "scoring": scene.scoring_peak(scene.models, sequences=micro, tokens=longest),

@@ -201,7 +201,7 @@ class PhaseMemory:
     @property
     def response_tokens(self) -> float:
         """Return the expected number of tokens of a PPO response or episode."""
-        most = self.config.tokens_after_prompt[1]
+        most = self.config.token_limit_after_prompt[1]
         return most if self.load.answer is None else self.load.answer
 
     @property

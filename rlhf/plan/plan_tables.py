@@ -85,7 +85,7 @@ def _token_lengths(plan: Plan, phase: Phase) -> dict[str, tuple[float, int]]:
     if phase is not Phase.ppo:
         most = getattr(config, phase).max_tokens
         return {"sequence": (load.mean_tokens if load else most, most)}
-    prompt, most = config.rollout.max_prompt_tokens, config.tokens_after_prompt[1]
+    prompt, most = config.rollout.max_prompt_tokens, config.token_limit_after_prompt[1]
     tokens, answer = (load.mean_tokens, load.answer) if load else (prompt, None)
     return {"prompt": (tokens, prompt), "response": (answer or most, most)}
 
@@ -109,7 +109,7 @@ def describe_steps_and_examples(plan: Plan) -> str:
         Phase.reward: f"{config.reward.batch_size} pairs",
         Phase.dpo: f"{config.dpo.batch_size} pairs",
         Phase.ppo: f"{config.ppo.rollout_batch_size} responses "
-        f"of up to {config.tokens_after_prompt[1]} tokens",
+        f"of up to {config.token_limit_after_prompt[1]} tokens",
     }
     steps = ("?" if phase.steps is None else f"{phase.steps:,}" for phase in plan.phases)
     phases = (

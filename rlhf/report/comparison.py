@@ -33,7 +33,7 @@ from rlhf.base.intervals import (
     mean_of,
     mean_with_interval,
     t_quantile,
-    two_sided_probability,
+    two_sided_p_value,
 )
 from rlhf.base.manifest import MANIFEST
 from rlhf.base.stored_files import MANIFEST_FORM, RESULT, read_json
@@ -285,7 +285,7 @@ class Difference(NamedTuple):
     @property
     def probability(self) -> float:
         """Return the p-value of the difference; NaN without an interval."""
-        return two_sided_probability(self.estimate, self.freedom)
+        return two_sided_p_value(self.estimate, self.freedom)
 
 
 class SettingsComparison(NamedTuple):

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from rlhf.base.stored_files import SAMPLE, read_lines
+from rlhf.base.stored_files import SAMPLE, read_json_lines
 from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import keys_that_run_code, read_command, read_frozen_keys
 from rlhf.options import modules_of
@@ -36,7 +36,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
     place = [str(relative_to_cwd(run_dir)), *["--trust-code"] * bool(keys_that_run_code(run_dir))]
     lines = ["What to type next"]
     if folders:
-        samples = read_lines(run_dir / "samples.jsonl", SAMPLE)
+        samples = read_json_lines(run_dir / "samples.jsonl", SAMPLE)
         marks = "|".join(seam.PROMPT_MARK for seam in suited)
         prompts = [re.sub(marks, "", sample["prompt"]) for sample in samples]
         has_template = (folders[0] / "chat_template.jinja").exists()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.atomic import write_text_atomically
-from rlhf.base.stored_files import ANSWER, EVALUATED, read_json, read_lines
+from rlhf.base.stored_files import ANSWER, EVALUATED, read_json, read_json_lines
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import read_command
 from rlhf.options import modules_of
@@ -62,7 +62,7 @@ def run_page(run: RunFiles) -> str:
     words = read_command(run.folder)
     sections = [over_optimisation_section(run), *panel_sections(run), critic_section(run)]
     for module in modules_of("report"):
-        sections += module.REPORT.sections(run)
+        sections += module.REPORT.chart_sections(run)
     return render_template(
         "run.html",
         scripts=["tokens.js", "samples.js"],
@@ -160,7 +160,7 @@ def read_evaluation(run_dir: Path) -> Evaluation | None:
     path = run_dir / EVALUATION
     if (found := read_json(path, EVALUATED)) is None:
         return None
-    answers = list(read_lines(path.with_name("answers.jsonl"), ANSWER))
+    answers = list(read_json_lines(path.with_name("answers.jsonl"), ANSWER))
     charts = [_score_chart(answers, list(found["models"])[:MOST_LINES])]
     if "reward_model" in found:
         charts.append(_calibration_chart(found["reward_model"]))

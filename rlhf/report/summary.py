@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.safe_text import strip_control_characters
-from rlhf.base.stored_files import SAMPLE, read_lines
+from rlhf.base.stored_files import SAMPLE, read_json_lines
 from rlhf.options import modules_of
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import read_metric_series
@@ -130,7 +130,7 @@ def describe_objective(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
     """Return lines with the first and the last sampled answers to up to ``prompts`` prompts."""
-    rows = read_lines(run_dir / "samples.jsonl", SAMPLE)
+    rows = read_json_lines(run_dir / "samples.jsonl", SAMPLE)
     samples = [row for row in rows if row.get("model") not in DERIVED_MODELS]
     if not samples:
         return []
@@ -201,8 +201,8 @@ def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield _before_after_row("held-out score", ppo, "score")
     yield from _gain_rows(ppo, "score")
     yield from _reward_part_rows(ppo, "score")
-    yardsticks = (module.REPORT.yardsticks for module in modules_of("report"))
-    for row, name in (item for each in yardsticks for item in each.items()):
+    comparison_values = (module.REPORT.comparison_values for module in modules_of("report"))
+    for row, name in (item for each in comparison_values for item in each.items()):
         if name in ppo:
             yield SummaryRow(f"  {row}", after=_number_text(ppo[name]))
 

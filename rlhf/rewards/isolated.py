@@ -15,7 +15,7 @@ from typing import Any
 
 from rlhf.base.errors import ConfigError, RewardError, RlhfError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.base.isolated_process import SECONDS_TO_START, IsolatedProcess, serve_lines
+from rlhf.base.isolated_process import SECONDS_TO_START, IsolatedProcess, serve_messages
 from rlhf.config.choices import Phase, PlanMode, RewardKind
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.config.schema.rewards import RewardTerm
@@ -149,7 +149,7 @@ def check_reward_parts(config: RunConfig) -> None:
 
 def serve_scores(descriptor: int) -> None:
     """Answer the requests on the socket until its other end is closed."""
-    serve_lines(descriptor, _answer_requests)
+    serve_messages(descriptor, _answer_requests)
 
 
 def _answer_requests(messages: Iterator[Any]) -> Iterator[dict[str, object]]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from rlhf.base.cpu import available_bytes
-from rlhf.base.decoder_modules import DecoderModules, end_ids_of
+from rlhf.base.cpu import available_memory_bytes
+from rlhf.base.decoder_modules import DecoderModules, end_token_ids
 from rlhf.base.ranks import Ranks
 from rlhf.base.seams import KernelsSeam
 from rlhf.base.types import Engine, PromptBatch, Responses, copy_to_device, pad_rows
@@ -128,7 +128,7 @@ class FastRollout:
                 scheduler = Scheduler(
                     decoder,
                     self._sampling,
-                    end_ids=end_ids_of(model),
+                    end_ids=end_token_ids(model),
                     stop=self._stop,
                     max_rows=rows,
                     any_rank_works=self._ranks.any if is_layerwise else bool,
@@ -193,7 +193,7 @@ class FastRollout:
         graphed = GraphedDecoder(
             fused,
             self._sampling,
-            end_ids=end_ids_of(model),
+            end_ids=end_token_ids(model),
             extent=extent,
             weights=weights,
         )
@@ -232,7 +232,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
-    return available_bytes()
+    return available_memory_bytes()
 
 
 class Sampled(NamedTuple):

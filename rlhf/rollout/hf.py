@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlhf.base.decoder_modules import end_ids_of
+from rlhf.base.decoder_modules import end_token_ids
 from rlhf.base.heartbeat import beat
 from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens
@@ -48,7 +48,7 @@ class HfRollout:
         """
         from transformers import GenerationConfig
 
-        end_ids = end_ids_of(policy)
+        end_ids = end_token_ids(policy)
         settings = GenerationConfig(
             max_new_tokens=self._sampling.max_tokens,
             do_sample=False,  # the logits processor draws the token

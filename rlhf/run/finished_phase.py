@@ -23,7 +23,7 @@ from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError
 from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import MANIFEST, Identity, check_files, folder_identities
-from rlhf.base.stored_files import open_regular
+from rlhf.base.stored_files import open_regular_file
 from rlhf.config.choices import Phase
 from rlhf.run.results import format_json, read_json_object, read_phase_result, write_json
 
@@ -160,7 +160,7 @@ def iterate_metrics(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str,
 
 def copy_phase_lines(source: Path, phase: Phase, target: Path, name: str) -> None:
     """Append a phase's lines from the log ``source/name`` to the log ``target/name``."""
-    with open(target / name, "ab", opener=open_regular) as file:
+    with open(target / name, "ab", opener=open_regular_file) as file:
         file.writelines(phase_lines(source / name, phase))
 
 

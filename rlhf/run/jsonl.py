@@ -13,7 +13,7 @@ from rlhf.base.atomic import is_transient, replace_atomically, retry_transient_e
 from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.foreign_errors import remedy_of
-from rlhf.base.stored_files import open_regular, read_raw_lines
+from rlhf.base.stored_files import open_regular_file, read_json_lines_with_bytes
 from rlhf.options import hooks_of
 
 # The log files of a run, to which rank 0 appends. An option's module ``keys`` has its log as LOG.
@@ -57,7 +57,7 @@ class JsonlWriter:
                 ) from error
 
     def _open(self) -> FileIO:
-        return open(self._path, "ab", buffering=0, opener=open_regular)
+        return open(self._path, "ab", buffering=0, opener=open_regular_file)
 
     def _flush_lines(self) -> None:
         """Write the held bytes; if the last attempt failed, first remove what it wrote."""
@@ -101,7 +101,7 @@ def drop_lines_of_phases(path: Path, unfinished: Set[str]) -> set[str]:
     """
     if not path.exists():
         return set()
-    lines = list(read_raw_lines(path, {"phase": str}))
+    lines = list(read_json_lines_with_bytes(path, {"phase": str}))
     kept = [line for line, value in lines if value["phase"] not in unfinished]
     with replace_atomically(path) as building:
         building.write_bytes(b"".join(line + b"\n" for line in kept))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlhf.base.errors import CapabilityError, ConfigError, RlhfError
-from rlhf.base.stored_files import METRICS, read_lines
+from rlhf.base.stored_files import METRICS, read_json_lines
 from rlhf.config.choices import WandbMode
 from rlhf.config.freeze import flatten_keys
 from rlhf.config.run_dir import SWEEPS
@@ -270,7 +270,7 @@ def build_tracker(
     for path in config.tracking.others:
         others[path] = _import_tracker(path)(config, run_dir)
     trackers = Trackers([FileTracker(run_dir, say)], config.alarms, say, others)
-    trackers.restore_alarm_series(read_lines(run_dir / "metrics.jsonl", METRICS))
+    trackers.restore_alarm_series(read_json_lines(run_dir / "metrics.jsonl", METRICS))
     return trackers
 
 

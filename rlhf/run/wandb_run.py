@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import CapabilityError
-from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_lines, read_stored_text
+from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_json_lines, read_stored_text
 from rlhf.config.choices import Phase, WandbMode
 from rlhf.config.schema.run import TrackingConfig
 from rlhf.run.step_alarms import Alarm
@@ -86,7 +86,7 @@ class WandbTracker(Tracker):
         # Prompts and their responses before training; a resumed run reads them from samples.jsonl.
         self._first: dict[str, str] = {
             line["prompt"]: line["response"]
-            for line in read_lines(run_dir / "samples.jsonl", SAMPLE)
+            for line in read_json_lines(run_dir / "samples.jsonl", SAMPLE)
             if line["step"] == 0
         }
         self._increment = -1

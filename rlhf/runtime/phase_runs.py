@@ -183,7 +183,7 @@ def run_phase(
     if option is None:
         train()
     else:
-        option.train_once(context, phase, train, partial(reuse_phase, context, phase))
+        option.train_or_reuse(context, phase, train, partial(reuse_phase, context, phase))
     ranks.barrier()
 
 

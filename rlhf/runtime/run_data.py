@@ -29,7 +29,7 @@ def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase
     data, order, seed = config.data, config.phase.order, config.seed
     source: SourcesSeam | None = next(modules_of("sources", config), None)
     if source is not None:
-        parts = source.load_parts(config)
+        parts = source.load_records(config)
     else:
         datasets = load_datasets(data, seed=seed, keep=reward_key_by_column(config))
         for dataset in datasets:

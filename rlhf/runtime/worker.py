@@ -200,7 +200,7 @@ def build_context(
         f"{dtype}, ZeRO stage {config.zero.stage}, seed {config.seed}"
     )
     kernels: Iterator[KernelsSeam] = modules_of("kernels", config)
-    for line in (option.describe(dtype) for option in kernels):
+    for line in (option.summarize_kernels(dtype) for option in kernels):
         if line is not None:
             console.say(line)
     parts = load_phase_data(config, console.say)

@@ -261,7 +261,7 @@ def test_bug_14_every_epoch_has_an_order_of_its_own() -> None:
     sampler = DistributedSampler(range(8), num_replicas=1, rank=0, seed=1)
     assert list(sampler) == list(sampler)  # without set_epoch
     ours = Shuffle(8, seed=1)
-    first, second = ours.batch(0, 8), ours.batch(1, 8)
+    first, second = ours.batch_indices(0, 8), ours.batch_indices(1, 8)
     assert sorted(first) == sorted(second) == list(range(8))
     assert first != second
 

@@ -108,8 +108,8 @@ def dies_at(moment: int, path: Path, patch: pytest.MonkeyPatch, *, may_exchange:
     try:
         for owner, name in ((shutil, "rmtree"), (Path, "replace"), (Path, "unlink")):
             patch.setattr(owner, name, dying(getattr(owner, name)))
-        exchange = atomic._exchange if may_exchange else lambda *_: False
-        patch.setattr(atomic, "_exchange", dying(exchange))
+        exchange = atomic._exchange_paths if may_exchange else lambda *_: False
+        patch.setattr(atomic, "_exchange_paths", dying(exchange))
         replace(path, a_folder, "new", fails=False)
     finally:
         os._exit(0)

@@ -154,7 +154,10 @@ def test_auto_is_bf16_where_the_cpu_multiplies_it(
     monkeypatch.setattr("rlhf.config.machine_rates.read_cpu", lambda: Cpu(name, frozenset()))
     auto = Dtype.bf16 if bf16 else Dtype.fp32
     assert cpu_dtype(Dtype.auto) is auto
-    assert [cpu_dtype(dtype) for dtype in (Dtype.bf16, Dtype.fp32)] == [Dtype.bf16, Dtype.fp32]
+    assert [cpu_dtype(dtype) for dtype in (Dtype.bf16, Dtype.fp32)] == [
+        Dtype.bf16,
+        Dtype.fp32,
+    ]
     if fp16:
         assert cpu_dtype(Dtype.fp16) is Dtype.fp16
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base import cpu
-from rlhf.base.cpu import HostLimits, available_bytes, num_usable_cores, read_limits
+from rlhf.base.cpu import HostLimits, available_memory_bytes, num_usable_cores, read_cgroup_limits
 
 ONE_GIB = 1 << 30
 NO_LIMIT = {"memory.max": "max", "cpu.max": "max 100000"}
@@ -51,7 +51,7 @@ def test_the_lowest_limit_of_all_groups_holds(
         path = tmp_path / "groups" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert read_limits(tmp_path / "cgroup", tmp_path / "groups") == limits
+    assert read_cgroup_limits(tmp_path / "cgroup", tmp_path / "groups") == limits
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(None, 64), (2.0, 2), (1.5, 1), (0.2, 1), (99, 64)])
@@ -59,10 +59,10 @@ def test_a_quota_limits_the_cores(
     quota: float | None, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr(cpu, "read_limits", lambda: HostLimits(None, quota))
+    monkeypatch.setattr(cpu, "read_cgroup_limits", lambda: HostLimits(None, quota))
     assert num_usable_cores() == cores
 
 
 def test_memory_of_caches_is_available(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemFree: 1 kB\nMemAvailable:   30 kB\nCached: 9 kB\n")
-    assert available_bytes(tmp_path / "meminfo") == 30 * 1024
+    assert available_memory_bytes(tmp_path / "meminfo") == 30 * 1024

@@ -13,7 +13,7 @@ from rlhf.base.intervals import (
     mean_gain,
     mean_with_interval,
     t_quantile,
-    two_sided_probability,
+    two_sided_p_value,
     wilson_interval,
 )
 
@@ -105,9 +105,9 @@ def test_values_without_a_finite_mean_have_no_interval(values: list[float]) -> N
 
 def test_probability_belongs_to_the_interval() -> None:
     edge = Estimate(2.0, 2.0, 4)  # the interval touches 0
-    assert two_sided_probability(edge, 3) == pytest.approx(0.05, abs=1e-6)
+    assert two_sided_p_value(edge, 3) == pytest.approx(0.05, abs=1e-6)
     t = 5 * t_quantile(2)  # with two degrees of freedom P(|T| > t) = 1 - t / sqrt(2 + t^2)
     by_hand = 1 - t / math.sqrt(2 + t * t)
-    assert two_sided_probability(Estimate(5.0, 1.0, 3), 2) == pytest.approx(by_hand, rel=1e-4)
-    assert math.isnan(two_sided_probability(Estimate(0.0, 0.0, 3), 2))
-    assert math.isnan(two_sided_probability(Estimate(1.0, math.nan, 1), 1))
+    assert two_sided_p_value(Estimate(5.0, 1.0, 3), 2) == pytest.approx(by_hand, rel=1e-4)
+    assert math.isnan(two_sided_p_value(Estimate(0.0, 0.0, 3), 2))
+    assert math.isnan(two_sided_p_value(Estimate(1.0, math.nan, 1), 1))

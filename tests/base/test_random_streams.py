@@ -19,7 +19,7 @@ def test_streams_differ_by_name_and_repeat_by_seed() -> None:
 
 def test_every_epoch_shows_every_example_once_in_a_new_order() -> None:
     shuffle = Shuffle(6, seed=3)
-    epochs = [[shuffle.batch(2 * epoch + i, 3) for i in range(2)] for epoch in range(3)]
+    epochs = [[shuffle.batch_indices(2 * epoch + i, 3) for i in range(2)] for epoch in range(3)]
     orders = [first + second for first, second in epochs]
     assert all(sorted(order) == list(range(6)) for order in orders)
     assert len({tuple(order) for order in orders}) == 3
@@ -28,6 +28,6 @@ def test_every_epoch_shows_every_example_once_in_a_new_order() -> None:
 def test_a_batch_depends_on_its_step_alone() -> None:
     walked = Shuffle(7, seed=5)
     for step in range(9):
-        expected = walked.batch(step, 4)
-        assert Shuffle(7, seed=5).batch(step, 4) == expected
-    assert len(Shuffle(3, seed=1).batch(0, 8)) == 8  # a batch may be larger than the data
+        expected = walked.batch_indices(step, 4)
+        assert Shuffle(7, seed=5).batch_indices(step, 4) == expected
+    assert len(Shuffle(3, seed=1).batch_indices(0, 8)) == 8  # a batch may be larger than the data

@@ -18,7 +18,7 @@ from rlhf.base.stored_files import (
     DamagedFileError,
     read_bytes,
     read_json,
-    read_lines,
+    read_json_lines,
 )
 
 MEASURED = {"hours": 0.1, "memory_gib": 1.0}
@@ -102,20 +102,20 @@ LINE = b'{"phase": "sft", "step": 1, "sft/loss": 2.5}\n'
 def test_a_damaged_line_is_refused_by_its_number(bad: bytes, tmp_path: Path) -> None:
     (tmp_path / "m.jsonl").write_bytes(LINE + bad + LINE)
     with pytest.raises(DamagedFileError, match="line 2"):
-        list(read_lines(tmp_path / "m.jsonl", METRICS))
+        list(read_json_lines(tmp_path / "m.jsonl", METRICS))
     (tmp_path / "m.jsonl").write_bytes(LINE + bad)
     with pytest.raises(DamagedFileError, match="line 2"):
-        list(read_lines(tmp_path / "m.jsonl", METRICS))
+        list(read_json_lines(tmp_path / "m.jsonl", METRICS))
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b"12", b'{"phase": "sft\xc3', b"\n\n"])
 def test_lines_are_read_up_to_a_torn_one(torn: bytes, tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    assert list(read_lines(path, METRICS)) == []
+    assert list(read_json_lines(path, METRICS)) == []
     path.write_bytes(LINE + torn)
-    assert list(read_lines(path, METRICS)) == [{"phase": "sft", "step": 1, "sft/loss": 2.5}]
+    assert list(read_json_lines(path, METRICS)) == [{"phase": "sft", "step": 1, "sft/loss": 2.5}]
     text = json.dumps(
         {"phase": "ppo", "step": 0, "prompt": "x\u2028y", "response": "\ud83d"}, ensure_ascii=False
     )
     path.write_bytes(text.encode("utf-8", errors="backslashreplace"))
-    assert [line["response"] for line in read_lines(path, SAMPLE)] == ["\ud83d"]
+    assert [line["response"] for line in read_json_lines(path, SAMPLE)] == ["\ud83d"]

@@ -156,7 +156,7 @@ def test_memory_that_no_profile_says_is_what_this_process_may_use(
     limit: int | None, jobs: int, compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cpu = profile(compose, "cpu")
-    monkeypatch.setattr(machine_rates, "read_limits", lambda: HostLimits(limit, None))
+    monkeypatch.setattr(machine_rates, "read_cgroup_limits", lambda: HostLimits(limit, None))
     monkeypatch.setenv(SHARED_BY, str(jobs))
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     machine = machine_of(cpu)

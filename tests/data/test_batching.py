@@ -61,7 +61,7 @@ def test_a_deal_is_a_permutation_that_pads_least(
 def test_prompts_are_packed_whole() -> None:
     groups = [0, 0, 0, 1, 1, 0, 2]  # 4 + 2 + 1 pairs, and 5 slots
     steps = pair_steps(groups, batch_size=5, epochs=1, seed=1)
-    order = Shuffle(3, seed=1).batch(0, 3)
+    order = Shuffle(3, seed=1).batch_indices(0, 3)
     members = {0: [0, 1, 2, 5], 1: [3, 4], 2: [6]}
     assert order == [1, 2, 0]
     assert steps[0].rows[:3] == members[1] + members[2]

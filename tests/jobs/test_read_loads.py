@@ -158,7 +158,7 @@ def test_a_plan_counts_episodes_of_an_environment_of_the_user(
     loads = read_loads(config).loads
     assert loads is not None
     assert config.data.size == loads[Phase.ppo].records
-    answer, most = loads[Phase.ppo].answer, config.tokens_after_prompt[1]
+    answer, most = loads[Phase.ppo].answer, config.token_limit_after_prompt[1]
     assert answer is not None
     assert answer < most / 4
     read, unread = (plan_run(config, each).phases[-1].step_seconds for each in (loads, None))

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from rlhf.base.cpu import SHARED_BY, jobs_on_machine
+from rlhf.base.cpu import SHARED_BY, num_jobs_on_machine
 from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
@@ -67,6 +67,6 @@ def test_jobs_side_by_side_are_planned_with_their_share(monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: given.append(set(cores)))
     hardware = cast("HardwareConfig", SimpleNamespace(device=Device.cpu, ranks_per_node=1))
     with restrict_plans_to_share(hardware, 4):
-        assert (jobs_on_machine(), len(given[-1])) == (4, 2)
-    assert (jobs_on_machine(), len(given[-1])) == (1, 8)
+        assert (num_jobs_on_machine(), len(given[-1])) == (4, 2)
+    assert (num_jobs_on_machine(), len(given[-1])) == (1, 8)
     assert resources_of_share(hardware, 0, 2)[0][SHARED_BY] == "2", "trials of a search plan so too"

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import METRICS as METRICS_LINE
-from rlhf.base.stored_files import read_lines
+from rlhf.base.stored_files import read_json_lines
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.run import AlarmName
 from rlhf.report import __main__ as report
@@ -254,7 +254,7 @@ def test_over_optimisation_is_explained_by_the_gold_score_only_if_there_is_one(
 ) -> None:
     run_dir = made()
     path = run_dir / "metrics.jsonl"
-    lines = list(read_lines(path, METRICS_LINE))
+    lines = list(read_json_lines(path, METRICS_LINE))
     for step, line in enumerate(lines):
         line |= {"ppo/kl_to_reference": 0.1 * step, "ppo/score_mean": 0.5, "ppo/eval_kl": 0.1}
         line.pop("ppo/eval_gold", None)

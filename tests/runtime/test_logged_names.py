@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.stored_files import METRICS as LINES
-from rlhf.base.stored_files import read_lines
+from rlhf.base.stored_files import read_json_lines
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import load_run
 from rlhf.run.metric_table import METRICS, documented_name
@@ -25,7 +25,7 @@ OF_CHECKS = {"time/critic_check_seconds", *(f"ppo/critic_{measure}" for measure 
 
 
 def names(run_dir: Path) -> set[str]:
-    lines = read_lines(run_dir / "metrics.jsonl", LINES)
+    lines = read_json_lines(run_dir / "metrics.jsonl", LINES)
     return {name for line in lines for name in line} - {"phase", "step"}
 
 

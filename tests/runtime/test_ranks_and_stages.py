@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.base.stored_files import read_lines
+from rlhf.base.stored_files import read_json_lines
 from rlhf.options.branches.critic_states import CriticState
 from rlhf.options.branches.keys import LOG as CRITIC
 from rlhf.options.branches.report import CRITIC_STATE
@@ -89,7 +89,7 @@ def first_responses(run_dir: Path) -> list[tuple[str, str]]:
 def assert_first_critic_states(run_dir: Path, plain: Path) -> None:
     """States of the first step's check and their true values are equal up to rounding."""
     found, expected = (
-        [each for each in read_lines(folder / CRITIC, CRITIC_STATE) if each["step"] == 1]
+        [each for each in read_json_lines(folder / CRITIC, CRITIC_STATE) if each["step"] == 1]
         for folder in (run_dir, plain)
     )
     assert len(expected) > 4

@@ -172,7 +172,7 @@ def check_sequence_lengths(
     ``fields_of`` returns the fields of a model's config, given its key and value; without it only
     the models are checked that this run builds.
     """
-    after = config.tokens_after_prompt
+    after = config.token_limit_after_prompt
     longest = f"rollout.max_prompt_tokens + {after[0]}", config.rollout.max_prompt_tokens + after[1]
     for phase in config.phase.order:
         own = f"{phase}.max_tokens", getattr(getattr(config, phase), "max_tokens", 0)

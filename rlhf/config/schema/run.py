@@ -164,11 +164,11 @@ class RunConfig(OptionGroups, RunKeys):
     """The whole configuration of one run."""
 
     @property
-    def tokens_after_prompt(self) -> tuple[str, int]:
+    def token_limit_after_prompt(self) -> tuple[str, int]:
         """Return key and value of the most tokens after a prompt: of a response, or an episode."""
         of_response = "rollout.max_response_tokens", self.rollout.max_response_tokens
         found: list[tuple[str, int]]
-        found = [each(self) for each in hooks_of("sizes", "tokens_after_prompt", self)]
+        found = [each(self) for each in hooks_of("sizes", "token_limit_after_prompt", self)]
         return found[0] if found else of_response
 
     @property

@@ -12,9 +12,9 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.stored_responses import (
     FACTS,
     join_rows,
-    names_of_tensors,
+    own_responses,
     pack_responses,
-    rows_of_rank,
+    packed_tensor_names,
     unpack_responses,
 )
 from rlhf.base.types import Engine, PromptBatch, Responses, RolloutBackend
@@ -114,7 +114,7 @@ class SamplingAhead:
         """Yield the pending responses of all ranks; every rank must iterate over all of them."""
         yield STEPS, torch.tensor(sorted(self._pending), dtype=torch.long)
         for step, here in sorted(self._pending.items()):
-            parts = [unpack_responses(each) for each in self._ranks.gather(pack_responses(here))]
+            parts = [unpack_responses(one) for one in self._ranks.all_gather(pack_responses(here))]
             whole = join_rows(parts, pad_id=self._pad_id)
             for name, tensor in pack_responses(whole).items():
                 yield f"{step}/{name}", tensor
@@ -124,9 +124,9 @@ class SamplingAhead:
         every = slice(None)
         self._pending = {}
         for step in read_part(STEPS, every).tolist():
-            names = names_of_tensors(read_part(f"{step}/{FACTS}", every))
+            names = packed_tensor_names(read_part(f"{step}/{FACTS}", every))
             whole = unpack_responses({n: read_part(f"{step}/{n}", every) for n in [FACTS, *names]})
-            self._pending[step] = rows_of_rank(whole, self._ranks)
+            self._pending[step] = own_responses(whole, self._ranks)
             self._begun = step
 
     def sum_over_weights(self, function: SliceFunction) -> dict[str, int]:  # noqa: ARG002 - inherited

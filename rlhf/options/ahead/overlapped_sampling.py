@@ -22,10 +22,10 @@ from rlhf.base.atomic import replace_atomically
 from rlhf.base.command import quieten_libraries
 from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import CapabilityError, RlhfError, RolloutError
-from rlhf.base.isolated_process import IsolatedProcess, serve_lines
+from rlhf.base.isolated_process import IsolatedProcess, serve_messages
 from rlhf.base.ranks import Ranks
 from rlhf.base.safe_text import print_traceback
-from rlhf.base.stored_responses import join_rows, pack_responses, rows_of_rank, unpack_responses
+from rlhf.base.stored_responses import join_rows, own_responses, pack_responses, unpack_responses
 from rlhf.base.types import Engine, PromptBatch, Responses
 from rlhf.config.batches import divide_cores
 from rlhf.config.choices import Device, Phase, When
@@ -112,7 +112,7 @@ class SamplingProcesses:
         self._ranks.barrier()
         files = sorted(self._folder.glob(f"step-{step}-*.safetensors"))
         parts = [unpack_responses(load_file(file)) for file in files]
-        found = rows_of_rank(join_rows(parts, pad_id=self._pad_id), self._ranks)
+        found = own_responses(join_rows(parts, pad_id=self._pad_id), self._ranks)
         self._ranks.barrier()
         weights = self._weights_of.pop(step)
         if self._ranks.is_main:
@@ -150,7 +150,7 @@ def _explain_ended_process() -> Iterator[None]:
 
 def serve_samples(descriptor: int) -> None:
     """Sample the steps that are requested over a socket, until its other end is closed."""
-    serve_lines(descriptor, _answer_messages)
+    serve_messages(descriptor, _answer_messages)
 
 
 def _answer_messages(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:

@@ -196,7 +196,7 @@ class CriticCheck:
             for each in values[2 * number :][: 1 + pair.differs]
             if all(map(math.isfinite, each))
         ]
-        everywhere = [state for of_rank in context.ranks.gather(here) for state in of_rank]
+        everywhere = [state for of_rank in context.ranks.all_gather(here) for state in of_rank]
         context.tracker.lines(LOG, "ppo", step, [each._asdict() for each in everywhere])
         metrics = {f"ppo/critic_{name}": x for name, x in measure_critic(everywhere).items()}
         return metrics | {"time/critic_check_seconds": time.monotonic() - started}
@@ -206,7 +206,7 @@ class CriticCheck:
         responses = brancher.rollout.responses
         masked = zip(responses.ids_BT, responses.keep_BT, strict=True)
         whole = [ids_T[keep_T].tolist() for ids_T, keep_T in masked]
-        mine = self._context.ranks.share(range(self._num_pairs))
+        mine = self._context.ranks.own_rows(range(self._num_pairs))
         rows = [number * len(whole) // len(mine) for number in range(len(mine))]
         lengths_N = torch.tensor([len(whole[row]) for row in rows])
         draws_N = torch.rand(self._num_pairs, generator=stream)[mine]
@@ -230,4 +230,4 @@ class CriticCheck:
         """Draw uniform numbers for ``rows`` responses of all ranks; return this rank's share."""
         tokens = self._context.config.rollout.max_response_tokens
         draws_BT = torch.rand(rows, tokens, generator=stream)
-        return draws_BT[self._context.ranks.share(range(rows))]
+        return draws_BT[self._context.ranks.own_rows(range(rows))]

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf.base.intervals import NORMAL_QUANTILE
 from rlhf.base.seams import ReportParts
-from rlhf.base.stored_files import LINE, Form, read_lines
+from rlhf.base.stored_files import LINE, Form, read_json_lines
 from rlhf.options.branches.critic_states import CriticState, measure_by_place
 from rlhf.options.branches.keys import LOG
 from rlhf.report.charts import Chart, Line, RunFiles, Tick, line_chart
@@ -37,9 +37,9 @@ CRITIC_STATE: Form = {
 class CriticReport(ReportParts):
     """The report's charts of the critic: values against true values, and measures by place."""
 
-    def sections(self, run: RunFiles) -> Sequence[ChartSection]:
+    def chart_sections(self, run: RunFiles) -> Sequence[ChartSection]:
         """Return the section with charts of the states in the run's checks so far."""
-        return [build_true_value_section(list(read_lines(run.folder / LOG, CRITIC_STATE)))]
+        return [build_true_value_section(list(read_json_lines(run.folder / LOG, CRITIC_STATE)))]
 
 
 def build_true_value_section(rows: Sequence[Mapping[str, Any]]) -> ChartSection:

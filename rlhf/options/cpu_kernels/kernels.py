@@ -16,7 +16,7 @@ from rlhf.options.cpu_kernels.logprobs import LogprobKernel, load_cpu_logprob_ke
 from rlhf.rollout.decoders.layers import AdapterOf
 
 
-def describe(dtype: Dtype) -> str | None:
+def summarize_kernels(dtype: Dtype) -> str | None:
     """Return one line that names the kernels; None for fp16, which has no kernels."""
     if dtype not in {Dtype.bf16, Dtype.fp32}:
         return None

@@ -9,7 +9,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
 
-def further_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
+def num_added_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
     """Return the number of optimizer steps of the further members; 0 unless ``phase`` is reward."""
     if phase is not Phase.reward:
         return 0

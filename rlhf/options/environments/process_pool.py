@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from rlhf.base.errors import ConfigError, RlhfError
-from rlhf.base.isolated_process import failure_reason, import_user_object, serve_lines
+from rlhf.base.isolated_process import failure_reason, import_user_object, serve_messages
 from rlhf.options.environments.adapters import (
     GemText,
     GymnasiumText,
@@ -192,7 +192,7 @@ def build_pool(config: EnvironmentConfig) -> LocalPool | ProcessPool:
 
 def serve_environments(descriptor: int) -> None:
     """Run the calls that arrive on the socket, and send replies, until its other end is closed."""
-    serve_lines(descriptor, _answer_messages)
+    serve_messages(descriptor, _answer_messages)
 
 
 def _answer_messages(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ class EpisodeReport(ReportParts):
         "share of successes": "success",
         "turns of an episode": "turns",
     }
-    yardsticks: ClassVar = {
+    comparison_values: ClassVar = {
         "optimal return": "optimum",
         "random turns' return": "random_return",
     }

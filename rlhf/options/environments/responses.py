@@ -120,7 +120,7 @@ def join_messages(messages: Sequence[Utterance]) -> str:
     return " ".join(text if role == "assistant" else f"[{role}: {text}]" for role, text in messages)
 
 
-def results(by_prompt: Mapping[str, list[float]], when: str) -> dict[str, Any]:
+def evaluation_results(by_prompt: Mapping[str, list[float]], when: str) -> dict[str, Any]:
     """Return means and failures of episodes as entries of result.json; {} without episodes."""
     values = {n.removeprefix(GROUP): v for n, v in by_prompt.items() if n.startswith(GROUP)}
     if not values:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
 
 
-def tokens_after_prompt(config: RunConfig) -> tuple[str, int]:
+def token_limit_after_prompt(config: RunConfig) -> tuple[str, int]:
     """Return the key that limits an episode's turns and observations, and its value in tokens."""
     return "environment.max_tokens", config.environment.max_tokens
 

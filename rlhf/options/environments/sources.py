@@ -25,7 +25,7 @@ from rlhf.options.environments.process_pool import build_pool
 MANY = 2**31  # all seeds are smaller, because some packages take signed 32-bit seeds
 
 
-def load_parts(config: RunConfig) -> dict[Phase, PhaseData]:
+def load_records(config: RunConfig) -> dict[Phase, PhaseData]:
     """Return the records of each phase, one per episode, divided by data.split.
 
     Each episode has its own seed, which depends on the run's seed.

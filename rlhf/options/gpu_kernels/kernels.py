@@ -14,7 +14,7 @@ from rlhf.options.gpu_kernels.attention_gpu import GpuAttention, load_gpu_attent
 from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, load_gpu_logprob_kernel
 
 
-def describe(_dtype: Dtype) -> None:
+def summarize_kernels(_dtype: Dtype) -> None:
     """Return None: a kernel that cannot run logs a warning when it is first used."""
 
 

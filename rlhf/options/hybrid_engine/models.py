@@ -15,7 +15,7 @@ from rlhf.options.hybrid_engine.hybrid_rollout import (
 )
 
 
-def actor_sections(config: RunConfig) -> dict[str, Any]:
+def actor_deepspeed_sections(config: RunConfig) -> dict[str, Any]:
     """Return the section ``hybrid_engine`` of DeepSpeed's config, as {name: section}.
 
     If ``max_out_tokens`` is null, the KV cache holds the longest prompt plus the longest response.

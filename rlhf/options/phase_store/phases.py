@@ -24,7 +24,7 @@ from rlhf.phases.shared.context import RunContext, phase_data_hash
 REUSED = (Phase.sft, Phase.reward)  # sweeps and searches vary only later phases
 
 
-def train_once(
+def train_or_reuse(
     context: RunContext,
     phase: Phase,
     train: Callable[[], dict[str, Any]],

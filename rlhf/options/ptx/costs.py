@@ -19,7 +19,7 @@ class CorpusCosts(Costs):
         config = scene.config
         if config.data.ptx_path is None:
             return 0.0
-        block = config.rollout.max_prompt_tokens + config.tokens_after_prompt[1]
+        block = config.rollout.max_prompt_tokens + config.token_limit_after_prompt[1]
         blocks = replace(scene, load=replace(scene.load, lengths=(block,)))
         sequences = config.ppo.ptx_eval_blocks
         return 2 * blocks.no_grad_seconds(scene.models[0], sequences=sequences, micro=micro)

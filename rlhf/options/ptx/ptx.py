@@ -31,7 +31,7 @@ class PtxCorpus:
 
     def batch(self, update: int, batch_size: int) -> list[list[int]]:
         """Return the blocks of one optimizer step, over all ranks."""
-        return [self._blocks[row] for row in self._shuffle.batch(update, batch_size)]
+        return [self._blocks[row] for row in self._shuffle.batch_indices(update, batch_size)]
 
 
 def build_ptx_corpus(context: RunContext, blocks: PtxBlocks | None) -> PtxCorpus | None:
@@ -50,7 +50,7 @@ def load_corpus_blocks(context: RunContext) -> PtxBlocks | None:
         config.data,
         context.parts[Phase.sft],
         context.tokenizer,
-        block_tokens=config.rollout.max_prompt_tokens + config.tokens_after_prompt[1],
+        block_tokens=config.rollout.max_prompt_tokens + config.token_limit_after_prompt[1],
         seed=config.seed,
         learns=config.ppo.ptx_coef > 0,
     )
@@ -62,7 +62,7 @@ def add_corpus_gradient(
     """Backpropagate coefficient * (mean loss per token) into the actor; return the metrics."""
     plan = corpus.plan
     blocks = corpus.batch(update, plan.per_rank * engine.ranks.size)
-    mine = engine.ranks.share(blocks)
+    mine = engine.ranks.own_rows(blocks)
     batches = [_collate(engine, mine[i : i + plan.micro]) for i in range(0, len(mine), plan.micro)]
     counts = torch.stack([batch.keep_BS[:, 1:].sum() for batch in batches])
     num_tokens = engine.ranks.sum(counts.sum())

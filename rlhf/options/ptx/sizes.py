@@ -6,6 +6,6 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.options.ptx.rules import ptx_batch_plan
 
 
-def actor_micro_batches(config: RunConfig) -> int:
+def num_added_actor_micro_batches(config: RunConfig) -> int:
     """Return the number of micro-batches of the corpus per optimizer step of the actor."""
     return ptx_batch_plan(config).accumulation

@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 SHARING_KEY = "zero.sequence_parallel_size"
 
 
-def ranks_per_row(config: RunConfig) -> int:
-    """Return the number of ranks that share each row."""
+def ranks_per_sequence(config: RunConfig) -> int:
+    """Return the number of ranks that share each sequence."""
     return config.zero.sequence_parallel_size

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import torch
 
-from rlhf.base.decoder_modules import end_ids_of
+from rlhf.base.decoder_modules import end_token_ids
 from rlhf.base.errors import RolloutError
 from rlhf.base.heartbeat import beat
 from rlhf.base.ranks import Ranks
@@ -127,7 +127,7 @@ class VllmServerRollout:
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "ignore_eos": True,  # else vLLM would use the end tokens of its own model folder
-            "stop_token_ids": list(end_ids_of(actor.module.pretrained)),
+            "stop_token_ids": list(end_token_ids(actor.module.pretrained)),
             "stop": self._settings.stop,
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,

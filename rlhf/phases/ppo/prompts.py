@@ -48,7 +48,7 @@ class PromptLoader:
             seed = seed_for(self._seed(attempt), "ppo", "shuffle")
             self._shuffles[attempt] = Shuffle(len(self._examples), seed=seed)
         num_prompts = ppo.rollout_batch_size // ppo.responses_per_prompt
-        rows = self._shuffles[attempt].batch(step, num_prompts)
+        rows = self._shuffles[attempt].batch_indices(step, num_prompts)
         chosen = self._examples[rows]
         records = [self._records[row] for row in chosen["row"]]
         return StepPrompts(
@@ -92,11 +92,11 @@ def shard_prompt_batch(
         config.max_policy_tokens,
         generator=random_stream(config.seed, "sampling", step),
     )
-    mine = ranks.share(rows)
+    mine = ranks.own_rows(rows)
     batch = collate_prompts(
         [prompts.ids[row] for row in mine],
         [prompts.texts[row] for row in mine],
-        draws_BT[ranks.share(range(len(rows)))],
+        draws_BT[ranks.own_rows(range(len(rows)))],
         columns=[prompts.columns[row] for row in mine],
         pad_id=pad_id,
         device=ranks.device,

@@ -80,7 +80,7 @@ class RLHFEngine:
             dtype=resolve_dtype(config.hardware.dtype, config.hardware.device),
             actor_sections={
                 name: section
-                for find in hooks_of("models", "actor_sections", config)
+                for find in hooks_of("models", "actor_deepspeed_sections", config)
                 for name, section in find(config).items()
             },
         )
@@ -229,7 +229,7 @@ class RLHFEngine:
 
     def require_enough_positions(self, model: PreTrainedModel, *, key: str) -> None:
         """Raise ConfigError if ``model``, from config key ``key``, has too few positions."""
-        name, tokens = self.config.tokens_after_prompt
+        name, tokens = self.config.token_limit_after_prompt
         tokens += self.config.rollout.max_prompt_tokens
         require_enough_positions(
             model, tokens, key=key, wanted=f"rollout.max_prompt_tokens + {name}"

@@ -29,7 +29,7 @@ WINDOW = 4096  # without sliding_window, a known family needs no check up to thi
 def require_fast_decoding(config: RunConfig, phases: Container[Phase]) -> None:
     """Raise CapabilityError if rollout=fast cannot decode the longest prompt and response."""
     tokens, fields = config.rollout.max_prompt_tokens, config_fields(config.model)
-    tokens += config.tokens_after_prompt[1]
+    tokens += config.token_limit_after_prompt[1]
     is_known = fields.get("model_type") in FAMILIES or not fields
     samples = Phase.ppo in phases or Phase.dpo in phases
     if config.rollout.backend is not Backend.fast or not samples:

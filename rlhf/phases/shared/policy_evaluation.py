@@ -80,7 +80,7 @@ class PolicyEvaluation(NamedTuple):
         """Return the entries of result.json; their names end in ``when``."""
         values: dict[str, Any] = {f"{t}_{when}": self.means[name] for name, t in TITLES.items()}
         for option in _response_options(config):
-            values |= option.results(self.by_prompt, when)
+            values |= option.evaluation_results(self.by_prompt, when)
         if parts := self.group_means("parts"):
             values[f"score_parts_{when}"] = parts
         if gold := self.group_means("gold"):

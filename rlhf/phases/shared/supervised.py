@@ -87,7 +87,7 @@ def local_share(
     """
     ranks = data_parallel_ranks(context)
     if not context.config.data.bucket_by_length:
-        return ranks.share(items)
+        return ranks.own_rows(items)
     places = assign_rows_to_ranks(lengths, ranks=ranks.size, micro=micro)[ranks.rank]
     return [items[place] for place in places]
 

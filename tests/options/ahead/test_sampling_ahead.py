@@ -12,7 +12,7 @@ import torch
 
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.ranks import Ranks
-from rlhf.base.stored_responses import join_rows, pack_responses, rows_of_rank, unpack_responses
+from rlhf.base.stored_responses import join_rows, own_responses, pack_responses, unpack_responses
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.gpu_check.runs import differing_files
 from rlhf.options.ahead.ahead import AfterSampling, SamplingAhead, SamplingInTurn
@@ -146,8 +146,8 @@ def test_responses_of_ranks_join_and_divide_as_if_sampled_together() -> None:
     whole = join_rows([unpack_responses(each) for each in packed], pad_id=3)
     assert_equal(whole, episodes([2, 5, 4, 3, 1, 1]))
     for rank, part in enumerate(parts):
-        assert_equal(rows_of_rank(whole, Ranks(rank, 3)), part)
-    others = rows_of_rank(whole, Ranks(1, 2))  # rows 3 to 5, on another number of ranks
+        assert_equal(own_responses(whole, Ranks(rank, 3)), part)
+    others = own_responses(whole, Ranks(1, 2))  # rows 3 to 5, on another number of ranks
     assert others.ids_BT.tolist() == [[10, 11, 12], [10, 3, 3], [10, 3, 3]]
     assert turns_of(others).failures == [["timeout"], ["timeout"], ["timeout"]]
 

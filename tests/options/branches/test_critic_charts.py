@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.stored_files import read_lines
+from rlhf.base.stored_files import read_json_lines
 from rlhf.options.branches.report import CRITIC_STATE, TITLES, build_true_value_section
 
 
@@ -53,4 +53,4 @@ def test_a_damaged_line_is_refused_by_its_place(tmp_path: Path) -> None:
     path = tmp_path / "critic.jsonl"
     path.write_text(json.dumps(state | {"error": 0.1}) + "\n" + json.dumps(state) + "\n")
     with pytest.raises(CheckpointError, match="line 2: error is missing"):
-        list(read_lines(path, CRITIC_STATE))
+        list(read_json_lines(path, CRITIC_STATE))

@@ -31,7 +31,7 @@ PLAIN = {
 
 def generated(compose: Compose, role: Role, *overrides: str) -> dict[str, Any]:
     config = to_run_config(compose([*overrides]))
-    sections = next(hooks_of("models", "actor_sections", config), lambda _: {})
+    sections = next(hooks_of("models", "actor_deepspeed_sections", config), lambda _: {})
     return deepspeed_config(
         role,
         zero=config.zero,
