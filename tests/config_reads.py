@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 from rlhf.config.schema.run import RunConfig
 from tests.runs import ROOT
 
-TOGETHER = ("batch_plans", "find_token_limit", "modules_of", "plain_keys", "replace")
+TOGETHER = ("batch_plans", "find_token_limit", "modules_of", "values_by_key", "replace")
 
 Reads = dict[str, set[str]]
 

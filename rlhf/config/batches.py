@@ -46,12 +46,12 @@ def num_ranks(config: RunConfig) -> int:
 
 
 def num_data_parallel_ranks(config: RunConfig) -> int:
-    """Return the number of ranks that read different rows; ranks that share rows count once."""
+    """Return the number of ranks that read different data; ranks that share data count once."""
     return num_ranks(config) // ranks_per_sequence(config)
 
 
 def ranks_per_sequence(config: RunConfig) -> int:
-    """Return the number of ranks that read the same rows, and divide each of them."""
+    """Return the number of ranks that share each sequence; 1 without sequence parallelism."""
     return math.prod(each(config) for each in hooks_of("sizes", "ranks_per_sequence", config))
 
 
@@ -85,7 +85,7 @@ def build_batch_plan(
     cap: int,
     ranks_key: str = RANKS,
 ) -> BatchPlan:
-    """Divide ``batch_size`` over ``ranks``; errors call these numbers ``key`` and ``ranks_key``.
+    """Return the division of ``batch_size``, the value of ``key``, over ``ranks`` (``ranks_key``).
 
     If ``micro_batch_size`` is None, a micro-batch has the largest size that divides a rank's part
     and is at most ``cap``.
@@ -130,7 +130,7 @@ def batch_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
 
 
 def rollout_plan(config: RunConfig) -> RolloutPlan:
-    """Return how each rollout of PPO is divided."""
+    """Return the division of each rollout of PPO over ranks and optimizer steps."""
     key, size = "ppo.rollout_batch_size", config.ppo.rollout_batch_size
     per_rank = divide_exactly(size, num_ranks(config), total_key=key, part_key=RANKS)
     return RolloutPlan(
@@ -150,7 +150,7 @@ def rollout_plan(config: RunConfig) -> RolloutPlan:
 def divide_cores(config: RunConfig, cores: int) -> tuple[int, int]:
     """Return how many of a node's ``cores`` each rank and each sampling process compute on.
 
-    They have equal shares, unless hardware.cores_per_rank says otherwise.
+    Without hardware.cores_per_rank, all these processes have equal shares.
     """
     ranks, samplers = config.hardware.ranks_per_node, config.rollout.samplers
     own = config.hardware.cores_per_rank or max(1, cores // (ranks + samplers))
@@ -165,7 +165,7 @@ def examples_per_step(config: RunConfig, phase: Phase) -> int:
 
 
 def largest_batch_sizes(config: RunConfig, phase: Phase, *, examples: int) -> str | None:
-    """Return the largest batch sizes, as key=value, that ``examples`` fill at least once.
+    """Return the largest batch sizes, as key=value, for which ``examples`` fill one whole batch.
 
     PPO keeps its number of mini-batches per rollout if possible. None: no size is small enough.
     """
@@ -182,8 +182,8 @@ def largest_batch_sizes(config: RunConfig, phase: Phase, *, examples: int) -> st
     return None
 
 
-def phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
-    """Return the number of optimizer steps (PPO: rollouts) for this many training examples."""
+def num_phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
+    """Return the number of optimizer steps (PPO: rollouts) for ``examples`` training examples."""
     ppo, per_step = config.ppo, examples_per_step(config, phase)
     if phase is Phase.ppo:
         return num_ppo_steps(examples, per_step, steps=ppo.steps, epochs=ppo.epochs)
@@ -197,15 +197,13 @@ def phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
 def num_ppo_steps(
     num_prompts: int, prompts_per_step: int, *, steps: int | None, epochs: float | None
 ) -> int:
-    """Return the number of PPO steps: ``steps``, or fewer if ``epochs`` passes have fewer."""
+    """Return the number of PPO steps: ``steps``, or the steps of ``epochs`` passes if fewer."""
     passes = (
         math.inf if epochs is None else max(1, math.ceil(num_prompts * epochs / prompts_per_step))
     )
     return int(min(math.inf if steps is None else steps, passes))
 
 
-def further_micro_batches(config: RunConfig) -> int:
+def num_added_micro_batches(config: RunConfig) -> int:
     """Return the number of micro-batches that options add to an optimizer step of PPO's actor."""
-    return sum(
-        count(config) for count in hooks_of("sizes", "num_added_actor_micro_batches", config)
-    )
+    return sum(each(config) for each in hooks_of("sizes", "num_added_actor_micro_batches", config))

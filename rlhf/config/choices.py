@@ -17,21 +17,21 @@ class Phase(StrEnum):
     dpo = "dpo"
 
     @property
-    def data_share(self) -> Phase:
-        """Return the phase of ``SPLIT_PHASES`` whose records this phase uses."""
+    def split_phase(self) -> Phase:
+        """Return the phase in data.split whose records this phase uses: for dpo, reward."""
         return Phase.reward if self is Phase.dpo else self
 
     @property
     def learns_from_pairs(self) -> bool:
         """Return True if an example of the phase is a pair of sequences."""
-        return self.data_share is Phase.reward
+        return self.split_phase is Phase.reward
 
 
 SPLIT_PHASES = (Phase.sft, Phase.reward, Phase.ppo)  # in the order of data.split
 
 
 class ModelInit(StrEnum):
-    """Origins of initial weights; ``gold`` is the synthetic task's judge, which is not a model."""
+    """Origins of initial weights; ``gold`` means no model, but the judge of the synthetic task."""
 
     pretrained = "pretrained"
     random = "random"

@@ -31,7 +31,7 @@ class Effect(NamedTuple):
     unread: tuple[Unread, ...] = ()
 
     @property
-    def may_change(self) -> bool:
+    def resume_may_change(self) -> bool:
         """Return True if a resumed run may change the key."""
         return self.at_resume is not AtResume.fixed
 
@@ -39,14 +39,14 @@ class Effect(NamedTuple):
 @cache
 def effects_by_key() -> dict[str, Effect]:
     """Return the effect of every dotted key of the schema; groups have no entry."""
-    found = dict(_effects_in(RunConfig, "", {}))
+    found = dict(_iterate_effects(RunConfig, "", {}))
     for rules in hooks_of("keys", "UNREAD"):
         for key, rule in rules.items():
             found[key] = found[key]._replace(unread=(*found[key].unread, rule))
     return found
 
 
-def _effects_in(
+def _iterate_effects(
     schema: type, prefix: str, inherited: dict[str, Any]
 ) -> Iterator[tuple[str, Effect]]:
     """Yield each dotted key in ``schema`` and its effect.
@@ -60,13 +60,13 @@ def _effects_in(
         facts.pop("bound", None)
         if is_dataclass(kind := types[field.name]):
             assert isinstance(kind, type)
-            yield from _effects_in(kind, f"{name}.", facts)
+            yield from _iterate_effects(kind, f"{name}.", facts)
         else:
             yield name, Effect(**facts)
 
 
 def effect_of(key: str) -> Effect:
-    """Return the effect of a dotted key, also of an entry of a mapping, such as rewards.NAME.x."""
+    """Return the effect of a dotted key, which may be in a mapping, such as rewards.NAME.weight."""
     name = key
     while name and name not in effects_by_key():
         name = name.rpartition(".")[0]
@@ -84,7 +84,7 @@ def values_that_affect(config: RunConfig, phases: frozenset[Phase]) -> dict[str,
 
 
 def _find_affects_function(group: str) -> Affects:
-    """Return the function of a top-level group that finds the phases which read its keys."""
+    """Return the function that finds which phases read the keys of the top-level ``group``."""
     (affects,) = (f.metadata["affects"] for f in fields(RunConfig) if f.name == group)
     return cast("Affects", affects)
 
@@ -92,7 +92,7 @@ def _find_affects_function(group: str) -> Affects:
 def refuse_unread_keys(config: RunConfig, overrides: Sequence[str]) -> None:
     """Raise an error if an override sets a key that ``config`` does not read.
 
-    Only keys on the command line are checked: presets may set keys that other options read.
+    Only keys on the command line are checked: a preset may set keys that this run does not read.
     """
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key, value = override.key_or_group, override.value()
@@ -101,7 +101,7 @@ def refuse_unread_keys(config: RunConfig, overrides: Sequence[str]) -> None:
         for name, effect in effects_by_key().items():
             if not f"{key}.".startswith(f"{name}."):
                 continue
-            # A key that changes no result, such as ppo.critic_check.every, has its group's readers.
+            # Keys like ppo.critic_check.every affect no result: take the readers of their group.
             readers = effect.affects(config) or _find_affects_function(key.split(".")[0])(config)
             if readers and not readers & set(config.phase.order):
                 raise ConfigError(

@@ -39,15 +39,15 @@ from rlhf.config.validation import validate
 FROZEN = "config.yaml"
 COMMAND = "command.txt"
 MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in Phase)
-# Keys that hardware.on_oom=reduce_micro_batch changes.
+# Keys that hardware.on_oom=reduce_micro_batch may lower.
 REDUCED_SIZES = {*MICRO_BATCHES, "rollout.max_rows", "rollout.keep_graphs"}
-# Patterns of the keys that let a run execute code of others.
+# Patterns of the keys that let a run execute code from models, environments and users.
 OF_MODELS = r"(model|reward_model)\.trust_remote_code"
 ANY = rf"{OF_MODELS}|(environment|rewards\..+)\.run_code"
 
 
 def to_run_config(cfg: DictConfig) -> RunConfig:
-    """Return a composed configuration as plain dataclasses, after checking its types and rules."""
+    """Return a composed configuration as dataclasses, after checking its types and all rules."""
     merged = merge_into_schema(cfg)
     try:
         config = OmegaConf.to_object(merged)
@@ -90,16 +90,16 @@ def load_frozen_config(run_dir: Path) -> RunConfig:
 def read_frozen_keys(run_dir: Path) -> dict[str, Any]:
     """Return the value of every dotted key that a run was started with.
 
-    Runs of other versions of this program can be read too: nothing is checked.
+    Only types are checked, so runs of other versions of this program can be read too.
     """
-    return FrozenKeys(run_dir / FROZEN, _plain_values(_read_frozen(run_dir)))
+    return FrozenKeys(run_dir / FROZEN, _values_by_key(_read_frozen(run_dir)))
 
 
 def read_command(run_dir: Path) -> list[str]:
-    """Return the overrides of the command that started a run; empty if it is not known.
+    """Return the overrides of the command that started a run; [] if they are not stored.
 
     Raises:
-        DamagedFileError: if the file is not such a command.
+        DamagedFileError: if the stored command cannot be split into words.
     """
     try:
         return shlex.split(read_stored_text(run_dir / COMMAND) or "")[2:]
@@ -108,7 +108,7 @@ def read_command(run_dir: Path) -> list[str]:
 
 
 class FrozenKeys(dict[str, Any]):
-    """Dotted keys of a run, and their values; a missing key is an error that a user can fix."""
+    """Dotted keys of a run, and their values; reading a missing key raises a CheckpointError."""
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
         super().__init__(values)
@@ -139,7 +139,7 @@ def _unreadable_error(path: Path, reason: str) -> CheckpointError:
 
 
 def load_run(run_dir: str | Path) -> RunConfig:
-    """Return the configuration of the run in the folder ``run_dir``, to which run_dir is set."""
+    """Return the configuration of the run in ``run_dir``, with this folder as its key run_dir."""
     path = expand_user_path(run_dir, key="run_dir")
     return replace(load_frozen_config(path), run_dir=str(path))
 
@@ -147,7 +147,7 @@ def load_run(run_dir: str | Path) -> RunConfig:
 def apply_resume_overrides(
     frozen: RunConfig, cfg: DictConfig, overrides: Sequence[str]
 ) -> RunConfig:
-    """Return ``frozen`` with the changes of ``overrides``, whose values are composed in ``cfg``.
+    """Return ``frozen``, changed by ``overrides``, whose values Hydra has composed into ``cfg``.
 
     If an override sets a key of hardware or zero, micro-batch sizes without an override become
     null, because the planned sizes may not fit.
@@ -157,13 +157,13 @@ def apply_resume_overrides(
             the run was started with.
     """
     config = OmegaConf.structured(frozen)
-    kept, asked = _plain_values(config), _plain_values(merge_into_schema(cfg))
+    kept, asked = _values_by_key(config), _values_by_key(merge_into_schema(cfg))
     named: list[str] = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         changed = [
             leaf
             for leaf in _keys_set_by(override, kept | asked)
-            if kept.get(leaf) != asked.get(leaf) and not effect_of(leaf).may_change
+            if kept.get(leaf) != asked.get(leaf) and not effect_of(leaf).resume_may_change
         ]
         if changed and _key_of(override) != "resume":
             again = f"from_run={cfg.get('resume')} {override.input_line}"
@@ -173,7 +173,7 @@ def apply_resume_overrides(
                 f"{changed[0]}={format_value(kept.get(changed[0]))}, which resume cannot "
                 f"change; remove this override, or start a new run {way}"
             )
-        named += [leaf for leaf in _keys_set_by(override, asked) if effect_of(leaf).may_change]
+        named += [key for key in _keys_set_by(override, asked) if effect_of(key).resume_may_change]
     if any(key.startswith(("hardware.", "zero.")) for key in named):
         for key in MICRO_BATCHES:
             OmegaConf.update(config, key, None)
@@ -183,22 +183,22 @@ def apply_resume_overrides(
 
 
 def is_same_run(stored: RunConfig, asked: RunConfig) -> bool:
-    """Return True if the two differ at most in keys that a resumed run may change."""
+    """Return True if two configurations differ only in keys that a resumed run may change."""
     kept, found = (flatten_keys(asdict(each)) for each in (stored, asked))
     return all(
         kept.get(key, ...) == found.get(key, ...)
         for key in kept | found
-        if not effect_of(key).may_change
+        if not effect_of(key).resume_may_change
     )
 
 
 def restore_stored_sizes(stored: RunConfig, asked: RunConfig) -> RunConfig:
-    """Return ``asked`` with the micro-batches and rows of ``stored``, which may have been reduced.
+    """Return ``asked`` with the sizes in ``stored`` that were reduced after running out of memory.
 
-    The sizes of ``asked`` stay if its ranks divide batches in another way.
+    All sizes of ``asked`` are kept if it has, for example, another number of ranks.
     """
     config = OmegaConf.structured(asked)
-    kept = plain_keys(stored)
+    kept = values_by_key(stored)
     changes = {change.partition("=")[0] for change in batch_division_changes(stored, asked)}
     if changes <= REDUCED_SIZES:
         for key in changes:
@@ -207,31 +207,29 @@ def restore_stored_sizes(stored: RunConfig, asked: RunConfig) -> RunConfig:
 
 
 def batch_division_changes(before: RunConfig, after: RunConfig) -> list[str]:
-    """Return the changes of a resumed run that divide its batches differently, as key=value."""
-    kept = plain_keys(before)
+    """Return, as key=value, the changes of a resumed run that divide its batches differently."""
+    kept = values_by_key(before)
     return [
         f"{key}={format_value(value)}"
-        for key, value in plain_keys(after).items()
+        for key, value in values_by_key(after).items()
         if effect_of(key).at_resume is AtResume.rounding and kept[key] != value
     ]
 
 
-def plain_keys(config: RunConfig) -> dict[str, Any]:
+def values_by_key(config: RunConfig) -> dict[str, Any]:
     """Return the plain value of every dotted key of ``config``."""
-    return _plain_values(OmegaConf.structured(config))
+    return _values_by_key(OmegaConf.structured(config))
 
 
 def _key_of(override: Override) -> str:
-    """Return the group or key that an override sets."""
     return override.package or override.key_or_group
 
 
 def _keys_set_by(override: Override, leaves: Iterable[str]) -> list[str]:
-    """Return the keys in ``leaves`` that an override sets."""
     return [leaf for leaf in leaves if f"{leaf}.".startswith(f"{_key_of(override)}.")]
 
 
-def _plain_values(cfg: DictConfig) -> dict[str, Any]:
+def _values_by_key(cfg: DictConfig) -> dict[str, Any]:
     """Return the plain value of every dotted key of ``cfg``."""
     try:
         plain = OmegaConf.to_container(
@@ -251,13 +249,13 @@ def flatten_keys(node: Any, key: str = "") -> dict[str, Any]:
 
 
 def keys_that_run_code(run_dir: Path, keys: str = ANY) -> list[str]:
-    """Return the keys that match the pattern ``keys`` and let the run execute code of others."""
+    """Return the keys of a run that match the pattern ``keys`` and let the run execute code."""
     found = read_frozen_keys(run_dir).items()
     return [key for key, value in found if value and re.fullmatch(keys, key, re.DOTALL)]
 
 
 def refuse_code_of_run(run_dir: Path, *, trusts_code: bool, keys: str = ANY) -> None:
-    """Check that the command has --trust-code if the configuration of a run names code."""
+    """Raise ConfigError if a run's configuration names code and the user does not trust it."""
     if (found := keys_that_run_code(run_dir, keys)) and not trusts_code:
         raise ConfigError(
             f"{run_dir}: its configuration names code to run ({', '.join(found)}), which runs only "

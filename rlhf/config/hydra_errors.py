@@ -22,7 +22,7 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
-# Command-line words of other programs that mean nothing in ours -> what to type instead.
+# Patterns of command-line words of other programs -> the words to type here instead.
 WORDS: Mapping[str, str] = read_yaml_beside(__file__, "other_words.yaml")
 # The only group whose name on the command line differs from the key that it sets.
 REWARD_MODEL_GROUP = "model@reward_model"
@@ -53,7 +53,7 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 @cache
 def schema_types(of: type = RunConfig, prefix: str = "") -> dict[str, Any]:
-    """Return the type of every dotted key, groups included."""
+    """Return the types of all dotted keys, including keys that are groups."""
     found: dict[str, Any] = {}
     for name, kind in get_type_hints(of).items():
         found[prefix + name] = kind
@@ -63,7 +63,7 @@ def schema_types(of: type = RunConfig, prefix: str = "") -> dict[str, Any]:
 
 
 def type_of_key(key: str) -> Any:
-    """Return the type of a dotted key, also of an entry of a mapping, such as rewards.NAME.x.
+    """Return the type of a dotted key, which may be in a mapping, such as rewards.NAME.weight.
 
     Raises:
         KeyError: if there is no such key.
@@ -78,7 +78,7 @@ def type_of_key(key: str) -> Any:
 
 
 def _entry_type(key: str) -> type | None:
-    """Return the dataclass of the entries of a mapping, if ``key`` names such an entry."""
+    """Return the dataclass of ``key`` if it names an entry of a mapping, such as rewards.NAME."""
     try:
         kind = type_of_key(key)
     except KeyError:
@@ -118,7 +118,7 @@ def unknown_key_error(key: str, siblings: Iterable[str] = ()) -> ConfigError:
 
 @cache
 def read_other_names() -> Mapping[str, list[str]]:
-    """Return our alternatives for each name of another program, as other_names.yaml has them."""
+    """Return, for each key of another program in other_names.yaml, the keys of ours to propose."""
     return {
         name: [
             word.replace("*", phase)
@@ -157,7 +157,7 @@ def refuse_unreadable_words(words: Iterable[str]) -> None:
 
 
 def refuse_unknown_flags(words: Sequence[str]) -> None:
-    """Check that Hydra has every option with dashes in ``words``; an error proposes key=value."""
+    """Raise ConfigError for a flag that Hydra does not have; the message proposes key=value."""
     flags, unknown = get_args_parser().parse_known_args(list(words))
     if flags.experimental_rerun is not None:
         raise ConfigError(
@@ -186,7 +186,7 @@ def refuse_unknown_flags(words: Sequence[str]) -> None:
 
 
 def refuse_words_of_other_programs(words: Sequence[str]) -> None:
-    """Raise ConfigError if an override is that of another library; the message has our form."""
+    """Raise ConfigError for an override of another program; the message gives our override."""
     for word in words:
         for form, ours in WORDS.items():
             if found := re.fullmatch(form, word.lstrip("+"), re.IGNORECASE):
@@ -197,16 +197,16 @@ LONGEST_WORD, MOST_DIGITS, MOST_BRACKETS, LONGEST_REASON = 16_384, 1000, 50, 300
 UNREADABLE = rf"([\[{{(][\s\w:]*){{{MOST_BRACKETS + 1}}}|\d{{{MOST_DIGITS + 1}}}"
 UNREADABLE += rf"|^[^=]{{{MOST_DIGITS + 1}}}"
 RUN_FOLDERS = ("run_dir", "resume", "from_run")
-# Hydra reserves the plugin's name; our config file slurm.yaml takes the nodes from `hardware`.
+# submitit_slurm is reserved for Hydra's plugin; our slurm takes the nodes from ``hardware``.
 PRESETS = {"hydra/launcher=submitit_slurm": "hydra/launcher=slurm"}
 
 
 def to_hydra_override(word: str) -> str:
     """Rewrite the override ``word`` as typed by a user to the form that Hydra needs.
 
-    A mapping gets ++ in front, because Hydra otherwise refuses new keys in it. The folder of a job
-    of a sweep has ``=`` and ``,`` in its name and is quoted: an unquoted ``,`` starts a sweep.
-    A card named by its number is quoted too, because Hydra accepts no number as a group's option.
+    A mapping gets ++ in front, because Hydra otherwise refuses new keys in it. The folder of a
+    sweep's job has ``=`` and ``,`` in its name and is quoted: an unquoted ``,`` starts a sweep. A
+    number (hardware=4090) is quoted too, because Hydra accepts no number as a group's option.
     """
     word = PRESETS.get(word, word)
     key, _, value = word.partition("=")
@@ -234,7 +234,7 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str]) -> ConfigErr
 
 
 def shorten(text: str) -> str:
-    """Return ``text``, cut so that a message with it stays readable."""
+    """Return ``text``, cut to LONGEST_REASON characters so that error messages stay readable."""
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
 
 
@@ -248,9 +248,9 @@ def interpolation_error(error: OmegaConfBaseException) -> ConfigError:
 
 
 def _value_error(text: str, overrides: Sequence[str]) -> ConfigError | None:
-    """Return our own error for a ValueError of Hydra with this text; None for any other error."""
+    """Return our own error for a ValueError with this text; None if Hydra did not raise it."""
     if text.startswith("Config group override"):
-        return ConfigError(_message_for_non_text_option(overrides))
+        return ConfigError(_explain_non_text_option(overrides))
     if text.startswith("Only one of --run, --multirun"):
         return ConfigError(
             "--multirun (-m), --run, --cfg, --info and --shell-completion exclude one another: "
@@ -309,7 +309,7 @@ def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str
 
 
 def _machine_hint(typed: str, profiles: Sequence[str]) -> str:
-    """Return "; did you mean ...?" for a card or node typed as 4090, A100-80GB or 2xL4, or ""."""
+    """Return "; did you mean ...?" for a GPU or node typed as 4090, A100-80GB or 2xL4, or ""."""
     number, card = re.findall(r"^(?:(\d+)x)?(.*)", _normalise_machine_name(typed))[0]
     for words, ranks in ((_normalise_machine_name(typed), ""), (card, number)):
         plain = {profile: _normalise_machine_name(profile) for profile in profiles}
@@ -333,8 +333,8 @@ def _normalise_machine_name(name: str) -> str:
     return re.sub(r"nvidia|geforce|[^a-z0-9]", "", name.lower()).replace("gb", "g")
 
 
-def _message_for_non_text_option(overrides: Sequence[str]) -> str:
-    """Return the message for groups set to a number or null, whose names Hydra's error lacks."""
+def _explain_non_text_option(overrides: Sequence[str]) -> str:
+    """Return the message for groups set to a number or null; Hydra's message does not name them."""
     groups = {key for key, kind in schema_types().items() if is_dataclass(kind)} | {"experiment"}
     given = [o for o in overrides if "=" in o and not o.startswith("-")]
     wrong = [
@@ -366,5 +366,4 @@ def _composition_error(error: HydraException) -> ConfigError:
 
 
 def _first_line(text: str) -> str:
-    """Return the first line of ``text`` that is not blank."""
     return text.strip().partition("\n")[0]

@@ -31,7 +31,7 @@ from rlhf.config.schema.hardware import HardwareConfig
 
 GIB = 2**30
 GB = 10**9
-LAUNCH_SECONDS = 7e-6  # of Python for one kernel launch: an estimate
+LAUNCH_SECONDS = 7e-6  # host time per kernel launch: an estimate
 HOST_MEMORY_BANDWIDTH = 150 * GB  # bytes per second of a node: estimate, two sockets with DDR4
 
 
@@ -82,7 +82,7 @@ def typical_rates() -> CpuRates:
 
 
 def store_rates(rates: CpuRates) -> None:
-    """Write ``rates`` to the file that ``cpu_rates`` reads; ignore a drive that refuses."""
+    """Write ``rates`` to the file that ``cpu_rates`` reads; ignore errors of the drive."""
     path = rates_file()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def rates_file() -> Path:
 
 
 def lacks_rates(hardware: HardwareConfig) -> bool:
-    """Return True if a plan for ``hardware`` needs CPU rates that no idle CPU has measured yet."""
+    """Return True if a plan for ``hardware`` needs CPU rates not yet measured on an idle CPU."""
     return (
         hardware.device is Device.cpu
         and None in (_configured_tflops(hardware), hardware.memory_bandwidth_gb)
@@ -106,7 +106,7 @@ def lacks_rates(hardware: HardwareConfig) -> bool:
     )
 
 
-def cpu_dtype(dtype: Dtype) -> Dtype:
+def resolve_cpu_dtype(dtype: Dtype) -> Dtype:
     """Return ``dtype``, with ``auto`` replaced by the best precision of this CPU.
 
     Raises:
@@ -115,7 +115,7 @@ def cpu_dtype(dtype: Dtype) -> Dtype:
     if dtype is Dtype.fp16 and not can_train_fp16():
         raise CapabilityError(
             f"hardware.dtype=fp16: {read_cpu().name} has no fp16 arithmetic, and DeepSpeed refuses "
-            f"to emulate it; use hardware.dtype=auto, which is {cpu_dtype(Dtype.auto)} here"
+            f"to emulate it; use hardware.dtype=auto, which is {resolve_cpu_dtype(Dtype.auto)} here"
         )
     if dtype is not Dtype.auto:
         return dtype
@@ -124,7 +124,7 @@ def cpu_dtype(dtype: Dtype) -> Dtype:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine in bytes, bytes per second and FLOPs per second (``operations``).
+    """Memory and rates of a machine, in bytes, bytes/s and FLOPs/s (``operations``).
 
     Values are per rank, or per node if the name ends in ``of_node``.
     """
@@ -164,7 +164,7 @@ def machine_of(hardware: HardwareConfig, rates: CpuRates | None = None) -> Machi
     memory = hardware.memory_gib * GIB if hardware.memory_gib else _machine_memory_bytes()
     host = hardware.host_memory_gib * GIB if hardware.host_memory_gib else _machine_memory_bytes()
     host /= num_jobs_on_machine()
-    if not is_gpu:  # a job has GPUs of its own
+    if not is_gpu:  # jobs share a CPU's memory; each has its own GPUs
         memory /= num_jobs_on_machine()
     tflops = _configured_tflops(hardware)
     bandwidth, is_estimated = hardware.memory_bandwidth_gb, False
@@ -172,7 +172,7 @@ def machine_of(hardware: HardwareConfig, rates: CpuRates | None = None) -> Machi
     if not is_gpu:
         rates = rates or cpu_rates()
         is_estimated = not rates.is_measured and None in (tflops, bandwidth)
-        if tflops is None:  # emulated bf16 is at best as fast as fp32
+        if tflops is None:  # without native bf16, use the fp32 rate
             tflops = rates.fp32_tflops if dtype is Dtype.fp32 else rates.bf16_tflops
             tflops = tflops or rates.fp32_tflops
         bandwidth = bandwidth or rates.bandwidth_gb
@@ -204,7 +204,7 @@ def machine_of(hardware: HardwareConfig, rates: CpuRates | None = None) -> Machi
 def _assumed_dtype(hardware: HardwareConfig) -> Dtype:
     """Return the dtype that auto selects; assume bf16 on GPUs, which may be on another machine."""
     if hardware.device is Device.cpu:
-        return cpu_dtype(hardware.dtype)
+        return resolve_cpu_dtype(hardware.dtype)
     return Dtype.bf16 if hardware.dtype is Dtype.auto else hardware.dtype
 
 
@@ -215,7 +215,7 @@ def _configured_tflops(hardware: HardwareConfig) -> float | None:
 
 
 def _machine_memory_bytes() -> int:
-    """Return the memory in bytes of this machine, or the limit of this container if lower."""
+    """Return the memory of this machine in bytes, or the container's limit if it is lower."""
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = read_cgroup_limits().memory
     return here if limit is None else min(here, limit)

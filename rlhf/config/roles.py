@@ -32,7 +32,7 @@ class Role(StrEnum):
 
 
 def stage_of(role: Role, zero: ZeroConfig) -> int:
-    """Return the ZeRO stage of a model; a frozen model, which only has weights, has 3 or 0."""
+    """Return the ZeRO stage of the model ``role``: of a frozen model, 3 (sharded weights) or 0."""
     stage = _stage_of_trained_model(role, zero)
     if not role.is_frozen:
         return stage
@@ -49,10 +49,10 @@ def _stage_of_trained_model(role: Role, zero: ZeroConfig) -> int:
     return zero.stage
 
 
-def has_half_weights(role: Role, zero: ZeroConfig, dtype: Dtype) -> bool:
-    """Return True if weights are in half precision, with fp32 masters in the sharded optimizer.
+def has_16_bit_weights(role: Role, zero: ZeroConfig, dtype: Dtype) -> bool:
+    """Return True if weights are half-precision, with fp32 masters in the sharded optimizer.
 
-    A frozen model has the precision of the trained model that it belongs with: actor or critic.
+    The reference has the precision of the actor, and the reward model the critic's precision.
 
     Stage 0 has no sharded optimizer: bf16 then computes by autocast on fp32 weights, which are
     their own masters. (DeepSpeed 0.19.8 would wrap a client optimizer at stage 0 in its unfused
@@ -62,14 +62,14 @@ def has_half_weights(role: Role, zero: ZeroConfig, dtype: Dtype) -> bool:
 
 
 def has_reward_model(config: RunConfig) -> bool:
-    """Return True if a reward model scores, alone or as a part of ``rewards``."""
+    """Return True if a reward model scores responses, alone or as a part of ``rewards``."""
     if config.rewards:
         return any(part.kind is RewardKind.model for part in config.rewards.values())
     return config.reward_model.init is not ModelInit.gold
 
 
 def reward_key_by_column(config: RunConfig) -> dict[str, str]:
-    """Return each data column that a part of the score reads, and the config key that names it.
+    """Return, by data column that the parts of the score read, the config key that names it.
 
     The reward model's loss may read columns too: their keys begin with ``reward.``.
     """
@@ -123,8 +123,8 @@ def setting_unsupported_by_torch(
 ) -> str | None:
     """Return the first setting that plain torch does not support, as key=value, or None.
 
-    ``needs_deepspeed`` is such a setting of another group. Without a ``dtype``, precision is not
-    considered.
+    ``needs_deepspeed`` is such a setting outside of ``zero``, if the run has one. If ``dtype`` is
+    None, precision is not checked.
     """
     if needs_deepspeed is not None:
         return needs_deepspeed
@@ -151,7 +151,7 @@ def setting_unsupported_by_torch(
 def runs_on_torch(
     zero: ZeroConfig, *, ranks: int, dtype: Dtype, needs_deepspeed: str | None = None
 ) -> bool:
-    """Return True if plain torch runs a model, because DeepSpeed is neither chosen nor needed."""
+    """Return True if plain torch runs a model: DeepSpeed is neither chosen nor required."""
     if zero.engine is TrainingEngine.deepspeed:
         return False
     found = setting_unsupported_by_torch(

@@ -69,9 +69,9 @@ def _find_stopped_run(folder: Path, config: RunConfig) -> Path | None:
 
 
 def refuse_existing_run(path: Path, same: RunConfig | None = None) -> None:
-    """Check that ``path`` holds no run; a run that ``same`` may resume is accepted.
+    """Check that ``path`` holds no run, or a run that the configuration ``same`` may resume.
 
-    Another process may begin a run there right afterwards, unless this process has the lock.
+    Unless this process has the lock, another process may still begin a run there afterwards.
     """
     if (path / FROZEN).exists() and (
         same is None or not is_same_run(load_frozen_config(path), same)
@@ -82,8 +82,8 @@ def refuse_existing_run(path: Path, same: RunConfig | None = None) -> None:
         )
 
 
-def refuse_other_config(run_dir: Path, begun: RunConfig) -> None:
-    """Check that no other command has changed the configuration since this command wrote it."""
+def refuse_changed_config(run_dir: Path, begun: RunConfig) -> None:
+    """Check that the stored configuration is still ``begun``, which this command has written."""
     if replace(load_frozen_config(run_dir), run_dir=None) != replace(begun, run_dir=None):
         raise ConfigError(
             f"{run_dir}: another command began or resumed a run in this folder at the same time, "
@@ -128,8 +128,8 @@ def _print_to_stderr(line: str) -> None:
 def lock_run_dir(run_dir: Path, say: Callable[[str], None] = _print_to_stderr) -> Iterator[None]:
     """Acquire the lock of a run directory; the system releases it when this process ends.
 
-    The lock file stays, and names the last process. On a file system without locks ``say`` prints
-    a notice, and the run continues without a lock.
+    The lock file is kept, and names the process. On a file system without locks, ``say`` prints a
+    warning, and the run continues without a lock.
 
     Raises:
         CheckpointError: if another process still holds the lock after ``WAIT_SECONDS``.

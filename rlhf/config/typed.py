@@ -35,7 +35,7 @@ LARGEST = 2**63 - 1
 
 
 def merge_into_schema(cfg: DictConfig) -> DictConfig:
-    """Return ``cfg`` merged into the schema; values may still be missing.
+    """Return ``cfg`` merged into the schema; mandatory values may still be missing.
 
     Raises:
         ConfigError: if a value has the wrong type, also a number other than 0 or 1 instead of true
@@ -48,7 +48,7 @@ def merge_into_schema(cfg: DictConfig) -> DictConfig:
         # Fill in groups only if ``cfg`` has each as a mapping: a missing group must stay missing.
         nodes = [cfg._get_node(key, validate_access=False) for key in _group_types()]
         is_whole = all(isinstance(n, DictConfig) and isinstance(n._content, dict) for n in nodes)
-        schema = _schema_with_groups() if is_whole else OmegaConf.structured(RunConfig)
+        schema = _filled_schema() if is_whole else OmegaConf.structured(RunConfig)
         merged = OmegaConf.merge(schema, cfg)
     except OmegaConfBaseException as error:
         raise schema_error(error) from error
@@ -64,7 +64,7 @@ def _group_types() -> dict[str, Any]:
 
 
 @cache
-def _schema_with_groups() -> DictConfig:
+def _filled_schema() -> DictConfig:
     """Return the schema with every group filled in, which makes later merges faster."""
     schema = OmegaConf.structured(RunConfig)
     for key, kind in _group_types().items():
@@ -84,7 +84,7 @@ def schema_error(error: OmegaConfBaseException) -> ConfigError:
     value = shorten(format_value(error.value))
     try:
         kind = type_of_key(key)
-    except KeyError:  # OmegaConf does not say in which entry of a mapping the key lies
+    except KeyError:  # the error of OmegaConf does not name the mapping's entry
         return ConfigError(f"{key}={value}: {reason}")
     hint = did_you_mean(value, getattr(kind, "__members__", ()))
     if key == "reward_model":
@@ -92,7 +92,7 @@ def schema_error(error: OmegaConfBaseException) -> ConfigError:
     return ConfigError(f"{key}={value}: expected {describe_type(kind)}{hint}")
 
 
-@lru_cache(maxsize=4)  # a run reads its own file a dozen times; the mapping is only read
+@lru_cache(maxsize=4)  # a run parses its file a dozen times; callers do not change it
 def parse_plain_yaml(text: str) -> DictConfig:
     """Return the mapping in ``text``, which must contain only plain values, as runs write them.
 
@@ -117,7 +117,7 @@ def parse_plain_yaml(text: str) -> DictConfig:
     found = OmegaConf.load(StringIO(text))
     if not isinstance(found, DictConfig) or "seed" not in found:
         raise ValueError("it has no keys of a run")
-    for value in _iterate_values(OmegaConf.to_container(found, resolve=False)):
+    for value in _iterate_names_and_values(OmegaConf.to_container(found, resolve=False)):
         if isinstance(value, str) and "${" in value:
             raise ValueError("it has an interpolation (${...}), and a run's own file has none")
         if isinstance(value, int) and abs(value) > LARGEST:
@@ -125,22 +125,22 @@ def parse_plain_yaml(text: str) -> DictConfig:
     return found
 
 
-def _iterate_values(node: Any) -> Iterator[Any]:
-    """Yield the names and values of ``node`` at any depth."""
+def _iterate_names_and_values(node: Any) -> Iterator[Any]:
+    """Yield all names and values of nested mappings and lists."""
     if isinstance(node, dict):
         for name, value in node.items():
             yield name
-            yield from _iterate_values(value)
+            yield from _iterate_names_and_values(value)
     elif isinstance(node, list):
         for value in node:
-            yield from _iterate_values(value)
+            yield from _iterate_names_and_values(value)
     else:
         yield node
 
 
 def matches_schema_type(value: Any, kind: Any) -> bool:
     """Return True if ``value``, read from a file, may be a value of the schema's type ``kind``."""
-    if kind is Any:  # such as data.path: one file or a list
+    if kind is Any:  # such as data.path, a file or a list of files
         return True
     if isinstance(kind, UnionType):
         return any(matches_schema_type(value, each) for each in get_args(kind))

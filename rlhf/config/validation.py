@@ -34,7 +34,7 @@ def validate(config: RunConfig) -> None:
     check_control_characters(texts)
     check_bounds(config)
     check_name_and_order(config.name, config.phase.order)
-    # Before the other rules, whose errors would help less.
+    # Options check first what the core's rules would refuse with a less helpful error.
     for check_first in hooks_of("rules", "check_first"):
         check_first(config)
     check_rewards(config)
@@ -135,7 +135,7 @@ def refuse_secrets_in_command(words: Iterable[str], environment: Mapping[str, st
     """Check that no word of a command has or reads a secret, because Hydra stores the words."""
     read = {w: re.sub(READ_VARIABLE, lambda m: environment.get(m[1], ""), w) for w in words}
     together = "\n".join({*read, *read.values()})
-    # One search for all: a configuration has hundreds of texts.
+    # First search all texts at once, which is fast; almost always there is no secret.
     if redact(together, environment) == together:
         return
     for word, text in read.items():

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rlhf.base.errors import ConfigError, DataError
-from rlhf.config.batches import examples_per_step, largest_batch_sizes, phase_steps
+from rlhf.config.batches import examples_per_step, largest_batch_sizes, num_phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.schema.ppo import check_ppo
 from rlhf.config.schema.run import RunConfig
@@ -73,14 +73,14 @@ def require_examples(config: RunConfig, found: Mapping[Phase, PhaseExamples]) ->
         )
     stop = (config.checkpoint.stop_after or "").partition("/")
     for phase in found:
-        steps = phase_steps(config, phase, examples=found[phase].train)
+        steps = num_phase_steps(config, phase, examples=found[phase].train)
         if phase == stop[0] and int(stop[2]) > steps:
             raise ConfigError(
                 f"checkpoint.stop_after={phase}/{stop[2]}: the {phase} phase has {steps} steps; "
                 f"use {phase}/{steps} or less, or checkpoint.stop_after=null"
             )
     if Phase.ppo in found:
-        steps = phase_steps(config, Phase.ppo, examples=found[Phase.ppo].train)
+        steps = num_phase_steps(config, Phase.ppo, examples=found[Phase.ppo].train)
         check_ppo(replace(config.ppo, steps=steps))
 
 

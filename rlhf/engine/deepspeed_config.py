@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
-from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_16_bit_weights, stage_of
 from rlhf.options import ZeroConfig
 
 
@@ -44,7 +44,7 @@ def deepspeed_config(
         config["zero_force_ds_cpu_optimizer"] = False  # allow torch's AdamW with offloading too
     if role is Role.actor:
         config |= actor_sections
-    if has_half_weights(role, zero, dtype):
+    if has_16_bit_weights(role, zero, dtype):
         config[dtype.value] = {"enabled": True}
         if dtype is Dtype.fp16:
             config["fp16"]["loss_scale_window"] = zero.loss_scale_window

@@ -20,7 +20,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import StepReport
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
-from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_16_bit_weights, stage_of
 from rlhf.engine.deepspeed_config import deepspeed_config
 from rlhf.engine.masters import masters_of
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
@@ -51,7 +51,7 @@ class DeepSpeedEngine(BaseEngine):
     ) -> None:
         require_quantizer(settings.zero)
         stage = stage_of(role, settings.zero)
-        has_half = has_half_weights(role, settings.zero, settings.dtype)
+        has_half = has_16_bit_weights(role, settings.zero, settings.dtype)
         is_bf16 = settings.dtype is Dtype.bf16
         super().__init__(casts_to_bf16=is_bf16 and not has_half, device=ranks.device)
         self._may_overflow = settings.dtype is Dtype.fp16

@@ -18,7 +18,7 @@ from rlhf.base.command import set_cuda_allocator
 from rlhf.base.errors import CapabilityError
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Device, Dtype
-from rlhf.config.machine_rates import cpu_dtype
+from rlhf.config.machine_rates import resolve_cpu_dtype
 from rlhf.config.schema.hardware import HardwareConfig
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -38,7 +38,7 @@ def resolve_dtype(dtype: Dtype, device: Device) -> Dtype:
         CapabilityError: if this machine cannot compute in ``dtype``.
     """
     if device is Device.cpu:
-        return cpu_dtype(dtype)
+        return resolve_cpu_dtype(dtype)
     has_bf16 = torch.version.hip is not None or (
         torch.cuda.get_device_capability() >= BF16_CAPABILITY
     )

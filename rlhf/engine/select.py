@@ -8,7 +8,7 @@ from rlhf.base.errors import CapabilityError
 from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import MomentsDtype, TrainingEngine
-from rlhf.config.roles import Role, has_half_weights, stage_of
+from rlhf.config.roles import Role, has_16_bit_weights, stage_of
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.torch_engine import TorchEngine
@@ -35,7 +35,7 @@ def build_engine(
         )
     is_torch = settings.runs_on_torch(role, ranks=ranks.size)
     if zero.moments is MomentsDtype.bf16 and not (
-        is_torch and has_half_weights(role, zero, settings.dtype)
+        is_torch and has_16_bit_weights(role, zero, settings.dtype)
     ):
         raise CapabilityError(
             f"zero.moments=bf16 with {obstacle or f'zero.engine={zero.engine}'} and hardware.dtype="

@@ -13,7 +13,7 @@ from rlhf.base.heartbeat import beat
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import StepReport
 from rlhf.config.choices import Dtype, MomentsDtype
-from rlhf.config.roles import Role, has_half_weights
+from rlhf.config.roles import Role, has_16_bit_weights
 from rlhf.engine.masters import Masters, round_to_bf16
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
 from rlhf.engine.split_adamw import SplitAdamW
@@ -96,7 +96,7 @@ class TorchEngine(BaseEngine):
         ranks: Ranks,
         optimizer: OptimizerSettings | None = None,
     ) -> None:
-        has_half = has_half_weights(role, settings.zero, settings.dtype)
+        has_half = has_16_bit_weights(role, settings.zero, settings.dtype)
         is_bf16 = settings.dtype is Dtype.bf16
         super().__init__(casts_to_bf16=is_bf16 and not has_half, device=ranks.device)
         self.module = module.train(optimizer is not None)

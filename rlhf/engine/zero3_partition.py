@@ -9,7 +9,7 @@ from torch import nn
 
 from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
-from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, stage_of
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_16_bit_weights, stage_of
 from rlhf.engine.deepspeed_config import deepspeed_config
 from rlhf.engine.devices import TORCH_DTYPES
 from rlhf.engine.settings import EngineSettings
@@ -37,7 +37,7 @@ def build_parameter_placer(
 
 
 def _weights_dtype(role: Role, settings: EngineSettings) -> torch.dtype:
-    has_half = has_half_weights(role, settings.zero, settings.dtype)
+    has_half = has_16_bit_weights(role, settings.zero, settings.dtype)
     return TORCH_DTYPES[settings.dtype] if has_half else torch.float32
 
 

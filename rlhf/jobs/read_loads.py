@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.errors import DataError
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.batches import examples_per_step, phase_steps
+from rlhf.config.batches import examples_per_step, num_phase_steps
 from rlhf.config.choices import ModelInit, Phase, PlanMode, Source, Template
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.model import ModelConfig
@@ -153,7 +153,7 @@ class CountedData:
         return found.train >= needed and found.eval > 0
 
     def _count_phase(self, phase: Phase) -> None:
-        config, part = self._config, self._parts[phase.data_share]
+        config, part = self._config, self._parts[phase.split_phase]
         columns, train, left_out = self._encode(phase, part.train)
         _, held_out, more = self._encode(phase, part.eval)
         sides = ("chosen_ids", "rejected_ids") if phase.learns_from_pairs else ("ids",)
@@ -171,7 +171,7 @@ class CountedData:
         self.examples[phase] = found
         self.loads[phase] = Load(
             answer=answer,
-            steps=phase_steps(config, phase, examples=train),
+            steps=num_phase_steps(config, phase, examples=train),
             lengths=tuple(lengths) or (0,),
             held_out=held_out,
             records=self._records,

@@ -17,7 +17,7 @@ from rlhf.base.intervals import wilson_interval
 from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import PreferenceBatch, TokenModel, TokenPositions
-from rlhf.config.batches import batch_plans, phase_steps
+from rlhf.config.batches import batch_plans, num_phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.data.splits import phase_of_dpo_prompts
@@ -51,7 +51,7 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
     config = context.config.dpo
     data = phase_tokens(context, Phase.dpo)
     held_out = HeldOutPrompts.from_phase(context, phase_of_dpo_prompts(context.parts))
-    total_steps = phase_steps(context.config, Phase.dpo, examples=len(data.train))
+    total_steps = num_phase_steps(context.config, Phase.dpo, examples=len(data.train))
     trainer = DpoTrainer(context, total_steps=total_steps)
     checkpoints = Checkpoints(context, Phase.dpo, {"policy": trainer.policy})
     if not checkpoints.is_resumed:

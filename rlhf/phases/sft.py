@@ -12,7 +12,7 @@ from rlhf.algorithms.sft import sft_loss
 from rlhf.base.metrics import Metrics, loss_metrics, perplexity
 from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import SequenceBatch, TokenModel
-from rlhf.config.batches import batch_plans, phase_steps, ranks_per_sequence
+from rlhf.config.batches import batch_plans, num_phase_steps, ranks_per_sequence
 from rlhf.config.choices import LossOn, Phase
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
@@ -40,7 +40,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save the SFT model; return the phase's entries of result.json."""
     config = context.config.sft
     data = phase_tokens(context, Phase.sft)
-    total_steps = phase_steps(context.config, Phase.sft, examples=len(data.train))
+    total_steps = num_phase_steps(context.config, Phase.sft, examples=len(data.train))
     trainer = SftTrainer(context, total_steps=total_steps)
     checkpoints = Checkpoints(context, Phase.sft, {"model": trainer.engine})
     if not checkpoints.is_resumed:

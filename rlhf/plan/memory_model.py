@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rlhf.config.choices import Dtype, MomentsDtype
 from rlhf.config.machine_rates import Machine
-from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_half_weights, runs_on_torch, stage_of
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_16_bit_weights, runs_on_torch, stage_of
 from rlhf.models.model_uses import ModelUse
 from rlhf.models.shapes import ModelShape
 from rlhf.options import ZeroConfig
@@ -43,7 +43,7 @@ class ModelStates:
 
 def weight_bytes(role: Role, zero: ZeroConfig, dtype: Dtype) -> int:
     """Return the bytes per weight in the precision in which the model computes."""
-    return HALF if has_half_weights(role, zero, dtype) else SINGLE
+    return HALF if has_16_bit_weights(role, zero, dtype) else SINGLE
 
 
 def model_state_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -> ModelStates:

@@ -10,7 +10,7 @@ from rlhf.config.batches import (
     RolloutPlan,
     batch_plans,
     divisors,
-    further_micro_batches,
+    num_added_micro_batches,
     rollout_plan,
 )
 from rlhf.config.choices import Phase, When
@@ -196,7 +196,7 @@ def _plan_training(
             sequences=micro,
             tokens=longest,
             positions=response,
-            passes=learning.per_rank // micro + further_micro_batches(config),
+            passes=learning.per_rank // micro + num_added_micro_batches(config),
         )
         batch = scene.forward_work(
             model, sequences=learning.per_rank, micro=micro, answer=scene.response_tokens

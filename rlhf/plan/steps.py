@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.batches import phase_steps
+from rlhf.config.batches import num_phase_steps
 from rlhf.config.choices import SPLIT_PHASES, Phase, Source
 from rlhf.config.schema.run import RunConfig
 from rlhf.options import DataConfig
@@ -84,7 +84,7 @@ def count_steps(config: RunConfig, phase: Phase) -> int | None:
     """Return the optimizer steps (PPO: rounds) of a phase; None if examples cannot be counted."""
     examples = count_examples(config.data, phase)
     if examples is not None:
-        return max(1, phase_steps(config, phase, examples=examples))
+        return max(1, num_phase_steps(config, phase, examples=examples))
     return config.ppo.steps if phase is Phase.ppo else None
 
 
@@ -93,7 +93,7 @@ def count_examples(data: DataConfig, phase: Phase) -> int | None:
     total = total_examples(data)
     if total is None:
         return None
-    share = data.split[SPLIT_PHASES.index(phase.data_share)] / sum(data.split)
+    share = data.split[SPLIT_PHASES.index(phase.split_phase)] / sum(data.split)
     # The known hub datasets have held-out splits of their own.
     held_out = data.eval_share if data.source is not Source.hub and data.eval_path is None else 0.0
     return int(total * share * (1 - held_out))

@@ -17,7 +17,7 @@ from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.config.batches import num_ranks
 from rlhf.config.choices import Device
-from rlhf.config.machine_rates import cpu_dtype
+from rlhf.config.machine_rates import resolve_cpu_dtype
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
@@ -101,7 +101,7 @@ def check_ranks_can_start(config: RunConfig) -> None:
     """Check that this machine has the devices and precision of its ranks, and can run rewards."""
     hardware = config.hardware
     if hardware.device is Device.cpu:
-        cpu_dtype(hardware.dtype)  # without torch
+        resolve_cpu_dtype(hardware.dtype)  # without torch
     elif (
         rank_from_environment() is not None
         or launch_mode(config, os.environ) is not LaunchMode.hostfile

@@ -23,7 +23,7 @@ from rlhf.base.seams import KernelsSeam
 from rlhf.config.choices import ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import tokenizer_base
-from rlhf.config.run_dir import lock_run_dir, refuse_links, refuse_other_config
+from rlhf.config.run_dir import lock_run_dir, refuse_changed_config, refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder, all_end_in_assistant, build_plain_template
 from rlhf.data.splits import PhaseData
@@ -117,7 +117,7 @@ def run_worker(
         convert_drive_errors(f"continue the run with python launch.py resume={run_dir}"),
         lock_run_dir(run_dir, console.say) if ranks.is_main else nullcontext(),
     ):
-        refuse_other_config(run_dir, config if begun is None else begun)
+        refuse_changed_config(run_dir, config if begun is None else begun)
         result = run_phases(config, run_dir, ranks, console, start_watch)
     ranks.barrier()
     require_finite_objective(result["phases"], run_dir)

@@ -21,7 +21,7 @@ from rlhf.base.cpu import (
 )
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.config.choices import Dtype
-from rlhf.config.machine_rates import cpu_dtype
+from rlhf.config.machine_rates import resolve_cpu_dtype
 
 AVX2 = "fpu sse4_2 avx fma avx2"
 AVX512 = f"{AVX2} avx512f avx512dq avx512bw avx512vl avx512_vnni"
@@ -153,16 +153,16 @@ def test_auto_is_bf16_where_the_cpu_multiplies_it(
     monkeypatch.setattr("rlhf.base.cpu.read_cpu", lambda: Cpu(name, frozenset(flags.split())))
     monkeypatch.setattr("rlhf.config.machine_rates.read_cpu", lambda: Cpu(name, frozenset()))
     auto = Dtype.bf16 if bf16 else Dtype.fp32
-    assert cpu_dtype(Dtype.auto) is auto
-    assert [cpu_dtype(dtype) for dtype in (Dtype.bf16, Dtype.fp32)] == [
+    assert resolve_cpu_dtype(Dtype.auto) is auto
+    assert [resolve_cpu_dtype(dtype) for dtype in (Dtype.bf16, Dtype.fp32)] == [
         Dtype.bf16,
         Dtype.fp32,
     ]
     if fp16:
-        assert cpu_dtype(Dtype.fp16) is Dtype.fp16
+        assert resolve_cpu_dtype(Dtype.fp16) is Dtype.fp16
         return
     with pytest.raises(CapabilityError) as refused:
-        cpu_dtype(Dtype.fp16)
+        resolve_cpu_dtype(Dtype.fp16)
     assert str(refused.value) == (
         f"hardware.dtype=fp16: {name} has no fp16 arithmetic, and DeepSpeed refuses to emulate it; "
         f"use hardware.dtype=auto, which is {auto} here"

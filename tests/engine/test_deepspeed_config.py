@@ -8,7 +8,7 @@ import pytest
 
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
-from rlhf.config.roles import Role, has_half_weights, stage_of
+from rlhf.config.roles import Role, has_16_bit_weights, stage_of
 from rlhf.engine.deepspeed_config import deepspeed_config
 from rlhf.options import ZeroConfig
 from tests.zero_settings import zero_config
@@ -180,5 +180,5 @@ def test_extra_is_merged_last_and_deeply() -> None:
     ],
 )
 def test_which_weights_are_half(stages: dict[str, int], dtype: Dtype, half: set[Role]) -> None:
-    assert {role for role in Role if has_half_weights(role, zero(**stages), dtype)} == half
+    assert {role for role in Role if has_16_bit_weights(role, zero(**stages), dtype)} == half
     assert {role for role in Role if "bf16" in generated(role, dtype, **stages)} == half

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def phases_that_measure_best(config: Any) -> frozenset[Phase]:
-    """Return, as a set, the phase whose metric checkpoint.best names; empty if it is null."""
+    """Return the phase whose metric checkpoint.best names, in a set; empty if there is none."""
     name = (config.checkpoint.best or "").partition("/")[0]
     return frozenset(phase for phase in Phase if phase == name)
 
@@ -49,7 +49,7 @@ def check_checkpoint(config: RunConfig) -> None:
     """Check that checkpoints can be written, and that the run measures checkpoint.best in time.
 
     With zero.nvme_path, every_minutes is accepted, because it is set by default: the run then
-    prints that it writes none.
+    prints that it writes no checkpoints.
     """
     checkpoint, order, nvme = config.checkpoint, config.phase.order, config.zero.nvme_path
     phases, stop, best = ", ".join(order), checkpoint.stop_after, checkpoint.best

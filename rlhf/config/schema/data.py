@@ -36,7 +36,7 @@ class DatasetConfig:
     """Only these phases use the dataset: some of sft, reward, ppo; null: all, by data.split."""
 
 
-def _generated_by(source: Source) -> Unread:
+def _unread_if_generated(source: Source) -> Unread:
     return Unread(
         lambda data: data.source is source,
         f"data.source={source} generates the examples",
@@ -44,7 +44,7 @@ def _generated_by(source: Source) -> Unread:
     )
 
 
-GENERATED = [_generated_by(Source.synthetic), _generated_by(Source.environment)]
+GENERATED = [_unread_if_generated(Source.synthetic), _unread_if_generated(Source.environment)]
 
 
 @dataclass(kw_only=True)
@@ -131,7 +131,7 @@ def check_data(config: RunConfig) -> None:
         ),
         **{
             f"data.split={data.split}: the {phase} phase runs and has no share; "
-            f"{fix.format(phase)}": not shares.get(phase.data_share) and phase not in named
+            f"{fix.format(phase)}": not shares.get(phase.split_phase) and phase not in named
             for phase in order
         },
     }
@@ -147,14 +147,14 @@ def _are_paths(value: Any) -> bool:
 def drop_shares_of_absent_phases(config: RunConfig) -> RunConfig:
     """Return ``config`` with a share of 0 in data.split for every phase that does not run.
 
-    A run of one phase keeps the shares of the others: the other phases may have runs of their own,
-    and with the same data and seed no prompt is in two of these runs. A run with from_run keeps the
-    division of the finished run.
+    A run of a single phase keeps all shares: other phases may have runs of their own, and with the
+    same data and seed no prompt is in two of these runs. A run with from_run keeps the division of
+    the finished run.
     """
     order = config.phase.order
     if len(order) == 1 or config.from_run is not None:
         return config
-    own = {phase.data_share for phase in order}
+    own = {phase.split_phase for phase in order}
     shares = zip(SPLIT_PHASES, config.data.split, strict=True)
     split = [share if phase in own else 0.0 for phase, share in shares]
     return replace(config, data=replace(config.data, split=split))

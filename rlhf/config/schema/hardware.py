@@ -56,7 +56,7 @@ class HardwareConfig:
 
 
 def check_hardware(hardware: HardwareConfig) -> None:
-    """Check that the config has all rates of a GPU: only rates of this CPU can be measured."""
+    """Check that the rates of GPUs are given: this program measures only the rates of a CPU."""
     broken = {
         f"hardware.{key}=null: only rates of a CPU are measured; give the GPU's figure, see "
         "conf/hardware/template.yaml": (

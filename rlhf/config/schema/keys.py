@@ -17,14 +17,14 @@ from rlhf.config.choices import Phase
 
 
 class Bound(NamedTuple):
-    """A rule for one number: the error message's text after "must be", and the test."""
+    """A rule for a number: its text in errors, after "must be", and the test."""
 
     rule: str
     holds: Callable[[float], bool]
 
 
 ABOVE_0 = Bound("above 0", lambda x: x > 0)
-MOST_ROWS = 1_000_000  # rows of a batch; much larger numbers would take hours to divide
+MOST_ROWS = 1_000_000  # per batch; to find divisors of much larger numbers takes hours
 ROWS = Bound(f"from 1 to {MOST_ROWS}", lambda x: 1 <= x <= MOST_ROWS)
 ABOVE_1 = Bound("above 1", lambda x: x > 1)
 AT_LEAST_0 = Bound("0 or more", lambda x: x >= 0)
@@ -91,7 +91,7 @@ def key(
     """Return a dataclass field for a key or a group of keys.
 
     Args:
-        bound: rule for the number; null is accepted too.
+        bound: rule for the number; null passes if the field's type allows it.
         affects: phases whose own work reads the key; later phases change through their inputs.
         at_resume: whether a resumed run may change the key; by default only if no phase reads it.
         is_inherited: whether a run with from_run takes the key from the finished run.
@@ -135,7 +135,7 @@ def _iterate_bounds(config: Any, prefix: str) -> Iterator[tuple[str, Bound, floa
 
 
 def format_value(value: Any) -> str:
-    """Return ``value`` as it is typed on the command line, without unset keys of a mapping."""
+    """Return ``value`` as it is typed on the command line; mappings lose null and false values."""
     if value is None:
         return "null"
     if isinstance(value, dict):

@@ -23,7 +23,7 @@ from rlhf.config.schema.keys import (
 if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
 
-# Beginnings of the names of sizes in transformers' configurations.
+# Prefixes of the fields of transformers' configs that must be positive whole numbers.
 COUNTS = ("hidden_size", "intermediate_size", "num_attention", "num_hidden", "num_key", "head_dim")
 
 RANDOM = Unread(
@@ -94,7 +94,7 @@ class ModelConfig:
 
 
 def check_models(config: RunConfig) -> None:
-    """Check that each phase can get its models, and that PPO and DPO start from trained ones."""
+    """Check that each phase can get its models, and that PPO and DPO start from trained models."""
     order, model, reward_model = config.phase.order, config.model, config.reward_model
     starts = [phase.upper() for phase in order if phase in (Phase.ppo, Phase.dpo)]
     is_judge = reward_model.init is ModelInit.gold and not config.rewards
@@ -131,7 +131,7 @@ def check_models(config: RunConfig) -> None:
 
 
 def refuse_compile(config: RunConfig, setting: str) -> None:
-    """Raise ConfigError if the run compiles a model whose layers ``setting`` changes."""
+    """Raise ConfigError if a model of the run has compile=true, which ``setting`` excludes."""
     for phase in config.phase.order:
         for group, model in starting_models(config, phase):
             if model.compile:
@@ -167,10 +167,10 @@ def _check_model(key: str, model: ModelConfig) -> None:
 def check_sequence_lengths(
     config: RunConfig, fields_of: Callable[[str, ModelConfig], Mapping[str, Any]] | None = None
 ) -> None:
-    """Check that no sequence is longer than the models allow that the phases start from.
+    """Check that no sequence is longer than the models that the phases start from allow.
 
-    ``fields_of`` returns the fields of a model's config, given its key and value; without it only
-    the models are checked that this run builds.
+    ``fields_of`` returns the fields of a model's config, given its config group's key and value.
+    Without ``fields_of``, only models that the run builds from an architecture are checked.
     """
     after = config.token_limit_after_prompt
     longest = f"rollout.max_prompt_tokens + {after[0]}", config.rollout.max_prompt_tokens + after[1]

@@ -157,7 +157,6 @@ def check_reward_term(key: str, part: RewardTerm) -> None:
 
 
 def _check_url(key: str, url: str) -> None:
-    """Check that a request can be sent to ``url``."""
     try:
         place = urlsplit(url)
         port = place.port  # None: the default port of the scheme

@@ -120,7 +120,7 @@ class TrackingConfig:
 
 @dataclass(kw_only=True)
 class RunKeys:
-    """The keys and groups of a run that every run has; options add groups of their own."""
+    """The keys and groups that every run has; options add groups of their own."""
 
     name: str = key(affects=NO_PHASE, at_resume=AtResume.fixed)
     """Name of the run; its directories are in runs/<name>/."""
@@ -138,7 +138,7 @@ class RunKeys:
     """check: refuse runs that cannot fit; only: print memory, time, cost and stop; off: no plan."""
     phase: PhaseConfig = key(
         affects=NO_PHASE, at_resume=AtResume.fixed
-    )  # a phase depends on the phases before it
+    )  # a phase depends on the phases before it in the order
     checkpoint: CheckpointConfig = key(affects=NO_PHASE)
     alarms: AlarmsConfig = key(affects=NO_PHASE)
     model: ModelConfig = key(affects=EVERY_PHASE, is_inherited=True)
@@ -165,7 +165,7 @@ class RunConfig(OptionGroups, RunKeys):
 
     @property
     def token_limit_after_prompt(self) -> tuple[str, int]:
-        """Return key and value of the most tokens after a prompt: of a response, or an episode."""
+        """Return the key, and its value, that limits the tokens of a response or of an episode."""
         of_response = "rollout.max_response_tokens", self.rollout.max_response_tokens
         found: list[tuple[str, int]]
         found = [each(self) for each in hooks_of("sizes", "token_limit_after_prompt", self)]
@@ -173,6 +173,6 @@ class RunConfig(OptionGroups, RunKeys):
 
     @property
     def max_policy_tokens(self) -> int:
-        """Return the most tokens that the policy can write after a prompt, in all its messages."""
+        """Return the maximum number of tokens that the policy can write after a prompt."""
         found = (each(self) for each in hooks_of("sizes", "max_policy_tokens", self))
         return max(found, default=self.rollout.max_response_tokens)

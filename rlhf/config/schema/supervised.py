@@ -105,13 +105,13 @@ class RewardKeys(PairsConfig):
     """JSON Lines file of held-out pairs with a column ``group``; null: none."""
 
     @property
-    def reads_numbers(self) -> bool:
-        """Return True if the loss reads numbers of each pair."""
+    def reads_numeric_columns(self) -> bool:
+        """Return True if the loss reads numbers (a margin or scores) from the data columns."""
         return self.margin_column is not None or self.score_columns is not None
 
 
 def check_reward(config: RunConfig) -> None:
-    """Check that the loss has the columns that it reads, and no option that it does not read."""
+    """Check that the data has the columns of reward.loss, and that the loss reads all set keys."""
     if Phase.reward not in config.phase.order:
         return
     reward, source, columns = config.reward, config.data.source, config.reward.score_columns

@@ -95,7 +95,7 @@ def check_zero(config: RunConfig) -> None:
                 value is not None
             )
             for name, own in DECIDED.items()
-            for value in [_entry(zero.extra, name)]
+            for value in [_nested_entry(zero.extra, name)]
         },
         **{
             f"zero.{name}={format_value(value)} with "
@@ -138,15 +138,15 @@ def check_zero(config: RunConfig) -> None:
     refuse_broken_rule(broken)
 
 
-def _entry(node: Any, name: str) -> Any:
-    """Return the entry of nested mappings with a dotted ``name``; None if there is none."""
+def _nested_entry(node: Any, name: str) -> Any:
+    """Return the entry with the dotted ``name`` in nested mappings; None if there is no entry."""
     for part in name.split("."):
         node = node.get(part) if isinstance(node, dict) else None
     return node
 
 
 def _stages_of_sharded_keys(zero: ZeroConfig) -> dict[str, dict[str, int]]:
-    """Return each key for sharded weights, and the stages of which one must be 3."""
+    """Return, by key that requires sharded weights, the stages of which at least one must be 3."""
     trained = {"zero.stage": zero.stage}
     own = {f"{name}_stage": getattr(zero, f"{name}_stage") for name in ("critic", *FROZEN)}
     anywhere = trained | {f"zero.{key}": n for key, n in own.items() if n is not None}
@@ -164,7 +164,7 @@ def _stages_of_sharded_keys(zero: ZeroConfig) -> dict[str, dict[str, int]]:
 
 
 def check_training_engine(config: RunConfig) -> None:
-    """Check that zero.engine supports the options; the engine checks the precision when built."""
+    """Check that zero.engine supports the settings; the engine itself checks its precision."""
     zero, order = config.zero, config.phase.order
     ranks = config.hardware.nodes * config.hardware.ranks_per_node
     obstacle = setting_unsupported_by_torch(zero, ranks=ranks)

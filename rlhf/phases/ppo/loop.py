@@ -23,7 +23,7 @@ from rlhf.algorithms.ppo import value_loss
 from rlhf.base.metrics import Metrics, accumulate_metrics, loss_metrics
 from rlhf.base.random_streams import random_stream, seed_dropout
 from rlhf.base.types import PromptBatch, Rollout, StepReport, TokenTargets
-from rlhf.config.batches import divide_exactly, phase_steps
+from rlhf.config.batches import divide_exactly, num_phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.engine.devices import peak_memory_gib
@@ -60,7 +60,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save actor and critic; return the phase's entries of result.json."""
     config = context.config.ppo
     data = phase_tokens(context, Phase.ppo)
-    steps = phase_steps(context.config, Phase.ppo, examples=len(data.train))
+    steps = num_phase_steps(context.config, Phase.ppo, examples=len(data.train))
     config = replace(config, steps=steps)
     context = replace(context, config=replace(context.config, ppo=config))
     hooks = build_hooks(context.config, context)

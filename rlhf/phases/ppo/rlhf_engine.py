@@ -12,9 +12,9 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import seed_for
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Extras, PromptBatch, RolloutBackend, StatefulWithTensors
-from rlhf.config.batches import BatchPlan, batch_plans, further_micro_batches, rollout_plan
+from rlhf.config.batches import BatchPlan, batch_plans, num_added_micro_batches, rollout_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, Phase, When
-from rlhf.config.freeze import plain_keys
+from rlhf.config.freeze import values_by_key
 from rlhf.config.roles import Role, has_reward_model
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import OptimizerConfig
@@ -201,7 +201,7 @@ class RLHFEngine:
             return zero_scores if self.config.rewards else JudgeScores(GoldJudge(), self.tokenizer)
         scorer = self._build_scorer()
         self.require_enough_positions(scorer.pretrained, key="reward_model")
-        model = complete_reward_model(scorer, self.critic_source, plain_keys(self.config))
+        model = complete_reward_model(scorer, self.critic_source, values_by_key(self.config))
         return ModelScores(self._build_engine(model, Role.reward))
 
     def _build_scorer(self, *, learns: bool = False) -> Scorer:
@@ -239,7 +239,7 @@ class RLHFEngine:
         """Build an engine that trains ``module``; options may add micro-batches for the actor."""
         config, plan = self.config, self.plan
         if role is Role.actor:
-            accumulation = plan.accumulation + further_micro_batches(config)
+            accumulation = plan.accumulation + num_added_micro_batches(config)
             plan = replace(plan, accumulation=accumulation)
         return self._build_engine(module, role, plan, ppo_optimizer_settings(config, role))
 

@@ -57,7 +57,7 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
     require_examples(context.config, found)
     if Phase.reward in found:
         read_pair_groups(context.config.reward.groups_path)
-        if context.config.reward.reads_numbers:
+        if context.config.reward.reads_numeric_columns:
             reward_pairs(context)
     for module in modules_of("jobs", context.config):
         module.JOBS.check_data(context.config, found, lambda _key, _path: True)
