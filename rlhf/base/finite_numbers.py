@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, SupportsFloat
+from typing import Any
 
 
-def float_or_infinity(number: SupportsFloat) -> float:
-    """Return ``number`` as a float; infinity if it is a whole number that no float can hold."""
+def float_or_infinity(number: float) -> float:
+    """Return ``number`` as a float; infinity, with its sign, if no float can hold it."""
     try:
         return float(number)
     except OverflowError:
-        return math.inf
+        return math.inf if number > 0 else -math.inf
 
 
 def replace_non_finite(value: object) -> object:

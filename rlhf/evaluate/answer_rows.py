@@ -19,6 +19,7 @@ from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.freeze import load_run, read_frozen_keys, refuse_code_of_run
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
+from rlhf.data.splits import phase_of_dpo_prompts
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import tokenizer_identity
 from rlhf.engine.devices import best_device
@@ -104,7 +105,9 @@ class Evaluator:
     @cached_property
     def prompts(self) -> HeldOutPrompts:
         """Return the held-out prompts that the run's own evaluation uses."""
-        return HeldOutPrompts.from_phase(self.context, Phase.ppo)
+        is_dpo = Phase.dpo in self.config.phase.order
+        phase = phase_of_dpo_prompts(self.context.parts) if is_dpo else Phase.ppo
+        return HeldOutPrompts.from_phase(self.context, phase)
 
     def load_start_model(self) -> AnyEngine:
         """Load the model from which PPO or DPO started."""

@@ -171,7 +171,7 @@ def format_sweep_value(value: object) -> str:
     """Return a value as command-line text; a list becomes values to try, separated by commas."""
     if isinstance(value, list):
         return ",".join(map(format_sweep_value, value))
-    return format_value(value)
+    return format_value(value, keeps_unset=True)
 
 
 def jobs_at_a_time() -> int | None:

@@ -155,6 +155,15 @@ def test_a_run_with_rewards_knows_what_is_right(tmp_path: Path) -> None:
     assert "reward_model" not in found
 
 
+def test_a_dpo_run_without_prompts_for_ppo_answers_those_of_its_own_evaluation(
+    tmp_path: Path,
+) -> None:
+    dpo = ["phase=pipeline_dpo", "dpo.batch_size=16", "dpo.epochs=0.1", "data.split=[1,1,0]"]
+    run = finished(tmp_path / "run", *dpo, "dpo.eval_prompts=4", "dpo.eval_examples=8")
+    found = evaluate(run, samples=1)
+    assert 0 <= found["models"]["dpo"]["decoders"]["greedy"]["pass_at"]["1"] <= 1
+
+
 def test_a_run_is_compared_by_the_policy_that_it_trained(tmp_path: Path) -> None:
     for place in ("sft/model", "ppo/actor", "ppo/actor_ema"):
         (tmp_path / place).mkdir(parents=True)

@@ -50,6 +50,14 @@ def test_definition_takes_the_place_of_its_name(definitions: Path) -> None:
     assert expand_sweep(["-m", "seed=1,2"], definitions) == ["-m", "seed=1,2"]
 
 
+def test_a_mapping_keeps_each_of_its_values(definitions: Path) -> None:
+    """A weight of 0 is not the default weight, and false not a default of true."""
+    text = "rewards:\n- {gold: {kind: gold, weight: 0, retries: 0.0, quiet: false, words: []}}\n"
+    (definitions / "judged.yaml").write_text(text)
+    _, word = expand_sweep(["-m", "sweep=judged"], definitions)
+    assert word == "rewards={gold: {kind: gold, weight: 0, retries: 0.0, quiet: false, words: []}}"
+
+
 def test_command_wins_over_the_definition(definitions: Path) -> None:
     words = expand_sweep(["-m", "sweep=pets", "ppo.kl_ctl=0.5", "+lora=none"], definitions)
     assert words[:3] == ["-m", "ppo.kl_target=null,6", "plan=false"]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, field, fields, is_dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import ConfigError
@@ -134,14 +135,21 @@ def _iterate_bounds(config: Any, prefix: str) -> Iterator[tuple[str, Bound, floa
                     yield from _iterate_bounds(one, f"{name}.{entry}.")
 
 
-def format_value(value: Any) -> str:
-    """Return ``value`` as it is typed on the command line; mappings lose null and false values."""
+def format_value(value: Any, *, keeps_unset: bool = False) -> str:
+    """Return ``value`` as it is typed on the command line.
+
+    Mappings lose their values null, false and [], unless ``keeps_unset``.
+    """
     if value is None:
         return "null"
+    format_each = partial(format_value, keeps_unset=keeps_unset)
     if isinstance(value, dict):
-        unset: tuple[object, ...] = (None, False, [])
-        items = (f"{key}: {format_value(each)}" for key, each in value.items() if each not in unset)
-        return f"{{{', '.join(items)}}}"
+        kept = {k: v for k, v in value.items() if keeps_unset or not _is_unset(v)}
+        return f"{{{', '.join(f'{key}: {format_each(each)}' for key, each in kept.items())}}}"
     if isinstance(value, list):
-        return f"[{','.join(map(format_value, value))}]"
+        return f"[{','.join(map(format_each, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_unset(value: object) -> bool:
+    return value is None or value is False or value == []  # 0 is a value

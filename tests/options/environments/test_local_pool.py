@@ -43,6 +43,7 @@ def interrupt() -> None:
     [
         (lambda: 1 / 0, FailureName.exception, "ZeroDivisionError: division by zero"),
         (lambda: Step("a", reward=10**400), FailureName.invalid, "the reward is inf"),
+        (lambda: Step("a", reward=-(10**400)), FailureName.invalid, "the reward is -inf"),
         (lambda: "a", FailureName.invalid, "step returned a str"),
         (lambda: Observation("a"), FailureName.invalid, "step returned a Observation"),
         (lambda: Step("a", info={"success": 1}), FailureName.invalid, r"info['success'] is 1"),
