@@ -226,7 +226,7 @@ class StatefulWithTensors(Stateful, Protocol):
 
     @property
     def training_state(self) -> State:
-        """Return the tensors: in an engine, fp32 masters, Adam's moments and the follower's."""
+        """Return the tensors to store, such as an engine's master weights and Adam's moments."""
 
     def sum_over_weights(self, function: Callable[[Tensor, int], Tensor]) -> Mapping[str, int]:
         """Return, for each weight, the sum of ``function(slice, start)`` over its fp32 slices.

@@ -34,7 +34,7 @@ def validate(config: RunConfig) -> None:
     check_control_characters(texts)
     check_bounds(config)
     check_name_and_order(config.name, config.phase.order)
-    # Options check first what the core's rules would refuse with a less helpful error.
+    # The modules of options come first: the core's rules would refuse with a less helpful error.
     for check_first in hooks_of("rules", "check_first"):
         check_first(config)
     check_rewards(config)

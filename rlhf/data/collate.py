@@ -25,7 +25,7 @@ from rlhf.base.types import (
     pad_rows,
 )
 
-SHORT = 64  # the width of sequences with fewer tokens is not rounded up
+SHORT = 64  # tokens; a batch of shorter sequences is not padded to a rounded width
 LOOK_AHEAD = 8  # maximum number of prompts that wait for a step with more room
 
 

@@ -166,7 +166,7 @@ def set_up_process() -> None:
     """Set this process's environment and traceback printing; let it end when its parent ends."""
     survive_output_errors()
     sys.excepthook = print_traceback
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra re-raise exceptions, which launch.py explains
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, and launch.py handles them
     os.environ["PYTHONSAFEPATH"] = "1"  # children must not import a json.py of the current folder
     set_spin_count()
     set_cuda_allocator()

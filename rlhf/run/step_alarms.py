@@ -123,7 +123,7 @@ def _has_equal_scores(name: str, series: ValuesByMetric) -> bool:
 
 
 def _has_score_risen(series: ValuesByMetric) -> bool:
-    """Return True if scores rose since the start: equal scores may then be the best possible."""
+    """Return True if scores rose since the start; if all are equal now, all may be the best."""
     scores = series["ppo/score_mean"]
     margin = max(RISE * _mean_at_start(series["ppo/score_std"]), ROUNDING)
     return mean_of(scores[-SCORE_WINDOW:]) > _mean_at_start(scores) + margin

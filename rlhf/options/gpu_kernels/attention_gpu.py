@@ -79,10 +79,10 @@ def choose_kernel_constants(
 def load_gpu_attention(
     device: torch.device, dtype: torch.dtype, *, group: int, size: int
 ) -> GpuAttention | None:
-    """Return the kernel for ``group`` query heads per key head, with heads of ``size`` numbers.
+    """Return the kernel for ``group`` query heads per key head and heads of size ``size``.
 
-    Return None for other devices or dtypes. If the kernel does not run, log a warning and return
-    None.
+    Return None if ``device`` is no GPU or the kernel has no ``dtype``. If the kernel does not run,
+    log a warning and return None.
     """
     if device.type != "cuda" or dtype not in DTYPES:
         return None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class HybridEngineCosts(Costs):
-    """Costs of the Hybrid Engine: weights gathered for each rollout, and an actor in DeepSpeed."""
+    """Costs of the Hybrid Engine: DeepSpeed trains the actor, and gathers weights for rollouts."""
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
         """Mark PPO's actor as a model that DeepSpeed must run."""

@@ -116,7 +116,7 @@ class ResponseScorer(Protocol):
     """An option's reward model, which returns scores of responses instead of values of tokens."""
 
     def response_scores(self, sequences: WholeSequences) -> ResponseScores:
-        """Return the scores (B,) of the responses, and measures of the scores."""
+        """Return the scores (B,) of the responses, and metrics of the scores."""
 
 
 @dataclass(frozen=True)

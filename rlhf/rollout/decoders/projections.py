@@ -31,11 +31,11 @@ class PlainProjection:
         return self._activate(functional.linear(x, self._weight_OI, self._bias_O))
 
     def project_and_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Return the projection of ``x`` plus ``residual`` (..., O)."""
+        """Return the sum of the projection of ``x`` and ``residual`` (..., O)."""
         return self(x).add_(residual)
 
     def project_and_multiply(self, x: Tensor, factor: Tensor) -> Tensor:
-        """Return the projection of ``x`` times ``factor`` (..., O)."""
+        """Return the product of the projection of ``x`` and ``factor`` (..., O)."""
         return self(x).mul_(factor)
 
 
