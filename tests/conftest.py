@@ -57,9 +57,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run modules with slow tests first, whole runs before all: no worker waits long at the end."""
+    """Deal the tests to the workers: each begins with whole runs, and ends with quick tests.
+
+    A worker gets a part of the list, and later the end of the part of a worker that has more left.
+    """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path not in slow, item.path.parent.name != "runtime"))
+    first = sorted(slow, key=lambda path: (path.parent.name != "runtime", path))
+    quick = [item for item in items if item.path not in slow]
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    dealt: list[pytest.Item] = []
+    for worker in range(workers):
+        end = len(dealt) + (len(items) - len(dealt)) // (workers - worker)
+        own = set(first[worker::workers])
+        dealt += [item for path in first for item in items if path in own and item.path == path]
+        dealt += [quick.pop(0) for _ in range(min(len(quick), max(0, end - len(dealt))))]
+    items[:] = [*dealt, *quick]
 
 
 def pytest_collection_finish() -> None:

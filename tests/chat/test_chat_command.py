@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from omegaconf import DictConfig
 from rlhf.chat.__main__ import main
 from rlhf.chat.talker import SampledAnswer, Talker
 from tests.chat.small_run import POSITIONS, save_run
-from tests.runs import ROOT, start
+from tests.runs import ROOT
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -73,17 +72,16 @@ def test_a_run_that_has_trained_nothing_is_refused(
     assert "has no ppo/actor or dpo/actor or sft/model to chat with, only no policy" in error
 
 
-@pytest.mark.slow
-def test_a_pipe_gets_the_answer_only(run_dir: Path) -> None:
-    words = ["-m", "rlhf.chat", run_dir, "--max-tokens=8", "--seed=1"]
-    pipe, popen = subprocess.PIPE, subprocess.Popen
-    with start(*words, cwd=ROOT, stdin=pipe, popen=popen) as process:
-        said, notices = process.communicate("hello\n/temperature 0\n/sing\n\nand more", timeout=120)
-    assert process.returncode == 0, notices
-    assert len(said.strip()) > 0
-    assert "temperature" not in said
-    assert "The temperature is 0." in notices
-    assert "Traceback" not in notices
+def test_a_pipe_gets_the_answer_only(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "hello\n/temperature 0\n/sing\n\nand more"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+    assert main([str(run_dir), "--max-tokens=8", "--seed=1"]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.strip()) > 0
+    assert "temperature" not in shown.out
+    assert "The temperature is 0." in shown.err
 
 
 class Terminal:

@@ -34,6 +34,7 @@ class SentimentIntensityAnalyzer:
 def lexicons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with packages of the lexicons' names, where Python looks first."""
     (tmp_path / "vaderSentiment").mkdir()
+    (tmp_path / "vaderSentiment" / "__init__.py").touch()  # or an installed one comes first
     (tmp_path / "vaderSentiment" / "vaderSentiment.py").write_text(VADER)
     (tmp_path / "afinn.py").write_text(AFINN)
     for folder in (ROOT / "examples", tmp_path):

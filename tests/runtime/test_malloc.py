@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import platform
 import resource
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from rlhf.runtime import worker as malloc
-from tests.runs import ROOT
+from tests.runs import ROOT, python
 
 FAULTS = """
 import resource, torch
@@ -32,10 +31,11 @@ print(plain, page_faults())
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
-def test_kept_memory_is_not_faulted_in_again() -> None:
+def test_kept_memory_is_not_faulted_in_again(tmp_path: Path) -> None:
     """Three passes over a block of 64 MiB that is made and freed each time, before and after."""
-    command = [sys.executable, "-c", FAULTS]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    (tmp_path / "faults.py").write_text(FAULTS)
+    run = python(tmp_path / "faults.py", PYTHONPATH=ROOT)
+    assert run.returncode == 0, run.stderr
     plain, kept = map(int, run.stdout.split())
     pages = 3 * 2**26 // resource.getpagesize()
     # Huge pages, where the kernel has them on, need far fewer faults: the ratio is what counts.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 from itertools import chain
 from pathlib import Path
 
@@ -112,10 +111,11 @@ def check_make(command: str) -> None:
 
 
 def check_pytest(command: str) -> None:
-    """The tests that the command would run exist."""
-    arguments = ["--collect-only", "-p", "no:cacheprovider", *shlex.split(command)[3:]]
-    run = python("-m", "pytest", *arguments, popen=subprocess.Popen)  # no pytest within pytest
-    assert run.returncode == 0, run.stdout
+    """The file has a test of the name that the command selects."""
+    file, option, name = shlex.split(command)[3:]
+    tests = re.findall(r"^def (test_\w+)", (ROOT / file).read_text(), re.MULTILINE)
+    assert option == "-k"
+    assert any(name in each for each in tests)
 
 
 def check_launch(command: str, folder: Path, compose: Compose) -> None:
