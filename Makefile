@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ENVIRONMENT := .venv/.made
 PACKAGE := .venv/.installed-package
+PINS := .venv/.pins
 STAMP := .venv/.installed
 # One worker for each core; a worker that has nothing left to do takes over tests of another.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
@@ -18,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 run: $(PACKAGE)
 	$(BIN)/python launch.py $(ARGS)
 
-# Types are checked while the tests begin, of which a fresh clone's first minute compiles imports.
+# Types are checked while the package is installed and the tests begin.
 test: style
 	$(MAKE) -j2 types every-test
 
@@ -27,11 +28,11 @@ check: lint
 
 lint: style types
 
-style: $(STAMP)
+style: $(PINS)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 
-types: $(STAMP)
+types: $(PINS)
 	$(BIN)/mypy
 
 every-test: $(STAMP)
@@ -100,12 +101,15 @@ $(PACKAGE): $(ENVIRONMENT) pyproject.toml
 	$(INSTALL) -e .
 	touch $@
 
-# Half of the pins each, side by side, since pip uses one core; then the package, which needs no more.
+# Half of the pins each, side by side, since pip uses one core.
 .PHONY: odd-pins even-pins
 odd-pins even-pins:
 	$(INSTALL) --no-deps $$(awk '/==/ && NR % 2 == $(if $(findstring odd,$@),1,0)' constraints.txt)
 
-$(STAMP): $(ENVIRONMENT) pyproject.toml
+$(PINS): $(ENVIRONMENT)
 	$(MAKE) -j2 odd-pins even-pins
+	touch $@
+
+$(STAMP): $(PINS) pyproject.toml
 	$(INSTALL) -e '.[dev]'
 	touch $(PACKAGE) $@

@@ -9,13 +9,18 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from rlhf.base.errors import CapabilityError
+from rlhf.config.choices import Phase
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.splits import PhaseData
 from rlhf.evaluate.__main__ import evaluate, main
-from rlhf.evaluate.answer_rows import last_trained_policy
+from rlhf.evaluate.answer_rows import Evaluator, last_trained_policy
+from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.policy_evaluation import HeldOutPrompts
 from tests.runs import ROOT, finished
 
 SMALL_PPO = ["ppo.rollout_batch_size=16", "ppo.mini_batch_size=8", "ppo.eval_prompts=8"]
@@ -155,13 +160,24 @@ def test_a_run_with_rewards_knows_what_is_right(tmp_path: Path) -> None:
     assert "reward_model" not in found
 
 
-def test_a_dpo_run_without_prompts_for_ppo_answers_those_of_its_own_evaluation(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("order", "held_out", "answered"),
+    [
+        ([Phase.sft, Phase.dpo], [], Phase.reward),
+        ([Phase.sft, Phase.dpo], ["a record"], Phase.ppo),
+        ([Phase.ppo], [], Phase.ppo),
+    ],
+)
+def test_a_dpo_run_answers_the_prompts_of_its_own_evaluation(
+    order: list[Phase], held_out: list[Any], answered: Phase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dpo = ["phase=pipeline_dpo", "dpo.batch_size=16", "dpo.epochs=0.1", "data.split=[1,1,0]"]
-    run = finished(tmp_path / "run", *dpo, "dpo.eval_prompts=4", "dpo.eval_examples=8")
-    found = evaluate(run, samples=1)
-    assert 0 <= found["models"]["dpo"]["decoders"]["greedy"]["pass_at"]["1"] <= 1
+    """Where data.split gives PPO nothing, DPO answers the prompts of the reward phase."""
+    context = SimpleNamespace(parts={Phase.ppo: PhaseData(train=[], eval=held_out)})
+    evaluator = object.__new__(Evaluator)
+    evaluator.context = cast(RunContext, context)
+    evaluator.config = cast(RunConfig, SimpleNamespace(phase=SimpleNamespace(order=order)))
+    monkeypatch.setattr(HeldOutPrompts, "from_phase", lambda _, phase: phase)
+    assert evaluator.prompts == answered
 
 
 def test_a_run_is_compared_by_the_policy_that_it_trained(tmp_path: Path) -> None:
