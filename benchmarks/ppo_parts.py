@@ -42,10 +42,10 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
     from rlhf import PPOTrainer, RLHFEngine
     from rlhf.base.cpu import num_usable_cores
-    from rlhf.engine.devices import use_threads
+    from rlhf.engine.devices import set_torch_threads
     from rlhf.runtime.worker import keep_freed_memory
 
-    use_threads(num_usable_cores())
+    set_torch_threads(num_usable_cores())
     work = Work(**task["work"])
     config = run_config(Path(task["folder"]), work, task["overrides"])
     if config.hardware.keep_freed_memory:

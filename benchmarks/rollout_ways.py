@@ -50,11 +50,11 @@ def by_rollout(task: dict[str, Any], work: Work) -> tuple[Generate, Any]:
     """The backend that the config names, on the actor that PPO trains."""
     from rlhf import RLHFEngine
     from rlhf.base.cpu import num_usable_cores
-    from rlhf.engine.devices import use_threads
+    from rlhf.engine.devices import set_torch_threads
     from rlhf.phases.shared.backends import build_rollout_backend
     from rlhf.runtime.worker import keep_freed_memory
 
-    use_threads(num_usable_cores())
+    set_torch_threads(num_usable_cores())
     folder, device, dtype = Path(task["folder"]), task["device"], task["dtype"]
     precision = [f"hardware.device={device}", f"hardware.dtype={dtype}"]
     config = run_config(folder, work, [f"rollout={task['backend']}", *precision])

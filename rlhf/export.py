@@ -30,7 +30,7 @@ from rlhf.config.freeze import MICRO_BATCHES, OF_MODELS, load_run, refuse_code_o
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import PairStep
-from rlhf.engine.devices import current_ranks, precision_of_weights
+from rlhf.engine.devices import current_ranks, supported_dtype_or_fp32
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.pretrained import find_adapter_chain
@@ -191,7 +191,7 @@ def build_run_context(run_dir: Path, device: Device = Device.cpu) -> RunContext:
     """Build the context of a finished run for one rank on ``device``, without data or trackers."""
     config = load_run(run_dir)
     config = config_for_one_rank(
-        config, device, precision_of_weights(config.hardware.dtype, device)
+        config, device, supported_dtype_or_fp32(config.hardware.dtype, device)
     )
     return RunContext(
         config=config,

@@ -35,7 +35,7 @@ from rlhf.run.jsonl import LOGS
 from rlhf.run.metric_table import varies_between_runs
 from rlhf.run.phase_state import checkpoint_folder, checkpoint_folders, load_checkpoint
 from rlhf.run.results import read_json_object, read_phase_result
-from rlhf.runtime.launch_mode import LAUNCHER, require_launcher
+from rlhf.runtime.launch_mode import LAUNCHER, require_launch_script
 from rlhf.runtime.phase_runs import library_versions
 
 DIFFERS = 1  # exit code if a value differs
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    require_launcher("rlhf.replay")
+    require_launch_script("rlhf.replay")
     run_dir = expand_user_path(str(options.run_dir), key="RUN_DIR").resolve()
     refuse_code_of_run(run_dir, trusts_code=options.trust_code)
     replay = plan_replay(run_dir, options.phase, options.step)

@@ -124,7 +124,7 @@ def _same_environment() -> Iterator[None]:
         os.environ.clear()
         os.environ.update(before)
     if (torch := sys.modules.get("torch")) is not None:
-        torch.set_flush_denormal(False)  # as use_threads sets it
+        torch.set_flush_denormal(False)  # as set_torch_threads sets it
 
 
 @pytest.fixture(scope="session")

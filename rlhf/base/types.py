@@ -201,7 +201,7 @@ class State(Protocol):
     """The tensors that training changes, flat and by name; all ranks must make the same calls."""
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """Return the total size of all tensors in bytes."""
 
     def stream(self) -> Iterator[tuple[str, Tensor]]:

@@ -24,7 +24,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.safe_text import sanitize_for_terminal, strip_control_characters
 from rlhf.base.user_paths import expand_user_path
 from rlhf.options import modules_of
-from rlhf.run.policies import folders_by_model
+from rlhf.run.policies import folders_by_policy_name
 
 if TYPE_CHECKING:
     from rlhf.base.seams import ChatSeam
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = build_command_parser("rlhf.chat", __doc__, runs_code=True)
     parser.add_argument("place", type=Path, metavar="RUN_DIR|MODEL")
     parser.add_argument(
-        "--model", help=f"{', '.join(folders_by_model())} or FOLDER; default: the newest"
+        "--model", help=f"{', '.join(folders_by_policy_name())} or FOLDER; default: the newest"
     )
     parser.add_argument("--temperature", metavar="X", help="default: that of the run or model")
     parser.add_argument(

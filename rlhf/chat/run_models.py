@@ -22,7 +22,7 @@ from rlhf.models.sources import RUN_FOLDER, ModelSource, build_load_error
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
 from rlhf.rollout.sampling import SamplingSettings
 from rlhf.run.finished_phase import verify_model
-from rlhf.run.policies import TRAINED, folders_by_model
+from rlhf.run.policies import TRAINED, folders_by_policy_name
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -107,7 +107,7 @@ def _read_generation_config(folder: Path) -> GenerationConfig:
         return GenerationConfig.from_pretrained(folder)
 
 
-NAMES = folders_by_model()  # folders that may hold a policy, by name
+NAMES = folders_by_policy_name()  # folders that may hold a policy, by name
 
 
 class RunModels:

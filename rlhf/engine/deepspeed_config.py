@@ -27,14 +27,14 @@ def deepspeed_config(
 
     ``dtype`` is resolved (never auto); ``ranks`` counts the ranks of the whole run;
     ``actor_sections`` are further sections for the actor's config. Keys that are null are omitted,
-    so that DeepSpeed's defaults apply. ``zero.extra`` is merged last, key by key, into nested
-    sections.
+    so that DeepSpeed's defaults apply. Last, each key of ``zero.extra``, also in nested sections,
+    is added to the config or replaces the value there.
     """
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.micro,
         "gradient_accumulation_steps": 1 if role.is_frozen else plan.accumulation,
         "zero_optimization": _zero_section(role, zero, ranks),
-        "steps_per_print": 2**31,  # never: this project prints the metrics itself
+        "steps_per_print": 2**31,  # practically never: rlhf prints the metrics itself
         "wall_clock_breakdown": False,
         "prescale_gradients": False,
     }
@@ -49,7 +49,7 @@ def deepspeed_config(
         if dtype is Dtype.fp16:
             config["fp16"]["loss_scale_window"] = zero.loss_scale_window
         elif not role.is_frozen:
-            config["bf16"]["check_grad_overflow"] = True  # the default of DeepSpeed since 0.19.3
+            config["bf16"]["check_grad_overflow"] = True  # DeepSpeed checks by default since 0.19.3
     return cast("dict[str, Any]", OmegaConf.to_object(OmegaConf.merge(config, zero.extra)))
 
 

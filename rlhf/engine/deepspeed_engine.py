@@ -22,7 +22,7 @@ from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_16_bit_weights, stage_of
 from rlhf.engine.deepspeed_config import deepspeed_config
-from rlhf.engine.masters import masters_of
+from rlhf.engine.masters import find_deepspeed_masters
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
 from rlhf.engine.training_state import BaseEngine, DeepSpeedState, TrainingState
 from rlhf.engine.zero3_partition import skip_shm_kernel_compilation
@@ -74,7 +74,7 @@ class DeepSpeedEngine(BaseEngine):
         self.module: nn.Module = self._deepspeed.module
         self._state = DeepSpeedState(self._deepspeed, ranks, stage=stage)
         if optimizer is not None and optimizer.follow is not None:
-            self.follower = optimizer.follow(masters_of(self._deepspeed, stage=stage))
+            self.follower = optimizer.follow(find_deepspeed_masters(self._deepspeed, stage=stage))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass in the run's precision."""
@@ -83,8 +83,8 @@ class DeepSpeedEngine(BaseEngine):
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of one micro-batch's ``loss`` to the gradients of this step.
 
-        DeepSpeed counts micro-batches by calls of its own ``step``. This method makes all these
-        calls except the last, with which ``step`` runs the optimizer.
+        DeepSpeed counts micro-batches by the calls of its ``step``. This method calls it after each
+        micro-batch except the last, after which this engine's ``step`` calls it.
         """
         beat()
         self._deepspeed.backward(loss * self._num_parts)
@@ -272,8 +272,8 @@ def _has_async_io() -> bool:
 def require_aligned_nvme_gradients(optimizer: Any) -> None:
     """Raise CapabilityError if DeepSpeed 0.19.8 would silently mix up gradients on NVMe.
 
-    It reads each gradient from the drive into a slice of a flat fp32 buffer, but drives transfer
-    only whole blocks, so each slice must start at a block.
+    DeepSpeed reads each gradient from the drive into a slice of a flat fp32 buffer. Drives transfer
+    only whole blocks, so each slice must start where a block of the buffer starts.
     """
     swaps = optimizer.optimizer_swapper.is_swappable_tensor
     for _, start, size in optimizer.grad_position.values():
@@ -293,11 +293,11 @@ def require_quantizer(zero: ZeroConfig) -> None:
         raise CapabilityError(f"{', '.join(used)}: {obstacle}; or run without this option")
 
 
-CARD = re.compile(r"\d+\.\d+(\+PTX)?")  # a GPU's architecture, as DeepSpeed's builders read it
+CARD = re.compile(r"\d+\.\d+(\+PTX)?")  # a GPU architecture that DeepSpeed can read: 9.0+PTX
 
 
 def op_unavailable_reason(builder: str) -> str | None:
-    """Return why the kernels of DeepSpeed's op ``builder`` are unavailable, or None."""
+    """Return why the kernels that DeepSpeed's ``builder`` compiles are unavailable, or None."""
     from deepspeed.git_version_info import installed_ops
     from deepspeed.ops import op_builder
     from deepspeed.ops.op_builder.builder import (

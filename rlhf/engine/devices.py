@@ -92,10 +92,10 @@ def best_device() -> Device:
     return Device.cuda
 
 
-def precision_of_weights(dtype: Dtype, device: Device) -> Dtype:
-    """Return the precision in which ``device`` computes with the weights of a run in ``dtype``.
+def supported_dtype_or_fp32(dtype: Dtype, device: Device) -> Dtype:
+    """Return ``dtype`` (auto: the best) if ``device`` supports it, otherwise fp32.
 
-    If the device does not support ``dtype``, return fp32, which represents the weights exactly.
+    Weights of any supported precision are exact in fp32.
     """
     try:
         return resolve_dtype(dtype, device)
@@ -145,7 +145,7 @@ def _has_kernels(kernels: list[str], capability: tuple[int, int]) -> bool:
 
 def current_ranks(device: Device) -> Ranks:
     """Return this process's rank, world size and device; start a process group if there is none."""
-    place = use_device(device)
+    place = select_device(device)
     if not torch.distributed.is_initialized():
         start_process_group(device, store=_build_one_rank_store(device), rank=0, world_size=1)
         if device is Device.cuda:
@@ -154,7 +154,7 @@ def current_ranks(device: Device) -> Ranks:
     return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), place)
 
 
-def use_device(device: Device) -> torch.device:
+def select_device(device: Device) -> torch.device:
     """Select and return the device of this process for torch and DeepSpeed.
 
     Raises:
@@ -171,7 +171,7 @@ def use_device(device: Device) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def use_threads(count: int) -> None:
+def set_torch_threads(count: int) -> None:
     """Set torch's number of threads to ``count``, and make them replace denormal numbers with 0.
 
     Intel's CPUs take up to 100 times as long for a product with a denormal number, such as the
@@ -185,7 +185,7 @@ def use_threads(count: int) -> None:
 def start_process_group(device: Device, **how: Any) -> None:
     """Start the process group of all ranks, with gloo or, on GPUs, with NCCL.
 
-    NCCL gets the GPU that ``use_device`` has selected, and therefore connects at once: a failure
+    NCCL gets the GPU that ``select_device`` has selected, and therefore connects at once: a failure
     ends the run here instead of in the first step.
     """
     if device is Device.cuda:
@@ -204,14 +204,14 @@ def _build_one_rank_store(device: Device) -> Store:
 
 
 def reset_peak_memory(ranks: Ranks) -> None:
-    """Reset a GPU's peak memory; on a CPU do nothing, since a process's peak cannot be reset."""
+    """Reset the GPU's peak memory; on a CPU do nothing: a process cannot reset its peak."""
     if ranks.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(ranks.device)
 
 
 def peak_memory_gib(ranks: Ranks) -> float:
-    """Return the highest peak memory of all ranks in GiB: of torch on a GPU, or of the process."""
+    """Return the highest peak memory of any rank in GiB; on GPUs only torch's memory counts."""
     if ranks.device.type == "cuda":
         peak = torch.cuda.max_memory_reserved(ranks.device) / 2**30
     else:

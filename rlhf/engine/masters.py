@@ -44,8 +44,8 @@ class Split(NamedTuple):
 def round_to_bf16(weights: Tensor, out: Tensor) -> Tensor:
     """Write ``weights`` to ``out``, rounded to bf16 as ``Split`` does, and return ``out``.
 
-    With this rounding, frozen and trained copies of a model are equal. Only one chunk at a time is
-    in fp32 on the device of ``out``.
+    With this rounding, a frozen copy of a model has the same bf16 weights as a trained copy. The
+    device of ``out`` holds only one chunk of the fp32 weights at a time.
     """
     parts = (torch.split(each, CHUNK) for each in (out.view(-1), weights.detach().reshape(-1)))
     for part, source in zip(*parts, strict=True):
@@ -70,7 +70,7 @@ class Masters(NamedTuple):
     publish: Callable[[], None]
 
 
-def masters_of(engine: Any, *, stage: int) -> Masters:
+def find_deepspeed_masters(engine: Any, *, stage: int) -> Masters:
     """Return this rank's fp32 master weights in a DeepSpeed engine that trains.
 
     At ZeRO stage 0 the model's parameters are the master weights; from stage 1 on a rank has flat

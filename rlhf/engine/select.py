@@ -25,7 +25,7 @@ def build_engine(
     ranks: Ranks,
     optimizer: OptimizerSettings | None = None,
 ) -> AnyEngine:
-    """Build the engine that zero.engine names; auto: torch if possible, otherwise DeepSpeed."""
+    """Build the engine that zero.engine names; auto selects torch if it supports the settings."""
     zero = settings.zero
     obstacle = settings.setting_unsupported_by_torch(role, ranks=ranks.size)
     if zero.engine is TrainingEngine.torch and obstacle is not None:

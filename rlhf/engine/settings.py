@@ -24,8 +24,8 @@ from rlhf.options import ZeroConfig, hooks_of
 class EngineSettings:
     """Settings common to all engines of a run; ``dtype`` is resolved, never auto.
 
-    ``actor_sections`` are further sections of the actor's DeepSpeed config, by the name of the
-    rollout backend that needs them.
+    ``actor_sections`` are further sections of the actor's DeepSpeed config. The key of each is the
+    name of the rollout backend that needs the section.
     """
 
     zero: ZeroConfig
@@ -35,16 +35,16 @@ class EngineSettings:
     def setting_unsupported_by_torch(self, role: Role, *, ranks: int) -> str | None:
         """Return the first setting that plain torch does not support, as key=value, or None."""
         return setting_unsupported_by_torch(
-            self.zero, ranks=ranks, dtype=self.dtype, needs_deepspeed=self._deepspeed_setting(role)
+            self.zero, ranks=ranks, dtype=self.dtype, needs_deepspeed=self._deepspeed_reason(role)
         )
 
     def runs_on_torch(self, role: Role, *, ranks: int) -> bool:
         """Return True if plain torch runs the model of ``role``."""
         return runs_on_torch(
-            self.zero, ranks=ranks, dtype=self.dtype, needs_deepspeed=self._deepspeed_setting(role)
+            self.zero, ranks=ranks, dtype=self.dtype, needs_deepspeed=self._deepspeed_reason(role)
         )
 
-    def _deepspeed_setting(self, role: Role) -> str | None:
+    def _deepspeed_reason(self, role: Role) -> str | None:
         sections = self.actor_sections if role is Role.actor else {}
         return next((f"rollout.backend={name}" for name in sections), None)
 
@@ -102,7 +102,7 @@ def optimizer_settings(
     *,
     total_steps: int,
 ) -> OptimizerSettings:
-    """Return the settings of model ``role``: its config group ``own``, changed by options."""
+    """Return the optimizer settings of ``role``: config group ``own`` with changes of options."""
     settings = OptimizerSettings.from_config(own, total_steps=total_steps)
     for change in hooks_of("models", "change_optimizer", config):
         settings = change(settings, config, phase, role)

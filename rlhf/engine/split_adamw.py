@@ -13,7 +13,7 @@ from rlhf.engine.masters import Masters, Split
 from rlhf.engine.training_state import AdamMoments
 from rlhf.options import kernels_for
 
-# Weights that torch operations update at once; with gradients and moments they fit a CPU cache.
+# Number of weights to update at once. On a CPU they fit its cache, with gradients and moments.
 # On a GPU each update of GPU_CHUNK weights needs about 20 kernel launches and 0.1 GiB.
 CHUNK = 2**18
 GPU_CHUNK = 2**22
@@ -163,7 +163,7 @@ class TorchAdamw:
 
 
 def _step_in_chunks(state: SplitState, gradient: Tensor, numbers: AdamwScalars) -> None:
-    """Take the same AdamW step as the kernels in C and Triton, one chunk of weights at a time."""
+    """Update one parameter by an AdamW step, one chunk of its weights at a time."""
     chunk = CHUNK if gradient.device.type == "cpu" else GPU_CHUNK
     for start in range(0, gradient.numel(), chunk):
         part = slice(start, start + chunk)

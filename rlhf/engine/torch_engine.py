@@ -24,11 +24,11 @@ from rlhf.engine.training_state import (
     Piece,
     TrainingState,
     adamw_moments,
-    adamw_steps,
-    set_adamw_steps,
+    adamw_step_counts,
+    set_adamw_step_counts,
 )
 
-ALIGNMENT = 16  # bytes per load of a GPU, to which tensors are aligned
+ALIGNMENT = 16  # bytes that a GPU loads at once; tensor addresses are multiples
 
 
 class WholeAdamW:
@@ -52,11 +52,11 @@ class WholeAdamW:
 
     def state_dict(self) -> dict[str, Any]:
         """Return AdamW's step counters, for a checkpoint."""
-        return {"adamw_steps": adamw_steps(self._adamw, self._parameters())}
+        return {"adamw_steps": adamw_step_counts(self._adamw, self._parameters())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a ``state`` that ``state_dict`` returned."""
-        set_adamw_steps(self._adamw, self._parameters(), state["adamw_steps"])
+        set_adamw_step_counts(self._adamw, self._parameters(), state["adamw_steps"])
 
     def grad_norm(self) -> float:
         """Return the Euclidean norm of all gradients."""
@@ -155,7 +155,7 @@ class TorchEngine(BaseEngine):
         grad_norm = optimizer.grad_norm()
         is_skipped = discard or not math.isfinite(grad_norm)
         if not is_skipped:
-            optimizer.step(scale=_clip_scale(grad_norm, settings.max_grad_norm))
+            optimizer.step(scale=_clipping_factor(grad_norm, settings.max_grad_norm))
             self._steps += 1
             if self.follower is not None:
                 self.follower.update()
@@ -212,6 +212,6 @@ def allocate_weights(
     return {p: part[: p.numel()].view(p.shape) for p, part in zip(order, parts, strict=True)}
 
 
-def _clip_scale(grad_norm: float, max_grad_norm: float) -> float:
-    """Return the factor that clips the gradients, with the same 1e-6 as in torch."""
+def _clipping_factor(grad_norm: float, max_grad_norm: float) -> float:
+    """Return the factor (0 to 1) that clips the gradients, computed as in torch."""
     return min(1.0, max_grad_norm / (grad_norm + 1e-6)) if max_grad_norm else 1.0

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import WeightFollower
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.engine.masters import Masters, Split, fp32_weights, masters_of
+from rlhf.engine.masters import Masters, Split, find_deepspeed_masters, fp32_weights
 
 ReadPart = Callable[[str, slice], Tensor]  # returns a slice of the flat tensor with a given name
 SliceFunction = Callable[[Tensor, int], Tensor]  # (flat fp32 slice, its start) -> integer
@@ -68,7 +68,7 @@ class TrainingState:
         self._ranks = ranks
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """Return the total size of all tensors in bytes."""
         weights = 4 * sum(place.size for place in self._places)
         sizes = {kind: tensors[0].element_size() for kind, tensors in self._kinds.items()}
@@ -133,12 +133,12 @@ def adamw_moments(adamw: torch.optim.AdamW, shard: Tensor) -> AdamMoments:
     return {"first": state["exp_avg"], "second": state["exp_avg_sq"]}
 
 
-def adamw_steps(adamw: torch.optim.AdamW, shards: Sequence[Tensor]) -> list[float]:
+def adamw_step_counts(adamw: torch.optim.AdamW, shards: Sequence[Tensor]) -> list[float]:
     """Return the number of steps that ``adamw`` has taken on each shard."""
     return [float(adamw.state[shard].get("step", 0)) for shard in shards]
 
 
-def set_adamw_steps(
+def set_adamw_step_counts(
     adamw: torch.optim.AdamW, shards: Sequence[Tensor], steps: Sequence[float]
 ) -> None:
     """Set each shard's step count; if ``steps`` has another length, set all to the largest."""
@@ -172,7 +172,7 @@ class DeepSpeedState:
         scaled = {} if scaler is None else vars(scaler)
         return {
             "steps": self._engine.lr_scheduler.last_epoch,
-            "adamw_steps": adamw_steps(self._adamw, self._shards()),
+            "adamw_steps": adamw_step_counts(self._adamw, self._shards()),
             "loss_scaler": {k: v for k, v in scaled.items() if isinstance(v, int | float)},
         }
 
@@ -182,7 +182,7 @@ class DeepSpeedState:
         scheduler.last_epoch = state["steps"]
         scheduler._step_count = state["steps"] + 1
         scheduler._last_lr = scheduler.get_lr()
-        set_adamw_steps(self._adamw, self._shards(), state["adamw_steps"])
+        set_adamw_step_counts(self._adamw, self._shards(), state["adamw_steps"])
         if scaled := state.get("loss_scaler"):
             vars(self._engine.optimizer.loss_scaler).update(scaled)
 
@@ -195,7 +195,7 @@ class DeepSpeedState:
         return found
 
     def _masters(self) -> Masters:
-        return masters_of(self._engine, stage=self._stage)
+        return find_deepspeed_masters(self._engine, stage=self._stage)
 
     def _shards(self) -> list[Tensor]:
         """Return the shards of the masters, which are AdamW's parameters."""
@@ -205,27 +205,27 @@ class DeepSpeedState:
 def _parameter_places(engine: Any, ranks: Ranks, *, stage: int) -> list[ParameterPlace]:
     """Return each trained parameter of a DeepSpeed engine with its place in the masters' shards.
 
-    ``masters_of`` returns these shards. DeepSpeed 0.19.8 keeps the places in attributes of
-    parameters (stages 1 and 2) or of its optimizer (stage 3).
+    ``find_deepspeed_masters`` returns these shards. DeepSpeed 0.19.8 keeps the places in attributes
+    of parameters (stages 1 and 2) or of its optimizer (stage 3).
     """
     trained = [(n, p) for n, p in engine.module.named_parameters() if p.requires_grad]
     if stage == 0:
         sizes = [(name, parameter.numel()) for name, parameter in trained]
         return [ParameterPlace(n, size, Piece(i, 0, 0, size)) for i, (n, size) in enumerate(sizes)]
     if stage == SHARDED_WEIGHTS:
-        return [ParameterPlace(n, p.ds_numel, _sharded_piece(engine, p, ranks)) for n, p in trained]
-    return [ParameterPlace(name, p.numel(), _flat_piece(p)) for name, p in trained]
+        return [ParameterPlace(n, p.ds_numel, _zero3_slice(engine, p, ranks)) for n, p in trained]
+    return [ParameterPlace(name, p.numel(), _zero1_or_2_slice(p)) for name, p in trained]
 
 
-def _flat_piece(parameter: Any) -> Piece:
+def _zero1_or_2_slice(parameter: Any) -> Piece:
     mapping = parameter._hp_mapping
-    if mapping is None:  # this rank stores nothing of the parameter
+    if mapping is None:  # the shards of this rank hold no part of the parameter
         return Piece(0, 0, 0, 0)
     inside, in_shard = mapping.lp_fragment_address, mapping.hp_fragment_address
     return Piece(mapping.param_group_index, in_shard.start, inside.start, inside.numel)
 
 
-def _sharded_piece(engine: Any, parameter: Any, ranks: Ranks) -> Piece:
+def _zero3_slice(engine: Any, parameter: Any, ranks: Ranks) -> Piece:
     optimizer = engine.optimizer
     shard, offset, length = optimizer.grad_position[optimizer.get_param_id(parameter)]
     start = min(length * ranks.rank, parameter.ds_numel)

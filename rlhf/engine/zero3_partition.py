@@ -20,8 +20,8 @@ def build_parameter_placer(
 ) -> Callable[[nn.Parameter], torch.Tensor | None] | None:
     """Return a function that puts a parameter where DeepSpeed keeps it, in the engine's precision.
 
-    The function returns this rank's part, or None if the parameter is sharded already.
-    Return None for the torch engine, which makes its masters from fp32 weights.
+    The function returns this rank's part, or None if the parameter is sharded already. The result
+    is None for the torch engine, which makes its masters from fp32 weights.
     """
     if settings.runs_on_torch(role, ranks=ranks.size):
         return None
@@ -67,8 +67,8 @@ class Partitioner:
         skip_shm_kernel_compilation()
         self._init = deepspeed.zero.Init(config_dict_or_path=config)
         if self._init.mem_efficient_linear:
-            # DeepSpeed 0.19.8 replaces torch's linear function only where it partitions modules.
             # torch's linear function would keep the gathered weights until the backward pass.
+            # DeepSpeed 0.19.8 replaces it only if DeepSpeed itself partitions whole modules.
             self._init._enable_mem_efficient_linear()
 
     @torch.no_grad()
@@ -85,7 +85,7 @@ class Partitioner:
         """Return a tensor shaped like ``whole`` with only this rank's part filled, and that part.
 
         DeepSpeed 0.19.8 assigns rank r the elements from r * ceil(size / ranks) on. With a
-        secondary partition (ZeRO++ hpZ) a rank keeps other elements too, so all are written.
+        secondary partition (ZeRO++ hpZ) a rank keeps other elements too, so its part is the whole.
         """
         like = torch.empty(whole.shape, dtype=self._dtype, device=self._ranks.device)
         if self._init.zero_param_process_group is not None:
@@ -99,9 +99,9 @@ class Partitioner:
 def skip_shm_kernel_compilation() -> None:
     """Keep DeepSpeed 0.19.8 from compiling its shared-memory collectives on a CPU.
 
-    They serve tensor-parallel inference, which is not used here. Building them needs a compiler,
-    takes half a minute at the first start, and prints to the console. The entry set here also keeps
-    DeepSpeed from checking which of its ops can be built, which takes half a second per rank.
+    The collectives serve tensor-parallel inference, which is not used here. Compiling them needs a
+    compiler, takes half a minute at the first start, and prints to the console. This function also
+    keeps DeepSpeed from checking which ops can be compiled, which takes half a second per rank.
     """
     import logging
 

@@ -34,7 +34,7 @@ from rlhf.gpu_check.rows import (
     write_results,
 )
 from rlhf.run.console import build_console
-from rlhf.runtime.launch_mode import require_launcher
+from rlhf.runtime.launch_mode import require_launch_script
 
 FAILED = 1
 
@@ -49,7 +49,7 @@ def run_check(
         CapabilityError: if this machine has no GPU that torch can use.
     """
     require_gpu()
-    require_launcher("rlhf.gpu_check")
+    require_launch_script("rlhf.gpu_check")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"OUT_FOLDER={folder}: is not empty; name a new folder")
     folder.mkdir(parents=True, exist_ok=True)

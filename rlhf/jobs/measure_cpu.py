@@ -10,7 +10,7 @@ import torch
 
 from rlhf.base.cpu import multiplies_bf16, num_usable_cores
 from rlhf.config.machine_rates import CpuRates, store_rates
-from rlhf.engine.devices import use_threads
+from rlhf.engine.devices import set_torch_threads
 
 SIZE = 2048  # rows and columns of the multiplied matrices
 BUFFER = 2**26  # fp32 elements of the buffer that is read; more than caches hold
@@ -23,7 +23,7 @@ IDLE = 0.9
 def measure_cpu() -> CpuRates:
     """Measure the rates of all cores together, and store them for the plans of this machine."""
     threads = torch.get_num_threads()
-    use_threads(num_usable_cores())
+    set_torch_threads(num_usable_cores())
     wall, cpu = time.perf_counter(), time.thread_time()
     rates = CpuRates(
         bf16_tflops=_measure_matmul_tflops(torch.bfloat16) if multiplies_bf16() else 0.0,
@@ -31,7 +31,7 @@ def measure_cpu() -> CpuRates:
         bandwidth_gb=_measure_read_gb_per_second(),
         call_microseconds=_measure_microseconds_per_call(),
     )
-    use_threads(threads)
+    set_torch_threads(threads)
     own_share = (time.thread_time() - cpu) / (time.perf_counter() - wall)
     rates = replace(rates, was_busy=own_share < IDLE)
     store_rates(rates)

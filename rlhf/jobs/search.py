@@ -50,7 +50,7 @@ from rlhf.run.console import build_console
 from rlhf.run.metric_table import better_direction
 from rlhf.run.results import read_json_object
 from rlhf.run.step_alarms import read_alarms
-from rlhf.runtime.start_checks import logged_metrics, require_known_name, result_names
+from rlhf.runtime.start_checks import logged_metric_names, require_known_name, result_names
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -212,7 +212,7 @@ def run_search(search: Search, conf: Path, script: str) -> None:
     for name in [*study.objectives, *study.at_most]:
         require_known_name("study", name, result_names(config))
     if study.prune is not None:
-        require_known_name("study.prune.metric", study.prune.metric, logged_metrics(config))
+        require_known_name("study.prune.metric", study.prune.metric, logged_metric_names(config))
     console = build_console(is_main=True, log_every=1)
     console.say(f"search in {search.folder}: {search.study.trials} trials")
     Searcher(search, config.hardware, script, console.say).run()

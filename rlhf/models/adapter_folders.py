@@ -39,7 +39,7 @@ def load_adapter_config(source: ModelSource) -> Any | None:
 
 
 def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> PreTrainedModel:
-    """Merge the adapter in ``source`` into ``base``; a head that it saved replaces the base's head.
+    """Merge the adapter in ``source`` into ``base``; a head of the adapter replaces its head.
 
     Raises:
         CheckpointError: if the adapter cannot be read, or does not fit the model.
@@ -68,7 +68,7 @@ def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> Pr
         lora = LoraModel(base, config, ADAPTER)
         try:
             result = set_peft_model_state_dict(base, weights)
-        except RuntimeError as error:  # raised if shapes differ; its last line names them
+        except RuntimeError as error:  # shapes differ; the last line of the message names them
             raise build_mismatch_error(str(error).strip().splitlines()[-1].strip()) from error
         absent = [name for name in result.missing_keys if f".{ADAPTER}." in name]
         if absent or result.unexpected_keys:

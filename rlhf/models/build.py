@@ -40,8 +40,8 @@ DROPOUT_FIELDS = (
 ).split()
 
 
-def extensions_of(config: RunConfig, role: Role, *, seed: int) -> list[Extension]:
-    """Return the functions of options that extend the model of ``role`` after it has been built."""
+def find_model_extensions(config: RunConfig, role: Role, *, seed: int) -> list[Extension]:
+    """Return the functions with which options extend the model of ``role`` after its build."""
     hooks = hooks_of("models", "extend_model", config)
     return [partial(extend, config, role, seed) for extend in hooks]
 
@@ -96,7 +96,7 @@ def complete_reward_model(
 ) -> nn.Module:
     """Return the reward model of ``source``, such as an ensemble, whose first member is ``scorer``.
 
-    ``keys`` are the config keys of the run that trained the reward model.
+    ``keys`` are the config keys, with values, of the run that trained the reward model.
 
     Raises:
         CheckpointError: if the folder does not hold the members that ``keys`` require.
@@ -114,7 +114,7 @@ def _apply_extensions(
     *,
     head: tuple[str, ...] = (),
 ) -> None:
-    """Extend ``model``, and shard new parameters; ``head`` has the name of its new head, if any."""
+    """Extend ``model``, and shard new parameters; ``head`` is () or (name of a new head,)."""
     for extend in extensions:
         extend(model, head)
     if extensions and shard is not None:
@@ -171,7 +171,7 @@ def _build_model(
 def _end_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: ModelSource
 ) -> int | list[int]:
-    """Return the ids that end a response, from the tokenizer and then generation_config.json."""
+    """Return the token ids that end a response: the tokenizer's and generation_config.json's."""
     own, rows = end_token_ids(model), model.get_input_embeddings().num_embeddings
     if not all(isinstance(end, int) and 0 <= end < rows for end in own):
         raise CheckpointError(
@@ -192,7 +192,7 @@ def _build_random_model(
     fields = {"bos_token_id": tokenizer.bos_token_id, "vocab_size": len(tokenizer)}
     fields |= dict(source.architecture or {}) | overrides
     config = architecture_config(source.key, fields)
-    # Embeddings that will be resized must not be sharded before that.
+    # Embeddings must be resized before they are sharded, so this model is built whole.
     is_whole = shard is None or config.vocab_size < len(tokenizer)
     with (
         translate_errors(partial(_build_architecture_error, source.key, fields)),
@@ -233,7 +233,7 @@ def _require_embeddings(
 
 
 def require_enough_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:
-    """Raise ConfigError if ``tokens`` (from key ``wanted``) exceeds the model's positions."""
+    """Raise ConfigError if ``tokens``, the value of ``wanted``, exceeds the model's positions."""
     limit = getattr(model.config, "max_position_embeddings", None)  # GPT-2's config has it too
     if limit is not None and tokens > limit:
         raise ConfigError(
@@ -261,16 +261,16 @@ def enable_gradient_checkpointing(model: PreTrainedModel, layers: bool | int, *,
         checkpointed = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
         for layer in [m for m in checkpointed if not hasattr(m, "config")][layers:]:
             layer.gradient_checkpointing = False
-    # transformers makes the embeddings' output require gradients for reentrant checkpointing only.
-    # With that, the backward pass would also run through the frozen blocks of a shared trunk.
+    # transformers makes the embeddings' output require gradients, for reentrant checkpointing only.
+    # The backward pass would then also run through the frozen blocks of a shared trunk.
     model.disable_input_require_grads()
 
 
 def compile_layers(model: PreTrainedModel, *, key: str, backend: str = "inductor") -> None:
     """Compile the layers of the model, once for each batch shape.
 
-    Shapes are few: batches are padded to one of eight widths per doubling. All layers share
-    the compiled code. A call with a KV cache, whose shape changes in each step, runs uncompiled.
+    Shapes are few: between each power of two and the next, batches are padded to eight widths. All
+    layers share the compiled code. A call with a KV cache, which grows each step, runs uncompiled.
 
     Raises:
         CapabilityError: if the model does not name its layers; the message names ``key``.
@@ -288,11 +288,11 @@ def compile_layers(model: PreTrainedModel, *, key: str, backend: str = "inductor
     for layer in layers:
         layer.compile(backend=backend, dynamic=False)
         layer._compiled_call_impl = partial(
-            _call_compiled_unless_cached, layer._compiled_call_impl, layer._call_impl
+            _call_compiled_unless_kv_cache, layer._compiled_call_impl, layer._call_impl
         )
 
 
-def _call_compiled_unless_cached(
+def _call_compiled_unless_kv_cache(
     compiled: Callable[..., Any], plain: Callable[..., Any], *inputs: Any, **options: Any
 ) -> Any:
     """Call ``compiled`` or, if the arguments include a KV cache, ``plain``."""

@@ -33,7 +33,7 @@ class BlockNames(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """The module names of a model family; a name that is set enables the feature that uses it."""
+    """The module names of a model family; a feature works if the names that it uses are set."""
 
     has_plain_output: bool = True
     """The logits are the output layer of the last hidden state, without scaling or capping."""
@@ -100,7 +100,7 @@ def find_decoder_modules(model: PreTrainedModel, *, tokens: int) -> DecoderModul
             _find_block_modules(block, family.block)
             for block in find_submodule(base, family.blocks)
         ],
-        order=_block_order(config, family),
+        order=_find_order_within_block(config, family),
         final=[module for module in tail if module is not None],
         head=model.get_output_embeddings(),
         num_heads=heads,
@@ -110,7 +110,7 @@ def find_decoder_modules(model: PreTrainedModel, *, tokens: int) -> DecoderModul
     )
 
 
-def _block_order(config: Any, family: Family) -> BlockOrder:
+def _find_order_within_block(config: Any, family: Family) -> BlockOrder:
     for key, (if_true, if_false) in family.order.items():
         return BlockOrder(if_true if getattr(config, key) else if_false)
     return BlockOrder.norm_first

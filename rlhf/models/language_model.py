@@ -43,7 +43,7 @@ class OutputLayer(nn.Linear):
 
 
 class LanguageModel(nn.Module):
-    """A language model that returns log-probs of chosen tokens; ``pretrained`` is saved.
+    """A language model that returns log-probs of chosen tokens; saving writes ``pretrained``.
 
     Sequences are padded on the right. In causal attention no token attends to the padding after it,
     so no mask is needed, and positions count from 0 in every row.
@@ -84,7 +84,7 @@ def logprobs_at(
 
 
 def replace_output_layer(pretrained: PreTrainedModel) -> bool:
-    """Replace the output layer by an ``OutputLayer``; return False if the model needs its layer."""
+    """Replace the output layer by an ``OutputLayer``; return False if that is not possible."""
     output = pretrained.get_output_embeddings()
     if isinstance(output, OutputLayer):
         return True

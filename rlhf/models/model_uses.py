@@ -54,9 +54,9 @@ def forward_flops(model: ModelUse, *, sequences: float, tokens: float, positions
     Logits, or a scorer's values, are computed at ``positions`` tokens of each sequence.
     """
     shape = model.shape
-    # Each training step runs one scorer; steps of all scorers cost about the same.
+    # A training step runs only one scorer, and all scorers cost about the same.
     further = 0 if model.trained else model.successive_weights
-    products = 2 * (shape.multiplied_weights + model.extra_weights + further) * tokens
+    products = 2 * (shape.linear_layer_weights + model.extra_weights + further) * tokens
     # 4 FLOPs per pair of tokens, for half of all pairs, since attention is causal.
     attention = 2 * shape.layers * shape.heads * shape.head_dim * tokens * tokens
     width = 1 if model.is_scorer else shape.vocab

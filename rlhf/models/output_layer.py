@@ -29,14 +29,14 @@ class Block(NamedTuple):
 
 
 CPU_BLOCK = Block(1024, 2048)  # a block's logits and weights fit into the caches
-# For each block of tokens the whole weight is read, and its gradient is updated. On a GPU with B
-# FLOPs per byte, arithmetic takes longer than these transfers if a block has more than
-# 2 B / (1 - B / hidden size) tokens: at a hidden size of 2048, 331 tokens on an A100 with 80 GB
-# (B = 153) and 689 on an H100 (B = 295).
+# Each block of tokens reads the whole weight and updates its gradient. On a GPU that computes B
+# FLOPs per byte of memory traffic, arithmetic takes longer than this traffic if a block has more
+# than 2 B / (1 - B / hidden size) tokens. At a hidden size of 2048 these are 331 tokens on an A100
+# with 80 GB (B = 153) and 689 tokens on an H100 (B = 295).
 GPU_BLOCK = Block(1024, None)
-# More tokens than in GPU_BLOCK: the weight's gradient is rounded less often. Fewer entries: the
-# gradient's sum in fp32 is hardly larger than the logits of a GPU_BLOCK. 4096 tokens of OPT-1.3B
-# then need 6.4 instead of 7.3 GB of memory traffic.
+# More tokens than in GPU_BLOCK, so that the weight's gradient is rounded less often, but fewer
+# entries of the vocabulary, so that the fp32 sum of this gradient takes hardly more memory than a
+# GPU_BLOCK's logits. 4096 tokens of OPT-1.3B need 6.4 instead of 7.3 GB of memory traffic.
 GPU_GRADIENT_BLOCK = Block(4096, 4096)
 # True for a CPU, False for a GPU -> the blocks of the forward and of the backward pass.
 BLOCKS = {True: (CPU_BLOCK, CPU_BLOCK), False: (GPU_BLOCK, GPU_GRADIENT_BLOCK)}
@@ -115,7 +115,7 @@ class _FusedLogprobs(torch.autograd.Function):
                 outs = (log_sum_KN[k, rows], entropy_KN[k, rows], picked_N[rows])
                 _reduce_block(logits_RW, ids_N[rows] - column.start, options, outs)
         log_sum_N = log_sum_KN.logsumexp(dim=0)
-        # Chain rule: entropy = entropy of the choice of a block + mean entropy within the blocks.
+        # Chain rule: entropy over all ids = entropy over blocks + mean entropy within a block.
         log_share_KN = log_sum_KN - log_sum_N
         entropy_KN -= log_share_KN.clamp(min=LEAST_LOG)
         entropy_N = (log_share_KN.exp() * entropy_KN).sum(dim=0)
@@ -139,7 +139,7 @@ class _FusedLogprobs(torch.autograd.Function):
         with torch.autocast(hidden_NH.device.type, enabled=False):
             for column in _split_range(len(weight_VH), ctx.block.vocabulary):
                 part_WH = None if weight_gradient is None else weight_gradient[column]
-                sum_WH = part_WH  # sum over all blocks of tokens; the first block overwrites it
+                sum_WH = part_WH  # the first block of tokens overwrites it, the others add
                 if part_WH is not None and is_rounded:
                     sum_WH = torch.zeros_like(part_WH, dtype=exact)
                 for rows in blocks_N:
@@ -173,10 +173,10 @@ def _reduce_block(
 ) -> None:
     """Reduce a block's logits, divided by the temperature, to the three tensors ``outs``.
 
-    ``outs`` are the log-sum-exp and entropy of each row, and the logit of each id that is in this
+    ``outs`` get each row's log-sum-exp, its entropy, and the logit of its id if this id is in the
     block of the vocabulary. The logits may be overwritten.
     """
-    kernel = _logprob_kernel(logits_RW)
+    kernel = _select_logprob_kernel(logits_RW)
     if kernel is not None:
         kernel.reduce_logits(logits_RW, ids_R, scale=1 / options.temperature, outs=outs)
         return
@@ -185,7 +185,7 @@ def _reduce_block(
         _reduce_block_in_torch(logits_RW[part], ids_R[part], options, own)
 
 
-def _logprob_kernel(logits: Tensor) -> LogprobsKernel | None:
+def _select_logprob_kernel(logits: Tensor) -> LogprobsKernel | None:
     found: LogprobsKernel | None = kernels_for(logits.device.type).logprobs_kernel(logits)
     return found
 
@@ -209,11 +209,11 @@ def _replace_by_gradient_(
 ) -> None:
     """Overwrite a block's logits with their gradient.
 
-    ``given``: each token's log-sum-exp and entropy over the vocabulary, then the gradients of its
-    log-prob and its entropy. Before the division by the temperature,
+    ``given`` has four tensors: each token's log-sum-exp and entropy over the vocabulary, and the
+    gradients of its log-prob and its entropy. Without the factor 1 / temperature,
     d log p_i / d l_j = 1[i = j] - p_j and d H / d l_j = -p_j (log p_j + H).
     """
-    kernel = None if options.entropy_gradient else _logprob_kernel(logits_RW)
+    kernel = None if options.entropy_gradient else _select_logprob_kernel(logits_RW)
     if kernel is not None:
         scale, (log_sum_R, _, slopes_R, _) = 1 / options.temperature, given
         kernel.replace_by_gradient_(

@@ -24,15 +24,15 @@ from rlhf.models.weight_files import (
     CONSTANTS,
     require_finite_weights,
     stored_dtype,
+    stored_tensor_dtypes,
     summarize_names,
-    tensor_types,
 )
 from rlhf.options.cpu_kernels.cpu_layers import initial_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# Fields of config.json that count modules, and their largest allowed value.
+# Fields of config.json that count modules; MOST is their largest allowed value.
 # With a huge value transformers would build modules for hours before any shape is compared.
 COUNTS = {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_labels"}
 COUNTS |= {"encoder_layers", "decoder_layers"}
@@ -47,9 +47,9 @@ Shard = Callable[[nn.Parameter], Tensor | None]
 def draw_weights_by_block(shard: Shard | None = None) -> Iterator[None]:
     """Make transformers draw random weights in fp32 for models that are built in this context.
 
-    With ``shard`` the whole model is never in memory. The memory of each module is freed as soon as
-    the module is constructed. It is allocated again block by block (element of a ModuleList), to
-    initialize and shard the block. The values equal those of an ordinary build, since random
+    With ``shard`` the whole model is never in memory. Each module's memory is freed as soon as the
+    module is constructed. Each block (element of a ModuleList) gets memory again when its weights
+    are drawn, and is then sharded. The values equal those of an ordinary build, since random
     numbers are drawn in the same order.
     """
     from transformers import PreTrainedModel
@@ -157,7 +157,7 @@ def find_adapter_chain(source: ModelSource) -> tuple[list[Adapter], ModelSource]
             key=f"{source.key}={source.path}, base_model_name_or_path",
             path=config.base_model_name_or_path,
             revision=config.revision,
-            # The user has not trusted this base: only the adapter's file names it.
+            # Only the adapter's file names this base: the user has not declared it trusted.
             trust_remote_code=False,
         )
     return adapters, source
@@ -216,7 +216,7 @@ def _load_base_model(
     config = load_config(source, **overrides)
     with translate_errors(source.build_error):
         dtype = stored_dtype(source) if mapped else torch.float32
-        tensor_types(source)
+        stored_tensor_dtypes(source)
         load = partial(
             auto_class.from_pretrained,
             source.path,
@@ -238,7 +238,7 @@ def _load_base_model(
 
 
 def _require_trainable(fields: Mapping[str, Any], source: ModelSource) -> None:
-    """Raise CheckpointError if config.json has huge counts, quantized or redirected weights."""
+    """Raise CheckpointError for huge counts, or quantized or redirected weights, in config.json."""
     rest: list[Any] = [fields]
     while rest:
         each = rest.pop()
@@ -261,7 +261,7 @@ def _require_matching_tensors(
 ) -> None:
     """Check that the files hold all tensors of ``model``, and no others, in the same shapes.
 
-    If a scorer starts from a language model, its new head and the output layer are not compared.
+    A scorer that starts from a language model has a new head and no output layer: neither counts.
     """
     missing, unexpected = set(found["missing_keys"]), set(found["unexpected_keys"])
     unexpected = {name for name in unexpected if not CONSTANTS.search(name)}

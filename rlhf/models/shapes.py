@@ -46,36 +46,36 @@ class ModelShape:
     """True if only eager attention works, which saves (tokens, tokens) probabilities per head."""
 
     @cached_property
-    def layer_weights(self) -> int:
+    def weights_per_layer(self) -> int:
         """Return the number of weights of one layer."""
         return sum(i * o for i, o in self.matrices) + self.layer_vectors
 
     @cached_property
     def weights(self) -> int:
         """Return the number of weights of the language model."""
-        return self.layers * self.layer_weights + self.outside + self.head
+        return self.layers * self.weights_per_layer + self.outside + self.head
 
     @cached_property
     def scorer_weights(self) -> int:
         """Return the number of weights of a reward model or critic, whose head has one output."""
-        return self.layers * self.layer_weights + self.outside + self.embedding
+        return self.layers * self.weights_per_layer + self.outside + self.embedding
 
     @cached_property
-    def multiplied_weights(self) -> int:
+    def linear_layer_weights(self) -> int:
         """Return the number of weights in the linear layers, without the head."""
         inner = self.layers * sum(i * o for i, o in self.matrices)
-        return inner + sum(i * o for i, o in self.projections)
+        return inner + sum(i * o for i, o in self.embedding_projections)
 
     @property
-    def projections(self) -> tuple[tuple[int, int], ...]:
-        """Return (inputs, outputs) of the projections from and to the embedding; () if none."""
+    def embedding_projections(self) -> tuple[tuple[int, int], ...]:
+        """Return (inputs, outputs) of the projections from and to a narrower embedding, if any."""
         narrow, wide = self.embedding, self.hidden
         return () if narrow == wide else ((narrow, wide), (wide, narrow))
 
     def adapter_weights(self, rank: int) -> int:
         """Return the number of weights of LoRA adapters on all linear layers except the head."""
         sides = self.layers * sum(i + o for i, o in self.matrices)
-        return rank * (sides + sum(i + o for i, o in self.projections))
+        return rank * (sides + sum(i + o for i, o in self.embedding_projections))
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -168,7 +168,7 @@ def _llama_shape(c: Mapping[str, Any], *, biases: int = 0, qk_norm: bool = False
 def _shape_with_fused_qkv(
     *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, outside: int, head: int
 ) -> ModelShape:
-    """Return the shape of GPT-2, GPT-NeoX or BLOOM: one QKV matrix, biases everywhere."""
+    """Return the shape of GPT-2, GPT-NeoX or BLOOM, with one QKV matrix and biases everywhere."""
     return ModelShape(
         layers=layers,
         hidden=hidden,
@@ -226,19 +226,19 @@ def _gpt2_shape(c: Mapping[str, Any]) -> ModelShape:
         outside=(c["vocab_size"] + c.get("n_positions", 1024)) * hidden + 2 * hidden,
         head=0 if c.get("tie_word_embeddings", True) else c["vocab_size"] * hidden,
     )
-    # GPT-2's own activation has several products and a tanh; autograd saves the input of each.
+    # GPT-2's own activation has several products and a tanh: autograd saves each one's input.
     return replace(shape, wide_copies=5 if c.get("activation_function", "gelu_new") in OWN else 2)
 
 
 def _olmo2_shape(c: Mapping[str, Any]) -> ModelShape:
-    """Return OLMo 2's shape: norms after attention and feed-forward, and over all heads of Q, K."""
+    """Return OLMo 2's shape: Llama with a norm over all query heads and one over all key heads."""
     shape = _llama_shape(c)
     whole = (shape.heads + shape.kv_heads) * shape.head_dim
     return replace(shape, layer_vectors=shape.layer_vectors + whole, norms_heads=True)
 
 
 def _gemma3_shape(c: Mapping[str, Any]) -> ModelShape:
-    """Return Gemma 3's shape: Llama with four norms per layer; embeddings tied by default."""
+    """Return Gemma 3's shape: Llama with four norms per layer and, by default, tied embeddings."""
     defaults = {"tie_word_embeddings": True, "head_dim": 256}
     shape = _llama_shape(defaults | dict(c), qk_norm=True)
     return replace(shape, layer_vectors=shape.layer_vectors + 2 * shape.hidden, norms=4)

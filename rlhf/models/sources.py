@@ -12,7 +12,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 
-# In error messages, this replaces the config key of folders that a run wrote: no key names them.
+# No config key names a folder that a run wrote: error messages have this name instead of a key.
 RUN_FOLDER = "run folder"
 
 
@@ -92,7 +92,7 @@ def build_load_error(
 
 
 def _build_damaged_run_error(folder: Path, reason: str, *, what: str) -> CheckpointError:
-    """Return the error for a missing or damaged folder that a run wrote and can write again."""
+    """Return the error for a missing or damaged folder that its run can write again."""
     is_tokenizer = folder.name == "tokenizer"  # RUN_DIR/tokenizer; models are RUN_DIR/PHASE/NAME
     run_dir = folder.parent if is_tokenizer else folder.parent.parent
     state = "is missing"
@@ -117,7 +117,7 @@ def config_fields(
 
     Random weights use ``architecture``. Pretrained weights use config.json in their folder or, for
     a hub id, the published fields in ``architecture`` or config.json in the hub cache. For an
-    adapter, the base model's fields are returned; a base (``is_base``) must not be an adapter.
+    adapter, the base model's fields are returned, unless the model is itself a base (``is_base``).
     """
     if model.init is ModelInit.random:
         return dict(model.architecture)

@@ -133,7 +133,7 @@ def load_tokenizer(
         )
         if end_token is not None:
             tokenizer.add_special_tokens({"eos_token": end_token})
-        # Damaged files raise an error here. Without files, transformers makes an empty tokenizer.
+        # This raises an error for damaged files. If files are missing, the tokenizer is empty.
         said = tokenizer.decode(tokenizer(SENTENCE, add_special_tokens=False).input_ids)
     if _keep_letters(said) != _keep_letters(SENTENCE):
         reason = f"it reads {SENTENCE!r} as {said!r}: files are missing or another model's"
@@ -151,7 +151,7 @@ def load_tokenizer(
 
 
 def _keep_letters(text: str) -> str:
-    """Return only the letters, in lower case: tokenizers may change case, spaces and signs."""
+    """Return the letters in lower case: tokenizers may change case, spaces and punctuation."""
     return "".join(filter(str.isalpha, text.casefold()))
 
 
@@ -162,7 +162,7 @@ def check_same_tokens(
     place: str | Path,
     name: str = "reward_model",
 ) -> None:
-    """Raise ConfigError if the tokens of ``other`` (config key ``name``) are not ``actor``'s."""
+    """Raise ConfigError unless ``other``, of config key ``name``, has the tokens of ``actor``."""
     if actor.get_vocab() == other.get_vocab() and actor.eos_token_id == other.eos_token_id:
         return
     raise ConfigError(

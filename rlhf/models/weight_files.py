@@ -20,9 +20,9 @@ FLOATS = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-# Masks and positions that older versions of transformers saved, and models now compute.
+# Names of masks and positions, which old versions of transformers saved; models compute them.
 CONSTANTS = re.compile(r"(^|\.)(attn|attention)\.bias$|masked_bias$|position_ids$|\.inv_freq$")
-SHARDS = "shard-?????-model-?????-of-?????.safetensors"  # files that transformers would load first
+SHARDS = "shard-?????-model-?????-of-?????.safetensors"  # files that transformers prefers
 NAMED = 3  # maximum number of tensors to name in an error
 
 
@@ -31,12 +31,12 @@ def stored_dtype(source: ModelSource) -> torch.dtype:
 
     transformers memory-maps tensors only if it loads them in the dtype of their file.
     """
-    types = set(tensor_types(source).values())
+    types = set(stored_tensor_dtypes(source).values())
     dtype = FLOATS[types.pop()] if len(types) == 1 else torch.float32
     return torch.float32 if dtype is torch.float64 else dtype
 
 
-def tensor_types(source: ModelSource) -> dict[str, str]:
+def stored_tensor_dtypes(source: ModelSource) -> dict[str, str]:
     """Return the safetensors dtype of each tensor of ``source``, without masks and positions.
 
     Raises:
@@ -47,7 +47,7 @@ def tensor_types(source: ModelSource) -> dict[str, str]:
     types: dict[str, str] = {}
     places: dict[str, str] = {}
     for path in files:
-        types |= (found := types_in_file(path))
+        types |= (found := dtypes_in_file(path))
         places |= dict.fromkeys(found, Path(path).name)
     if index is not None and index != places:
         wrong = sorted(dict(index.items() ^ places.items()))
@@ -56,11 +56,11 @@ def tensor_types(source: ModelSource) -> dict[str, str]:
             f"{summarize_names(wrong)}"
         )
     types = {name: kind for name, kind in types.items() if not CONSTANTS.search(name)}
-    require_float_types(types, source)
+    require_float_dtypes(types, source)
     return types
 
 
-def types_in_file(path: str) -> dict[str, str]:
+def dtypes_in_file(path: str) -> dict[str, str]:
     """Return the safetensors dtype of each tensor in a file."""
     from safetensors import safe_open
 
@@ -68,7 +68,7 @@ def types_in_file(path: str) -> dict[str, str]:
         return {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
 
 
-def require_float_types(types: Mapping[str, str], source: ModelSource) -> None:
+def require_float_dtypes(types: Mapping[str, str], source: ModelSource) -> None:
     """Raise a CheckpointError if there are no tensors, or the dtype of a tensor is no float."""
     odd = [f"{name} ({kind})" for name, kind in types.items() if kind not in FLOATS]
     if odd or not types:

@@ -34,7 +34,7 @@ from rlhf.data.pair_numbers import PairColumn
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import optimizer_settings
 from rlhf.engine.zero3_partition import build_parameter_placer
-from rlhf.models.build import build_scorer, extensions_of, require_enough_positions
+from rlhf.models.build import build_scorer, find_model_extensions, require_enough_positions
 from rlhf.models.language_model import Scorer
 from rlhf.options import RewardConfig, hooks_of
 from rlhf.phases.reward_evaluation import RewardEvaluation, measure_scores
@@ -104,7 +104,7 @@ class RewardTrainer:
             self.source,
             context.tokenizer,
             seed=seed,
-            extensions=extensions_of(config, Role.reward_training, seed=seed),
+            extensions=find_model_extensions(config, Role.reward_training, seed=seed),
             shard=build_parameter_placer(Role.reward_training, **self._shared),
         )
         require_enough_positions(

@@ -19,7 +19,7 @@ from rlhf.data.collate import collate_sequences
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import optimizer_settings
 from rlhf.engine.zero3_partition import build_parameter_placer
-from rlhf.models.build import build_actor, extensions_of, require_enough_positions
+from rlhf.models.build import build_actor, find_model_extensions, require_enough_positions
 from rlhf.models.language_model import LanguageModel, kept_token_logprobs
 from rlhf.models.sources import ModelSource
 from rlhf.options import hooks_of
@@ -98,7 +98,7 @@ class SftTrainer:
             self.source,
             context.tokenizer,
             seed=seed,
-            extensions=extensions_of(config, Role.sft, seed=seed),
+            extensions=find_model_extensions(config, Role.sft, seed=seed),
             shard=build_parameter_placer(Role.sft, **shared),
         )
         require_enough_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")

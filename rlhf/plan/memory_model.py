@@ -173,7 +173,7 @@ def autocast_copy_bytes(model: ModelUse, *, size: int, dtype: Dtype) -> int:
     """Return the bytes of half-precision weight copies that autocast keeps in a training pass."""
     if dtype is Dtype.fp32 or size == HALF:
         return 0
-    return HALF * (model.shape.multiplied_weights + model.extra_weights)
+    return HALF * (model.shape.linear_layer_weights + model.extra_weights)
 
 
 def logit_bytes(model: ModelUse, *, positions: int, size: int, is_gpu: bool) -> int:

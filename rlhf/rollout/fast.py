@@ -95,7 +95,7 @@ class FastRollout:
     ) -> list[Request]:
         """Sample a conversation per prompt, of at most ``max_tokens`` tokens; return the requests.
 
-        Between two turns, a request waits for an observation in the rows that ``pause`` builds.
+        Between two turns, ``pause`` provides the rows in which requests wait for observations.
         """
         requests = self._build_requests(prompts)
         tokens = max(len(request.prompt) for request in requests) + max_tokens
@@ -111,7 +111,7 @@ class FastRollout:
         tokens: int,
         pause: Pause | None = None,
     ) -> None:
-        """Generate all responses; a prompt and its response have at most ``tokens`` tokens."""
+        """Generate all responses; each prompt plus response has at most ``tokens`` tokens."""
         rows = min(self._settings.max_rows or len(requests), len(requests))
         parked = 0 if pause is None else rows
         with actor.evaluating() as module:
@@ -119,7 +119,7 @@ class FastRollout:
             parts = self._find_modules(model, tokens=tokens)
             if parts is not None and not can_fuse(parts):
                 parts = None
-            gathers = parts is not None and self._gathers_weights(actor, model)
+            gathers = parts is not None and self._should_gather_weights(actor, model)
             is_layerwise = actor.is_sharded and not gathers
             with actor.gather_parameters(model) if gathers else nullcontext():
                 fused = None if is_layerwise else parts
@@ -211,20 +211,20 @@ class FastRollout:
             return nullcontext()
         return torch.autocast(self._ranks.device.type, enabled=False)
 
-    def _gathers_weights(self, actor: Engine, model: nn.Module) -> bool:
-        """Return True if ranks gather sharded weights for a whole rollout; equal on all ranks."""
+    def _should_gather_weights(self, actor: Engine, model: nn.Module) -> bool:
+        """Return True if the ranks, which all agree, should gather weights for a whole rollout."""
         match self._settings.gather_weights:
             case _ if not actor.is_sharded:
                 return False
             case When.auto:
                 needed = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
-                lacks = needed * self._settings.dtype.itemsize > free_bytes(self._ranks.device) / 2
+                lacks = needed * self._settings.dtype.itemsize > spare_bytes(self._ranks.device) / 2
                 return not self._ranks.any(lacks)
             case choice:
                 return choice is When.always
 
 
-def free_bytes(device: torch.device) -> int:
+def spare_bytes(device: torch.device) -> int:
     """Return the free memory of the GPU, or of the host if ``device`` is a CPU, in bytes.
 
     Memory that torch reserves for later allocations counts as free; the driver counts it as used.

@@ -27,7 +27,7 @@ class HfRollout:
         self._stop = stop
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        """Return one response per prompt, which depends only on the prompt and its row of draws."""
+        """Return one response per prompt; its random numbers are the prompt's row of draws_BT."""
         with actor.evaluating() as module:
             policy: Any = getattr(module, "pretrained", module)  # unwrap the Hugging Face model
             return self.sample(policy, prompts, policy.generate, synced_gpus=actor.is_sharded)
@@ -80,7 +80,7 @@ class HfRollout:
             step = ids_BS.shape[1] - prompt_tokens
             drawn = draw_tokens(
                 logits_BV,
-                # Under ZeRO-3 a finished rank runs steps for other ranks: it reuses its last draw.
+                # Under ZeRO-3 a finished rank takes part in further steps, with its last draw.
                 prompts.draws_BT[:, min(step, prompts.draws_BT.shape[1] - 1)],
                 self._sampling,
                 barred_B=everyone_B if step < self._sampling.min_tokens else None,

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHUNK = 64  # tokens per vocabulary chunk; probabilities within a chunk are summed in fp32
-NUCLEUS = 256  # number of likeliest tokens that top-p sorts first, and more only if needed
-MARGIN = 4  # extra tokens to decode for a stop text: the first tokens may be parts of a character
+NUCLEUS = 256  # tokens that are sorted first for top-p; more are sorted only if needed
+MARGIN = 4  # extra tokens to decode, since the first tokens may be parts of a character
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def draw_tokens(
     ``draws_B`` holds one uniform number in [0, 1) per row, so the same draw gives the same token
     whatever else is in the batch. Rows where ``barred_B`` is True cannot draw ``end_ids``. The
     log-probs equal the results of ``token_logprobs``: they ignore top-k, top-p and ``barred_B``.
-    top-p first sorts ``likeliest`` tokens; unless these are all, the host checks if they suffice.
+    For top-p ``likeliest`` tokens are sorted; if there are more, the host checks if these suffice.
     """
     bars = barred_B is not None or sampling.min_tokens > 0
     kernel = _select_draw_kernel(logits_BV, sampling)
@@ -77,7 +77,7 @@ def draw_tokens(
     if sampling.top_k == 1:
         tokens_B1 = logits_BV.argmax(dim=-1, keepdim=True)
     else:
-        tokens_B1 = _inverse_cdf(
+        tokens_B1 = _draw_by_inverse_cdf(
             truncate_probabilities(probabilities_BV, sampling, likeliest=likeliest),
             draws_B.double()[:, None],
         )
@@ -117,7 +117,7 @@ def truncate_probabilities(
 def _nucleus_threshold(probabilities_BV: Tensor, share: float, likeliest: int) -> Tensor:
     """Return the lowest probability (B, 1) of the fewest likeliest tokens that hold ``share``."""
     total_B1 = probabilities_BV.sum(dim=-1, keepdim=True, dtype=torch.float64)
-    wanted_B1 = (share - 1e-7) * total_B1  # minus a margin for the error of fp32 sums
+    wanted_B1 = (share - 1e-7) * total_B1  # the margin 1e-7 allows for the error of fp32 sums
     num_tokens = probabilities_BV.shape[1]
     size = min(likeliest, num_tokens)
     while True:
@@ -129,7 +129,7 @@ def _nucleus_threshold(probabilities_BV: Tensor, share: float, likeliest: int) -
         size = min(16 * size, num_tokens)
 
 
-def _inverse_cdf(weights_BV: Tensor, draws_B1: Tensor) -> Tensor:
+def _draw_by_inverse_cdf(weights_BV: Tensor, draws_B1: Tensor) -> Tensor:
     """Return the tokens (B, 1) at which the cumulative weights pass ``draws`` times the total.
 
     The search has two levels: first over chunks, each summed in fp32, then over the tokens of one
@@ -160,7 +160,7 @@ def _inverse_cdf(weights_BV: Tensor, draws_B1: Tensor) -> Tensor:
 def _find_slice(targets_B1: Tensor, ends_BN: Tensor) -> Tensor:
     """Return the index (B, 1) of the slice that holds each target, given the ends of the slices."""
     places_B1 = torch.searchsorted(ends_BN, targets_B1, right=True)
-    return places_B1.clamp(max=ends_BN.shape[1] - 1)  # searchsorted puts NaN past the end
+    return places_B1.clamp(max=ends_BN.shape[1] - 1)  # the index for NaN is past the end
 
 
 def _select_draw_kernel(logits_BV: Tensor, sampling: SamplingSettings) -> DrawKernel | None:
@@ -175,7 +175,7 @@ def _select_draw_kernel(logits_BV: Tensor, sampling: SamplingSettings) -> DrawKe
 class StopTexts:
     """A detector of stop texts in a response that grows token by token.
 
-    It is falsy if there are no ``texts``.
+    ``bool()`` of the detector is False if there are no ``texts``.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:

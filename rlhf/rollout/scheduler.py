@@ -24,7 +24,7 @@ from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, Packi
 from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens, stack_token_logprobs
 
 PREFILL_TOKENS = 8192  # maximum number of prompt tokens per prefill, which limits its memory
-JOINING_SHARE = 8  # a prefill that needs its own pass waits until 1/8 of the rows are free
+JOINING_SHARE = 8  # a prefill that needs a pass of its own waits until 1/8 of the rows are free
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Request:
 
     index: int  # row of the response in the batch
     prompt: tuple[int, ...]
-    limit: int  # length of ``ids`` at which the current turn is cut
+    limit: int  # the current turn ends when ``ids`` has this length
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # 0 at observations
     has_ended: bool = False
@@ -57,7 +57,7 @@ class Request:
         return len(self.ids) - self.turn_starts[-1]
 
     @property
-    def is_answered(self) -> bool:
+    def is_turn_complete(self) -> bool:
         """Return True if the current turn is complete."""
         return self.has_ended or len(self.ids) == self.limit
 
@@ -100,8 +100,8 @@ class Scheduler:
     """A loop that drives a decoder until every request has ended.
 
     Active request i uses row i of the decoder; when it ends, the last active request moves to its
-    row. With ``pause``, a request whose turn is complete waits for an observation in a row from
-    ``max_rows`` on.
+    row. With ``pause``, a request whose turn is complete moves to a row from ``max_rows`` on, and
+    waits there for an observation.
 
     ``any_rank_works(has_work)`` returns True if any rank has work left. If a forward pass needs all
     ranks, a rank that has finished runs dummy passes for the others.
@@ -144,13 +144,13 @@ class Scheduler:
                 drawn_2B = self._draw_tokens(requests, logits_BV, draws_NT)
             elif self._active:
                 requests, drawn_2B = self._active, self._decode(draws_NT)
-            else:  # other ranks work, or the last paused request has just ended
+            else:  # nothing to do: other ranks work, or the last paused request has ended
                 if not isinstance(self._decoder, DrawingDecoder):
                     ids_1 = torch.zeros(1, dtype=torch.long, device=draws_NT.device)
                     self._decoder.decode(ids_1, [0])
                 continue
             self._append_tokens(requests, drawn_2B)
-            self._remove_answered_requests()
+            self._free_rows_of_complete_turns()
 
     def _decode(self, draws_NT: Tensor) -> Tensor:
         """Decode and draw a token for every active request; return tokens and log-probs (2, B)."""
@@ -165,7 +165,7 @@ class Scheduler:
         return self._draw_tokens(requests, logits_BV, draws_NT)
 
     def _select_joining(self, waiting: Sequence[Request]) -> list[Request]:
-        """Return the first ``waiting`` requests that fit into a prefill; [] to decode instead."""
+        """Return the ``waiting`` requests to prefill next; none if the next pass should decode."""
         free = self._max_rows - len(self._active) - len(self._paused or ())
         packs = isinstance(self._decoder, PackingDecoder)
         fewest = 1 if packs else max(1, self._max_rows // JOINING_SHARE)
@@ -230,16 +230,16 @@ class Scheduler:
                 and self._stop.completes_stop_text(request.ids[request.turn_starts[-1] :])
             )
 
-    def _remove_answered_requests(self) -> None:
+    def _free_rows_of_complete_turns(self) -> None:
         """Remove or pause requests with complete turns; the last row moves into each freed row."""
         if self._paused is not None:
             for row, request in enumerate(self._active):
-                if request.is_answered:
+                if request.is_turn_complete:
                     self._paused.add(row, request)
         for row in range(len(self._active)):
-            while self._active and self._active[-1].is_answered:
+            while self._active and self._active[-1].is_turn_complete:
                 self._active.pop()
-            if row < len(self._active) and self._active[row].is_answered:
+            if row < len(self._active) and self._active[row].is_turn_complete:
                 last = self._active.pop()
                 self._decoder.move_row(len(self._active), row, columns=last.newest_position)
                 self._active[row] = last
@@ -254,7 +254,7 @@ class Scheduler:
     def _continue_requests(
         self, continued: list[tuple[Request, list[int]]], device: torch.device
     ) -> tuple[list[Request], Tensor]:
-        """Move ``continued`` rows behind the active rows, and prefill; return as ``_prefill``."""
+        """Move ``continued`` rows behind the active rows; prefill and return like ``_prefill``."""
         paused, behind = self._paused, len(self._active)
         assert paused is not None
         lengths = [len(ids) for _, ids in continued]

@@ -91,7 +91,7 @@ class Console:
         return self._rich.is_terminal
 
     @contextmanager
-    def screen(self) -> Generator[Callable[[RenderableType], None]]:
+    def full_screen(self) -> Generator[Callable[[RenderableType], None]]:
         """Yield a function that fills the terminal with a renderable, or prints it otherwise."""
         from rich.live import Live
 
@@ -166,7 +166,7 @@ class _LineProgress:
         self._due = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def advance(self, step: int, values: Mapping[str, float]) -> None:
-        """Print a line every ``log_every`` steps, or every half minute if it is None."""
+        """Print a line every ``log_every`` steps or, if that is None, every half minute."""
         self._values.update(values)
         self._step = step
         self._is_printed = False

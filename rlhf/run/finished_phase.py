@@ -29,7 +29,7 @@ from rlhf.run.results import format_json, read_json_object, read_phase_result, w
 
 STATE = "state"  # the checkpoints of a phase in progress, see phase_state.py
 RESULT = "result.json"
-NOT_LISTED = (STATE, MANIFEST, RESULT)  # skipped when the files of a phase are listed
+NOT_LISTED = (STATE, MANIFEST, RESULT)  # the manifest's list of files skips them
 
 
 def finish_phase(
@@ -42,14 +42,14 @@ def finish_phase(
 ) -> None:
     """Write the manifest and the result of a phase whose files and log lines are complete.
 
-    ``folder`` holds the files (None: their place in ``run_dir``); ``files`` are their sizes and
-    hashes, if they are known. Otherwise the files are read, and flushed to the drive.
+    ``folder`` holds the files (None: the phase's folder in ``run_dir``). ``files`` are their sizes
+    and hashes; without ``files``, the files are read to compute these, and flushed to the drive.
     """
     folder = folder or run_dir / phase
     folder.mkdir(parents=True, exist_ok=True)
     if files is None:
         files = folder_identities(folder, skip=NOT_LISTED)
-    logs = {path.name: _lines_identity(path, phase) for path in sorted(run_dir.glob("*.jsonl"))}
+    logs = {path.name: _hash_lines(path, phase) for path in sorted(run_dir.glob("*.jsonl"))}
     text = format_json(result).encode()
     own: Identity = [len(text), sha256_of(text)]
     write_json(folder / MANIFEST, {"files": {**files, RESULT: own}, "logs": logs})
@@ -74,7 +74,7 @@ def verify_phase(run_dir: Path, phase: Phase) -> str | None:
         others = {each.name for each in folder.iterdir()} - listed  # STATE, and files of the user
         check_files(folder, files, skip=others)
         for name, (count, sha256) in manifest["logs"].items():
-            if not _has_lines(run_dir / name, phase, count, sha256):
+            if not _has_unchanged_lines(run_dir / name, phase, count, sha256):
                 return (
                     f"{run_dir / name} does not have the {count} lines that {phase} wrote: the "
                     "models are intact, but the report may lack curves, samples or alarms"
@@ -120,18 +120,18 @@ def phase_lines(path: Path, phase: str) -> Iterator[bytes]:
                 yield line
 
 
-def _lines_identity(path: Path, phase: str, count: int | None = None) -> Identity:
-    """Return the number and hash of a phase's lines in a log, or of the first ``count`` lines.
+def _hash_lines(path: Path, phase: str, count: int | None = None) -> Identity:
+    """Return the number and hash of a phase's lines in a log, or of its first ``count`` lines.
 
-    If a network drive refuses lines, they may be written after the manifest: ``count`` skips them.
+    ``count`` excludes lines that a network drive accepted only after the manifest was written.
     """
     lines = list(islice(phase_lines(path, phase), count))
     return [len(lines), sha256_of(lines)]
 
 
-def _has_lines(path: Path, phase: str, count: int, sha256: str) -> bool:
+def _has_unchanged_lines(path: Path, phase: str, count: int, sha256: str) -> bool:
     try:
-        return _lines_identity(path, phase, count) == [count, sha256]
+        return _hash_lines(path, phase, count) == [count, sha256]
     except CheckpointError:
         return False
 
@@ -151,7 +151,7 @@ def _add_repair_advice(phase_dir: Path) -> Iterator[None]:
 
 
 def iterate_metrics(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield each logged step of a phase with its metrics; null is returned as NaN."""
+    """Yield each logged step of a phase with its metrics, with NaN in place of null."""
     for line in phase_lines(source / "metrics.jsonl", phase):
         values = json.loads(line)
         step = values.pop("step")

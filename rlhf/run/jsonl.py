@@ -16,9 +16,9 @@ from rlhf.base.foreign_errors import remedy_of
 from rlhf.base.stored_files import open_regular_file, read_json_lines_with_bytes
 from rlhf.options import hooks_of
 
-# The log files of a run, to which rank 0 appends. An option's module ``keys`` has its log as LOG.
+# The files that options add to LOGS. An option names its file as LOG in its module ``keys``.
 OPTIONS_LOGS = list(hooks_of("keys", "LOG"))
-LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS)
+LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS)  # rank 0 appends to them
 # UTF-8 cannot encode a lone surrogate: it is written as \udXXX, which JSON decodes back.
 ENCODING_ERRORS = "backslashreplace"
 

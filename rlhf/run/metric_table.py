@@ -34,7 +34,7 @@ def _build_metric_info(
 
 
 TABLE = merge_tables([read_yaml_beside(__file__, "metrics.yaml"), *option_tables("metrics.yaml")])
-# This raises TypeError if an entry lacks a field or has an unknown field.
+# _build_metric_info raises TypeError if an entry lacks a field or has an unknown field.
 GROUPS: Mapping[str, Mapping[str, MetricInfo]] = {
     title: {name: _build_metric_info(**entry) for name, entry in group.items()}
     for title, group in TABLE.items()
@@ -45,7 +45,7 @@ METRICS = {name: info for group in GROUPS.values() for name, info in group.items
 def documented_name(name: str) -> str:
     """Return the key of the metric ``name`` in ``METRICS``.
 
-    If users choose the last part of a name, the key has NAME instead: group/mine -> group/NAME.
+    Users choose the last part of some names. For these the key is GROUP/NAME, literally with NAME.
     """
     group, _, last = name.rpartition("/")
     return f"{group}/NAME" if last and f"{group}/NAME" in METRICS else name

@@ -15,8 +15,8 @@ from rlhf.config.choices import Source
 from rlhf.config.freeze import FROZEN, read_command, read_frozen_keys
 from rlhf.run.results import finished_phases, read_phase_result
 
-PLACES = ("run_dir", "resume")  # keys that do not describe the model
-TIMES = ("seconds", "planned", "measured")  # entries of results that do not measure the model
+PLACES = ("run_dir", "resume")  # config keys that are places, not settings of the model
+TIMES = ("seconds", "planned", "measured")  # entries of results on time and memory, not the model
 LIMITS = """\
 - It was trained for research. Nobody has tested it for harmful, false, biased or private output:
   it is not safe to deploy.
@@ -26,7 +26,7 @@ LIMITS = """\
   one prompt; a policy can raise it without better answers."""
 SYNTHETIC = """
 - The data is a generated task about short lists of words. The model can do nothing else."""
-LONGEST = 100  # maximum number of characters of a question
+LONGEST = 100  # maximum number of characters of an example's question or prompt
 QUESTION = re.compile(r"\bHuman:\s*((?:(?!Human:).)+?)\s*Assistant:\s*\Z", re.DOTALL)
 
 
@@ -45,7 +45,7 @@ def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> st
         "Settings that differ from the presets": markdown_table(
             ("key", "value"), _settings_of_command(words, keys)
         ),
-        "Data": markdown_table(("what", "value"), _data_rows(keys, rows)),
+        "Data": markdown_table(("what", "value"), _data_table_rows(keys, rows)),
         "Limits": LIMITS + (SYNTHETIC if keys["data.source"] == Source.synthetic else ""),
     }
     text = "".join(f"\n\n## {title}\n\n{body}" for title, body in sections.items() if body)
@@ -82,7 +82,7 @@ def _settings_of_command(
             yield key, _format_value(keys.get(key, typed))
 
 
-def _data_rows(
+def _data_table_rows(
     keys: Mapping[str, Any], rows: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[str, str]]:
     yield "source", _format_value(keys["data.source"])

@@ -199,7 +199,7 @@ class BestStep:
     def from_config(
         cls, config: CheckpointConfig, phase: Phase, direction: Callable[[str], str | None]
     ) -> BestStep:
-        """Return the state before the first evaluation of ``phase``."""
+        """Return the record before the first evaluation of ``phase``; it has no value yet."""
         if config.best is None or not config.best.startswith(f"{phase}/"):
             return cls(None, config.patience)
         return cls(config.best, config.patience, direction(config.best) == "lower")
@@ -209,7 +209,7 @@ class BestStep:
     ) -> str | None:
         """Record the metrics after ``step``; return why the phase should stop early, or None.
 
-        NaN is never the best. No patience is used while the policy ``is_resting`` (frozen).
+        NaN is never the best. Evaluations while the policy ``is_resting`` (frozen) are not counted.
 
         Raises:
             ConfigError: if ``values`` lacks the metric.

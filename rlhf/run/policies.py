@@ -18,7 +18,7 @@ POLICIES = (*TRAINED, *DERIVED)
 DERIVED_MODELS = {policy.model for policy in DERIVED}
 
 
-def folders_by_model() -> dict[str, list[str]]:
+def folders_by_policy_name() -> dict[str, list[str]]:
     """Return the model folders of each policy name in samples.jsonl, newest first."""
     found: dict[str, list[str]] = {}
     for policy in POLICIES:

@@ -19,15 +19,15 @@ from rlhf.base.stored_files import ALARM, read_json_lines
 from rlhf.config.schema.run import AlarmName
 
 BASE_STEPS = 5  # steps at the start that later steps are compared with
-MOST_KL_AT_START = 0.01  # nats per sequence; without a mismatch it is 0 on one rank
-LEAST_CHANGE = 1e-3  # nats per sequence; a smaller KL means no change; rounding in bf16 gives 3e-4
+MOST_KL_AT_START = 0.01  # nats per sequence; with equal weights it is 0 on one rank
+LEAST_CHANGE = 1e-3  # nats per sequence; a smaller KL is no change: bf16 rounding gives 3e-4
 LEAST_EXPLAINED = 0.1  # share of the returns' variance that a useful critic explains
 MORE_DUPLICATES = 0.3  # allowed rise of the share of duplicate responses since the start
-LEAST_ENTROPY = 0.05  # fraction of the mean entropy over the first BASE_STEPS steps
-LOSS_GROWTH = 20  # ratio to the critic's loss at the start, or to LEAST_LOSS if that is larger
+LEAST_ENTROPY = 0.05  # least share of the mean entropy of the first BASE_STEPS steps
+LOSS_GROWTH = 20  # allowed multiple of the critic's loss at the start (at least LEAST_LOSS)
 LEAST_LOSS = 0.01
 MOST_EQUAL_GROUPS = 0.9  # share of the groups
-ROUNDING = 1e-6  # a smaller deviation of scores is rounding; relative if their mean is above 1
+ROUNDING = 1e-6  # scores that deviate less are equal; relative to their mean if that is above 1
 RISE = 0.25  # a score has risen if it grew by this many standard deviations of the start
 LEAST_MOVE = 0.01  # nats per sequence; a policy with a larger KL has left its reference
 GOLD_FALL = 0.04  # fall of the mean gold score (0 to 1) that is allowed while the score rises
@@ -59,10 +59,10 @@ class Alarm(NamedTuple):
 
 def read_alarms(run_dir: Path) -> list[Alarm]:
     """Return the alarms that a run has raised so far."""
-    return [alarm_of_line(line) for line in read_json_lines(run_dir / "alarms.jsonl", ALARM)]
+    return [parse_alarm(line) for line in read_json_lines(run_dir / "alarms.jsonl", ALARM)]
 
 
-def alarm_of_line(line: Mapping[str, Any]) -> Alarm:
+def parse_alarm(line: Mapping[str, Any]) -> Alarm:
     """Return the alarm in a line of alarms.jsonl."""
     alarm = Alarm(**{name: line[name] for name in Alarm._fields})
     return alarm._replace(value=math.nan) if line["value"] is None else alarm  # JSON has no NaN
@@ -81,7 +81,7 @@ def describe_divergence(alarms: Iterable[Alarm]) -> str | None:
 
 
 class Rule(NamedTuple):
-    """An entry of alarms.yaml; it must hold for ``patience`` steps in a row that log ``metric``."""
+    """An entry of alarms.yaml: an alarm after ``patience`` wrong values of ``metric`` in a row."""
 
     metric: str
     patience: int
@@ -123,23 +123,23 @@ def _has_equal_scores(name: str, series: ValuesByMetric) -> bool:
 
 
 def _has_score_risen(series: ValuesByMetric) -> bool:
-    """Return True if scores rose since the start; if all are equal now, all may be the best."""
+    """Return True if scores rose since the start: equal scores may then all be the best."""
     scores = series["ppo/score_mean"]
     margin = max(RISE * _mean_at_start(series["ppo/score_std"]), ROUNDING)
     return mean_of(scores[-SCORE_WINDOW:]) > _mean_at_start(scores) + margin
 
 
-def _moves_without_rewards(series: ValuesByMetric) -> bool:
+def _has_moved_without_rewards(series: ValuesByMetric) -> bool:
     """Return True if the policy has moved although no reward distinguishes its responses."""
     kl = series["ppo/kl_to_reference_k3"]
     return _has_equal_scores("ppo/clipped_score", series) and max(kl[-1:], default=0.0) > LEAST_MOVE
 
 
-# A condition takes the values of its alarm's metric, and the values of all metrics.
-# It returns True if they are wrong; after ``patience`` such steps in a row the alarm is raised.
+# A condition takes the values of its alarm's metric, and the values of all metrics. It returns True
+# if the latest are wrong; after ``patience`` such steps in a row the alarm is raised.
 CONDITIONS: Mapping[AlarmName, Condition] = {
     AlarmName.reference_mismatch: lambda kl, _: len(kl) == 1 and kl[0] > MOST_KL_AT_START,
-    AlarmName.no_change: lambda kl, series: (  # steps with a frozen actor log no learning rate
+    AlarmName.no_change: lambda kl, series: (  # only steps that train the actor log this rate
         len(series["ppo/actor_learning_rate"]) > 2 * BASE_STEPS
         and max(map(abs, kl[-BASE_STEPS:])) < LEAST_CHANGE
     ),
@@ -152,7 +152,7 @@ CONDITIONS: Mapping[AlarmName, Condition] = {
     AlarmName.critic_useless: lambda explained, series: (
         len(explained) > 2 * BASE_STEPS
         and explained[-1] < LEAST_EXPLAINED
-        # Equal returns leave nothing to explain.
+        # Equal returns have no variance that the critic could explain.
         and not _has_equal_scores("ppo/clipped_score", series)
     ),
     AlarmName.critic_explodes: _start_condition(
@@ -166,7 +166,7 @@ CONDITIONS: Mapping[AlarmName, Condition] = {
         share[-1] > MOST_EQUAL_GROUPS and not _has_score_risen(series)
     ),
     AlarmName.blind_updates: lambda _, series: (
-        _moves_without_rewards(series) and not _has_score_risen(series)
+        _has_moved_without_rewards(series) and not _has_score_risen(series)
     ),
 }
 RULES = {

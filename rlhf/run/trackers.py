@@ -22,7 +22,7 @@ from rlhf.run.tracker import Sample, Tracker
 
 
 class TensorBoardTracker(Tracker):
-    """A tracker that writes scalars, samples as text, and the hyper-parameters with the result.
+    """A tracker that writes metrics, samples and hyper-parameters to event files of TensorBoard.
 
     A resumed run repeats steps after its checkpoint; steps in the event files are not added again.
     """
@@ -81,7 +81,7 @@ def _last_step_by_tag(folder: Path) -> dict[str, int]:
         return {}
     from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
-    sizes = {"scalars": 1, "tensors": 1}  # with size 1 only the last event is kept
+    sizes = {"scalars": 1, "tensors": 1}  # keep only the last event of each tag
     events = event_accumulator.EventAccumulator(str(folder), sizes).Reload()
     tags = events.Tags()
     last = {tag: events.Scalars(tag)[-1].step for tag in tags["scalars"]}
@@ -102,7 +102,7 @@ class StoppedByAlarmError(RlhfError):
 
 
 class Trackers(Tracker):
-    """A tracker that forwards to other trackers, and checks the metrics by the rules of alarms.
+    """A tracker that forwards all calls to other trackers, and raises alarms on wrong metrics.
 
     Once a tracker in ``others`` has failed, it is not called again: training must not stop.
     """
@@ -161,7 +161,7 @@ class Trackers(Tracker):
         self._call_each_tracker(lambda tracker: tracker.finish())
 
     def restore_alarm_series(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Pass metrics that an earlier attempt of the run has recorded to the alarm rules."""
+        """Let the alarm rules check the metrics that an earlier attempt of the run has logged."""
         for line in lines:
             values = {n: math.nan if v is None else v for n, v in line.items() if "/" in n}
             self._rules.check(line["phase"], line["step"], values)

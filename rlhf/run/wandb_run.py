@@ -38,7 +38,7 @@ PREFIXES: Mapping[Phase, tuple[str, ...]] = {
     Phase.dpo: ("dpo",),
 }
 
-# Metrics by which W&B's table of runs can be sorted -> the summary values that W&B computes.
+# Metric that can sort W&B's table of runs -> the values that W&B computes for the table.
 SUMMARIES: Mapping[str, str] = {"sft/eval_loss": "min,last"} | dict.fromkeys(
     (
         *("reward/eval_accuracy", "dpo/eval_accuracy", "ppo/eval_score", "ppo/eval_gold"),
@@ -159,11 +159,11 @@ class WandbTracker(Tracker):
     def _last_sent_steps(self, run_dir: Path, *, is_offline: bool) -> dict[str, int]:
         """Return the last step that W&B has stored, for each prefix of ``_common_prefix``.
 
-        A killed process loses what W&B has not stored yet, so the stored run is read.
+        This is read from the stored run, since a killed process loses what W&B has not stored yet.
         """
         sent: dict[str, int] = {}
         if is_offline:
-            for line in read_history(run_dir):
+            for line in read_wandb_history(run_dir):
                 for phase in PREFIXES:
                     step = line.pop(f"{phase}/step", None)
                     if step is not None:
@@ -186,7 +186,7 @@ def phase_of_metric(metric: str) -> Phase:
 
 
 def _common_prefix(phase: str, names: Iterable[str]) -> str:
-    """Return the prefix that all ``names`` share: PHASE/samples, PHASE/eval_, or else PHASE."""
+    """Return PHASE/samples or PHASE/eval_ if all ``names`` begin with it, otherwise PHASE."""
     for part in ("samples", "eval_"):
         if all(name.startswith(f"{phase}/{part}") for name in names):
             return f"{phase}/{part}"
@@ -253,7 +253,7 @@ def _read_or_create_run_id(path: Path) -> str:
     return run_id
 
 
-def read_records(path: Path) -> Iterator[Any]:
+def read_wandb_records(path: Path) -> Iterator[Any]:
     """Yield the complete records of a .wandb file, for which wandb 0.31 has no reader."""
     from wandb.proto import wandb_internal_pb2
 
@@ -276,11 +276,11 @@ def read_records(path: Path) -> Iterator[Any]:
             yield record
 
 
-def read_history(run_dir: Path) -> list[dict[str, Any]]:
+def read_wandb_history(run_dir: Path) -> list[dict[str, Any]]:
     """Return what all attempts of a run have logged, in order: one dict per call of ``log``."""
     found = []
     for path in sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb")):
-        for record in read_records(path):
+        for record in read_wandb_records(path):
             if record.HasField("history"):
                 items = record.history.item
                 named = {item.key or "/".join(item.nested_key): item.value_json for item in items}

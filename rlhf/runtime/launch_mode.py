@@ -17,8 +17,8 @@ from rlhf.config.schema.run import LauncherConfig, RunConfig
 LAUNCHER = Path(__file__).parents[2] / "launch.py"
 
 
-def require_launcher(module: str) -> None:
-    """Raise CapabilityError if ``python -m MODULE`` is installed without launch.py and conf/."""
+def require_launch_script(module: str) -> None:
+    """Raise CapabilityError if launch.py, which ``python -m MODULE`` starts, does not exist."""
     if not LAUNCHER.is_file():
         raise CapabilityError(
             f"python -m {module}: starts {LAUNCHER}, which is not there; run it in a clone of the "
@@ -61,13 +61,13 @@ def launch_mode(config: RunConfig, environment: Mapping[str, str]) -> LaunchMode
     """Return how a process with this ``environment`` starts the ranks of ``config``.
 
     Raises:
-        ConfigError: if the hostfile or SLURM job has other nodes, or if no option names the nodes.
+        ConfigError: if hostfile or SLURM job do not fit ``config``, or no option names the nodes.
     """
     nodes = config.hardware.nodes
     if config.launcher.hostfile is not None:
         check_hostfile(config)
         return LaunchMode.hostfile
-    task = slurm_task(environment)
+    task = find_slurm_task(environment)
     if task is not None and (nodes > 1 or task.number > 0):
         _check_slurm_task(task, nodes, environment)
         return LaunchMode.slurm
@@ -85,7 +85,7 @@ def launch_mode(config: RunConfig, environment: Mapping[str, str]) -> LaunchMode
 def launch_commands(
     config: RunConfig, program: Program, environment: Mapping[str, str]
 ) -> list[list[str]]:
-    """Return the commands, as words, that start the ranks: one, or one per node to type by hand."""
+    """Return the commands, as words, that start the ranks: one or, if by hand, one per node."""
     python, script, arguments = program
     hardware, launcher = config.hardware, config.launcher
     ranks = f"--nproc-per-node={hardware.ranks_per_node}"
@@ -97,7 +97,7 @@ def launch_commands(
             return [[*torchrun, "--standalone", ranks, script, *arguments]]
         case LaunchMode.hostfile:
             deepspeed = [python, "-m", "deepspeed.launcher.runner"]
-            first = launcher.master_addr  # if null, DeepSpeed finds it on the first node
+            first = launcher.master_addr  # if null, DeepSpeed asks the first node for its address
             options = [
                 f"--hostfile={expand_user_path(launcher.hostfile or '', key='launcher.hostfile')}",
                 *([] if first is None else [f"--master_addr={first}"]),
@@ -106,7 +106,7 @@ def launch_commands(
             ]
             return [[*deepspeed, *options, script, *arguments]]
         case LaunchMode.slurm:
-            task = slurm_task(environment)
+            task = find_slurm_task(environment)
             assert task is not None
             numbers: Sequence[int] = [task.number]
         case LaunchMode.by_hand:
@@ -129,12 +129,12 @@ def launch_commands(
 
 def rendezvous_address(launcher: LauncherConfig, environment: Mapping[str, str]) -> tuple[str, int]:
     """Return the address and port of the first node, to which all nodes connect."""
-    task = slurm_task(environment)
+    task = find_slurm_task(environment)
     address = launcher.master_addr or (task.first_host if task is not None else "localhost")
     return address, launcher.master_port
 
 
-def slurm_task(environment: Mapping[str, str]) -> SlurmTask | None:
+def find_slurm_task(environment: Mapping[str, str]) -> SlurmTask | None:
     """Return the SLURM task that this process runs; None outside of a SLURM job."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if not nodes or "SLURM_PROCID" not in environment or "SLURM_NTASKS" not in environment:

@@ -29,12 +29,12 @@ from rlhf.runtime import worker
 from rlhf.runtime.launch_mode import (
     LaunchMode,
     Program,
+    find_slurm_task,
     launch_commands,
     launch_mode,
     rendezvous_address,
-    slurm_task,
 )
-from rlhf.runtime.out_of_memory import OutOfMemoryError, reduce_memory
+from rlhf.runtime.out_of_memory import OutOfMemoryError, with_less_memory
 from rlhf.runtime.rank import STOPPED, Failure, FailureKind, read_failure, run_rank
 from rlhf.runtime.rendezvous import (
     Rendezvous,
@@ -55,9 +55,9 @@ def start_ranks(
     """Run all phases of the run frozen in ``run_dir``; return its objective.
 
     A process that was itself started as a rank joins the other ranks. ``script`` is the path of
-    launch.py, which the DeepSpeed launcher runs on every node. Without ``run_dir`` another node
+    launch.py, which the DeepSpeed launcher runs on every node. If ``run_dir`` is None, another node
     leads the run: this node's ranks get the directory from rank 0, and None is returned.
-    The process that leads the run does so inside the context ``make_context(run_dir)``.
+    The process that leads the run enters ``make_context(run_dir)`` while the phases run.
 
     Raises:
         RlhfError: if a rank refused the run, with its message, or if a rank was lost.
@@ -68,13 +68,13 @@ def start_ranks(
         with make_context(run_dir) if run_dir is not None and leads else nullcontext():
             return _start_by_mode(config, run_dir, script, way)
     except OutOfMemoryError as error:
-        less = reduce_memory(config)
+        less = with_less_memory(config)
         if less is None or run_dir is None or way not in {LaunchMode.process, LaunchMode.node}:
             raise
         said = str(error).partition(". ")[0]
     sys.stderr.write(f"{said}; continuing with smaller micro-batches\n")
     write_frozen_config(less, run_dir)
-    if way is LaunchMode.node:  # new ranks are new processes, with none of the old memory
+    if way is LaunchMode.node:  # new processes do not hold the memory of the old ranks
         return start_ranks(less, run_dir, script, make_context)
     return _continue_in_new_process(run_dir, script)
 
@@ -126,7 +126,7 @@ def join_started_ranks() -> None:
 
 def publish_refusal(reason: str) -> None:
     """As rank 0, send the other started ranks the reason why there is no run."""
-    # Ranks monitor each other, and report a loss, only after they have agreed on a run.
+    # ``on_loss`` is not needed: ranks monitor each other only after they have agreed on a run.
     Rendezvous(lambda _: None).publish_refusal(reason)
 
 
@@ -161,7 +161,7 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> No
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     options = _rendezvous_options(config.launcher, way)
     if ignores_job_signals():
-        # submitit requeues the job at a signal after SIGTERM, so agent and ranks ignore SIGTERM.
+        # SIGTERM must not end the run: submitit requeues the job at the signal that follows.
         options["signals_to_handle"] = "SIGINT"
     patience = shutdown_seconds(config.checkpoint.grace_seconds)
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(patience))
@@ -173,7 +173,7 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> No
                 nproc_per_node=config.hardware.ranks_per_node,
                 max_restarts=0,
                 start_method="spawn",
-                logs_specs=DefaultLogsSpecs(log_dir=folder),  # the agent removes no log folder
+                logs_specs=DefaultLogsSpecs(log_dir=folder),  # else the agent leaves a folder
                 **options,
             ),
             sys.executable,
@@ -207,10 +207,10 @@ def shutdown_seconds(grace_seconds: float) -> float:
 
 
 def _rendezvous_options(launcher: LauncherConfig, way: LaunchMode) -> dict[str, Any]:
-    """Return torchrun's rendezvous options: a SLURM job's first node, or a port of this node."""
+    """Return torchrun's options on where ranks connect: a SLURM job's first node, or this node."""
     if way is not LaunchMode.slurm:
         return {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
-    task = slurm_task(os.environ)
+    task = find_slurm_task(os.environ)
     assert task is not None
     address, port = rendezvous_address(launcher, os.environ)
     return {
@@ -225,7 +225,7 @@ def _raise_cause(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path
     """Raise an error that explains why the ranks of this node ended.
 
     Raises:
-        RlhfError: with one line: the message of a rank, or the signal that ended a rank.
+        RlhfError: its line is the message of a rank, or names the signal that ended a rank.
         RuntimeError: if the rank has printed a traceback.
     """
     if failure is not None and failure.kind is FailureKind.out_of_memory:
@@ -233,7 +233,7 @@ def _raise_cause(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path
     if failure is not None and failure.kind in {FailureKind.refused, FailureKind.stuck}:
         raise RlhfError(failure.message)
     signals = {rank: end.signal_name() for rank, end in ends.items() if end.exitcode < 0}
-    # If a rank fails, the agent ends the other ranks with SIGTERM.
+    # Ranks that SIGTERM ended are not the cause: the agent ends the others after a failure.
     killed = {rank: name for rank, name in signals.items() if name != "SIGTERM"} or signals
     if killed and (failure is None or failure.kind is FailureKind.lost):
         way_out = f"; python launch.py resume={run_dir} continues the run" if run_dir else ""

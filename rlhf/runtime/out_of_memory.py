@@ -37,7 +37,7 @@ def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Ite
         first = str(error).strip().partition("\n")[0].rstrip(".")
         failed = (
             f"{phase}: out of memory with {phase}.micro_batch_size={micro}"
-            f"{_describe_plan(run_dir, phase)}: {first or type(error).__name__}. "
+            f"{_describe_planned_memory(run_dir, phase)}: {first or type(error).__name__}. "
         )
         raise OutOfMemoryError(
             f"{failed}python launch.py resume={run_dir} {' '.join(keys)} continues "
@@ -61,15 +61,15 @@ def _memory_saving_overrides(config: RunConfig, phase: Phase) -> list[str]:
 
 
 def smaller_micro_batch(config: RunConfig, phase: Phase) -> int:
-    """Return the next smaller micro-batch size of a phase that divides a rank's batch."""
+    """Return the largest smaller micro-batch size of ``phase`` that divides a rank's batch."""
     plan = batch_plans(config)[phase]
     return next(size for size in range(plan.micro - 1, 0, -1) if not plan.per_rank % size)
 
 
-def reduce_memory(config: RunConfig) -> RunConfig | None:
+def with_less_memory(config: RunConfig) -> RunConfig | None:
     """Return ``config`` with smaller micro-batches, and fewer rollout rows decoded at once.
 
-    The steps are the same up to rounding. Returns None if hardware.on_oom=stop or all sizes are 1.
+    Steps are equal up to rounding. Returns None if hardware.on_oom=stop or these numbers are all 1.
     """
     if config.hardware.on_oom is not OnOom.reduce_micro_batch:
         return None
@@ -87,7 +87,7 @@ def reduce_memory(config: RunConfig) -> RunConfig | None:
     return replace(config, **groups) if groups else None
 
 
-def _describe_plan(run_dir: Path, phase: Phase) -> str:
+def _describe_planned_memory(run_dir: Path, phase: Phase) -> str:
     """Return text for a message: the planned memory of the phase, or "" without a plan."""
     plan = read_plan(run_dir)
     if plan is None or phase not in plan["phases"]:

@@ -33,8 +33,8 @@ LONGEST = 1 << 20  # maximum size of a message, bytes
 class PeerMonitor:
     """This rank's connections: to rank 0, or from rank 0 to all others; one thread reads each.
 
-    ``on_loss`` is called once, from such a thread, with the reason for which another rank ended;
-    it is expected to end the process.
+    ``on_loss`` is called once, from such a thread, with the reason why another rank ended, and must
+    end the process.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PeerMonitor:
             (interface, 0), family=family, backlog=1024, dualstack_ipv6=dual
         )
         token, port = secrets.token_hex(), self._server.getsockname()[1]
-        # An empty host means that peers connect to the rendezvous address.
+        # If the host is empty, the other ranks connect to the rendezvous address.
         host = interface or ("" if _is_this_machine(master) else _find_own_address(master))
         _start_thread(self._accept_connections, token)
         store.set(ADDRESS_KEY, json.dumps({"host": host, "port": port, "token": token}))

@@ -35,7 +35,7 @@ from rlhf.run.finished_phase import (
 )
 from rlhf.run.results import phase_result_path, read_phase_result, read_plan, reused_phases
 
-# The objective is a measure of the last phase: the first in its list that the result has.
+# The objective is the first of these measures that the result of the run's last phase has.
 MEASURES: Mapping[Phase, tuple[str, ...]] = {
     Phase.sft: ("perplexity_after",),
     Phase.reward: ("accuracy",),
@@ -119,7 +119,7 @@ def compare_phase_with_plan(
     """
     measured = {"hours": seconds / 3600, "memory_gib": peak_memory_gib(ranks)}
     phases = (read_plan(run_dir) or {"phases": {}})["phases"]
-    if phase not in phases:  # plan=off, or a model with an unknown shape
+    if phase not in phases:  # the run has plan=off, or a model of unknown shape
         return {"measured": measured}
     first = list(phases).index(phase) if ranks.device.type == "cuda" else 0
     counted = list(phases)[first : list(phases).index(phase) + 1]
@@ -163,7 +163,7 @@ PrintNote = Callable[[str], None]
 def run_phase(
     context: RunContext, phase: Phase, runner: Callable[[RunContext], dict[str, Any]]
 ) -> None:
-    """Run a phase and write its result, or take it from another run that had the same inputs."""
+    """Run a phase and write its result, or take the result from a run that had the same inputs."""
     config, run_dir, ranks = context.config, context.run_dir, context.ranks
     if phase in reused_phases(config):
         reuse_phase(context, phase, Path(str(config.from_run)))
@@ -205,7 +205,7 @@ def reuse_phase(context: RunContext, phase: Phase, source: Path) -> None:
     """Copy a finished phase, with its metrics and samples, from the folder ``source``.
 
     Raises:
-        CheckpointError: if the phase of ``from_run`` is damaged; stored phases were verified.
+        CheckpointError: if the phase of ``from_run`` is damaged; the phase store verifies its own.
     """
     run_dir, ranks = context.run_dir, context.ranks
     if ranks.is_main:

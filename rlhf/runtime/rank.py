@@ -78,7 +78,7 @@ def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) ->
     def end_after_loss(loss: str) -> None:
         report_failure(Failure(FailureKind.lost, loss))
         sys.stderr.flush()
-        os._exit(LOST_ANOTHER)  # the main thread may wait in a collective for hours
+        os._exit(LOST_ANOTHER)  # not sys.exit: the main thread may wait in a collective for hours
 
     try:
         meeting = Rendezvous(end_after_loss)
@@ -91,7 +91,7 @@ def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) ->
         report_failure(Failure(FailureKind.stuck, reason))
         meeting.announce_failure(reason)
         sys.stderr.flush()
-        os._exit(LOST_ANOTHER)  # the main thread may never return
+        os._exit(LOST_ANOTHER)  # not sys.exit: the main thread is stuck
 
     try:
         worker.run_worker(run_dir, meeting, end_stuck_rank)
@@ -131,7 +131,7 @@ def main() -> None:
     def report_to_launcher(failure: Failure) -> None:
         if os.getppid() == int(launcher):
             write_failure(Path(failure_file), failure)
-        else:  # the launcher was killed: nobody reads its folder, and nobody else removes it
+        else:  # the launcher was killed: it neither reads nor removes the failure's folder
             shutil.rmtree(Path(failure_file).parent, ignore_errors=True)
 
     run_rank(Path(run_dir[0]) if run_dir else None, report_to_launcher)

@@ -22,7 +22,7 @@ from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
 from rlhf.rewards.isolated import check_reward_parts
-from rlhf.runtime.launch_mode import LaunchMode, launch_mode, read_whole_number, slurm_task
+from rlhf.runtime.launch_mode import LaunchMode, find_slurm_task, launch_mode, read_whole_number
 from rlhf.runtime.watchdog import Process
 
 RUN_DIR_KEY = "rlhf/run_dir"
@@ -98,7 +98,7 @@ def check_ranks_started(config: RunConfig) -> None:
 
 
 def check_ranks_can_start(config: RunConfig) -> None:
-    """Check that this machine has the devices and precision of its ranks, and can run rewards."""
+    """Check that this machine has its ranks' devices and precision, and can compute the rewards."""
     hardware = config.hardware
     if hardware.device is Device.cpu:
         resolve_cpu_dtype(hardware.dtype)  # without torch
@@ -109,13 +109,13 @@ def check_ranks_can_start(config: RunConfig) -> None:
         from rlhf.engine.devices import check_devices as check
 
         check(hardware)
-    if hardware.nodes == 1:  # on several nodes, each rank tries the rewards where it runs
+    if hardware.nodes == 1:  # with several nodes, each rank checks the rewards itself
         check_reward_parts(config)
 
 
 def is_secondary_node() -> bool:
     """Return True if this process starts ranks of a run that another node composes and freezes."""
-    task = slurm_task(os.environ)
+    task = find_slurm_task(os.environ)
     return rank_from_environment() is None and task is not None and task.number > 0
 
 
@@ -173,7 +173,7 @@ class Rendezvous:
         """As rank 0, publish the reason why there is no run, instead of a run directory."""
         self._store.set(REFUSAL_KEY, reason)
         self._store.set(RUN_DIR_KEY, "")
-        patience = time.monotonic() + REFUSAL_WAIT_S  # the store may end with this process
+        patience = time.monotonic() + REFUSAL_WAIT_S  # the store can end with this process
         while self._store.add(f"{REFUSAL_KEY}/heard", 0) < self._size - 1:
             if time.monotonic() > patience:
                 return
@@ -181,7 +181,7 @@ class Rendezvous:
 
     def start_process_group(self, config: RunConfig) -> None:
         """Start the process group of all ranks."""
-        from rlhf.engine.devices import start_process_group, use_device
+        from rlhf.engine.devices import select_device, start_process_group
 
         if self._size != num_ranks(config):
             raise ConfigError(
@@ -189,7 +189,7 @@ class Rendezvous:
                 f"{config.hardware.nodes} x hardware.ranks_per_node="
                 f"{config.hardware.ranks_per_node}; start exactly that many ranks"
             )
-        use_device(config.hardware.device)
+        select_device(config.hardware.device)
         start_process_group(
             config.hardware.device,
             store=self._store,

@@ -22,14 +22,14 @@ from rlhf.run.metric_table import METRICS, better_direction
 def check_before_start(config: RunConfig, *, finished: Container[Phase] = ()) -> None:
     """Raise an error if a phase that is not ``finished`` would fail for a foreseeable reason."""
     if (best := config.checkpoint.best) is not None:
-        known = held_out_metrics(config, Phase(best.partition("/")[0]))
+        known = held_out_metric_names(config, Phase(best.partition("/")[0]))
         require_known_name("checkpoint.best", best, known)
         if better_direction(best) is None:
             raise ConfigError(
                 f"checkpoint.best={best}: neither a higher nor a lower value is better; choose one "
                 f"of {', '.join(name for name in known if better_direction(name))}"
             )
-    if config.plan is PlanMode.only:  # a run's start checks rewards on its ranks' machines
+    if config.plan is PlanMode.only:  # a real start checks rewards where the ranks run
         check_reward_parts(config)
     for check in MODEL_CHECKS:
         check(config, [phase for phase in config.phase.order if phase not in finished])
@@ -44,7 +44,7 @@ def require_known_name(key: str, name: str, known: Sequence[str]) -> None:
         )
 
 
-def held_out_metrics(config: RunConfig, phase: Phase) -> list[str]:
+def held_out_metric_names(config: RunConfig, phase: Phase) -> list[str]:
     """Return the names of the metrics that the evaluations within ``phase`` log."""
     # These three metrics are logged only at the end of the phase.
     absent = ["one_item_wrong", "one_item_too_many", "one_item_missing"]
@@ -59,14 +59,14 @@ def held_out_metrics(config: RunConfig, phase: Phase) -> list[str]:
         head, _, own = metric.partition("/eval_")
         if head != phase or not own or own in absent or own.partition("/")[0] in off:
             continue
-        found += _expand_members(metric, config)
+        found += _expand_name_placeholder(metric, config)
     return found
 
 
-def _expand_members(metric: str, config: RunConfig) -> list[str]:
-    """Return the metrics for which ``metric`` stands: itself, or GROUP/MEMBER for a GROUP/NAME.
+def _expand_name_placeholder(metric: str, config: RunConfig) -> list[str]:
+    """Return ``metric``, or for GROUP/NAME the metrics with each member of the group as NAME.
 
-    Members are the rewards, or names from an option; an option that is off has none.
+    The members are the rewards, or names from an option; an option that is off has none.
     """
     group = metric.removesuffix("/NAME")
     if group == metric:
@@ -83,11 +83,11 @@ def _option_measures(config: RunConfig | None = None) -> list[MeasureNames]:
     return list(hooks_of("keys", "MEASURES", config))
 
 
-def logged_metrics(config: RunConfig) -> list[str]:
+def logged_metric_names(config: RunConfig) -> list[str]:
     """Return the names of the metrics that the phases of a run may log."""
     logged = [m for m in METRICS if "/eval_" not in m and m.partition("/")[0] in config.phase.order]
-    found = [name for metric in logged for name in _expand_members(metric, config)]
-    return found + [m for phase in config.phase.order for m in held_out_metrics(config, phase)]
+    found = [name for metric in logged for name in _expand_name_placeholder(metric, config)]
+    return found + [m for phase in config.phase.order for m in held_out_metric_names(config, phase)]
 
 
 def result_names(config: RunConfig) -> list[str]:

@@ -69,7 +69,7 @@ def start_watchdog(
             slept_at = time.monotonic()
             time.sleep(look)
             if time.monotonic() - slept_at > look + seconds / 2:
-                woken = time.monotonic()  # this process itself was stopped: others report it
+                woken = time.monotonic()  # this process was itself stopped: other ranks report it
         sys.stderr.write(f"rank {rank} waits; its stacks:\n")
         faulthandler.dump_traceback(file=2, all_threads=True)
         stopped = {each: process for each, process in others.items() if process.is_suspended}

@@ -28,7 +28,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder, all_end_in_assistant, build_plain_template
 from rlhf.data.splits import PhaseData
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.engine.devices import current_ranks, resolve_dtype, use_threads
+from rlhf.engine.devices import current_ranks, resolve_dtype, set_torch_threads
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.sources import RUN_FOLDER
 from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, load_tokenizer
@@ -74,7 +74,7 @@ RUNNERS: dict[Phase, Callable[[RunContext], dict[str, Any]]] = {
     Phase.ppo: run_ppo,
     Phase.dpo: run_dpo,
 }
-# Folders of phases that only a running run needs; an option's module ``keys`` names its folders.
+# Folders in phase folders that only a run in progress needs, from the options' modules ``keys``.
 SCRATCH = list(hooks_of("keys", "SCRATCH"))
 
 
@@ -82,7 +82,7 @@ def end_stuck_process(reason: str) -> None:
     """Print why the only rank of a run is stuck, and end the process."""
     sys.stderr.write(f"error: {reason}\n")
     sys.stderr.flush()
-    os._exit(USER_ERROR)  # the main thread may never return
+    os._exit(USER_ERROR)  # not sys.exit: the main thread is stuck
 
 
 def run_worker(
@@ -99,7 +99,7 @@ def run_worker(
     """
     config = load_run(run_dir)
     quieten_libraries()
-    use_threads(num_cores_per_rank(config.hardware))
+    set_torch_threads(num_cores_per_rank(config.hardware))
     keeps_memory = config.hardware.keep_freed_memory and keep_freed_memory()
     if meeting is not None:
         meeting.start_process_group(config)
@@ -191,7 +191,7 @@ def build_context(
     check_before_start(
         config, finished=[phase for phase in config.phase.order if phase not in unfinished]
     )
-    read_command(run_dir)  # raises now if command.txt is damaged, which model cards need later
+    read_command(run_dir)  # model cards need command.txt later: raise now if it is damaged
     if ranks.is_main:
         read_plan(run_dir, console.say)
     dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)

@@ -44,7 +44,7 @@ def show_in_terminal(folder: Path) -> None:
     """Show the run or sweep in ``folder`` until Ctrl-C; print once if stdout is no terminal."""
     draw = build_draw_function(folder)
     console = build_console(is_main=True, log_every=1)
-    with console.screen() as show:
+    with console.full_screen() as show:
         show(draw())
         while console.is_terminal:
             time.sleep(EVERY_SECONDS)

@@ -17,7 +17,7 @@ from rlhf.run.console import KEY_METRICS, KeyMetric
 from rlhf.run.metric_table import METRICS as KNOWN
 from rlhf.run.metric_table import documented_name
 from rlhf.run.policies import DERIVED_MODELS
-from rlhf.run.step_alarms import Alarm, alarm_of_line
+from rlhf.run.step_alarms import Alarm, parse_alarm
 from rlhf.watch.progress import METRICS_FILE, RunProgress, RunState, time_text
 
 # Metrics that are drawn over KL: their points are matched by step, so no point is dropped.
@@ -136,7 +136,7 @@ class LiveRun:
             if sample.get("model") not in DERIVED_MODELS:
                 self.first.setdefault(sample["prompt"], sample)
                 self.newest[sample["prompt"]] = sample
-        self.alarms += map(alarm_of_line, alarms.values)
+        self.alarms += map(parse_alarm, alarms.values)
         return any(new.values or new.is_restarted for new in (lines, samples, alarms))
 
     def _add_points(self, line: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rlhf.base.decoder_modules import CACHE_NAMES, kv_cache_argument
-from rlhf.models.build import _call_compiled_unless_cached
+from rlhf.models.build import _call_compiled_unless_kv_cache
 from rlhf.options.hybrid_engine.hybrid_rollout import _return_only_hidden_state
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from tests.rollout.decoder_checks import Rows, some_prompts, tiny_model
@@ -60,11 +60,11 @@ def test_layers_find_their_cache_by_both_names(name: str) -> None:
     seen: list[Any] = []
     cache = SimpleNamespace(update=lambda *taken: seen.append(taken))
     assert (
-        _call_compiled_unless_cached(lambda **_: "compiled", lambda **_: "plain", **{name: cache})
+        _call_compiled_unless_kv_cache(lambda **_: "compiled", lambda **_: "plain", **{name: cache})
         == "plain"
     )
     assert (
-        _call_compiled_unless_cached(lambda **_: "compiled", lambda **_: "plain", **{name: None})
+        _call_compiled_unless_kv_cache(lambda **_: "compiled", lambda **_: "plain", **{name: None})
         == "compiled"
     )
     run = _return_only_hidden_state(lambda hidden, **_: (hidden,), counts=True)

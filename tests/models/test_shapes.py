@@ -149,7 +149,7 @@ def test_what_every_token_is_multiplied_with(name: str) -> None:
     ]
     shape = shape_of(model(MADE[name]))
     assert shape is not None
-    assert shape.multiplied_weights == sum(matrices)
+    assert shape.linear_layer_weights == sum(matrices)
 
 
 def test_the_config_of_a_folder_counts_for_its_weights(tmp_path: Path) -> None:

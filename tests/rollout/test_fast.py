@@ -18,7 +18,7 @@ from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options.lora.keys import LoraConfig
 from rlhf.options.lora.lora import adapter_of
-from rlhf.rollout.fast import FastRollout, FastSettings, free_bytes
+from rlhf.rollout.fast import FastRollout, FastSettings, spare_bytes
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from tests.lora_settings import adding, lora_config
@@ -253,7 +253,7 @@ def test_what_torch_keeps_for_later_is_free(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 1000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 800)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 250)
-    assert free_bytes(torch.device("cuda", 0)) == 650
+    assert spare_bytes(torch.device("cuda", 0)) == 650
 
 
 @pytest.mark.parametrize(("choice", "times"), [("auto", 1), ("always", 1), ("never", 0)])

@@ -133,7 +133,7 @@ def test_groups_are_branches_after_single_values() -> None:
 def test_a_screen_is_filled_on_a_terminal_and_printed_elsewhere() -> None:
     terminal, log = StringIO(), StringIO()
     for file in (terminal, log):
-        with console(file, is_terminal=file is terminal).screen() as show:
+        with console(file, is_terminal=file is terminal).full_screen() as show:
             show("step 1")
             show("step 2")
     assert log.getvalue() == "step 1\nstep 2\n"

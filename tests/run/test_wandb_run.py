@@ -30,8 +30,8 @@ from rlhf.run.wandb_run import (
     HEADER,
     MOST_INCREMENTS,
     WandbTracker,
-    read_history,
-    read_records,
+    read_wandb_history,
+    read_wandb_records,
 )
 from tests.conftest import Compose
 from tests.run.test_trackers import run_config
@@ -131,11 +131,13 @@ def test_offline_needs_no_account_and_prints_nothing(machine: Machine) -> None:
     assert (machine.run_dir / "wandb_id").read_text().strip() == run_id
     runs = list(machine.run_dir.glob("wandb/offline-run-*/run-*.wandb"))
     assert [path.name for path in runs] == [f"run-{run_id}.wandb"] * 2
-    (logged,) = [line for line in read_history(machine.run_dir) if "time/step_seconds" in line]
+    (logged,) = [
+        line for line in read_wandb_history(machine.run_dir) if "time/step_seconds" in line
+    ]
     assert (logged["ppo/step"], logged["time/step_seconds"]) == (1, 3.0)
-    (table,) = [line for line in read_history(machine.run_dir) if "ppo/samples/nrows" in line]
+    (table,) = [line for line in read_wandb_history(machine.run_dir) if "ppo/samples/nrows" in line]
     assert table["ppo/step"] == 1
-    found = [each.summary for each in read_records(runs[-1]) if each.HasField("summary")]
+    found = [each.summary for each in read_wandb_records(runs[-1]) if each.HasField("summary")]
     written = {"/".join(item.nested_key) or item.key for each in found for item in each.update}
     assert {"objective", "result/ppo/gold_after"} <= written
     for path in (*machine.run_dir.rglob("*"), *machine.home.rglob("*")):
@@ -195,10 +197,10 @@ def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> Non
     files = sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
     assert [path.name for path in files] == [f"run-{run_id}.wandb"] * 2
     for path in files:
-        (run,) = [each.run for each in read_records(path) if each.HasField("run")]
+        (run,) = [each.run for each in read_wandb_records(path) if each.HasField("run")]
         assert (run.run_group, run.job_type) == ("smoke", "sft+ppo")
         assert list(run.tags) == ["tiny"]
-    logged = read_history(run_dir)
+    logged = read_wandb_history(run_dir)
     for name in WATCHED:
         steps = [line["ppo/step"] for line in logged if name in line]
         assert steps == list(range(1, STEPS + 1)), name
@@ -206,7 +208,7 @@ def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> Non
     assert evaluated == [0, STEPS]
     tables = [line for line in logged if "ppo/samples/nrows" in line]
     assert [line["ppo/step"] for line in tables] == [0, 2, 4, 6]
-    summaries = [each.summary for each in read_records(files[-1]) if each.HasField("summary")]
+    summaries = [each.summary for each in read_wandb_records(files[-1]) if each.HasField("summary")]
     written = {"/".join(item.nested_key) or item.key for each in summaries for item in each.update}
     assert {"objective", "result/ppo/gold_after", "ppo/clipfrac"} <= written
 
@@ -350,4 +352,4 @@ def test_the_padding_of_a_block_is_no_record(tmp_path: Path) -> None:
     parts = [struct.pack("<IHB", 0, len(each), FULL) + each for each in (first, second)]
     path = tmp_path / "run.wandb"
     path.write_bytes(bytes(FILE_HEADER) + parts[0] + bytes(pad) + parts[1])
-    assert [record.num for record in read_records(path)] == [1, 2]
+    assert [record.num for record in read_wandb_records(path)] == [1, 2]

@@ -17,11 +17,11 @@ from rlhf.config.freeze import to_run_config
 from rlhf.runtime.launch_mode import (
     LaunchMode,
     Program,
+    find_slurm_task,
     first_host,
     launch_commands,
     launch_mode,
     path_as_typed,
-    slurm_task,
 )
 from tests.runs import ROOT, launch, python
 
@@ -114,8 +114,8 @@ def test_node_lists_are_read(nodes: str, first: str) -> None:
 
 
 def test_a_process_outside_of_slurm_is_no_task() -> None:
-    assert slurm_task({}) is None
-    assert slurm_task({"SLURM_JOB_NODELIST": "a"}) is None, "a shell that salloc opened"
+    assert find_slurm_task({}) is None
+    assert find_slurm_task({"SLURM_JOB_NODELIST": "a"}) is None, "a shell that salloc opened"
 
 
 def test_one_node_is_started_alone_inside_a_slurm_job(compose: Compose) -> None:

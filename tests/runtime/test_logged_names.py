@@ -12,7 +12,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.freeze import load_run
 from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.results import read_phase_result
-from rlhf.runtime.start_checks import held_out_metrics, logged_metrics, result_names
+from rlhf.runtime.start_checks import held_out_metric_names, logged_metric_names, result_names
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +44,8 @@ def test_names_that_searches_and_checkpoints_may_use_are_those_of_a_run(option_r
         numbers = {f"{phase}.{n}" for n, v in result.items() if isinstance(v, int | float)}
         assert numbers <= set(result_names(config))
     found = names(option_run)
-    assert {n for n in found if n.startswith("ppo/eval_")} == {*held_out_metrics(config, Phase.ppo)}
+    assert {n for n in found if n.startswith("ppo/eval_")} == {
+        *held_out_metric_names(config, Phase.ppo)
+    }
     logged = {n for n in found if n.partition("/")[0] in ("sft", "reward", "ppo")}
-    assert {n for n in logged if "one_item" not in n} <= set(logged_metrics(config))
+    assert {n for n in logged if "one_item" not in n} <= set(logged_metric_names(config))

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from rlhf.base.allocation_errors import is_out_of_memory
 from rlhf.config.choices import Phase, When
 from rlhf.config.freeze import to_run_config
-from rlhf.runtime.out_of_memory import OutOfMemoryError, explain_out_of_memory, reduce_memory
+from rlhf.runtime.out_of_memory import OutOfMemoryError, explain_out_of_memory, with_less_memory
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics
 
 pytestmark = pytest.mark.slow
@@ -115,7 +115,7 @@ def test_one_rank_of_a_cpu_is_told_no_second_node(compose: Compose, tmp_path: Pa
 def test_a_retry_keeps_no_graphs(compose: Compose) -> None:
     words = ["hardware=a100_40g", "rollout.keep_graphs=always"]
     config = to_run_config(compose([*words, "hardware.on_oom=reduce_micro_batch"]))
-    smaller = reduce_memory(config)
+    smaller = with_less_memory(config)
     assert smaller is not None
     assert smaller.rollout.keep_graphs is When.never
 
@@ -123,7 +123,7 @@ def test_a_retry_keeps_no_graphs(compose: Compose) -> None:
 def test_with_all_sizes_at_one_nothing_is_left_to_reduce(compose: Compose) -> None:
     sizes = ["sft.micro_batch_size=1", "reward.micro_batch_size=1", "ppo.micro_batch_size=1"]
     words = ["hardware.on_oom=reduce_micro_batch", *sizes]
-    fewer_rows = reduce_memory(to_run_config(compose([*words, "rollout.max_rows=2"])))
+    fewer_rows = with_less_memory(to_run_config(compose([*words, "rollout.max_rows=2"])))
     assert fewer_rows is not None
     assert fewer_rows.rollout.max_rows == 1
-    assert reduce_memory(fewer_rows) is None
+    assert with_less_memory(fewer_rows) is None

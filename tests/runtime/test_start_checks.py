@@ -13,7 +13,7 @@ from rlhf.jobs.completion import CompletedConfig, plan_config
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.search import run_search
 from rlhf.jobs.search_command import parse_search
-from rlhf.runtime.start_checks import check_before_start, logged_metrics
+from rlhf.runtime.start_checks import check_before_start, logged_metric_names
 from tests.conftest import CONF, Compose
 
 SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 272}
@@ -178,7 +178,7 @@ def test_a_study_of_unknown_names_starts_no_trial(
 
 def test_a_study_may_be_pruned_by_a_part_of_the_score(compose: Compose) -> None:
     parts = ["+rewards.model={kind: model}", "+rewards.ends={kind: stop}"]
-    found = logged_metrics(to_run_config(compose(parts)))
+    found = logged_metric_names(to_run_config(compose(parts)))
     assert {"ppo/parts/model", "ppo/parts/ends", "ppo/eval_parts/ends"} <= {*found}
     assert not [name for name in found if "NAME" in name]
 

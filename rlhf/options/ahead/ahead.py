@@ -105,7 +105,7 @@ class SamplingAhead:
         return self
 
     @property
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """Return the approximate size of the pending responses of all ranks in bytes."""
         here = [pack_responses(each) for each in self._pending.values()]
         return self._ranks.size * sum(each.nbytes for packed in here for each in packed.values())

@@ -33,7 +33,7 @@ from rlhf.config.freeze import load_run
 from rlhf.config.roles import Role
 from rlhf.config.schema.keys import YEAR_S
 from rlhf.config.schema.run import RunConfig
-from rlhf.engine.devices import resolve_dtype, use_threads
+from rlhf.engine.devices import resolve_dtype, set_torch_threads
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.tokenizers import load_tokenizer
@@ -74,7 +74,7 @@ class SamplingProcesses:
         if self._ranks.is_main:
             shutil.rmtree(self._folder, ignore_errors=True)  # the files of a killed run
         count, (own, threads) = config.rollout.samplers, divide_cores(config, num_usable_cores())
-        use_threads(own)
+        set_torch_threads(own)
         started = range(count if self._ranks.is_main else 0)
         self._processes = [IsolatedProcess(SERVES) for _ in started]
         for index, process in enumerate(self._processes):
@@ -195,7 +195,7 @@ class SamplingWorker:
     def __init__(self, place: SamplerPlace) -> None:
         """Build the run's policy and its backend."""
         quieten_libraries()
-        use_threads(place.threads)
+        set_torch_threads(place.threads)
         run_dir, self._folder = Path(place.run_dir), Path(place.folder)
         self._config = config = load_run(run_dir)
         device = _choose_device(config, place.rank)

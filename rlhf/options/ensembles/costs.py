@@ -25,7 +25,7 @@ class EnsembleCosts(Costs):
         if is_one or model.role not in (Role.reward_training, Role.reward):
             return model
         layers = min(reward.num_own_layers(shape.layers), shape.layers)
-        own = layers * shape.layer_weights + shape.tail + shape.embedding
+        own = layers * shape.weights_per_layer + shape.tail + shape.embedding
         further = (reward.members - 1) * own
         trained = 0 if model.role.is_frozen else model.trained + further
         return replace(model, trained=trained, successive_weights=further)

@@ -24,7 +24,7 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.models.branch import BlockCall, Branch, find_block_and_tail_paths, record_calls
 from rlhf.models.language_model import Scorer
 from rlhf.models.sources import ModelSource
-from rlhf.models.weight_files import require_finite_weights, require_float_types, types_in_file
+from rlhf.models.weight_files import dtypes_in_file, require_finite_weights, require_float_dtypes
 from rlhf.options import RewardConfig
 from rlhf.options.ensembles.combined_scores import combine_scores, disagreement
 from rlhf.options.ensembles.keys import CombineName
@@ -191,7 +191,7 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
     weights: Mapping[str, Tensor] = {}
     if source.path is not None and file.is_file():
         with translate_errors(source.build_error):
-            require_float_types(types_in_file(str(file)), source)
+            require_float_dtypes(dtypes_in_file(str(file)), source)
             weights = load_file(file)
         for name, weight in weights.items():
             require_finite_weights(f"{name} in {MEMBERS_FILE}", weight, source)

@@ -34,7 +34,7 @@ class LoraCosts(Costs):
             return model
         own_rank = lora.critic_rank if role is LoraRole.critic else None
         adapters = shape.adapter_weights(own_rank or lora.rank)
-        rest = model.weights - shape.multiplied_weights if lora.train_rest else 0
+        rest = model.weights - shape.linear_layer_weights if lora.train_rest else 0
         head = shape.embedding if model.is_scorer and not lora.train_rest else 0
         return replace(
             model,

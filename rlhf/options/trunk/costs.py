@@ -33,10 +33,10 @@ class TrunkCosts(Costs):
             return model
         ppo, shape = config.ppo, model.shape
         unfrozen = min(ppo.num_layers_unfrozen or 0, shape.layers)
-        top = unfrozen * shape.layer_weights + shape.tail + shape.head
+        top = unfrozen * shape.weights_per_layer + shape.tail + shape.head
         of_critic = 0
         if ppo.num_value_layers:
-            of_critic = ppo.num_value_layers * shape.layer_weights + shape.tail
+            of_critic = ppo.num_value_layers * shape.weights_per_layer + shape.tail
         learning = top + of_critic + shape.embedding
         return replace(
             model,

@@ -27,7 +27,7 @@ from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import (
     build_scorer,
     complete_reward_model,
-    extensions_of,
+    find_model_extensions,
     require_enough_positions,
 )
 from rlhf.models.language_model import Scorer
@@ -219,7 +219,7 @@ class RLHFEngine:
             source,
             self.tokenizer,
             seed=seed,
-            extensions=extensions_of(config, role, seed=seed),
+            extensions=find_model_extensions(config, role, seed=seed),
             shard=self._build_parameter_placer(role),
         )
 

@@ -222,7 +222,7 @@ class Checkpoints:
             "best": [self._best.value, self._best.step, self._best.waits, self._is_over],
         }
         if self._context.ranks.is_main:
-            wanted = sum(each.bytes for each in tensors.values())
+            wanted = sum(each.total_bytes for each in tensors.values())
             try:
                 write_checkpoint(self._dir, self.step, streams, state, wanted_bytes=wanted)
                 _remove_old_checkpoints(self._dir, self._config.keep, best=self._best.step)

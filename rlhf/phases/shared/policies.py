@@ -16,7 +16,7 @@ from rlhf.base.types import TokenEngine, TokenModel
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
-from rlhf.models.build import build_actor, extensions_of
+from rlhf.models.build import build_actor, find_model_extensions
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.pretrained import Shard, require_one_label_model
 from rlhf.models.sources import ModelSource
@@ -98,7 +98,7 @@ def build_policy(
             trainable_policy_source(config, dropout=dropout),
             tokenizer,
             seed=seed,
-            extensions=extensions_of(config, Role.actor, seed=seed),
+            extensions=find_model_extensions(config, Role.actor, seed=seed),
             shard=shard,
         )
     )

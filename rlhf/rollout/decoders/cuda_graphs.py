@@ -42,7 +42,7 @@ class Extent(NamedTuple):
     def covers(self, other: Extent) -> bool:
         """Return True if a decoder of this extent serves ``other`` with bit-identical results.
 
-        The shape of a graph depends on the number of rows, so that number must be equal.
+        The numbers of rows must be equal, because the shapes of the graphs depend on them.
         """
         return self.rows == other.rows and all(a >= b for a, b in zip(self, other, strict=True))
 
@@ -61,9 +61,9 @@ class GraphedDecoder(KvCache):
     """A ``DrawingDecoder`` that captures the step of each shape once and then replays it.
 
     A step decodes tokens, draws the next tokens and stores them as its next input, all on the GPU:
-    while no row joins or leaves, the host launches one graph and copies the drawn tokens. To keep
-    shapes few, the number of rows is rounded up to a power of two, and the length to a multiple of
-    ``COLUMNS``; with a kernel that reads each row to its own length, one graph serves all lengths.
+    while no row joins or leaves, the host launches one graph and copies the drawn tokens. Shapes
+    are few: the number of rows is rounded up to a power of two, and the length to a multiple of
+    ``COLUMNS``. If a kernel reads only each row's own length, one graph serves all lengths.
     """
 
     rows_are_exact = FusedDecoder.rows_are_exact
@@ -118,7 +118,7 @@ class GraphedDecoder(KvCache):
         columns = _round_up_columns(longest) if whole else self._extent.columns
         graph = self._get_graph(rows, columns, last=longest - 1)
         if newest != self._newest:
-            # Unused rows write to column 0 of the KV cache, which their next prompt overwrites.
+            # Unused rows write to their column 0, which the next prompt in the row overwrites.
             unused = [Newest(0, 0, 0, 0)] * (self._extent.rows - used)
             state_4R = torch.tensor([*newest, *unused]).T.contiguous()
             self._newest_4R.copy_(state_4R.pin_memory(), non_blocking=True)

@@ -17,7 +17,7 @@ class Newest(NamedTuple):
     token: int
     position: int
     request: int  # row of the random draws
-    step: int  # column of the random draws: the number of tokens in the response
+    step: int  # column of the random draws: counts the drawn tokens
 
 
 class Texts(NamedTuple):
@@ -85,7 +85,7 @@ class PackingDecoder(Decoder, Protocol):
     """A decoder that can prefill new prompts and decode running rows in the same forward pass."""
 
     def decode_and_prefill(self, ids_B: Tensor, positions: list[int], texts: Texts) -> Tensor:
-        """Decode the rows 0 to B - 1 and prefill the rows from B on, as ``prefill`` does.
+        """Decode the rows 0 to B - 1, and prefill ``texts`` into the rows from B on.
 
-        Returns the logits (B + N, V): after the B tokens, then after the N prompts.
+        Returns the logits (B + N, V): first of the B decoded rows, then of the N texts.
         """

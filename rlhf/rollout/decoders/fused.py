@@ -23,8 +23,8 @@ from rlhf.rollout.decoders.decoder import KvCache, Texts
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryEmbedding
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 
-# Largest allowed difference of two computations of a log-probability; a wrong result differs by 1.
-# Unit: the standard deviation of the log-probabilities over the vocabulary at that position.
+# Largest allowed difference of two computations of a log-probability, as a multiple of the standard
+# deviation of the log-probabilities over the vocabulary at that position; wrong results have 1.
 TOLERANCES = {torch.float32: 0.02, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 
@@ -36,7 +36,7 @@ class Heads(NamedTuple):
     value_TKD: Tensor
 
 
-Attend = Callable[[Tensor, Heads], Tensor]  # updates a layer's KV cache and returns (T, Q, D)
+Attend = Callable[[Tensor, Heads], Tensor]  # stores heads in a KV cache; returns (T, Q, D)
 
 
 class CacheAttention:
@@ -136,7 +136,7 @@ class CacheAttention:
 
 
 def join_attention(attend_newest: Attend, attend_prompts: Attend, num_rows: int) -> Attend:
-    """Build the attention function that decodes ``num_rows`` tokens and prefills the others."""
+    """Join functions: ``attend_newest`` gets the first ``num_rows`` tokens, the other the rest."""
 
     def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
         newest_BQD = attend_newest(kv_cache_2RKLD, Heads(*(x[:num_rows] for x in heads)))

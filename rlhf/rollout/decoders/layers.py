@@ -63,8 +63,8 @@ class LayerBuilder:
     """A builder of a decoder's functions, all in one precision.
 
     On a CPU, where weights are copied anyway, queries, keys and values become one projection, and
-    adapters are merged. On a GPU the model's own weights are used: layers become one projection
-    only if their weights follow one another in memory, in any order, and have no adapters.
+    adapters are merged. On a GPU the model's own weights are used: linear layers become one
+    projection only if their weights are adjacent in memory, in any order, and have no adapters.
     On a GPU ``casts`` has a pair (copy, weight) for each weight in another precision.
     """
 
@@ -178,7 +178,7 @@ class LayerBuilder:
             return first.as_strided((rows, *first.shape[1:]), first.stride())
         casts = [weight.to(self._dtype) for weight in weights]
         cast = casts[0] if len(casts) == 1 else torch.cat(casts)
-        if not self._merges:  # on a CPU the casts are packed and freed, never updated
+        if not self._merges:  # on a GPU the copies are updated when the weights change
             parts = torch.split(cast, [len(weight) for weight in weights])
             self.casts += zip(parts, weights, strict=True)
         return cast

@@ -105,7 +105,7 @@ class Activation(NamedTuple):
     compiled: decode.CompiledActivation
 
 
-# The keys of ACTIVATIONS are the names that transformers uses.
+# The keys of ACTIVATIONS are the names of activations in transformers.
 GELU_TANH = Activation(_gelu_tanh, ("gelu", "tanh"), decode.CompiledActivation.gelu_tanh)
 ACTIVATIONS = {
     None: Activation(lambda x: x, ("none", ""), decode.CompiledActivation.none),

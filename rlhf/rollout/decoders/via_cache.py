@@ -88,7 +88,7 @@ class CacheDecoder(KvCache):
     def _last_token_logits(
         self, ids_BS: Tensor, positions_BS: Tensor, lengths: list[int]
     ) -> Tensor:
-        """Return logits (B, V) of the one token per row that reaches the output layer."""
+        """Return logits (B, V) of one token per row, to which the output layer is restricted."""
         longest = max(lengths)
         attend_BC = None
         if min(lengths) < longest:
@@ -124,11 +124,11 @@ class RowCache:
         self._positions_B: Tensor | None = None
 
     def prepare_for_texts(self, *, first_row: int, start: int) -> None:
-        """Prepare a pass over texts in rows from ``first_row`` on, which hold ``start`` tokens."""
+        """Set the first row and the first column of the texts in the next forward pass."""
         self._first_row, self._past, self._positions_B = first_row, start, None
 
     def prepare_for_tokens(self, positions: list[int], positions_B: Tensor) -> None:
-        """Prepare a pass over one token, at its position, in each of the first rows."""
+        """Set the columns of the next forward pass: one token in each of the first rows."""
         self._past, self._positions_B = max(positions), positions_B
 
     def copy_row(self, source: int, target: int, columns: int) -> None:
@@ -149,7 +149,7 @@ class RowCache:
         return store(keys_RNCD, keys_BNSD), store(values_RNCD, values_BNSD)
 
     def get_seq_length(self, *_: Any, **__: Any) -> int:
-        """Return the number of columns before the tokens of the call."""
+        """Return the number of columns before those of the current call's tokens."""
         return self._past
 
     get_query_offset = get_seq_length  # column of the call's first token, for causal masks

@@ -293,7 +293,7 @@ def test_five_members_cost_less_than_twice_one_at_tiny(
     monkeypatch.setattr(cpu_layers, "has_slow_mkl", lambda: False)  # oneDNN's are not counted
     context = make_context("reward.members=5", "reward.epochs=1", shape="model=tiny")
     trainer = build_trainer(context)
-    single_bytes = trainer.engines["model"].training_state.bytes
+    single_bytes = trainer.engines["model"].training_state.total_bytes
     data = phase_tokens(context, Phase.reward).train
     step, flops = steps_of(context, further=False)[0], []
     for further in (False, True):
@@ -305,7 +305,9 @@ def test_five_members_cost_less_than_twice_one_at_tiny(
         flops.append(counter.get_total_flops())
     config = context.config.reward
     work = (config.epochs * flops[0] + config.member_epochs * flops[1]) / flops[0]
-    states = sum(engine.training_state.bytes for engine in trainer.engines.values()) / single_bytes
+    states = (
+        sum(engine.training_state.total_bytes for engine in trainer.engines.values()) / single_bytes
+    )
     print(f"five members: {work:.2f} times the products, {states:.2f} times the states of one")
     assert 1 < work < 2
     assert 1 < states < 2

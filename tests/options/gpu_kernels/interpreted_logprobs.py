@@ -73,7 +73,7 @@ def test_each_block_may_have_a_larger_logit(kernel: Kernel, ends: tuple[float, f
 
 def test_the_output_layer_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(torch.float32)
-    monkeypatch.setattr(output_layer, "_logprob_kernel", lambda logits: kernel)
+    monkeypatch.setattr(output_layer, "_select_logprob_kernel", lambda logits: kernel)
     given = layer(dtype=torch.float32)
     found = fused_logprobs(*given, LogprobOptions(0.6), block=Block(4, 7))
     expected = plainly(given, 0.6)

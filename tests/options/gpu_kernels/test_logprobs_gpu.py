@@ -17,8 +17,8 @@ from rlhf.base.types import LogprobOptions
 from rlhf.models.output_layer import (
     GPU_BLOCK,
     GPU_GRADIENT_BLOCK,
-    _logprob_kernel,
     _reduce_block_in_torch,
+    _select_logprob_kernel,
     _write_torch_gradient_,
     fused_logprobs,
 )
@@ -128,9 +128,9 @@ def test_learning_moves_less_than_twice_the_products(
 
 def test_each_device_has_its_kernel_and_only_a_cpu_draws(traffic: Traffic) -> None:
     logits_NV = torch.zeros(2, 3, device=GPU, dtype=torch.bfloat16)
-    assert isinstance(_logprob_kernel(logits_NV), GpuLogprobKernel)
-    assert not isinstance(_logprob_kernel(logits_NV.cpu()), GpuLogprobKernel)
-    assert _logprob_kernel(logits_NV.double()) is None
+    assert isinstance(_select_logprob_kernel(logits_NV), GpuLogprobKernel)
+    assert not isinstance(_select_logprob_kernel(logits_NV.cpu()), GpuLogprobKernel)
+    assert _select_logprob_kernel(logits_NV.double()) is None
     plain = SamplingSettings(max_tokens=1, temperature=1.0, top_k=0, top_p=1.0)
     assert _select_draw_kernel(logits_NV, plain) is None
 
