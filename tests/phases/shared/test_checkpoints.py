@@ -37,7 +37,7 @@ class Model:
     """An engine whose state is three tensors that all ranks must send."""
 
     sent: list[str] = field(default_factory=list)
-    bytes: int = 1
+    total_bytes: int = 1
 
     @property
     def training_state(self) -> Model:
