@@ -186,8 +186,8 @@ class KernelsSeam(Protocol):
     def summarize_kernels(self, dtype: Dtype) -> str | None:
         """Return one line that names the kernels of a run in ``dtype``; None to print no line."""
 
-    def adamw_update(self, sizes: Sequence[int], device: torch.device) -> AdamwUpdate | None:
-        """Return the AdamW update of fp32 parameters with ``sizes``, stored in 16-bit halves."""
+    def adamw_kernel(self, sizes: Sequence[int], device: torch.device) -> AdamwUpdate | None:
+        """Return the AdamW kernel for fp32 parameters of ``sizes``, stored in 16-bit halves."""
 
     def average_kernel(self, sizes: Sequence[int], device: torch.device) -> AverageKernel | None:
         """Return the kernel for moving averages of fp32 parameters stored in 16-bit halves."""
@@ -271,7 +271,7 @@ class ResponsesSeam(Protocol):
     def score(self, responses: Responses) -> Tensor:
         """Return the partner's scores (B,): the values of a reward with kind=environment."""
 
-    def measure(self, responses: Responses) -> dict[str, Tensor]:
+    def measure_responses(self, responses: Responses) -> dict[str, Tensor]:
         """Return measures (B,) of the responses, named GROUP/NAME; the option chooses GROUP."""
 
     def evaluation_results(self, by_prompt: Mapping[str, list[float]], when: str) -> dict[str, Any]:
@@ -322,15 +322,15 @@ class ChatSeam(Protocol):
     """``chat``: lets a model play alone, instead of chatting with a user. Used by environments."""
 
     FLAG: str
-    """The flag of ``rlhf.chat`` that calls ``play``; ``HELP`` describes the flag."""
+    """The flag of ``rlhf.chat`` that calls ``play_episode``; ``HELP`` describes the flag."""
     HELP: str
     PROMPT_MARK: str
     """A regular expression for the text before each prompt in samples.jsonl."""
 
-    def is_trained_for_play(self, keys: Mapping[str, object]) -> bool:
-        """Return True if a run with these keys trained a model for ``play``."""
+    def was_trained_on_episodes(self, keys: Mapping[str, object]) -> bool:
+        """Return True if a run with these keys trained its model on episodes."""
 
-    def play(
+    def play_episode(
         self,
         run_dir: Path,
         talker: Talker,
@@ -339,7 +339,7 @@ class ChatSeam(Protocol):
         seed: int,
         write: Callable[[str], None],
     ) -> None:
-        """Let ``talker``, a model of the run, play episodes; ``write`` prints what happens."""
+        """Let ``talker``, a model of the run, play an episode; ``write`` prints what happens."""
 
 
 class JobParts:
@@ -530,7 +530,7 @@ class ModelsSeam(Protocol):
     ) -> LanguageModel:
         """Return the module that SFT trains, which wraps ``model``."""
 
-    def start_sft(
+    def adapt_for_sft(
         self, config: RunConfig, model: PreTrainedModel, ranks: Ranks, plan: BatchPlan
     ) -> None:
         """Change the ``model`` that SFT trains; called once SFT's engine has started."""
@@ -588,7 +588,7 @@ class RulesSeam(Protocol):
     def check(self, config: RunConfig) -> None:
         """Raise ConfigError if a rule is broken; called after the core's rules."""
 
-    def check_first(self, config: RunConfig) -> None:
+    def check_before_core_rules(self, config: RunConfig) -> None:
         """Raise ConfigError as ``check``; called before the core's rules. Used by environments."""
 
     def check_batches(self, config: RunConfig) -> None:

@@ -105,7 +105,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
 
         refuse_code_of_run(run_dir, trusts_code=options.trust_code)
         seed, seam = options.seed or 0, options.playing
-        seam.play(run_dir, models.talker, sampling, seed=seed, write=write)
+        seam.play_episode(run_dir, models.talker, sampling, seed=seed, write=write)
         return
     dialogue = Dialogue(models, sampling, write=write, say=say)
     is_terminal = sys.stdin.isatty()

@@ -35,8 +35,8 @@ def validate(config: RunConfig) -> None:
     check_bounds(config)
     check_name_and_order(config.name, config.phase.order)
     # The modules of options come first: the core's rules would refuse with a less helpful error.
-    for check_first in hooks_of("rules", "check_first"):
-        check_first(config)
+    for check in hooks_of("rules", "check_before_core_rules"):
+        check(config)
     check_rewards(config)
     check_reward(config)
     check_models(config)

@@ -48,7 +48,7 @@ def run_check(
         ConfigError: if ``folder`` is not empty.
         CapabilityError: if this machine has no GPU that torch can use.
     """
-    require_gpu()
+    select_first_gpu()
     require_launch_script("rlhf.gpu_check")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"OUT_FOLDER={folder}: is not empty; name a new folder")
@@ -75,7 +75,7 @@ def run_check(
     return FAILED if check.failed_parts else 0
 
 
-def require_gpu() -> None:
+def select_first_gpu() -> None:
     """Hide all GPUs but the first; raise CapabilityError if torch finds no GPU that it can use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     os.environ["CUDA_VISIBLE_DEVICES"] = visible

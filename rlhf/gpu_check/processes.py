@@ -25,7 +25,7 @@ from rlhf.gpu_check.rows import (
     CheckSetting,
     RowVerdict,
     Size,
-    write_rows,
+    measure_and_write_rows,
 )
 from rlhf.jobs.sweep_jobs import PARENT, end_with_parent
 
@@ -120,7 +120,7 @@ def main(name: str, folder: Path, size: Size) -> None:
     if size is Size.full and torch.cuda.mem_get_info()[0] < LEAST_FREE:
         size = Size.tiny
     module = import_module(f"rlhf.gpu_check.parts.{name}")
-    write_rows(folder / ROWS, module.tasks(CheckSetting(folder=folder, size=size)))
+    measure_and_write_rows(folder / ROWS, module.tasks(CheckSetting(folder=folder, size=size)))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ MARKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The result of one task: a figure in words, and its ``numbers`` by name for programs."""
+    """The result of one task: ``figure``, a text for readers, and ``numbers`` for programs."""
 
     figure: str
     expected: str = ""
@@ -103,11 +103,11 @@ def measured_finding(figure: str, **numbers: float) -> Finding:
 
 
 def skipped_finding(figure: str, expected: str = "") -> Finding:
-    """Return the finding of a task that this machine or version cannot do, and why: ``figure``."""
+    """Return the finding of a skipped task; ``figure`` says why the task cannot run here."""
     return Finding(figure=figure, expected=expected, verdict=RowVerdict.skipped)
 
 
-def write_rows(path: Path, tasks: Iterable[Task]) -> None:
+def measure_and_write_rows(path: Path, tasks: Iterable[Task]) -> None:
     """Measure every task; append each row to ``path`` at once, so that a crash loses no row."""
     with closing(JsonlWriter(path)) as writer:
         for task in tasks:
@@ -162,12 +162,12 @@ class CheckResults:
 
 def write_results(folder: Path, check: CheckResults) -> None:
     """Write gpu_check.json and gpu_check.md to ``folder``; replace each older file atomically."""
-    write_json(folder / JSON, _check_as_json(check))
+    write_json(folder / JSON, _results_as_json(check))
     lines = [*_page_head(check), *(line for part in check.parts for line in _part_section(part))]
     write_text_atomically(folder / PAGE, "\n".join(lines))
 
 
-def _check_as_json(check: CheckResults) -> dict[str, Any]:
+def _results_as_json(check: CheckResults) -> dict[str, Any]:
     parts = [
         {"name": each.part.name, "verdict": each.verdict, "seconds": each.seconds}
         | {"rows": [asdict(row) for row in each.rows]}

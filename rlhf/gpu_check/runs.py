@@ -51,7 +51,7 @@ class EndedRun:
         """Return the content of result.json.
 
         Raises:
-            CheckpointError: if the run failed, with its last line.
+            CheckpointError: if the run failed; the message has the last line that it printed.
         """
         if self.code:
             raise CheckpointError(f"exit code {self.code}: {self.last_line}")

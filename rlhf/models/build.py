@@ -22,7 +22,7 @@ from rlhf.models.weight_files import require_finite_weights
 from rlhf.options import hooks_of
 from rlhf.options.cpu_kernels.cpu_layers import (
     MATMUL,
-    initial_attention,
+    attention_for_build,
     use_matmul_attention,
     use_onednn_products,
 )
@@ -199,7 +199,7 @@ def _build_random_model(
         nullcontext() if is_whole else draw_weights_by_block(shard),
     ):
         return auto_class.from_config(
-            config, dtype=torch.float32, attn_implementation=initial_attention(source.attention)
+            config, dtype=torch.float32, attn_implementation=attention_for_build(source.attention)
         )
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from rlhf.base.seams import LogprobsKernel
 from rlhf.base.types import LogprobOptions, TokenLogprobs
 from rlhf.options import kernels_for
-from rlhf.options.cpu_kernels.cpu_layers import multiply
+from rlhf.options.cpu_kernels.cpu_layers import apply_linear
 
 LEAST_LOG = -1e4  # replaces log 0, so that 0 log 0 = 0; its exp is 0
 
@@ -147,7 +147,7 @@ class _FusedLogprobs(torch.autograd.Function):
                     slope_RW = _block_logits(hidden_NH[rows], weight_VH, bias_V, column)
                     _replace_by_gradient_(slope_RW, ids_N[rows] - column.start, ctx.options, *given)
                     if hidden_gradient is not None:
-                        hidden_gradient[rows].add_(multiply(slope_RW, weight_VH[column].T))
+                        hidden_gradient[rows].add_(apply_linear(slope_RW, weight_VH[column].T))
                     if sum_WH is not None and is_rounded:
                         sum_WH += slope_RW.T @ hidden_NH[rows]
                     elif sum_WH is not None:
@@ -165,7 +165,7 @@ def _block_logits(
     hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, column: slice
 ) -> Tensor:
     bias_W = None if bias_V is None else bias_V[column]
-    return multiply(hidden_RH, weight_VH[column], bias_W)
+    return apply_linear(hidden_RH, weight_VH[column], bias_W)
 
 
 def _reduce_block(

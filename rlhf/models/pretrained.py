@@ -27,7 +27,7 @@ from rlhf.models.weight_files import (
     stored_tensor_dtypes,
     summarize_names,
 )
-from rlhf.options.cpu_kernels.cpu_layers import initial_attention
+from rlhf.options.cpu_kernels.cpu_layers import attention_for_build
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -225,7 +225,7 @@ def _load_base_model(
             trust_remote_code=source.trust_remote_code,
             dtype=dtype,
             use_safetensors=True,
-            attn_implementation=initial_attention(source.attention),
+            attn_implementation=attention_for_build(source.attention),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # _require_matching_tensors compares shapes
         )

@@ -111,8 +111,8 @@ class SftTrainer:
             ),
             **shared,
         )
-        for start in hooks_of("models", "start_sft", config):
-            start(config, model, context.ranks, self.plan)
+        for adapt in hooks_of("models", "adapt_for_sft", config):
+            adapt(config, model, context.ranks, self.plan)
 
     def train_step(self, rows: Rows) -> dict[str, float]:
         """Take an optimizer step on ``rows``, this rank's share of a batch; return metrics."""

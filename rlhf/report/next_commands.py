@@ -31,7 +31,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
     folders = [folder for folder in folders if folder.exists()]
     keys = read_frozen_keys(run_dir)
     source = keys.get("data.source")
-    suited = [seam for seam in modules_of("chat") if seam.is_trained_for_play(keys)]
+    suited = [seam for seam in modules_of("chat") if seam.was_trained_on_episodes(keys)]
     plays = [seam.FLAG for seam in suited]
     place = [str(relative_to_cwd(run_dir)), *["--trust-code"] * bool(keys_that_run_code(run_dir))]
     lines = ["What to type next"]

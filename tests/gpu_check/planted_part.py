@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlhf.gpu_check.rows import Finding, RowVerdict, Task, write_rows
+from rlhf.gpu_check.rows import Finding, RowVerdict, Task, measure_and_write_rows
 
 FINE = Task("fine", lambda: Finding(figure="1", verdict=RowVerdict.passed))
 
@@ -34,4 +34,4 @@ def tasks(name: str, folder: Path) -> Iterator[Task]:
 
 if __name__ == "__main__":
     place = Path(sys.argv[2])
-    write_rows(place / "rows.jsonl", tasks(sys.argv[1], place))
+    measure_and_write_rows(place / "rows.jsonl", tasks(sys.argv[1], place))

@@ -191,6 +191,6 @@ def _measure_response_distance(
         int((outside_T1 == 0).sum()),
         float(apart_T.max()),
         float(outside_T1.max()),
-        # Log-probabilities that differ by d move the CDF by at most exp(d) - 1, about d.
+        # The CDF's tolerance: log-probs that differ by d move it by up to exp(d) - 1, about d.
         tolerance * float(std_T.min()),
     )

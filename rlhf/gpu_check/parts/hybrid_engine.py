@@ -14,10 +14,10 @@ EXPECTED = "yes with parity, or no with the reason"
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield a task for each ZeRO stage with which DeepSpeed-Chat uses the Hybrid Engine."""
     for stage in (2, 3):
-        yield Task(f"stage {stage}", partial(_try_zero_stage, setting, stage))
+        yield Task(f"stage {stage}", partial(_check_hybrid_engine, setting, stage))
 
 
-def _try_zero_stage(setting: CheckSetting, stage: int) -> Finding:
+def _check_hybrid_engine(setting: CheckSetting, stage: int) -> Finding:
     ended = run_to_end(
         setting.folder / f"stage{stage}", *TINY_RUN, *WORDS["kernels"], f"zero=stage{stage}"
     )

@@ -30,8 +30,8 @@ from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, load_logprob
 
 GPU = torch.device("cuda", 0)
 REPEATS = 10
-FEW = 256  # rows that are compared: in fp64 more may not fit into the GPU beside all logits
-SCALE = 1.25  # factor on the logits, as 1 / temperature
+FEW = 256  # rows to compare: fp64 copies of more rows may not fit into the GPU's memory
+SCALE = 1.25  # factor on the logits, in the place of 1 / temperature
 # Largest relative errors that rounding explains, in Euclidean norms.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # (tokens, vocabulary) of Qwen 3, Llama 3 and GPT-NeoX, whose vocabulary is no multiple of 16.
@@ -51,7 +51,7 @@ class AttentionShape(NamedTuple):
     columns: int
 
 
-# Llama 3.1 8B (a cache of more than 2^31 numbers), OPT-1.3B, Qwen 2.5 0.5B, Gemma 3, OPT-2.7B.
+# KV caches of Llama 3.1 8B (over 2^31 numbers), OPT-1.3B, Qwen 2.5 0.5B, Gemma 3 and OPT-2.7B.
 CACHES = {
     Size.full: (
         AttentionShape(160, 32, 8, 128, 8192),
@@ -62,7 +62,7 @@ CACHES = {
     ),
     Size.tiny: (AttentionShape(3, 4, 2, 24, 40),),
 }
-# Numbers of weights per tensor; most are no multiple of the kernel's blocks.
+# Sizes of the tensors to update; most are no multiple of the kernel's block size.
 WEIGHTS = {Size.full: (4096 * 14336, 50257 * 1024, 3 * 2**16 + 7, 1), Size.tiny: (70_001, 1)}
 SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
 NO_KERNEL = "torch computes instead: see log.txt"
@@ -114,7 +114,7 @@ def _relative_error(found: Tensor, expected: Tensor) -> float:
 def _build_finding(
     errors: Mapping[str, float], allowed: Mapping[str, float], seconds: float, moved: float
 ) -> Finding:
-    """Return a kernel's finding: errors, which must be allowed, and bytes moved per second."""
+    """Return a finding with errors and bandwidth; it passes if no error exceeds ``allowed``."""
     shown = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     bounds = ", ".join(f"{name} {bound:.0e}" for name, bound in allowed.items())
     return checked_finding(
@@ -174,7 +174,7 @@ def _check_attention(cache: AttentionShape, dtype: torch.dtype) -> Finding:
     torch.manual_seed(1)
     shape = (2, rows, kv_heads, columns, size)
     kv_cache = torch.empty(shape, dtype=dtype, device=GPU).normal_()
-    # Queries, keys and values in one tensor, as a joint linear layer returns them.
+    # One tensor with queries, keys and values, as a joint linear layer returns it.
     joint_BHD = torch.randn(rows, heads + 2 * kv_heads, size, device=GPU)
     parts = [heads, kv_heads, kv_heads]
     query_BQD, key_BKD, value_BKD = torch.split(joint_BHD.to(dtype), parts, dim=1)
@@ -215,7 +215,7 @@ def _check_adamw(sizes: tuple[int, ...], moments: torch.dtype) -> Finding:
             first=mean.to(moments),
             second=mean.square().to(moments),
         )
-        expected.append(_adamw_in_fp64(weights, gradient.bfloat16(), state))
+        expected.append(_adamw_step_in_fp64(weights, gradient.bfloat16(), state))
         Split(state.high, state.low).split(weights)
         gradients.append(gradient.bfloat16())
         states.append(state)
@@ -236,8 +236,8 @@ def _check_adamw(sizes: tuple[int, ...], moments: torch.dtype) -> Finding:
     return _build_finding(errors, allowed, _seconds_per_launch(step), per_weight * sum(sizes))
 
 
-def _adamw_in_fp64(weights: Tensor, gradient: Tensor, state: SplitState) -> list[Tensor]:
-    """Return weights and both moments after the step, given ``weights`` and moments before it."""
+def _adamw_step_in_fp64(weights: Tensor, gradient: Tensor, state: SplitState) -> list[Tensor]:
+    """Return weights and both moments after the step; ``state`` has the moments before it."""
     scaled = SCALARS.scale * gradient.double()
     first, second = state.first.double(), state.second.double()
     first += (1.0 - SCALARS.beta1) * (scaled - first)

@@ -24,7 +24,7 @@ SMALL = (
     *("ppo.rollout_batch_size=16", "ppo.mini_batch_size=16"),
 )
 RANDOM = ("model.init=random", "model.path=null", "model.vocab_size=400")
-# Adapters need a trained model: they use the model that the second shape's run has trained.
+# Adapters need a trained model, so the last run uses the model that the second run trained.
 ADAPTERS = WORDS["adapters"]
 
 
@@ -74,7 +74,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
 def _compare_with_plan(
     runs: list[EndedRun], run_dir: Path, shape: MeasuredRun, phase: str
 ) -> Finding:
-    """Compare the memory of a phase with its plan; run ``shape`` first, unless ``runs`` has it."""
+    """Compare a phase's peak memory with its plan; if ``runs`` is empty, start the run first."""
     words = [*FEW, *shape.words]
     if set(ADAPTERS) <= set(words):
         words.append(f"model.path={run_dir.with_name('shape_2') / 'sft' / 'model'}")

@@ -17,7 +17,7 @@ from rlhf.run.tracker import Tracker
 
 SHARE = 0.6  # share of the memory planned for SFT that torch may use
 RETRIED = "continuing with smaller micro-batches"
-# Batch sizes at which activations need most of the memory, so that half the sequences fit.
+# Batch sizes whose activations need most of the memory, so that halving a micro-batch helps.
 BATCH = {Size.tiny: 64, Size.full: 1024}
 SIZES = {
     Size.tiny: ("data.size=400", "model.architecture.hidden_size=64"),
@@ -39,13 +39,13 @@ class LessMemory(Tracker):
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield two tasks: the run that must be retried, and the run that must end with an error."""
     yield Task("hardware.on_oom=reduce_micro_batch", partial(_check_retry, setting))
-    yield Task("hardware.on_oom=stop", partial(_check_refusal, setting))
+    yield Task("hardware.on_oom=stop", partial(_check_stop_with_error, setting))
 
 
-def _launch_overrides(setting: CheckSetting, choice: str) -> list[str]:
+def _launch_overrides(setting: CheckSetting, on_oom: str) -> list[str]:
     batch = BATCH[setting.size]
     sizes = [f"sft.batch_size={batch}", f"sft.micro_batch_size={batch}", "sft.epochs=1"]
-    return [*WORDS["retried"], *sizes, *SIZES[setting.size], f"hardware.on_oom={choice}"]
+    return [*WORDS["retried"], *sizes, *SIZES[setting.size], f"hardware.on_oom={on_oom}"]
 
 
 def _check_retry(setting: CheckSetting) -> Finding:
@@ -63,7 +63,7 @@ def _check_retry(setting: CheckSetting) -> Finding:
     )
 
 
-def _check_refusal(setting: CheckSetting) -> Finding:
+def _check_stop_with_error(setting: CheckSetting) -> Finding:
     ended = run_to_end(setting.folder / "refused", *_launch_overrides(setting, "stop"))
     begin = f"sft: out of memory with sft.micro_batch_size={BATCH[setting.size]}"
     return checked_finding(

@@ -18,7 +18,7 @@ REFERENCE = "CPU, fp32"
 # Largest relative difference from the CPU's last losses of SFT and of the reward model.
 # The difference for bf16 is twice the unit roundoff of bf16.
 SHARES = {Dtype.fp32: 1e-3, Dtype.bf16: 8e-3, Dtype.fp16: 8e-3}
-ERRORS = 4  # standard errors by which mean scores may differ, as rounding changes sampled tokens
+ERRORS = 4  # standard errors by which mean scores may differ: rounding changes some tokens
 
 
 class Losses(NamedTuple):
@@ -40,7 +40,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
             name: runs.submit(run_to_end, setting.folder / _folder_name(name), *TINY_RUN, *each)
             for name, each in words.items()
         }
-        yield Task(REFERENCE, partial(_describe_reference, ended[REFERENCE]))
+        yield Task(REFERENCE, partial(_report_reference_losses, ended[REFERENCE]))
         for name in list(words)[1:]:
             dtype = Dtype(name.rpartition(" ")[2])
             yield Task(name, partial(_compare_losses, ended[name], ended[REFERENCE], dtype))
@@ -56,7 +56,7 @@ def overrides_by_run() -> dict[str, list[str]]:
         found += [("DeepSpeed, stage 0", half, "zero=stage0", deepspeed)]
     found += [(f"DeepSpeed, stage {n}", half, f"zero=stage{n}", deepspeed) for n in (1, 2, 3)]
     found += [(f"offload, stage {n}", half, f"zero=stage{n}_offload", deepspeed) for n in (2, 3)]
-    if half is Dtype.bf16:  # no fp16 at stage 0, which has no fp32 master weights and is refused
+    if half is Dtype.bf16:  # stage 0 refuses fp16, because it has no fp32 master weights
         found += [
             (f"DeepSpeed, stage {n}", Dtype.fp16, f"zero=stage{n}", deepspeed) for n in (1, 2, 3)
         ]
@@ -85,7 +85,7 @@ def last_losses(ended: EndedRun) -> Losses:
     )
 
 
-def _describe_reference(ended: Future[EndedRun]) -> Finding:
+def _report_reference_losses(ended: Future[EndedRun]) -> Finding:
     losses = last_losses(ended.result())
     return measured_finding(_describe_losses(losses), **losses._asdict())
 

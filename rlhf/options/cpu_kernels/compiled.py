@@ -105,7 +105,7 @@ class CompiledDecoder:
 
 
 class _Blocks:
-    """A builder of the program of all blocks, which updates the residual stream, buffer 0."""
+    """A builder of the program that runs all blocks; buffer 0 holds the residual stream."""
 
     STATE = 0
 
@@ -138,7 +138,7 @@ class _Blocks:
             self._add_norm(block.mlp_norm, x=state, y=state)
             return
         self._add_norm(block.attention_norm, x=state, y=normed)
-        if order is BlockOrder.parallel:  # the MLP reads the residual stream before attention
+        if order is BlockOrder.parallel:  # attention and the MLP read the same residual stream
             self._add_norm(block.mlp_norm, x=state, y=self._normed_too)
             self._add_attention(block, kv_cache_2RKLD, x=normed)
             self._add_mlp(block, x=self._normed_too)
@@ -151,7 +151,7 @@ class _Blocks:
         self.program.add_norm(self._builder.norm_parameters(module), x=x, y=y)
 
     def _add_attention(self, block: BlockModules, kv_cache_2RKLD: Tensor, *, x: int) -> None:
-        """Add to the program: state += attention(x)."""
+        """Add the steps for residual stream += attention(x) to the program."""
         heads = self._locate_heads(interleaved=len(block.query_key_value) == 1)
         joined = self._builder.join_linear_layers(*block.query_key_value)
         self.program.add_linear(joined, x=x, y=self._joined)
@@ -163,7 +163,7 @@ class _Blocks:
         self._add_linear_to_state(block.output, x=self._mixed)
 
     def _add_mlp(self, block: BlockModules, *, x: int) -> None:
-        """Add to the program: state += mlp(x)."""
+        """Add the steps for residual stream += mlp(x) to the program."""
         up = self._builder.join_linear_layers(block.up)
         if block.gate is None:
             self.program.add_linear(up, x=x, y=self._inner, activation=self._activation)

@@ -28,9 +28,9 @@ FLAGS = ["-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
 
 
 class Kernel(NamedTuple):
-    """The compiled functions of a C file, or None.
+    """The compiled functions of a C file; ``library`` is None if they are missing.
 
-    ``reason`` is why they are missing, or why they are for a lower ISA level than the CPU's.
+    ``reason`` says why they are missing, or why their ISA level is lower than the CPU's.
     """
 
     library: ctypes.CDLL | None
@@ -115,7 +115,7 @@ def _load_library(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
     try:
         make_own_folder(library.parent)
         if not library.exists():
-            with replace_atomically(library, shared=True) as made:  # another rank may write it too
+            with replace_atomically(library, shared=True) as made:  # many ranks may write this file
                 _compile_library(source, made, options)
                 keep_others_from_writing(made)
         require_trusted(library)
@@ -141,7 +141,7 @@ def _error_text(error: OSError) -> str:
 
 def _isa_options(isa: Isa) -> list[str]:
     """Return the gcc options that select this CPU's instructions, up to the level ``isa``."""
-    is_capped = isa < min(read_cpu().isa, Isa.avx512_bf16)  # gcc emits AMX only for intrinsics
+    is_capped = isa < min(read_cpu().isa, Isa.avx512_bf16)  # gcc never adds AMX itself, so no cap
     return ["-march=x86-64-v3" if is_capped else "-march=native"]
 
 

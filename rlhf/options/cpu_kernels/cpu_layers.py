@@ -42,8 +42,8 @@ def use_matmul_attention(model: PreTrainedModel) -> None:
         model.set_attn_implementation(MATMUL)
 
 
-def initial_attention(name: str | None) -> str | None:
-    """Return ``name``, or None for MATMUL, which ``use_matmul_attention`` sets after the build."""
+def attention_for_build(name: str | None) -> str | None:
+    """Return the attention to build a model with: ``name``, but None for MATMUL, set later."""
     return None if name == MATMUL else name
 
 
@@ -57,9 +57,9 @@ def matmul_attention(
 ) -> tuple[Tensor, None]:
     """Compute attention for transformers' attention interface; return (B, S, N, D).
 
-    Matrix products compute causal attention on a CPU over whole sequences of up to ``LONGEST``
-    tokens without dropout, SDPA everything else. query is (B, N, S, D); key and value may have
-    fewer heads.
+    Matrix products compute causal attention without dropout on a CPU, over whole sequences of up
+    to ``LONGEST`` tokens; SDPA computes all other attention. ``query`` is (B, N, S, D); ``key`` and
+    ``value`` may have fewer heads.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -99,7 +99,7 @@ def _should_use_matmul(
 
 
 def _build_score_bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Return the bias (M, S, S) to add to scores: the mask, or a causal mask if it is None.
+    """Return the bias (M, S, S) to add to scores; if ``mask`` is None, the bias is causal.
 
     ``shape`` is (B, N, S, D).
     """
@@ -176,8 +176,8 @@ def use_onednn_products(model: PreTrainedModel) -> None:
             layer.__class__ = OnednnLinear
 
 
-def multiply(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return x W^T + b by MKL or oneDNN; autograd does not record a product by oneDNN."""
+def apply_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """Return x W^T + b, computed by MKL, or by oneDNN, which autograd does not record."""
     if not _is_faster_with_onednn(x, weight_OI):
         return functional.linear(x, weight_OI, bias_O)
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
@@ -198,7 +198,7 @@ class _LinearByOnednn(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         """Return x W^T + b."""
         ctx.save_for_backward(x, weight_OI)
-        return multiply(x, weight_OI, bias_O)
+        return apply_linear(x, weight_OI, bias_O)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -207,7 +207,7 @@ class _LinearByOnednn(torch.autograd.Function):
         x, weight_OI = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
         gradient_TO = gradient.reshape(-1, gradient.shape[-1])
-        of_x = multiply(gradient, weight_OI.T.contiguous()) if wants_x else None
+        of_x = apply_linear(gradient, weight_OI.T.contiguous()) if wants_x else None
         x_TI = x.reshape(-1, x.shape[-1])
         of_weight = _compute_weight_gradient(gradient_TO, x_TI) if wants_weight else None
         return of_x, of_weight, gradient_TO.sum(0) if wants_bias else None
@@ -216,5 +216,5 @@ class _LinearByOnednn(torch.autograd.Function):
 def _compute_weight_gradient(gradient_TO: Tensor, x_TI: Tensor) -> Tensor:
     """Return the gradient of a weight (O, I); oneDNN beats MKL here only on CPUs above AVX2."""
     if onednn_isa() > Isa.avx2:
-        return multiply(gradient_TO.T.contiguous(), x_TI.T.contiguous())
+        return apply_linear(gradient_TO.T.contiguous(), x_TI.T.contiguous())
     return gradient_TO.T @ x_TI

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from rlhf.options.cpu_kernels.compiling import compile_kernel
 
-LANES = 16  # numbers of the widest vector: as many may be read past the end of a table
+LANES = 16  # numbers in the widest vector; a kernel may read as many past a table's end
 
 
 class CompiledActivation(IntEnum):

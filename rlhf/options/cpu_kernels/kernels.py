@@ -23,8 +23,8 @@ def summarize_kernels(dtype: Dtype) -> str | None:
     return describe_kernels(half=dtype is Dtype.bf16)
 
 
-def adamw_update(_sizes: Sequence[int], _device: torch.device) -> AdamwKernel | None:
-    """Return the kernel of the AdamW update; None if it cannot be compiled."""
+def adamw_kernel(_sizes: Sequence[int], _device: torch.device) -> AdamwKernel | None:
+    """Return the kernel of the AdamW update, or None if it cannot be compiled."""
     return load_adamw_kernel()
 
 
@@ -33,7 +33,7 @@ def average_kernel(_sizes: Sequence[int], _device: torch.device) -> None:
 
 
 def logprobs_kernel(logits: Tensor) -> LogprobKernel | None:
-    """Return the kernel that computes log-probs from logits of this dtype, or None."""
+    """Return the kernel that computes log-probs from ``logits``, or None if it cannot run."""
     return load_cpu_logprob_kernel(logits)
 
 

@@ -16,7 +16,7 @@ from rlhf.options.cpu_kernels.compiling import compile_kernel
 
 
 def load_cpu_logprob_kernel(logits: Tensor) -> LogprobKernel | None:
-    """Return the kernel for ``logits`` on a CPU, or None if it does not run; it can also sample."""
+    """Return the CPU kernel for ``logits``, which also samples, or None if it cannot run."""
     if not logits.is_cpu or logits.dtype not in {torch.bfloat16, torch.float32}:
         return None
     library = compile_kernel("logprobs", half=logits.dtype is torch.bfloat16)

@@ -173,7 +173,7 @@ class GymnasiumText:
         observation, reward, terminated, truncated, _ = self._env.step(action)
         self._seen = self._describe_observation(observation)
         info = {}
-        if self._name in ACTIONS:  # CliffWalking ends at its goal only, with reward -1
+        if self._name in ACTIONS:  # CliffWalking ends only at its goal, but with reward -1
             won = reward > 0 or self._name.startswith("CliffWalking")
             info["success"] = bool(terminated and won)
         return Step(self._seen, float(reward), bool(terminated), bool(truncated), info)
@@ -208,7 +208,7 @@ class TextArenaGame:
     def __init__(self, id: str, **options: Any) -> None:
         """Make the game; raise ConfigError if one player cannot play it."""
         self._arena = import_package(EnvironmentKind.textarena, "textarena")
-        _check_game(id, json.dumps(options, sort_keys=True))
+        _require_single_player(id, json.dumps(options, sort_keys=True))
         self._game = _make_game(self._arena, id, options)
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
@@ -240,7 +240,7 @@ def _make_game(arena: Any, id: str, options: Mapping[str, Any]) -> Any:
 
 
 @lru_cache
-def _check_game(id: str, options: str) -> None:
+def _require_single_player(id: str, options: str) -> None:
     """Raise ConfigError if one player cannot begin the game; ``options`` is JSON text."""
     arena = import_package(EnvironmentKind.textarena, "textarena")
     with translate_package_errors(id):
@@ -297,7 +297,7 @@ class GemText:
     """An environment of GEM (gem-llm), whose observations and actions are texts already."""
 
     def __init__(self, id: str, **options: Any) -> None:
-        """Make the environment; raise ConfigError if GEM cannot."""
+        """Make the environment; raise ConfigError if GEM cannot make it."""
         gem = import_package(EnvironmentKind.gem, "gem", INSTALL_GEM)
         with translate_package_errors(id):
             self._env = gem.make(id, **options)

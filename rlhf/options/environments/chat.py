@@ -23,12 +23,12 @@ HELP = "let the model play an episode"
 PROMPT_MARK = r"^\[episode \d+\]"  # the text before the prompt of an episode in samples.jsonl
 
 
-def is_trained_for_play(keys: Mapping[str, object]) -> bool:
+def was_trained_on_episodes(keys: Mapping[str, object]) -> bool:
     """Return True if a run with these keys was trained on episodes."""
     return keys.get("data.source") == Source.environment
 
 
-def play(
+def play_episode(
     run_dir: Path,
     talker: Talker,
     sampling: SamplingSettings,
@@ -36,7 +36,7 @@ def play(
     seed: int,
     write: Callable[[str], None],
 ) -> None:
-    """Let the model play an episode; write every turn, each observation, and the return.
+    """Let the model play an episode; write its turns, its observations and its return.
 
     Raises:
         ConfigError: if the run has no environment, or the environment cannot be made.

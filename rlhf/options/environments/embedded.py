@@ -34,7 +34,7 @@ class Blackjack:
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
         """Deal two cards to the dealer, of which one is shown, and two to the player."""
         self._deck = Random(seed)
-        self._expert = Random(f"expert {seed}")  # a random generator that the deck does not use
+        self._expert = Random(f"expert {seed}")  # separate from the deck's random generator
         self._dealer = [self._draw_card(), self._draw_card()]
         self._player = [self._draw_card(), self._draw_card()]
         return self._describe_hand()
@@ -121,12 +121,12 @@ class Calculator:
             self._question += rng.choice(self._operations) + str(rng.randint(1, self._largest))
         self._answer = evaluate_arithmetic(self._question)
         self._told: str | None = None  # the tool's last result
-        self._expert = Random(f"expert {seed}")  # a random generator that questions do not use
+        self._expert = Random(f"expert {seed}")  # separate from the questions' random generator
         self._forgets = self._expert.random() < EXPERT_FORGETS
         return f"{self._question}=?"
 
     def step(self, text: str) -> Step:
-        """Call the tool if the turn begins with "calc"; otherwise score it and end the episode."""
+        """Call the tool if the turn begins with "calc"; else score the turn and end the episode."""
         word, _, rest = text.strip().partition(" ")
         if word == CALL:
             return self._call_tool(rest.replace(" ", ""))
@@ -146,7 +146,7 @@ class Calculator:
         return Step(Observation(self._told, role="tool"), info={"success": False})
 
     def demonstration(self) -> str:
-        """Return the expert's turn: a call, then the tool's result; or a random last digit."""
+        """Return the expert's turn: a call, its result, or a guess with a random last digit."""
         if self._told is not None:
             return self._told
         if self._tool and not self._forgets:
@@ -186,7 +186,7 @@ class NumberGuessing:
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:  # noqa: ARG002 - needs no data
         """Choose the hidden number; return its bounds."""
         self._number = Random(seed).randint(self._low, self._high)
-        self._expert = Random(f"expert {seed}")  # the hidden number has another random generator
+        self._expert = Random(f"expert {seed}")  # separate from the hidden number's generator
         self._known = (self._low, self._high)
         self._left = self._guesses
         return f"guess {self._low} to {self._high}"

@@ -42,11 +42,11 @@ class _Call(NamedTuple):
     episode: int
     history: _History
     turn: str | Player | None = None
-    repeats: int | None = None  # in a replay: index of the earlier answer that must be repeated
+    repeats: int | None = None  # in a replay: index of the recorded answer that must come again
 
 
 class Host:
-    """One process and the episodes that run in it; it runs one call at a time."""
+    """One process and the episodes that run in it; the process runs one call at a time."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         self._config = config
@@ -62,7 +62,7 @@ class Host:
 
     @property
     def has_open_calls(self) -> bool:
-        """Return True if a call has not been answered."""
+        """Return True if a call is running or waiting."""
         return self._running is not None or bool(self._waiting)
 
     def start(self) -> None:
@@ -73,7 +73,7 @@ class Host:
         with suppress(OSError):  # if sending fails, receiving fails too, and reports the error
             self.process.send(asdict(self._config), self.until)
 
-    def finish_start(self) -> None:
+    def wait_until_ready(self) -> None:
         """Wait until the process is ready; raise ConfigError if it refuses the configuration."""
         assert self.process is not None
         try:
@@ -88,7 +88,7 @@ class Host:
         self._is_ready, self.until = True, math.inf
 
     def begin_episode(self, episode: int, start: EpisodeStart) -> list[Reply]:
-        """Begin an episode in place of an earlier one of its number; return failures of calls."""
+        """Begin an episode; drop an earlier one of the same number; return failures of calls."""
         self._forget_episode(episode)
         history = self._histories[episode] = _History(start, self.starts)
         self._waiting.append(_Call(episode, history))
@@ -112,7 +112,7 @@ class Host:
             call = self._waiting[0]
             is_elsewhere = call.history.process != self.starts
             if call.turn is not None and call.repeats is None and is_elsewhere:
-                self._waiting.extendleft(reversed(_list_replays(call)))
+                self._waiting.extendleft(reversed(_build_replay_calls(call)))
                 call.history.process = self.starts
                 continue
             self._waiting.popleft()
@@ -128,7 +128,7 @@ class Host:
             except OSError:
                 if self._calls == 1:
                     return self._end_process(FailureName.died)
-                self._running = None  # the process ended before this call, which had no effect
+                self._running = None  # the process ended first, so this call had no effect
                 self._waiting.appendleft(call)
                 self.close()
         return []
@@ -138,7 +138,7 @@ class Host:
         assert self.process is not None
         try:
             if not self._is_ready:
-                return self._receive_ready()
+                return self._receive_ready_message()
             line = self.process.receive(time.monotonic() + SECONDS_TO_SEND)
             if (call := self._running) is None:
                 self.close()  # the line answers no call
@@ -163,7 +163,7 @@ class Host:
         self._waiting = deque(call for call in self._waiting if call.repeats is None)
         self.process, self.until, self._is_ready = None, math.inf, False
 
-    def _receive_ready(self) -> list[Reply]:
+    def _receive_ready_message(self) -> list[Reply]:
         assert self.process is not None
         if "error" in self.process.receive(time.monotonic() + SECONDS_TO_SEND):
             return self._end_process(FailureName.died)
@@ -207,8 +207,8 @@ class Host:
         self._waiting = deque(call for call in self._waiting if call.episode != episode)
 
 
-def _list_replays(call: _Call) -> list[_Call]:
-    """Return the calls that bring an episode to its state before ``call`` in a new process."""
+def _build_replay_calls(call: _Call) -> list[_Call]:
+    """Return the calls to replay in a new process before ``call``: reset and all earlier turns."""
     turns = [None, *call.history.turns]
     return [_Call(call.episode, call.history, turn, i) for i, turn in enumerate(turns)]
 

@@ -40,7 +40,7 @@ class Outcome:
 
 
 class EpisodeCounterpart(Counterpart, Protocol):
-    """The other side of one batch of episodes, which also keeps their outcomes."""
+    """A ``Counterpart`` for one batch of episodes, which also keeps their outcomes."""
 
     def outcomes(self) -> Sequence[Outcome]:
         """Return the outcome of each episode; all episodes must have ended."""
@@ -106,7 +106,7 @@ class EpisodeRollout:
             measures = responses.logprobs_BT is not None
             if not active:
                 continue
-            for episode, turn in zip(active, _list_sampled(responses), strict=True):
+            for episode, turn in zip(active, _split_into_rows(responses), strict=True):
                 _add_turn(episode, turn)
                 counterpart.submit_turn(episode)
             active = _add_observations(active, counterpart)
@@ -123,7 +123,7 @@ class EpisodeRollout:
         return PromptBatch(ids_BP, attend_BP, torch.stack(draws), texts, step=prompts.step)
 
 
-def _list_sampled(responses: Responses) -> list[Sampled]:
+def _split_into_rows(responses: Responses) -> list[Sampled]:
     logprobs_BT = responses.logprobs_BT
     if logprobs_BT is None:
         logprobs_BT = torch.zeros(responses.ids_BT.shape)

@@ -12,7 +12,7 @@ from rlhf.algorithms.advantages import Advantages, gae
 from rlhf.base.types import Rollout
 from rlhf.config.choices import AdvantageEstimator, RewardKind
 from rlhf.options.environments.keys import GaeUnit
-from rlhf.options.environments.responses import measure
+from rlhf.options.environments.responses import measure_responses
 from rlhf.options.environments.turn_advantages import turn_gae
 from rlhf.options.environments.turns import Turns, turns_of
 from rlhf.phases.ppo.hooks import PpoHook
@@ -44,12 +44,12 @@ class EpisodeHook(PpoHook):
 
     def after_scoring(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:  # noqa: ARG002
         """Return the rollout with the measures of its episodes."""
-        measures = {**rollout.measures, **measure(rollout.responses)}
+        measures = {**rollout.measures, **measure_responses(rollout.responses)}
         return rollout._replace(measures=measures)
 
 
 def _sum_other_parts(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Sum the parts of the score, except the environment's, whose rewards belong to turns."""
+    """Sum all parts of the score but the environment's part, whose rewards belong to turns."""
     scores_BK = scaled_part_scores(maker, rollout)
     for number, part in enumerate(maker.parts.values()):
         if part.kind is RewardKind.environment:

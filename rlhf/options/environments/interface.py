@@ -128,11 +128,11 @@ FIELDS = len(Step._fields)
 
 
 class InvalidAnswerError(Exception):
-    """An answer of an environment that is not valid; the message gives the reason in one line."""
+    """An invalid answer of an environment; the message gives the reason in one line."""
 
 
 def call_environment(episode: int, call: Callable[[], Step]) -> Reply:
-    """Return the step that ``call`` returns as a reply, or the failure if ``call`` raises."""
+    """Run ``call``; return a reply with its step, or with the failure if ``call`` raises."""
     try:
         return Reply(episode, call())
     except InvalidAnswerError as error:

@@ -7,7 +7,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 class EpisodeExamples(JobParts):
-    """The job parts of environments: each example is an episode, whose turns may be slow."""
+    """Job parts that tell the planner whether episodes, the examples of a run, are slow."""
 
     def has_slow_examples(self, config: RunConfig) -> bool:
         """Return True for an environment that runs in separate processes."""

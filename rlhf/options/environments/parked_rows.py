@@ -18,7 +18,7 @@ class Continuation(NamedTuple):
 
 
 class Counterpart(Protocol):
-    """The other side of episodes, which answers the turns of the policy."""
+    """A partner of the policy in episodes, which answers the policy's turns."""
 
     def submit_turn(self, request: Request) -> None:
         """Accept the turn that ``request`` has just finished, without waiting for an answer."""

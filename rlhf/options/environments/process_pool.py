@@ -47,7 +47,7 @@ TURNS = {Player.expert: "demonstration", Player.random: "random_turn"}
 LONGEST_WAIT = 1000.0  # seconds; poll takes milliseconds, which must fit into a C int
 
 
-def read_facts(environment: Environment) -> EnvironmentFacts:
+def read_environment_facts(environment: Environment) -> EnvironmentFacts:
     """Return the optimum of an environment, and the players for which it has methods."""
     optimum = getattr(environment, "optimum", None)
     players = tuple(player for player, name in TURNS.items() if hasattr(environment, name))
@@ -105,7 +105,7 @@ class LocalPool:
     """A pool whose environments run in this process, without a time limit for their calls."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
-        self.facts = read_facts(make())  # ``make`` raises here if the configuration is wrong
+        self.facts = read_environment_facts(make())  # a wrong configuration raises here
         self._episodes = EpisodeEnvironments(make)
         self._replies: list[Reply] = []
 
@@ -142,7 +142,7 @@ class ProcessPool:
             for host in self._hosts:
                 host.start()
             for host in self._hosts:
-                host.finish_start()
+                host.wait_until_ready()
         except BaseException:
             self.close()
             raise
@@ -184,7 +184,7 @@ class ProcessPool:
 
 
 def build_pool(config: EnvironmentConfig) -> LocalPool | ProcessPool:
-    """Return the pool of environments of one rank, whose processes have started."""
+    """Return one rank's pool of environments; the pool's processes have started."""
     if config.processes > 0:
         return ProcessPool(config)
     return LocalPool(environment_factory(config))
@@ -201,7 +201,7 @@ def _answer_messages(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
         return
     try:
         make = environment_factory(_parse_config(given))
-        facts = read_facts(make())
+        facts = read_environment_facts(make())
     except RlhfError as error:
         yield {"error": str(error)}
         return
@@ -275,7 +275,7 @@ def _make_environment(
 ) -> Any:
     """Call ``made`` with ``environment.options``; raise ConfigError if it does not accept them.
 
-    Its constructor draws the same random numbers for every episode.
+    The global random generators start from seed 0, so that all calls draw the same numbers.
     """
     try:
         inspect.signature(made).bind(**more, **config.options)

@@ -72,16 +72,16 @@ def open_partner(config: RunConfig) -> EnvironmentPartner:
 
 
 def score(responses: Responses) -> Tensor:
-    """Return the sum (B,) of each episode's rewards."""
+    """Return the sums (B,) of the rewards of each episode."""
     turns = turns_of(responses)
     assert turns is not None, "kind=environment without episodes"
     return turns.rewards_BT.sum(dim=1)
 
 
-def measure(responses: Responses) -> dict[str, Tensor]:
+def measure_responses(responses: Responses) -> dict[str, Tensor]:
     """Return measures (B,) of episodes; {} for responses that are not episodes.
 
-    ``episode/failures/NAME`` is the number of failures NAME in each episode.
+    ``episode/failures/NAME`` is the number of failures of the kind NAME in each episode.
     """
     turns = turns_of(responses)
     if turns is None:

@@ -56,8 +56,8 @@ class ToolEnvironment:
         self._passes_seed = "seed" in inspect.signature(inner.reset).parameters
 
     def reset(self, *, seed: int, row: Mapping[str, Any]) -> str:
-        """Begin an episode; return the tools, the row's prompt, and the object's first text."""
-        # In TRL's form ``reset`` takes no seed; pass the seed to a ``reset`` that has the argument.
+        """Begin an episode; return the tools' schemas, the row's prompt, and ``inner``'s text."""
+        # TRL's ``reset`` has no argument for a seed, so pass the seed only if ``reset`` has one.
         columns = {"seed": seed, **row} if self._passes_seed else row
         text = str(row.get("prompt") or "") + str(self._inner.reset(**columns) or "")
         if not text:

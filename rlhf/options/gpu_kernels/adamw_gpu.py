@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rlhf.base.types import copy_to_device
 from rlhf.engine.split_adamw import AdamwScalars, SplitState
-from rlhf.options.gpu_kernels.first_launch import try_kernels
+from rlhf.options.gpu_kernels.first_launch import load_kernels_or_warn
 
-PART = 2**16  # weights per program: many, for a short table, but few enough to use a whole GPU
+PART = 2**16  # weights per program: more shorten the table, fewer use more of the GPU
 BLOCK = 2**10  # weights that a program has in registers at a time: 8 in each of 128 threads
 EXACT = {"enable_fp_fusion": False}  # round after each operation, as torch does
 WIDE = 16  # bytes of the widest load instruction
@@ -86,7 +86,7 @@ class ParameterTable:
 
 
 def build_chunk_table(sizes: Sequence[int], part: int) -> Tensor:
-    """Return a table (parts, 3) of tensor index, start and end; a part has ``part`` elements."""
+    """Return a table (chunks, 3): tensor index, start and end of chunks of ``part`` elements."""
     rows = []
     for tensor, size in enumerate(sizes):
         start = torch.arange(0, size, part)
@@ -99,7 +99,7 @@ def build_chunk_table(sizes: Sequence[int], part: int) -> Tensor:
 def load_adamw_gpu_kernels(device: torch.device) -> ModuleType | None:
     """Return the module adamw_triton; log a warning and return None if its kernels do not run."""
     otherwise = "AdamW takes 20 launches for each parameter instead of one for all, which is slower"
-    return try_kernels(partial(_load_kernels, device), otherwise=otherwise)
+    return load_kernels_or_warn(partial(_load_kernels, device), otherwise=otherwise)
 
 
 def _load_kernels(device: torch.device) -> ModuleType:

@@ -102,7 +102,7 @@ def _update_average(row, at, mask, new, ALIGN: tl.constexpr):
 
 @triton.jit
 def _load_part(parts, BLOCK: tl.constexpr):
-    """Return tensor index, start, end of whole blocks, and end of this program's part, as int64."""
+    """Return this program's part as int64: tensor index, start, end of whole blocks, and end."""
     row = parts + 3 * tl.program_id(0).to(tl.int64)
     start = tl.multiple_of(tl.load(row + 1), BLOCK)
     end = tl.load(row + 2)

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.options.gpu_kernels.first_launch import try_kernels
+from rlhf.options.gpu_kernels.first_launch import load_kernels_or_warn
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 LEAST = 16  # smallest number of rows and of columns of a matrix product on tensor cores
-BLOCK_BYTES = 2**14  # bytes of keys that a program holds at a time; as many bytes of values
+BLOCK_BYTES = 2**14  # bytes of keys, and bytes of values, that a program holds at a time
 WARPS = 4
 FUSED = {"enable_fp_fusion": True}  # Triton warns if this is not set: the default changes in 3.10
 
@@ -88,7 +88,7 @@ def load_gpu_attention(
         return None
     otherwise = "torch attends over the KV cache to the longest row's length, which is slower"
     load = partial(_load_kernel, device, dtype, group, size)
-    kernels = try_kernels(load, otherwise=otherwise)
+    kernels = load_kernels_or_warn(load, otherwise=otherwise)
     return None if kernels is None else GpuAttention(kernels)
 
 

@@ -9,12 +9,12 @@ from types import ModuleType
 logger = logging.getLogger(__name__)
 
 
-def try_kernels(load: Callable[[], ModuleType], *, otherwise: str) -> ModuleType | None:
-    """Return the module of ``load()``, which launches the kernels once; return None if it raises.
+def load_kernels_or_warn(load: Callable[[], ModuleType], *, otherwise: str) -> ModuleType | None:
+    """Return the module that ``load`` returns after a test launch, or None if ``load`` raises.
 
-    In that case a warning is logged with the reason and the consequence, ``otherwise``. Triton
-    comes with torch's CUDA wheels. Unlike torch's own operations, Triton needs a C compiler,
-    Python's headers, a cache folder and a driver, and raises a different error if one is missing.
+    In that case log a warning with the reason and the consequence, ``otherwise``. Triton comes
+    with torch's CUDA wheels. Unlike torch's own operations, Triton needs a C compiler, Python's
+    headers, a cache folder and a driver, and raises a different error if one is missing.
     """
     try:
         return load()

@@ -18,17 +18,17 @@ def summarize_kernels(_dtype: Dtype) -> None:
     """Return None: a kernel that cannot run logs a warning when it is first used."""
 
 
-def adamw_update(sizes: Sequence[int], device: torch.device) -> ParameterTable | None:
-    """Return the kernel of the AdamW update for parameters of these ``sizes``."""
+def adamw_kernel(sizes: Sequence[int], device: torch.device) -> ParameterTable | None:
+    """Return the AdamW kernel for parameters of these ``sizes``, or None if it cannot run."""
     kernels = load_adamw_gpu_kernels(device)
     return None if kernels is None else ParameterTable(kernels, sizes, device)
 
 
-average_kernel = adamw_update  # the same table updates moving averages too
+average_kernel = adamw_kernel  # the same table updates moving averages too
 
 
 def logprobs_kernel(logits: Tensor) -> GpuLogprobKernel | None:
-    """Return the kernel that computes log-probs from logits of this dtype, or None."""
+    """Return the kernel that computes log-probs from ``logits``, or None if it cannot run."""
     return load_gpu_logprob_kernel(logits)
 
 

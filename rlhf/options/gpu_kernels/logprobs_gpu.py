@@ -11,7 +11,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from rlhf.options.gpu_kernels.first_launch import try_kernels
+from rlhf.options.gpu_kernels.first_launch import load_kernels_or_warn
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 BLOCK = 2**12  # logits that a program has in registers at a time: 16 in each of 256 threads
@@ -67,7 +67,7 @@ class GpuLogprobKernel:
 def load_logprobs_gpu_kernels(device: torch.device) -> ModuleType | None:
     """Return the module logprobs_triton; log a warning and return None if it does not run."""
     otherwise = "torch computes log-probs in ten passes over the logits, which is slower"
-    return try_kernels(partial(_load_kernels, device), otherwise=otherwise)
+    return load_kernels_or_warn(partial(_load_kernels, device), otherwise=otherwise)
 
 
 def _load_kernels(device: torch.device) -> ModuleType:

@@ -37,7 +37,7 @@ def check(config: RunConfig, model: PreTrainedConfig | None) -> None:
             "Hybrid Engine; use rollout=fast"
         )
     if config.lora.rank and "actor" in config.lora.roles:
-        # Not in rules.py: plan=only must accept DeepSpeed-Chat's recipes, which combine the two.
+        # Not in rules.py: plan=only must accept DeepSpeed-Chat's recipes with the engine and LoRA.
         raise CapabilityError(
             f"rollout.backend=hybrid_engine with lora.rank={config.lora.rank} on the actor: "
             "the Hybrid Engine's layers read only the base weights and would "

@@ -24,7 +24,7 @@ class HybridEngineCosts(Costs):
         return model
 
     def adapt_generation(self, config: RunConfig, generation: Generation) -> Generation:
-        """Return ``generation`` with gathered weights, shared by the ranks of inference_tp_size."""
+        """Return ``generation`` with gathered weights, split over inference_tp_size ranks."""
         size = config.rollout.hybrid_engine.inference_tp_size
         return generation._replace(gathers=True, tensor_parallel=size)
 

@@ -68,7 +68,7 @@ class HybridEngineRollout(HfRollout):
         self._is_checked = False
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        """Return one response per prompt; it depends on the prompt and its random draws only."""
+        """Return one response per prompt, which depends only on the prompt and its random draws."""
         if not self._is_checked:
             self._check_parity(actor, prompts)
             self._is_checked = True
@@ -97,7 +97,7 @@ class HybridEngineRollout(HfRollout):
         return take_rows(responses, list(range(num_rows)))
 
     def _length_options(self, tokens: int) -> dict[str, int]:
-        """Return options of ``generate`` that fix the number of steps, with CUDA graphs, or {}."""
+        """Return {}, or with CUDA graphs the options that fix the number of generated tokens."""
         is_fixed = self._settings.cuda_graphs
         return {"max_new_tokens": tokens, "min_new_tokens": tokens} if is_fixed else {}
 
@@ -203,7 +203,7 @@ def _use_deepspeed_layers(module: nn.Module) -> Iterator[tuple[Any, Callable[...
     attention = policy.config._attn_implementation
     if not engine.Z3_enabled:
         for container in engine._inference_containers:
-            container.reset_params()  # the moving average may have replaced the trained weights
+            container.reset_params()  # needed if the moving average replaced the weights
     with redirect_stdout(StringIO()):  # eval() prints timings
         engine.eval()
     policy.set_attn_implementation("eager")  # DeepSpeed's layers need eager's additive masks

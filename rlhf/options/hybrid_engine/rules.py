@@ -60,7 +60,7 @@ def _check_tensor_parallelism(config: RunConfig) -> None:
         return
     zero, per_node = config.zero, config.hardware.ranks_per_node
     broken = {
-        # With zero.auto the planner checks this for every stage that it considers.
+        # With zero.auto the planner applies this rule to every stage that it considers.
         f"with zero.stage={zero.stage}: ranks share the weights of generation at zero.stage=3 "
         "only; use zero.stage=3, or rollout.hybrid_engine.inference_tp_size=1": (
             zero.stage != SHARDED_WEIGHTS and not zero.auto

@@ -18,7 +18,7 @@ class SequenceParallelCosts(Costs):
     """Costs of the exchanges between ranks before and after attention."""
 
     def activation_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
-        """Return the bytes of attention's output before its exchange, which backward needs too."""
+        """Return the bytes of attention's output before the exchange, which backward also needs."""
         layers = model.layers - model.checkpointed + (1 if model.checkpointed else 0)
         return layers * sequences * tokens * model.shape.heads * model.shape.head_dim * size
 

@@ -35,7 +35,7 @@ def build_sft_module(config: RunConfig, model: PreTrainedModel, ranks: Ranks) ->
     return SequenceShardModel(model, part=ranks.rank % size, parts=size, tokens=tokens)
 
 
-def start_sft(config: RunConfig, model: PreTrainedModel, ranks: Ranks, plan: BatchPlan) -> None:
+def adapt_for_sft(config: RunConfig, model: PreTrainedModel, ranks: Ranks, plan: BatchPlan) -> None:
     """Replace the model's attention by an attention that exchanges tokens between ranks."""
     attention = build_sequence_parallel_attention(
         get_attention_function(model),

@@ -132,7 +132,7 @@ def measure_answers(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
         "tokens": responses.keep_BT.sum(dim=1),
     }
     for option in _response_options(context.config):
-        values |= option.measure(responses)
+        values |= option.measure_responses(responses)
     values |= _gold_ratings(context, rollout.prompts, responses)
     if rollout.parts is not None:
         scores_KB = rollout.parts.scores_BK.unbind(1)

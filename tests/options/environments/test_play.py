@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from rlhf.chat.talker import SampledAnswer
 from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.data.encoding import Encoder
-from rlhf.options.environments.chat import play
+from rlhf.options.environments.chat import play_episode
 from tests.models_on_disk import small_tokenizer
 from tests.runs import EPISODES
 
@@ -37,7 +37,7 @@ def test_every_answer_is_followed_by_one_end_token(
     talker: Any = SimpleNamespace(tokenizer=tokenizer, answer=answer)
     written: list[str] = []
     sampling: Any = None
-    play(tmp_path, talker, sampling, seed=1, write=written.append)
+    play_episode(tmp_path, talker, sampling, seed=1, write=written.append)
     assert len(asked) > 1
     for before, after in pairwise(asked):
         added = after[len(before) :]

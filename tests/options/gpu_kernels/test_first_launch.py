@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from rlhf.options.gpu_kernels.first_launch import try_kernels
+from rlhf.options.gpu_kernels.first_launch import load_kernels_or_warn
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,5 @@ def test_the_first_line_of_an_error_is_the_reason(
     def load() -> ModuleType:
         raise error
 
-    assert try_kernels(load, otherwise="torch decodes") is None
+    assert load_kernels_or_warn(load, otherwise="torch decodes") is None
     assert caplog.messages == [f"No Triton for this GPU ({reason}): torch decodes"]
