@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common import table
 
-from rlhf.report.comparison import ComparedRun, Setting, difference, read_compared_run
+from rlhf.report.comparison import ComparedRun, Setting, estimate_difference, read_compared_run
 
 TITLES = ("objective", "exactly right", "score", "KL, nats")
 
@@ -29,7 +29,7 @@ def runs_of(folder: Path) -> list[ComparedRun]:
 
 def told(first: list[ComparedRun], other: list[ComparedRun], title: str) -> bool:
     """Return True if a difference is told."""
-    found = difference(Setting({}, first), Setting({}, other), title)
+    found = estimate_difference(Setting({}, first), Setting({}, other), title)
     return found.verdict in {"higher", "lower"}
 
 

@@ -45,7 +45,7 @@ def run_chat_loop(read_line: Callable[[], str], handle_line: Callable[[str], boo
         try:
             if not handle_line(line):
                 return
-        except KeyboardInterrupt:  # Ctrl-C while models are loaded
+        except KeyboardInterrupt:  # Ctrl-C while models are loaded: read the next line
             continue
 
 
@@ -57,11 +57,11 @@ def greeting_lines(models: RunModels | ModelWithoutRun, sampling: SamplingSettin
         f"temperature {sampling.temperature:g}{greedy}; /temperature X changes it",
         "/help lists the commands.",
     ]
-    return lines if models.talker.expects_turns else [*lines, models.plain_prompt_notice]
+    return lines if models.talker.expects_conversations else [*lines, models.plain_prompt_notice]
 
 
 def apply_sampling_options(own: SamplingSettings, options: argparse.Namespace) -> SamplingSettings:
-    """Return the run's or model's ``own`` sampling settings, with the changes of the command."""
+    """Return the settings ``own`` of a run or model, changed by the options of the command."""
     from rlhf.chat.dialogue import parse_temperature
 
     given = own.temperature if options.temperature is None else options.temperature
@@ -95,11 +95,11 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         torch.seed()
     lone = find_model_without_run(options.place)
     if lone is not None and (options.model or options.playing):
-        flags = " and ".join(("--model", *(seam.FLAG for seam in _chat_seams())))
+        flags = " and ".join(("--model", *(seam.FLAG for seam in _load_chat_seams())))
         raise ConfigError(f"{flags} need the directory of a run: {options.place}")
     run_dir = expand_user_path(options.place, key="RUN_DIR")
     models = lone or RunModels(run_dir, options.model, trusts_code=options.trust_code)
-    sampling = apply_sampling_options(models.sampling, options)
+    sampling = apply_sampling_options(models.sampling_settings, options)
     if isinstance(models, RunModels) and options.playing:
         from rlhf.config.freeze import refuse_code_of_run
 
@@ -119,7 +119,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         say("")
 
 
-def _chat_seams() -> list[ChatSeam]:
+def _load_chat_seams() -> list[ChatSeam]:
     return list(modules_of("chat"))
 
 
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
         "--max-tokens", type=int, metavar="N", help="default: that of the run, or 256"
     )
     parser.add_argument("--seed", type=int, help="for equal answers again, or others")
-    for seam in _chat_seams():
+    for seam in _load_chat_seams():
         parser.add_argument(
             seam.FLAG, dest="playing", action="store_const", const=seam, help=seam.HELP
         )
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
     answers, notices = sys.stdout, sys.stderr  # run_to_exit_code replaces these streams
     try:
         return run_to_exit_code(lambda: chat(options, answers, notices))
-    except BrokenPipeError:  # the program that reads the answers has ended, such as head
+    except BrokenPipeError:  # a program that read the answers, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

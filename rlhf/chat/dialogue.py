@@ -47,7 +47,7 @@ class Dialogue:
         self._system: list[ChatMessage] = []
         self._messages: list[ChatMessage] = []
         self._said: set[str] = set()  # notices that were printed and are not repeated
-        positions = models.talker.num_positions
+        positions = models.talker.context_length
         if sampling.max_tokens < 1:
             raise ConfigError(f"--max-tokens={sampling.max_tokens}: must be at least 1")
         if positions is not None and sampling.max_tokens >= positions:
@@ -66,7 +66,7 @@ class Dialogue:
                     return False
                 self._run_command(command, text)
             elif line.strip():
-                self._answer([*self._messages, _message("user", line.strip())])
+                self._answer([*self._messages, _build_message("user", line.strip())])
         except RlhfError as error:
             self._say(f"error: {error}")
         return True
@@ -103,7 +103,7 @@ class Dialogue:
         ids = self._drop_oldest_turns(talker, asked)
         answer = self._stream_answer(talker, ids)
         if answer.text:
-            self._messages = [*asked, _message("assistant", answer.text)]
+            self._messages = [*asked, _build_message("assistant", answer.text)]
 
     def _drop_oldest_turns(self, talker: Talker, asked: list[ChatMessage]) -> list[int]:
         """Remove the oldest turns from ``asked`` until the prompt fits; return the prompt's ids.
@@ -112,22 +112,22 @@ class Dialogue:
             ConfigError: if the last message is too long by itself.
         """
         while True:
-            ids = talker.prompt_ids([*self._system, *asked])
-            if talker.num_positions is None:
+            ids = talker.encode_prompt([*self._system, *asked])
+            if talker.context_length is None:
                 return ids
-            room = talker.num_positions - self._sampling.max_tokens
+            room = talker.context_length - self._sampling.max_tokens
             if len(ids) <= room:
                 return ids
             if len(asked) == 1:
                 raise ConfigError(
                     f"the message takes {len(ids)} tokens, and the context of "
-                    f"{talker.num_positions} tokens has room for {room} beside the answer; "
+                    f"{talker.context_length} tokens has room for {room} beside the answer; "
                     "shorten it"
                     + (", or remove the system message with /system" if self._system else "")
                 )
             del asked[:2]
             self._say_once(
-                f"The conversation is longer than the context of {talker.num_positions} tokens: "
+                f"The conversation is longer than the context of {talker.context_length} tokens: "
                 "the oldest messages are dropped from here on."
             )
 
@@ -145,15 +145,15 @@ class Dialogue:
         return answer
 
     def _set_system(self, text: str) -> None:
-        if not self._models.talker.expects_turns:
+        if not self._models.talker.expects_conversations:
             self._say("The model's prompts are no conversations: no system message.")
             return
-        self._system = [_message("system", text)] if text else []
+        self._system = [_build_message("system", text)] if text else []
         self._say("The system message is set." if text else "There is no system message.")
 
     def _compare_policies(self, text: str) -> None:
         """Answer ``text`` or the last message with two policies; do not change the conversation."""
-        asked = [*self._messages, _message("user", text)] if text else self._messages[:-1]
+        asked = [*self._messages, _build_message("user", text)] if text else self._messages[:-1]
         if not asked:
             raise ConfigError("/compare: there is no message yet; use /compare TEXT")
         models = self._models
@@ -189,5 +189,5 @@ def parse_temperature(text: str, *, option: str) -> float:
     return temperature
 
 
-def _message(role: str, content: str) -> ChatMessage:
+def _build_message(role: str, content: str) -> ChatMessage:
     return {"role": role, "content": content}

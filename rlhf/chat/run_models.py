@@ -43,7 +43,7 @@ class ModelWithoutRun:
         """Read the model's settings.
 
         Raises:
-            CheckpointError: if the model gives scores.
+            CheckpointError: if the model is a scorer, which cannot answer.
         """
         _refuse_scorer(folder, key=KEY)
         self.folder = folder
@@ -56,9 +56,9 @@ class ModelWithoutRun:
         return Talker(source, load_tokenizer(self.folder, key=KEY), Dtype.auto)
 
     @property
-    def sampling(self) -> SamplingSettings:
-        """Return the sampling that generation_config.json recommends; greedy if it has none."""
-        own, positions = self._own, self.talker.num_positions
+    def sampling_settings(self) -> SamplingSettings:
+        """Return the settings in generation_config.json; without settings, decoding is greedy."""
+        own, positions = self._own, self.talker.context_length
         return SamplingSettings(
             max_tokens=MAX_TOKENS if positions is None else min(MAX_TOKENS, positions // 2),
             temperature=(own.temperature or 1.0) if own.do_sample else 0.0,
@@ -91,7 +91,7 @@ def _find_cached_snapshot(place: Path) -> Path:
 
     try:
         return Path(snapshot_download(str(place), local_files_only=True))
-    except (OSError, ValueError) as error:  # not in the cache, or no name of the hub
+    except (OSError, ValueError) as error:  # it is not in the cache, or not a valid hub id
         raise CheckpointError(
             f"{place} is no folder, and no model of that name is in the hub's cache on this "
             "machine: give the directory of a run or the folder of a model"
@@ -128,17 +128,17 @@ class RunModels:
             ConfigError: if its models have code to run, and the command does not trust the code.
         """
         refuse_code_of_run(run_dir, trusts_code=trusts_code, keys=OF_MODELS)
-        # load_run would refuse runs of other versions of this program, whose models can answer too.
+        # Not load_run: it refuses runs of other versions of rlhf, but their models can answer too.
         self._keys = read_frozen_keys(run_dir)
         self.run_dir = run_dir
         self.folder = self._find_policy_folder(choice)
         self._load_talker = cache(self._build_talker)
-        # Not the run's bf16 or fp16, but auto: this machine may support only the other of the two.
+        # If the run used bf16 or fp16, take auto: this machine may support only the other one.
         is_fp32 = self._keys["hardware.dtype"] == Dtype.fp32
         self._dtype = Dtype.fp32 if is_fp32 else Dtype.auto
 
     @property
-    def sampling(self) -> SamplingSettings:
+    def sampling_settings(self) -> SamplingSettings:
         """Return the settings of the run's rollouts."""
         return SamplingSettings(
             max_tokens=self._keys["rollout.max_response_tokens"],
@@ -154,7 +154,7 @@ class RunModels:
         return self._load_talker(self.folder)
 
     def iterate_compared_models(self) -> Iterator[tuple[str, Talker]]:
-        """Yield the SFT model, then the chosen policy, or the newest if SFT itself is chosen."""
+        """Yield the SFT model, then the chosen policy (the newest policy if SFT is chosen)."""
         sft = self.run_dir / "sft/model"
         later = self._find_policy_folder(None) if self.folder == sft else self.folder
         if later == sft or not sft.is_dir():
@@ -185,18 +185,18 @@ class RunModels:
         folder = self.run_dir / "reward/model"
         if not folder.is_dir():
             return None
-        source = self._model_source(folder, "reward_model")
+        source = self._verified_model_source(folder, "reward_model")
         scorer = build_scorer(source, load_tokenizer(folder, key=RUN_FOLDER), seed=0)
         model = complete_reward_model(scorer, source, self._keys)
         return move_to_best_device(model, self._dtype)
 
     def _build_talker(self, folder: Path) -> Talker:
-        source = self._model_source(folder, "model")
+        source = self._verified_model_source(folder, "model")
         stop = self._keys.get("rollout.stop") or ()
         return Talker(source, load_tokenizer(folder, key=source.key), self._dtype, stop=stop)
 
-    def _model_source(self, folder: Path, group: str) -> ModelSource:
-        """Verify the model in ``folder``; return its source, which trusts only this run's code."""
+    def _verified_model_source(self, folder: Path, group: str) -> ModelSource:
+        """Verify the model in ``folder`` and return its source; trust only the run's own code."""
         verify_model(folder)
         is_own = folder.is_relative_to(self.run_dir)
         return ModelSource(

@@ -59,17 +59,17 @@ class Talker:
         self._end_ids = list(end_token_ids(model))
 
     @property
-    def expects_turns(self) -> bool:
+    def expects_conversations(self) -> bool:
         """Return True if prompts are conversations, False if each prompt is one plain text."""
         return self.tokenizer.chat_template is not None
 
     @property
-    def num_positions(self) -> int | None:
+    def context_length(self) -> int | None:
         """Return the number of tokens that the model can read and write; None: no limit."""
         limit: int | None = getattr(self._model.config, "max_position_embeddings", None)
         return limit
 
-    def prompt_ids(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def encode_prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Return the token ids of a conversation up to the answer, formatted as in training.
 
         Raises:
@@ -77,7 +77,7 @@ class Talker:
         """
         from jinja2 import TemplateError
 
-        if not self.expects_turns:
+        if not self.expects_conversations:
             return Encoder(self.tokenizer).encode_prompts([messages[-1]["content"]])[0]
         tokenizer: Any = self.tokenizer
         try:

@@ -51,24 +51,24 @@ class Comparison:
         self, pairs: Sequence[AnswerPair], models: tuple[str, str], file: PreferenceFile
     ) -> None:
         done = {(each.prompt, each.answers) for each in file.read_choices()}
-        self._pairs = [pair for pair in pairs if pair.key not in done]
+        self._pairs = [pair for pair in pairs if pair.prompt_and_answers not in done]
         self._models = models
         self._file = file
         self.num_done = 0  # pairs that have been judged or skipped
         self._lock = Lock()
 
     @property
-    def pair(self) -> AnswerPair | None:
+    def current_pair(self) -> AnswerPair | None:
         """Return the pair to judge; None after the last pair."""
         return self._pairs[self.num_done] if self.num_done < len(self._pairs) else None
 
     @property
-    def progress(self) -> str:
+    def progress_text(self) -> str:
         """Return the number of the shown pair as text, such as "3 of 20"."""
         return f"{self.num_done + 1} of {len(self._pairs)}"
 
     @property
-    def result(self) -> WinRate:
+    def win_rate(self) -> WinRate:
         """Return the first model's win rate over the second, from all choices in the file."""
         return WinRate.from_choices(self._models, list(self._file.read_choices()))
 
@@ -79,18 +79,18 @@ class Comparison:
             RlhfError: if the choice cannot be written.
         """
         with self._lock:
-            if place == self.num_done and self.pair is not None:
+            if place == self.num_done and self.current_pair is not None:
                 if verdict is not None:
-                    self._file.add_choice(self.pair, verdict)
+                    self._file.add_choice(self.current_pair, verdict)
                 self.num_done += 1
 
 
 def render_comparison(comparison: Comparison) -> str:
     """Return the HTML of the next pair, or of the result after the last pair."""
-    if comparison.pair is None:
-        return _render_page(result=str(comparison.result))
+    if comparison.current_pair is None:
+        return _render_page(result=str(comparison.win_rate))
     return _render_page(
-        pair=comparison.pair, progress=comparison.progress, place=comparison.num_done
+        pair=comparison.current_pair, progress=comparison.progress_text, place=comparison.num_done
     )
 
 
@@ -103,7 +103,7 @@ class ComparisonServer(LocalServer):
 
 
 class _Request(LocalRequest):
-    """One request: the page, a choice, or a refusal."""
+    """A request for the page, or a request that sends a choice."""
 
     server: ComparisonServer
     policy = (
@@ -183,7 +183,7 @@ def _serve_comparison(options: argparse.Namespace) -> None:
                 f"open {server.address} in a browser; choices go to {file.path}; Ctrl-C ends"
             )
             server.serve_forever()
-        console.say(str(comparison.result))
+        console.say(str(comparison.win_rate))
 
 
 if __name__ == "__main__":

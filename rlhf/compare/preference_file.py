@@ -38,8 +38,8 @@ class AnswerPair(NamedTuple):
     b: Answer
 
     @property
-    def key(self) -> tuple[str, frozenset[Answer]]:
-        """Return the prompt and the set of answers: equal for both orders of the answers."""
+    def prompt_and_answers(self) -> tuple[str, frozenset[Answer]]:
+        """Return the prompt and the set of the answers, which is equal for both orders."""
         return self.prompt, frozenset((self.a, self.b))
 
 
@@ -163,7 +163,7 @@ class PreferenceFile:
     """The choices of one person, in a file of preferences and a file of undecided choices.
 
     Raises:
-        ConfigError: if a file ends within a line.
+        ConfigError: if the last line of a file is incomplete.
     """
 
     def __init__(self, path: Path) -> None:

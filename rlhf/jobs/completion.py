@@ -31,7 +31,7 @@ from rlhf.jobs.from_run import copy_keys_of_source_run, describe_differences_fro
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.sweep_jobs import restrict_plans_to_share
-from rlhf.jobs.this_machine import apply_auto_hardware, this_machine
+from rlhf.jobs.this_machine import apply_auto_hardware, find_hardware
 from rlhf.options import modules_of
 from rlhf.plan.decide import plan_and_configure
 from rlhf.plan.plan import Plan
@@ -77,7 +77,7 @@ def complete_config(job: Job) -> CompletedConfig:
         completed = CompletedConfig(build_new_config(job))
     config, is_new = completed.config, completed.stopped is None
     if is_secondary_node() and is_new and config.plan is PlanMode.check:
-        # Check the data here too: this node would wait for a run that bad data keeps from starting.
+        # Check the data here too: with bad data, this node would wait for a run that never starts.
         read_loads(config, finished=reused_phases(config))
     is_planned_here = (is_new or job.is_plan) and not is_secondary_node()
     if config.launcher.dry_run or not is_planned_here:
@@ -96,7 +96,7 @@ def build_new_config(job: Job) -> RunConfig:
     if (from_run := OmegaConf.select(cfg, "from_run")) is not None:
         source = expand_user_path(str(from_run), key="from_run").resolve()
         copy_keys_of_source_run(cfg, source, finished_phases(source), job.overrides)
-    config = drop_shares_of_absent_phases(to_run_config(apply_auto_hardware(cfg, this_machine)))
+    config = drop_shares_of_absent_phases(to_run_config(apply_auto_hardware(cfg, find_hardware)))
     if config.data.source is Source.local and not any(
         "data.size=" in word for word in job.overrides
     ):
@@ -124,7 +124,7 @@ def read_stopped_config(job: Job) -> tuple[RunConfig, StoppedRun]:
     # Resolve the link runs/latest now: it may point to another run before this run ends.
     run_dir = expand_user_path(str(job.resume), key="resume").resolve()
     frozen = load_frozen_config(run_dir)
-    # auto stands for the template that the run was started with.
+    # In a resumed run, auto stands for the template with which the run was started.
     if OmegaConf.select(job.cfg, "data.template") == Template.auto:
         job.cfg.data.template = frozen.data.template.value
     config = apply_resume_overrides(frozen, job.cfg, job.overrides)

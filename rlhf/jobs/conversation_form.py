@@ -19,7 +19,7 @@ ReadFile = Callable[[str], str | None]
 def choose_template(asked: Template, key: str, model: ModelConfig, *, downloads: bool) -> Template:
     """Return chat or plain for data.template=auto; return any other template unchanged.
 
-    ``model`` is the value of config key ``key``; its tokenizer decides. If ``downloads``, the files
+    The tokenizer of ``model`` (the value of key ``key``) decides. If ``downloads``, the files
     of a hub tokenizer that is not on this machine are downloaded. If they cannot be read, auto is
     returned: the ranks will report the reason when they load the tokenizer.
     """
@@ -76,6 +76,6 @@ def _read_hub_file(place: str, revision: str | None, downloads: bool, name: str)
 
     try:
         file = hf_hub_download(place, name, revision=revision, local_files_only=not downloads)
-    except (OSError, ValueError):  # no such file, no network, no access, or no name of the hub
+    except (OSError, ValueError):  # no such file, network or access, or an invalid hub id
         return None
     return Path(file).read_text(encoding="utf-8")

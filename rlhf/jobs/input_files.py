@@ -27,7 +27,7 @@ OF_OPTIONS = [key for files in hooks_of("keys", "FILES") for key in files]
 Inputs = dict[str, dict[str, Identity]]
 
 
-def data_paths(data: DataConfig) -> Iterator[tuple[str, str]]:
+def data_keys_and_paths(data: DataConfig) -> Iterator[tuple[str, str]]:
     """Yield the keys that name data sets, each with its value: a file, a folder or a hub id."""
     yield from ((f"data.sets.{name}.path", each.path) for name, each in data.sets.items())
     for key, value in (("data.path", data.path), ("data.eval_path", data.eval_path)):
@@ -42,7 +42,7 @@ def write_input_hashes(config: RunConfig, run_dir: Path) -> None:
 
 
 def check_input_hashes(config: RunConfig, run_dir: Path) -> None:
-    """Compare the input files with the files recorded at the run's start; print changed code.
+    """Compare the input files with those recorded at the run's start; warn if code has changed.
 
     Raises:
         DataError: if a file of data has changed or is missing, or a relative path now names
@@ -59,7 +59,7 @@ def check_input_hashes(config: RunConfig, run_dir: Path) -> None:
         if not changed:
             continue
         text = f"{key}: {', '.join(map(repr, changed))} changed since the run of {run_dir} began"
-        if _names_code(key):
+        if _is_code_key(key):
             sys.stderr.write(f"{text}; it continues with the code as it is now\n")
             continue
         raise DataError(
@@ -69,13 +69,13 @@ def check_input_hashes(config: RunConfig, run_dir: Path) -> None:
         )
 
 
-def _names_code(key: str) -> bool:
+def _is_code_key(key: str) -> bool:
     return key.endswith((".function", ".target"))
 
 
 def _hash_inputs(config: RunConfig) -> Inputs:
     named = [
-        *data_paths(config.data),
+        *data_keys_and_paths(config.data),
         *((key, attrgetter(key)(config)) for key in OF_OPTIONS),
         ("reward.groups_path", config.reward.groups_path),
         *(
@@ -87,9 +87,9 @@ def _hash_inputs(config: RunConfig) -> Inputs:
     inputs: Inputs = {}
     for key, value in named:
         if value is not None:
-            place = _find_code_file(value) if _names_code(key) else expand_user_path(value, key=key)
+            root = _find_code_file(value) if _is_code_key(key) else expand_user_path(value, key=key)
             with translate_errors(partial(_unreadable_error, key, value)):
-                files = {str(path.absolute()): file_identity(path) for path in _input_files(place)}
+                files = {str(path.absolute()): file_identity(path) for path in _input_files(root)}
             inputs.setdefault(key, {}).update(files)
     return inputs
 

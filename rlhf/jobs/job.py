@@ -26,7 +26,7 @@ from rlhf.jobs.completion import CompletedConfig
 from rlhf.jobs.input_files import check_input_hashes, write_input_hashes
 from rlhf.jobs.launch_command import Job, notices
 from rlhf.jobs.sweep_jobs import open_log
-from rlhf.jobs.this_machine import is_hardware_auto, this_machine
+from rlhf.jobs.this_machine import find_hardware, is_hardware_auto
 from rlhf.plan.plan_tables import plan_as_json, plan_summary, render_plan
 from rlhf.run.console import Console, build_config_tree, build_console
 from rlhf.run.results import PLAN, write_json
@@ -77,7 +77,7 @@ def _begin_new_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Pat
         if config.tracking.show_config:
             console.show(build_config_tree(str(run_dir), asdict(config)))
         if is_hardware_auto():
-            console.say(this_machine().notice)
+            console.say(find_hardware().notice)
         for note in (*notices, *notes):
             console.say(note)
     return config, run_dir
@@ -86,8 +86,8 @@ def _begin_new_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Pat
 def show_plan(completed: CompletedConfig, job: Job) -> float | None:
     """Print the plan's memory, time and cost, as one line in a sweep; return the planned hours.
 
-    plan.json is written only if the command sets run_dir. A single plan that does not fit is an
-    error, after it is printed.
+    plan.json is written only if the command sets run_dir. If a single plan does not fit, it is
+    printed, and then a ConfigError is raised.
     """
     config, plan = completed.config, completed.plan
     assert plan is not None, "plan=only has a plan, or was refused"
@@ -105,7 +105,7 @@ def show_plan(completed: CompletedConfig, job: Job) -> float | None:
             console.say(line)
         console.show(*render_plan(plan))
         if is_hardware_auto():
-            console.say(this_machine().notice)
+            console.say(find_hardware().notice)
         if not plan.fits:
             raise ConfigError(f"plan=only: {plan.misfit_reason}")
     return plan.hours

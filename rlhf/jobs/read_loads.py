@@ -33,7 +33,7 @@ from rlhf.data.phase_needs import (
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData, describe_division, phase_of_dpo_prompts
 from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_token_limit
-from rlhf.jobs.input_files import data_paths
+from rlhf.jobs.input_files import data_keys_and_paths
 from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
 from rlhf.options import DataConfig, modules_of
 from rlhf.plan.steps import Load, Loads
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 SAMPLED = 1000  # examples per phase that are encoded for an estimate
 SLOWLY_SAMPLED = 50  # examples per phase that are encoded if each takes long to generate
-PLENTY = 2  # optimizer steps; if examples may not last for more, they are counted exactly
+PLENTY = 2  # optimizer steps; if a sample suggests fewer, all examples are counted
 LETTERS_PER_TOKEN = 4  # an assumption, for a tokenizer that is not on this machine
 LARGEST = 2**26  # bytes; data files that are larger in total are not read
 ASSUMED = "The plan takes every example to be as long as allowed."
@@ -64,7 +64,7 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
 
     Raises:
         DataError: if the data is missing, malformed or too small for a phase.
-        ConfigError: if PPO's options do not suit the steps that its examples allow.
+        ConfigError: if an option of PPO does not suit the number of steps that PPO takes.
     """
     reason = _reason_not_to_read(config.data, is_plan=config.plan is PlanMode.only)
     if reason is not None:
@@ -77,7 +77,7 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
         counted = CountedData(config, most=sys.maxsize)
     try:
         require_examples(config, {phase: counted.examples[phase] for phase in phases})
-    except DataError:  # skipped examples may be the reason
+    except DataError:  # print how many examples were skipped: this may be the reason
         for line in counted.lines:
             build_console(is_main=True, log_every=1).say(line)
         raise
@@ -92,7 +92,7 @@ def _reason_not_to_read(data: DataConfig, *, is_plan: bool) -> str | None:
         return None
     if data.size and is_plan:
         return f"data.size={data.size} gives the number of examples."
-    paths = {path: expand_user_path(path, key=key) for key, path in data_paths(data)}
+    paths = {path: expand_user_path(path, key=key) for key, path in data_keys_and_paths(data)}
     if data.source is Source.hub:
         absent = [path for path, place in paths.items() if not place.exists()]
         if absent:
@@ -193,7 +193,7 @@ class CountedData:
         )
 
     def _mean_answer_tokens(self, part: PhaseData) -> float | None:
-        """Return the mean tokens of SFT's answers, cut to PPO's limits; None if there are none."""
+        """Return the mean tokens of SFT's answers within PPO's limits; None without answers."""
         most, encoder = self._config.token_limit_after_prompt[1], self._encoder
         least = self._config.rollout.min_response_tokens
         records = [record for record in part.train[: self._most] if record.chosen]
@@ -211,7 +211,7 @@ class CountedData:
 def _build_encoder(
     key: str, model: ModelConfig, template: Template, texts: Iterable[str]
 ) -> tuple[Encoder, bool]:
-    """Return the run's encoder, and False if it must guess counts without the run's tokenizer.
+    """Return an encoder, and True if it counts the run's tokens exactly, False if it guesses.
 
     A tokenizer that the run would train is trained on ``texts``.
     """

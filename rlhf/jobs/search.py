@@ -95,7 +95,7 @@ class Searcher:
         self._running: list[RunningTrial] = []
 
     def run(self) -> None:
-        """Resume unfinished trials, then run new trials up to ``study.trials``; write the best."""
+        """Resume unfinished trials, run new ones up to ``study.trials``, write the best trials."""
         from optuna.trial import Trial, TrialState
 
         try:
@@ -172,7 +172,7 @@ class Searcher:
         prune = self._search.study.prune
         assert prune is not None
         reported = self._study.trials[each.trial.number].intermediate_values
-        # Optuna compares the values like the objective: negate a metric of the other direction.
+        # Optuna assumes the objective's direction: negate a metric whose better direction differs.
         goal = "higher" if self._search.study.maximize else "lower"
         sign = 1 if better_direction(prune.metric) in {None, goal} else -1
         for line in each.metrics.read().values:
@@ -207,7 +207,7 @@ class Searcher:
 
 
 def run_search(search: Search, conf: Path, script: str) -> None:
-    """Compose and check one point of the search space from the folder ``conf``; run all trials."""
+    """Check the search with one configuration composed from ``conf``, then run all trials."""
     config, study = compose_example_config(search, conf), search.study
     for name in [*study.objectives, *study.at_most]:
         require_known_name("study", name, result_names(config))

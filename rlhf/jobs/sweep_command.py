@@ -68,7 +68,7 @@ def add_sweep_folders(words: Sequence[str], typed_words: Sequence[str]) -> list[
     already set is kept.
 
     Raises:
-        ConfigError: if no job could run, or a value has ``..`` and names a job's folder.
+        ConfigError: if no job could run, or a value that names a job's folder contains ``..``.
     """
     if "hydra.launcher.n_jobs=0" in words:
         raise ConfigError(
@@ -105,7 +105,7 @@ def job_folder_name(text: str) -> str:
     return f"{name.encode()[: MOST_BYTES - 9].decode(errors='ignore')}-{own}"
 
 
-# Registered on import, because joblib's processes import this module, and Hydra resolves in them.
+# Registered on import: joblib's worker processes import this module, and need the resolver too.
 OmegaConf.register_new_resolver("rlhf_job_folder", job_folder_name, replace=True)
 
 

@@ -70,7 +70,7 @@ def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) 
     many jobs run at a time. If it is above 1, each gets an equal share of the cores and devices.
     """
     say, log = build_console(is_main=True, log_every=1).say, run_dir / OUTPUT
-    with FileLock(run_dir / "job.lock"):  # a job whose sweep was killed may still run
+    with FileLock(run_dir / "job.lock"):  # wait: the job may still run after its sweep was killed
         if (objective := read_objective(run_dir)) is not None:
             say(f"{run_dir.name}: has finished, objective {objective:.3f}")
             return objective

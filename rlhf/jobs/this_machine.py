@@ -26,7 +26,7 @@ SIGNS = tuple(Path(name) for name in ("/proc/driver/nvidia/version", "/dev/dxg",
 CARDS: Mapping[str, str] = read_yaml_beside(__file__, "cards.yaml")
 UNKNOWN = "template"
 PART = " MIG "  # marks the name of a part of a card, such as "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
-WHOLE_NODE = 8  # GPUs of a node for which the cards in NODES have a profile: 8xa100_40g
+WHOLE_NODE = 8  # GPUs of a whole node; cards in NODES have a profile for it, such as 8xa100_40g
 NODES = {"a100_40g", "a100_80g", "b200_180g", "h100_80g", "h200_141g", "l40s_48g"}
 
 
@@ -52,8 +52,8 @@ def is_hardware_auto() -> bool:
     return bool(HydraConfig.get().runtime.choices.get("hardware") == AUTO)
 
 
-def apply_auto_hardware(cfg: DictConfig, this_machine: Callable[[], ThisMachine]) -> DictConfig:
-    """With hardware=auto, write the profile of ``this_machine()`` to ``cfg``; return ``cfg``.
+def apply_auto_hardware(cfg: DictConfig, find_hardware: Callable[[], ThisMachine]) -> DictConfig:
+    """With hardware=auto, write the profile of ``find_hardware()`` to ``cfg``; return ``cfg``.
 
     Keys that the command or an experiment sets keep their values.
 
@@ -62,7 +62,7 @@ def apply_auto_hardware(cfg: DictConfig, this_machine: Callable[[], ThisMachine]
     """
     if not is_hardware_auto():
         return cfg
-    machine = this_machine()
+    machine = find_hardware()
     if machine.profile == CPU:
         if cfg.hardware.device == Device.cuda.value:
             raise CapabilityError(
@@ -82,9 +82,9 @@ def apply_auto_hardware(cfg: DictConfig, this_machine: Callable[[], ThisMachine]
     return cfg
 
 
-@cache  # because every job of a sweep calls it
-def this_machine(signs: Sequence[Path] = SIGNS) -> ThisMachine:
-    """Return this machine's profile; if none of the files ``signs`` exists, there is no GPU."""
+@cache  # cached, because every job of a sweep calls this function
+def find_hardware(signs: Sequence[Path] = SIGNS) -> ThisMachine:
+    """Return the profile of this machine, which has no GPU if no file in ``signs`` exists."""
     if not any(sign.exists() for sign in signs):
         return ThisMachine(profile=CPU, reason="this machine's CPU, as it has no GPU")
     import torch

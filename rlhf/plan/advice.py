@@ -65,7 +65,7 @@ def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
         if saving.is_exact:
             yield f"{prefix}{saving.words}", saving.config
     if config.model.gradient_checkpointing is not True:
-        yield f"{prefix}{CHECKPOINTING}", _enable_checkpointing(auto)
+        yield f"{prefix}{CHECKPOINTING}", _enable_gradient_checkpointing(auto)
     for saving in savings:
         if not saving.is_exact:
             yield f"{prefix}{saving.words}", saving.config
@@ -74,8 +74,8 @@ def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
 
 
 def _combined_changes(config: RunConfig) -> Iterator[Change]:
-    """Yield zero=auto plus gradient checkpointing plus one saving that alters training."""
-    auto = _enable_checkpointing(_set_zero_auto(config))
+    """Yield zero=auto with gradient checkpointing and one option that alters training."""
+    auto = _enable_gradient_checkpointing(_set_zero_auto(config))
     for saving in (saving for option in costs_of(None) for saving in option.memory_savings(auto)):
         if not saving.is_exact:
             yield f"zero=auto {CHECKPOINTING} {saving.words}", saving.config
@@ -85,7 +85,7 @@ def _set_zero_auto(config: RunConfig) -> RunConfig:
     return replace(config, zero=replace(config.zero, auto=True))
 
 
-def _enable_checkpointing(config: RunConfig) -> RunConfig:
+def _enable_gradient_checkpointing(config: RunConfig) -> RunConfig:
     return replace(config, model=replace(config.model, gradient_checkpointing=True))
 
 

@@ -41,7 +41,7 @@ class ModelStates:
     host: Parts
 
 
-def weight_bytes(role: Role, zero: ZeroConfig, dtype: Dtype) -> int:
+def bytes_per_weight(role: Role, zero: ZeroConfig, dtype: Dtype) -> int:
     """Return the bytes per weight in the precision in which the model computes."""
     return HALF if has_16_bit_weights(role, zero, dtype) else SINGLE
 
@@ -49,7 +49,7 @@ def weight_bytes(role: Role, zero: ZeroConfig, dtype: Dtype) -> int:
 def model_state_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -> ModelStates:
     """Return the bytes on one rank of a model's weights, gradients, optimizer and fp32 copies."""
     role, stage, ranks = model.role, stage_of(model.role, zero), machine.ranks
-    size = weight_bytes(role, zero, machine.dtype)
+    size = bytes_per_weight(role, zero, machine.dtype)
     device, host = Counter[str](), Counter[str]()
     shards = ranks if stage == SHARDED_WEIGHTS else 1
     weights = model.weights * size // shards
@@ -190,8 +190,8 @@ def no_grad_pass_bytes(
 ) -> int:
     """Return the bytes in use in a pass without gradients: one feed-forward layer and logits.
 
-    The layer holds its input, its normed input, and the input and output of its activation. A gated
-    layer holds the activation's output, the other factor and their product instead of the last two.
+    The layer holds its input and its normed input. It also holds the input and the output of its
+    activation or, if it is gated, the activation's output, the other factor and their product.
     """
     shape = model.shape
     wide = sequences * tokens * (2 * shape.hidden + (3 if shape.is_gated else 2) * shape.ffn)
@@ -211,7 +211,7 @@ def gradient_bucket_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -
         return 0
     pair = 2 if zero.overlap_comm and stage < SHARDED_WEIGHTS else 1
     bucket = zero.reduce_bucket_size or BUCKET
-    return pair * bucket * weight_bytes(model.role, zero, dtype)
+    return pair * bucket * bytes_per_weight(model.role, zero, dtype)
 
 
 def gathered_weight_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -> int:
@@ -221,7 +221,7 @@ def gathered_weight_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -
         return 0
     live = min(zero.max_live_parameters or LIVE, model.weights)
     ahead = min(zero.prefetch_bucket_size or PREFETCH, model.weights)
-    return (live + ahead) * weight_bytes(model.role, zero, machine.dtype)
+    return (live + ahead) * bytes_per_weight(model.role, zero, machine.dtype)
 
 
 def kv_cache_bytes(shape: ModelShape, *, rows: int, tokens: int, size: int) -> int:
@@ -238,7 +238,7 @@ class PassMoments(NamedTuple):
     embedding: Parts
 
 
-def backward_pass_moments(
+def backward_bytes_by_moment(
     model: ModelUse,
     *,
     tokens: int,

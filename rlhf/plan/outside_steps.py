@@ -19,7 +19,7 @@ from rlhf.plan.memory_model import HALF, SINGLE, Parts
 from rlhf.plan.phase_memory import PhaseMemory
 from rlhf.plan.phase_plan import BUILDING
 
-HF_LAYER_FACTOR = 6.0  # per-layer overhead of transformers' generate() over the fast rollout
+HF_LAYER_FACTOR = 6.0  # overhead per layer of generate(), as a multiple of the fast rollout's
 # Bytes per logit of a captured decode step: the logit in half precision and in fp32, the logit
 # divided by the temperature, and the probability.
 GRAPH_LOGIT = HALF + 3 * SINGLE
@@ -32,7 +32,7 @@ ORDER = (Role.reward, Role.sft, Role.reward_training, Role.actor, Role.reference
 def build_sampling(
     scene: PhaseMemory, *, responses: int, rows: int, gathers: bool = False
 ) -> time_model.Sampling:
-    """Return the ``Sampling`` of ``responses`` to prompts of mean length.
+    """Return the sampling of ``responses``, ``rows`` at a time, to prompts of mean length.
 
     Responses have their expected length if most of them end early, otherwise the maximum length.
     """
@@ -41,8 +41,8 @@ def build_sampling(
         responses=responses,
         rows=rows,
         prompt_tokens=scene.load.mean_tokens,
-        response_tokens=scene.response_tokens if scene.generation.ends_early else longest,
-        tensor_parallel=scene.generation.tensor_parallel,
+        response_tokens=scene.response_tokens if scene.generation_settings.ends_early else longest,
+        tensor_parallel=scene.generation_settings.tensor_parallel,
         gathers=gathers,
         layer_factor=HF_LAYER_FACTOR if scene.config.rollout.backend is Backend.hf else 1.0,
     )
@@ -112,8 +112,8 @@ def gathers_weights_once(scene: PhaseMemory, needed: int) -> bool:
 
     ``needed`` is the bytes that one rank needs if it gathers all weights at once.
     """
-    if scene.generation.gathers is not None:
-        return scene.generation.gathers
+    if scene.generation_settings.gathers is not None:
+        return scene.generation_settings.gathers
     choice = scene.config.rollout.gather_weights
     return choice is When.always or (choice is When.auto and needed <= scene.memory_limit)
 
@@ -135,7 +135,7 @@ def cuda_graph_bytes(scene: PhaseMemory, during: Parts, *, rows: int) -> Parts:
     )
 
 
-def memory_outside_steps(scene: PhaseMemory) -> dict[str, Parts]:
+def bytes_outside_steps(scene: PhaseMemory) -> dict[str, Parts]:
     """Return the bytes by purpose at two moments: while models are built, and between steps."""
     return {BUILDING: _building_peak_bytes(scene), "between steps": scene.resident_bytes()}
 
@@ -171,4 +171,4 @@ def _first_step_adam_bytes(scene: PhaseMemory, model: ModelUse) -> int:
     if has_half and scene.runs_on_torch(model):
         return 0
     states = scene.model_states[model.role].device["optimizer"]
-    return states * 2 // 3 if has_half else states  # with half-precision weights, 1/3 are masters
+    return states * 2 // 3 if has_half else states  # 1/3 are masters, which exist before the step

@@ -19,10 +19,10 @@ from rlhf.options import Backend
 from rlhf.plan import memory_model, time_model
 from rlhf.plan.outside_steps import (
     build_sampling,
+    bytes_outside_steps,
     copied_weight_bytes,
     cuda_graph_bytes,
     gathers_weights_once,
-    memory_outside_steps,
     seconds_outside_ppo_steps,
     seconds_outside_training_steps,
 )
@@ -33,10 +33,10 @@ KEEPS_BELOW = 0.9  # keep CUDA graphs below this share of memory: plans may be 1
 
 
 def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
-    """Return the plan of a phase with the fastest micro-batch that fits, else with least memory.
+    """Return the plan of a phase with the fastest micro-batch that fits, or with least memory.
 
-    If ``like`` is given, micro-batch and rows are taken from this earlier plan. Options rearrange
-    PPO only with ``like``, so they do not affect which micro-batch and rows are chosen.
+    If the earlier plan ``like`` is given, its micro-batch and rows are used, and only then may
+    options rearrange PPO: so options do not affect which micro-batch and rows are chosen.
     """
     if scene.phase is Phase.ppo:
         found = _plan_ppo(scene, like)
@@ -68,7 +68,7 @@ def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePl
     learner, *others = scene.models
     shape = {"sequences": pair * micro, "tokens": longest}
     passes = plan.per_rank // micro
-    moments = memory_outside_steps(scene) | {
+    moments = bytes_outside_steps(scene) | {
         "training": scene.training_peak(learner, **shape, positions=longest, passes=passes),
     }
     if others:
@@ -85,7 +85,7 @@ def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePl
         phase=scene.phase,
         micro_batch=micro,
         moments=moments,
-        host=scene.host_bytes,
+        host=scene.offloaded_bytes,
         step_seconds={part: value for part, value in seconds.items() if value},
         steps=scene.load.steps,
         other_seconds=seconds_outside_training_steps(scene, pair * micro),
@@ -108,7 +108,7 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     choice = config.rollout.keep_graphs
     keeps = bool(kept) and (choice is When.always or (choice is When.auto and fits))
     if keeps:
-        training = replace(training, moments=training.add_to_moments(kept))
+        training = replace(training, moments=training.moments_with(kept))
     seconds = generation.step_seconds | training.step_seconds
     for option in scene.at.options:
         seconds |= option.step_seconds(config, scene.response_tokens, seconds)
@@ -129,7 +129,7 @@ def _candidate_rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:
         return [share]
     if settings.max_rows is not None:
         return [min(settings.max_rows, share)]
-    few = range(1, math.isqrt(share - 1) + 2)  # small numbers of rows; also numbers of waves
+    few = range(1, math.isqrt(share - 1) + 2)  # candidate numbers of rows, and of waves
     return sorted({*few, *(math.ceil(share / waves) for waves in few)})
 
 
@@ -139,7 +139,7 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
     settings, size = config.rollout, scene.at.bytes_per_weight(scene.models[0])
     # The fast rollout allocates its KV cache for the longest allowed prompts.
     tokens = settings.max_prompt_tokens + config.token_limit_after_prompt[1]
-    held = rows * scene.generation.caches_per_row
+    held = rows * scene.generation_settings.caches_per_row
     parts = scene.resident_bytes()
     is_sharded = stage_of(actor.role, at.zero) == SHARDED_WEIGHTS
     # A rank of a tensor-parallel group holds all rows of the group, but only its own heads.
@@ -149,14 +149,14 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
     prefill = min(memory_model.PREFILL_TOKENS, rows * scene.load.longest_length)
     wide = 4 * actor.shape.hidden + 2 * actor.shape.ffn
     parts["activations"] = prefill * wide * size + rows * actor.shape.vocab * memory_model.SINGLE
-    whole = actor.weights * size // scene.generation.tensor_parallel
+    whole = actor.weights * size // scene.generation_settings.tensor_parallel
     gathers = is_sharded and gathers_weights_once(scene, parts.total() + whole)
     if gathers:
         parts["gathered_weights"] = whole
     if settings.backend is Backend.fast:
         parts["gathered_weights"] += copied_weight_bytes(scene, is_gathered=gathers)
     if not gathers:
-        parts["buffers"] += scene.gathered_bytes(actor)
+        parts["buffers"] += scene.gathered_weight_bytes(actor)
     how = build_sampling(scene, responses=responses, rows=rows, gathers=gathers)
     return PhasePlan(
         phase=Phase.ppo,
@@ -164,7 +164,7 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
         rows=rows,
         gathers=gathers,
         moments={"generation": parts},
-        host=scene.host_bytes,
+        host=scene.offloaded_bytes,
         step_seconds={"generate": time_model.sampling_seconds(at, actor, how)},
         steps=scene.load.steps,
     )
@@ -177,7 +177,7 @@ def _plan_training(
     config, at = scene.config, scene.at
     response = config.token_limit_after_prompt[1]
     longest = scene.load.longest_length + response
-    moments = memory_outside_steps(scene) | {
+    moments = bytes_outside_steps(scene) | {
         "scoring": scene.scoring_peak(scene.models, sequences=micro, tokens=longest),
     }
     score, train = 0.0, 0.0
@@ -185,7 +185,7 @@ def _plan_training(
     reuses = is_fast and config.rollout.reuse_logprobs is not When.never
     updates = config.ppo.ppo_epochs * rollout.mini_batches
     for model in scene.models:
-        readings = _actor_scoring_passes(scene, reuses=reuses) if model.role is Role.actor else 1
+        readings = _count_scoring_passes(scene, reuses=reuses) if model.role is Role.actor else 1
         score += readings * scene.no_grad_seconds(
             model, sequences=rollout.per_rank, micro=micro, answer=scene.response_tokens
         )
@@ -206,16 +206,16 @@ def _plan_training(
         phase=Phase.ppo,
         micro_batch=micro,
         moments=moments,
-        host=scene.host_bytes,
+        host=scene.offloaded_bytes,
         step_seconds={"score": score, "train": train},
         steps=scene.load.steps,
         other_seconds=seconds_outside_ppo_steps(scene, micro),
     )
 
 
-def _actor_scoring_passes(scene: PhaseMemory, *, reuses: bool) -> int:
+def _count_scoring_passes(scene: PhaseMemory, *, reuses: bool) -> int:
     """Return the number of forward passes in which the actor scores a rollout before training."""
     if scene.models[0].scores_at_once:
         return 1
     is_reference = all(model.role is not Role.reference for model in scene.models)
-    return (0 if reuses else 1) + is_reference  # as the reference, the actor runs without adapters
+    return (0 if reuses else 1) + is_reference  # the actor without adapters is the reference

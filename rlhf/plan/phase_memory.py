@@ -17,7 +17,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse, forward_flops
 from rlhf.options import Backend
 from rlhf.plan import memory_model
-from rlhf.plan.memory_model import ModelStates, Parts, backward_pass_moments
+from rlhf.plan.memory_model import ModelStates, Parts, backward_bytes_by_moment
 from rlhf.plan.steps import Load
 from rlhf.plan.time_model import CostModel, ForwardWork, forward_bytes, no_grad_pass_seconds
 
@@ -30,7 +30,7 @@ CUDA_CONTEXT = 0.8 * GIB  # bytes of a process on a GPU, with its libraries' wor
 NCCL = 0.5 * GIB  # bytes of the buffers of several communicators: an estimate
 CPU_PROCESS = 0.6 * GIB  # bytes of a process after its first steps, with torch and transformers
 PHASE_GROWTH = 0.12 * GIB  # bytes of code and buffers that oneDNN and torch keep per phase
-STEP_GROWTH = 0.2 * GIB  # bytes added up to step MANY_STEPS, for matrices of further sizes
+STEP_GROWTH = 0.2 * GIB  # bytes added by step MANY_STEPS, because matrices of new sizes occur
 MANY_STEPS = 300
 RECORD = 2000  # bytes in memory per example
 
@@ -55,7 +55,7 @@ class PhaseMemory:
         }
 
     @cached_property
-    def generation(self) -> Generation:
+    def generation_settings(self) -> Generation:
         """Return the settings with which PPO generates responses, as the options adapt them."""
         is_hf = self.config.rollout.backend is Backend.hf
         found = Generation(gathers=False if is_hf else None)
@@ -75,8 +75,8 @@ class PhaseMemory:
         return machine.memory * (1 - (FRAGMENTED_GPU if machine.is_gpu else FRAGMENTED))
 
     @property
-    def host_bytes(self) -> int:
-        """Return the bytes that one rank keeps in the host's memory or on NVMe."""
+    def offloaded_bytes(self) -> int:
+        """Return the bytes that one rank offloads to the host's memory or to NVMe."""
         return sum(states.host.total() for states in self.model_states.values())
 
     def resident_bytes(self, learner: ModelUse | None = None) -> Parts:
@@ -100,7 +100,7 @@ class PhaseMemory:
             held = Counter(states.device)
             if not self.at.machine.is_gpu:  # the ranks' memory is the host's memory
                 held += states.host
-            if bucket := self._bucket_bytes(model, kept=True):
+            if bucket := self._gradient_bucket_bytes(model, kept=True):
                 held["buffers"] = bucket
             elif not _keeps_gradients(self, model, learner):
                 del held["gradients"]
@@ -137,7 +137,7 @@ class PhaseMemory:
             kept = round(kept * KEPT_FREED)
         kept += memory_model.autocast_copy_bytes(model, size=size, dtype=self.at.machine.dtype)
         is_sharded = stage_of(model.role, self.at.zero) == SHARDED_WEIGHTS
-        moments = backward_pass_moments(
+        moments = backward_bytes_by_moment(
             model,
             tokens=math.ceil(sequences * tokens / share),
             positions=math.ceil(sequences * positions / share),
@@ -148,9 +148,9 @@ class PhaseMemory:
             is_gpu=is_gpu,
         )
         matrices = 18 if keeps_freed else 3  # 18 include freed matrices, which the process keeps
-        scores = self._score_bytes(model, sequences, tokens, matrices)
+        scores = self._attention_bytes(model, sequences, tokens, matrices)
         moments.layers["activations"] += scores // share
-        buffers = self._bucket_bytes(model, kept=False) + self.gathered_bytes(model)
+        buffers = self._gradient_bucket_bytes(model, kept=False) + self.gathered_weight_bytes(model)
         peak = max(moments, key=Counter.total)
         return self.resident_bytes(model) + Counter(buffers=buffers) + peak
 
@@ -165,8 +165,8 @@ class PhaseMemory:
                 size=self.at.bytes_per_weight(model),
                 is_gpu=self.at.machine.is_gpu,
             )
-            activations += self._score_bytes(model, sequences, tokens, 2)
-            each.append(Counter(activations=activations, buffers=self.gathered_bytes(model)))
+            activations += self._attention_bytes(model, sequences, tokens, 2)
+            each.append(Counter(activations=activations, buffers=self.gathered_weight_bytes(model)))
         return self.resident_bytes() + max(each, key=Counter.total)
 
     def forward_work(
@@ -210,7 +210,7 @@ class PhaseMemory:
         weights = sum(model.weights * self.at.bytes_per_weight(model) for model in self.models)
         return PREPARING + weights / LOADED
 
-    def gathered_bytes(self, model: ModelUse) -> int:
+    def gathered_weight_bytes(self, model: ModelUse) -> int:
         """Return the bytes of gathered weights in a pass of a sharded model."""
         return memory_model.gathered_weight_bytes(model, self.at.zero, self.at.machine)
 
@@ -221,14 +221,14 @@ class PhaseMemory:
             self.at.zero, ranks=machine.ranks, dtype=machine.dtype, needs_deepspeed=needs
         )
 
-    def _bucket_bytes(self, model: ModelUse, *, kept: bool) -> int:
-        """Return the bytes of gradient buckets: if ``kept``, of stage 3, else of stages 1 and 2."""
+    def _gradient_bucket_bytes(self, model: ModelUse, *, kept: bool) -> int:
+        """Return the bytes of stage 3's buckets if ``kept``, else those of stages 1 and 2."""
         zero, machine = self.at.zero, self.at.machine
         if kept is not (stage_of(model.role, zero) == SHARDED_WEIGHTS):
             return 0
         return memory_model.gradient_bucket_bytes(model, zero, machine)
 
-    def _score_bytes(self, model: ModelUse, sequences: int, tokens: int, matrices: int) -> int:
+    def _attention_bytes(self, model: ModelUse, sequences: int, tokens: int, matrices: int) -> int:
         """Return the bytes of ``matrices`` attention matrices per head; 0 if attention is fused."""
         is_matmul = uses_matmul_attention(tokens, is_gpu=self.at.machine.is_gpu)
         if not (is_matmul or model.shape.keeps_scores):

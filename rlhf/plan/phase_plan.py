@@ -62,8 +62,8 @@ class PhasePlan:
     def seconds(self) -> float:
         """Return the seconds of the phase, or of one step if the number of steps is unknown.
 
-        If other processes do the activity ``beside``, a step takes as long as the slower of the
-        processes and the ranks. The faster is added once: nothing overlaps in the first step.
+        If other processes do the activity ``beside``, a step takes as long as the slower side, the
+        processes or the ranks. The time of the faster side is added once, for the first step.
         """
         theirs = self.step_seconds.get(self.beside or "generate", 0.0)
         own = sum(self.step_seconds.values()) - theirs
@@ -73,8 +73,8 @@ class PhasePlan:
         waiting = theirs + own - step
         return step * self.steps + waiting + sum(self.other_seconds.values())
 
-    def add_to_moments(self, parts: Parts) -> dict[str, Parts]:
-        """Return the moments, with ``parts`` added to all moments except the building of models."""
+    def moments_with(self, parts: Parts) -> dict[str, Parts]:
+        """Return the moments with ``parts`` added to each, except to the building of models."""
         return {
             name: each if name == BUILDING else each + parts for name, each in self.moments.items()
         }

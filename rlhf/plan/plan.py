@@ -13,7 +13,7 @@ from rlhf.config.roles import Role, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse, costs_of, models_in_phase
 from rlhf.plan.advice import find_fitting_overrides, zero_candidates
-from rlhf.plan.memory_model import weight_bytes
+from rlhf.plan.memory_model import bytes_per_weight
 from rlhf.plan.phase_costs import plan_phase
 from rlhf.plan.phase_memory import PhaseMemory
 from rlhf.plan.phase_plan import PhasePlan, select_fastest
@@ -31,7 +31,7 @@ EFFICIENCY = {
         link=0.3,
         layer_seconds=30e-6,
         message_seconds=650e-6,
-        layer_calls=40.0,  # on an emulated GPU: OPT 38, GPT-NeoX 45, Llama 61; real GPUs fuse some
+        layer_calls=40.0,  # emulated GPU: OPT 38, GPT-NeoX 45, Llama 61 calls; real GPUs fuse some
         hooked_layer_seconds=0.5e-3,  # an estimate, not measured
     ),
     Device.cpu: Efficiency(
@@ -183,7 +183,7 @@ class Plan:
         for models in self.models.values():
             for model in models:
                 if model.trained:
-                    size = weight_bytes(model.role, self.config.zero, self.machine.dtype)
+                    size = bytes_per_weight(model.role, self.config.zero, self.machine.dtype)
                     total += model.weights * size * (1 + len(model.fp32_copies))
         return total
 

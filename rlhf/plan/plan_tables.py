@@ -47,7 +47,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "checkpoints_gb": plan.checkpoint_bytes / GB,
         "data": {
             "examples": plan.records or None,
-            "is_toy": _is_toy(plan),
+            "is_toy": _has_toy_data(plan),
             "lengths_are_read": plan.loads is not None,
         },
         "phases": {phase.phase.value: _phase_json(plan, phase) for phase in plan.phases},
@@ -90,7 +90,7 @@ def _token_lengths(plan: Plan, phase: Phase) -> dict[str, tuple[float, int]]:
     return {"prompt": (tokens, prompt), "response": (answer or most, most)}
 
 
-def _is_toy(plan: Plan) -> bool:
+def _has_toy_data(plan: Plan) -> bool:
     return plan.config.data.source is Source.synthetic
 
 
@@ -187,7 +187,7 @@ def render_plan(plan: Plan) -> list[RenderableType]:
 def _plan_caveats(plan: Plan) -> list[str]:
     """Return notes on why the time and price may not apply to the user's own task."""
     notes, phases = [], [phase.phase for phase in plan.phases]
-    if _is_toy(plan):
+    if _has_toy_data(plan):
         sizes = ["rollout.max_response_tokens"] if ANSWERING_PHASES(plan.config) & {*phases} else []
         sizes += ["ppo.steps" if phase is Phase.ppo else f"{phase}.epochs" for phase in phases]
         notes.append(

@@ -17,10 +17,10 @@ from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
 from rlhf.models.model_uses import ModelUse, backward_to_forward_ratio, forward_flops
 from rlhf.options import ZeroConfig
 from rlhf.plan.memory_model import (
+    bytes_per_weight,
     kv_cache_bytes,
     layer_activation_bytes,
     offloads_weights,
-    weight_bytes,
 )
 
 ADAM_BYTES = 28  # bytes read and written per weight: gradient, master, two moments and weight
@@ -86,7 +86,7 @@ class CostModel:
 
     def bytes_per_weight(self, model: ModelUse) -> int:
         """Return the bytes per weight in the precision in which ``model`` computes."""
-        return weight_bytes(model.role, self.zero, self.machine.dtype)
+        return bytes_per_weight(model.role, self.zero, self.machine.dtype)
 
 
 def forward_bytes(

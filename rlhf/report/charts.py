@@ -20,7 +20,7 @@ from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, read_alarms
 
-MOST_POINTS = 600  # most points per line; of more points, the extremes of each bucket are kept
+MOST_POINTS = 600  # most points per line; a longer line keeps the lowest and highest of each bucket
 FEWEST_JOINED = 3  # fewer points are dots: a line would suggest values between them
 SHARE = "share"  # the unit of values between 0 and 1
 DIGITS = 6  # significant digits of a value in a chart's data
@@ -139,7 +139,7 @@ def number_text(value: float) -> str:
 
 
 def thin_points(points: Sequence[Point]) -> list[Point]:
-    """Return ``points``; of over ``MOST_POINTS``, the lowest and the highest of each bucket."""
+    """Return ``points``; if over ``MOST_POINTS``, only the lowest and highest of each bucket."""
     if len(points) <= MOST_POINTS:
         return list(points)
     size = math.ceil(2 * len(points) / MOST_POINTS)

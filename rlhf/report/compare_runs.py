@@ -36,7 +36,7 @@ from rlhf.report.sweep_charts import (
     KL,
     frontier_chart,
     is_number,
-    parallel_chart,
+    parallel_coordinates_chart,
     parameter_chart,
     setting_curves,
 )
@@ -211,7 +211,7 @@ def write_sweep_report(sweep_dir: Path, settings: Sequence[Setting]) -> Path:
 
 
 def sweep_page(title: str, settings: Sequence[Setting], study: StudyResults | None = None) -> str:
-    """Return the HTML that compares settings; solutions of ``study`` or the best come first."""
+    """Return the HTML that compares settings, solutions of ``study`` first, then by objective."""
     runs = [run for setting in settings for run in setting.runs]
     done = sorted(
         ((n, setting) for n, setting in enumerate(settings) if setting.finished_runs()),
@@ -329,7 +329,7 @@ def _tables_and_charts(
     if keys:
         columns = {key: [setting.values.get(key) for setting in done] for key in keys}
         columns |= {title: [setting.estimates()[title].mean for setting in done] for title in drawn}
-        parts["parallel"] = parallel_chart(columns)
+        parts["parallel"] = parallel_coordinates_chart(columns)
     if keys and len(keys) < len(done):
         shares = {title: parameter_importances(runs, [*keys, "seed"], title) for title in drawn}
         parts |= {

@@ -110,7 +110,7 @@ class Setting(NamedTuple):
         return [run for run in self.runs if run.measures]
 
     def estimates(self) -> dict[str, Estimate]:
-        """Return by title the mean and interval over seeds of each measure that all runs have."""
+        """Return the mean and interval over seeds of each measure that all finished runs have."""
         if not (runs := self.finished_runs()):
             return {}
         titles = [title for title in runs[0].measures if all(title in r.measures for r in runs[1:])]
@@ -224,8 +224,8 @@ def measure_meanings(
     accuracy_of = "DPO" if "dpo" in phases else "the reward model"
     meanings = {
         "score": f"by {_scorer_name(folder, keys)}",
-        "accuracy": f"of {accuracy_of} on {_data_name(keys)}",
-        "perplexity": f"of {_data_name(keys)}",
+        "accuracy": f"of {accuracy_of} on {_data_and_tokenizer_name(keys)}",
+        "perplexity": f"of {_data_and_tokenizer_name(keys)}",
     }
     name = describe_objective(phases)
     measured = next((title for title in meanings if title in name), None)
@@ -233,7 +233,7 @@ def measure_meanings(
 
 
 def _scorer_name(folder: Path, keys: Mapping[str, Any]) -> str:
-    """Return a name for the scorer of the answers: a reward model, the judge, or ``rewards``."""
+    """Return a name of what scored the answers: a reward model, the judge or a mix of rewards."""
     parts = {key: value for key, value in keys.items() if key.startswith("rewards.")}
     kinds = {value for key, value in parts.items() if re.fullmatch(r"rewards\.[^.]+\.kind", key)}
     if not parts and keys.get("reward_model.init") == ModelInit.gold:
@@ -245,7 +245,7 @@ def _scorer_name(folder: Path, keys: Mapping[str, Any]) -> str:
 
 
 def _reward_model_hash(folder: Path, keys: Mapping[str, Any]) -> str:
-    """Return a hash of the reward model's weights, or of its keys if the run has no such model."""
+    """Return a hash of the reward model's saved weights or, without these, of its config keys."""
     path = folder / "reward" / MANIFEST
     if (manifest := read_json(path, MANIFEST_FORM)) is not None:
         files = manifest["files"]
@@ -253,7 +253,7 @@ def _reward_model_hash(folder: Path, keys: Mapping[str, Any]) -> str:
     return _short_hash({key: keys[key] for key in keys if key.startswith("reward_model.")})
 
 
-def _data_name(keys: Mapping[str, Any]) -> str:
+def _data_and_tokenizer_name(keys: Mapping[str, Any]) -> str:
     """Return a name of the run's data and tokenizer, on which accuracy and perplexity depend."""
     data = [keys.get(f"data.{name}") for name in ("source", "path", "eval_path", "subset")]
     tokenizer = [keys.get(f"model.{name}") for name in ("tokenizer", "path", "vocab_size")]
@@ -283,7 +283,7 @@ class Difference(NamedTuple):
         return "higher" if self.estimate.mean > 0 else "lower"
 
     @property
-    def probability(self) -> float:
+    def p_value(self) -> float:
         """Return the p-value of the difference; NaN without an interval."""
         return two_sided_p_value(self.estimate, self.freedom)
 
@@ -300,7 +300,7 @@ class SettingsComparison(NamedTuple):
     @property
     def num_tests(self) -> int:
         """Return the number of differences that were tested."""
-        return sum(not math.isnan(found.probability) for found in self.differences.values())
+        return sum(not math.isnan(found.p_value) for found in self.differences.values())
 
     def verdict(self, setting: int, title: str) -> str:
         """Return the verdict on a measure after Holm's correction; "" if it is not compared."""
@@ -331,8 +331,8 @@ def compare_with_first(settings: Sequence[Setting]) -> SettingsComparison:
             if (reason := _describe_different_meanings(first, settings[number], title)) is not None:
                 left_out.setdefault(title, reason)
             else:
-                found[number, title] = difference(first, settings[number], title)
-    probabilities = {place: each.probability for place, each in found.items()}
+                found[number, title] = estimate_difference(first, settings[number], title)
+    probabilities = {place: each.p_value for place, each in found.items()}
     return SettingsComparison(first, titles, found, keep_significant(probabilities), left_out)
 
 
@@ -347,7 +347,7 @@ def keep_significant(probabilities: Mapping[SettingMeasure, float]) -> frozenset
     return frozenset(kept)
 
 
-def difference(first: Setting, other: Setting, title: str) -> Difference:
+def estimate_difference(first: Setting, other: Setting, title: str) -> Difference:
     """Return the difference, ``other`` minus ``first``, of the measure ``title``.
 
     The degrees of freedom follow Welch and Satterthwaite; they are not rounded. For paired runs
@@ -393,7 +393,7 @@ def _is_redundant(title: str, titles: Mapping[str, None], settings: Sequence[Set
 
 
 def _describe_different_meanings(first: Setting, other: Setting, title: str) -> str | None:
-    """Return both meanings of a measure as text if compared runs differ in it, otherwise None.
+    """Return both meanings of a measure as text; None if it means the same in compared runs.
 
     Runs are compared in pairs with the same seed or, without such pairs, every run of ``first``
     with every run of ``other``.

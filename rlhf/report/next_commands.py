@@ -61,7 +61,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
     if source not in (Source.local, Source.environment) and not has_own_data:
         lines += [
             "  # learn from your own examples",
-            _launch_command(_drop_data_choices(typed), {"data": "local", "data.path": "FILE"}),
+            _launch_command(_drop_data_overrides(typed), {"data": "local", "data.path": "FILE"}),
         ]
     return [lines[0], *(f"  {line.strip()}" for line in lines[1:])]
 
@@ -96,8 +96,8 @@ def relative_to_cwd(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _drop_data_choices(words: Iterable[str]) -> list[str]:
-    """Drop overrides that choose data from ``words``; keep overrides that split or process data."""
+def _drop_data_overrides(words: Iterable[str]) -> list[str]:
+    """Return ``words`` without the overrides that choose the data; those that process it stay."""
     keys = {word: _override_key(word) for word in words}
     return [
         word

@@ -79,7 +79,7 @@ def _describe_gold_score(run: RunFiles) -> str:
     )
 
 
-def curve(label: str, points: Sequence[Point]) -> Line:
+def line_or_dots(label: str, points: Sequence[Point]) -> Line:
     """Return a line of measured points, as dots if they are too few to be joined."""
     return Line(label, points, is_joined=len(points) >= FEWEST_JOINED)
 
@@ -107,7 +107,7 @@ def _curve_over_kl(
         for step, value in series.get(name, ())
         if math.isfinite(kls.get(step, math.nan))
     )
-    line = curve(label, [(x, value) for x, value, _ in found])
+    line = line_or_dots(label, [(x, value) for x, value, _ in found])
     if len(found) > MOST_BARS:
         return line
     names = [f"step {step:g}, square root of KL {number_text(x)}" for x, _, step in found]
@@ -151,7 +151,7 @@ def panel_sections(run: RunFiles) -> list[ChartSection]:
 def _panel_chart(run: RunFiles, panel: Panel) -> Chart | None:
     labels = panel.labels or (panel.title,)
     lines = [
-        curve(label, run.series[name])
+        line_or_dots(label, run.series[name])
         for name, label in zip(panel.metrics, labels, strict=True)
         if name in run.series
     ]

@@ -79,7 +79,7 @@ def run_page(run: RunFiles) -> str:
         rest=other_metric_charts(run),
         command=shlex.join(["python", "launch.py", *words]) if words else "",
         versions=(result or {}).get("versions", {}),
-        settings=_tables_of_settings(run, words),
+        settings=_tables_of_keys(run, words),
     )
 
 
@@ -105,7 +105,7 @@ def _step_of_last_samples(run: RunFiles, alarm: Alarm) -> int | None:
     return max((step for step in steps if step <= alarm.step), default=None)
 
 
-def _tables_of_settings(run: RunFiles, words: list[str]) -> dict[str, dict[str, str]]:
+def _tables_of_keys(run: RunFiles, words: list[str]) -> dict[str, dict[str, str]]:
     """Return two tables by title: the keys that the command ``words`` set, and all keys."""
     rows = {key: json.dumps(value) for key, value in run.config.items()}
     keys = {word.partition("=")[0].lstrip("+") for word in words}

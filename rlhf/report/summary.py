@@ -169,7 +169,7 @@ def _run_rows(
 
 
 def list_files_of_run(run_dir: Path) -> list[str]:
-    """Return a title and a line for each model, critic or log that the run directory has."""
+    """Return a title, and a line for each file or folder of ``ARTIFACTS`` that the run has."""
     lines = [
         f"  {name:<16} {relative_to_cwd(run_dir / path)}"
         for name, path in ARTIFACTS.items()
@@ -212,7 +212,7 @@ def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _policy_rows(dpo)
 
 
-POLICY_ROWS: dict[str, str] = {  # label: NAME of the results NAME_before and NAME_after of a phase
+POLICY_ROWS: dict[str, str] = {  # label: NAME, if a phase's results are NAME_before and NAME_after
     "exactly right": "exact",
     "exactly right, greedy": "exact_greedy",
     "held-out gold score": "gold",

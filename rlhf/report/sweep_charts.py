@@ -150,7 +150,7 @@ def parameter_chart(
     return _note_hidden_intervals(chart, found, halves)
 
 
-def parallel_chart(columns: Mapping[str, Sequence[object]]) -> ParallelChart:
+def parallel_coordinates_chart(columns: Mapping[str, Sequence[object]]) -> ParallelChart:
     """Return a chart with a line per setting through its value on the axis of each column.
 
     A column has a value (or None) per setting. The first setting is the best and drawn on top.
@@ -211,13 +211,13 @@ def _axis_positions(values: Sequence[object]) -> tuple[list[float | None], list[
     place = math.log10 if _spans_decades(known) else float
     low, high = place(min(known)), place(max(known))
 
-    def height(value: float) -> float:
+    def value_to_y(value: float) -> float:
         return _axis_share_to_y((place(value) - low) / (high - low) if high > low else 0.5)
 
     distinct = sorted(set(known))
     marks = distinct if len(distinct) <= MOST_MARKS else [distinct[0], distinct[-1]]
-    labels = [Tick(height(value), number_text(value)) for value in marks]
-    return [height(value) if is_number(value) else None for value in values], labels
+    labels = [Tick(value_to_y(value), number_text(value)) for value in marks]
+    return [value_to_y(value) if is_number(value) else None for value in values], labels
 
 
 def _axis_share_to_y(share: float) -> float:

@@ -106,7 +106,7 @@ def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
             f"{phase.step}/{phase.steps or '?'}",
             short_number_text(phase.pace),
             short_number_text(phase.planned_pace),
-            phase.time,
+            phase.taken_or_left,
             time_text(phase.planned),
         )
     return table

@@ -51,21 +51,21 @@ class ThinLine:
         self._last = [point]
         self._open.append(point)
         if len(self._open) == self._size:
-            self._full.append(_extremes(self._open))
+            self._full.append(_lowest_and_highest(self._open))
             self._open = []
         if len(self._full) == MOST_BUCKETS:
             pairs = zip(self._full[::2], self._full[1::2], strict=True)
-            self._full = [_extremes([*left, *right]) for left, right in pairs]
+            self._full = [_lowest_and_highest([*left, *right]) for left, right in pairs]
             self._size *= 2
 
     def points(self) -> list[Point]:
         """Return the points that are kept, and always the last point that was added."""
-        buckets = [*self._full, _extremes(self._open)] if self._open else self._full
+        buckets = [*self._full, _lowest_and_highest(self._open)] if self._open else self._full
         kept = [point for bucket in buckets for point in sorted({*bucket})]
         return kept if kept[-1:] == self._last else kept + self._last
 
 
-def _extremes(points: list[Point]) -> tuple[Point, Point]:
+def _lowest_and_highest(points: list[Point]) -> tuple[Point, Point]:
     """Return the lowest and the highest of ``points``."""
     return min(points, key=itemgetter(1)), max(points, key=itemgetter(1))
 

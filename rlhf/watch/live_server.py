@@ -37,8 +37,8 @@ from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.progress import short_number_text, time_text
 
 OTHERS = "All other metrics"
-# The parts of the page in their order; parts without content are hidden.
 REWARD, *PANEL_TITLES = PANELS
+# The parts of the page in their order; parts without content are hidden.
 PARTS = ("status", "alarms", "over KL", REWARD, "answers", *PANEL_TITLES, "critic", OTHERS)
 LEAST_SECONDS = 1.0  # least time between reads of the files, however many pages are open
 MOST_VERSIONS = 10  # views that are kept; a page with an older view gets the whole new view
@@ -203,12 +203,12 @@ class WatchServer(LocalServer):
         return View(self._sweep.headline, {"status": jobs}, {})
 
     def get_or_create_view(self, job: str) -> LiveView | None:
-        """Return the view of a job of the sweep, or of the page itself (""); None: no such job."""
+        """Return the view of ``job``, or of the page itself for ""; None if the job is unknown."""
         with self._lock:
             if job not in self._live_views and self._sweep is not None:
                 folder = self._sweep.job_folder(job)
                 if folder is not None:
-                    opened = cache(partial(LiveRun, folder))  # opened by its page, to show errors
+                    opened = cache(partial(LiveRun, folder))  # opened late: its page shows errors
                     self._live_views[job] = LiveView(
                         lambda before: build_run_view(opened(), before, back=True)
                     )

@@ -44,8 +44,8 @@ class PhaseProgress(NamedTuple):
     memory: float | None
 
     @property
-    def time(self) -> str:
-        """Return the time that the phase took or has left, as text."""
+    def taken_or_left(self) -> str:
+        """Return the time that the phase took or still needs, as text; "" before it starts."""
         if self.state == "waiting":
             return ""
         return time_text(self.taken) if self.state == "done" else f"{time_text(self.left)} left"
@@ -123,7 +123,7 @@ class RunProgress:
             result = read_json(phase_result_path(self.folder, name), {"measured?": MEASURED}) or {}
             measured = result.get("measured", {})
             left, taken = 0.0, measured.get("hours")
-            steps = step or steps  # the plan's number may be an estimate
+            steps = step or steps  # the steps taken; the plan's number may be an estimate
             memory = measured.get("memory_gib")
             pace = 3600 * taken / step if taken is not None and step else None
         elif is_running and steps is not None:

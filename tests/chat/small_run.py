@@ -20,14 +20,14 @@ POSITIONS = 128
 
 
 def save_run(
-    run_dir: Path, compose: Callable[[list[str]], DictConfig], *, expects_turns: bool = True
+    run_dir: Path, compose: Callable[[list[str]], DictConfig], *, expects_conversations: bool = True
 ) -> Path:
     """Save a run of SFT, reward model and PPO; every model is drawn from a seed of its own."""
     config = to_run_config(compose(["hardware=cpu", "rollout.max_response_tokens=12"]))
     run_dir.mkdir()
     write_frozen_config(config, run_dir)
     tokenizer, models = small_models()
-    tokenizer.chat_template = build_plain_template("") if expects_turns else None
+    tokenizer.chat_template = build_plain_template("") if expects_conversations else None
     for place, model in models.items():
         model.save_pretrained(run_dir / place)
         tokenizer.save_pretrained(run_dir / place)

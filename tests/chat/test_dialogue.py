@@ -89,7 +89,8 @@ def test_prompts_are_those_of_training(template: str | None, form: Template, run
     asked = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=True)]
     names = ("System", "Human", "Assistant", "Human")
     record = "".join(f"\n\n{n}: {t}" for n, t in zip(names, texts, strict=True)) + "\n\nAssistant:"
-    assert talker.prompt_ids(asked) == Encoder(talker.tokenizer, form).encode_prompts([record])[0]
+    trained_on = Encoder(talker.tokenizer, form).encode_prompts([record])[0]
+    assert talker.encode_prompt(asked) == trained_on
 
 
 def test_turns_are_kept(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +106,7 @@ def test_prompts_without_turns_stand_alone(
     compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(monkeypatch, "One.", "Two.")
-    screen = Screen(save_run(tmp_path / "raw", compose, expects_turns=False))
+    screen = Screen(save_run(tmp_path / "raw", compose, expects_conversations=False))
     screen.type("hello there", "/system Be good.", "and more")
     assert script.prompts == ["hello there", "and more"]
     assert "no conversations" in screen.said[0]
@@ -160,7 +161,7 @@ def test_a_template_that_fails_is_named(run_dir: Path, monkeypatch: pytest.Monke
     talker = RunModels(run_dir, None).talker
     talker.tokenizer.chat_template = "{{ raise_exception('no system message here') }}"
     with pytest.raises(DataError, match=r"messages system, user: no system message here"):
-        talker.prompt_ids([{"role": r, "content": "a"} for r in ("system", "user")])
+        talker.encode_prompt([{"role": r, "content": "a"} for r in ("system", "user")])
 
 
 def test_the_oldest_turns_leave_the_context(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +190,7 @@ def test_compare_answers_with_both_and_keeps_neither(
     first, sft, sft_score, ppo, ppo_score = found.groups()
     assert first == ppo != sft, "the chat is with the newest policy"
     talker, scorer = screen.models.talker, screen.models._reward_model
-    ids = talker.prompt_ids([{"role": "user", "content": "hello"}])
+    ids = talker.encode_prompt([{"role": "user", "content": "hello"}])
     greedy = talker.answer(ids, replace(SAMPLING, temperature=0.0), lambda _: None)
     with torch.no_grad():
         values_1S = scorer(torch.tensor([ids + greedy.ids]))

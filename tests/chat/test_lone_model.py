@@ -34,7 +34,7 @@ def test_it_answers_in_its_template_with_its_own_settings(
 ) -> None:
     own_settings(folder, do_sample=True, temperature=0.5, top_k=7, top_p=0.9, eos_token_id=[1, 5])
     model = ModelWithoutRun(folder)
-    sampling = model.sampling
+    sampling = model.sampling_settings
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 0.9)
     assert sampling.max_tokens == POSITIONS // 2
     assert model.talker._generation_config(sampling).eos_token_id == [1, 5]
@@ -49,10 +49,10 @@ def test_it_answers_in_its_template_with_its_own_settings(
 
 
 def test_without_a_template_a_line_says_so(compose: Compose, tmp_path: Path) -> None:
-    folder = save_run(tmp_path / "run", compose, expects_turns=False) / "sft/model"
+    folder = save_run(tmp_path / "run", compose, expects_conversations=False) / "sft/model"
     own_settings(folder)
     model = ModelWithoutRun(folder)
-    _, first, _, last = greeting_lines(model, model.sampling)
+    _, first, _, last = greeting_lines(model, model.sampling_settings)
     assert "temperature 0, always the likeliest token; /temperature X changes it" in first
     assert last.startswith("The tokenizer has no chat template: each line is plain text")
 
@@ -91,5 +91,6 @@ def test_what_is_no_model_is_refused(folder: Path, capsys: pytest.CaptureFixture
 
 def test_it_has_nothing_to_compare_with(folder: Path) -> None:
     model, said = ModelWithoutRun(folder), list[str]()
-    Dialogue(model, model.sampling, write=said.append, say=said.append).handle_line("/compare hi")
+    talk = Dialogue(model, model.sampling_settings, write=said.append, say=said.append)
+    talk.handle_line("/compare hi")
     assert said[-1].startswith("error: /compare needs the directory of a run with two policies")

@@ -52,7 +52,7 @@ def test_an_answer_streams_in_words_until_the_end_token(models: RunModels) -> No
     talker = models.talker
     ids = scripted(talker, " One, two\nthree and 四.")
     pieces: list[str] = []
-    answer = talker.answer(talker.prompt_ids(HELLO), SAMPLING, pieces.append)
+    answer = talker.answer(talker.encode_prompt(HELLO), SAMPLING, pieces.append)
     assert answer == ("One, two\nthree and 四.", ids, "ended")
     assert "".join(pieces) == answer.text
     assert len([piece for piece in pieces if piece]) > 3
@@ -77,12 +77,12 @@ def test_stop_texts_and_limits_end_an_answer(models: RunModels) -> None:
     talker = models.talker
     scripted(talker, "One, two and three")
     talker._stop = ["two"]
-    answer = talker.answer(talker.prompt_ids(HELLO), SAMPLING, lambda _: None)
+    answer = talker.answer(talker.encode_prompt(HELLO), SAMPLING, lambda _: None)
     assert (answer.text, answer.why) == ("One, two", "ended")
     scripted(talker, "One, two and three")
     talker._stop = []
     short = replace(SAMPLING, max_tokens=2)
-    assert talker.answer(talker.prompt_ids(HELLO), short, lambda _: None).why == "cut"
+    assert talker.answer(talker.encode_prompt(HELLO), short, lambda _: None).why == "cut"
 
 
 def test_a_policy_that_has_diverged_is_named(models: RunModels) -> None:
@@ -90,7 +90,7 @@ def test_a_policy_that_has_diverged_is_named(models: RunModels) -> None:
     next(talker._model.parameters()).data.fill_(torch.nan)
     for sampling in (SAMPLING, GREEDY):
         with pytest.raises(CheckpointError, match="its logits are NaN"):
-            talker.answer(talker.prompt_ids(HELLO), sampling, str)
+            talker.answer(talker.encode_prompt(HELLO), sampling, str)
 
 
 def test_sampling_is_that_of_the_settings(models: RunModels) -> None:
@@ -98,7 +98,7 @@ def test_sampling_is_that_of_the_settings(models: RunModels) -> None:
 
     def answers(sampling: SamplingSettings) -> list[list[int]]:
         torch.manual_seed(0)
-        ids = talker.prompt_ids(HELLO)
+        ids = talker.encode_prompt(HELLO)
         return [talker.answer(ids, sampling, lambda _: None).ids for _ in range(2)]
 
     greedy, sampled = answers(GREEDY), answers(SAMPLING)
@@ -117,7 +117,7 @@ def test_the_end_token_comes_after_the_fewest_tokens(models: RunModels) -> None:
     talker._model.get_output_embeddings().register_forward_hook(wants_to_end)
     for fewest in (0, 5):
         sampling = replace(SAMPLING, min_tokens=fewest)
-        reply = talker.answer(talker.prompt_ids(HELLO), sampling, lambda _: None)
+        reply = talker.answer(talker.encode_prompt(HELLO), sampling, lambda _: None)
         assert (len(reply.ids), reply.why) == (fewest + 1, "ended")
 
 
@@ -133,9 +133,9 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
 
     def noted(messages: list[dict[str, str]]) -> list[int]:
         asked.append([message["content"] for message in messages])
-        return Talker.prompt_ids(models.talker, messages)
+        return Talker.encode_prompt(models.talker, messages)
 
-    monkeypatch.setattr(models.talker, "prompt_ids", noted)
+    monkeypatch.setattr(models.talker, "encode_prompt", noted)
     dialogue = Dialogue(models, SAMPLING, write=written.append, say=said.append)
     scripted(models.talker, text, ctrl_c=True)
     assert dialogue.handle_line("hello")
@@ -189,5 +189,5 @@ def test_a_run_of_another_version_can_be_talked_to(models: RunModels) -> None:
     known = [line for line in lines if "min_response_tokens" not in line]
     config.write_text("\n".join([*known, "a_key_of_then: 1"]))
     again = RunModels(models.run_dir, None)
-    assert again.sampling == models.sampling == replace(SAMPLING, max_tokens=12)
+    assert again.sampling_settings == models.sampling_settings == replace(SAMPLING, max_tokens=12)
     assert again.talker.answer([5], replace(SAMPLING, max_tokens=1), lambda _: None).ids

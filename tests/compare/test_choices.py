@@ -60,7 +60,7 @@ def test_the_seed_decides_who_is_on_the_left() -> None:
     assert [each.a.model for each in make_pairs(first, second, seed=0)] == lefts
     assert [each.a.model for each in make_pairs(first, second, seed=1)] != lefts
     backwards = make_pairs(second, first, seed=0)[0]
-    assert backwards.key == pairs[0].key
+    assert backwards.prompt_and_answers == pairs[0].prompt_and_answers
 
 
 def test_two_models_of_a_file_of_answers(tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_a_second_page_continues_with_what_is_not_judged(file: PreferenceFile) -
     first.judge(Verdict.b, place=0)  # a second click, or another tab that shows the first pair
     first.judge(None, place=1)
     first.judge(Verdict.tie, place=2)
-    assert (first.pair, first.progress) == (pairs[3], "4 of 4")
+    assert (first.current_pair, first.progress_text) == (pairs[3], "4 of 4")
     turned = [AnswerPair(p, b, a) for p, a, b in pairs]
     second = Comparison(turned, MODELS, PreferenceFile(file.path))
-    assert [second.pair, second.progress] == [turned[1], "1 of 2"]
-    assert second.result == WinRate(MODELS, wins=0, losses=1, undecided=1)
+    assert [second.current_pair, second.progress_text] == [turned[1], "1 of 2"]
+    assert second.win_rate == WinRate(MODELS, wins=0, losses=1, undecided=1)
 
 
 def test_win_rate_by_hand(file: PreferenceFile) -> None:

@@ -20,7 +20,7 @@ from rlhf.jobs.this_machine import (
     UNKNOWN,
     WHOLE_NODE,
     apply_auto_hardware,
-    this_machine,
+    find_hardware,
 )
 from tests.plan.planned import Compose
 from tests.pretend_cuda.gpu import Gpu
@@ -33,9 +33,9 @@ SIGN = (Path("/proc/self/stat"),)  # a file that exists, as that of a driver doe
 @pytest.fixture(autouse=True)
 def _found_anew() -> Iterator[None]:
     """What an earlier test's machine had is forgotten."""
-    this_machine.cache_clear()
+    find_hardware.cache_clear()
     yield
-    this_machine.cache_clear()
+    find_hardware.cache_clear()
 
 
 Put = Callable[..., HardwareConfig]
@@ -52,7 +52,7 @@ def put(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> Put:
             overrides=SimpleNamespace(task=list(words)),
         )
         monkeypatch.setattr(rlhf.jobs.this_machine.HydraConfig, "get", lambda: job)
-        return to_run_config(apply_auto_hardware(cfg, lambda: this_machine(SIGN))).hardware
+        return to_run_config(apply_auto_hardware(cfg, lambda: find_hardware(SIGN))).hardware
 
     return with_machine
 
@@ -62,7 +62,7 @@ def profile(compose: Compose, name: str) -> HardwareConfig:
 
 
 def test_a_machine_without_signs_of_a_gpu_is_a_cpu(tmp_path: Path) -> None:
-    machine = this_machine((tmp_path / "none",))
+    machine = find_hardware((tmp_path / "none",))
     assert (machine.profile, machine.found) == ("cpu", {})
     assert machine.notice == "hardware=auto: this machine's CPU, as it has no GPU"
 
@@ -85,7 +85,7 @@ def test_one_gpu_is_used(gpu: Gpu, put: Put, compose: Compose) -> None:
     assert found.memory_gib == pytest.approx(39.3)  # rounded down
     for key in ("peak_tflops", "memory_bandwidth_gb", "max_micro_batch_size", "price_per_hour"):
         assert getattr(found, key) == getattr(named, key), key
-    assert this_machine(SIGN).notice == (
+    assert find_hardware(SIGN).notice == (
         "hardware=auto: 1 x NVIDIA A100-SXM4-40GB, 39.4 GiB, bf16; rates of a100_40g"
     )
 
@@ -97,7 +97,7 @@ def test_eight_gpus_are_a_node(
     found, named = put(), profile(compose, "8xa100_40g")
     assert (found.ranks_per_node, found.network_bandwidth_gb) == (8, named.network_bandwidth_gb)
     assert found.price_per_hour == named.price_per_hour
-    this_machine.cache_clear()
+    find_hardware.cache_clear()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert (put().ranks_per_node, put().price_per_hour) == (2, None)
 
@@ -114,7 +114,7 @@ def test_another_profile_is_not_replaced(gpu: Gpu, put: Put, compose: Compose) -
 
 @pytest.mark.parametrize("gpu", [PART], indirect=True)
 def test_a_part_of_a_gpu_has_its_own_memory(gpu: Gpu) -> None:
-    machine = this_machine(SIGN)
+    machine = find_hardware(SIGN)
     assert machine.profile == "a100_40g"
     assert machine.reason.endswith(
         "rates of a100_40g, the whole card (this part of it is slower than planned)"
@@ -132,7 +132,7 @@ def test_a_gpu_that_cannot_be_used_is_no_gpu(gpu: Gpu, put: Put) -> None:
 
 @pytest.mark.parametrize("gpu", [UNKNOWN_CARD], indirect=True)
 def test_a_card_without_a_profile_is_used_all_the_same(gpu: Gpu) -> None:
-    machine = this_machine(SIGN)
+    machine = find_hardware(SIGN)
     assert machine.profile == UNKNOWN
     assert machine.reason.endswith("planned times are a guess)")
     assert machine.found["memory_gib"] == pytest.approx(94.9)
@@ -140,20 +140,20 @@ def test_a_card_without_a_profile_is_used_all_the_same(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("gpu", [V100], indirect=True)
 def test_a_gpu_that_torch_has_no_kernels_for_is_named(gpu: Gpu, monkeypatch) -> None:
-    machine = this_machine(SIGN)
+    machine = find_hardware(SIGN)
     assert machine.profile == "cpu"
     assert machine.reason.startswith(
         "this machine's CPU, although it has a GPU: Tesla V100-SXM2-32GB (sm_70) is none of"
     )
-    this_machine.cache_clear()
+    find_hardware.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_70"])  # a torch for CUDA 12.6
-    assert (this_machine(SIGN).profile, this_machine(SIGN).found["dtype"]) == ("v100_32g", "fp16")
+    assert (find_hardware(SIGN).profile, find_hardware(SIGN).found["dtype"]) == ("v100_32g", "fp16")
 
 
 def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(devices, "read_driver_version", lambda: "535.104.05")
-    machine = this_machine(SIGN)
+    machine = find_hardware(SIGN)
     assert machine.profile == "cpu"
     assert "update the NVIDIA driver 535.104.05 to 580 or newer" in machine.reason
 

@@ -78,7 +78,7 @@ def test_what_a_cpu_offloads_stays_in_its_memory(compose: Compose) -> None:
     here = scene(config, Phase.sft)
     (model,) = here.models
     assert here.resident_bytes()["optimizer"] == 12 * model.weights
-    assert here.host_bytes == 16 * model.weights  # and gradients in fp32
+    assert here.offloaded_bytes == 16 * model.weights  # and gradients in fp32
 
 
 def test_training_takes_activations_logits_and_buckets(compose: Compose) -> None:

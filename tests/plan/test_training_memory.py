@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from rlhf.config.choices import Phase
-from rlhf.plan.outside_steps import memory_outside_steps
+from rlhf.plan.outside_steps import bytes_outside_steps
 from tests.plan.planned import Compose, run_of
 from tests.plan.test_phase_costs import eight_gpus, scene
 
@@ -52,6 +52,6 @@ def test_deepspeed_tries_its_optimizer_while_it_is_built(compose: Compose) -> No
     weights = 1315758080
     for dtype, built, later in (("bf16", 2 + 10, 2 + 10), ("fp16", 2 + 4 + 4, 2 + 12)):
         here = scene(run_of(compose, *words, f"hardware.dtype={dtype}"), Phase.sft)
-        found = memory_outside_steps(here)
+        found = bytes_outside_steps(here)
         sizes = {name: parts.total() - parts["process"] for name, parts in found.items()}
         assert sizes == {"building": built * weights, "between steps": later * weights}

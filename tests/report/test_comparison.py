@@ -21,7 +21,7 @@ from rlhf.report.comparison import (
     Setting,
     compare_with_first,
     comparison_json,
-    difference,
+    estimate_difference,
     find_run_folders,
     group_runs_by_setting,
     keep_significant,
@@ -62,10 +62,10 @@ def test_runs_that_share_the_seed_too_are_not_seeds_of_one_setting() -> None:
 def test_seeds_in_common_are_compared_in_pairs() -> None:
     noisy = {1: 0.1, 2: 0.5, 3: 0.9}
     more = {s: v + 0.048 + s / 1000 for s, v in noisy.items()}
-    found = difference(setting(noisy), setting(more), "gold")
+    found = estimate_difference(setting(noisy), setting(more), "gold")
     assert found.verdict == "higher"
     assert found.estimate.mean == pytest.approx(0.05)
-    lower = difference(setting(more), setting(noisy), "gold")
+    lower = estimate_difference(setting(more), setting(noisy), "gold")
     assert lower.verdict == "lower"
 
 
@@ -73,7 +73,8 @@ def test_other_seeds_are_compared_by_welch() -> None:
     # Worked by hand: means 2 and 7, variances 1 and 4, standard error sqrt(1/3 + 4/3), degrees of
     # freedom (1/3 + 4/3)^2 / ((1/3)^2 / 2 + (4/3)^2 / 2) = 50 / 17; between 4.303 of 2 degrees and
     # 3.182 of 3.
-    found = difference(setting({1: 1.0, 2: 2.0, 3: 3.0}), setting({4: 5.0, 5: 7.0, 6: 9.0}), "gold")
+    first, other = setting({1: 1.0, 2: 2.0, 3: 3.0}), setting({4: 5.0, 5: 7.0, 6: 9.0})
+    found = estimate_difference(first, other, "gold")
     assert found.estimate.mean == 5.0
     assert found.estimate.half == pytest.approx(t_quantile(50 / 17) * math.sqrt(5 / 3))
     assert 3.182 < found.estimate.half / math.sqrt(5 / 3) < 3.3
@@ -92,7 +93,7 @@ def test_other_seeds_are_compared_by_welch() -> None:
 def test_fewer_than_three_seeds_tell_nothing(
     ours: dict[int, float], others: dict[int, float], verdict: str
 ) -> None:
-    found = difference(setting(ours), setting(others), "gold")
+    found = estimate_difference(setting(ours), setting(others), "gold")
     assert found.verdict == verdict
     assert math.isnan(found.estimate.half)
     assert math.isnan(setting(ours).estimates()["gold"].half)
@@ -105,10 +106,10 @@ def test_fewer_than_three_seeds_tell_nothing(
 @pytest.mark.parametrize("seeds", [(1, 2, 3), (4, 5, 6)])
 def test_seeds_without_spread_tell_nothing(seeds: tuple[int, ...]) -> None:
     ones, twos = setting({1: 0.1, 2: 0.1, 3: 0.1}), setting(dict.fromkeys(seeds, 0.3))
-    found = difference(ones, twos, "gold")
+    found = estimate_difference(ones, twos, "gold")
     assert found.verdict == "no spread"
     assert math.isnan(found.estimate.half)
-    same = difference(ones, setting(dict.fromkeys(seeds, 0.1)), "gold")
+    same = estimate_difference(ones, setting(dict.fromkeys(seeds, 0.1)), "gold")
     assert same.verdict == "-"
 
 

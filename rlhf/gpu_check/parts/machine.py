@@ -21,7 +21,7 @@ from rlhf.gpu_check.rows import (
     checked_finding,
     measured_finding,
 )
-from rlhf.jobs.this_machine import this_machine
+from rlhf.jobs.this_machine import find_hardware
 
 PACKAGES = ("rlhf", "torch", "deepspeed", "transformers", "datasets", "peft", "hydra-core")
 LEAST_FREE = 2  # GiB of free GPU memory that the other parts need
@@ -76,7 +76,7 @@ def _check_matmul() -> Finding:
 
 
 def _check_auto_profile() -> Finding:
-    machine = this_machine()
+    machine = find_hardware()
     figure = f"{machine.profile}: {machine.reason}"
     return checked_finding(machine.profile != CPU, figure, "a GPU's profile")
 

@@ -45,7 +45,7 @@ class SamplingProcessCosts(Costs):
         else:
             count = scene.config.rollout.samplers
             samplers = process.peak_bytes * count // scene.at.machine.ranks_per_node
-            moments = ranks.add_to_moments(Counter(samplers=samplers))
+            moments = ranks.moments_with(Counter(samplers=samplers))
         seconds = ranks.step_seconds | process.step_seconds
         return replace(ranks, moments=moments, step_seconds=seconds, beside="generate")
 

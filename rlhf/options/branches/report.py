@@ -11,7 +11,7 @@ from rlhf.base.stored_files import LINE, Form, read_json_lines
 from rlhf.options.branches.critic_states import CriticState, measure_by_place
 from rlhf.options.branches.keys import LOG
 from rlhf.report.charts import Chart, Line, RunFiles, Tick, line_chart
-from rlhf.report.run_charts import ChartSection, curve
+from rlhf.report.run_charts import ChartSection, line_or_dots
 from rlhf.run.metric_table import METRICS
 
 BINS = 5  # number of equal parts of a response in charts by place
@@ -89,7 +89,7 @@ def _build_place_chart(
         for number in range(BINS)
     ]
     lines = [
-        curve(
+        line_or_dots(
             label,
             [
                 (ticks[number].at, found[name])
