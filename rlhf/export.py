@@ -52,7 +52,7 @@ from rlhf.run.model_folder import replace_folder_atomically
 from rlhf.run.phase_state import checkpoint_folder, load_checkpoint
 from rlhf.run.tracker import Tracker
 
-# Engine name and folder of each phase's main model; the first policy found is exported.
+# The engine and the folder of each phase's main model; phases stand in the order of preference.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
 FOLDERS = {Phase.ppo: "actor", Phase.dpo: "actor", Phase.sft: "model", Phase.reward: "model"}
 
@@ -251,7 +251,7 @@ def _export(options: argparse.Namespace) -> None:
     if options.out is not None or options.push.count("/") != 1:
         raise ConfigError(f"--push {options.push}: must be OWNER/NAME, without --out")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary, options.push)  # the model card names its last two parts
+        folder = Path(temporary, options.push)  # the model card names the path's last two parts
         _write_chosen_model(options, folder)
         console.say(f"uploaded to {push_to_hub(folder, options.push, public=options.public)}")
 
@@ -297,7 +297,7 @@ def config_for_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunC
 def _remove_sharding(zero: ZeroConfig) -> ZeroConfig:
     """Return ``zero`` without sharded weights, offloading, quantization and extra keys.
 
-    Stages above 1 become 1, which keeps the precision of weights and masters.
+    Stages above 1 become 1, which keeps the precision of the weights and their master copies.
     """
     return replace(
         zero,

@@ -139,7 +139,7 @@ def compare_logs(run_dir: Path, target: Path, replay: Replay) -> ReplayCompariso
     for step in range(replay.start + 1, replay.end + 1):
         theirs, ours = (each.get(step, {}) for each in logged)
         names = dict.fromkeys([*theirs, *ours])
-        if step == replay.end:  # only the run may have evaluated its last models
+        if step == replay.end:  # the replay stops here, before a final evaluation
             names = {name: None for name in names if name in ours or "/eval_" not in name}
         pairs = {name: (theirs.get(name), ours.get(name)) for name in names}
         values += len(pairs)

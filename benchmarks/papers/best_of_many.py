@@ -18,7 +18,7 @@ from run_prompts import RunPrompts
 from torch import Tensor
 
 from papers.claims import Place
-from rlhf.evaluate.figures import mean_of_best
+from rlhf.evaluate.figures import expected_best_of_n
 
 Score = Callable[[Sequence[list[int]]], Sequence[float]]
 """From rows of token ids, prompt and answer, to scores."""
@@ -52,7 +52,7 @@ def scored(drawn: Drawn, score: Score) -> Tensor:
 def gold_of_best(score_PN: Tensor, gold_PN: Tensor, n: int) -> float:
     """Return the mean gold score of the best of ``n`` by score, over all choices of n of the N."""
     ranked_PN = gold_PN.gather(1, score_PN.argsort(dim=1))
-    return statistics.fmean(mean_of_best(golds, n) for golds in ranked_PN.tolist())
+    return statistics.fmean(expected_best_of_n(golds, n) for golds in ranked_PN.tolist())
 
 
 def distance_of_best(n: int) -> float:

@@ -40,7 +40,7 @@ def clip_scores(
     missing_end_penalty: float,
     missing_end_score: float | None = None,
 ) -> Tensor:
-    """Return scores clipped to [-clip, clip], minus the penalty if the response never ended.
+    """Return scores clipped to [-clip, clip], minus a penalty for a response that never ended.
 
     The penalty comes after the clip, so that a high score cannot hide it. The response stays in
     the batch: dropping it would leave ranks with batches of different sizes. If
@@ -78,8 +78,8 @@ def gae(
 
     V_t is the value before token t is chosen, and t + 1 is the next *kept* token: other tokens,
     such as an observation between two turns, are skipped. After the last kept token V is
-    ``last_values_B`` or, without this argument, 0: then a response that reaches the length limit
-    counts as finished there. ``lam`` is one number, or one per response (B,).
+    ``last_values_B``; without this argument V is 0, as if a response that reaches the length limit
+    had finished. ``lam`` is one number, or one per response (B,).
     """
     kept_rewards_BT = rewards_BT.masked_fill(~keep_BT, 0.0)
     kept_values_BT = values_BT.masked_fill(~keep_BT, 0.0)
@@ -149,7 +149,7 @@ def _group_totals(rewards_BT: Tensor, keep_BT: Tensor, group_size: int) -> Tenso
     rows = len(rewards_BT)
     if group_size <= 1 or rows % group_size:
         raise ValueError(f"{rows} rows do not make groups of {group_size}; a group has 2 or more")
-    # Sum in fp64: GRPO would divide a rounding error by almost 0 if all totals are equal.
+    # Sum in fp64: if all totals are equal, GRPO would divide fp32's rounding error by almost 0.
     totals_B = rewards_BT.masked_fill(~keep_BT, 0.0).double().sum(dim=1)
     return totals_B.view(-1, group_size)
 

@@ -45,7 +45,7 @@ class KlController:
     target: float | None
     horizon: int
 
-    def step(self, kl_per_sequence: float, *, num_sequences: int) -> Self:
+    def adapt_to_kl(self, kl_per_sequence: float, *, num_sequences: int) -> Self:
         """Return the controller after a rollout of ``num_sequences`` with mean ``kl_per_sequence``.
 
         If the KL is NaN, the coefficient does not change: otherwise it would stay NaN.
@@ -62,8 +62,8 @@ def adapt_lr_scale(scale: float, approx_kl: float, *, limit: float) -> float:
 
     Above ``limit`` the scale is divided by 1.5, to no less than 1e-3; below half the limit it is
     multiplied by 1.5, to no more than 1. This applies the adaptive KL penalty of
-    https://arxiv.org/abs/1707.06347 section 4 to the learning rate, with thresholds a factor of 2
-    apart and steps of 1.5 (in the paper, thresholds use 1.5 and steps 2).
+    https://arxiv.org/abs/1707.06347 section 4 to the learning rate; the paper changes its penalty
+    by a factor of 2, outside of [target / 1.5, target * 1.5].
     """
     if approx_kl > limit:
         return max(1e-3, scale / 1.5)

@@ -17,8 +17,8 @@ from rlhf.algorithms.kl import estimate_kl
 from rlhf.algorithms.masking import masked_sum
 from rlhf.base.metrics import Maximum, Mean
 
-# In nats. exp(20) = 5e8 is far beyond any clip range; above 88.7 a ratio in fp32 is infinite, and
-# the clip multiplies its infinite gradient by 0, which gives NaN.
+# In nats. exp(20) = 5e8 is far beyond any clip range. Above 88.7 nats a ratio in fp32 is infinite,
+# and the clip multiplies its infinite gradient by 0, which gives NaN.
 MAX_LOG_RATIO = 20.0
 
 
@@ -151,9 +151,9 @@ def cispo_loss(
 
 
 def _log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, keep_BT: Tensor) -> Tensor:
-    """Return log pi - log pi_old, clamped to MAX_LOG_RATIO.
+    """Return log pi - log pi_old, clamped to +-MAX_LOG_RATIO.
 
-    It is 0 in masked cells, so that their log-probs cannot overflow into the gradient.
+    The result is 0 in masked cells, so that their log-probs cannot overflow into the gradient.
     """
     log_ratio_BT = (logprobs_BT - old_logprobs_BT).masked_fill(~keep_BT, 0.0)
     return log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -161,7 +161,7 @@ def _log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, keep_BT: Tensor) ->
 
 def _approx_kl(log_ratio_BT: Tensor, keep_BT: Tensor) -> Mean:
     """Return the k3 estimate of KL(old || new) from clamped log-ratios."""
-    still_BT = torch.zeros_like(log_ratio_BT)  # k3 needs only the difference: pass (0, log_ratio)
+    still_BT = torch.zeros_like(log_ratio_BT)  # k3 needs only the difference: one side can be 0
     return Mean.of(estimate_kl(still_BT, log_ratio_BT.detach(), estimator="k3"), keep_BT)
 
 

@@ -22,7 +22,7 @@ BINS = 10  # number of confidence bins for the calibration error
 
 
 class RewardLoss(NamedTuple):
-    """A pairwise loss and metrics of how well the scores separate the pairs."""
+    """A pairwise loss, and metrics of how far chosen responses score above rejected ones."""
 
     loss: Tensor  # scalar sum over pairs, differentiable
     mean_loss: Mean

@@ -44,7 +44,7 @@ from rlhf.run.jsonl import JsonlWriter
 from rlhf.run.results import write_json
 
 SHOWN = ("score", "right", "gold", "KL, nats", "tokens", "perplexity")  # columns of the table
-START = "start"  # the model that a run without an SFT phase begins with
+START = "start"  # the name of the model that a run without an SFT phase starts from
 CURVE = ("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold")
 
 
@@ -155,7 +155,7 @@ def _write_margins(evaluator: Evaluator, path: Path) -> None:
 
 
 def compute_statistics(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, Any]:
-    """Compute all statistics from the stored answers, pairs and metrics; add ``perplexities``."""
+    """Compute all statistics from stored answers, margins and metrics, and add ``perplexities``."""
     folder = (run_dir / EVALUATION).parent
     lines = read_json_lines(folder / "answers.jsonl", ANSWER)
     rows: list[AnswerRow] = [restore_nan(line) | {"right": line["right"]} for line in lines]

@@ -134,7 +134,7 @@ class Evaluator:
     def generate_answers(
         self, name: str, actor: AnyEngine, decoder: Decoding, *, num_prompts: int, sample: int = 0
     ) -> Iterator[AnswerRow]:
-        """Generate and score answers to ``num_prompts`` held-out prompts; yield one row each."""
+        """Answer ``num_prompts`` held-out prompts and score the answers; yield a row per answer."""
         context, scorer = self.context, self.reward_model
         is_judged = context.judge is not None and not self.config.rewards
         scores = JudgeScores(GoldJudge(), context.tokenizer) if is_judged else zero_scores
@@ -229,6 +229,6 @@ def policy_folders(run_dir: Path) -> dict[str, Path]:
 
 
 def last_trained_policy(run_dir: Path) -> tuple[str, Path]:
-    """Return name and folder of the policy that a run trained last, ignoring weight averages."""
+    """Return name and folder of a run's last trained policy; weight averages do not count."""
     trained = {policy.name for policy in TRAINED}
     return [each for each in policy_folders(run_dir).items() if each[0] in trained][-1]

@@ -59,10 +59,10 @@ def answer_statistics(rows: Sequence[StoredRow]) -> dict[str, Any]:
 
 
 def win_rate(rows: Sequence[StoredRow], model: str, against: str) -> dict[str, Any]:
-    """Return how often ``model`` scores above ``against`` on a prompt; ties count half.
+    """Return statistics of how often ``model`` scores above ``against``; ties count half.
 
-    ``controlled`` is the win rate at equal length: a logistic regression of the outcome on the
-    length difference, evaluated at 0 (https://arxiv.org/abs/2404.04475, with one coefficient).
+    ``controlled`` is the win rate that a logistic regression of wins on the length difference
+    predicts at equal length (https://arxiv.org/abs/2404.04475, with only the term for length).
     """
     mine, theirs = (
         {(row["prompt"], row["sample"]): row for row in rows if row["model"] == name}
@@ -101,7 +101,7 @@ def bootstrap_interval(values: Sequence[float]) -> list[float]:
 
 
 def win_rate_at_equal_length(rates: Sequence[float], lengths: Sequence[float]) -> float:
-    """Return the win rate that a logistic regression on lengths predicts at equal length."""
+    """Return the win rate that a logistic regression on length differences predicts at 0."""
     spread = float(np.std(lengths))
     if spread == 0:
         return float(np.mean(rates))
@@ -133,7 +133,7 @@ def best_of_n_statistics(by_prompt: Sequence[Sequence[StoredRow]]) -> dict[str, 
     ]
     return {
         "best_of": {
-            str(n): float(np.mean([mean_of_best(golds, n) for golds in ranked]))
+            str(n): float(np.mean([expected_best_of_n(golds, n) for golds in ranked]))
             for n in (1, 2, 4, 8, 16, 32)
             if n <= min(map(len, ranked))
         },
@@ -141,11 +141,11 @@ def best_of_n_statistics(by_prompt: Sequence[Sequence[StoredRow]]) -> dict[str, 
     }
 
 
-def mean_of_best(ranked: Sequence[float], n: int) -> float:
-    """Return the mean of the best of n values, over all choices of n; ``ranked`` has the best last.
+def expected_best_of_n(ranked: Sequence[float], n: int) -> float:
+    """Return the mean best value over all choices of n values; ``ranked`` has the best last.
 
-    A value with i values before it is the best of C(i, n - 1) of the C(N, n) choices: the unbiased
-    estimator of Gao et al. (https://arxiv.org/abs/2210.10760, appendix).
+    A value with i values before it is the best in C(i, n - 1) of the C(N, n) choices. This is the
+    unbiased estimator of Gao et al. (https://arxiv.org/abs/2210.10760, appendix).
     """
     chosen = (math.comb(below, n - 1) * value for below, value in enumerate(ranked))
     return sum(chosen) / math.comb(len(ranked), n)

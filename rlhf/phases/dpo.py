@@ -38,9 +38,9 @@ from rlhf.phases.shared.scoring import zero_scores
 from rlhf.phases.shared.supervised import (
     Rows,
     collate_pair_rows,
-    local_share,
     measure_held_out,
     run_supervised,
+    share_of_this_rank,
     split_table_rows,
     take_optimizer_steps,
 )
@@ -144,7 +144,7 @@ class DpoTrainer:
             dtype=context.settings.dtype,
             ranks=context.ranks,
         )
-        # The policy, the backends that sample its answers in evaluations, and models that score.
+        # The policy to evaluate, backends that sample its answers, and models that score them.
         self.answering = AnsweringPolicy(
             self.policy, backend(), backend(greedy=True), models, self._plan.micro
         )
@@ -153,7 +153,7 @@ class DpoTrainer:
         """Take an optimizer step on this rank's share of the batch ``rows``; return metrics."""
         started, context = time.monotonic(), self._context
         num_pairs, micro = len(rows["chosen_ids"]), self._plan.micro
-        mine = local_share(context, range(num_pairs), rows["length"], micro=micro)
+        mine = share_of_this_rank(context, range(num_pairs), rows["length"], micro=micro)
         rows = {name: [values[row] for row in mine] for name, values in rows.items()}
 
         def compute_losses(batch: PreferenceBatch) -> Iterator[tuple[Tensor, Metrics]]:

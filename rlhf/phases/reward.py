@@ -16,7 +16,7 @@ from rlhf.phases.reward_trainer import RewardTrainer, build_trainer
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, reward_pairs
 from rlhf.phases.shared.exporting import save_trained_model
-from rlhf.phases.shared.supervised import local_share, run_supervised
+from rlhf.phases.shared.supervised import run_supervised, share_of_this_rank
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -35,7 +35,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
 
     def train_step(number: int) -> dict[str, float]:
         step = trainer.steps[number - 1]
-        mine = local_share(
+        mine = share_of_this_rank(
             context,
             list(zip(step.rows, step.weights, strict=True)),
             [lengths[row] for row in step.rows],
@@ -54,7 +54,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
         evaluate=lambda: trainer.evaluate(held_out).metrics(),
     )
     after = trainer.evaluate(held_out)
-    measured = _additional_results(context, trainer, held_out, groups)
+    measured = _judge_and_group_results(context, trainer, held_out, groups)
     minimal = measured.get("minimal_pairs", {})
     shares = {f"reward/eval_{kind}": share for kind, share in minimal.items()}
     checkpoints.log_held_out(after.metrics(), shares)
@@ -64,7 +64,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     return measured | trainer.results(after) | took
 
 
-def _additional_results(
+def _judge_and_group_results(
     context: RunContext,
     trainer: RewardTrainer,
     held_out: Dataset,
@@ -79,7 +79,7 @@ def _additional_results(
     """
 
     def measure_accuracies(pairs: Mapping[str, list[Record]]) -> dict[str, float]:
-        encoded = {name: _encode_pairs(context, each) for name, each in pairs.items()}
+        encoded = {name: _tokenise_pairs(context, each) for name, each in pairs.items()}
         return {name: trainer.evaluate(each).accuracy.value() for name, each in encoded.items()}
 
     found: dict[str, Any] = {}
@@ -100,7 +100,7 @@ def _additional_results(
 
 def save_reward_model(context: RunContext, trainer: RewardTrainer, after: RewardEvaluation) -> None:
     """Write the reward model, with further files if an option trained further models."""
-    with trainer.use_final_weights():
+    with trainer.swap_in_final_weights():
         save_trained_model(
             context,
             trainer.engines["model"],
@@ -112,7 +112,7 @@ def save_reward_model(context: RunContext, trainer: RewardTrainer, after: Reward
         )
 
 
-def _encode_pairs(context: RunContext, pairs: Sequence[Record]) -> Dataset:
+def _tokenise_pairs(context: RunContext, pairs: Sequence[Record]) -> Dataset:
     """Return pairs as token ids; skip pairs with a sequence that is too long."""
     from datasets import Dataset
 

@@ -36,15 +36,15 @@ class RewardEvaluation(NamedTuple):
         return {
             "accuracy": accuracy.value(),
             "accuracy_ci": list(wilson_interval(float(accuracy.total), float(accuracy.count))),
-        } | self._calibration
+        } | self._calibration_metrics
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics to log."""
         shown = {name: mean.value() for name, mean in self.means.items() if "/" not in name}
-        return {f"reward/eval_{n}": value for n, value in (shown | self._calibration).items()}
+        return {f"reward/eval_{n}": each for n, each in (shown | self._calibration_metrics).items()}
 
     @property
-    def _calibration(self) -> dict[str, float]:
+    def _calibration_metrics(self) -> dict[str, float]:
         """Return the calibration error; {} if the loss is not pairwise and gives no probability."""
         if "right/0" not in self.means:
             return {}

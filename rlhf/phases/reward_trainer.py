@@ -122,19 +122,19 @@ class RewardTrainer:
         assert isinstance(scorer, Scorer)
         return scorer
 
-    def begin_step(self, step: int) -> list[AnyEngine]:
+    def prepare_learners(self, step: int) -> list[AnyEngine]:
         """Prepare ``step``, counted from 1; return the engines to train in this step."""
         return [self.engines["model"]]
 
     def pair_weights_per_learner(self, pairs: Sequence[int], weights: Sequence[float]) -> Tensor:
-        """Return weights (M, B) of the pairs with indices ``pairs`` in each learner's loss."""
+        """Return the weights (M, B) of the pairs numbered ``pairs`` in the losses of M learners."""
         return torch.tensor([weights])
 
     def token_values(self, ids_BS: Tensor, *, trains: bool = False) -> Iterator[Tensor]:
-        """Yield values (B, S) of each model to evaluate or, if ``trains``, of each to train."""
+        """Yield values (B, S): of each model to evaluate, or to train if ``trains``."""
         yield self.engines["model"](ids_BS)
 
-    def use_final_weights(self) -> AbstractContextManager[None]:
+    def swap_in_final_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights that are evaluated and saved."""
         return nullcontext()
 
@@ -161,7 +161,7 @@ class RewardTrainer:
         weighted sum over the pairs of all ranks, divided by ``num_prompts``.
         """
         started = time.monotonic()
-        learners = self.begin_step(step)
+        learners = self.prepare_learners(step)
         weights_MB = self.pair_weights_per_learner(pairs, weights)
 
         def compute_losses(rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
@@ -220,7 +220,7 @@ class RewardTrainer:
         with ExitStack() as stack:
             for engine in self.engines.values():
                 stack.enter_context(engine.evaluating())
-            stack.enter_context(self.use_final_weights())
+            stack.enter_context(self.swap_in_final_weights())
             yield self.scorer
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ def build_trainer(context: RunContext, pairs: Dataset) -> RewardTrainer:
 def plan_pair_steps(
     context: RunContext, pairs: Dataset, epochs: float, *stream: str
 ) -> list[PairStep]:
-    """Return the optimizer steps of ``epochs`` passes; ``stream`` names the shuffle's stream."""
+    """Return the optimizer steps of ``epochs`` passes; ``stream`` names the random numbers."""
     config = context.config.reward
     return pair_steps(
         pairs["group"][:] if config.group_pairs else range(len(pairs)),

@@ -28,9 +28,9 @@ from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.exporting import save_trained_model
 from rlhf.phases.shared.supervised import (
     Rows,
-    local_share,
     measure_held_out,
     run_supervised,
+    share_of_this_rank,
     split_table_rows,
     take_optimizer_steps,
 )
@@ -53,7 +53,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
     def train_step(step: int) -> dict[str, float]:
         rows = shuffle.batch_indices(step - 1, config.batch_size)
         row_lengths = [lengths[row] for row in rows]
-        mine = local_share(context, rows, row_lengths, micro=trainer.plan.micro)
+        mine = share_of_this_rank(context, rows, row_lengths, micro=trainer.plan.micro)
         return trainer.train_step(data.train[mine])
 
     run_supervised(

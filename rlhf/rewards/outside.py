@@ -77,7 +77,7 @@ def build_http_reward(part: RewardTerm) -> ScoreFunction:
 
     _require_listener(str(part.url))
     resource.setrlimit(resource.RLIMIT_AS, (LARGEST_PROCESS, LARGEST_PROCESS))
-    pool, headers = urllib3.PoolManager(), _request_headers(part)
+    pool, headers = urllib3.PoolManager(), _build_headers(part)
 
     def request_scores(batch: Mapping[str, Any]) -> list[float]:
         retries = urllib3.Retry(
@@ -103,7 +103,7 @@ def build_http_reward(part: RewardTerm) -> ScoreFunction:
 
     def score_answers(answers: Answers) -> list[float]:
         found: list[float] = []
-        for batch in _request_contents(answers, part.batch_size or max(1, len(answers.responses))):
+        for batch in _split_answers(answers, part.batch_size or max(1, len(answers.responses))):
             try:
                 found += request_scores(batch)
             except urllib3.exceptions.HTTPError as error:
@@ -116,7 +116,7 @@ def build_http_reward(part: RewardTerm) -> ScoreFunction:
     return score_answers
 
 
-def _request_contents(answers: Answers, size: int) -> Iterator[dict[str, Any]]:
+def _split_answers(answers: Answers, size: int) -> Iterator[dict[str, Any]]:
     """Yield the contents of requests, each with at most ``size`` responses."""
     for start in range(0, len(answers.responses), size):
         rows = slice(start, start + size)
@@ -125,7 +125,7 @@ def _request_contents(answers: Answers, size: int) -> Iterator[dict[str, Any]]:
         yield batch | {"columns": columns}
 
 
-def _request_headers(part: RewardTerm) -> dict[str, str]:
+def _build_headers(part: RewardTerm) -> dict[str, str]:
     """Return the headers of each request, with the token if the part has one."""
     headers = {"Content-Type": "application/json"}
     if part.token_variable is not None:

@@ -55,7 +55,7 @@ def build_stop_rule(_: RewardTerm) -> ScoreFunction:
 
 
 def build_pattern_rule(part: RewardTerm) -> ScoreFunction:
-    """Return a rule that scores 1 if ``pattern`` is found or, with ``whole``, matches all."""
+    """Return a rule that scores 1 if ``pattern`` matches part (``whole``: all) of the response."""
     expression = re.compile(str(part.pattern))
     found = expression.fullmatch if part.whole else expression.search
     return lambda answers: [float(found(each.strip()) is not None) for each in answers.responses]
@@ -87,7 +87,7 @@ def build_json_rule(part: RewardTerm) -> ScoreFunction:
         CapabilityError: if the package jsonschema is missing.
         ConfigError: if the schema's file is missing, or is not a JSON schema.
     """
-    check = _load_validator(part.json_schema)
+    check = _load_json_validator(part.json_schema)
 
     def score(response: str) -> float:
         try:
@@ -132,7 +132,7 @@ def _build_column_rule(part: RewardTerm, matches: Callable[[str, str], bool]) ->
     return score_answers
 
 
-def _load_validator(file: str | None) -> Callable[[Any], bool]:
+def _load_json_validator(file: str | None) -> Callable[[Any], bool]:
     if file is None:
         return lambda _: True
     try:

@@ -57,7 +57,7 @@ def test_k3_of_close_policies_survives_fp32() -> None:
 )
 def test_controller_by_hand(kl_per_sequence: float, coefficient: float) -> None:
     controller = KlController(coefficient=0.05, target=6.0, horizon=10_000)
-    after = controller.step(kl_per_sequence, num_sequences=256)
+    after = controller.adapt_to_kl(kl_per_sequence, num_sequences=256)
     assert after.coefficient == pytest.approx(coefficient, abs=1e-12)
     assert (after.target, after.horizon) == (6.0, 10_000)
     assert controller.coefficient == 0.05
@@ -65,7 +65,7 @@ def test_controller_by_hand(kl_per_sequence: float, coefficient: float) -> None:
 
 def test_without_a_target_the_coefficient_stays() -> None:
     controller = KlController(coefficient=0.05, target=None, horizon=10_000)
-    assert controller.step(100.0, num_sequences=256) == controller
+    assert controller.adapt_to_kl(100.0, num_sequences=256) == controller
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,5 @@ def test_learning_rate_guard_by_hand(scale: float, approx_kl: float, after: floa
 
 def test_a_kl_that_is_not_a_number_leaves_the_coefficient() -> None:
     controller = KlController(0.3, target=1.0, horizon=100)
-    assert controller.step(math.nan, num_sequences=50) == controller
-    assert controller.step(math.inf, num_sequences=50).coefficient == pytest.approx(0.33)
+    assert controller.adapt_to_kl(math.nan, num_sequences=50) == controller
+    assert controller.adapt_to_kl(math.inf, num_sequences=50).coefficient == pytest.approx(0.33)

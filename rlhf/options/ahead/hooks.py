@@ -19,15 +19,15 @@ class AheadHook(PpoHook):
     _processes: SamplingProcesses | None = None
 
     @property
-    def auto_reuse_logprobs(self) -> When | None:
+    def logprob_reuse_mode_for_auto(self) -> When | None:
         """Return always, so that PPO's ratio compares with the policy that sampled."""
         return When.always
 
-    def after_scoring(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
+    def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
         """Return the rollout with the age, in steps, of the policy that sampled it."""
         return rollout._replace(policy_age=min(self.config.rollout.lag, trainer.steps_done))
 
-    def begin(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:
+    def prepare(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:
         """Replace the engine's backend; return the pending responses, which checkpoints store."""
         rollout, engine, context = self.config.rollout, trainer.engine, loader.context
         assert self.config.ppo.steps is not None
@@ -36,7 +36,7 @@ class AheadHook(PpoHook):
             sampler = self._processes = SamplingProcesses(context, loader)
         engine.rollout = ahead = SamplingAhead(
             sampler,
-            lambda step: loader.batch(step - 1),
+            lambda step: loader.own_prompts(step - 1),
             lag=rollout.lag,
             steps=self.config.ppo.steps,
             pad_id=context.tokenizer.pad_token_id,

@@ -21,7 +21,7 @@ class BranchHook(PpoHook):
     def _is_monte_carlo(self) -> bool:
         return self.config.ppo.value_targets is ValueTargets.monte_carlo
 
-    def target_steps(self, steps: TargetSteps) -> TargetSteps:
+    def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Return the steps, with VinePPO's estimator for rollouts with true values of steps."""
         if not self._is_monte_carlo:
             return steps
@@ -33,19 +33,19 @@ class BranchHook(PpoHook):
 
         return {**steps, "estimate": estimate}
 
-    def after_scoring(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
+    def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
         """Return the rollout with the true values that the estimator reads."""
         if not self._is_monte_carlo:
             return rollout
         maker, kl_ctl = trainer.target_maker, trainer.kl.coefficient
         return add_step_values(trainer.engine, rollout, maker, self.config.ppo, kl_ctl=kl_ctl)
 
-    def begin(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:
+    def prepare(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:
         """Prepare the checks of the critic."""
         self._check = CriticCheck(loader.context, trainer.engine)
         return {}
 
-    def before_training(
+    def prepare_rollout(
         self, trainer: PPOTrainer, rollout: Rollout
     ) -> tuple[Rollout, dict[str, float]]:
         """Return the rollout, and the metrics of a check if one is due."""

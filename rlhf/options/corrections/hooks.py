@@ -43,15 +43,15 @@ class CorrectionHook(PpoHook):
         return self.config.ppo.proximal_policy is ProximalPolicy.interpolated
 
     @property
-    def auto_reuse_logprobs(self) -> When | None:
+    def logprob_reuse_mode_for_auto(self) -> When | None:
         """Return always for an interpolated proximal policy, else never, to recompute log-probs."""
         return When.always if self._is_interpolated else When.never
 
-    def target_steps(self, steps: TargetSteps) -> TargetSteps:
+    def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Return the steps, and a step that weighs advantages unless each update weighs them."""
         return steps if self._is_interpolated else {**steps, "weigh": self._weigh_advantages}
 
-    def surrogate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
+    def change_surrogate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
         """Return the loss, with an interpolated proximal policy as its old policy if configured."""
         if not self._is_interpolated:
             return surrogate

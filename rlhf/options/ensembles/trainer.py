@@ -76,7 +76,7 @@ class EnsembleTrainer(RewardTrainer):
         """Return True if the mean of the members' weights is the reward model (WARM)."""
         return self._is_warm and bool(self.members)
 
-    def begin_step(self, step: int) -> list[AnyEngine]:
+    def prepare_learners(self, step: int) -> list[AnyEngine]:
         """Start further members after the first member's last step; return the engines to train."""
         if step > self._first_steps and not self.members:
             self.start_members()
@@ -117,7 +117,7 @@ class EnsembleTrainer(RewardTrainer):
             found[f"mean/{number}"] = Mean.of(scores_B, keep_B)
         return found
 
-    def use_final_weights(self) -> AbstractContextManager[None]:
+    def swap_in_final_weights(self) -> AbstractContextManager[None]:
         """Replace the model's weights by the members' mean within the context if WARM is used."""
         return (
             swap_in_mean_weights(self.scorer, self.members) if self.is_averaged else nullcontext()

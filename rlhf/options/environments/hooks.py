@@ -30,7 +30,7 @@ from rlhf.phases.ppo.targets import (
 class EpisodeHook(PpoHook):
     """A hook that adds rewards and advantages of turns, and measures of episodes."""
 
-    def target_steps(self, steps: TargetSteps) -> TargetSteps:
+    def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Return ``steps`` with rewards of turns, and with GAE whose time step is ppo.gae_unit."""
         penalise, estimate = steps["penalise"], steps["estimate"]
 
@@ -42,7 +42,7 @@ class EpisodeHook(PpoHook):
         own = {"combine": _sum_other_parts, "penalise": penalise_then_add, "estimate": estimate}
         return {**steps, **own}
 
-    def after_scoring(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:  # noqa: ARG002
+    def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:  # noqa: ARG002
         """Return the rollout with the measures of its episodes."""
         measures = {**rollout.measures, **measure_responses(rollout.responses)}
         return rollout._replace(measures=measures)

@@ -13,7 +13,7 @@ from rlhf.base.types import Rollout, StatefulWithTensors, take_rows
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.prompts import PromptLoader
-from rlhf.phases.ppo.step_metrics import equal_group_mask
+from rlhf.phases.ppo.step_metrics import equal_scores_mask
 
 
 class ResamplingHook(PpoHook):
@@ -25,12 +25,12 @@ class ResamplingHook(PpoHook):
 
     _loader: PromptLoader | None = None
 
-    def begin(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:  # noqa: ARG002
+    def prepare(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:  # noqa: ARG002
         """Keep the loader, which supplies the new prompts."""
         self._loader = loader
         return {}
 
-    def before_training(
+    def prepare_rollout(
         self, trainer: PPOTrainer, rollout: Rollout
     ) -> tuple[Rollout, dict[str, float]]:
         """Return the scored responses of a step after all rounds of resampling."""
@@ -40,7 +40,7 @@ class ResamplingHook(PpoHook):
         rollout = _set_replaced_share(rollout, 0.0)
         for number in range(1, config.resampling_rounds + 1):
             scores_B = trainer.target_maker.clipped_scores(rollout)
-            is_equal = equal_group_mask(scores_B.view(-1, size)).tolist()
+            is_equal = equal_scores_mask(scores_B.view(-1, size)).tolist()
             equal = [group for group, holds in enumerate(is_equal) if holds]
             # Every rank samples for as many prompts as the rank that needs most, since all must
             # take part in the passes of sharded models. A rank drops its surplus responses.
@@ -50,7 +50,7 @@ class ResamplingHook(PpoHook):
             others = [group for group, holds in enumerate(is_equal) if not holds]
             groups = (equal + others)[:most]
             rows = [group * size + place for group in groups for place in range(size)]
-            prompts = take_rows(self._loader.batch(trainer.steps_done, attempt=number), rows)
+            prompts = take_rows(self._loader.own_prompts(trainer.steps_done, attempt=number), rows)
             fresh = _set_replaced_share(trainer.generate_experience(prompts), 1.0)
             source = list(range(len(rollout.scores_B)))
             for place, row in enumerate(rows[: len(equal) * size]):

@@ -69,13 +69,13 @@ class PpoEvaluation:
         if log is not None:
             log(evaluation.metrics())
         if when == "after":
-            result |= self._gain_intervals() | self._comparison_values()
+            result |= self._gain_intervals() | self._environment_comparison_values()
         for hook in self._hooks:
             result |= hook.results(self._engine, self._prompts, when)
         return result
 
     def _gain_intervals(self) -> dict[str, Any]:
-        """Return 95 % intervals of the mean gains in GAINS and in rewards of weight 0."""
+        """Return 95 % intervals of mean gains: those of GAINS, and those of rewards of weight 0."""
         before, after = self._by_prompt["before"], self._by_prompt["after"]
         parts = self._context.config.rewards.items()
         judges = {f"parts/{name}": name for name, part in parts if part.weight == 0}
@@ -93,8 +93,8 @@ class PpoEvaluation:
             result["judge_gains"] = told
         return result
 
-    def _comparison_values(self) -> dict[str, float]:
-        """Return an environment's numbers to compare results with; {} without an environment."""
+    def _environment_comparison_values(self) -> dict[str, float]:
+        """Return the optimal and the random return of the run's environment, if known."""
         rows = self._prompts.examples["row"][: self._context.config.ppo.eval_prompts]
         return self._engine.backends.comparison_values([self._prompts.records[row] for row in rows])
 

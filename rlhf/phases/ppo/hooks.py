@@ -9,7 +9,7 @@ argument as the previous hook returned it. ``HooksSeam`` names the options that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -56,21 +56,21 @@ class PpoHook:
         return cls(config)
 
     @property
-    def auto_reuse_logprobs(self) -> When | None:
+    def logprob_reuse_mode_for_auto(self) -> When | None:
         """Return the mode that replaces rollout.reuse_logprobs=auto; None to keep auto."""
         return None
 
     # PPOTrainer calls the methods from here to ``add_gradient``.
 
-    def target_steps(self, steps: TargetSteps) -> TargetSteps:
+    def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Return the steps from scores to advantages, with steps added or replaced."""
         return steps
 
-    def surrogate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
-        """Return the actor's loss for the updates on ``rollout``."""
+    def change_surrogate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
+        """Return ``surrogate``, changed or replaced for the updates on ``rollout``."""
         return surrogate
 
-    def after_scoring(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
+    def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
         """Return ``rollout``, which has just been scored, with measures or extras added."""
         return rollout
 
@@ -80,11 +80,11 @@ class PpoHook:
 
     # The function ``run_ppo`` calls the methods from here on.
 
-    def begin(self, trainer: PPOTrainer, loader: PromptLoader) -> Mapping[str, StatefulWithTensors]:
+    def prepare(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:
         """Prepare for the first step; return the objects that checkpoints store, by name."""
         return {}
 
-    def before_training(
+    def prepare_rollout(
         self,
         trainer: PPOTrainer,
         rollout: Rollout,

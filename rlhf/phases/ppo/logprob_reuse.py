@@ -19,24 +19,24 @@ from rlhf.config.choices import When
 from rlhf.options import PpoConfig, RolloutConfig
 from rlhf.phases.ppo.hooks import PpoHook
 
-# The metric: mean |rollout - training| of a token's log-probability under the same weights.
+# Metric: mean absolute difference of a token's log-prob in sampling and training, at equal weights.
 MISMATCH = "ppo/logprob_mismatch"
 LARGE = 0.1  # nats; a larger mismatch changes the token's ratio by more than a tenth
 
 
 class LogprobReuse:
-    """A rule that decides in each step, equally on every rank, if log-probabilities are reused.
+    """A rule that decides in each step, for all ranks, if the backend's log-probs are reused.
 
-    With reuse_logprobs=auto an option may decide (``PpoHook.auto_reuse_logprobs``). Without such an
-    option, log-probabilities are reused as long as the last measured mismatch, over all ranks, is
-    small enough. Under dropout, auto never reuses them: training could not measure a mismatch.
+    With reuse_logprobs=auto an option may decide (``PpoHook.logprob_reuse_mode_for_auto``).
+    Otherwise log-probabilities are reused as long as the last measured mismatch, over all ranks,
+    is small enough. Under dropout, auto never reuses them: training could not measure a mismatch.
     """
 
     def __init__(
         self, config: RolloutConfig, ppo: PpoConfig, hooks: Sequence[PpoHook] = ()
     ) -> None:
         self._config = config
-        self._mode = _resolve_mode(config, ppo, hooks)
+        self._mode = _resolve_reuse_mode(config, ppo, hooks)
         self._is_comparable = not any(hook.samples_older_policy for hook in hooks)
         self.mismatch: float | None = None  # None: not measured yet
 
@@ -57,7 +57,7 @@ class LogprobReuse:
     def can_measure_mismatch(self, rollout: Rollout, updates: Sequence[object]) -> bool:
         """Return True if the next update can measure the mismatch of reused log-probabilities.
 
-        It cannot after an earlier update on the rollout, or if an older policy sampled it.
+        It cannot after an earlier update on the rollout, or if an older policy sampled the rollout.
         """
         return rollout.reuses_logprobs and not updates and self._is_comparable
 
@@ -76,13 +76,13 @@ class LogprobReuse:
         self.mismatch = values.get(MISMATCH, self.mismatch)
 
 
-def _resolve_mode(config: RolloutConfig, ppo: PpoConfig, hooks: Sequence[PpoHook]) -> When:
+def _resolve_reuse_mode(config: RolloutConfig, ppo: PpoConfig, hooks: Sequence[PpoHook]) -> When:
     """Return the mode; auto remains only if the measured mismatch decides about reuse."""
     if config.reuse_logprobs is not When.auto:
         return config.reuse_logprobs
     for hook in reversed(hooks):
-        if hook.auto_reuse_logprobs is not None:
-            return hook.auto_reuse_logprobs
+        if hook.logprob_reuse_mode_for_auto is not None:
+            return hook.logprob_reuse_mode_for_auto
     return When.never if ppo.actor_dropout else When.auto
 
 

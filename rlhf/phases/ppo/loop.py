@@ -70,7 +70,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     evaluation = PpoEvaluation(context, engine, data.eval, hooks)
     stored = engine.trained_engines
     for hook in hooks:
-        stored |= hook.begin(trainer, loader)
+        stored |= hook.prepare(trainer, loader)
     checkpoints = Checkpoints(context, Phase.ppo, stored, trainer)
     if checkpoints.is_resumed:
         evaluation.restore_held_out_values()
@@ -80,16 +80,16 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
 
     with context.console.progress("ppo", steps) as progress:
         for step in checkpoints.steps(steps):
-            rollout = trainer.generate_experience(loader.batch(step - 1))
+            rollout = trainer.generate_experience(loader.own_prompts(step - 1))
             values: dict[str, float] = {}
             for hook in hooks:
-                rollout, found = hook.before_training(trainer, rollout)
+                rollout, found = hook.prepare_rollout(trainer, rollout)
                 values |= found
             values |= trainer.train_rlhf(rollout).metrics
             checkpoints.log_step(values, optimizer_steps=num_optimizer_steps(values))
             progress.advance(step, values)
             if (reason := early_end_reason(config, values)) is not None:
-                checkpoints.end_phase(reason)
+                checkpoints.end_after_this_step(reason)
             if checkpoints.is_evaluation_due(config.eval_every):
                 rests = step <= config.actor_freeze_steps
                 checkpoints.log_evaluation(evaluation.evaluate_metrics(), is_resting=rests)
@@ -176,7 +176,7 @@ class PPOTrainer:
             engine.models, prompts, responses, micro_batch_size=micro, with_policy=not reuses
         )
         for hook in self.hooks:
-            rollout = hook.after_scoring(self, rollout)
+            rollout = hook.annotate_scored_rollout(self, rollout)
         seconds = {"generate": sampled - started, "score": time.monotonic() - sampled}
         return rollout._replace(seconds=seconds)
 
@@ -197,10 +197,10 @@ class PPOTrainer:
         # 4. Clipped updates: passes over shuffled mini-batches, each cut into micro-batches.
         surrogate = SURROGATES[config.surrogate]
         for hook in self.hooks:
-            surrogate = hook.surrogate(surrogate, rollout)
+            surrogate = hook.change_surrogate(surrogate, rollout)
         learned: Metrics = {}
         updates: list[dict[Role, StepReport]] = []
-        for rows in self._mini_batches(rollout):
+        for rows in self._mini_batch_rows(rollout):
             batches = cut_micro_batches(rollout, targets.advantages, rows, size=engine.plan.micro)
             keep_BT = rollout.responses.keep_BT[rows]
             mean = Aggregation.build_for_mini_batch(config, keep_BT, ranks, max_tokens=max_tokens)
@@ -229,7 +229,7 @@ class PPOTrainer:
         found |= self._reuse.mismatch_metrics(rollout)
         values = values_to_log(ranks.reduce_metrics(found | learned), updates)
         num_sequences = len(rollout.scores_B) * ranks.size
-        self.kl = self.kl.step(values["ppo/kl_to_reference"], num_sequences=num_sequences)
+        self.kl = self.kl.adapt_to_kl(values["ppo/kl_to_reference"], num_sequences=num_sequences)
         # 6. Log the step's metrics.
         values |= {"ppo/kl_ctl": kl_ctl} | self._finish_step(values)
         values |= engine.speed.metrics(rollout, values, train_seconds=time.monotonic() - started)
@@ -264,7 +264,7 @@ class PPOTrainer:
         """Return False in the first ``actor_freeze_steps`` steps, when only the critic learns."""
         return self.steps_done >= self.config.actor_freeze_steps
 
-    def _mini_batches(self, rollout: Rollout) -> Iterator[list[int]]:
+    def _mini_batch_rows(self, rollout: Rollout) -> Iterator[list[int]]:
         """Yield this rank's rows of each mini-batch: ``ppo_epochs`` passes, each reshuffled."""
         total, size = len(rollout.scores_B), self.engine.plan.per_rank
         divide_exactly(total, size, total_key="rollout", part_key="ppo.mini_batch_size/ranks")

@@ -104,7 +104,7 @@ class SurrogateInputs(NamedTuple):
 class Surrogate(Protocol):
     """A function that computes the actor's loss without penalties.
 
-    Options may replace it (``PpoHook.surrogate``).
+    Options may replace it (``PpoHook.change_surrogate``).
     """
 
     def __call__(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StepPrompts(NamedTuple):
-    """The prompts of one PPO step and all ranks, before each prompt is repeated."""
+    """The prompts of all ranks in one PPO step, before each prompt is repeated."""
 
     ids: list[list[int]]
     texts: list[str]
@@ -45,7 +45,7 @@ class PromptLoader:
         """Return the prompts of all ranks in step ``step``, counted from 0."""
         ppo = self.context.config.ppo
         if attempt not in self._shuffles:
-            seed = seed_for(self._seed(attempt), "ppo", "shuffle")
+            seed = seed_for(self._seed_of_attempt(attempt), "ppo", "shuffle")
             self._shuffles[attempt] = Shuffle(len(self._examples), seed=seed)
         num_prompts = ppo.rollout_batch_size // ppo.responses_per_prompt
         rows = self._shuffles[attempt].batch_indices(step, num_prompts)
@@ -58,7 +58,7 @@ class PromptLoader:
             seeds_of_records(records),
         )
 
-    def batch(self, step: int, *, attempt: int = 0) -> PromptBatch:
+    def own_prompts(self, step: int, *, attempt: int = 0) -> PromptBatch:
         """Return this rank's prompts of step ``step``, counted from 0.
 
         A higher ``attempt`` selects other prompts and random numbers for the same step.
@@ -67,12 +67,12 @@ class PromptLoader:
         return shard_prompt_batch(
             self.prompts_of_all_ranks(step, attempt=attempt),
             step=step,
-            config=replace(context.config, seed=self._seed(attempt)),
+            config=replace(context.config, seed=self._seed_of_attempt(attempt)),
             ranks=context.ranks,
             pad_id=context.tokenizer.pad_token_id,
         )
 
-    def _seed(self, attempt: int) -> int:
+    def _seed_of_attempt(self, attempt: int) -> int:
         seed = self.context.config.seed
         return seed_for(seed, "attempt", attempt) if attempt else seed
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class RewardMix:
-    """A function from responses to the scores of all parts and their weighted sum.
+    """A function from responses to the scores of all parts of the reward, and their weighted sums.
 
     ``say`` prints a warning the first time that a part fails, and at the end how often it failed.
     ``own_scores`` returns the scores (B,) that an environment gave the responses.
@@ -104,7 +104,7 @@ class RewardMix:
         return sum_weighted_scores(self.parts, scores_BK), TermScores(scores_BK, failed_BK)
 
     def try_parts_on_rows(self, records: Sequence[Record]) -> None:
-        """Score the responses in rows of the data by each part with its own process, as a test.
+        """Test each part that has its own process: let it score the responses in rows of the data.
 
         Raises:
             RewardError: if a part without a fallback failed.

@@ -73,7 +73,7 @@ class RLHFEngine:
     def __init__(self, config: RunConfig, ranks: Ranks | None = None) -> None:
         self.config = config
         self.ranks = ranks or current_ranks(config.hardware.device)
-        _require_ppo(config)
+        _require_ppo_phase(config)
         require_capabilities(config)
         self.settings = EngineSettings(
             zero=config.zero,
@@ -110,7 +110,7 @@ class RLHFEngine:
         backend = self.backends.build
         temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
         self.rollout: RolloutBackend = backend(temperature=temperature, keeps_graphs=keeps)
-        # The actor, the backends that sample its answers in evaluations, and models that score.
+        # The policy to evaluate, backends that sample its answers, and models that score them.
         self.policy = AnsweringPolicy(
             self.actor,
             backend(temperature=config.rollout.eval_temperature or temperature),
@@ -131,7 +131,7 @@ class RLHFEngine:
         return engines if self.critic is None else engines | {"critic": self.critic}
 
     def build_critic_export(self) -> Export | None:
-        """Build the export of the critic as a model of its own; None if the run has no critic."""
+        """Build the export that saves the critic as a model; None if the run has no critic."""
         for build in hooks_of("models", "build_critic_export", self.config):
             export: Export = build(self.actor, self.tokenizer)
             return export
@@ -155,7 +155,7 @@ class RLHFEngine:
         return shard_prompt_batch(prompts, step=step, config=config, ranks=ranks, pad_id=pad_id)
 
     def close(self) -> None:
-        """End the processes of partner and rewards, close the engines and free their memory."""
+        """End the processes of environment and rewards, close the engines and free their memory."""
         for processes in (self.backends, self.rewards):
             if processes is not None:
                 processes.close()
@@ -205,7 +205,7 @@ class RLHFEngine:
         return ModelScores(self._build_engine(model, Role.reward))
 
     def _build_scorer(self, *, learns: bool = False) -> Scorer:
-        """Build the frozen reward model, or, if it ``learns``, the critic that starts from it."""
+        """Build the reward model, which stays frozen; with ``learns``, build the critic instead."""
         config, source, role = self.config, self.critic_source, Role.reward
         if learns:
             role = Role.critic
@@ -236,7 +236,7 @@ class RLHFEngine:
         )
 
     def build_learner(self, module: torch.nn.Module, role: Role) -> AnyEngine:
-        """Build an engine that trains ``module``; options may add micro-batches for the actor."""
+        """Build an engine that trains ``module``; for the actor, options may add micro-batches."""
         config, plan = self.config, self.plan
         if role is Role.actor:
             accumulation = plan.accumulation + num_added_micro_batches(config)
@@ -263,7 +263,7 @@ class RLHFEngine:
         return engine
 
 
-def _require_ppo(config: RunConfig) -> None:
+def _require_ppo_phase(config: RunConfig) -> None:
     if Phase.ppo not in config.phase.order:
         raise ConfigError(
             f"phase: the run trains {', '.join(config.phase.order)} without ppo, and RLHFEngine "

@@ -34,11 +34,11 @@ from rlhf.options import PpoConfig
 from rlhf.phases.ppo.targets import Targets
 from rlhf.phases.shared.scoring import kl_per_sequence
 
-ROUNDING = 1e-6  # scores that differ by less count as equal; relative if scores are above 1
+ROUNDING = 1e-6  # scores this close count as equal; a share of the largest score if that is above 1
 
 
 class PpoStats(NamedTuple):
-    """Result of one PPO step; losses are means per response token over all its updates."""
+    """The result of one PPO step; losses are means per response token over all its updates."""
 
     actor_loss: float
     critic_loss: float
@@ -72,7 +72,7 @@ def rollout_metrics(
         "ppo/duplicate_share": Mean.of(duplicate_mask(rollout.prompts, rollout.responses).float()),
     }
     if targets.clipped_scores_GR.shape[1] > 1:
-        equal_G = equal_group_mask(targets.clipped_scores_GR)
+        equal_G = equal_scores_mask(targets.clipped_scores_GR)
         metrics["ppo/equal_group_share"] = Mean.of(equal_G.float())
     if has_critic:
         errors_BT = targets.raw.returns_BT - rollout.values_BT
@@ -88,7 +88,7 @@ def rollout_metrics(
     return metrics | dict(targets.metrics)
 
 
-def equal_group_mask(scores_GR: Tensor) -> Tensor:
+def equal_scores_mask(scores_GR: Tensor) -> Tensor:
     """Return a mask (G,), True for a group of R responses that have the same score."""
     spread_G = scores_GR.amax(dim=1) - scores_GR.amin(dim=1)
     return spread_G <= ROUNDING * scores_GR.abs().amax(dim=1).clamp_min(1.0)
@@ -199,7 +199,7 @@ class StepSpeed:
     def metrics(
         self, rollout: Rollout, values: Mapping[str, float], *, train_seconds: float
     ) -> dict[str, float]:
-        """Return time and speed of one step; the rollout has the seconds of its first two stages.
+        """Return time and speed of one step; ``rollout`` has the seconds of sampling and scoring.
 
         ``values`` are the other metrics of the step, which show which models were trained.
         """
@@ -217,7 +217,7 @@ class StepSpeed:
         lengths = (tokens_B.tolist(), kept_B.tolist())
         trained = trained_roles(values)
         parts = self._flops_per_stage(*lengths, with_policy=with_policy, trained=trained)
-        # Updates may end early (ppo.stop_update_kl); mini-batches count as equally long.
+        # Count only the passes made: updates may end early (ppo.stop_update_kl).
         passes = values["ppo/updates"] * self._ppo.mini_batch_size / self._ppo.rollout_batch_size
         here = parts._replace(train=passes * parts.train)
         everywhere = self._ranks.sum(tokens_B.new_tensor(here).double()).tolist()
@@ -236,7 +236,7 @@ class StepSpeed:
     ) -> PerStage:
         """Return each stage's FLOPs; sequence i has tokens[i] tokens, kept[i] in the response.
 
-        ``train`` is one pass over all sequences.
+        The FLOPs of the stage train are those of one pass over all sequences.
         """
         forward = {
             model: sum(
@@ -248,7 +248,7 @@ class StepSpeed:
         by_role = {model.role: operations for model, operations in forward.items()}
         actor = by_role[Role.actor]
         score = sum(forward.values())
-        if not self._ppo.shared_trunk:  # with a trunk, one forward pass includes the reference
+        if not self._ppo.shared_trunk:  # a shared trunk's forward pass includes the reference
             score += actor * (with_policy - 1 + (Role.reference not in by_role))
         learning = sum(
             operations * (1 + backward_to_forward_ratio(replace(model, checkpointed=0)))

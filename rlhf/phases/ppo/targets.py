@@ -40,8 +40,8 @@ class Targets(NamedTuple):
     """Rewards, advantages and returns of a rollout, as far as steps have computed them."""
 
     kl_ctl: float
-    compared: int  # responses to one prompt that the estimator compares; 1: none
-    scores_B: Tensor  # of responses, without the KL penalty; steps scale and clip these scores
+    compared: int  # number of responses to a prompt that the estimator compares; 1: none
+    scores_B: Tensor  # responses' scores without KL penalty, as scaled and clipped so far
     kl_BT: Tensor
     penalty_BT: Tensor  # the KL penalty in rewards_BT
     rewards_BT: Tensor  # token rewards before whitening
@@ -74,7 +74,7 @@ class TargetMaker:
         self.parts = parts or {}
         self.steps: TargetSteps = STEPS
         for hook in hooks:
-            self.steps = hook.target_steps(self.steps)
+            self.steps = hook.change_target_steps(self.steps)
         self.moments: Moments | None = None
         self.part_moments: dict[str, Moments] = {}  # one for each part with normalise=true
 
@@ -82,7 +82,7 @@ class TargetMaker:
         """Update the moments that scale scores with the scores of a rollout."""
         for number, (name, part) in enumerate(self.parts.items()):
             if part.normalise:
-                now = self._finite_moments(_part_scores(rollout, number))
+                now = self._moments_of_finite_scores(_scores_of_part(rollout, number))
                 so_far = self.part_moments.get(name)
                 self.part_moments[name] = now if so_far is None else so_far + now
         if self.config.scale_reward is not ScaleReward.none:
@@ -113,7 +113,7 @@ class TargetMaker:
         Scores are scaled by the moments so far. Returns None for estimators other than GAE.
         """
         if self.config.advantage_estimator is not AdvantageEstimator.gae:
-            return None  # most others compare responses, but a held-out prompt has only one
+            return None  # most other estimators compare responses; held-out prompts have one
         made = self.make(rollout, kl_ctl=kl_ctl)
         return TokenTargets(made.rewards_BT, made.raw.advantages_BT)
 
@@ -163,8 +163,8 @@ class TargetMaker:
                 return reinforce_pp_advantages(rewards_BT, keep_BT, gamma=config.gamma)
 
     def _updated_moments(self, scores_B: Tensor) -> Moments | None:
-        """Return the moments to scale scores by, after this rollout; None without finite scores."""
-        now = self._finite_moments(scores_B)
+        """Return the moments that scale scores after a rollout; None before any finite score."""
+        now = self._moments_of_finite_scores(scores_B)
         if self.moments is None:
             return _initial_moments(self.config, now) if now.count else None
         is_running = self.config.scale_reward is ScaleReward.running
@@ -172,14 +172,14 @@ class TargetMaker:
 
     def whiten(self, x_BT: Tensor, keep_BT: Tensor, *, shift_mean: bool) -> Tensor:
         """Return ``x_BT`` whitened over the response tokens of all ranks."""
-        moments = self._global_moments(x_BT, keep_BT)
+        moments = self._moments_over_ranks(x_BT, keep_BT)
         return whiten(x_BT, keep_BT, moments, shift_mean=shift_mean)
 
-    def _finite_moments(self, scores_B: Tensor) -> Moments:
+    def _moments_of_finite_scores(self, scores_B: Tensor) -> Moments:
         """Return the moments of the finite scores; a NaN would never leave the running sums."""
-        return self._global_moments(scores_B, scores_B.isfinite())
+        return self._moments_over_ranks(scores_B, scores_B.isfinite())
 
-    def _global_moments(self, x: Tensor, keep: Tensor) -> Moments:
+    def _moments_over_ranks(self, x: Tensor, keep: Tensor) -> Moments:
         moments = self.ranks.reduce_metrics({"x": Moments.of(x, keep)})["x"]
         assert isinstance(moments, Moments)
         return moments
@@ -273,7 +273,7 @@ STEPS: TargetSteps = {
 
 def scaled_part_scores(maker: TargetMaker, rollout: Rollout) -> Tensor:
     """Return the scores (B, K) of the parts; parts with normalise=true are shifted and scaled."""
-    scores_BK = [_part_scores(rollout, number) for number in range(len(maker.parts))]
+    scores_BK = [_scores_of_part(rollout, number) for number in range(len(maker.parts))]
     for number, name in enumerate(maker.parts):
         if name in maker.part_moments:
             moments = maker.part_moments[name]
@@ -309,7 +309,7 @@ def estimate_with_decoupled_lambdas(
     return Advantages(actor.advantages_BT, estimate(lam=lam_critic).returns_BT)
 
 
-def _part_scores(rollout: Rollout, number: int) -> Tensor:
+def _scores_of_part(rollout: Rollout, number: int) -> Tensor:
     assert rollout.parts is not None, "the rollout was scored without parts"
     return rollout.parts.scores_BK[:, number]
 

@@ -85,7 +85,7 @@ def build_rollout_backend(
 
 
 class RolloutBackends:
-    """A builder of rollout backends; an option's partner may answer the turns of the policy."""
+    """A builder of rollout backends; with an environment, a partner answers the policy's turns."""
 
     def __init__(
         self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, dtype: Dtype, ranks: Ranks
@@ -113,7 +113,7 @@ class RolloutBackends:
         return self._partner.wrap_backend(backend, self._tokenizer, self._ranks)
 
     def comparison_values(self, records: Sequence[Record]) -> dict[str, float]:
-        """Return numbers to compare results on ``records`` with; {} if there is no partner."""
+        """Return the partner's values with which results on ``records`` can be compared, or {}."""
         return {} if self._partner is None else self._partner.comparison_values(records)
 
     def close(self) -> None:

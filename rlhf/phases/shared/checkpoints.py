@@ -93,8 +93,8 @@ class Checkpoints:
     def steps(self, total: int) -> Iterator[int]:
         """Yield the number of each step to take; after each step, write a checkpoint if one is due.
 
-        The steps end early if checkpoint.patience is exhausted or ``end_phase`` was called. After
-        the last step, checkpoint.load_best restores the models of the best step.
+        The steps end early if checkpoint.patience is used up or ``end_after_this_step`` is called.
+        After the last step, checkpoint.load_best restores the models of the best step.
 
         Raises:
             StoppedError: if a signal requested a stop; the checkpoint has been written.
@@ -114,7 +114,7 @@ class Checkpoints:
             _load_engines(self._engines, load_checkpoint(checkpoint_folder(self._dir, best)))
             self._context.console.say(f"{self.phase}: ends with the models of step {best}")
 
-    def end_phase(self, why: str) -> None:
+    def end_after_this_step(self, why: str) -> None:
         """End the phase after the current step."""
         self._is_over = True
         self._context.console.say(f"{self.phase}: ends after step {self.step + 1}: {why}")
@@ -162,7 +162,7 @@ class Checkpoints:
         self._log(values)
         reason = self._best.update(values, self.step + 1, is_resting=is_resting)
         if reason is not None and not self._is_over:
-            self.end_phase(reason)
+            self.end_after_this_step(reason)
 
     def log_held_out(
         self, values: Mapping[str, float], more: Mapping[str, float] | None = None
@@ -195,7 +195,7 @@ class Checkpoints:
             option.after_step(context, self.phase, self.step, self._engines, is_last=is_last)
         if self._config.stop_after == f"{self.phase}/{self.step}":
             requests.wants_checkpoint = requests.wants_stop = True
-        # Rank 0 reads the clock for all ranks. No checkpoint is due while no weight is updated.
+        # Rank 0 reads the clock for all ranks. While steps are skipped, no checkpoint becomes due.
         minutes = (time.monotonic() - self._saved) / 60 if context.ranks.is_main else 0.0
         is_due = _is_due(self._config, self._saved_step, self.step, minutes) and not self._skipped
         is_due |= requests.wants_checkpoint or self._alarm is not None
@@ -218,7 +218,7 @@ class Checkpoints:
             "trainer": self._trainer.state_dict() if self._trainer is not None else {},
             "results": self.results,
             "seconds": self.elapsed_seconds,
-            "logs": _log_file_sizes(self._context.run_dir),
+            "logs": _sizes_of_logs(self._context.run_dir),
             "best": [self._best.value, self._best.step, self._best.waits, self._is_over],
         }
         if self._context.ranks.is_main:
@@ -228,9 +228,9 @@ class Checkpoints:
                 _remove_old_checkpoints(self._dir, self._config.keep, best=self._best.step)
             except SkippedError as error:
                 if self._best.step == self.step:
-                    raise  # checkpoint.best promises to keep the best step's checkpoint
+                    raise  # without this checkpoint, the models of the best step would be lost
                 self._context.console.say(f"warning: {error}")
-        _exhaust(streams.values())
+        _read_to_end(streams.values())
         self._context.ranks.barrier()
         self._saved, self._saved_step = time.monotonic(), self.step
 
@@ -254,7 +254,7 @@ def _is_due(config: CheckpointConfig, saved_step: int, step: int, minutes: float
     return by_steps or (config.every_minutes is not None and minutes >= config.every_minutes)
 
 
-def _exhaust(streams: Iterable[Iterable[object]]) -> None:
+def _read_to_end(streams: Iterable[Iterable[object]]) -> None:
     """Read each stream to its end, because every rank must take part in gathering its tensors."""
     for stream in streams:
         for _ in stream:
@@ -267,7 +267,7 @@ def _load_engines(engines: Mapping[str, StatefulWithTensors], checkpoint: Checkp
         engine.load_state_dict(checkpoint.state["engines"][name])
 
 
-def _log_file_sizes(run_dir: Path) -> dict[str, int]:
+def _sizes_of_logs(run_dir: Path) -> dict[str, int]:
     paths = [run_dir / name for name in LOGS]
     return {path.name: path.stat().st_size for path in paths if path.exists()}
 

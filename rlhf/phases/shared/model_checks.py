@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LIMIT = "max_position_embeddings"  # the config field with the number of positions
 LIMITS = {LIMIT, "n_positions"}
-WINDOW = 4096  # without sliding_window, a known family needs no check up to this many tokens
+WINDOW = 4096  # tokens that known families decode unchecked, if the config has no sliding_window
 
 
 def require_fast_decoding(config: RunConfig, phases: Container[Phase]) -> None:
@@ -42,7 +42,7 @@ def require_fast_decoding(config: RunConfig, phases: Container[Phase]) -> None:
 
     found = find_model_config("model", config.model)
     model = None if found is None else MODEL_FOR_CAUSAL_LM_MAPPING.get(type(found), None)
-    # Only building an encoder-decoder model shows if its decoder can be used by itself.
+    # Encoder-decoder models are not checked: only building one shows if its decoder works alone.
     if found is None or model is None or found.is_encoder_decoder:
         return
     if (obstacle := decoding_unsupported_reason(model, found, tokens=tokens)) is not None:
@@ -55,14 +55,14 @@ def require_fast_decoding(config: RunConfig, phases: Container[Phase]) -> None:
 def require_positions(config: RunConfig, _: Container[Phase]) -> None:
     """Raise ConfigError if a sequence is longer than a model's config allows."""
 
-    def fields_with_limit(key: str, model: ModelConfig) -> Mapping[str, Any]:
+    def fields_with_position_limit(key: str, model: ModelConfig) -> Mapping[str, Any]:
         fields = config_fields(model, key=key)
         if not fields or LIMITS & set(fields) or (found := find_model_config(key, model)) is None:
             return fields
         limit = getattr(found, LIMIT, None)  # the family's default
         return {} if limit is None else {LIMIT: limit}
 
-    check_sequence_lengths(config, fields_with_limit)
+    check_sequence_lengths(config, fields_with_position_limit)
 
 
 def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
@@ -92,7 +92,7 @@ def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
         )
 
 
-def require_layers(config: RunConfig, phases: Container[Phase]) -> None:
+def require_named_layers(config: RunConfig, phases: Container[Phase]) -> None:
     """Raise an error if an option's keys name layers, or a number of layers, that a model lacks."""
     for check in hooks_of("models", "check_models", config):
         check(config, phases)
@@ -121,4 +121,4 @@ def find_model_config(key: str, model: ModelConfig) -> PreTrainedConfig | None:
 
 
 # Both plan=only and the start of a run, before its first phase, make these checks.
-MODEL_CHECKS = (require_positions, require_scorer, require_fast_decoding, require_layers)
+MODEL_CHECKS = (require_positions, require_scorer, require_fast_decoding, require_named_layers)

@@ -53,7 +53,7 @@ def critic_source(config: RunConfig) -> ModelSource:
     The reward model is the one that this run trains, or the model that ``reward_model`` names.
 
     Raises:
-        CheckpointError: if the folder's model has no trained one-label head.
+        CheckpointError: if the model that ``reward_model`` names has no trained one-label head.
     """
     if not has_reward_model(config):
         return policy_source(config)

@@ -79,7 +79,7 @@ class PolicyEvaluation(NamedTuple):
     def results(self, config: RunConfig, when: str) -> dict[str, Any]:
         """Return the entries of result.json; their names end in ``when``."""
         values: dict[str, Any] = {f"{t}_{when}": self.means[name] for name, t in TITLES.items()}
-        for option in _response_options(config):
+        for option in _response_modules(config):
             values |= option.evaluation_results(self.by_prompt, when)
         if parts := self.group_means("parts"):
             values[f"score_parts_{when}"] = parts
@@ -131,7 +131,7 @@ def measure_answers(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
         "ended": responses.ended_B,
         "tokens": responses.keep_BT.sum(dim=1),
     }
-    for option in _response_options(context.config):
+    for option in _response_modules(context.config):
         values |= option.measure_responses(responses)
     values |= _gold_ratings(context, rollout.prompts, responses)
     if rollout.parts is not None:
@@ -144,7 +144,7 @@ def measure_answers(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
 def _store_values(
     values: Mapping[str, Tensor], batch: EvalRows, *, into: dict[str, Tensor], total: int
 ) -> None:
-    """Copy values (B,) of a batch to its prompts' rows of the (total,) tensors ``into``."""
+    """Copy a batch's values (B,) into the tensors ``into``, which are of all ``total`` prompts."""
     rows = torch.tensor(batch.rows, device=batch.keep_B.device)[batch.keep_B]
     for name, values_B in values.items():
         zeros_N = torch.zeros(total, dtype=torch.float64, device=values_B.device)
@@ -154,12 +154,12 @@ def _store_values(
 def describe_answers(context: RunContext, rollout: Rollout) -> list[Shown]:
     """Return the texts of each row's prompt and response, as samples.jsonl has them."""
     texts = response_texts(context.tokenizer, rollout.responses)
-    for option in _response_options(context.config):
+    for option in _response_modules(context.config):
         return option.describe_rows(rollout, texts)
     return [Shown(*each) for each in zip(rollout.prompts.texts, texts, strict=True)]
 
 
-def _response_options(config: RunConfig) -> Iterator[ResponsesSeam]:
+def _response_modules(config: RunConfig) -> Iterator[ResponsesSeam]:
     return modules_of("responses", config)
 
 

@@ -172,7 +172,7 @@ def response_texts(tokenizer: PreTrainedTokenizerBase, responses: Responses) -> 
 class ModelOutputs(NamedTuple):
     """Outputs of all models for the same responses; 0 for a model that the run does not have."""
 
-    logprobs_BT: Tensor | None  # None: use those of the rollout backend
+    logprobs_BT: Tensor | None  # None: use the log-probabilities of the rollout backend
     reference_logprobs_BT: Tensor
     values_BT: Tensor
     last_values_B: Tensor  # the critic's values after the last tokens

@@ -11,7 +11,7 @@ from types import FrameType
 
 
 class StoppedError(KeyboardInterrupt):
-    """An error that ends a run after a signal; the checkpoints it has written are kept."""
+    """An error that ends a run after a signal; the run's checkpoints are kept."""
 
 
 class StopRequests:

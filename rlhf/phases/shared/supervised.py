@@ -39,7 +39,7 @@ def run_supervised(
 ) -> None:
     """Take the remaining steps of a phase, and evaluate the model every ``eval_every`` steps.
 
-    ``train_step``, of a step counted from 1, and ``evaluate`` return metrics to log.
+    ``train_step`` gets the number of a step, from 1; it and ``evaluate`` return metrics to log.
     """
     phase = checkpoints.phase
     warn_if_lr_never_peaks(context.console, phase, config, steps=total_steps)
@@ -77,7 +77,7 @@ def data_parallel_ranks(context: RunContext) -> Ranks:
     )
 
 
-def local_share(
+def share_of_this_rank(
     context: RunContext, items: Sequence[T], lengths: Sequence[int], *, micro: int
 ) -> list[T]:
     """Return this rank's equal share of a global batch, ordered for micro-batches of ``micro``.
@@ -119,9 +119,9 @@ def take_optimizer_steps(
 ) -> tuple[Metrics, dict[str, float]]:
     """Take one optimizer step per engine; return metrics over all ranks, and values to log.
 
-    ``compute_losses`` yields, for each engine in order, a micro-batch's share of its loss and
-    metrics; the graph of a loss is freed before the next loss is computed. The values also have
-    the first engine's learning rate, the mean gradient norm and the share of skipped steps.
+    For a micro-batch, ``compute_losses`` yields the loss and the metrics of each engine in turn;
+    the graph of a loss is freed before the next loss is computed. The values also have the first
+    engine's learning rate, the mean gradient norm and the share of skipped steps.
     """
     metrics: Metrics = {}
     for batch in batches:

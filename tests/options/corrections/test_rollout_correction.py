@@ -52,9 +52,9 @@ def share_of(config: RunConfig, *, steps_done: int) -> float:
         return None, {}
 
     for hook in hooks:
-        rollout = hook.after_scoring(trainer, rollout)
+        rollout = hook.annotate_scored_rollout(trainer, rollout)
     for hook in hooks:
-        surrogate = hook.surrogate(surrogate, rollout)
+        surrogate = hook.change_surrogate(surrogate, rollout)
     ones_BT = torch.ones(rollout.values_BT.shape)
     inputs = SurrogateInputs(0 * ones_BT, -ones_BT, ones_BT, rollout.responses.keep_BT)
     surrogate(inputs, config.ppo, masked_sum)

@@ -109,7 +109,7 @@ def test_a_step_agrees_with_loops(engine: Any, rollout: Rollout, compose: Compos
     config = config_of(compose, *overrides)
     trainer = PPOTrainer(engine, config.ppo)
     for hook in trainer.hooks:
-        rollout = hook.after_scoring(trainer, rollout)
+        rollout = hook.annotate_scored_rollout(trainer, rollout)
     stats = trainer.train_rlhf(rollout)
     old, other = written(rollout.logprobs_BT), written(rollout.reference_logprobs_BT)
     kl = reference.kl_per_token(old, other, "k1")

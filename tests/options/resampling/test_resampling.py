@@ -15,7 +15,7 @@ from rlhf.base.types import PromptBatch, Responses, Rollout, TermScores
 from rlhf.config.freeze import to_run_config
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.prompts import PromptLoader
-from rlhf.phases.ppo.step_metrics import equal_group_mask
+from rlhf.phases.ppo.step_metrics import equal_scores_mask
 from rlhf.phases.ppo.targets import TargetMaker
 
 Compose = Callable[[list[str]], DictConfig]
@@ -39,7 +39,7 @@ class Loader:
         self.attempts: list[int] = []
         self.context: Any = None
 
-    def batch(self, step: int, *, attempt: int = 0) -> PromptBatch:
+    def own_prompts(self, step: int, *, attempt: int = 0) -> PromptBatch:
         assert step == STEPS_DONE
         self.attempts.append(attempt)
         ids_B1 = torch.tensor([[1000 + 100 * attempt + row] for row in self.rows])
@@ -76,10 +76,10 @@ def sampled(compose: Compose, rounds: int, loader: Loader, ranks: Ranks | None =
     trainer: Any = SimpleNamespace(
         generate_experience=answer, target_maker=maker, steps_done=STEPS_DONE
     )
-    rollout = answer(loader.batch(STEPS_DONE))
+    rollout = answer(loader.own_prompts(STEPS_DONE))
     for hook in build_hooks(config):
-        hook.begin(trainer, cast(PromptLoader, cast(Any, loader)))
-        rollout, _ = hook.before_training(trainer, rollout)
+        hook.prepare(trainer, cast(PromptLoader, cast(Any, loader)))
+        rollout, _ = hook.prepare_rollout(trainer, rollout)
     return rollout
 
 
@@ -137,9 +137,9 @@ def test_a_missing_end_makes_scores_differ(compose: Compose) -> None:
     config = to_run_config(
         compose(["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2"])
     ).ppo
-    rollout = answer(Loader().batch(7))
+    rollout = answer(Loader().own_prompts(7))
     ended_B = rollout.responses.ended_B.clone()
     ended_B[0] = False
     rollout = rollout._replace(responses=rollout.responses._replace(ended_B=ended_B))
     scores_B = TargetMaker(config, Ranks()).clipped_scores(rollout)
-    assert equal_group_mask(scores_B.view(-1, 2)).tolist() == [False, False, True, True]
+    assert equal_scores_mask(scores_B.view(-1, 2)).tolist() == [False, False, True, True]

@@ -26,7 +26,7 @@ Compose = Callable[[list[str]], DictConfig]
 class Doubling(PpoHook):
     """Doubles advantages after they are whitened, and halves the loss of an update."""
 
-    def target_steps(self, steps: TargetSteps) -> TargetSteps:
+    def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
         def double(_: TargetMaker, targets: Targets, __: Rollout) -> Targets:
             used, counted = targets.advantages, torch.ones(())
             doubled = used._replace(advantages_BT=2 * used.advantages_BT)
@@ -35,7 +35,7 @@ class Doubling(PpoHook):
 
         return {**steps, "double": double}
 
-    def surrogate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
+    def change_surrogate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
         assert rollout.measures.keys() == {"seen"}
 
         def halved(
@@ -46,7 +46,7 @@ class Doubling(PpoHook):
 
         return halved
 
-    def after_scoring(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
+    def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
         assert isinstance(trainer, PPOTrainer)
         return rollout._replace(measures={"seen": torch.ones(len(rollout.scores_B))})
 
@@ -59,7 +59,7 @@ def test_a_hook_changes_targets_loss_and_measures(compose: Compose) -> None:
         trainer = PPOTrainer(engine, config, hooks)
         rollout = some_rollout()
         for hook in hooks:
-            rollout = hook.after_scoring(trainer, rollout)
+            rollout = hook.annotate_scored_rollout(trainer, rollout)
         metrics.append(trainer.train_rlhf(rollout).metrics)
         gradients.append(engine.actor.gradients[0])
     assert all(torch.equal(gradients[0][name], found) for name, found in gradients[1].items())

@@ -47,7 +47,7 @@ def test_responses_to_one_prompt_are_neighbours_on_any_number_of_ranks(made: Mak
         rows = []
         for rank in range(size):
             here = replace(context, ranks=Ranks(rank, size))
-            batch = PromptLoader(here, examples).batch(step)
+            batch = PromptLoader(here, examples).own_prompts(step)
             ids = [row[keep].tolist() for row, keep in zip(*batch[:2], strict=True)]
             rows += list(zip(batch.texts, ids, batch.draws_BT.tolist(), strict=True))
         return rows

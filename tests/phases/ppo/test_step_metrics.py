@@ -14,7 +14,7 @@ from rlhf.options import PpoConfig
 from rlhf.phases.ppo.step_metrics import (
     duplicate_mask,
     early_end_reason,
-    equal_group_mask,
+    equal_scores_mask,
     update_score_average,
 )
 
@@ -39,7 +39,7 @@ def test_one_prompt_may_get_the_same_response_often() -> None:
 
 def test_a_group_of_equal_scores_teaches_nothing() -> None:
     scores_GR = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1e4, 1e4 + 1e-3], [0.0, 1e-3]])
-    assert equal_group_mask(scores_GR).tolist() == [True, False, True, False]
+    assert equal_scores_mask(scores_GR).tolist() == [True, False, True, False]
 
 
 def test_the_average_leaves_out_what_is_not_finite() -> None:

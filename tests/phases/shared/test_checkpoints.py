@@ -169,7 +169,7 @@ def test_a_phase_that_ends_early_evaluates_the_step_that_it_ends_at(run: Run) ->
     seen = []
     for step in run.phase.steps(9):
         if step == 3:
-            run.phase.end_phase("it is far from its reference")
+            run.phase.end_after_this_step("it is far from its reference")
         if run.phase.is_evaluation_due(5):
             seen.append(step)
             run.phase.log_evaluation({"sft/eval_loss": 1.0})
