@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-# Parts of the messages of out-of-memory errors that are plain RuntimeErrors: of torch's allocator
-# on a CPU, and of CUDA's driver, cuBLAS, cuDNN and NCCL.
+# Some out-of-memory errors are plain RuntimeErrors, recognized by these parts of their messages:
+# errors of torch's CPU allocator, and of CUDA's driver, cuBLAS, cuDNN and NCCL.
 MESSAGES = (
     *("can't allocate memory", "not enough memory", "out of memory"),
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),

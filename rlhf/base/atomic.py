@@ -23,9 +23,9 @@ CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # for example,
 
 
 def system_error_number(error: BaseException) -> int | None:
-    """Return the errno of ``error``, or the number in its text; None if it has neither.
+    """Return the errno of ``error``, from its attribute or its text; None if it has no errno.
 
-    Errors of safetensors, tokenizers and shutil have the number only in their text.
+    Errors of safetensors, tokenizers and shutil have their errno only in their text.
     """
     if (number := getattr(error, "errno", None)) is not None:
         return int(number)
@@ -67,7 +67,7 @@ def replace_atomically(path: Path, *, shared: bool = False) -> Iterator[Path]:
     try:
         if os.path.lexists(path):
             remove(aside)
-        elif aside.exists():  # a process was killed between two renames
+        elif aside.exists():  # only the old file is left: a process was killed
             aside.replace(path)
         remove(building)
         yield building
@@ -80,7 +80,7 @@ def replace_atomically(path: Path, *, shared: bool = False) -> Iterator[Path]:
         reason = getattr(error, "strerror", None) or os.strerror(number)
         raise OSError(number, reason, str(file)) from error
     finally:
-        with suppress(OSError):  # on a read-only drive the temporary file stays
+        with suppress(OSError):  # a temporary file on a read-only drive stays
             remove(building)
 
 

@@ -77,7 +77,7 @@ class _LastingFile(io.FileIO):
             return super().write(data)
         except OSError as error:
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())  # also redirects libraries and child processes
+            os.dup2(null, self.fileno())  # redirects output of libraries and child processes too
             os.close(null)
             if self.fileno() != sys.__stderr__.fileno():  # type: ignore[union-attr]
                 sys.stderr.write(
@@ -98,7 +98,7 @@ def survive_output_errors() -> None:
         lasting = io.TextIOWrapper(
             io.BufferedWriter(_LastingFile(stream.fileno(), "w", closefd=False)),  # type: ignore[type-var]
             encoding=stream.encoding,
-            # Print characters that the terminal's encoding lacks as escapes, instead of failing.
+            # Print an escape for a character that the terminal cannot encode, instead of failing.
             errors="backslashreplace" if stream.errors == "strict" else stream.errors,
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
@@ -116,8 +116,8 @@ def quieten_libraries() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # setuptools logs to the root logger, about every compiler that DeepSpeed tries. Hydra's own
-    # messages are still shown.
+    # Hide setuptools' messages about every compiler that DeepSpeed tries, which go to the root
+    # logger, but keep Hydra's messages.
     logging.getLogger("hydra").setLevel(logging.INFO)
     logging.getLogger().setLevel(logging.WARNING)
     # deepspeed 0.19.8 calls two collectives by names that torch 2.13 has deprecated.

@@ -186,8 +186,8 @@ def num_jobs_on_machine() -> int:
 def read_cgroup_limits(of_process: Path = GROUPS_OF_PROCESS, groups: Path = GROUPS) -> HostLimits:
     """Return the lowest limits of the cgroups that the file ``of_process`` lists for a process.
 
-    The limits of enclosing cgroups apply too. In a container the file may list paths of the host:
-    then only the outermost folder in ``groups`` exists.
+    The limits of enclosing cgroups apply too. In a container the file may list paths that exist
+    only on the host: then only the outermost folder, ``groups`` itself, has limits to read.
     """
     folders = [*_cgroup_folders(of_process, groups)]
     memory = [n for f in folders for name in MEMORY_FILES for n in _read_cgroup_numbers(f / name)]
@@ -224,7 +224,7 @@ def _read_cgroup_numbers(path: Path) -> list[int]:
 
 
 def available_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return the bytes of memory that this process can get, with caches that Linux can drop."""
+    """Return the bytes of memory free for this process, including caches that Linux can drop."""
     (line,) = (x for x in meminfo.read_text().splitlines() if x.startswith("MemAvailable:"))
     available, limit = 1024 * int(line.split()[1]), read_cgroup_limits().memory
     return available if limit is None else min(available, limit)

@@ -27,7 +27,7 @@ class LowRank(NamedTuple):
     b_OR: Tensor
     scaling: float
 
-    def merge_into(self, weight_OI: Tensor) -> Tensor:
+    def merged_with(self, weight_OI: Tensor) -> Tensor:
         """Return W + scaling * B A, computed in fp32 and rounded to the dtype of W."""
         merged_OI = weight_OI.float().addmm(
             self.b_OR.float(), self.a_RI.float(), alpha=self.scaling
@@ -74,9 +74,9 @@ def end_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
 
-CACHE_NAMES = ("cache", "past_key_values")  # argument since transformers 5.24, and before
+CACHE_NAMES = ("cache", "past_key_values")  # the name since transformers 5.24, and the older name
 
 
-def kv_cache_argument(parameters: Container[str]) -> str | None:
-    """Return the name of the KV cache among the parameters of a forward method; None: no cache."""
+def kv_cache_parameter_name(parameters: Container[str]) -> str | None:
+    """Return the name of a forward method's parameter for the KV cache; None if it has none."""
     return next((name for name in CACHE_NAMES if name in parameters), None)

@@ -42,8 +42,8 @@ def _nan_for_null(value: Any) -> Any:
     return math.nan if value is None else value
 
 
-def find_non_finite(phases: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return PHASE.MEASURE of all numbers that are not finite, except measures *_before."""
+def non_finite_names(phases: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return PHASE.MEASURE for each number that is not finite; skip measures named *_before."""
     return [
         f"{phase}.{name}"
         for phase, measures in phases.items()

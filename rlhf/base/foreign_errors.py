@@ -23,7 +23,7 @@ PACKAGE = Path(__file__).parents[1]
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 # Errors of a drive that cannot be written or fails; sockets and processes never raise them.
 OF_DRIVES = CANNOT_WRITE | {errno.EIO, errno.ESTALE, errno.EREMOTEIO}
-# Errors of a path that does not exist, is not accessible, or is of another kind (a folder).
+# Errors of a path that is missing, invalid, not accessible, or of a wrong kind, such as a folder.
 OF_FILES = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
 OF_FILES |= {errno.ENOENT, errno.EINVAL, errno.ENAMETOOLONG}
 AGAIN = "repeat the command"
@@ -58,7 +58,7 @@ def is_foreign(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return ``error`` in one line: its message, after its type if the message may be unclear."""
+    """Return the message of ``error`` in one line; an unclear message follows the error's type."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"
     if isinstance(error, KeyError) and error.args:

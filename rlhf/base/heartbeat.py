@@ -15,7 +15,7 @@ class Heartbeat:
         self._last: float | None = None
 
     def start(self) -> None:
-        """Record a heartbeat, and expect more from now on: a step begins."""
+        """Record a heartbeat, and expect more until ``stop``; call this when a step begins."""
         Heartbeat.current, self._last = self, time.monotonic()
 
     def beat(self) -> None:
@@ -24,7 +24,7 @@ class Heartbeat:
             self._last = time.monotonic()
 
     def stop(self) -> None:
-        """Expect no more heartbeats: the last step has ended."""
+        """Expect no more heartbeats; call this when the last step has ended."""
         self._last = None
 
     @property
@@ -35,6 +35,6 @@ class Heartbeat:
 
 
 def beat() -> None:
-    """Record a heartbeat: this process has decoded a token, or begins a batch or a tensor."""
+    """Record a heartbeat; call this once per decoded token, micro-batch or saved tensor."""
     if Heartbeat.current is not None:
         Heartbeat.current.beat()

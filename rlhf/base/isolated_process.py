@@ -28,7 +28,7 @@ REST_S = 1.0  # seconds after the deadline in which data that has arrived is sti
 
 
 class IsolatedProcess:
-    """A process that calls MODULE:FUNCTION, which answers messages by ``serve_messages``."""
+    """A process that runs MODULE:FUNCTION; the function answers messages by ``serve_messages``."""
 
     def __init__(self, function: str) -> None:
         ours, theirs = socket.socketpair()
@@ -80,7 +80,7 @@ class IsolatedProcess:
             if b"\n" in more:
                 end = len(self._received) + more.index(b"\n")
             self._received += more
-            if end < 0 and time.monotonic() > last:  # the process sends data without a line end
+            if end < 0 and time.monotonic() > last:  # data keeps coming without a line end
                 raise TimeoutError
         line = self._received[:end]
         del self._received[: end + 1]
@@ -111,12 +111,12 @@ def serve_messages(
     descriptor: int, answers: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]
 ) -> None:
     """Pass messages from a socket to ``answers`` and send what it yields, until the peer closes."""
-    # OSError: the run has ended, or the user's code closed the socket; nobody reads answers.
+    # Ignore an OSError: the run has ended, or the user's code has closed the socket.
     with (
         suppress(OSError),
         socket.socket(fileno=descriptor) as channel,
         channel.makefile("r") as received,
-        channel.makefile("w") as sent,  # a single file for both would drop lines read ahead
+        channel.makefile("w") as sent,  # one file for both could lose received lines
     ):
         own = os.getpid()
         for answer in answers(map(json.loads, received)):
@@ -135,10 +135,10 @@ def import_user_object(key: str, target: str) -> tuple[Any, str | None]:
     The import path is changed: call this function only in a process for a user's code.
 
     Raises:
-        ConfigError: if it cannot be imported; the message begins with ``key``.
+        ConfigError: if the object cannot be imported; the message begins with ``key``.
     """
     place, _, name = target.partition(":")
-    os.environ.pop("PYTHONSAFEPATH", None)  # must not reach programs that the user's code starts
+    os.environ.pop("PYTHONSAFEPATH", None)  # else programs that the user's code starts inherit it
     file = None
     try:
         sys.path.append(os.getcwd())  # last, so that a json.py there does not hide Python's json

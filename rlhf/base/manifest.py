@@ -22,7 +22,7 @@ def file_identity(path: Path, *, flush: bool = False) -> Identity:
         return [file.tell(), found]
 
 
-def folder_identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, Identity]:
+def file_identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, Identity]:
     """Return size and SHA-256 of the files in ``folder``, by path, and flush them to the drive."""
     return {
         name: file_identity(folder / name, flush=True) for name in sorted(_file_paths(folder, skip))
@@ -32,7 +32,7 @@ def folder_identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, I
 def check_files(
     folder: Path, files: Mapping[str, Identity], *, skip: Container[str] = (MANIFEST,)
 ) -> None:
-    """Raise a CheckpointError unless ``folder``, without ``skip``, has exactly these ``files``."""
+    """Raise a CheckpointError unless ``folder`` has exactly ``files``, apart from ``skip``."""
     if odd := sorted(set(_file_paths(folder, skip)) ^ set(files)):
         raise CheckpointError(f"{folder / odd[0]} is missing, or not in {MANIFEST}.")
     for name, expected in files.items():
@@ -42,7 +42,7 @@ def check_files(
 
 
 def _file_paths(folder: Path, skip: Container[str]) -> Iterator[str]:
-    """Yield relative paths of the files in ``folder``, except hidden files, made by other tools."""
+    """Yield relative paths of the files in ``folder``, except ``skip`` and hidden files."""
     for path in folder.rglob("*"):
         parts = path.relative_to(folder).parts
         is_hidden = any(part.startswith(".") for part in parts)

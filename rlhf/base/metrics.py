@@ -129,9 +129,9 @@ def accumulate_metrics(first: Metrics, second: Metrics) -> Metrics:
 
 
 def loss_metrics(phase: str, loss: Any) -> Metrics:
-    """Return the metrics in a loss, a named tuple, as PHASE/NAME; ``mean_loss`` as PHASE/loss.
+    """Return the fields of the named tuple ``loss`` as metrics, each called PHASE/FIELD.
 
-    The field ``loss`` is skipped: it is the tensor from which gradients are computed.
+    ``mean_loss`` is called PHASE/loss. The tensor ``loss``, which gives the gradients, is skipped.
     """
     found = {f"{phase}/{name}": each for name, each in loss._asdict().items() if name != "loss"}
     mean = found.pop(f"{phase}/mean_loss", None)

@@ -17,8 +17,8 @@ SECRET_NAME = (
     r"\w*(?:(?:api|access|auth|hf|wandb|secret)_?(?:key|token)|secret|password|passwd|pwd)"
 )
 QUOTED = r"""(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
-# Patterns of the values of secret names, in NAME=VALUE or JSON and in YAML. In YAML the value must
-# end its entry, so that a sentence after "password: " is kept. A path after "pwd=" is no password.
+# Two patterns of a secret name and its value: in NAME=VALUE or JSON, and in YAML. In YAML the value
+# must be quoted or one word: a sentence after "password: " is kept, like a path after "pwd=".
 NAMED_VALUES = tuple(
     rf"""(?m){before}(?!\[redacted|(?<=pwd=)/)(?:{QUOTED}|[^\s"',{end}]+){after}"""
     for before, end, after in (
@@ -26,7 +26,7 @@ NAMED_VALUES = tuple(
         (rf"((?:^|[{{,])[ \t]*(?:- )?(?:{SECRET_NAME}):[ ]+)", "}", r"(?=[ \t]*(?:[,}]|$))"),
     )
 )
-# The pattern of each secret; group 1 is text before the secret, which is kept.
+# A pattern for each kind of secret; its group 1 matches text before the secret, which is kept.
 FORMS: Mapping[str, str] = {
     "a Hugging Face token": r"\b()hf_[A-Za-z0-9]{20,}",
     "an API key": r"\b()sk-(?:(?:proj|ant|svcacct|admin)-[\w-]{20,}|\w{20,})",
@@ -51,7 +51,7 @@ SHORTEST = 8  # minimum length of a secret in the environment; shorter values ar
 
 
 def redact(text: str, environment: Mapping[str, str]) -> str:
-    """Return ``text`` without secrets of ``environment``, or anything that looks like a secret."""
+    """Return ``text`` after redacting secrets of ``environment`` and what looks like a secret."""
     for name, value in environment.items():
         is_path = value.startswith(("/", "~/", "./", "../"))
         if len(value) >= SHORTEST and not is_path and _SECRET_NAME.fullmatch(name):

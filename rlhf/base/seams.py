@@ -96,7 +96,7 @@ class StepsSeam(Protocol):
     Used by replay.
     """
 
-    def after_step(
+    def observe_step(
         self,
         context: RunContext,
         phase: Phase,
@@ -179,15 +179,15 @@ class KernelsSeam(Protocol):
     """``kernels``: offers kernels for one type of device, which are faster than torch's.
 
     ``kernels_for`` of rlhf/options/__init__.py returns the module for a type of device. A function
-    returns None if the module has no such kernel. ``Split`` is defined in rlhf/engine/masters.py.
-    Used by cpu_kernels and gpu_kernels.
+    returns None if the module has no such kernel. rlhf/engine/masters.py explains how two 16-bit
+    halves store an fp32 number. Used by cpu_kernels and gpu_kernels.
     """
 
     def summarize_kernels(self, dtype: Dtype) -> str | None:
         """Return one line that names the kernels of a run in ``dtype``; None to print no line."""
 
     def adamw_kernel(self, sizes: Sequence[int], device: torch.device) -> AdamwUpdate | None:
-        """Return the AdamW kernel for fp32 parameters of ``sizes``, stored in 16-bit halves."""
+        """Return the kernel for AdamW steps of fp32 parameters stored in 16-bit halves."""
 
     def average_kernel(self, sizes: Sequence[int], device: torch.device) -> AverageKernel | None:
         """Return the kernel for moving averages of fp32 parameters stored in 16-bit halves."""
@@ -247,10 +247,10 @@ class Partner(Protocol):
     def wrap_backend(
         self, backend: RolloutBackend, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
     ) -> RolloutBackend:
-        """Return a backend that samples by ``backend``; its responses are conversations."""
+        """Return a backend whose responses are conversations; ``backend`` samples each turn."""
 
     def comparison_values(self, records: Sequence[Record]) -> dict[str, float]:
-        """Return values to compare results on ``records`` with, such as random turns' return."""
+        """Return numbers to compare with results on ``records``, such as random play's return."""
 
     def close(self) -> None:
         """End the processes of the partner."""
@@ -280,7 +280,7 @@ class ResponsesSeam(Protocol):
         ``by_prompt`` has the values of each measure, one per prompt.
         """
 
-    def describe_rows(self, rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
+    def texts_to_show(self, rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
         """Return each row's texts for samples.jsonl; ``texts`` are the decoded responses."""
 
 
@@ -319,7 +319,7 @@ class ReportParts:
 
 
 class ChatSeam(Protocol):
-    """``chat``: lets a model play alone, instead of chatting with a user. Used by environments."""
+    """``chat``: plays an episode instead of a chat with a user. Used by environments."""
 
     FLAG: str
     """The flag of ``rlhf.chat`` that calls ``play_episode``; ``HELP`` describes the flag."""
@@ -352,7 +352,7 @@ class JobParts:
         """Return ``config`` with values filled in that depend on how the run is started."""
         return config
 
-    def trial_overrides(self, words: Sequence[str]) -> list[str]:
+    def added_trial_overrides(self, words: Sequence[str]) -> list[str]:
         """Return overrides to add to ``words``, the overrides of a search's trial."""
         return []
 
@@ -361,7 +361,7 @@ class JobParts:
     ) -> None:
         """Raise a DataError if data of the option, other than examples, is unusable.
 
-        ``is_quick(key, place)`` returns True if the check may read ``place``, the key's value.
+        Data at ``place``, the value of ``key``, is read only if ``is_quick(key, place)`` is True.
         """
 
     def has_slow_examples(self, config: RunConfig) -> bool:
@@ -399,7 +399,7 @@ class Costs:
     needs; others add nothing. Used by the planner and ``rlhf/models/model_uses.py``.
     """
 
-    def model_sources(
+    def adapt_model_sources(
         self, config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
     ) -> dict[Role, tuple[str, ModelConfig]]:
         """Return ``sources``, each role's config key and model, as the option changes them."""
@@ -413,15 +413,15 @@ class Costs:
         """Return ``generation`` as the option changes it."""
         return generation
 
-    def activation_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
-        """Return the bytes added to a training pass, summed over the ranks that share a row."""
+    def added_pass_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
+        """Return the bytes added to a training pass, summed over ranks that share a sequence."""
         return 0
 
-    def pass_seconds(self, costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
+    def added_pass_seconds(self, costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
         """Return the seconds that the option adds to forward passes over ``work``."""
         return 0.0
 
-    def step_seconds(
+    def added_step_seconds(
         self, config: RunConfig, tokens: float, seconds: Mapping[str, float]
     ) -> dict[str, float]:
         """Return the seconds per PPO step of the option's activities, by name.
@@ -434,11 +434,11 @@ class Costs:
         """Return the number of evaluations on the held-out prompts that the option adds."""
         return 0
 
-    def evaluation_seconds(self, scene: PhaseMemory, micro: int) -> float:
+    def added_evaluation_seconds(self, scene: PhaseMemory, micro: int) -> float:
         """Return the seconds of the option's evaluations, in micro-batches of size ``micro``."""
         return 0.0
 
-    def rearrange_ppo(
+    def adapt_ppo_plan(
         self,
         scene: PhaseMemory,
         plan: PhasePlan,
@@ -452,11 +452,11 @@ class Costs:
         """
         return plan
 
-    def offload_fields(self) -> dict[str, str]:
-        """Return the keys of ``zero`` that offload tensors of the option: key -> tensors' name."""
+    def offload_keys(self) -> dict[str, str]:
+        """Return the keys of ``zero`` that offload tensors of the option, each with their name."""
         return {}
 
-    def memory_savings(self, config: RunConfig) -> Iterator[Saving]:
+    def memory_saving_changes(self, config: RunConfig) -> Iterator[Saving]:
         """Yield changes of the option's keys with which the run needs less memory."""
         yield from ()
 
@@ -523,7 +523,7 @@ class ModelsSeam(Protocol):
     def build_reward_trainer(
         self, context: RunContext, steps: list[PairStep], pairs: Dataset
     ) -> RewardTrainer:
-        """Return the trainer of the reward model: ``steps`` come first, then the option's steps."""
+        """Return the reward model's trainer, which takes ``steps`` and then the option's steps."""
 
     def build_sft_module(
         self, config: RunConfig, model: PreTrainedModel, ranks: Ranks
@@ -533,7 +533,7 @@ class ModelsSeam(Protocol):
     def adapt_for_sft(
         self, config: RunConfig, model: PreTrainedModel, ranks: Ranks, plan: BatchPlan
     ) -> None:
-        """Change the ``model`` that SFT trains; called once SFT's engine has started."""
+        """Change the ``model`` that SFT trains; called after SFT's engine is built."""
 
     def actor_deepspeed_sections(self, config: RunConfig) -> Mapping[str, Any]:
         """Return sections for the actor's DeepSpeed config; any section requires DeepSpeed."""
@@ -544,11 +544,11 @@ class ModelsSeam(Protocol):
     def adapt_built_actor(self, module: nn.Module) -> Mapping[str, float]:
         """Change PPO's actor once its engine is built; return metrics to log with every step."""
 
-    def build_models(self, engine: RLHFEngine) -> PpoModels:
-        """Build the models of PPO, instead of a separate engine for each of them."""
+    def build_ppo_models(self, engine: RLHFEngine) -> PpoModels:
+        """Return the models of PPO; without this function each has an engine of its own."""
 
     def build_critic_export(self, actor: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
-        """Return how to save the critic of ``build_models`` as a separate model."""
+        """Return how to save the critic of ``build_ppo_models`` as a separate model."""
 
     def check_tokenizer(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raise an error if a model of the option has other tokens than the run's ``tokenizer``."""
@@ -589,7 +589,7 @@ class RulesSeam(Protocol):
         """Raise ConfigError if a rule is broken; called after the core's rules."""
 
     def check_before_core_rules(self, config: RunConfig) -> None:
-        """Raise ConfigError as ``check``; called before the core's rules. Used by environments."""
+        """Do as ``check`` does, but before the core's rules. Used by environments."""
 
     def check_batches(self, config: RunConfig) -> None:
         """Raise ConfigError if a rule is broken; called after the core has divided batches.

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
 
-Form = Any
+Form = Any  # describes the types that a JSON value may have; _find_fault compares them
 OTHERS = "*"
 # Errors of os.open for a path that is no regular file.
 NOT_REGULAR = {errno.ELOOP: "it is a link", errno.EISDIR: "it is a folder"}
@@ -30,12 +30,12 @@ NAMES = {str: "a text", float: "a number", int: "a whole number", bool: "true or
 NAMES |= {type(None): "null"}
 MAYBE_FLOAT = (float, type(None))  # null stands for a number that is not finite
 COST = {"hours": MAYBE_FLOAT, "memory_gib": MAYBE_FLOAT}
-MEASURED = {"hours": float, "memory_gib?": float}  # of phases that the run did not reuse
+MEASURED = {"hours": float, "memory_gib?": float}  # costs of the phases that were not reused
 MAPPINGS = ("minimal_pairs", "groups", "member_accuracies")  # results that are mappings
 
 
 def _measure_form(name: str) -> Form:
-    """Return the form of the value called ``name`` in a phase's result."""
+    """Return the form (the expected types) of the value ``name`` in a phase's result."""
     if name.endswith("_ci"):
         return [MAYBE_FLOAT, MAYBE_FLOAT]
     if name == "judge_gains":
@@ -137,8 +137,8 @@ def read_bytes(path: Path, *, start: int = 0) -> bytes | None:
     """Return the content of a file from byte ``start`` on; None if there is no file.
 
     Raises:
-        DamagedFileError: if it is a link, which could bring any file into a report, or is not a
-            regular file.
+        DamagedFileError: if it is not a regular file. A link is refused because it could bring
+            any file into a report.
     """
     try:
         with open(path, "rb", opener=open_regular_file) as file:
@@ -190,7 +190,7 @@ def read_json_lines_with_bytes(path: Path, form: Form) -> Iterator[tuple[bytes, 
 
 
 def parse_json(path: Path, content: bytes, form: Form, place: str) -> Any:
-    """Return the value of the JSON ``content``, checked against ``form``; errors give ``place``."""
+    """Return the value of the JSON ``content``, checked against ``form``; errors name ``place``."""
     try:
         text = content.decode("utf-8")
         value = json.loads(text, parse_constant=lambda _: None)  # NaN, Infinity: null

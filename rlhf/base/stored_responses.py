@@ -30,7 +30,7 @@ def pack_responses(responses: Responses) -> dict[str, Tensor]:
 
 
 def packed_tensor_names(facts: Tensor) -> list[str]:
-    """Return the names of the other packed tensors, which the tensor ``FACTS`` lists."""
+    """Return the names of the packed tensors that the JSON text in the tensor ``facts`` lists."""
     names: list[str] = _read_facts(facts)["names"]
     return names
 

@@ -22,7 +22,7 @@ AWAITED = {signal.SIGCHLD, signal.SIGTERM}
 
 
 def main() -> None:
-    """Supervise the forked process, until it ends or the run sends SIGTERM or ends."""
+    """Call the function in a forked process; once it or the run ends, kill all descendants."""
     target, descriptor, parent = sys.argv[1], *map(int, sys.argv[2:])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # sigwait never returns an ignored signal
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)

@@ -68,7 +68,7 @@ def _others_can_write(found: os.stat_result) -> bool:
 
 
 def _is_private_group(number: int) -> bool:
-    """Return True if the group has this user's name and no other member, as many systems set up."""
+    """Return True if the group has this user's name, as many systems do, and no other member."""
     try:
         user, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(number)
     except KeyError:  # in a container, a user or group may have no name

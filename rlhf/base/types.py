@@ -61,14 +61,14 @@ class Responses(NamedTuple):
 
     ``keep_BT`` is True at tokens that the policy wrote, which count in losses and statistics;
     ``attend_BT`` also at an environment's tokens. ``ended_B`` is False if a response was cut off.
-    ``extras`` are tensors and lists of options by name, with one entry per response.
+    ``extras`` are tensors and lists that options add, by name, with one entry per response.
     """
 
     ids_BT: Tensor
     keep_BT: Tensor
     ended_B: Tensor
     logprobs_BT: Tensor | None = None  # under the policy that sampled; None: not measured
-    extras: Mapping[str, Any] = {}  # tensors and lists of options, and "attend_BT"
+    extras: Mapping[str, Any] = {}  # what options add, such as "attend_BT"
 
     @property
     def attend_BT(self) -> Tensor:
@@ -88,7 +88,7 @@ class Rollout(NamedTuple):
     """Responses with all that PPO needs to learn from them, computed before any update.
 
     ``measures`` are numbers (B,) by name, whose means are logged as ppo/NAME; ``extras`` are
-    tensors and lists of options by name, with one entry per response.
+    tensors and lists that options add, by name, with one entry per response.
     """
 
     prompts: PromptBatch
@@ -198,7 +198,7 @@ class ValueModel(Model, Protocol):
 
 
 class State(Protocol):
-    """The tensors that training changes, flat and by name; all ranks must make the same calls."""
+    """The tensors that training changes, flat and by name; all ranks call each method together."""
 
     @property
     def total_bytes(self) -> int:
@@ -228,10 +228,10 @@ class StatefulWithTensors(Stateful, Protocol):
     def training_state(self) -> State:
         """Return the tensors to store, such as an engine's master weights and Adam's moments."""
 
-    def sum_over_weights(self, function: Callable[[Tensor, int], Tensor]) -> Mapping[str, int]:
+    def sum_per_weight(self, function: Callable[[Tensor, int], Tensor]) -> Mapping[str, int]:
         """Return, for each weight, the sum of ``function(slice, start)`` over its fp32 slices.
 
-        The sums are integers modulo 2^64; all ranks must call this method together.
+        ``start`` is where the slice begins. Sums are modulo 2^64. All ranks must call this method.
         """
 
 

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def installed_version(package: str) -> str:
-    """Return the version of ``package``, or "not installed", as for a checkout on PYTHONPATH."""
+    """Return the version of ``package``, or "not installed", for example for a source checkout."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -148,7 +148,7 @@ def rollout_plan(config: RunConfig) -> RolloutPlan:
 
 
 def divide_cores(config: RunConfig, cores: int) -> tuple[int, int]:
-    """Return how many of a node's ``cores`` each rank and each sampling process compute on.
+    """Return how many of a node's ``cores`` one rank may use, and how many one sampling process.
 
     Without hardware.cores_per_rank, all these processes have equal shares.
     """

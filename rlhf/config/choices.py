@@ -17,21 +17,21 @@ class Phase(StrEnum):
     dpo = "dpo"
 
     @property
-    def split_phase(self) -> Phase:
-        """Return the phase in data.split whose records this phase uses: for dpo, reward."""
+    def phase_in_split(self) -> Phase:
+        """Return the phase whose share in data.split this phase uses: dpo uses reward's share."""
         return Phase.reward if self is Phase.dpo else self
 
     @property
     def learns_from_pairs(self) -> bool:
         """Return True if an example of the phase is a pair of sequences."""
-        return self.split_phase is Phase.reward
+        return self.phase_in_split is Phase.reward
 
 
 SPLIT_PHASES = (Phase.sft, Phase.reward, Phase.ppo)  # in the order of data.split
 
 
 class ModelInit(StrEnum):
-    """Origins of initial weights; ``gold`` means no model, but the judge of the synthetic task."""
+    """Origins of initial weights; ``gold`` is no model: the synthetic task's judge scores."""
 
     pretrained = "pretrained"
     random = "random"
@@ -40,12 +40,12 @@ class ModelInit(StrEnum):
 
     @property
     def starts_from_sft(self) -> bool:
-        """Return True if the reward model, or for gold the critic, starts from the SFT model."""
+        """Return True if the reward model (the critic, for gold) starts from the SFT model."""
         return self in (ModelInit.sft, ModelInit.gold)
 
 
 class RewardKind(StrEnum):
-    """Kinds of parts of the score: models, environment, code of the user, then fixed rules."""
+    """Kinds of parts of the score: models, the environment, the user's code and fixed rules."""
 
     model = "model"
     gold = "gold"

@@ -23,7 +23,7 @@ from rlhf.options import hooks_of
 
 
 class Effect(NamedTuple):
-    """Effects of one key: the arguments that its field passes to ``schema.keys.key``."""
+    """What a key's field declares: which phases read the key, when it may change, ..."""
 
     affects: Affects
     at_resume: AtResume = AtResume.fixed

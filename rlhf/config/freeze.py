@@ -192,7 +192,7 @@ def is_same_run(stored: RunConfig, asked: RunConfig) -> bool:
     )
 
 
-def restore_stored_sizes(stored: RunConfig, asked: RunConfig) -> RunConfig:
+def keep_reduced_sizes(stored: RunConfig, asked: RunConfig) -> RunConfig:
     """Return ``asked`` with the sizes in ``stored`` that were reduced after running out of memory.
 
     All sizes of ``asked`` are kept if it has, for example, another number of ranks.

@@ -117,8 +117,8 @@ def unknown_key_error(key: str, siblings: Iterable[str] = ()) -> ConfigError:
 
 
 @cache
-def read_other_names() -> Mapping[str, list[str]]:
-    """Return, for each key of another program in other_names.yaml, the keys of ours to propose."""
+def own_keys_by_foreign_key() -> Mapping[str, list[str]]:
+    """Return our keys to propose for each key of another program, from other_names.yaml."""
     return {
         name: [
             word.replace("*", phase)
@@ -138,7 +138,7 @@ def suggested_keys(name: str, keys: Iterable[str]) -> list[str]:
     """
     parts = name.replace("-", "_").split(".")
     ends = [".".join(parts[start:]) for start in range(len(parts))]
-    others = read_other_names()
+    others = own_keys_by_foreign_key()
     known = next((others[end] for end in ends if end in others), None)
     within = next(([end] for end in ends[1:] if end in keys), None)
     found = known or within or [key for key in keys if key.endswith(f".{parts[-1]}")]

@@ -32,7 +32,7 @@ class Role(StrEnum):
 
 
 def stage_of(role: Role, zero: ZeroConfig) -> int:
-    """Return the ZeRO stage of the model ``role``: of a frozen model, 3 (sharded weights) or 0."""
+    """Return the ZeRO stage of the model ``role``; a frozen model's is 3 (sharded weights) or 0."""
     stage = _stage_of_trained_model(role, zero)
     if not role.is_frozen:
         return stage
@@ -43,7 +43,7 @@ def stage_of(role: Role, zero: ZeroConfig) -> int:
 
 
 def _stage_of_trained_model(role: Role, zero: ZeroConfig) -> int:
-    """Return the stage of the trained model that ``role`` belongs with: the actor or the critic."""
+    """Return the critic's stage for the critic and the reward model, else the common stage."""
     if role in (Role.critic, Role.reward) and zero.critic_stage is not None:
         return zero.critic_stage
     return zero.stage
@@ -69,9 +69,9 @@ def has_reward_model(config: RunConfig) -> bool:
 
 
 def reward_key_by_column(config: RunConfig) -> dict[str, str]:
-    """Return, by data column that the parts of the score read, the config key that names it.
+    """Return, for each data column that a part of the score reads, the key that names the column.
 
-    The reward model's loss may read columns too: their keys begin with ``reward.``.
+    Columns that the reward model's loss reads are included; their keys begin with ``reward.``.
     """
     found = {
         column: f"rewards.{name}.columns"
@@ -88,8 +88,8 @@ def reward_key_by_column(config: RunConfig) -> dict[str, str]:
 def reward_model_base(config: RunConfig) -> tuple[str, ModelConfig]:
     """Return the key and value of the config group of the model that initialises the reward model.
 
-    The critic starts from it too. It is ``model`` if both start from the SFT model, or if the run
-    has no reward model.
+    The critic starts from this model too. The group is ``model`` if both start from the SFT model,
+    or if the run has no reward model.
     """
     if config.reward_model.init.starts_from_sft or not has_reward_model(config):
         return "model", config.model
@@ -111,7 +111,7 @@ def starting_models(config: RunConfig, phase: Phase) -> list[tuple[str, ModelCon
 def tokenizer_base(config: RunConfig) -> tuple[str, ModelConfig]:
     """Return the key and value of the config group of the model whose tokenizer the run uses.
 
-    It is ``model``, or the model that becomes the reward model if the run trains nothing else.
+    The group is ``model``, or if only a reward model is trained, the group that initialises it.
     """
     if config.phase.order == [Phase.reward]:
         return reward_model_base(config)

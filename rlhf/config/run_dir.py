@@ -27,7 +27,7 @@ LATEST = RUNS / "latest"
 SWEEPS = RUNS / "sweeps"
 LOCK = "run.lock"
 WAIT_SECONDS = 10.0  # ranks whose launcher was killed end within about 5 seconds
-# Errors of flock if another process has the lock, and on a file system without locks.
+# Errors of flock: HELD if another process has the lock, UNSUPPORTED if files cannot be locked.
 HELD = {errno.EAGAIN, errno.EACCES}
 UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 
@@ -83,7 +83,7 @@ def refuse_existing_run(path: Path, same: RunConfig | None = None) -> None:
 
 
 def refuse_changed_config(run_dir: Path, begun: RunConfig) -> None:
-    """Check that the stored configuration is still ``begun``, which this command has written."""
+    """Check that no other command has replaced the configuration ``begun`` that this one wrote."""
     if replace(load_frozen_config(run_dir), run_dir=None) != replace(begun, run_dir=None):
         raise ConfigError(
             f"{run_dir}: another command began or resumed a run in this folder at the same time, "
@@ -95,8 +95,8 @@ def create_run_folder(path: Path, same: RunConfig | None = None) -> Path:
     """Create ``path`` if it does not exist, and return it.
 
     Raises:
-        ConfigError: if ``path`` holds a run without the configuration ``same``, cannot be created,
-            or is not writable.
+        ConfigError: if ``path`` cannot be created or written, or holds a run whose configuration
+            is not ``same``.
     """
     refuse_existing_run(path, same)
     try:

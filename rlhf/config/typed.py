@@ -38,14 +38,14 @@ def merge_into_schema(cfg: DictConfig) -> DictConfig:
     """Return ``cfg`` merged into the schema; mandatory values may still be missing.
 
     Raises:
-        ConfigError: if a value has the wrong type, also a number other than 0 or 1 instead of true
-            or false, which OmegaConf would accept.
+        ConfigError: if a value has the wrong type. OmegaConf accepts any number as true or false:
+            only 0 and 1 are accepted here.
     """
     try:
         for key in (key for key, kind in schema_types().items() if kind is bool):
             if isinstance(value := OmegaConf.select(cfg, key), int | float) and value not in (0, 1):
                 raise ConfigError(f"{key}={value}: expected true or false")
-        # Fill in groups only if ``cfg`` has each as a mapping: a missing group must stay missing.
+        # The filled schema would add missing groups: use it only if every group is a mapping.
         nodes = [cfg._get_node(key, validate_access=False) for key in _group_types()]
         is_whole = all(isinstance(n, DictConfig) and isinstance(n._content, dict) for n in nodes)
         schema = _filled_schema() if is_whole else OmegaConf.structured(RunConfig)

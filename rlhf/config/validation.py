@@ -59,7 +59,7 @@ def validate(config: RunConfig) -> None:
 
 
 def check_options(config: RunConfig) -> None:
-    """Check that no two options exclude one another, then the rules of every option."""
+    """Check that the options in use can be combined, and then check the rules of each option."""
     check_exclusions(config)
     for check in hooks_of("rules", "check"):
         check(config)

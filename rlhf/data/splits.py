@@ -118,7 +118,7 @@ def describe_division(
     """
     held_out = {phase: round(scale * len(part.eval)) for phase, part in parts.items()}
     sizes = {phase: round(scale * len(p.train)) + held_out[phase] for phase, p in parts.items()}
-    own = [phase.split_phase for phase in phases]
+    own = [phase.phase_in_split for phase in phases]
     used = (
         f"{phase} {sizes[share]:,} ({held_out[share]:,} held out)"
         for phase, share in zip(phases, own, strict=True)
@@ -139,7 +139,7 @@ def describe_division(
 def check_usable_examples(parts: dict[Phase, PhaseData], phases: Sequence[Phase]) -> None:
     """Raise a DataError if one of ``phases`` has no usable training or held-out examples."""
     for phase in phases:
-        part = parts[phase.split_phase]
+        part = parts[phase.phase_in_split]
         for side, records in (("train on", part.train), ("hold out", part.eval)):
             if not any(_is_usable(record, phase) for record in records):
                 needed = {Phase.sft: "responses or texts", Phase.ppo: "prompts"}
@@ -147,7 +147,7 @@ def check_usable_examples(parts: dict[Phase, PhaseData], phases: Sequence[Phase]
                 others = [
                     f"phase={other}"
                     for other in SPLIT_PHASES
-                    if other is not phase.split_phase
+                    if other is not phase.phase_in_split
                     and any(_is_usable(record, other) for record in everything)
                 ]
                 fix = f", or a phase that this one supports: {' or '.join(others)}"

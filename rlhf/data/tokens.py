@@ -25,7 +25,7 @@ from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError, DataError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.hashing import sha256_of
-from rlhf.base.manifest import MANIFEST, check_files, folder_identities
+from rlhf.base.manifest import MANIFEST, check_files, file_identities
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
 from rlhf.config.choices import Phase, Template
@@ -251,7 +251,7 @@ def _write_tokens(
         # Write one shard even without rows: datasets 5.2 cannot read a dataset without shards.
         Dataset.from_dict(columns).save_to_disk(folder / side, num_shards=1)
     (folder / LEFT_OUT).write_text(json.dumps(total))
-    (folder / MANIFEST).write_text(json.dumps(folder_identities(folder)))
+    (folder / MANIFEST).write_text(json.dumps(file_identities(folder)))
     keep_others_from_writing(folder, *folder.rglob("*"))
 
 

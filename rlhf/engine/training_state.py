@@ -101,7 +101,7 @@ class TrainingState:
         self._masters.publish()
 
     @torch.no_grad()
-    def sum_over_weights(self, function: SliceFunction) -> dict[str, int]:
+    def sum_per_weight(self, function: SliceFunction) -> dict[str, int]:
         """Return per parameter the sum of ``function(slice, start)`` over all ranks, mod 2^64."""
         own = []
         for place in self._places:
@@ -248,9 +248,9 @@ class BaseEngine:
         """Return the tensors that training changes."""
         raise NotImplementedError
 
-    def sum_over_weights(self, function: SliceFunction) -> dict[str, int]:
+    def sum_per_weight(self, function: SliceFunction) -> dict[str, int]:
         """Return per parameter the sum of ``function(slice, start)`` over all ranks, mod 2^64."""
-        return self.training_state.sum_over_weights(function)
+        return self.training_state.sum_per_weight(function)
 
     def gather_parameters(self, module: nn.Module) -> AbstractContextManager[None]:
         """Gather the parameters of ``module`` within the context, which every rank must enter."""

@@ -15,8 +15,8 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import (
     FROZEN,
     batch_division_changes,
+    keep_reduced_sizes,
     load_frozen_config,
-    restore_stored_sizes,
     write_command,
     write_frozen_config,
 )
@@ -60,7 +60,7 @@ def _begin_new_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Pat
     with lock_run_dir(run_dir):  # another command may begin a run in the same folder
         refuse_existing_run(run_dir, config if may_be_same else None)
         if (run_dir / FROZEN).exists():
-            config = restore_stored_sizes(load_frozen_config(run_dir), config)
+            config = keep_reduced_sizes(load_frozen_config(run_dir), config)
             check_input_hashes(config, run_dir)
         else:
             write_input_hashes(config, run_dir)

@@ -153,7 +153,7 @@ class CountedData:
         return found.train >= needed and found.eval > 0
 
     def _count_phase(self, phase: Phase) -> None:
-        config, part = self._config, self._parts[phase.split_phase]
+        config, part = self._config, self._parts[phase.phase_in_split]
         columns, train, left_out = self._encode(phase, part.train)
         _, held_out, more = self._encode(phase, part.eval)
         sides = ("chosen_ids", "rejected_ids") if phase.learns_from_pairs else ("ids",)

@@ -133,7 +133,7 @@ class Searcher:
             words = [*self._search.fixed, *values, f"run_dir={run_dir}"]
             words += [f"alarms.stop=[{stop_on}]"] if stop_on else []
             for module in modules_of("jobs"):
-                words += module.JOBS.trial_overrides(words)
+                words += module.JOBS.added_trial_overrides(words)
         run_dir.mkdir(parents=True, exist_ok=True)
         free = set(range(self._search.study.slots)) - {each.slot for each in self._running}
         slot = min(free)

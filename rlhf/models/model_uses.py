@@ -91,7 +91,7 @@ def models_in_phase(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
     options = costs_of(config)
     sources = _model_sources(config, phase)
     for option in options:
-        sources = option.model_sources(config, phase, sources)
+        sources = option.adapt_model_sources(config, phase, sources)
     models: list[ModelUse] = []
     for role, source in sources.items():
         if role is Role.reference and models[0].is_own_reference and source == sources[Role.actor]:

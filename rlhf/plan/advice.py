@@ -60,7 +60,7 @@ def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
         if (settings.micro_batch_size or 1) > 1:
             smaller = replace(settings, micro_batch_size=1)
             yield f"{phase}.micro_batch_size=1", replace(config, **{phase.value: smaller})
-    savings = [saving for option in costs_of(None) for saving in option.memory_savings(auto)]
+    savings = [each for option in costs_of(None) for each in option.memory_saving_changes(auto)]
     for saving in savings:
         if saving.is_exact:
             yield f"{prefix}{saving.words}", saving.config
@@ -76,7 +76,7 @@ def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
 def _combined_changes(config: RunConfig) -> Iterator[Change]:
     """Yield zero=auto with gradient checkpointing and one option that alters training."""
     auto = _enable_gradient_checkpointing(_set_zero_auto(config))
-    for saving in (saving for option in costs_of(None) for saving in option.memory_savings(auto)):
+    for saving in (each for costs in costs_of(None) for each in costs.memory_saving_changes(auto)):
         if not saving.is_exact:
             yield f"zero=auto {CHECKPOINTING} {saving.words}", saving.config
 
@@ -174,9 +174,9 @@ def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
     has_ppo, no = Phase.ppo in config.phase.order, (False,)
     # On a CPU nothing can be offloaded, because the ranks' memory is the host's memory.
     either = (False, True) if config.hardware.device is Device.cuda else no
-    fields = [key for option in costs_of(config) for key in option.offload_fields()]
+    fields = [key for option in costs_of(config) for key in option.offload_keys()]
     unused = dict.fromkeys(
-        (key for option in costs_of(None) for key in option.offload_fields()), False
+        (key for option in costs_of(None) for key in option.offload_keys()), False
     )
     for stage, critic_stage in product((1, 2, 3, 0), (None, 1, 2, 3, 0) if has_ppo else (None,)):
         if stage == critic_stage:

@@ -90,7 +90,7 @@ def seconds_outside_ppo_steps(scene: PhaseMemory, micro: int) -> dict[str, float
         answering += scene.no_grad_seconds(
             model, sequences=prompts, micro=micro, answer=scene.response_tokens
         )
-    further = sum(option.evaluation_seconds(scene, micro) for option in scene.at.options)
+    further = sum(option.added_evaluation_seconds(scene, micro) for option in scene.at.options)
     return {"evaluate": times * answering + further, "prepare": scene.preparation_seconds}
 
 

@@ -41,7 +41,7 @@ def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
     if scene.phase is Phase.ppo:
         found = _plan_ppo(scene, like)
         for option in scene.at.options if like else ():
-            found = option.rearrange_ppo(
+            found = option.adapt_ppo_plan(
                 scene, found, lambda other: _plan_ppo(other, like), _plan_rollout
             )
         return found
@@ -111,7 +111,7 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
         training = replace(training, moments=training.moments_with(kept))
     seconds = generation.step_seconds | training.step_seconds
     for option in scene.at.options:
-        seconds |= option.step_seconds(config, scene.response_tokens, seconds)
+        seconds |= option.added_step_seconds(config, scene.response_tokens, seconds)
     return replace(
         training,
         rows=generation.rows,

@@ -130,7 +130,7 @@ class PhaseMemory:
             uses_matmul_attention=uses_matmul_attention(tokens, is_gpu=is_gpu),
             share=share,
             further=sum(
-                each.activation_bytes(model, **work, size=size) for each in self.at.options
+                each.added_pass_bytes(model, **work, size=size) for each in self.at.options
             ),
         )
         if keeps_freed := self.config.hardware.keep_freed_memory:

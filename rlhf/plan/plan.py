@@ -161,7 +161,7 @@ class Plan:
             "reward model": zero.offload_reward and Role.reward in self.roles,
         }
         for option in costs_of(self.config):
-            offloaded |= {name: getattr(zero, key) for key, name in option.offload_fields().items()}
+            offloaded |= {name: getattr(zero, key) for key, name in option.offload_keys().items()}
         names = [name for name, is_offloaded in offloaded.items() if is_offloaded]
         offloads = f", {' and '.join(names)} offloaded" if names else ""
         return f"ZeRO stage {zero.stage}{critic}{offloads}"

@@ -172,7 +172,7 @@ def _all_gather_seconds(costs: CostModel, moved: float, *, within_node: bool = F
 def no_grad_pass_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
     """Return the seconds of passes without gradients, which overlap with gathering weights."""
     gathering = work.passes * gather_weights_seconds(costs, model)
-    further = sum(option.pass_seconds(costs, model, work) for option in costs.options)
+    further = sum(option.added_pass_seconds(costs, model, work) for option in costs.options)
     return max(computing_seconds(costs, model, work) + further, gathering)
 
 
@@ -182,7 +182,7 @@ def training_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> fl
     if not model.trained:
         return 0.0
     compute = computing_seconds(costs, model, work) * (1 + backward_to_forward_ratio(model))
-    further = sum(option.pass_seconds(costs, model, work) for option in costs.options)
+    further = sum(option.added_pass_seconds(costs, model, work) for option in costs.options)
     compute += further * (2 + model.checkpointed / model.shape.layers)
     stage = stage_of(model.role, zero)
     forward = gather_weights_seconds(costs, model)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlhf.base.finite_numbers import find_non_finite
+from rlhf.base.finite_numbers import non_finite_names
 from rlhf.base.intervals import mean_of
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.report.charts import PointsByMetric
@@ -33,7 +33,7 @@ NO_INTERVAL = (0.0, 0.0)  # replaces a missing interval; neither end is above or
 
 def find_doubts(phases: Mapping[str, Mapping[str, Any]], series: PointsByMetric) -> list[str]:
     """Return one line, with a suggestion, for each reason to doubt the results of ``phases``."""
-    lines = [f"{name} is not a finite number" for name in find_non_finite(phases)]
+    lines = [f"{name} is not a finite number" for name in non_finite_names(phases)]
     for name in ("reward", "dpo"):
         if name in phases:
             lines += _accuracy_doubts(name, phases[name])

@@ -22,7 +22,7 @@ from typing import Any
 from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError
 from rlhf.base.hashing import sha256_of
-from rlhf.base.manifest import MANIFEST, Identity, check_files, folder_identities
+from rlhf.base.manifest import MANIFEST, Identity, check_files, file_identities
 from rlhf.base.stored_files import open_regular_file
 from rlhf.config.choices import Phase
 from rlhf.run.results import format_json, read_json_object, read_phase_result, write_json
@@ -48,7 +48,7 @@ def finish_phase(
     folder = folder or run_dir / phase
     folder.mkdir(parents=True, exist_ok=True)
     if files is None:
-        files = folder_identities(folder, skip=NOT_LISTED)
+        files = file_identities(folder, skip=NOT_LISTED)
     logs = {path.name: _hash_lines(path, phase) for path in sorted(run_dir.glob("*.jsonl"))}
     text = format_json(result).encode()
     own: Identity = [len(text), sha256_of(text)]

@@ -25,7 +25,7 @@ from torch import Tensor
 from rlhf.base.atomic import is_transient, remove, replace_atomically, retry_transient_errors
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import remedy_of
-from rlhf.base.manifest import MANIFEST, check_files, file_identity, folder_identities
+from rlhf.base.manifest import MANIFEST, check_files, file_identities, file_identity
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.config.choices import Phase
 from rlhf.options import CheckpointConfig
@@ -127,7 +127,7 @@ def _write_state_and_manifest(building: Path, state: Mapping[str, Any]) -> None:
     """Write the state and the manifest beside the tensors, and flush all files to the drive."""
     (building / MANIFEST).unlink(missing_ok=True)  # left by a failed attempt
     (building / STATE_JSON).write_text(json.dumps(state), encoding="utf-8")
-    files = folder_identities(building)
+    files = file_identities(building)
     (building / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
     file_identity(building / MANIFEST, flush=True)
 

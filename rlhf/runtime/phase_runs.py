@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import CheckpointError, RlhfError
-from rlhf.base.finite_numbers import find_non_finite
+from rlhf.base.finite_numbers import non_finite_names
 from rlhf.base.ranks import Ranks
 from rlhf.base.seams import PhasesSeam
 from rlhf.base.stored_files import PHASES, read_json
@@ -98,7 +98,7 @@ def find_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> tu
 def require_finite_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> None:
     """Check that all measures after training are finite, since a NaN policy may score 0."""
     name, value = find_objective(phases, run_dir)
-    if not (bad := find_non_finite(phases)):
+    if not (bad := non_finite_names(phases)):
         return
     name = name if not math.isfinite(value) else bad[0]
     phase = bad[0].partition(".")[0]

@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from rlhf.base.decoder_modules import CACHE_NAMES, kv_cache_argument
+from rlhf.base.decoder_modules import CACHE_NAMES, kv_cache_parameter_name
 from rlhf.models.build import _call_compiled_unless_kv_cache
 from rlhf.options.hybrid_engine.hybrid_rollout import _return_only_hidden_state
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from tests.rollout.decoder_checks import Rows, some_prompts, tiny_model
 
-INSTALLED = kv_cache_argument(signature(LlamaForCausalLM.forward).parameters)
+INSTALLED = kv_cache_parameter_name(signature(LlamaForCausalLM.forward).parameters)
 
 
 class Newer(LlamaForCausalLM):

@@ -8,7 +8,7 @@ import pytest
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.hydra_errors import (
-    read_other_names,
+    own_keys_by_foreign_key,
     refuse_unknown_flags,
     refuse_words_of_other_programs,
     schema_types,
@@ -121,7 +121,7 @@ def is_word(word: str) -> bool:
 
 def test_every_proposal_of_the_table_exists() -> None:
     assert [
-        each for found in read_other_names().values() for each in found if not exists(each)
+        each for found in own_keys_by_foreign_key().values() for each in found if not exists(each)
     ] == []
     assert not exists("ppo.kl_coef")
     assert not exists("rewards.NAME.weights")

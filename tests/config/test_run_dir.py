@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config import run_dir as run_dir_module
-from rlhf.config.freeze import restore_stored_sizes, to_run_config, write_frozen_config
+from rlhf.config.freeze import keep_reduced_sizes, to_run_config, write_frozen_config
 from rlhf.config.run_dir import lock_run_dir, make_run_dir
 from rlhf.config.schema.run import RunConfig
 
@@ -147,12 +147,12 @@ def test_a_run_with_reduced_sizes_is_found_again(
     assert (again.resolve() == first.resolve()) is is_found
     if is_found:
         assert make_run_dir(asked, job_dir=job, now=NOW) == job
-        sizes = restore_stored_sizes(stored, asked)
+        sizes = keep_reduced_sizes(stored, asked)
         assert sizes.ppo.micro_batch_size == stored.ppo.micro_batch_size
         assert sizes.rollout.max_rows == stored.rollout.max_rows
         assert sizes.checkpoint.keep == asked.checkpoint.keep
         nodes = replace(asked, hardware=replace(asked.hardware, nodes=2))
-        assert restore_stored_sizes(stored, nodes) == nodes, "other ranks divide in another way"
+        assert keep_reduced_sizes(stored, nodes) == nodes, "other ranks divide in another way"
 
 
 def test_resume_auto_passes_over_a_run_of_another_version(

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.manifest import folder_identities
+from rlhf.base.manifest import file_identities
 from rlhf.config.choices import Phase
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
@@ -93,7 +93,7 @@ def use_entry(store: PhaseStore, run_dir: Path, folder: Path) -> None:
             list(iterate_metrics(entry, Phase.sft))
             (folder / "taker").mkdir()
             link_phase(entry, Phase.sft, folder / "taker", reused_from="a")
-            taken = folder_identities(folder / "taker" / "sft", skip=NOT_LISTED)
+            taken = file_identities(folder / "taker" / "sft", skip=NOT_LISTED)
             assert taken == trained_files, "accepted in silence: other weights"
         store.put(KEY, Phase.sft, trained(folder / "again", bytes(2000)))
         assert store.find(KEY, Phase.sft, said.append) is not None, said

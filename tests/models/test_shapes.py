@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from rlhf.base.decoder_modules import kv_cache_argument
+from rlhf.base.decoder_modules import kv_cache_parameter_name
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.models.build import ModelSource, build_actor
@@ -126,7 +126,7 @@ def test_keys_and_values_are_those_of_transformers_cache(name: str) -> None:
     module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MADE[name])).eval()
     cache = DynamicCache()
     with torch.no_grad():
-        argument = kv_cache_argument(signature(module.forward).parameters)
+        argument = kv_cache_parameter_name(signature(module.forward).parameters)
         module(torch.zeros(2, 5, dtype=torch.long), use_cache=True, **{argument: cache})
     held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
     shape = shape_of(model(MADE[name]))

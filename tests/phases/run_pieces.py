@@ -42,7 +42,7 @@ class PlannedEngine(TrainingEngine):
         super().__init__(module, accumulation=plan.accumulation, lr=lr)
         self.follower = SimpleNamespace(swap_in=nullcontext)
 
-    def sum_over_weights(self, _: Any) -> dict[str, int]:
+    def sum_per_weight(self, _: Any) -> dict[str, int]:
         return {}
 
     def close(self) -> None: ...

@@ -82,7 +82,7 @@ class SummingEngine(PlainEngine):
     def gradient(self) -> Tensor:
         return torch.cat([p.grad.flatten() for p in self.module.parameters() if p.grad is not None])
 
-    def sum_over_weights(self, _: Any) -> dict[str, int]:
+    def sum_per_weight(self, _: Any) -> dict[str, int]:
         return {}
 
     def close(self) -> None: ...

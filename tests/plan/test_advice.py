@@ -85,7 +85,7 @@ def test_adapters_are_for_all_phases_that_run(
     words: list[str], found: list[str], compose: Compose
 ) -> None:
     config = run_of(compose, "model=opt_13b", "hardware=a100_80g", *words)
-    savings = [saving for option in costs_of(None) for saving in option.memory_savings(config)]
+    savings = [each for option in costs_of(None) for each in option.memory_saving_changes(config)]
     assert [saving.words for saving in savings if not saving.is_exact] == found
 
 

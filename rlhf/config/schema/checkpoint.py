@@ -46,7 +46,7 @@ class CheckpointKeys:
 
 
 def check_checkpoint(config: RunConfig) -> None:
-    """Check that checkpoints can be written, and that the run measures checkpoint.best in time.
+    """Check that checkpoints can be written, and that checkpoint.best is measured while training.
 
     With zero.nvme_path, every_minutes is accepted, because it is set by default: the run then
     prints that it writes no checkpoints.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class DatasetConfig:
-    """Keys of one dataset in data.sets, which blends several."""
+    """Keys of one of the datasets in data.sets, which are blended."""
 
     path: str
     """File, folder or hub id of the dataset."""
@@ -36,7 +36,7 @@ class DatasetConfig:
     """Only these phases use the dataset: some of sft, reward, ppo; null: all, by data.split."""
 
 
-def _unread_if_generated(source: Source) -> Unread:
+def _unread_rule_for_source(source: Source) -> Unread:
     return Unread(
         lambda data: data.source is source,
         f"data.source={source} generates the examples",
@@ -44,7 +44,7 @@ def _unread_if_generated(source: Source) -> Unread:
     )
 
 
-GENERATED = [_unread_if_generated(Source.synthetic), _unread_if_generated(Source.environment)]
+GENERATED = [_unread_rule_for_source(Source.synthetic), _unread_rule_for_source(Source.environment)]
 
 
 @dataclass(kw_only=True)
@@ -131,7 +131,7 @@ def check_data(config: RunConfig) -> None:
         ),
         **{
             f"data.split={data.split}: the {phase} phase runs and has no share; "
-            f"{fix.format(phase)}": not shares.get(phase.split_phase) and phase not in named
+            f"{fix.format(phase)}": not shares.get(phase.phase_in_split) and phase not in named
             for phase in order
         },
     }
@@ -154,7 +154,7 @@ def drop_shares_of_absent_phases(config: RunConfig) -> RunConfig:
     order = config.phase.order
     if len(order) == 1 or config.from_run is not None:
         return config
-    own = {phase.split_phase for phase in order}
+    own = {phase.phase_in_split for phase in order}
     shares = zip(SPLIT_PHASES, config.data.split, strict=True)
     split = [share if phase in own else 0.0 for phase, share in shares]
     return replace(config, data=replace(config.data, split=split))

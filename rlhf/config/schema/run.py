@@ -70,7 +70,7 @@ class AlarmName(StrEnum):
 
 @dataclass(kw_only=True)
 class AlarmsConfig:
-    """Keys for alarms, which otherwise only print a line and write it to alarms.jsonl."""
+    """Keys for alarms; by default an alarm prints a line and writes it to alarms.jsonl."""
 
     stop: list[AlarmName]
     """Alarms that end the run."""
@@ -138,7 +138,7 @@ class RunKeys:
     """check: refuse runs that cannot fit; only: print memory, time, cost and stop; off: no plan."""
     phase: PhaseConfig = key(
         affects=NO_PHASE, at_resume=AtResume.fixed
-    )  # a phase depends on the phases before it in the order
+    )  # phase.order changes a phase only through the phases before it
     checkpoint: CheckpointConfig = key(affects=NO_PHASE)
     alarms: AlarmsConfig = key(affects=NO_PHASE)
     model: ModelConfig = key(affects=EVERY_PHASE, is_inherited=True)

@@ -111,7 +111,7 @@ class RewardKeys(PairsConfig):
 
 
 def check_reward(config: RunConfig) -> None:
-    """Check that the data has the columns of reward.loss, and that the loss reads all set keys."""
+    """Check that the data has reward.loss's columns, and that the loss reads every set key."""
     if Phase.reward not in config.phase.order:
         return
     reward, source, columns = config.reward, config.data.source, config.reward.score_columns

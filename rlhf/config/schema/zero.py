@@ -146,7 +146,7 @@ def _nested_entry(node: Any, name: str) -> Any:
 
 
 def _stages_of_sharded_keys(zero: ZeroConfig) -> dict[str, dict[str, int]]:
-    """Return, by key that requires sharded weights, the stages of which at least one must be 3."""
+    """Return, for each key that requires sharded weights, the stages that may shard them."""
     trained = {"zero.stage": zero.stage}
     own = {f"{name}_stage": getattr(zero, f"{name}_stage") for name in ("critic", *FROZEN)}
     anywhere = trained | {f"zero.{key}": n for key, n in own.items() if n is not None}

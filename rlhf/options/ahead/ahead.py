@@ -129,7 +129,7 @@ class SamplingAhead:
             self._pending[step] = own_responses(whole, self._ranks)
             self._begun = step
 
-    def sum_over_weights(self, function: SliceFunction) -> dict[str, int]:  # noqa: ARG002 - inherited
+    def sum_per_weight(self, function: SliceFunction) -> dict[str, int]:  # noqa: ARG002 - inherited
         """Return {} without waiting for responses: there are no weights."""
         return {}
 

@@ -27,7 +27,7 @@ class SamplingProcessCosts(Costs):
     the chosen micro-batch, since a run should compute the same with and without them.
     """
 
-    def rearrange_ppo(
+    def adapt_ppo_plan(
         self,
         scene: PhaseMemory,
         plan: PhasePlan,
@@ -49,7 +49,7 @@ class SamplingProcessCosts(Costs):
         seconds = ranks.step_seconds | process.step_seconds
         return replace(ranks, moments=moments, step_seconds=seconds, beside="generate")
 
-    def memory_savings(self, config: RunConfig) -> Iterator[Saving]:
+    def memory_saving_changes(self, config: RunConfig) -> Iterator[Saving]:
         """Yield the change after which the ranks sample and train in turn."""
         if config.rollout.overlap:
             in_turn = replace(config.rollout, overlap=False)

@@ -27,7 +27,7 @@ class AverageCosts(Costs):
         """Return 1: the average answers the held-out prompts at the end."""
         return 1
 
-    def offload_fields(self) -> dict[str, str]:
+    def offload_keys(self) -> dict[str, str]:
         """Return the field of ``zero`` that keeps the average in the host's memory."""
         return {"offload_ema": "moving average"}
 

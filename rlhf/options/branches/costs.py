@@ -13,7 +13,7 @@ from rlhf.options.branches.keys import ValueTargets
 class BranchCosts(Costs):
     """Costs of branches: the seconds in which they are sampled and scored."""
 
-    def step_seconds(
+    def added_step_seconds(
         self, config: RunConfig, tokens: float, seconds: Mapping[str, float]
     ) -> dict[str, float]:
         """Return the seconds per step in which branches are sampled and scored."""

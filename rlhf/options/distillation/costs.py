@@ -14,7 +14,7 @@ from rlhf.config.schema.run import RunConfig
 class TeacherCosts(Costs):
     """Costs of a teacher: memory and passes of a model that may be larger than the policy."""
 
-    def model_sources(
+    def adapt_model_sources(
         self, config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
     ) -> dict[Role, tuple[str, ModelConfig]]:
         """Return the sources of models, with the teacher as PPO's reference."""

@@ -101,7 +101,7 @@ def measure_responses(responses: Responses) -> dict[str, Tensor]:
     return {f"{GROUP}{name}": values_B.float() for name, values_B in values.items()}
 
 
-def describe_rows(rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
+def texts_to_show(rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
     """Return the prompt, turns and observations of each row.
 
     The text of a prompt begins with the episode's seed, since first observations may be equal.

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from rlhf.base.decoder_modules import kv_cache_argument
+from rlhf.base.decoder_modules import kv_cache_parameter_name
 from rlhf.base.errors import CapabilityError
 from rlhf.base.stored_responses import join_rows
 from rlhf.base.types import Engine, PromptBatch, Responses, take_rows
@@ -184,7 +184,7 @@ def _return_only_hidden_state(
         hidden: Tensor = forward(hidden_BSH, *args, **kwargs)[0]
         if counts:
             numbers = hidden_BSH.new_empty(1, 1, hidden_BSH.shape[1], 1)
-            kwargs[str(kv_cache_argument(kwargs))].update(numbers, numbers, 0)
+            kwargs[str(kv_cache_parameter_name(kwargs))].update(numbers, numbers, 0)
         return hidden
 
     return forward_hidden_state
@@ -257,7 +257,7 @@ def hybrid_engine_unavailable_reason(*, tensor_parallel: int) -> str | None:
         )
     if not torch.cuda.is_available():
         return "torch finds no GPU here, and DeepSpeed's inference kernels require a GPU"
-    if kv_cache_argument(signature(LlamaDecoderLayer.forward).parameters) is None:
+    if kv_cache_parameter_name(signature(LlamaDecoderLayer.forward).parameters) is None:
         return (
             f"transformers {version('transformers')} calls layers differently from transformers 5.x"
         )

@@ -43,7 +43,7 @@ class LoraCosts(Costs):
             is_own_reference=not lora.train_rest,
         )
 
-    def memory_savings(self, config: RunConfig) -> Iterator[Saving]:
+    def memory_saving_changes(self, config: RunConfig) -> Iterator[Saving]:
         """Yield the change that adds adapters to all trained models, unless they have adapters."""
         lora = config.lora
         wanted = {role for phase in config.phase.order for role in ROLES[phase]}

@@ -108,7 +108,7 @@ def merge_adapters_in_stream(
         held[name] = tensor.clone()
         if len(held) == len(parts):
             weight, a_RI, b_OR = (held.pop(f"{layer}.{part}") for part in parts)
-            yield f"{layer}.weight", _build_low_rank(layers[layer], a_RI, b_OR).merge_into(weight)
+            yield f"{layer}.weight", _build_low_rank(layers[layer], a_RI, b_OR).merged_with(weight)
 
 
 def adapter_of(linear: nn.Module) -> LowRank | None:

@@ -20,7 +20,7 @@ class ReuseInSweeps(JobParts):
         phases = Reuse.always if in_sweep else Reuse.never
         return replace(config, reuse=replace(config.reuse, phases=phases))
 
-    def trial_overrides(self, words: Sequence[str]) -> list[str]:
+    def added_trial_overrides(self, words: Sequence[str]) -> list[str]:
         """Return reuse.phases=always, unless the overrides ``words`` set this key."""
         is_given = any(word.startswith("reuse.phases=") for word in words)
         return [] if is_given else ["reuse.phases=always"]

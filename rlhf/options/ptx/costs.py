@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class CorpusCosts(Costs):
     """Costs of measuring the perplexity on the corpus, before and after training."""
 
-    def evaluation_seconds(self, scene: PhaseMemory, micro: int) -> float:
+    def added_evaluation_seconds(self, scene: PhaseMemory, micro: int) -> float:
         """Return the seconds of two forward passes of the policy over the held-out blocks."""
         config = scene.config
         if config.data.ptx_path is None:

@@ -14,7 +14,7 @@ from rlhf.options.replay.keys import LOG
 from rlhf.phases.shared.context import RunContext
 
 
-def after_step(
+def observe_step(
     context: RunContext,
     phase: Phase,
     step: int,
@@ -32,7 +32,7 @@ def compute_weight_digests(engines: Mapping[str, StatefulWithTensors]) -> dict[s
     return {
         f"{name}/{parameter}": f"{digest:016x}"
         for name, engine in engines.items()
-        for parameter, digest in engine.sum_over_weights(digest_of_slice).items()
+        for parameter, digest in engine.sum_per_weight(digest_of_slice).items()
     }
 
 

@@ -17,12 +17,12 @@ EXCHANGES = 5  # messages per layer: queries, keys, values, output and positions
 class SequenceParallelCosts(Costs):
     """Costs of the exchanges between ranks before and after attention."""
 
-    def activation_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
+    def added_pass_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
         """Return the bytes of attention's output before the exchange, which backward also needs."""
         layers = model.layers - model.checkpointed + (1 if model.checkpointed else 0)
         return layers * sequences * tokens * model.shape.heads * model.shape.head_dim * size
 
-    def pass_seconds(self, costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
+    def added_pass_seconds(self, costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
         """Return the seconds that the exchanges between ranks add to a pass.
 
         Each layer exchanges queries, keys and values before attention, and the output after it.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class TrunkCosts(Costs):
     """Costs of one model in PPO instead of three; its branches are counted as extra weights."""
 
-    def model_sources(
+    def adapt_model_sources(
         self, config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
     ) -> dict[Role, tuple[str, ModelConfig]]:
         """Return the sources of models, but in PPO without those of critic and reference."""

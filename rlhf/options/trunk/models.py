@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 
 
-def build_models(engine: RLHFEngine) -> TrunkModels:
+def build_ppo_models(engine: RLHFEngine) -> TrunkModels:
     """Build the trunk of PPO and the engine that trains it."""
     config = engine.config
     source = trainable_policy_source(config, dropout=config.ppo.actor_dropout)

@@ -97,9 +97,9 @@ class RLHFEngine:
         )
         self.scores = self._build_score_function()
         self.rewards = build_reward_mix(config, self.tokenizer)
-        build_models = next(hooks_of("models", "build_models", config), None)
+        build_ppo_models = next(hooks_of("models", "build_ppo_models", config), None)
         self.models: PpoModels = (
-            self._build_separate_models() if build_models is None else build_models(self)
+            self._build_separate_models() if build_ppo_models is None else build_ppo_models(self)
         )
         self.actor = self.models.actor
         self.critic = self.models.critic

@@ -192,7 +192,7 @@ class Checkpoints:
         is_last = self._is_over or self.step == self._total
         options: Iterator[StepsSeam] = modules_of("steps", context.config)
         for option in options if self._can_write else ():
-            option.after_step(context, self.phase, self.step, self._engines, is_last=is_last)
+            option.observe_step(context, self.phase, self.step, self._engines, is_last=is_last)
         if self._config.stop_after == f"{self.phase}/{self.step}":
             requests.wants_checkpoint = requests.wants_stop = True
         # Rank 0 reads the clock for all ranks. While steps are skipped, no checkpoint becomes due.

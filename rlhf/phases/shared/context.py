@@ -52,7 +52,7 @@ class RunContext:
 
 def phase_records(context: RunContext, phase: Phase) -> PhaseData:
     """Return the records of a phase; DPO uses the reward phase's pairs."""
-    return context.parts[phase.split_phase]
+    return context.parts[phase.phase_in_split]
 
 
 def records_with_label_noise(context: RunContext, phase: Phase) -> PhaseData:

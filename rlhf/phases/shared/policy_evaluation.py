@@ -155,7 +155,7 @@ def describe_answers(context: RunContext, rollout: Rollout) -> list[Shown]:
     """Return the texts of each row's prompt and response, as samples.jsonl has them."""
     texts = response_texts(context.tokenizer, rollout.responses)
     for option in _response_modules(context.config):
-        return option.describe_rows(rollout, texts)
+        return option.texts_to_show(rollout, texts)
     return [Shown(*each) for each in zip(rollout.prompts.texts, texts, strict=True)]
 
 

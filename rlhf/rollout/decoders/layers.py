@@ -187,7 +187,7 @@ class LayerBuilder:
         """Return the layer's own weight, not a copy, unless an adapter is merged into it."""
         weight_OI: Tensor = module.weight
         adapter = self._adapter_of(module) if self._merges else None
-        return weight_OI if adapter is None else adapter.merge_into(weight_OI)
+        return weight_OI if adapter is None else adapter.merged_with(weight_OI)
 
     def build_norm(self, module: Any) -> TensorFunction:
         """Build the function of a LayerNorm or RMSNorm module."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rlhf.base.decoder_modules import kv_cache_argument
+from rlhf.base.decoder_modules import kv_cache_parameter_name
 from rlhf.base.errors import CapabilityError
 from rlhf.rollout.decoders.decoder import KvCache, Texts
 
@@ -57,7 +57,7 @@ class CacheDecoder(KvCache):
         self._columns_C = torch.arange(tokens, device=device)
         parameters = _parameter_names(model.forward)
         self._takes_positions = "position_ids" in parameters
-        self._cache_argument = str(kv_cache_argument(parameters))
+        self._cache_argument = str(kv_cache_parameter_name(parameters))
 
     def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
         """Prefill texts into the rows from ``first_row`` on; return logits (B, V).
@@ -208,7 +208,7 @@ def decoding_unsupported_reason(
     parameters = _parameter_names(model.forward)
     if config.is_encoder_decoder:
         return "has an encoder"
-    if model._is_stateful or kv_cache_argument(parameters) is None:
+    if model._is_stateful or kv_cache_parameter_name(parameters) is None:
         return "does not cache the keys and values of its tokens"
     layers = DynamicCache(config=config).layers
     if not all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):

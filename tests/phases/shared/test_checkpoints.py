@@ -43,7 +43,7 @@ class Model:
     def training_state(self) -> Model:
         return self
 
-    def sum_over_weights(self, _: Any) -> dict[str, int]:
+    def sum_per_weight(self, _: Any) -> dict[str, int]:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
