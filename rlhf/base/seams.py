@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from rlhf.data.collate import PairStep
     from rlhf.data.records import Record
     from rlhf.data.splits import PhaseData
+    from rlhf.engine.masters import AdamwUpdate
     from rlhf.engine.settings import OptimizerSettings
-    from rlhf.engine.split_adamw import AdamwUpdate
     from rlhf.models.language_model import LanguageModel, Scorer
     from rlhf.models.model_uses import ModelUse
     from rlhf.models.sources import ModelSource

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -39,6 +39,43 @@ class Split(NamedTuple):
         self.low.copy_(bits)  # conversion to int16 keeps the low bits
         bits.bitwise_or_(1)  # breaks ties: low bits 0x8000 must never round down
         self.high.copy_(weights)
+
+
+class SplitState(NamedTuple):
+    """The fp32 weights of a parameter, split into two halves, and its moments; all contiguous."""
+
+    high: Tensor  # bf16
+    low: Tensor  # int16: the fp32 weight has the bits 65536 * high + low
+    first: Tensor  # AdamW's first moment; the first and second are both bf16 or both fp32
+    second: Tensor
+
+
+class AdamwScalars(NamedTuple):
+    """The scalars of step t of AdamW; the bias corrections are 1 - beta^t."""
+
+    scale: float  # factor by which gradients are multiplied first
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    decay: float
+    correction1: float
+    correction2: float
+
+
+class AdamwUpdate(Protocol):
+    """An implementation of AdamW's update on fp32 weights that are stored as ``Split``."""
+
+    def step(
+        self,
+        states: Sequence[SplitState],
+        gradients: Sequence[Tensor | None],
+        numbers: Sequence[AdamwScalars],
+    ) -> None:
+        """Take one AdamW step on bf16 gradients, in place; skip states without a gradient."""
+
+    def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> float | Tensor:
+        """Return the sum of the squares of bf16 gradients; None counts as zeros."""
 
 
 def round_to_bf16(weights: Tensor, out: Tensor) -> Tensor:

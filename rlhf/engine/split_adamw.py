@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlhf.engine.masters import Masters, Split
+from rlhf.engine.masters import AdamwScalars, AdamwUpdate, Masters, Split, SplitState
 from rlhf.engine.training_state import AdamMoments
 from rlhf.options import kernels_for
 
@@ -17,43 +17,6 @@ from rlhf.options import kernels_for
 # On a GPU each update of GPU_CHUNK weights needs about 20 kernel launches and 0.1 GiB.
 CHUNK = 2**18
 GPU_CHUNK = 2**22
-
-
-class SplitState(NamedTuple):
-    """The fp32 weights of a parameter, split into two halves, and its moments; all contiguous."""
-
-    high: Tensor  # bf16
-    low: Tensor  # int16: the fp32 weight has the bits 65536 * high + low
-    first: Tensor  # AdamW's first moment; the first and second are both bf16 or both fp32
-    second: Tensor
-
-
-class AdamwScalars(NamedTuple):
-    """The scalars of step t of AdamW; the bias corrections are 1 - beta^t."""
-
-    scale: float  # factor by which gradients are multiplied first
-    lr: float
-    beta1: float
-    beta2: float
-    eps: float
-    decay: float
-    correction1: float
-    correction2: float
-
-
-class AdamwUpdate(Protocol):
-    """An implementation of AdamW's update on fp32 weights that are stored as ``Split``."""
-
-    def step(
-        self,
-        states: Sequence[SplitState],
-        gradients: Sequence[Tensor | None],
-        numbers: Sequence[AdamwScalars],
-    ) -> None:
-        """Take one AdamW step on bf16 gradients, in place; skip states without a gradient."""
-
-    def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> float | Tensor:
-        """Return the sum of the squares of bf16 gradients; None counts as zeros."""
 
 
 class SplitAdamW:

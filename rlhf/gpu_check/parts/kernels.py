@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.engine.masters import Split
-from rlhf.engine.split_adamw import AdamwScalars, SplitState
+from rlhf.engine.masters import AdamwScalars, Split, SplitState
 from rlhf.gpu_check.rows import (
     CheckSetting,
     Finding,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.engine.split_adamw import AdamwScalars, SplitState
+from rlhf.engine.masters import AdamwScalars, SplitState
 from rlhf.options.cpu_kernels.compiling import compile_kernel
 
 _Pointer, _Size, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float

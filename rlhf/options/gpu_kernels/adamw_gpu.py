@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.types import copy_to_device
-from rlhf.engine.split_adamw import AdamwScalars, SplitState
+from rlhf.engine.masters import AdamwScalars, SplitState
 from rlhf.options.gpu_kernels.first_launch import load_kernels_or_warn
 
 PART = 2**16  # weights per program: more shorten the table, fewer use more of the GPU

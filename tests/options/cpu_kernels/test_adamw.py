@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.engine.split_adamw import AdamwScalars, SplitState
+from rlhf.engine.masters import AdamwScalars, SplitState
 from rlhf.options.cpu_kernels.adamw import AdamwKernel, load_adamw_kernel
 
 KERNEL = load_adamw_kernel()

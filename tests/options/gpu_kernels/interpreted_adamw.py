@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from rlhf.engine import split_adamw as lean_adamw
-from rlhf.engine.split_adamw import AdamwScalars, SplitState, TorchAdamw
+from rlhf.engine.masters import AdamwScalars, SplitState
+from rlhf.engine.split_adamw import TorchAdamw
 from rlhf.gpu_check.parts import kernels as gpu_check_kernels
 from rlhf.gpu_check.rows import RowVerdict
 from rlhf.options.average import models as average

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import MomentsDtype
-from rlhf.engine.split_adamw import AdamwScalars, SplitState, TorchAdamw
+from rlhf.engine.masters import AdamwScalars, SplitState
+from rlhf.engine.split_adamw import TorchAdamw
 from rlhf.options.gpu_kernels import kernels as gpu_kernels
 from rlhf.options.gpu_kernels.adamw_gpu import (
     PART,
