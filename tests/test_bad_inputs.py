@@ -25,7 +25,7 @@ from rlhf.base.errors import RlhfError
 from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import load_run, to_run_config
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.reading import describe_data, load_datasets
+from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.splits import blend_datasets, check_usable_examples, divide_over_phases
 from rlhf.models.build import build_actor
 from rlhf.models.sources import ModelSource
@@ -49,7 +49,7 @@ def what_is_read(config: RunConfig) -> str:
     divided = divide_over_phases(datasets, split=data.split, eval_share=data.eval_share, seed=1)
     parts = {phase: blend_datasets(found, seed=1) for phase, found in divided.items()}
     check_usable_examples(parts, [Phase.sft, Phase.reward, Phase.ppo])
-    return "; ".join(map(describe_data, datasets))
+    return "; ".join(map(describe_dataset, datasets))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_rows_of_any_kind_are_used_counted_or_refused(compose: Compose, tmp_path
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         try:
             (found,) = load_datasets(data, seed=1)
-            told = f"{path}{describe_data(found)}"
+            told = f"{path}{describe_dataset(found)}"
         except RlhfError as error:
             told = f"{error} 0 skipped"
         assert str(path) in told

@@ -105,7 +105,7 @@ class StepsSeam(Protocol):
         *,
         is_last: bool,
     ) -> None:
-        """Read ``engines`` after optimizer step ``step``, before its checkpoint, on every rank."""
+        """Log facts of ``engines`` on every rank after step ``step``, before its checkpoint."""
 
 
 class PhasesSeam(Protocol):
@@ -496,7 +496,7 @@ class ModelsSeam(Protocol):
     ) -> None:
         """Add parts to a built ``model``; ``head`` names its new head, which must be trained."""
 
-    def change_optimizer(
+    def change_optimizer_settings(
         self, settings: OptimizerSettings, config: RunConfig, phase: Phase, role: Role
     ) -> OptimizerSettings:
         """Return changed settings of the optimizer that trains the model ``role`` in ``phase``."""

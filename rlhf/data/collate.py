@@ -58,7 +58,7 @@ def assign_rows_to_ranks(lengths: Sequence[int], *, ranks: int, micro: int) -> l
 
 
 class EvalRows(NamedTuple):
-    """One rank's rows of a held-out batch; ``keep_B`` is False at repeats that fill the batch."""
+    """One rank's rows of a held-out batch; ``keep_B`` is False at rows that only fill the batch."""
 
     rows: list[int]
     keep_B: Tensor
@@ -67,7 +67,7 @@ class EvalRows(NamedTuple):
 def eval_batches(
     total: int, *, batch_size: int, ranks: Ranks, lengths: Sequence[int] | None = None
 ) -> Iterator[EvalRows]:
-    """Yield this rank's parts of batches over ``total`` examples; a part has ``batch_size`` rows.
+    """Yield this rank's ``batch_size`` rows of each batch over ``total`` examples.
 
     With ``lengths`` (one per example) the longest come first, so that batches need less padding.
     """
@@ -92,10 +92,10 @@ class PairStep(NamedTuple):
     """Number of prompts, by which the weighted sum of the losses is divided."""
 
 
-def pair_steps(
+def divide_pairs_into_steps(
     groups: Sequence[int], *, batch_size: int, epochs: float, seed: int
 ) -> list[PairStep]:
-    """Return optimizer steps that keep all pairs of a prompt together.
+    """Return the pairs of each optimizer step; all pairs of a prompt are in one step.
 
     This follows https://arxiv.org/abs/2203.02155, section 3.5. ``groups[i]`` is the number of pair
     i's prompt, counted from 0 in order of first appearance. Prompts are shuffled for each epoch.
@@ -130,7 +130,7 @@ def pair_steps(
 
 
 def _pack_groups(sizes: Sequence[int], *, slots: int, order: Iterator[int]) -> Iterator[list[int]]:
-    """Yield the groups of each step; groups that do not fit into a step come first in the next."""
+    """Yield the groups of each step; a group that does not fit is tried first in the next step."""
     waiting: deque[int] = deque()
     while True:
         taken: list[int] = []
@@ -199,7 +199,7 @@ def collate_prompts(
     device: torch.device,
     columns: Extras | None = None,
 ) -> PromptBatch:
-    """Return left-padded prompts (B, P), so that every response starts after the last column."""
+    """Return left-padded prompts (B, P), so that every response begins in column P."""
     padded = pad_rows(ids, pad_id=pad_id, on_left=True)
     ids_BP, attend_BP = (copy_to_device(each, device) for each in padded)
     return PromptBatch(ids_BP, attend_BP, copy_to_device(draws_BT, device), texts, columns)

@@ -35,7 +35,7 @@ TARGETS = {
     frozenset({"prompt", "responses"}): RANKING,
     frozenset({"text"}): next(x for x in LAYOUTS if x.name == "language modelling"),
 }
-LONGEST = 1000  # maximum characters of an expression: recursive functions read its tree
+LONGEST = 1000  # maximum characters of an expression; a longer one could exceed the recursion limit
 # Types of an argument, as JMESPath names them; [] stands for all types.
 TEXT: Any = {"types": ["string"]}
 NULLABLE: Any = {"types": ["string", "null"]}
@@ -43,7 +43,7 @@ ANY: Any = {"types": []}
 
 
 class TextFunctions(Functions):
-    """The functions of JMESPath, and added functions on texts, which return null for null."""
+    """JMESPath's functions, and this project's functions on texts; these return null for null."""
 
     @signature({"types": ["boolean", "null"]}, ANY, ANY)
     def _func_pick(self, condition: bool | None, yes: object, no: object) -> object:
@@ -96,7 +96,7 @@ OPTIONS = Options(custom_functions=TextFunctions())
 
 
 class ColumnRules(NamedTuple):
-    """The expressions that compute the target columns of one data set, and their layout."""
+    """The expressions that compute a data set's target columns, and the layout of these columns."""
 
     key: str
     expressions: Mapping[str, ParsedResult]
@@ -115,7 +115,7 @@ class ColumnRules(NamedTuple):
         made, unusable = [], []
         for row in rows:
             try:
-                values = {column: self._evaluate(row, column) for column in self.expressions}
+                values = {column: self._compute_column(row, column) for column in self.expressions}
                 made.append(row._replace(values=select_columns(row, keep) | values))
             except UnusableRowError as reason:
                 unusable.append(str(reason))
@@ -140,7 +140,7 @@ class ColumnRules(NamedTuple):
                         f"the columns are {', '.join(present)}."
                     )
 
-    def _evaluate(self, row: Row, column: str) -> object:
+    def _compute_column(self, row: Row, column: str) -> object:
         with translate_errors(lambda reason: row.build_error(f"{self.key}.{column}: {reason}.")):
             value = self.expressions[column].search(row.values, options=OPTIONS)
         return None if isinstance(value, str) and not value.strip() else value
@@ -190,7 +190,7 @@ def _columns_read_by(node: Mapping[str, Any]) -> Iterator[str]:
     if node["type"] == "field":
         yield node["value"]
     elif node["type"].endswith(("subexpression", "index_expression", "projection", "pipe")):
-        yield from _columns_read_by(node["children"][0])  # the others read this child's result
+        yield from _columns_read_by(node["children"][0])  # only this child reads the row
     elif node["type"] != "expref":  # an expref reads items of a list, not columns
         for child in node["children"]:
             yield from _columns_read_by(child)

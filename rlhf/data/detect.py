@@ -36,8 +36,8 @@ class Converted(NamedTuple):
 def detect_layout(rows: Sequence[Row], *, source: str) -> Layout:
     """Return the layout that matches the columns of ``rows`` and the kinds of these columns.
 
-    The first layout whose columns all exist determines the columns. Of the layouts with these
-    columns, the first with matching kinds is returned. A column has the kind of its first value
+    The first layout whose columns are all in ``rows`` is found. Of all layouts with the same
+    columns, the first whose kinds match is returned. A column has the kind of its first value
     that is neither null nor an empty list. If no layout matches, a DataError is raised.
     """
     present = dict.fromkeys(column for row in rows for column in row.values)
@@ -59,7 +59,7 @@ def to_records(
     """Convert ``rows`` to records; drop and count rows that cannot be used.
 
     If ``layout`` is None, it is detected from the columns. Each record also gets the row's columns
-    in ``keep``. Rows whose response a column of booleans does not mark as good are dropped.
+    in ``keep``. If a boolean column grades the responses, rows are dropped unless it is True there.
 
     Raises:
         DataError: if no layout fits, or a column that is not read would change what is learned (the
@@ -70,7 +70,7 @@ def to_records(
     if layout is None:
         layout = detect_layout(rows, source=source)
         unread = unread_columns(rows, (*layout.columns, *keep))
-        grades = _grading_columns(rows, unread, layout, source)
+        grades = _find_grading_columns(rows, unread, layout, source)
     records: list[Record] = []
     left_out: Counter[str] = Counter()
     for row in rows:
@@ -108,13 +108,13 @@ def _unread_keys(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def _grading_columns(
+def _find_grading_columns(
     rows: Sequence[Row], unread: Sequence[str], layout: Layout, source: str
 ) -> list[str]:
     """Return the ``unread`` columns whose booleans grade the only response of their row.
 
     Raises:
-        DataError: if an unread column has a part of the examples, or grades other than booleans.
+        DataError: if an unread column is part of the examples, or its grades are not booleans.
     """
     is_pair = "chosen" in layout.columns
     response = next((c for c in layout.columns if c in NAMES["responses"] and not is_pair), None)

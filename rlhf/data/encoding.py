@@ -61,13 +61,13 @@ def record_of_observation(role: str, text: str) -> Record:
 
 
 def all_end_in_assistant(prompts: Iterable[str]) -> bool:
-    """Return True if there are prompts, and all of them end in "Assistant:"."""
+    """Return True if there is a prompt and every prompt ends in "Assistant:"."""
     found = [prompt.rstrip().endswith(ASSISTANT_TURN) for prompt in prompts]
     return bool(found) and all(found)
 
 
 class UnusableTemplateError(DataError):
-    """The error for a chat template that cannot render a prompt; ``problem`` is its short form."""
+    """The error for a chat template that cannot render a prompt; ``problem`` is the reason."""
 
     def __init__(self, problem: str, prompt: PromptForm) -> None:
         """Build the error message from the problem and the prompt."""
@@ -220,7 +220,7 @@ class Encoder:
         return record.messages
 
     def find_template_error(self, record: Record, *answers: str) -> UnusableTemplateError | None:
-        """Return the template's error on a record's prompt or its fields ``answers``, or None."""
+        """Render a record's prompt and its fields ``answers``; return the error, or None."""
         try:
             if self._chat is not None:
                 self._chat.render_prompt(self.prompt_of(record))

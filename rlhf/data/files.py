@@ -59,7 +59,7 @@ def _convert_json_errors(place: str, *, names_line: bool) -> Iterator[None]:
         raise DataError(f"{place}: not JSON: {reason}.") from error
 
 
-def _json_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _build_json_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return the JSON object of ``pairs``; raise a ValueError if a key occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -68,7 +68,7 @@ def _json_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_json_object)
+DECODER = json.JSONDecoder(object_pairs_hook=_build_json_object)
 
 
 def _rows_of_json(value: object) -> list[object]:
@@ -123,8 +123,7 @@ def _read_parquet(file: Path) -> Iterator[tuple[int, object]]:
 
 
 def _column_values(column: Any, *, place: str) -> list[object]:
-    # pyarrow's own error does not name, for example, an unknown time zone, but the column's type
-    # does, so the type is part of the message.
+    # The message names the type: pyarrow's own error may not, for example an unknown time zone.
     kind = column.type
     with translate_errors(
         lambda reason: DataError(f"{place} cannot be read as {kind} ({reason}).")

@@ -55,7 +55,7 @@ def render_prompt(messages: Sequence[Message]) -> str:
 
 
 def split_turns(prompt: str) -> tuple[list[Message], str]:
-    """Return the turns of ``prompt`` as messages, and the start of an answer at its end, or "".
+    """Return the messages of ``prompt``, and the text of an answer begun at its end ("" if none).
 
     Empty turns are skipped. Text before the first turn is a system message, or a user message if
     there is no user turn.
@@ -164,9 +164,9 @@ def _is_text(row: Row, column: str, columns: Kinds) -> bool:
 
 
 def _add_space(asked: Record, response: str) -> str:
-    """Return the text of a response with the space that joins it to the prompt.
+    """Return the response, with a space before it if it needs one to be joined to the prompt.
 
-    If the prompt has messages, a response gets a space unless it begins with exactly one space.
+    After messages, it needs one unless it begins with exactly one space.
     """
     if asked.messages is not None:
         return response if re.match(r" \S", response) else f" {response}"

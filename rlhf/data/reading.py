@@ -11,15 +11,15 @@ from rlhf.data.column_rules import ColumnRules, parse_columns
 from rlhf.data.detect import NONE_WANTED, Converted, Wanted, to_records
 from rlhf.data.records import RawDataset, clean_dataset, drop_repeated_examples
 from rlhf.data.synthetic_pairs import add_right_answers, generate_records
-from rlhf.data.tables import Table, Tables, find_tables, rows_of, shorten_list
+from rlhf.data.tables import Table, Tables, find_tables, join_first_names, rows_of
 from rlhf.options import DataConfig
 
 
 def load_datasets(config: DataConfig, *, seed: int, keep: Wanted = NONE_WANTED) -> list[RawDataset]:
     """Return every dataset that ``config`` names, in order; only generated data uses ``seed``.
 
-    ``keep`` names columns that rewards or the reward model's loss read. A record gets such a column
-    if the phase that reads the column uses the record's dataset.
+    ``keep`` names columns that rewards or the reward model's loss read. A record gets a column only
+    if its dataset is used by the phase that reads the column.
 
     Raises:
         DataError: if data is missing, unreadable, malformed or without a usable row.
@@ -37,10 +37,10 @@ def _read_datasets(config: DataConfig, *, seed: int, keep: Wanted) -> list[RawDa
         return [RawDataset("synthetic", records, None, "preference", Counter())]
     if config.sets:
         return _read_blended_datasets(config, keep)
-    paths = _list_entries(config.path, key="data.path")
+    paths = _list_data_paths(config.path, key="data.path")
     eval_paths: list[str] | list[None] = [None] * len(paths)
     if config.eval_path is not None:
-        eval_paths = _list_entries(config.eval_path, key="data.eval_path")
+        eval_paths = _list_data_paths(config.eval_path, key="data.eval_path")
     if len(eval_paths) != len(paths):
         raise DataError(
             f"data.eval_path has {len(eval_paths)} entries and data.path {len(paths)}: give one "
@@ -81,7 +81,7 @@ def _find_reading_phase(key: str) -> Phase:
     return Phase.reward if key.startswith("reward.") else Phase.ppo
 
 
-def describe_data(dataset: RawDataset) -> str:
+def describe_dataset(dataset: RawDataset) -> str:
     """Return one line for the terminal: name, layout, examples, and dropped rows by reason."""
     own_eval = "" if dataset.eval is None else f" ({len(dataset.eval):,} held out)"
     records = [*dataset.train, *(dataset.eval or [])]
@@ -101,7 +101,7 @@ def describe_data(dataset: RawDataset) -> str:
     notes = {
         f"{dataset.name}: {dataset.layout}, {examples}, {skipped}": True,
         learned: earlier,
-        f"not read: {shorten_list(dataset.unread)}": dataset.unread,
+        f"not read: {join_first_names(dataset.unread)}": dataset.unread,
         dataset.sides: dataset.sides,
     }
     return "; ".join(note for note, is_given in notes.items() if is_given)
@@ -112,7 +112,7 @@ def _describe_dropped_rows(left_out: Counter[str]) -> str:
     return f"{left_out.total():,} skipped" + (f" ({reasons})" if reasons else "")
 
 
-def _list_entries(value: object, *, key: str) -> list[str]:
+def _list_data_paths(value: object, *, key: str) -> list[str]:
     entries = value if isinstance(value, list) else [value]
     texts = [entry for entry in entries if isinstance(entry, str) and entry]
     if not texts or len(texts) < len(entries):

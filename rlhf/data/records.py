@@ -147,8 +147,8 @@ class Row(NamedTuple):
     def messages(self, column: str) -> list[Message]:
         """Return the messages of ``column``, which holds a list of messages or a single message.
 
-        If the assistant wrote the last message, the message is a response to learn. A key that
-        excludes it from the loss raises UnusableRowError, a separate thought raises DataError.
+        A last message of the assistant is a response to learn. UnusableRowError is raised if one of
+        its keys excludes it from the loss, and DataError if its thought has a key of its own.
         """
         if isinstance(value := self.values.get(column), dict):
             items, places = [value], [column]
@@ -202,7 +202,7 @@ class Row(NamedTuple):
                 f"{place} has tool_calls, which cannot be learned: {REMOVE_OR_SELECT}"
             )
         role = SHAREGPT_ROLES.get(str(role), role)
-        if role not in list(SPEAKERS):  # a list can be searched for an unhashable role
+        if role not in list(SPEAKERS):  # ``role`` may be unhashable, so a list is searched
             known = f"must be one of {list(SPEAKERS)}"
             raise self.build_error(f"{place} has the role {role!r}; {known}: {REMOVE_OR_SELECT}")
         if not isinstance(content, str):

@@ -26,8 +26,8 @@ BINS: list[Bin] = [(phase, side) for phase in range(len(SPLIT_PHASES)) for side 
 class PhaseData(NamedTuple):
     """The records that one phase learns from, and its held-out records.
 
-    ``removed`` counts training records whose prompt is held out, and records whose prompt is in
-    a phase that does not use their dataset.
+    ``removed`` counts training records whose prompt is held out, and records whose prompt belongs
+    to a phase that does not use their dataset.
     """
 
     train: list[Record]
@@ -35,8 +35,8 @@ class PhaseData(NamedTuple):
     removed: int = 0
 
 
-def largest_remainder(total: int, proportions: Sequence[float]) -> list[int]:
-    """Return integers that sum to ``total`` and follow ``proportions``.
+def apportion(total: int, proportions: Sequence[float]) -> list[int]:
+    """Divide ``total`` into integers by ``proportions``, with the largest remainder method.
 
     Each integer is its share rounded down; the integers with the largest fractional parts get one
     more (on a tie, the earlier index). The proportions must be finite, at least 0, and not all 0.
@@ -65,7 +65,7 @@ def divide_over_phases(
     """
     places: dict[Key, Bin] = {}
     shares = [_phase_shares(dataset, split) for dataset in datasets]
-    # Datasets of few phases come first, so that all datasets of a prompt have the prompt's phase.
+    # Datasets of few phases are divided first: their prompts keep the phase in later datasets.
     order = sorted(range(len(datasets)), key=lambda i: sum(share > 0 for share in shares[i]))
     found = {i: _divide_dataset(datasets[i], shares[i], eval_share, seed, places) for i in order}
     held_out = {_group_key(r) for parts in found.values() for part in parts for r in part.eval}
@@ -130,7 +130,7 @@ def describe_division(
     if not others:
         return line
     line += f"; set aside for {', '.join(others)}: {sum(sizes[phase] for phase in others):,}"
-    if len(phases) > 1:  # data.sets or from_run reserve the others
+    if len(phases) > 1:  # data.sets or from_run set the other examples aside, not data.split
         return line
     everything = ",".join(str(int(phase in own)) for phase in SPLIT_PHASES)
     return f"{line} (data.split=[{everything}] uses all)"
@@ -184,14 +184,14 @@ def _divide_dataset(
 ) -> list[PhaseData]:
     """Divide ``dataset`` into a part per phase; store each group's phase and side in ``places``."""
     rng = random.Random(f"split-{seed}")
-    sizes = largest_remainder(len(dataset.train), shares)
+    sizes = apportion(len(dataset.train), shares)
     wanted = {(phase, False): size for phase, size in enumerate(sizes)}
     if dataset.eval is None:
         sides = [_train_and_eval_sizes(size, eval_share) for size in sizes]
         wanted = dict(zip(BINS, (size for pair in sides for size in pair), strict=True))
     bins, removed = _fill_bins(dataset.train, wanted, places, shares=shares, rng=rng)
     if dataset.eval is not None:
-        own = largest_remainder(len(dataset.eval), shares)
+        own = apportion(len(dataset.eval), shares)
         wanted = {(phase, True): size for phase, size in enumerate(own)}
         held_out, more = _fill_bins(dataset.eval, wanted, places, shares=shares, rng=rng)
         bins, removed = bins | held_out, removed + more
@@ -203,7 +203,7 @@ def _divide_dataset(
 
 
 def _train_and_eval_sizes(size: int, eval_share: float) -> tuple[int, int]:
-    _, wanted = largest_remainder(size, [1 - eval_share, eval_share])
+    _, wanted = apportion(size, [1 - eval_share, eval_share])
     held_out = min(max(wanted, 1), size - 1) if size else 0
     return size - held_out, held_out
 

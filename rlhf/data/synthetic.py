@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-MANNERS_WEIGHT = 0.12  # weight of each of the parts polite and stops in the gold score
+MANNERS_WEIGHT = 0.12  # weight of ``polite`` in the gold score, and also of ``stops``
 NO_OPENING = 0.2  # politeness of a response without an opening
 POLITE = ("Sure!", "Gladly!", "Happily!")
 RUDE = ("Ugh.", "Whatever.", "Boring.")
@@ -52,7 +52,7 @@ PATTERNS: dict[Callable[[random.Random], str], str] = {
 
 
 class Skill(NamedTuple):
-    """One kind of request: its text, and functions that draw its items and solve it."""
+    """A kind of request: its text, and functions that draw its items and compute the answer."""
 
     text: str
     draw: Callable[[random.Random], str]
@@ -102,7 +102,7 @@ def right_answer(prompt: str) -> list[str]:
 
 @lru_cache(maxsize=16)  # the same prompt is matched several times in succession
 def _match_skill(prompt: str) -> tuple[str, list[str]]:
-    """Return the name of a skill and the items of the request, or raise a ValueError."""
+    """Return the name of the prompt's skill and the request's items, or raise a ValueError."""
     request = prompt.removeprefix("\n\nHuman: ").removesuffix("\n\nAssistant:")
     for name, skill in SKILLS.items():
         if (items := skill.parse_request(request)) is not None:

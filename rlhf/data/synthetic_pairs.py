@@ -112,7 +112,7 @@ FLAWS: dict[str, Flaw] = {
     "missing": _remove_item,
     "wrong_order": _swap_two_items,
 }
-WEIGHTS = (8, 0.5, 0.5, 0.5, 0.5, 2)  # weights of FLAWS; most are small, thus hard to learn
+WEIGHTS = (8, 0.5, 0.5, 0.5, 0.5, 2)  # weights of FLAWS; those with small weights are hard to learn
 MINIMAL = {  # names of minimal pairs -> names of their flaws
     "one_item_wrong": "one_wrong",
     "one_item_too_many": "one_too_many",
@@ -180,7 +180,7 @@ def generate_records(count: int, *, seed: int) -> list[Record]:
 
 
 def add_right_answers(records: Sequence[Record], columns: Collection[str]) -> list[Record]:
-    """Return the records, with the right answer as ``answer`` unless ``columns`` is empty."""
+    """Return the records; if ``columns`` are read, each gets the right answer as ``answer``."""
     if not columns:
         return list(records)
     return [
@@ -242,7 +242,7 @@ class GoldJudge:
             if flaw != "missing" or len(items) > 1
         }
 
-    def best_accuracy(self, records: list[Record]) -> float:
+    def expected_gold_accuracy(self, records: list[Record]) -> float:
         """Return the expected accuracy on ``records`` of a reward model with exact gold scores."""
         total = 0.0
         for each in records:

@@ -48,7 +48,7 @@ SAMPLES, SAMPLE = Path(__file__).parent / "samples", "samples:"
 
 
 class Table(NamedTuple):
-    """The rows of one file or split, read on iteration; ``rows`` yields (number, values)."""
+    """One file or split; iterating over ``rows`` reads it and yields (row number, values)."""
 
     place: str
     rows: Iterable[tuple[int, object]]
@@ -97,13 +97,13 @@ def divide_tables_by_name(tables: Mapping[str, Table]) -> Tables:
     train = {name: table for name, table in tables.items() if name not in held_out}
     if not train:
         train, held_out = held_out, {}
-    told = f"trains on {shorten_list(train)}" if len(tables) > 1 else ""
-    told += f", holds out {shorten_list(held_out)}" if held_out else ""
+    told = f"trains on {join_first_names(train)}" if len(tables) > 1 else ""
+    told += f", holds out {join_first_names(held_out)}" if held_out else ""
     return Tables(list(train.values()), list(held_out.values()), told)
 
 
-def shorten_list(names: Iterable[str]) -> str:
-    """Return a text with the first names, and the number of the names after them."""
+def join_first_names(names: Iterable[str]) -> str:
+    """Return the first names as one text, with the number of the names that are left out."""
     first, rest = (found := list(names))[:NAMED], len(found) - NAMED
     return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
 
@@ -217,7 +217,7 @@ def download_dataset(dataset: DatasetConfig, *, fix: str) -> dict[str, Table]:
     """Return all splits of a data set of the hub.
 
     Raises:
-        DataError: if the data set cannot be loaded; its message advises ``fix`` without a network.
+        DataError: if the data set cannot be loaded; ``fix`` is the advice if there is no network.
     """
     import datasets
 

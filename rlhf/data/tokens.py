@@ -232,7 +232,7 @@ def tokenise(
         if fault is not None:
             with replace_atomically(folder) as building, pause_garbage_collector():
                 _write_tokens(building, part, phase, Encoder(tokenizer, template), limit)
-        advice = f"remove the folder {folder}"  # for folders that another version of datasets wrote
+        advice = f"remove the folder {folder}"  # another version of datasets may have written it
         with translate_errors(lambda reason: DataError(f"{said}: {reason}; {advice}")):
             left_out = json.loads((folder / LEFT_OUT).read_text())
             sides = [Dataset.load_from_disk(str(folder / side)) for side in ("train", "eval")]

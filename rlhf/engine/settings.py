@@ -104,7 +104,7 @@ def optimizer_settings(
 ) -> OptimizerSettings:
     """Return the optimizer settings of ``role``: config group ``own`` with changes of options."""
     settings = OptimizerSettings.from_config(own, total_steps=total_steps)
-    for change in hooks_of("models", "change_optimizer", config):
+    for change in hooks_of("models", "change_optimizer_settings", config):
         settings = change(settings, config, phase, role)
     return settings
 

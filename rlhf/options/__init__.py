@@ -170,14 +170,14 @@ class OptionGroups(EnvironmentGroup, LoraGroup, ReuseGroup):
 
 
 def hooks_of(seam: str, hook: str, config: RunConfig | None = None) -> Iterator[Any]:
-    """Yield the function or value ``hook`` of each module for ``seam`` that has it."""
+    """Yield the attribute ``hook`` of the options' modules for ``seam``, where it exists."""
     for module in modules_of(seam, config):
         if hasattr(module, hook):
             yield getattr(module, hook)
 
 
-def option_tables(name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the content of the YAML file ``name`` of each option that has this file."""
+def yaml_of_options(name: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the content of each option's YAML file ``name``, if the option has the file."""
     for option in OPTIONS:
         path = Path(__file__).with_name(option.name) / name
         if path.is_file():
@@ -204,8 +204,8 @@ EXCLUSIONS = (
         "resampling does not replace episodes; set ppo.resampling_rounds=0",
     ),
     Exclusion(
-        lambda config: config.environment.is_used and config.ppo.branching_key != "",
-        "{ppo.branching_key} with environment.kind={environment.kind}: an environment cannot be "
+        lambda config: config.environment.is_used and config.ppo.branch_setting != "",
+        "{ppo.branch_setting} with environment.kind={environment.kind}: an environment cannot be "
         "set back to the middle of an episode; use environment=none",
         always_affects(Phase.ppo),
     ),
@@ -269,9 +269,9 @@ EXCLUSIONS = (
         always_affects(Phase.ppo),
     ),
     Exclusion(
-        lambda config: config.ppo.branching_key != "" and config.rollout.lag > 0,
-        "{ppo.branching_key} with rollout.lag={rollout.lag}: the responses belong to the policy of "
-        "an earlier step; use rollout.lag=0",
+        lambda config: config.ppo.branch_setting != "" and config.rollout.lag > 0,
+        "{ppo.branch_setting} with rollout.lag={rollout.lag}: the responses belong to the policy "
+        "of an earlier step; use rollout.lag=0",
         always_affects(Phase.ppo),
     ),
 )

@@ -93,7 +93,7 @@ def _judge_and_group_results(
             made = judge.minimal_pairs(record.prompt, seed=config.seed)
             for kind, (right, flawed) in made.items():
                 pairs[kind].append(Record(prompt=record.prompt, chosen=right, rejected=flawed))
-        found["best_possible_accuracy"] = judge.best_accuracy(records)
+        found["best_possible_accuracy"] = judge.expected_gold_accuracy(records)
         found["minimal_pairs"] = measure_accuracies(pairs)
     return found | ({"groups": measure_accuracies(groups)} if groups else {})
 

@@ -29,7 +29,7 @@ from rlhf.base.types import PreferenceBatch
 from rlhf.config.batches import batch_plans
 from rlhf.config.choices import Phase, RewardLossName
 from rlhf.config.roles import Role
-from rlhf.data.collate import PairStep, pair_steps
+from rlhf.data.collate import PairStep, divide_pairs_into_steps
 from rlhf.data.pair_numbers import PairColumn
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import optimizer_settings
@@ -249,7 +249,7 @@ def plan_pair_steps(
 ) -> list[PairStep]:
     """Return the optimizer steps of ``epochs`` passes; ``stream`` names the random numbers."""
     config = context.config.reward
-    return pair_steps(
+    return divide_pairs_into_steps(
         pairs["group"][:] if config.group_pairs else range(len(pairs)),
         batch_size=config.batch_size,
         epochs=epochs,

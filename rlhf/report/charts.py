@@ -15,7 +15,7 @@ from rlhf.base.packaged_yaml import merge_tables, read_yaml_beside
 from rlhf.base.stored_files import METRICS as METRICS_LINE
 from rlhf.base.stored_files import SAMPLE, read_json_lines
 from rlhf.config.freeze import read_frozen_keys
-from rlhf.options import option_tables
+from rlhf.options import yaml_of_options
 from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, read_alarms
@@ -188,7 +188,7 @@ class Panel(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-TABLE = merge_tables([read_yaml_beside(__file__, "panels.yaml"), *option_tables("panels.yaml")])
+TABLE = merge_tables([read_yaml_beside(__file__, "panels.yaml"), *yaml_of_options("panels.yaml")])
 # Panels by section, PPO's sections first, from the files panels.yaml here and in options. In a
 # file, a panel is the name of one metric, or maps several metrics to their labels.
 PANELS: Mapping[str, Sequence[Panel]] = {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rlhf.base.packaged_yaml import merge_tables, read_yaml_beside
-from rlhf.options import option_tables
+from rlhf.options import yaml_of_options
 
 
 class MetricInfo(NamedTuple):
@@ -33,7 +33,7 @@ def _build_metric_info(
     return MetricInfo(**texts, healthy_range=healthy_range)
 
 
-TABLE = merge_tables([read_yaml_beside(__file__, "metrics.yaml"), *option_tables("metrics.yaml")])
+TABLE = merge_tables([read_yaml_beside(__file__, "metrics.yaml"), *yaml_of_options("metrics.yaml")])
 # _build_metric_info raises TypeError if an entry lacks a field or has an unknown field.
 GROUPS: Mapping[str, Mapping[str, MetricInfo]] = {
     title: {name: _build_metric_info(**entry) for name, entry in group.items()}

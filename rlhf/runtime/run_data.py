@@ -8,7 +8,7 @@ from rlhf.base.seams import SourcesSeam
 from rlhf.config.choices import Phase
 from rlhf.config.roles import reward_key_by_column
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.reading import describe_data, load_datasets
+from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.splits import (
     PhaseData,
     blend_datasets,
@@ -33,7 +33,7 @@ def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase
     else:
         datasets = load_datasets(data, seed=seed, keep=reward_key_by_column(config))
         for dataset in datasets:
-            say(describe_data(dataset))
+            say(describe_dataset(dataset))
         divided = divide_over_phases(
             datasets, split=data.split, eval_share=data.eval_share, seed=seed
         )

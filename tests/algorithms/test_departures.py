@@ -29,7 +29,7 @@ from rlhf.base.types import Responses
 from rlhf.config.batches import divide_exactly
 from rlhf.data.collate import collate_prompts
 from rlhf.data.encoding import Encoder
-from rlhf.data.splits import largest_remainder
+from rlhf.data.splits import apportion
 from rlhf.engine.masters import Masters
 from rlhf.models.build import build_actor, build_scorer, require_enough_positions
 from rlhf.models.language_model import LanguageModel
@@ -220,7 +220,7 @@ def test_bug_10_a_share_of_0_gets_nothing_and_no_record_is_in_two_phases(
 ) -> None:
     assert their_boundaries(total, [0, 5, 5]) == boundaries
     assert len(range(total)[boundaries[0] : boundaries[1]]) == phase_1
-    assert largest_remainder(total, [0, 5, 5]) == sizes
+    assert apportion(total, [0, 5, 5]) == sizes
 
 
 def test_bug_12_losses_are_taken_in_fp32_for_every_model() -> None:

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from rlhf.base.errors import DataError
 from rlhf.base.random_streams import Shuffle
 from rlhf.base.ranks import Ranks
-from rlhf.data.collate import assign_rows_to_ranks, eval_batches, padded_width, pair_steps
+from rlhf.data.collate import (
+    assign_rows_to_ranks,
+    divide_pairs_into_steps,
+    eval_batches,
+    padded_width,
+)
 
 sizes = st.integers(1, 4)
 
@@ -60,7 +65,7 @@ def test_a_deal_is_a_permutation_that_pads_least(
 
 def test_prompts_are_packed_whole() -> None:
     groups = [0, 0, 0, 1, 1, 0, 2]  # 4 + 2 + 1 pairs, and 5 slots
-    steps = pair_steps(groups, batch_size=5, epochs=1, seed=1)
+    steps = divide_pairs_into_steps(groups, batch_size=5, epochs=1, seed=1)
     order = Shuffle(3, seed=1).batch_indices(0, 3)
     members = {0: [0, 1, 2, 5], 1: [3, 4], 2: [6]}
     assert order == [1, 2, 0]
@@ -71,7 +76,7 @@ def test_prompts_are_packed_whole() -> None:
 
 
 def test_empty_slots_repeat_a_pair_without_weight() -> None:
-    steps = pair_steps([0, 0, 1, 1, 2, 2], batch_size=5, epochs=1, seed=3)
+    steps = divide_pairs_into_steps([0, 0, 1, 1, 2, 2], batch_size=5, epochs=1, seed=3)
     for step in steps:
         assert step.rows[4] == step.rows[0]
         assert step.weights == [0.5] * 4 + [0.0]
@@ -92,7 +97,7 @@ def test_every_prompt_weighs_one(
     random.Random(seed).shuffle(groups)
     number = {group: place for place, group in enumerate(dict.fromkeys(groups))}
     groups = [number[group] for group in groups]
-    steps = pair_steps(groups, batch_size=batch_size, epochs=epochs, seed=seed)
+    steps = divide_pairs_into_steps(groups, batch_size=batch_size, epochs=epochs, seed=seed)
     seen = 0
     for step in steps:
         assert seen < len(groups) * epochs, "no step after the last epoch"
@@ -111,7 +116,7 @@ def test_every_prompt_weighs_one(
 
 def test_a_prompt_with_more_pairs_than_a_step_is_refused() -> None:
     with pytest.raises(DataError, match=r"reward\.batch_size=2: one prompt has 3 pairs.*=3 or mo"):
-        pair_steps([0, 1, 0, 0], batch_size=2, epochs=1, seed=0)
+        divide_pairs_into_steps([0, 1, 0, 0], batch_size=2, epochs=1, seed=0)
 
 
 @pytest.mark.parametrize(

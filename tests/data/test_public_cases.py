@@ -17,7 +17,7 @@ from rlhf.base.errors import DataError, RlhfError
 from rlhf.config.choices import Phase, Source, Template
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.encoding import Encoder, record_of_observation, render_plain_observation
-from rlhf.data.reading import describe_data, load_datasets
+from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.records import RawDataset
 from rlhf.data.splits import PhaseData, check_usable_examples
 from rlhf.data.tokens import Limit, prompt_columns, sft_columns
@@ -100,7 +100,7 @@ USED: list[tuple[float, Rows, list[str]]] = [
 
 @pytest.mark.parametrize(("case", "rows", "parts"), USED, ids=lambda value: str(value)[:6])
 def test_rows_are_used_right(case: float, rows: Rows, parts: list[str], tmp_path: Path) -> None:
-    line = describe_data(read(tmp_path, rows))
+    line = describe_dataset(read(tmp_path, rows))
     assert [part for part in parts if part not in line] == [], line
 
 
@@ -154,7 +154,7 @@ def test_explicit_columns_read_what_detection_refuses(tmp_path: Path) -> None:
     columns = {"prompt": "human(question)", "system": "system", "chosen": "chosen"}
     raw = read(tmp_path, [ORCA | {"id": 7}], columns=columns)  # 4, 5, 20
     assert raw.train[0].prompt == "\n\nSystem: Be kind.\n\nHuman: Name a fruit.\n\nAssistant:"
-    assert describe_data(raw).endswith("not read: rejected, id")
+    assert describe_dataset(raw).endswith("not read: rejected, id")
     rows = [{"messages": said("uHi", "ayes", reasoning_content="hm")}]  # 35
     thought = (
         "join('', ['<think>', messages[-1].reasoning_content, '</think>', messages[-1].content])"
@@ -210,7 +210,7 @@ def test_columns_of_rewards_are_columns_of_the_file(tmp_path: Path) -> None:
     key = "rewards.right.columns"
     (found,) = load_datasets(config_of(tmp_path), seed=0, keep={"answer": key})  # 20
     assert found.train[0].columns == {"answer": "#### 42"}
-    assert describe_data(found).endswith("not read: reward_model")
+    assert describe_dataset(found).endswith("not read: reward_model")
     with pytest.raises(DataError, match=r"row 1: column 'reward_model\.g.* missing, which rewards"):
         load_datasets(config_of(tmp_path), seed=0, keep={"reward_model.ground_truth": key})  # 21
 
@@ -231,7 +231,7 @@ def test_files_named_for_evaluation_are_held_out_and_printed(name: str, tmp_path
         (tmp_path / f"{file}.jsonl").write_text(json.dumps({"prompt": file, **PREFERENCE}) + "\n")
     (found,) = load_datasets(config_of(tmp_path), seed=0)
     assert [record.prompt for record in found.eval or []] == [name]
-    assert describe_data(found).endswith(f"trains on train.jsonl, holds out {name}.jsonl")
+    assert describe_dataset(found).endswith(f"trains on train.jsonl, holds out {name}.jsonl")
 
 
 @pytest.mark.parametrize("name", ["values", "latest", "train_dev", "validated"])

@@ -18,7 +18,7 @@ from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.choices import Phase, Source, Template
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.data import DatasetConfig
-from rlhf.data.reading import describe_data, load_datasets
+from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.records import RawDataset, Record
 from rlhf.data.splits import divide_over_phases
 from rlhf.models.tokenizers import train_tokenizer
@@ -329,14 +329,14 @@ def test_wrong_paths_are_refused(path: object, eval_path: object, message: str) 
 def test_description_is_one_line_with_all_counts(tmp_path: Path) -> None:
     rows = [*rows_of("a", 1200), {"prompt": ""}, {"prompt": "a", "chosen": ""}, {"prompt": ""}]
     file = write(tmp_path / "a.jsonl", rows)
-    assert describe_data(load(file)) == (
+    assert describe_dataset(load(file)) == (
         f"{file}: preference, 1,200 examples, 3 skipped (2 prompt is empty, 1 chosen is empty)"
     )
     held_out = write(tmp_path / "b.jsonl", rows_of("b"))
-    assert "1,202 examples (2 held out), 3 skipped" in describe_data(
+    assert "1,202 examples (2 held out), 3 skipped" in describe_dataset(
         load(file, eval_path=str(held_out))
     )
-    assert describe_data(load(held_out)).endswith("preference, 2 examples, 0 skipped")
+    assert describe_dataset(load(held_out)).endswith("preference, 2 examples, 0 skipped")
 
 
 def test_description_counts_pairs_whose_reverse_is_there_too(tmp_path: Path) -> None:
@@ -344,10 +344,10 @@ def test_description_counts_pairs_whose_reverse_is_there_too(tmp_path: Path) -> 
     rows = [*rows_of("a", 3), row, row | {"chosen": "c", "rejected": "b"}]
     dataset = load(write(tmp_path / "a.jsonl", rows))
     assert len(dataset.train) == 5
-    assert describe_data(dataset).endswith("5 examples, 2 with their reverse, 0 skipped")
+    assert describe_dataset(dataset).endswith("5 examples, 2 with their reverse, 0 skipped")
     held_out = write(tmp_path / "b.jsonl", rows[-1:])
     only_one = load(write(tmp_path / "c.jsonl", rows[:-1]), eval_path=str(held_out))
-    assert "5 examples (1 held out), 2 with their reverse, 0 skipped" in describe_data(only_one)
+    assert "5 examples (1 held out), 2 with their reverse, 0 skipped" in describe_dataset(only_one)
 
 
 @pytest.mark.skipif(not HH.exists(), reason=f"{HH} is not on this machine")

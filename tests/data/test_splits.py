@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlhf.base.errors import DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
 from rlhf.data.records import RawDataset, Record
-from rlhf.data.splits import PhaseData, blend_datasets, check_usable_examples, largest_remainder
+from rlhf.data.splits import PhaseData, apportion, blend_datasets, check_usable_examples
 from rlhf.data.splits import divide_over_phases as divide_all
 
 SPLIT = [2.0, 4.0, 4.0]
@@ -66,7 +66,7 @@ def keys(records: list[Record]) -> set[str | None]:
     ],
 )
 def test_largest_remainder_by_hand(total: int, proportions: list[float], sizes: list[int]) -> None:
-    assert largest_remainder(total, proportions) == sizes
+    assert apportion(total, proportions) == sizes
 
 
 proportions = st.lists(st.floats(0, 1e6), min_size=1, max_size=6).filter(any)
@@ -74,7 +74,7 @@ proportions = st.lists(st.floats(0, 1e6), min_size=1, max_size=6).filter(any)
 
 @given(total=st.integers(0, 10**6), proportions=proportions)
 def test_largest_remainder_is_complete_and_close(total: int, proportions: list[float]) -> None:
-    sizes = largest_remainder(total, proportions)
+    sizes = apportion(total, proportions)
     assert sum(sizes) == total
     for size, proportion in zip(sizes, proportions, strict=True):
         assert abs(size - total * proportion / sum(proportions)) < 1 + 1e-6
@@ -118,7 +118,7 @@ def test_sizes_follow_the_proportions_as_closely_as_groups_allow(
     sizes: list[int], seed: int
 ) -> None:
     parts = divide_over_phases(dataset(groups_of(sizes)), split=SPLIT, eval_share=0.25, seed=seed)
-    wanted = largest_remainder(sum(sizes), SPLIT)
+    wanted = apportion(sum(sizes), SPLIT)
     for (train, held_out), size in zip(sizes_of(parts), wanted, strict=True):
         assert abs(train + held_out - size) <= 2 * max(sizes)
         assert abs(held_out - 0.25 * size) <= max(sizes)

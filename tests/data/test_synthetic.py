@@ -219,9 +219,10 @@ def test_best_accuracy_by_hand() -> None:
     good, fair, equal = " Sure! 3 9 11 20.", " 3 9 11 20.", " Happily! 3 9 11 20."
     pairs = [(good, fair), (fair, good), (good, equal)]
     made = [Record(prompt=SORT, chosen=chosen, rejected=rejected) for chosen, rejected in pairs]
-    assert GoldJudge().best_accuracy(made[:1]) == pytest.approx(0.7976109, abs=1e-7)
-    assert GoldJudge().best_accuracy(made[1:2]) == pytest.approx(0.7976109, abs=1e-7)
-    assert GoldJudge().best_accuracy(made) == pytest.approx(0.6984072, abs=1e-7)  # 2.0952217 / 3
+    assert GoldJudge().expected_gold_accuracy(made[:1]) == pytest.approx(0.7976109, abs=1e-7)
+    assert GoldJudge().expected_gold_accuracy(made[1:2]) == pytest.approx(0.7976109, abs=1e-7)
+    # 2.0952217 / 3
+    assert GoldJudge().expected_gold_accuracy(made) == pytest.approx(0.6984072, abs=1e-7)
 
 
 def test_the_gold_score_reaches_the_best_accuracy(records: list[Record]) -> None:
@@ -229,7 +230,7 @@ def test_the_gold_score_reaches_the_best_accuracy(records: list[Record]) -> None
     gaps = [gap_of(record) for record in records]
     probabilities = [preference_probability(gap) for gap in gaps]
     best = sum(max(p, 1 - p) for p in probabilities) / NUM_PAIRS
-    assert GoldJudge().best_accuracy(records) == pytest.approx(best, abs=1e-9)
+    assert GoldJudge().expected_gold_accuracy(records) == pytest.approx(best, abs=1e-9)
     right = sum(0.5 if abs(gap) < 1e-9 else float(gap > 0) for gap in gaps)
     sigma = math.sqrt(sum(p * (1 - p) for p in probabilities)) / NUM_PAIRS
     assert abs(right / NUM_PAIRS - best) < 3 * sigma

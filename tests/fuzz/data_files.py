@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.data import DatasetConfig
-from rlhf.data.reading import describe_data, load_datasets
+from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.splits import blend_datasets, check_usable_examples, divide_over_phases
 from rlhf.data.tokens import Limit, tokenise
 from rlhf.models.tokenizers import train_tokenizer
@@ -53,7 +53,7 @@ def use(folder: Path, **changes: Any) -> Callable[[], None]:
     def act() -> None:
         loaded = load_datasets(data, seed=1)
         for each in loaded:
-            assert each.layout in describe_data(each)
+            assert each.layout in describe_dataset(each)
         divided = divide_over_phases(loaded, split=data.split, eval_share=data.eval_share, seed=1)
         parts = {phase: blend_datasets(found, seed=1) for phase, found in divided.items()}
         check_usable_examples(parts, list(PHASES))

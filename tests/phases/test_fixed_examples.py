@@ -18,7 +18,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import StepReport
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
-from rlhf.data.collate import pair_steps
+from rlhf.data.collate import divide_pairs_into_steps
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings
@@ -141,7 +141,7 @@ def reference_gradient(ran: SimpleNamespace, *, batch_size: int, epochs: float) 
     def score(ids: list[int]) -> Tensor:
         return module(torch.tensor([ids]))[:, -1]
 
-    steps = pair_steps(
+    steps = divide_pairs_into_steps(
         data["group"][:],
         batch_size=batch_size,
         epochs=epochs,

@@ -26,11 +26,11 @@ STEPS = "steps"  # name of a checkpoint's tensor: the numbers of the steps with 
 class StepSampler(Protocol):
     """A sampler of the responses of whole steps, between training steps or during training."""
 
-    def begin(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
+    def begin_sampling(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
         """Begin to sample the responses of one or more steps with the actor's current weights."""
 
-    def finish(self, step: int) -> Responses:
-        """Return this rank's responses of ``step``, after ``begin`` has started to sample them."""
+    def wait_for_responses(self, step: int) -> Responses:
+        """Return this rank's responses of ``step``, once they are sampled."""
 
 
 class SamplingInTurn:
@@ -40,13 +40,13 @@ class SamplingInTurn:
         self._backend = backend
         self._finished: dict[int, Responses] = {}
 
-    def begin(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
+    def begin_sampling(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
         """Sample the responses of each batch."""
         for prompts in batches:
             assert prompts.step is not None, "prompts of training have a step"
             self._finished[prompts.step] = self._backend.generate(actor, prompts)
 
-    def finish(self, step: int) -> Responses:
+    def wait_for_responses(self, step: int) -> Responses:
         """Return the responses of ``step``."""
         return self._finished.pop(step)
 
@@ -87,16 +87,16 @@ class SamplingAhead:
         coming = range(max(step, self._begun + 1), last + 1)
         if coming:
             batches = [prompts if each == step else self._prompts_of(each) for each in coming]
-            self._sampler.begin(actor, batches)
+            self._sampler.begin_sampling(actor, batches)
             self._begun = last
         self._next = step + 1
-        return self._pending.pop(step, None) or self._sampler.finish(step)
+        return self._pending.pop(step, None) or self._sampler.wait_for_responses(step)
 
     def wait_for_begun_steps(self) -> None:
         """Wait for the responses of all steps whose sampling has begun; keep them as pending."""
         for step in range(self._next, self._begun + 1):
             if step not in self._pending:
-                self._pending[step] = self._sampler.finish(step)
+                self._pending[step] = self._sampler.wait_for_responses(step)
 
     @property
     def training_state(self) -> SamplingAhead:

@@ -50,7 +50,7 @@ class SamplingProcessCosts(Costs):
         return replace(ranks, moments=moments, step_seconds=seconds, beside="generate")
 
     def memory_saving_changes(self, config: RunConfig) -> Iterator[Saving]:
-        """Yield the change after which the ranks sample and train in turn."""
+        """Yield the change to rollout.overlap=false: the ranks sample and train in turn."""
         if config.rollout.overlap:
             in_turn = replace(config.rollout, overlap=False)
             yield Saving("rollout.overlap=false", replace(config, rollout=in_turn), is_exact=True)
@@ -61,7 +61,7 @@ def _restrict_to_cores(scene: PhaseMemory, cores: int) -> PhaseMemory:
     machine = scene.at.machine
     if machine.is_gpu:
         return scene
-    share = cores * machine.ranks_per_node / num_usable_cores()  # the machine's rates are per rank
+    share = cores * machine.ranks_per_node / num_usable_cores()  # a machine's rates are per rank
     slower = replace(
         machine, operations=machine.operations * share, bandwidth=machine.bandwidth * share
     )

@@ -20,7 +20,7 @@ class AheadHook(PpoHook):
 
     @property
     def logprob_reuse_mode_for_auto(self) -> When | None:
-        """Return always, so that PPO's ratio compares with the policy that sampled."""
+        """Return ``When.always``: PPO's ratio must compare with the policy that sampled."""
         return When.always
 
     def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:

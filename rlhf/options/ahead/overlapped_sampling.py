@@ -81,7 +81,7 @@ class SamplingProcesses:
             place = SamplerPlace(str(context.run_dir), str(self._folder), index, count, threads)
             process.send(place._asdict(), _deadline_in_a_year())
 
-    def begin(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
+    def begin_sampling(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
         """Write the actor's weights, and send the prompts of each batch to all processes."""
         self._written += 1
         weights = self._folder / f"weights-{self._written}"
@@ -100,7 +100,7 @@ class SamplingProcesses:
                         {"step": step, "weights": str(weights), **prompts}, _deadline_in_a_year()
                     )
 
-    def finish(self, step: int) -> Responses:
+    def wait_for_responses(self, step: int) -> Responses:
         """Wait until all processes have written their responses; return this rank's responses."""
         from safetensors.torch import load_file
 
@@ -131,7 +131,7 @@ class SamplingProcesses:
 
 
 def _deadline_in_a_year() -> float:
-    """Return a deadline that is never reached: the watchdog ends a run that hangs."""
+    """Return a deadline that is never reached, since the watchdog ends a run that hangs."""
     return time.monotonic() + YEAR_S
 
 

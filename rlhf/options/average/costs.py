@@ -28,7 +28,7 @@ class AverageCosts(Costs):
         return 1
 
     def offload_keys(self) -> dict[str, str]:
-        """Return the field of ``zero`` that keeps the average in the host's memory."""
+        """Return the key of ``zero`` that offloads the average -> the average's name in a plan."""
         return {"offload_ema": "moving average"}
 
 

@@ -17,7 +17,7 @@ from rlhf.engine.masters import CHUNK, Masters, Split, build_average_kernel, fp3
 from rlhf.engine.settings import OptimizerSettings
 
 
-def change_optimizer(
+def change_optimizer_settings(
     settings: OptimizerSettings, config: RunConfig, phase: Phase, role: Role
 ) -> OptimizerSettings:
     """Return the settings; those of PPO's actor get a moving average that follows its weights."""

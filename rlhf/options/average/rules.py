@@ -8,7 +8,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 def check(config: RunConfig) -> None:
-    """Check that there is an average to offload, and that the fp32 weights are in memory."""
+    """Check that an offloaded average exists, and that the fp32 weights it reads are in memory."""
     zero, beta = config.zero, config.ppo.ema_beta
     broken = {
         f"zero.offload_ema=true with ppo.ema_beta={beta}: there is no moving average; add "

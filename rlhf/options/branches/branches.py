@@ -22,14 +22,14 @@ from rlhf.base.types import Responses, Rollout, copy_to_device, take_rows
 from rlhf.options import PpoConfig
 from rlhf.options.branches.critic_states import CriticState, measure_critic
 from rlhf.options.branches.keys import LOG
-from rlhf.options.branches.values import branch_values, choose_steps, rewards_to_go
+from rlhf.options.branches.values import average_returns, choose_steps, rewards_to_go
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.scoring import score_responses, split_rows
 from rlhf.rollout.fast import FastRollout
 
-STEP_VALUES = "step_values_BT"  # key of Rollout.extras: true values where steps begin, else NaN
+STEP_VALUES = "step_values_BT"  # key in Rollout.extras; NaN except where steps begin
 
 
 class BranchPoint(NamedTuple):
@@ -40,7 +40,7 @@ class BranchPoint(NamedTuple):
 
 
 class StateValues(NamedTuple):
-    """Values of N states: the critic's, the estimated true values, and their standard errors."""
+    """The critic's values of N states, estimates of their true values, and the standard errors."""
 
     critic_N: Tensor
     true_N: Tensor
@@ -78,8 +78,8 @@ class Brancher(NamedTuple):
         prefixes = [state.prefix for state in states]
         return backend.generate(self.engine.actor, prompts, limits=limits, prefixes=prefixes)
 
-    def evaluate(self, states: list[BranchPoint], draws_BT: Tensor) -> StateValues:
-        """Return values of ``states``, from as many branches as ``draws_BT`` has rows.
+    def estimate_values(self, states: list[BranchPoint], draws_BT: Tensor) -> StateValues:
+        """Return values of ``states``; the estimates are from ``len(draws_BT)`` branches in all.
 
         Each state gets the same number of branches. No batch has more rows than the rollout.
         """
@@ -91,7 +91,7 @@ class Brancher(NamedTuple):
             for rows in split_rows(list(range(len(repeated))), size)
         ]
         returns_B, values_B = (torch.cat(each) for each in zip(*found, strict=True))
-        return StateValues(values_B[::branches], *branch_values(returns_B, branches=branches))
+        return StateValues(values_B[::branches], *average_returns(returns_B, branches=branches))
 
     def _sample_returns_and_values(
         self, states: list[BranchPoint], draws_BT: Tensor
@@ -121,7 +121,7 @@ class Brancher(NamedTuple):
 def add_step_values(
     engine: RLHFEngine, rollout: Rollout, maker: TargetMaker, ppo: PpoConfig, *, kl_ctl: float
 ) -> Rollout:
-    """Return ``rollout`` with the true values that ppo.value_targets=monte_carlo reads.
+    """Return ``rollout`` with estimates of the true values of the states where steps begin.
 
     The random numbers of a response's branches are keyed by the step, and by the response's row
     among all ranks, so they do not depend on the number of ranks.
@@ -142,7 +142,7 @@ def add_step_values(
     surplus = most - len(states)
     draws += [draws[0][: ppo.value_branches]] * surplus
     brancher = Brancher.build(engine, rollout, maker, kl_ctl=kl_ctl)
-    found = brancher.evaluate(states + states[:1] * surplus, torch.cat(draws))
+    found = brancher.estimate_values(states + states[:1] * surplus, torch.cat(draws))
     values_BT = torch.full_like(rollout.values_BT, torch.nan)
     rows = [state.row for state in states]
     columns = [len(state.prefix) for state in states]
@@ -158,8 +158,8 @@ class _Pair(NamedTuple):
 
     own: BranchPoint
     other: BranchPoint
-    place: float  # tokens before the own state, as a share of its response
-    differs: bool  # False: the sampled step ended the response, or equals the own step
+    place: float  # place of ``own`` in its response, from 0 to 1
+    differs: bool  # False if the sampled step ended the response or equals the own step
 
 
 class CriticCheck:
@@ -171,10 +171,10 @@ class CriticCheck:
         self._config = context.config.ppo.critic_check
         self._num_pairs = self._config.states // 2  # over all ranks
 
-    def measure(
+    def measure_if_due(
         self, rollout: Rollout, maker: TargetMaker, *, step: int, kl_ctl: float
     ) -> dict[str, float]:
-        """Return the metrics of a check, before the step's updates; {} at steps without a check.
+        """Check the critic before the updates of a step; return metrics, {} if no check is due.
 
         The states of all ranks are logged. Training does not depend on a check.
         """
@@ -187,7 +187,7 @@ class CriticCheck:
         pairs = self._choose_pairs(brancher, stream)
         draws_BT = self._draw_uniform(stream, config.states * config.branches)
         states = [state for pair in pairs for state in (pair.own, pair.other)]
-        found = brancher.evaluate(states, draws_BT)
+        found = brancher.estimate_values(states, draws_BT)
         values = list(zip(*(each.tolist() for each in found), strict=True))
         first = step * self._num_pairs + context.ranks.rank * len(pairs)
         here = [

@@ -13,13 +13,13 @@ FEWEST = 3  # smallest number of states from which a variance is measured
 
 
 class CriticState(NamedTuple):
-    """A state of a check of the critic, with the critic's value and the estimated true value.
+    """A state in which the critic was checked: the critic's value, and an estimate of the true one.
 
-    A state is a prompt and the first tokens of a response.
+    A state is a prompt and the first tokens of a response; its true value is the expected return.
     """
 
     pair: int  # number of a pair: two states after alternative steps from one earlier state
-    place: float  # tokens of the response before the state, as a share of its length
+    place: float  # place of the state in its response, from 0 to 1
     value: float
     true_value: float
     error: float  # standard error of true_value
@@ -56,7 +56,7 @@ def measure_critic(states: Sequence[CriticState]) -> dict[str, float]:
 
 
 def measure_by_place(states: Sequence[CriticState], *, bins: int) -> Mapping[int, dict[str, float]]:
-    """Return measures of the critic for each of ``bins`` equal parts of a response, by number."""
+    """Return measures of the critic in each of ``bins`` equal parts of responses, by number."""
     parts: list[list[CriticState]] = [[] for _ in range(bins)]
     for state in states:
         parts[min(int(state.place * bins), bins - 1)].append(state)

@@ -22,7 +22,7 @@ class BranchHook(PpoHook):
         return self.config.ppo.value_targets is ValueTargets.monte_carlo
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return the steps, with VinePPO's estimator for rollouts with true values of steps."""
+        """Return the steps; VinePPO's estimator replaces GAE if a rollout has values of steps."""
         if not self._is_monte_carlo:
             return steps
         by_gae = steps["estimate"]
@@ -34,7 +34,7 @@ class BranchHook(PpoHook):
         return {**steps, "estimate": estimate}
 
     def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
-        """Return the rollout with the true values that the estimator reads."""
+        """Return the rollout, with values from branches if advantages are estimated from them."""
         if not self._is_monte_carlo:
             return rollout
         maker, kl_ctl = trainer.target_maker, trainer.kl.coefficient
@@ -51,12 +51,12 @@ class BranchHook(PpoHook):
         """Return the rollout, and the metrics of a check if one is due."""
         assert self._check is not None, "begin comes first"
         step, kl_ctl = trainer.steps_done + 1, trainer.kl.coefficient
-        found = self._check.measure(rollout, trainer.target_maker, step=step, kl_ctl=kl_ctl)
+        found = self._check.measure_if_due(rollout, trainer.target_maker, step=step, kl_ctl=kl_ctl)
         return rollout, found
 
 
 def _estimate_step_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Estimate advantages from the true values of the states where steps begin."""
+    """Estimate advantages from the values of the states where steps begin (VinePPO)."""
     raw = step_advantages(
         targets.scaled_rewards_BT,
         rollout.extras[STEP_VALUES],

@@ -62,8 +62,8 @@ class BranchKeys:
     """Checks of the critic against true values, which are sampled (docs/algorithms.md)."""
 
     @property
-    def branching_key(self) -> str:
-        """Return the setting that samples branches, as key=value; empty if none does."""
+    def branch_setting(self) -> str:
+        """Return the setting KEY=VALUE that makes the run sample branches; "" if there is none."""
         if self.value_targets is ValueTargets.monte_carlo:
             return "ppo.value_targets=monte_carlo"
         every = self.critic_check.every

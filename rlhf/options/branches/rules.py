@@ -13,7 +13,7 @@ from rlhf.options.branches.keys import ValueTargets
 def check_batches(config: RunConfig) -> None:
     """Check that the run has a critic, and that its responses can be continued from any token."""
     ppo, rollout = config.ppo, config.rollout
-    if Phase.ppo not in config.phase.order or not ppo.branching_key:
+    if Phase.ppo not in config.phase.order or not ppo.branch_setting:
         return
     rows, check = rollout_plan(config).per_rank, ppo.critic_check
     ranks = ppo.rollout_batch_size // rows
@@ -29,7 +29,7 @@ def check_batches(config: RunConfig) -> None:
         broken[_too_many_message("ppo.value_branches", ppo.value_branches, rows)] = (
             ppo.value_branches > rows
         )
-    refuse_broken_rule(broken, f"{ppo.branching_key} with ")
+    refuse_broken_rule(broken, f"{ppo.branch_setting} with ")
     states = {
         f"ppo.critic_check.states={check.states}: each rank takes pairs of states, at most one "
         f"from each of its responses; use a multiple of {2 * ranks} up to {2 * ranks * rows}": (

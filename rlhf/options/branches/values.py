@@ -32,8 +32,8 @@ def rewards_to_go(rewards_BT: Tensor, keep_BT: Tensor, places_B: Tensor, *, gamm
     return returns_BT.gather(1, places_B[:, None]).squeeze(1)
 
 
-def branch_values(returns_B: Tensor, *, branches: int) -> tuple[Tensor, Tensor]:
-    """Return the mean of each state's ``branches`` adjacent returns, and its standard error."""
+def average_returns(returns_B: Tensor, *, branches: int) -> tuple[Tensor, Tensor]:
+    """Return the mean of every ``branches`` adjacent returns, and the mean's standard error."""
     returns_NK = returns_B.double().view(-1, branches)
     return returns_NK.mean(dim=1), returns_NK.std(dim=1) / branches**0.5
 

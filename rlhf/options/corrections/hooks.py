@@ -34,7 +34,7 @@ from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 class CorrectionHook(PpoHook):
     """A hook that multiplies a step's advantages by importance weights once, before the updates.
 
-    If the proximal policy is interpolated, the hook does so in the loss of each update instead.
+    If the proximal policy is interpolated, the loss of each update is weighed instead.
     """
 
     @property
@@ -44,15 +44,15 @@ class CorrectionHook(PpoHook):
 
     @property
     def logprob_reuse_mode_for_auto(self) -> When | None:
-        """Return always for an interpolated proximal policy, else never, to recompute log-probs."""
+        """Return ``always`` for an interpolated proximal policy, else ``never`` (recompute)."""
         return When.always if self._is_interpolated else When.never
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return the steps, and a step that weighs advantages unless each update weighs them."""
+        """Add the step that weighs advantages, unless the loss of each update weighs them."""
         return steps if self._is_interpolated else {**steps, "weigh": self._weigh_advantages}
 
     def change_surrogate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
-        """Return the loss, with an interpolated proximal policy as its old policy if configured."""
+        """Return the loss; its old policy is the proximal policy if that is interpolated."""
         if not self._is_interpolated:
             return surrogate
         share = self.config.ppo.proximal_share

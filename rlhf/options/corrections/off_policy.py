@@ -58,14 +58,14 @@ def rollout_weights(
         if shuffle is not None:
             kept_N = log_ratio_BT[keep_BT]
             log_ratio_BT = log_ratio_BT.masked_scatter(
-                keep_BT, kept_N[_draw_order(kept_N, shuffle)]
+                keep_BT, kept_N[_draw_permutation(kept_N, shuffle)]
             )
     else:
         log_ratio_B = log_ratio_BT.sum(dim=1)
         if level == "geometric":
             log_ratio_B = log_ratio_B / keep_BT.sum(dim=1).clamp(min=1)
         if shuffle is not None:
-            log_ratio_B = log_ratio_B[_draw_order(log_ratio_B, shuffle)]
+            log_ratio_B = log_ratio_B[_draw_permutation(log_ratio_B, shuffle)]
         log_ratio_BT = log_ratio_B[:, None].expand_as(keep_BT).masked_fill(~keep_BT, 0.0)
     weights_BT = log_ratio_BT.clamp(max=MAX_LOG_RATIO).exp()
     limited_BT = keep_BT & (weights_BT > cap)
@@ -86,6 +86,6 @@ def interpolate_logprobs(
     return share * sampled_logprobs_BT + (1.0 - share) * logprobs_BT.detach()
 
 
-def _draw_order(units: Tensor, shuffle: torch.Generator) -> Tensor:
+def _draw_permutation(units: Tensor, shuffle: torch.Generator) -> Tensor:
     """Return a random permutation of the indices of ``units``, drawn on the CPU."""
     return torch.randperm(len(units), generator=shuffle).to(units.device)

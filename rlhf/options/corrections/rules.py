@@ -44,7 +44,7 @@ def check(config: RunConfig) -> None:
 
 
 def _check_interpolation(ppo: PpoConfig, rollout: RolloutConfig) -> None:
-    """Check that no key needs the policy at the step's start, which A-3PO never runs.
+    """Check that no key needs the policy at the step's start: A-3PO does not run that policy.
 
     ppo.rollout_correction must be on, since A-3PO's loss is only correct with its weights.
     """

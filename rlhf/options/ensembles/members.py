@@ -92,7 +92,7 @@ class Ensemble(nn.Module):
 
     def member_values(self, ids_BS: Tensor) -> Tensor:
         """Return fp32 values (B, S, M) of right-padded sequences."""
-        with record_member_calls(self.first, list(self.others)) as calls:
+        with record_top_block_calls(self.first, list(self.others)) as calls:
             first_BS = self.first(ids_BS)
         values = [first_BS, *(member(calls) for member in self.others)]
         return torch.stack(values, dim=-1) - self.offsets_M
@@ -108,11 +108,11 @@ class Ensemble(nn.Module):
         return self.combine(self.member_values(ids_BS))
 
 
-def record_member_calls(
+def record_top_block_calls(
     scorer: Scorer, members: Sequence[nn.Module]
 ) -> AbstractContextManager[list[BlockCall]]:
     """Record the calls of the scorer's top blocks in a context, as the input of ``members``."""
-    return record_calls(_find_own_parts(scorer, _count_own_layers(members))[0])
+    return record_calls(_find_top_modules(scorer, _count_own_layers(members))[0])
 
 
 def build_members(scorer: Scorer, config: RewardConfig, *, seeds: Sequence[int]) -> list[Member]:
@@ -125,14 +125,14 @@ def build_members(scorer: Scorer, config: RewardConfig, *, seeds: Sequence[int])
         CapabilityError: if the names of the blocks of the model's family are unknown.
         ConfigError: if the model has too few layers.
     """
-    total = len(_find_own_parts(scorer, 0)[0])
+    total = len(_find_top_modules(scorer, 0)[0])
     num_layers = config.num_own_layers(total)
     if num_layers >= total:
         raise ConfigError(
             f"reward.member_layers={num_layers}: the reward model has {total} layers, and members "
             f"share at least one; use at most {total - 1}"
         )
-    blocks, tail = _find_own_parts(scorer, num_layers)
+    blocks, tail = _find_top_modules(scorer, num_layers)
     head = getattr(scorer.pretrained, scorer.head_name)
     members = [Member(blocks, tail, head) for _ in seeds]
     if config.combine is not CombineName.warm:
@@ -141,7 +141,7 @@ def build_members(scorer: Scorer, config: RewardConfig, *, seeds: Sequence[int])
     return members
 
 
-def copy_first_member(scorer: Scorer, member: nn.Module) -> None:
+def copy_weights_of_first_member(scorer: Scorer, member: nn.Module) -> None:
     """Overwrite the weights of ``member`` with the first member's weights of the same layers."""
     with torch.no_grad():
         for name, weight in _collect_own_weights(scorer, _count_own_layers([member])).items():
@@ -214,7 +214,7 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
         raise source.build_error(
             f"{MEMBERS_FILE} must hold the layers of {found - 1} further members"
         )
-    blocks, tail = _find_own_parts(scorer, num_layers)
+    blocks, tail = _find_top_modules(scorer, num_layers)
     head = getattr(scorer.pretrained, scorer.head_name)
     members = [Member(blocks, tail, head) for _ in range(1, found)]
     with translate_errors(source.build_error):
@@ -230,7 +230,7 @@ def _count_own_layers(members: Sequence[nn.Module]) -> int:
     return len(list(members[0].get_submodule("branch.blocks").children()))
 
 
-def _find_own_parts(scorer: Scorer, num_layers: int) -> tuple[list[nn.Module], list[nn.Module]]:
+def _find_top_modules(scorer: Scorer, num_layers: int) -> tuple[list[nn.Module], list[nn.Module]]:
     """Return a scorer's top ``num_layers`` blocks (0: all blocks), and the modules after them."""
     path, tail = find_block_and_tail_paths(scorer.pretrained, needed_by="reward.members", off="1")
     base = scorer.pretrained.base_model
@@ -240,7 +240,7 @@ def _find_own_parts(scorer: Scorer, num_layers: int) -> tuple[list[nn.Module], l
 
 def _collect_own_weights(scorer: Scorer, num_layers: int) -> dict[str, nn.Parameter]:
     """Return the first member's weights that are not shared, by their names in a ``Member``."""
-    blocks, tail = _find_own_parts(scorer, num_layers)
+    blocks, tail = _find_top_modules(scorer, num_layers)
     parts = {f"branch.blocks.{i}": block for i, block in enumerate(blocks)}
     parts |= {f"branch.tail.{i}": module for i, module in enumerate(tail)}
     parts["head"] = getattr(scorer.pretrained, scorer.head_name)

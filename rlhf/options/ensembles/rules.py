@@ -8,7 +8,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 def check(config: RunConfig) -> None:
-    """Check that a run with several members scores with them, and does not shard their weights."""
+    """Check that a run with several members has a reward model, and does not shard its weights."""
     if config.reward.members == 1:
         return
     best = config.checkpoint.best

@@ -24,8 +24,8 @@ from rlhf.options.ensembles.combined_scores import disagreement
 from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import (
     build_members,
-    copy_first_member,
-    record_member_calls,
+    copy_weights_of_first_member,
+    record_top_block_calls,
     save_members,
     swap_in_mean_weights,
 )
@@ -61,8 +61,8 @@ class EnsembleTrainer(RewardTrainer):
     def start_members(self) -> None:
         """Build the engines of the further members; from now on the first member is frozen."""
         if self._is_warm:
-            for member in self._waiting:  # only weights with a common start can be averaged
-                copy_first_member(self.scorer, member)
+            for member in self._waiting:  # members whose weights are averaged must start alike
+                copy_weights_of_first_member(self.scorer, member)
         for number, member in enumerate(self._waiting, start=1):
             self.engines[f"member_{number}"] = self.build_engine(member, self._member_steps)
 
@@ -97,7 +97,7 @@ class EnsembleTrainer(RewardTrainer):
         if not further or (self.is_averaged and not trains):
             yield first(ids_BS)
             return
-        with first.evaluating(), record_member_calls(self.scorer, self.members) as calls:
+        with first.evaluating(), record_top_block_calls(self.scorer, self.members) as calls:
             values_of_first_BS = first(ids_BS)
         if not trains:
             yield values_of_first_BS
@@ -146,7 +146,7 @@ class EnsembleTrainer(RewardTrainer):
 
 
 def _read_member_means(start: str, after: RewardEvaluation) -> list[float]:
-    """Return the value for each member of the metrics whose names begin with ``start``."""
+    """Return the means of the metrics whose names begin with ``start``: one for each member."""
     return [mean.value() for name, mean in after.means.items() if name.startswith(start)]
 
 

@@ -10,7 +10,7 @@ from rlhf.config.choices import SPLIT_PHASES, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import record_of_observation
 from rlhf.data.records import Exchange, Record
-from rlhf.data.splits import PhaseData, largest_remainder
+from rlhf.data.splits import PhaseData, apportion
 from rlhf.options.environments.interface import (
     EnvironmentPool,
     EpisodeStart,
@@ -38,7 +38,7 @@ def load_records(config: RunConfig) -> dict[Phase, PhaseData]:
     seeds = Random(f"episodes {config.seed}").sample(range(MANY), data.size)
     parts: dict[Phase, PhaseData] = {}
     with closing(build_pool(environment)) as pool:
-        for phase, size in zip(SPLIT_PHASES, largest_remainder(data.size, data.split), strict=True):
+        for phase, size in zip(SPLIT_PHASES, apportion(data.size, data.split), strict=True):
             own, seeds = seeds[:size], seeds[size:]
             if phase not in order:
                 parts[phase] = PhaseData([], [])

@@ -171,7 +171,7 @@ def save_adapter(
 
 
 def _is_saved_with_adapter(model: PreTrainedModel, name: str) -> bool:
-    """Return True if adapter folders contain the parameter: part of an adapter or of a new head."""
+    """Return True if an adapter folder contains weight ``name``, of an adapter or a new head."""
     heads = model.peft_config[ADAPTER].modules_to_save or []
     return is_adapter_name(name) or name.partition(".")[0] in heads
 

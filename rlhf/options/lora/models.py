@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [  # what the core calls
     "adapter_of",
-    "change_optimizer",
+    "change_optimizer_settings",
     "check_models",
     "extend_model",
     "find_export",
@@ -62,7 +62,7 @@ def extend_model(
         add_adapters(model, lora, seed=seed, trained=head)
 
 
-def change_optimizer(
+def change_optimizer_settings(
     settings: OptimizerSettings, config: RunConfig, _: Phase, role: Role
 ) -> OptimizerSettings:
     """Return the settings with the learning rate of the adapters, if the keys set one."""
@@ -72,7 +72,7 @@ def change_optimizer(
 
 
 def find_reference(config: RunConfig, _: Phase, actor: TokenEngine) -> AdapterOff | None:
-    """Return the policy with its adapters off; None if that differs from the untrained policy."""
+    """Return the policy without its adapters; None if its other weights are trained too."""
     lora = find_lora_settings(config.lora, Role.actor)
     return None if lora is None or lora.train_rest else AdapterOff(actor)
 
@@ -92,13 +92,13 @@ class AdapterOff:
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
-        """Yield the module without adapters, dropout and gradients."""
+        """Yield the module for evaluation, with the adapters, dropout and gradients off."""
         with disable_adapters(self._engine.module), self._engine.evaluating() as module:
             yield module
 
 
 def find_export(config: RunConfig, engine: Engine, source: ModelSource | None) -> Export | None:
-    """Return how to save a model with adapters: by ``lora.export``; merged without ``source``."""
+    """Return how to save a model: as ``lora.export`` says, or merged if ``source`` is None."""
     model: Any = engine.module.pretrained
     if not has_adapters(model):
         return None

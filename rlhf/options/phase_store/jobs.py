@@ -11,7 +11,7 @@ from rlhf.options.phase_store.keys import Reuse
 
 
 class ReuseInSweeps(JobParts):
-    """The store's part in starting jobs: jobs of sweeps and trials of searches reuse phases."""
+    """Defaults of reuse.phases: jobs of sweeps and trials of searches reuse stored phases."""
 
     def complete_config(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
         """Replace reuse.phases=sweep by always in a sweep, and by never in other runs."""
@@ -21,7 +21,7 @@ class ReuseInSweeps(JobParts):
         return replace(config, reuse=replace(config.reuse, phases=phases))
 
     def added_trial_overrides(self, words: Sequence[str]) -> list[str]:
-        """Return reuse.phases=always, unless the overrides ``words`` set this key."""
+        """Return [reuse.phases=always]; [] if one of the overrides ``words`` sets the key."""
         is_given = any(word.startswith("reuse.phases=") for word in words)
         return [] if is_given else ["reuse.phases=always"]
 

@@ -83,7 +83,7 @@ def _list_model_files(model: str | None) -> list[tuple[str, int, int]]:
 
 
 class StoredPhase(NamedTuple):
-    """An entry of the store, for the list of entries: a phase that a run has trained."""
+    """A line in the list of the store's entries: a phase, and the run that trained it."""
 
     key: str
     phase: str
@@ -117,7 +117,7 @@ class PhaseStore:
         if (fault := _find_fault(entry, phase)) is not None:
             say(f"{phase}: the stored phase {entry} is not used: {fault}")
             return None
-        with suppress(OSError):  # utime fails in root's store; only root evicts there
+        with suppress(OSError):  # other users can read root's store, but not set times
             os.utime(entry)
         return entry
 

@@ -71,7 +71,7 @@ def build_ptx_blocks(
         return PtxBlocks(cut(texts if learns else []), cut(held_out))
     records = sft_part.train if learns and sft_part else []
     encoder = Encoder(tokenizer, config.template)
-    train = cut_blocks(_encode_sft_examples(records, encoder), block_tokens=block_tokens)
+    train = cut_into_blocks(_encode_sft_examples(records, encoder), block_tokens=block_tokens)
     if learns and not train:
         raise DataError(
             "data.ptx_path=null: ppo.ptx_coef then uses the SFT examples, and there are no SFT "
@@ -82,15 +82,15 @@ def build_ptx_blocks(
 
 
 def cut_texts(texts: Sequence[str], encoder: Encoder, *, block_tokens: int) -> list[list[int]]:
-    """Return ``texts`` as blocks of ``block_tokens`` ids, with the end token after each text."""
+    """Tokenize ``texts`` with end tokens; cut the ids into blocks of ``block_tokens`` ids."""
     chunks = (list(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK))
-    return cut_blocks(
+    return cut_into_blocks(
         (ids for chunk in chunks for ids in encoder.encode_texts_with_end(chunk)),
         block_tokens=block_tokens,
     )
 
 
-def cut_blocks(sequences: Iterable[list[int]], *, block_tokens: int) -> list[list[int]]:
+def cut_into_blocks(sequences: Iterable[list[int]], *, block_tokens: int) -> list[list[int]]:
     """Concatenate ``sequences`` and cut them into blocks of ``block_tokens``; drop the remainder.
 
     If there is less than one block, return one short block.
@@ -108,8 +108,8 @@ def cut_blocks(sequences: Iterable[list[int]], *, block_tokens: int) -> list[lis
 def load_ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[str]]:
     """Return the training texts at data.ptx_path, and the held-out texts.
 
-    Files with a word such as eval in their names are held out. Without such files, a random share
-    data.eval_share of the texts, which ``seed`` selects, is held out, but never a single text.
+    Files with a word such as eval in their names are held out. Without such files, the share
+    data.eval_share of the texts is drawn with ``seed`` and held out; a lone text is learned.
 
     Raises:
         DataError: if there is no text, or the text cannot be read.
@@ -167,7 +167,7 @@ def _read_text(file: Path) -> Iterator[tuple[int, object]]:
 
 
 def _read_column(rows: Iterable[Row], *, column: str) -> Iterator[str]:
-    """Yield the texts in ``column``; if the first row lacks it, use its first column of text."""
+    """Yield the texts in ``column``, or in the first text column if the first row lacks it."""
     name = None
     for row in rows:
         if name is None:

@@ -29,7 +29,7 @@ class PtxCorpus:
         self._blocks = blocks.train
         self._shuffle = Shuffle(len(blocks.train), seed=seed_for(seed, "ptx", "shuffle"))
 
-    def batch(self, update: int, batch_size: int) -> list[list[int]]:
+    def blocks_of_update(self, update: int, batch_size: int) -> list[list[int]]:
         """Return the blocks of one optimizer step, over all ranks."""
         return [self._blocks[row] for row in self._shuffle.batch_indices(update, batch_size)]
 
@@ -61,7 +61,7 @@ def add_corpus_gradient(
 ) -> Metrics:
     """Backpropagate coefficient * (mean loss per token) into the actor; return the metrics."""
     plan = corpus.plan
-    blocks = corpus.batch(update, plan.per_rank * engine.ranks.size)
+    blocks = corpus.blocks_of_update(update, plan.per_rank * engine.ranks.size)
     mine = engine.ranks.own_rows(blocks)
     batches = [_collate(engine, mine[i : i + plan.micro]) for i in range(0, len(mine), plan.micro)]
     counts = torch.stack([batch.keep_BS[:, 1:].sum() for batch in batches])

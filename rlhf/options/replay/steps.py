@@ -22,7 +22,7 @@ def observe_step(
     *,
     is_last: bool,
 ) -> None:
-    """Log digests of the weights every ``checkpoint.digest_every`` steps, and at the last."""
+    """Log digests of the weights every ``checkpoint.digest_every`` steps, and after the last."""
     if is_last or step % context.config.checkpoint.digest_every == 0:
         context.tracker.lines(LOG, phase, step, [{"weights": compute_weight_digests(engines)}])
 

@@ -55,19 +55,19 @@ class ResamplingHook(PpoHook):
             source = list(range(len(rollout.scores_B)))
             for place, row in enumerate(rows[: len(equal) * size]):
                 source[row] = len(source) + place
-            seconds = _add_seconds(rollout, fresh)
+            seconds = _sum_seconds_by_part(rollout, fresh)
             rollout = take_rows(join_rows([rollout, fresh], pad_id=pad_id), source)
             rollout = rollout._replace(seconds=seconds)
         return rollout, {}
 
 
 def _set_replaced_share(rollout: Rollout, share: float) -> Rollout:
-    """Return ``rollout`` with the measure replaced_share: 1 if its prompts are new, otherwise 0."""
+    """Return ``rollout`` with the measure replaced_share: 1.0 for new prompts, otherwise 0.0."""
     share_B = torch.full_like(rollout.scores_B, share)
     return rollout._replace(measures={**rollout.measures, "replaced_share": share_B})
 
 
-def _add_seconds(rollout: Rollout, fresh: Rollout) -> dict[str, float]:
+def _sum_seconds_by_part(rollout: Rollout, fresh: Rollout) -> dict[str, float]:
     """Return the sum of the seconds of the two rollouts for each part of a rollout."""
     first, second = rollout.seconds or {}, fresh.seconds or {}
     return {name: first[name] + second[name] for name in first}

@@ -9,7 +9,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 def check(config: RunConfig) -> None:
-    """Check that the estimator compares responses: others also learn from equal scores."""
+    """Check that equal scores teach the estimator nothing, so that replacing prompts helps."""
     rounds, estimator = config.ppo.resampling_rounds, config.ppo.advantage_estimator
     if Phase.ppo in config.phase.order and rounds > 0 and estimator not in COMPARING:
         raise ConfigError(

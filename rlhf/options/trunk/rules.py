@@ -10,7 +10,7 @@ from rlhf.options import PpoConfig
 
 
 def check(config: RunConfig) -> None:
-    """Check that the number of layers to train is set, and that steps train actor and critic."""
+    """Check that the number of trained layers is set, and that actor and critic train together."""
     ppo = config.ppo
     if ppo.shared_trunk:
         refuse_compile(config, "ppo.shared_trunk=true, which copies layers")

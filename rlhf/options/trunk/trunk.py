@@ -49,7 +49,7 @@ class SharedTrunk(nn.Module):
     ) -> None:
         super().__init__()
         self.pretrained = pretrained
-        block_list, tail_names = _find_paths(pretrained)
+        block_list, tail_names = _find_block_and_tail_paths(pretrained)
         replace_output_layer(pretrained)
         base = pretrained.base_model
         blocks = list(base.get_submodule(block_list))
@@ -97,7 +97,7 @@ class SharedTrunk(nn.Module):
         The log-probs of policy or reference are None if they are not requested.
         """
         base = self.pretrained.base_model
-        blocks = list(base.get_submodule(_find_paths(self.pretrained)[0]))
+        blocks = list(base.get_submodule(_find_block_and_tail_paths(self.pretrained)[0]))
         num_branched = max(self.num_layers_unfrozen, self.num_value_layers)
         with record_calls(blocks[len(blocks) - num_branched :]) as calls:
             last_BSH = base(input_ids=ids_BS, use_cache=False).last_hidden_state
@@ -119,7 +119,7 @@ class SharedTrunk(nn.Module):
 def select_critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Select the critic's weights from the trunk's ``state``, under the critic's own names."""
     prefix = trunk.pretrained.base_model_prefix
-    blocks, tail = _find_paths(trunk.pretrained)
+    blocks, tail = _find_block_and_tail_paths(trunk.pretrained)
     renamed = {f"pretrained.{prefix}.": f"{prefix}.", "value_head.": "score."}
     first = len(trunk.pretrained.base_model.get_submodule(blocks)) - trunk.num_value_layers
     for index in range(trunk.num_value_layers):
@@ -148,7 +148,7 @@ def build_critic_skeleton(
         return AutoModelForSequenceClassification.from_config(config)
 
 
-def _find_paths(model: PreTrainedModel) -> tuple[str, list[str]]:
+def _find_block_and_tail_paths(model: PreTrainedModel) -> tuple[str, list[str]]:
     return find_block_and_tail_paths(model, needed_by="ppo.shared_trunk", off="false")
 
 

@@ -89,13 +89,13 @@ def test_an_evaluation_on_the_same_server_waits_for_responses_that_were_begun() 
     unfinished: list[int] = []
 
     class Server(SamplingInTurn):
-        def begin(self, actor: Actor, batches: Sequence[PromptBatch]) -> None:
-            super().begin(actor, batches)
+        def begin_sampling(self, actor: Actor, batches: Sequence[PromptBatch]) -> None:
+            super().begin_sampling(actor, batches)
             unfinished.extend(batch.step for batch in batches)
 
-        def finish(self, step: int) -> Responses:
+        def wait_for_responses(self, step: int) -> Responses:
             unfinished.remove(step)
-            return super().finish(step)
+            return super().wait_for_responses(step)
 
     class Evaluating(Backend):
         def generate(self, actor: Actor, prompts: PromptBatch) -> Responses:

@@ -140,7 +140,7 @@ def test_branch_values_are_exact_values(compose: Compose, *, reuses_logprobs: bo
     draws_BT = torch.rand(
         len(states) * BRANCHES, TOKENS, generator=torch.Generator().manual_seed(0)
     )
-    found = Brancher(engine, rollout, maker, KL_CTL).evaluate(states, draws_BT)
+    found = Brancher(engine, rollout, maker, KL_CTL).estimate_values(states, draws_BT)
     assert found.true_N[0] != found.true_N[-1], "each branch has random numbers of its own"
     prompts = [[2, 3, 4], [2, 3, 4], [4, 4], [4, 4], [2, 3, 4]]
     for prompt, state, value, true_value, error in zip(

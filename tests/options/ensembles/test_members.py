@@ -22,7 +22,7 @@ from rlhf.options.ensembles.members import (
     Ensemble,
     Member,
     build_members,
-    record_member_calls,
+    record_top_block_calls,
 )
 from tests.models_on_disk import disturb, small_tokenizer, some_ids
 from tests.options.trunk.test_trunk import MODELS, deep_source
@@ -83,7 +83,7 @@ def test_members_equal_whole_models(name: str, tokenizer) -> None:
 @pytest.mark.parametrize("name", ["opt", "gpt_neox", "qwen3"])
 def test_a_member_has_the_gradient_of_a_whole_model(name: str, tokenizer) -> None:
     scorer, members = grown(name, tokenizer)
-    with torch.no_grad(), record_member_calls(scorer, members) as calls:
+    with torch.no_grad(), record_top_block_calls(scorer, members) as calls:
         scorer(IDS)
     for member in members:
         member(calls).square().sum().backward()

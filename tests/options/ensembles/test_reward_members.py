@@ -19,7 +19,7 @@ from rlhf.base.random_streams import random_stream, seed_for
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
-from rlhf.data.collate import PairStep, pair_steps
+from rlhf.data.collate import PairStep, divide_pairs_into_steps
 from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.models.build import build_scorer
@@ -85,7 +85,7 @@ def steps_of(context: RunContext, *, further: bool) -> list[PairStep]:
     names = ("members", "shuffle") if further else ("shuffle",)
     epochs = config.member_epochs if further else config.epochs
     seed = seed_for(context.config.seed, "reward", *names)
-    return pair_steps(groups, batch_size=config.batch_size, epochs=epochs, seed=seed)
+    return divide_pairs_into_steps(groups, batch_size=config.batch_size, epochs=epochs, seed=seed)
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:

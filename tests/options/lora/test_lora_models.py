@@ -11,7 +11,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.options.lora.keys import LoraRole
-from rlhf.options.lora.models import LORA_ROLES, change_optimizer, find_lora_settings
+from rlhf.options.lora.models import LORA_ROLES, change_optimizer_settings, find_lora_settings
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -34,7 +34,7 @@ def test_each_role_has_its_adapters(compose: Compose) -> None:
     assert actor.target_modules == ["q_proj"]
     own = OptimizerSettings.from_config(config.sft, total_steps=1)
     changed = {
-        each.value: change_optimizer(own, config, Phase.ppo, role)
+        each.value: change_optimizer_settings(own, config, Phase.ppo, role)
         for role, each in LORA_ROLES.items()
     }
     assert {role: each.lr_of("a.lora_A.default.weight") for role, each in changed.items()} == {

@@ -19,7 +19,7 @@ from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import DataConfig
-from rlhf.options.ptx.corpus import build_ptx_blocks, cut_blocks, cut_texts, load_ptx_texts
+from rlhf.options.ptx.corpus import build_ptx_blocks, cut_into_blocks, cut_texts, load_ptx_texts
 
 TEXTS = [f"text number {n} of many" for n in range(20)]
 
@@ -35,10 +35,10 @@ def config(compose: Callable[[list[str]], DictConfig]) -> DataConfig:
 
 
 def test_blocks_are_cut_and_the_remainder_dropped() -> None:
-    assert cut_blocks([[1, 2, 3], [4], [5, 6, 7, 8]], block_tokens=3) == [[1, 2, 3], [4, 5, 6]]
-    assert cut_blocks([[1, 2, 3, 4, 5, 6]], block_tokens=3) == [[1, 2, 3], [4, 5, 6]]
-    assert cut_blocks([[1], [2]], block_tokens=3) == [[1, 2]]
-    assert cut_blocks([], block_tokens=3) == []
+    assert cut_into_blocks([[1, 2, 3], [4], [5, 6, 7, 8]], block_tokens=3) == [[1, 2, 3], [4, 5, 6]]
+    assert cut_into_blocks([[1, 2, 3, 4, 5, 6]], block_tokens=3) == [[1, 2, 3], [4, 5, 6]]
+    assert cut_into_blocks([[1], [2]], block_tokens=3) == [[1, 2]]
+    assert cut_into_blocks([], block_tokens=3) == []
 
 
 def test_every_token_is_in_one_block(tokenizer) -> None:

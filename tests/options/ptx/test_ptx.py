@@ -65,7 +65,7 @@ def test_each_update_adds_the_mean_loss_of_the_next_blocks(compose: Compose) -> 
     losses = []
     updates = zip(engine.actor.gradients, alone.actor.gradients, strict=True)
     for update, (both, ppo) in enumerate(updates):
-        losses.append(nats(engine.actor.module, corpus().batch(update, PLAN.per_rank)))
+        losses.append(nats(engine.actor.module, corpus().blocks_of_update(update, PLAN.per_rank)))
         rest = {name: both[name] - ppo[name] for name in both}
         assert_gradient(rest, COEFFICIENT * losses[-1].mean(), engine.actor.module)
     assert stats.metrics["ppo/ptx_loss"] == pytest.approx(
@@ -84,7 +84,8 @@ def test_while_the_actor_rests_the_corpus_rests_too(compose: Compose) -> None:
 
 
 def test_an_epoch_takes_every_block_once(compose: Compose) -> None:
-    taken = [tuple(ids) for update in range(5) for ids in corpus().batch(update, PLAN.per_rank)]
+    steps = [corpus().blocks_of_update(update, PLAN.per_rank) for update in range(5)]
+    taken = [tuple(ids) for step in steps for ids in step]
     assert sorted(taken) == sorted(tuple(ids) for ids in 3 * BLOCKS)
     assert set(taken[:5]) == set(map(tuple, BLOCKS))
     assert taken[:5] != taken[5:10]
