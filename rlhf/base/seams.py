@@ -198,7 +198,7 @@ class KernelsSeam(Protocol):
     def draw_kernel(self, logits: Tensor) -> DrawKernel | None:
         """Return the kernel that samples from ``logits``."""
 
-    def build_decoder(
+    def build_compiled_decoder(
         self,
         parts: DecoderModules,
         adapter_of: AdapterOf,
@@ -541,7 +541,7 @@ class ModelsSeam(Protocol):
     def adapt_policy(self, policy: LanguageModel) -> None:
         """Change PPO's policy; called before the actor's engine is built."""
 
-    def adapt_built_actor(self, module: nn.Module) -> Mapping[str, float]:
+    def adapt_actor_of_engine(self, module: nn.Module) -> Mapping[str, float]:
         """Change PPO's actor once its engine is built; return metrics to log with every step."""
 
     def build_ppo_models(self, engine: RLHFEngine) -> PpoModels:

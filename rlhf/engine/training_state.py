@@ -233,7 +233,7 @@ def _zero3_slice(engine: Any, parameter: Any, ranks: Ranks) -> Piece:
 
 
 class BaseEngine:
-    """The base class of engines: a module, its precision, and a follower of its weights."""
+    """The base class of engines: a module, its precision, and tensors that follow its weights."""
 
     module: nn.Module
     follower: WeightFollower | None = None

@@ -35,7 +35,7 @@ CRITIC_STATE: Form = {
 
 
 class CriticReport(ReportParts):
-    """The report's charts of the critic: values against true values, and measures by place."""
+    """The report's charts of the critic: its values, true values, and its errors by position."""
 
     def chart_sections(self, run: RunFiles) -> Sequence[ChartSection]:
         """Return the section with charts of the states in the run's checks so far."""

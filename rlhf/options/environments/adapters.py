@@ -173,7 +173,7 @@ class GymnasiumText:
         observation, reward, terminated, truncated, _ = self._env.step(action)
         self._seen = self._describe_observation(observation)
         info = {}
-        if self._name in ACTIONS:  # CliffWalking ends only at its goal, but with reward -1
+        if self._name in ACTIONS:  # a win has a positive reward; CliffWalking's goal has -1
             won = reward > 0 or self._name.startswith("CliffWalking")
             info["success"] = bool(terminated and won)
         return Step(self._seen, float(reward), bool(terminated), bool(truncated), info)

@@ -33,11 +33,11 @@ def logprobs_kernel(logits: Tensor) -> GpuLogprobKernel | None:
 
 
 def draw_kernel(_logits: Tensor) -> None:
-    """Return None: torch samples."""
+    """Return None: on a GPU torch samples."""
 
 
-def build_decoder(*_: Any, **__: Any) -> None:
-    """Return None: torch decodes."""
+def build_compiled_decoder(*_: Any, **__: Any) -> None:
+    """Return None: on a GPU torch decodes."""
 
 
 def attention_kernel(

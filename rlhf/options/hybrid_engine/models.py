@@ -32,6 +32,6 @@ def adapt_policy(policy: LanguageModel) -> None:
     copy_generate_to_wrapper(policy)
 
 
-def adapt_built_actor(module: nn.Module) -> dict[str, float]:
+def adapt_actor_of_engine(module: nn.Module) -> dict[str, float]:
     """Adapt DeepSpeed's layers after the engine has started; return their number as a metric."""
     return {"rollout/accelerated_layers": adapt_deepspeed_layers(module)}

@@ -104,7 +104,7 @@ class RLHFEngine:
         self.actor = self.models.actor
         self.critic = self.models.critic
         self.constant_metrics: dict[str, float] = {}  # logged with every step
-        for adapt in hooks_of("models", "adapt_built_actor", config):
+        for adapt in hooks_of("models", "adapt_actor_of_engine", config):
             self.constant_metrics |= adapt(self.actor.module)
         self.backends = RolloutBackends(config, self.tokenizer, self.settings.dtype, self.ranks)
         backend = self.backends.build
