@@ -23,7 +23,7 @@ run: $(PACKAGE)
 test: style
 	$(MAKE) -j2 types every-test
 
-check: lint
+check: lint $(STAMP)
 	$(PYTEST) -m "not slow and not soak"
 
 lint: style types

@@ -30,7 +30,7 @@ def test_every_dependency_has_a_lower_bound_that_the_pin_reaches() -> None:
 def test_a_run_installs_the_package_without_what_tests_need() -> None:
     """The site's packages needed Python 3.11.5, and kept Debian's 3.11.2 from a first run."""
     rules = (ROOT / "Makefile").read_text()
-    for needs in ("run: $(PACKAGE)", "every-test: $(STAMP)"):
+    for needs in ("run: $(PACKAGE)", "check: lint $(STAMP)", "every-test: $(STAMP)"):
         assert f"\n{needs}\n" in rules
     for stamp, installs_dev in (("$(PACKAGE)", False), ("$(STAMP)", True)):
         recipe = rules.split(f"\n{stamp}: ")[1].split("\n\n")[0]
