@@ -64,13 +64,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     first = sorted(slow, key=lambda path: (path.parent.name != "runtime", path))
     quick = [item for item in items if item.path not in slow]
+    modules = {path: [item for item in items if item.path == path] for path in first}
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     dealt: list[pytest.Item] = []
     for worker in range(workers):
         end = len(dealt) + (len(items) - len(dealt)) // (workers - worker)
-        own = set(first[worker::workers])
-        dealt += [item for path in first for item in items if path in own and item.path == path]
-        dealt += [quick.pop(0) for _ in range(min(len(quick), max(0, end - len(dealt))))]
+        for path in first[worker::workers]:
+            dealt += modules[path]
+        room = max(0, end - len(dealt))
+        dealt += quick[:room]
+        del quick[:room]
     items[:] = [*dealt, *quick]
 
 

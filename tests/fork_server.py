@@ -216,7 +216,8 @@ def be_zygote(descriptor: int) -> NoReturn:
     # When each process ends, torch would take its operators apart, for a tenth of a second.
     unregister = import_module("torch.library")._del_library
     for finalizer, made in weakref.finalize._registry.items():  # type: ignore[attr-defined]
-        finalizer.atexit = finalizer.atexit and made.func is not unregister
+        if made.func is unregister:
+            finalizer.atexit = False
     gc.collect()
     gc.freeze()  # what is never collected is not copied either
     gc.enable()
