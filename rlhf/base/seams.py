@@ -198,7 +198,7 @@ class KernelsSeam(Protocol):
     def draw_kernel(self, logits: Tensor) -> DrawKernel | None:
         """Return the kernel that samples from ``logits``."""
 
-    def build_compiled_decoder(
+    def build_fused_decoder(
         self,
         parts: DecoderModules,
         adapter_of: AdapterOf,

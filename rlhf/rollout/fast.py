@@ -165,7 +165,7 @@ class FastRollout:
             return CacheDecoder(model, rows=rows, tokens=tokens, device=device, dtype=dtype)
         kernels: KernelsSeam = kernels_for(parts.tokens.weight.device.type)
         sizes = {"rows": rows, "tokens": tokens}
-        compiled = kernels.build_compiled_decoder(parts, self._adapter_of, **sizes, dtype=dtype)
+        compiled = kernels.build_fused_decoder(parts, self._adapter_of, **sizes, dtype=dtype)
         if compiled is not None:
             return compiled
         if device.type == "cuda" and self._settings.cuda_graphs:

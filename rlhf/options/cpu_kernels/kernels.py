@@ -40,7 +40,7 @@ def logprobs_kernel(logits: Tensor) -> LogprobKernel | None:
 draw_kernel = logprobs_kernel  # the same kernel samples too
 
 
-def build_compiled_decoder(
+def build_fused_decoder(
     parts: DecoderModules, adapter_of: AdapterOf, *, rows: int, tokens: int, dtype: torch.dtype
 ) -> CompiledDecoder | None:
     """Return a decoder whose forward pass is one call of compiled code, or None."""

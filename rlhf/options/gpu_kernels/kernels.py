@@ -36,7 +36,7 @@ def draw_kernel(_logits: Tensor) -> None:
     """Return None: on a GPU torch samples."""
 
 
-def build_compiled_decoder(*_: Any, **__: Any) -> None:
+def build_fused_decoder(*_: Any, **__: Any) -> None:
     """Return None: on a GPU torch decodes."""
 
 
