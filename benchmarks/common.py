@@ -18,9 +18,9 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,6 +59,8 @@ class Way:
     environment: dict[str, str] = field(default_factory=dict)
     may_fail: bool = False
     """Its failure is a result: the last line of its error, as ``error``."""
+    busy: int = 0
+    """How many processes beside it only count, each as fast as a core lets it."""
 
     def run(self) -> dict[str, Any]:
         """What the script measured, in a process of its own.
@@ -66,14 +68,15 @@ class Way:
         Raises:
             RuntimeError: the process failed, and may not; its last words are in the message.
         """
-        child = subprocess.run(
-            [self.python, str(self.script), CHILD, json.dumps(self.task)],
-            cwd=ROOT,
-            env={**os.environ, **self.environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        with busy_processes(self.busy):
+            child = subprocess.run(
+                [self.python, str(self.script), CHILD, json.dumps(self.task)],
+                cwd=ROOT,
+                env={**os.environ, **self.environment},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         if child.returncode and self.may_fail:
             last = (child.stderr.strip() or f"exit code {child.returncode}").splitlines()[-1]
             return {"error": last.removeprefix("[rank0]:").strip()}
@@ -81,6 +84,18 @@ class Way:
             raise RuntimeError(f"{self.script.name} {self.task} failed:\n{child.stderr[-3000:]}")
         found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
         return found
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Keep ``count`` processes busy while the context lasts."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 def take_turns(ways: Mapping[str, Way], rounds: int) -> dict[str, Samples]:
@@ -259,10 +274,19 @@ def finish(options: argparse.Namespace, text: str, found: dict[str, Any]) -> Non
 def capped_ways(ways: Mapping[str, Way], levels: Sequence[str], *, prefix: str) -> dict[str, Way]:
     """Return the ways whose names begin with ``prefix`` under each cap of the instruction set."""
     return {
-        f"{name}, {level}": replace(way, environment={"RLHF_MAX_CPU_ISA": level})
+        f"{name}, {level}": replace(way, environment={**way.environment, "RLHF_MAX_CPU_ISA": level})
         for level in levels
         for name, way in ways.items()
         if name.startswith(prefix)
+    }
+
+
+def busy_ways(ways: Mapping[str, Way], counts: Sequence[int]) -> dict[str, Way]:
+    """Return the ways beside each count of busy processes."""
+    return {
+        f"{name}, beside {count}": replace(way, busy=count)
+        for count in counts
+        for name, way in ways.items()
     }
 
 

@@ -43,6 +43,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     from rlhf import PPOTrainer, RLHFEngine
     from rlhf.base.cpu import num_usable_cores
     from rlhf.engine.devices import set_torch_threads
+    from rlhf.engine.idle_threads import sleep_early_on_shared_cores
     from rlhf.runtime.worker import keep_freed_memory
 
     set_torch_threads(num_usable_cores())
@@ -57,12 +58,13 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     device = engine.ranks.device
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     parts = []
-    for step in range(WARM_UPS + task["repeats"]):
-        prompts = work.prompts(step, vocab=task["vocab"], device=device)
-        if task.get("episodes"):
-            rows = len(prompts.texts)
-            prompts = prompts._replace(seeds=[step] * rows, texts=[FIRST] * rows)
-        parts.append(_iteration(trainer, prompts, wait))
+    with sleep_early_on_shared_cores():
+        for step in range(WARM_UPS + task["repeats"]):
+            prompts = work.prompts(step, vocab=task["vocab"], device=device)
+            if task.get("episodes"):
+                rows = len(prompts.texts)
+                prompts = prompts._replace(seeds=[step] * rows, texts=[FIRST] * rows)
+            parts.append(_iteration(trainer, prompts, wait))
     counted = parts[WARM_UPS:]
     found: dict[str, Any] = {name: [part[name] for part in counted] for name in counted[0]}
     return found | {"peak_gb": peak_gb(device)}

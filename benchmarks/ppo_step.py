@@ -10,6 +10,7 @@ The peers' times are those that benchmarks/speed.md has for this kind of CPU, fr
 and day; they are not scaled. ``generate`` of transformers in fp32 runs in the same turns: its time
 here and its time there say how alike the machines were.
 ``--isa none`` runs this project's ways without its kernels too: they are nowhere faster.
+``--busy 1 2`` runs the ways beside one and beside two processes that keep a core busy each.
 ``--peer trl`` runs TRL's PPO too, with the interpreter of an environment of its own:
 
     python3 -m venv trl && trl/bin/pip install torch==2.13.0 trl==1.12.0 transformers==5.23.0 \
@@ -23,6 +24,7 @@ iteration's FLOP per second over the measured rate of large products.
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +35,7 @@ from common import (
     KEPT_MEMORY,
     Samples,
     Way,
+    busy_ways,
     capped_ways,
     cpu_kind,
     finish,
@@ -45,6 +48,7 @@ from floors import BYTES, FLOORS, Rates, floors_way, iteration_flops
 from shapes import SHAPES, Shape, Work, make_models
 
 from rlhf.base.cpu import Isa
+from rlhf.jobs.launch_command import SPIN_COUNT, SPINS
 
 GENERATE = "generate fp32"
 PARTS = ("generate", "score", "train")
@@ -121,7 +125,11 @@ def own_way(options: argparse.Namespace, shared: dict[str, Any], dtype: str) -> 
         f"hardware.dtype={dtype}",
         *options.overrides,
     ]
-    return Way(script=BENCHMARKS / "ppo_parts.py", task=shared | {"overrides": overrides})
+    return Way(
+        script=BENCHMARKS / "ppo_parts.py",
+        task=shared | {"overrides": overrides},
+        environment={SPIN_COUNT: os.environ.get(SPIN_COUNT, SPINS)},  # as launch.py sets it
+    )
 
 
 def peer_ways(options: argparse.Namespace, shared: dict[str, Any]) -> dict[str, Way]:
@@ -206,6 +214,9 @@ def read_options() -> argparse.Namespace:
     options.add_argument("--dtype", nargs="+", choices=BYTES, default=["bf16"])
     options.add_argument("--rollout", choices=("fast", "hf"), default="fast")
     options.add_argument("--isa", nargs="+", choices=Isa.__members__, default=[])
+    options.add_argument(
+        "--busy", nargs="+", type=int, default=[], help="also beside so many busy processes"
+    )
     options.add_argument("--overrides", nargs="*", default=[], help="further config overrides")
     options.add_argument("--peer", choices=("trl",))
     options.add_argument("--peer-python", type=Path, help="interpreter of the peer's environment")
@@ -231,12 +242,13 @@ def main() -> None:
         shared |= {"vocab": shape.policy.vocab, "work": asdict(work)}
         ways = {f"rlhf {dtype}": own_way(options, shared, dtype) for dtype in options.dtype}
         ways |= capped_ways(ways, options.isa, prefix="rlhf")
+        ways |= peer_ways(options, shared) if options.peer else {}
+        ways |= busy_ways(ways, options.busy)
         if options.device == "cpu":
             task = shared | {"kind": "generate", "dtype": "fp32", "cache": "dynamic"}
             ways[GENERATE] = Way(script=BENCHMARKS / "rollout_ways.py", task=task)
         dtypes = {*options.dtype, "fp32"}  # peers compute in fp32
         ways[FLOORS] = floors_way(options.device, shape.policy, work, sorted(dtypes))
-        ways |= peer_ways(options, shared) if options.peer else {}
         found = take_turns(ways, options.rounds)
     rates = Rates.of(found.pop(FLOORS))
     generated = found.pop(GENERATE, None)

@@ -24,7 +24,7 @@ from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir, r
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import CompletedConfig
 from rlhf.jobs.input_files import check_input_hashes, write_input_hashes
-from rlhf.jobs.launch_command import Job, notices
+from rlhf.jobs.launch_command import Job
 from rlhf.jobs.sweep_jobs import open_log
 from rlhf.jobs.this_machine import find_hardware, is_hardware_auto
 from rlhf.plan.plan_tables import plan_as_json, plan_summary, render_plan
@@ -78,7 +78,7 @@ def _begin_new_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Pat
             console.show(build_config_tree(str(run_dir), asdict(config)))
         if is_hardware_auto():
             console.say(find_hardware().notice)
-        for note in (*notices, *notes):
+        for note in notes:
             console.say(note)
     return config, run_dir
 

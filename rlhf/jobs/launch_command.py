@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,9 +41,9 @@ from rlhf.runtime.rendezvous import drop_pod_variables
 
 # The DeepSpeed launcher appends this argument, which Hydra cannot read.
 LOCAL_RANK = ("--local_rank=", "--local-rank=")
-SPIN_COUNT = "GOMP_SPINCOUNT"
-SHARED_PERCENT = 50.0  # if programs wait for this percentage of the time, cores are shared
-notices: list[str] = []  # lines for the log of the run that this process begins
+# How often an idle thread of libgomp spins before it sleeps, unless the user has set it: less than
+# a millisecond, where libgomp itself spins for several. rlhf/engine/idle_threads.py says why.
+SPIN_COUNT, SPINS = "GOMP_SPINCOUNT", "30000"
 
 
 class Command(NamedTuple):
@@ -168,40 +167,10 @@ def set_up_process() -> None:
     sys.excepthook = print_traceback
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, and launch.py handles them
     os.environ["PYTHONSAFEPATH"] = "1"  # children must not import a json.py of the current folder
-    set_spin_count()
+    os.environ.setdefault(SPIN_COUNT, SPINS)
     set_cuda_allocator()
     end_with_parent()
     if (advice := drop_pod_variables()) is not None:
         sys.stderr.write(f"{advice}\n")
     require_linux()
     cap_onednn_isa()
-
-
-def set_spin_count(pressure: Path = Path("/proc/pressure/cpu")) -> None:
-    """Set how long an idle thread of libgomp spins before it sleeps, unless the user has set it.
-
-    By default libgomp spins for milliseconds, which slows down other programs. On cores that this
-    run shares with other programs, a thread also spins until the scheduler resumes the threads for
-    which it waits; a training step then takes four times the CPU time. ``pressure`` is the file in
-    which Linux reports how long programs waited for a core.
-    """
-    if SPIN_COUNT in os.environ:
-        return
-    waited = _percent_waiting_for_cores(pressure)
-    is_shared = waited >= SHARED_PERCENT
-    os.environ[SPIN_COUNT] = "100" if is_shared else "10000"
-    if is_shared:
-        notices.append(
-            f"other programs share the cores: programs waited for a core in {waited:.0f} % of the "
-            f"last 10 s, so idle threads do not spin ({SPIN_COUNT}=100)"
-        )
-
-
-def _percent_waiting_for_cores(pressure: Path) -> float:
-    """Return the percentage of the last 10 s in which a program waited for a core; 0 if unknown."""
-    try:
-        text = pressure.read_text()
-    except OSError:  # containers and old kernels may not have the file
-        return 0.0
-    found = re.search(r"^some avg10=([\d.]+)", text)
-    return float(found[1]) if found else 0.0

@@ -29,6 +29,7 @@ from rlhf.data.encoding import Encoder, all_end_in_assistant, build_plain_templa
 from rlhf.data.splits import PhaseData
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.devices import current_ranks, resolve_dtype, set_torch_threads
+from rlhf.engine.idle_threads import sleep_early_on_shared_cores
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.sources import RUN_FOLDER
 from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, load_tokenizer
@@ -116,6 +117,7 @@ def run_worker(
     with (
         convert_drive_errors(f"continue the run with python launch.py resume={run_dir}"),
         lock_run_dir(run_dir, console.say) if ranks.is_main else nullcontext(),
+        sleep_early_on_shared_cores(),
     ):
         refuse_changed_config(run_dir, config if begun is None else begun)
         result = run_phases(config, run_dir, ranks, console, start_watch)

@@ -131,6 +131,26 @@ def test_ppo_step(tmp_path: Path) -> None:
     assert found["generate_fp32_seconds"] > 0
 
 
+COUNT_SIBLINGS = """
+import json, os, pathlib
+parent = os.getppid()
+children = pathlib.Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+print(json.dumps({"busy": len(children) - 1}))
+"""
+
+
+def test_a_way_is_measured_beside_busy_processes(load: Any, tmp_path: Path) -> None:
+    common = load("common")
+    script = tmp_path / "count_siblings.py"
+    script.write_text(COUNT_SIBLINGS)
+    ways = {"alone": common.Way(script=script, task={})}
+    found = common.take_turns(ways | common.busy_ways(ways, [1, 2]), rounds=1)
+    busy = {name: samples["busy"][0] for name, samples in found.items()}
+    assert busy == {"alone": busy["alone"]} | {
+        f"alone, beside {count}": busy["alone"] + count for count in (1, 2)
+    }
+
+
 def test_flops_by_hand(load: Any) -> None:
     shapes, floors = load("shapes"), load("floors")
     decoder = shapes.Decoder(vocab=10, hidden=2, layers=1, heads=1, ffn=4)

@@ -34,6 +34,7 @@ from rlhf.config.roles import Role
 from rlhf.config.schema.keys import YEAR_S
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import resolve_dtype, set_torch_threads
+from rlhf.engine.idle_threads import sleep_early_on_shared_cores
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.tokenizers import load_tokenizer
@@ -150,7 +151,8 @@ def _explain_ended_process() -> Iterator[None]:
 
 def serve_samples(descriptor: int) -> None:
     """Sample the steps that are requested over a socket, until its other end is closed."""
-    serve_messages(descriptor, _answer_messages)
+    with sleep_early_on_shared_cores():
+        serve_messages(descriptor, _answer_messages)
 
 
 def _answer_messages(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
