@@ -91,8 +91,11 @@ def waiting_seconds(tasks: Path = Path("/proc/self/task")) -> float:
 
 
 def _find_libgomp(maps: Path = Path("/proc/self/maps")) -> ctypes.CDLL | None:
-    """Return the libgomp that this process has loaded; None: torch uses another OpenMP."""
-    for line in maps.read_text().splitlines():
-        if "libgomp" in (path := line.rpartition(" ")[2]):
-            return ctypes.CDLL(path)
-    return None
+    """Return the libgomp that torch has loaded; None: torch uses another OpenMP.
+
+    Other packages may have loaded copies of their own, but only torch's is in torch's folder.
+    """
+    lines = [line for line in maps.read_text().splitlines() if "libgomp" in line]
+    paths = {line.split(maxsplit=5)[5] for line in lines}
+    found = sorted(paths, key=lambda path: "/torch/" in path)
+    return ctypes.CDLL(found[-1]) if found else None
