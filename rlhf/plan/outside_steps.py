@@ -23,6 +23,8 @@ HF_LAYER_FACTOR = 6.0  # overhead per layer of generate(), as a multiple of the 
 # Bytes per logit of a captured decode step: the logit in half precision and in fp32, the logit
 # divided by the temperature, and the probability.
 GRAPH_LOGIT = HALF + 3 * SINGLE
+# Further bytes with top-p: the mask and the masked probability, and the logits of smaller graphs.
+TOP_P_LOGIT = 1 + SINGLE + HALF
 ROUNDED_AT_ONCE = 2**24  # weights that are rounded at a time, as in rlhf/engine/masters.py
 
 # The order in which models are built (rlhf/phases/ppo/rlhf_engine.py).
@@ -128,9 +130,10 @@ def cuda_graph_bytes(scene: PhaseMemory, during: Parts, *, rows: int) -> Parts:
     is_sharded = stage_of(actor.role, scene.at.zero) == SHARDED_WEIGHTS
     if is_sharded or not uses_graphs or not scene.at.machine.is_gpu:
         return Counter()
+    per_logit = GRAPH_LOGIT + (TOP_P_LOGIT if rollout.top_p < 1 else 0)
     return Counter(
         kv_cache=during["kv_cache"],
-        logits=rows * actor.shape.vocab * GRAPH_LOGIT,
+        logits=rows * actor.shape.vocab * per_logit,
         gathered_weights=copied_weight_bytes(scene, is_gathered=False),
     )
 

@@ -48,14 +48,15 @@ def draw_tokens(
     *,
     barred_B: Tensor | None = None,
     end_ids: Sequence[int] = (),
-    likeliest: int = NUCLEUS,
+    waits: bool = True,
 ) -> Drawn:
     """Draw one token per row by inverse CDF and return it with its log-probability.
 
     ``draws_B`` holds one uniform number in [0, 1) per row, so the same draw gives the same token
     whatever else is in the batch. Rows where ``barred_B`` is True cannot draw ``end_ids``. The
     log-probs equal the results of ``token_logprobs``: they ignore top-k, top-p and ``barred_B``.
-    For top-p ``likeliest`` tokens are sorted; if there are more, the host checks if these suffice.
+    With top-p the host waits for the number of tokens to sort. If it must not wait, rows that keep
+    more than ``NUCLEUS`` tokens get no valid token and the log-probability -inf.
     """
     bars = barred_B is not None or sampling.min_tokens > 0
     kernel = _select_draw_kernel(logits_BV, sampling)
@@ -73,15 +74,13 @@ def draw_tokens(
         logits_BV = logits_BV.clone()
         for end in end_ids:
             logits_BV[:, end].masked_fill_(barred_B, -torch.inf)
-    probabilities_BV = logits_BV.softmax(dim=-1)
+    weights_BV = logits_BV.softmax(dim=-1)
     if sampling.top_k == 1:
         tokens_B1 = logits_BV.argmax(dim=-1, keepdim=True)
     else:
-        tokens_B1 = _draw_by_inverse_cdf(
-            truncate_probabilities(probabilities_BV, sampling, likeliest=likeliest),
-            draws_B.double()[:, None],
-        )
-    logprobs_B1 = probabilities_BV.gather(1, tokens_B1).log()
+        weights_BV = truncate_probabilities(weights_BV, sampling, waits=waits)
+        tokens_B1 = _draw_by_inverse_cdf(weights_BV, draws_B.double()[:, None])
+    logprobs_B1 = weights_BV.gather(1, tokens_B1).log()  # the weight of a token is its probability
     if end_B1 is not None:  # add the barred end tokens to the normalising sum again
         drawn_B1 = logits_BV.gather(1, tokens_B1)
         logprobs_B1 = drawn_B1 - torch.logaddexp(drawn_B1 - logprobs_B1, end_B1)
@@ -97,35 +96,40 @@ def stack_token_logprobs(drawn: Drawn) -> Tensor:
 
 
 def truncate_probabilities(
-    probabilities_BV: Tensor, sampling: SamplingSettings, *, likeliest: int = NUCLEUS
+    probabilities_BV: Tensor, sampling: SamplingSettings, *, waits: bool = True
 ) -> Tensor:
     """Return the probabilities with tokens outside top-k, then top-p, set to 0; not renormalised.
 
     top-k keeps the k likeliest tokens. top-p keeps the fewest likeliest tokens that hold at least
     the share ``top_p`` of the probability that top-k kept. Tokens as likely as the last kept token
-    are kept too.
+    are kept too. If the host must not wait, rows that keep more than ``NUCLEUS`` tokens are all 0.
     """
     if 0 < sampling.top_k < probabilities_BV.shape[1]:
         smallest_B1 = probabilities_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
         probabilities_BV = probabilities_BV.masked_fill(probabilities_BV < smallest_B1, 0.0)
     if sampling.top_p < 1.0:
-        smallest_B1 = _nucleus_threshold(probabilities_BV, sampling.top_p, likeliest)
+        smallest_B1 = _nucleus_threshold(probabilities_BV, sampling.top_p, waits=waits)
         probabilities_BV = probabilities_BV.masked_fill(probabilities_BV < smallest_B1, 0.0)
     return probabilities_BV
 
 
-def _nucleus_threshold(probabilities_BV: Tensor, share: float, likeliest: int) -> Tensor:
-    """Return the lowest probability (B, 1) of the fewest likeliest tokens that hold ``share``."""
+def _nucleus_threshold(probabilities_BV: Tensor, share: float, *, waits: bool) -> Tensor:
+    """Return the lowest probability (B, 1) of the fewest likeliest tokens that hold ``share``.
+
+    Return infinity for rows where these are more than the sorted tokens; with ``waits`` there are
+    none, because more tokens are sorted while the host finds such a row.
+    """
     total_B1 = probabilities_BV.sum(dim=-1, keepdim=True, dtype=torch.float64)
     wanted_B1 = (share - 1e-7) * total_B1  # the margin 1e-7 allows for the error of fp32 sums
     num_tokens = probabilities_BV.shape[1]
-    size = min(likeliest, num_tokens)
+    size = min(NUCLEUS, num_tokens)
     while True:
         likeliest_BN = probabilities_BV.topk(size, dim=-1).values
         held_BN = likeliest_BN.double().cumsum(dim=-1)
-        if size == num_tokens or bool((held_BN[:, -1:] >= wanted_B1).all()):
+        suffices_B1 = held_BN[:, -1:] >= wanted_B1
+        if not waits or size == num_tokens or bool(suffices_B1.all()):
             last_B1 = torch.searchsorted(held_BN, wanted_B1).clamp(max=size - 1)
-            return likeliest_BN.gather(1, last_B1)
+            return likeliest_BN.gather(1, last_B1).masked_fill(~suffices_B1, torch.inf)
         size = min(16 * size, num_tokens)
 
 

@@ -15,6 +15,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import costs_of, models_in_phase
 from rlhf.options import Backend
 from rlhf.plan import memory_model, time_model
+from rlhf.plan.outside_steps import cuda_graph_bytes
 from rlhf.plan.phase_costs import plan_phase
 from rlhf.plan.phase_memory import KEPT_FREED, PhaseMemory, uses_matmul_attention
 from rlhf.plan.phase_plan import PhasePlan
@@ -184,6 +185,15 @@ def test_the_moment_that_takes_most_is_told(compose: Compose) -> None:
     many = {"rollout_batch_size": 8 * 160, "mini_batch_size": 8, "micro_batch_size": 1}
     generating = eight_gpus(compose, ppo=many, rollout=lengths)
     assert phase(generating, Phase.ppo).peak_moment == "generation"
+
+
+@pytest.mark.parametrize(("top_p", "bytes_per_logit"), [(1.0, 14), (0.9, 21)])
+def test_graphs_keep_logits_and_probabilities(
+    top_p: float, bytes_per_logit: int, compose: Compose
+) -> None:
+    here = scene(eight_gpus(compose, f"rollout.top_p={top_p}"), Phase.ppo)
+    kept = cuda_graph_bytes(here, Counter(kv_cache=5), rows=8)
+    assert kept == Counter(kv_cache=5, logits=8 * 50272 * bytes_per_logit)
 
 
 def test_dpo_reads_its_reference(compose: Compose) -> None:

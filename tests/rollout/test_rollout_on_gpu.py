@@ -197,6 +197,25 @@ def test_graphs_draw_as_the_scheduler_does(gpu: Gpu, fields: dict[str, Any]) -> 
     assert generated(graphed(model, sampling, end_id), GPU, sampling, end_id) == expected
 
 
+@pytest.mark.parametrize("sorted_first", [1, 4, 256])
+def test_rows_with_large_nuclei_are_drawn_after_the_graph(
+    gpu: Gpu, sorted_first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph sorts a fixed number of tokens; a row that needs more costs one further wait."""
+    sampling = replace(SAMPLING, top_p=0.7, min_tokens=3)
+    model = tiny_model("opt")
+    (end_id, *_), *_ = generated(fused(model), CPU, sampling)
+    expected = generated(fused(model), CPU, sampling, end_id)
+    model.to(GPU)
+    decoder = graphed(model, sampling, end_id)
+    monkeypatch.setattr("rlhf.rollout.sampling.NUCLEUS", sorted_first)
+    assert generated(decoder, GPU, sampling, end_id) == expected
+    with gpu.counting() as counts:
+        assert generated(decoder, GPU, sampling, end_id) == expected
+    further = counts.events[Event.to_host] - counts.events[Event.replay]
+    assert (further > len(LENGTHS)) == (sorted_first < 256)
+
+
 def test_a_decode_step_is_one_graph_and_one_copy(gpu: Gpu) -> None:
     """If a row has joined or left, the places of all rows are sent before."""
     model = tiny_model("opt").to(GPU)

@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens, truncate_probabilities
+from rlhf.rollout.sampling import (
+    NUCLEUS,
+    SamplingSettings,
+    draw_tokens,
+    truncate_probabilities,
+)
 
 
 def sampling(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> SamplingSettings:
@@ -84,6 +89,30 @@ def test_top_p_of_a_flat_distribution_keeps_as_many_as_it_takes(top_p: float) ->
     kept = truncate_probabilities(logits.softmax(-1), sampling(top_p=top_p)) > 0
     expected = [expected_distribution(row, sampling(top_p=top_p)) > 0 for row in logits]
     assert torch.equal(kept, torch.stack(expected))
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999])
+@pytest.mark.parametrize("spread", [0.3, 2.0, 8.0])
+def test_top_p_without_waiting_keeps_what_a_sort_keeps_or_nothing(
+    top_p: float, spread: float
+) -> None:
+    """Logits in bf16 have many ties. Rows that keep too many tokens to sort get no token."""
+    logits = (spread * random_logits(100, 3000)).bfloat16()
+    probabilities = logits.float().softmax(-1)
+    ordered = probabilities.sort(descending=True).values
+    held = ordered.double().cumsum(-1)
+    last = (held < (top_p - 1e-7) * held[:, -1:]).sum(-1, keepdim=True)
+    expected = probabilities.masked_fill(probabilities < ordered.gather(1, last), 0)
+    choice = sampling(top_p=top_p)
+    assert torch.equal(truncate_probabilities(probabilities, choice), expected)
+    lacks = last[:, 0] >= NUCLEUS
+    found = truncate_probabilities(probabilities, choice, waits=False)
+    assert torch.equal(found, expected.masked_fill(lacks[:, None], 0))
+    draws = torch.arange(100) / 100
+    drawn, exact = (draw_tokens(logits, draws, choice, waits=waits) for waits in (False, True))
+    assert torch.equal(drawn.logprobs_B.isneginf(), lacks)
+    assert torch.equal(drawn.tokens_B[~lacks], exact.tokens_B[~lacks])
+    assert torch.equal(drawn.logprobs_B[~lacks], exact.logprobs_B[~lacks])
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from rlhf.base.allocation_errors import is_out_of_memory
+from rlhf.base.types import copy_to_device
 from rlhf.rollout.decoders.decoder import KvCache, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens, stack_token_logprobs
+from rlhf.rollout.sampling import Drawn, SamplingSettings, draw_tokens, stack_token_logprobs
 
 logger = logging.getLogger(__name__)
 NO_ROOM = (
@@ -52,9 +53,14 @@ def _round_up_columns(tokens: int) -> int:
     return -(-tokens // COLUMNS) * COLUMNS
 
 
+class _Step(NamedTuple):
+    drawn_2R: Tensor  # tokens and log-probs
+    logits_RV: Tensor | None  # only with top-p: some rows are drawn from them after the step
+
+
 class _Graph(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    drawn_2R: Tensor
+    step: _Step  # memory that each replay overwrites
 
 
 class GraphedDecoder(KvCache):
@@ -123,11 +129,13 @@ class GraphedDecoder(KvCache):
             state_4R = torch.tensor([*newest, *unused]).T.contiguous()
             self._newest_4R.copy_(state_4R.pin_memory(), non_blocking=True)
         if graph is None:
-            drawn_2R = self._decode_step(rows, columns)
+            step = self._decode_step(rows, columns)
         else:
             graph.graph.replay()
-            drawn_2R = graph.drawn_2R
-        drawn_2B = drawn_2R[:, :used].cpu()
+            step = graph.step
+        drawn_2B = step.drawn_2R[:, :used].cpu()
+        if step.logits_RV is not None:
+            self._draw_large_nuclei(drawn_2B, step.logits_RV, newest)
         self._newest = [
             Newest(int(token), row.position + 1, row.request, row.step + 1)
             for token, row in zip(drawn_2B[0].tolist(), newest, strict=True)
@@ -138,26 +146,48 @@ class GraphedDecoder(KvCache):
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
         self._decoder.copy_row(source, target, columns=columns)
 
-    def _decode_step(self, rows: int, columns: int) -> Tensor:
+    def _decode_step(self, rows: int, columns: int) -> _Step:
         """Decode the newest tokens of the first ``rows`` rows and replace them with drawn tokens.
 
         The host never waits for the value of a tensor, so a CUDA graph can capture the step.
         """
         ids_R, positions_R, requests_R, steps_R = self._newest_4R[:, :rows]
         logits_RV = self._decoder.decode_on_device(ids_R, positions_R, columns=columns)
-        fewest = self._sampling.min_tokens
-        drawn = draw_tokens(
-            logits_RV,
-            self._draws_NT[requests_R, steps_R],
-            self._sampling,
-            barred_B=steps_R < fewest if fewest else None,
-            end_ids=self._end_ids,
-            likeliest=logits_RV.shape[1],
-        )
+        drawn = self._draw_tokens(logits_RV, requests_R, steps_R, waits=False)
         ids_R.copy_(drawn.tokens_B)
         positions_R.add_(1)
         steps_R.add_(1)
-        return stack_token_logprobs(drawn)
+        is_kept = self._sampling.top_p < 1
+        return _Step(stack_token_logprobs(drawn), logits_RV if is_kept else None)
+
+    def _draw_tokens(
+        self, logits_BV: Tensor, requests_B: Tensor, steps_B: Tensor, *, waits: bool
+    ) -> Drawn:
+        fewest = self._sampling.min_tokens
+        return draw_tokens(
+            logits_BV,
+            self._draws_NT[requests_B, steps_B],
+            self._sampling,
+            barred_B=steps_B < fewest if fewest else None,
+            end_ids=self._end_ids,
+            waits=waits,
+        )
+
+    def _draw_large_nuclei(
+        self, drawn_2B: Tensor, logits_RV: Tensor, newest: Sequence[Newest]
+    ) -> None:
+        """Draw tokens that the step could not draw without waiting, on the GPU and in ``drawn_2B``.
+
+        ``newest`` are the tokens before the step. The host has just waited for ``drawn_2B`` anyway.
+        """
+        lacking = drawn_2B[1].isneginf().nonzero()[:, 0].tolist()
+        if not lacking:
+            return
+        places = [(row, newest[row].request, newest[row].step) for row in lacking]
+        rows_N, *places_N = copy_to_device(torch.tensor(places), logits_RV.device).unbind(1)
+        drawn = self._draw_tokens(logits_RV[rows_N], *places_N, waits=True)
+        self._newest_4R[0, rows_N] = drawn.tokens_B
+        drawn_2B[:, lacking] = stack_token_logprobs(drawn).cpu()
 
     def _get_graph(self, rows: int, columns: int, *, last: int) -> _Graph | None:
         """Return the graph of this shape, captured on first use; None if GPU memory ran out.
@@ -185,5 +215,5 @@ class GraphedDecoder(KvCache):
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            drawn_2R = self._decode_step(rows, columns)
-        return _Graph(graph, drawn_2R)
+            step = self._decode_step(rows, columns)
+        return _Graph(graph, step)
