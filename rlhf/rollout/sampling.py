@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CHUNK = 64  # tokens per vocabulary chunk; probabilities within a chunk are summed in fp32
 NUCLEUS = 256  # tokens that are sorted first for top-p; more are sorted only if needed
+REPLACEMENT = "\ufffd"  # the character that stands for an incomplete character in decoded text
 MARGIN = 4  # extra tokens to decode, since the first tokens may be parts of a character
 
 
@@ -187,17 +188,35 @@ class StopTexts:
         self._texts = list(texts)
         # A token has at least one byte, so this many tokens contain any stop text that just ended.
         self._num_tokens = max((len(text.encode()) for text in texts), default=0) + MARGIN
+        # A token that completes a stop text contains its last character, or the end of this
+        # character's bytes. Only a space may come from between tokens: some decoders add it.
+        lasts = {text[-1:] for text in texts}
+        self._endings = {""} if " " in lasts else lasts | {REPLACEMENT}
+        self._can_complete: dict[int, bool] = {}  # by token id
 
     def __bool__(self) -> bool:
         return bool(self._texts)
 
-    def completes_stop_text(self, response_ids: list[int]) -> bool:
-        """Return True if the last token completes a stop text; call this after every token."""
+    def completes_stop_text(self, response_ids: list[int], *, first: int = 0) -> bool:
+        """Return True if the last token completes a stop text in the tokens from ``first`` on.
+
+        Call this after every token. Most tokens cannot complete one, so they need no decoding.
+        """
         if not self._texts:
             return False
-        text = self._tokenizer.decode(
-            response_ids[-self._num_tokens :],
+        newest = response_ids[-1]
+        if newest not in self._can_complete:
+            text = self._decode([newest])
+            self._can_complete[newest] = any(ending in text for ending in self._endings)
+        if not self._can_complete[newest]:
+            return False
+        text = self._decode(response_ids[max(first, len(response_ids) - self._num_tokens) :])
+        return any(stop in text for stop in self._texts)
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(
+            ids,
             skip_special_tokens=False,  # a special token can be a stop text too
             clean_up_tokenization_spaces=False,
         )
-        return any(stop in text for stop in self._texts)
+        return text

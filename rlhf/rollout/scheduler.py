@@ -225,9 +225,8 @@ class Scheduler:
         for request, token, logprob in zip(requests, *drawn_2B.tolist(), strict=True):
             request.ids.append(int(token))
             request.logprobs.append(logprob)
-            request.has_ended = int(token) in self._end_ids or (
-                bool(self._stop)
-                and self._stop.completes_stop_text(request.ids[request.turn_starts[-1] :])
+            request.has_ended = int(token) in self._end_ids or self._stop.completes_stop_text(
+                request.ids, first=request.turn_starts[-1]
             )
 
     def _free_rows_of_complete_turns(self) -> None:
