@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.base.seams import LogprobsKernel
+from rlhf.base.seams import LogprobsKernel, padded_vocabulary
 from rlhf.base.types import LogprobOptions, TokenLogprobs
 from rlhf.options import kernels_for
 from rlhf.options.cpu_kernels.cpu_layers import apply_linear
@@ -164,8 +164,14 @@ class _FusedLogprobs(torch.autograd.Function):
 def _block_logits(
     hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, column: slice
 ) -> Tensor:
-    bias_W = None if bias_V is None else bias_V[column]
-    return apply_linear(hidden_RH, weight_VH[column], bias_W)
+    weight_WH, bias_W = weight_VH[column], None if bias_V is None else bias_V[column]
+    size, padded = len(weight_WH), padded_vocabulary(len(weight_WH))
+    if size == padded or hidden_RH.device.type == "cpu":
+        return apply_linear(hidden_RH, weight_WH, bias_W)
+    logits_RW = hidden_RH.new_empty(len(hidden_RH), padded)[:, :size]
+    if bias_W is None:
+        return torch.mm(hidden_RH, weight_WH.T, out=logits_RW)
+    return torch.addmm(bias_W, hidden_RH, weight_WH.T, out=logits_RW)
 
 
 def _reduce_block(

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from functools import cache, partial
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlhf.base.seams import padded_vocabulary
 from rlhf.options.gpu_kernels.first_launch import load_kernels_or_warn
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
@@ -38,7 +40,7 @@ class GpuLogprobKernel:
     ) -> None:
         """Write each row's log-sum-exp, entropy and logit of the token id to the three ``outs``."""
         assert all(out_N.is_contiguous() and out_N.dtype is torch.float32 for out_N in outs)
-        self._launch("reduce_row_kernel", logits_NV, ids_N, *outs, scale=scale)
+        self._launch("reduce_row_kernel", logits_NV, ids_N, outs, scale=scale)
 
     def replace_by_gradient_(
         self,
@@ -54,13 +56,16 @@ class GpuLogprobKernel:
         self._launch("gradient_kernel", logits_NV, ids_N, *vectors, scale=scale)
 
     def _launch(
-        self, name: str, logits_NV: Tensor, ids_N: Tensor, *vectors: Tensor, scale: float
+        self, name: str, logits_NV: Tensor, ids_N: Tensor, *vectors: Any, scale: float
     ) -> None:
-        assert logits_NV.is_contiguous()
-        assert ids_N.is_contiguous()
         rows, size = logits_NV.shape
+        stride = size if logits_NV.is_contiguous() else logits_NV.stride(0)
+        assert stride in (size, padded_vocabulary(size))
+        assert logits_NV.stride(1) == 1
+        assert ids_N.is_contiguous()
+        how = {"BLOCK": BLOCK, "num_warps": WARPS, **FUSED}
         kernel = getattr(self._kernels, name)[rows,]
-        kernel(logits_NV, ids_N, *vectors, scale, size, BLOCK=BLOCK, num_warps=WARPS, **FUSED)
+        kernel(logits_NV, ids_N, *vectors, scale, size, stride, **how)
 
 
 @cache

@@ -24,9 +24,10 @@ from rlhf.options.gpu_kernels.adamw_gpu import BLOCK, EXACT, WIDE
 MAX_SHARED = 99 * 1024  # bytes of shared memory per program that every GPU since Ampere has
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LARGE = ("bf16", 8, 128)  # query heads per key head, and their size, of Llama 3
-HEADS = {  # of A100, A6000 and H100: few, as a compilation takes a second
+HEADS = {  # of A100, A6000, L40S and H100: few, as a compilation takes a second
     80: [LARGE, ("fp16", 4, 64)],
     86: [("fp32", 1, 256)],
+    89: [("bf16", 7, 64)],
     90: [LARGE, ("fp32", 8, 128)],
 }
 
@@ -64,49 +65,70 @@ def check_adamw(name: str, last: str, **flags: bool) -> None:
     assert not re.search(r"(div|sqrt)\.(approx|full)", ptx), f"{name}: is not exact"
 
 
-def check_attention(dtype: str, group: int, size: int, capability: int) -> None:
-    """Compile the kernel of attention for strides that are multiples of 16."""
-    name, function = f"attend, {dtype}, {group} heads of {size}", attention_triton.attend
-    fixed = attention.choose_kernel_constants(group, size, DTYPES[dtype])
-    pointer = f"*{dtype}"
-    signature = {
-        "newest": (pointer,) * 3,
-        "kv_cache": pointer,
-        "positions": "*i64",
-        "out": pointer,
-        "strides": ("i32",) * 8,
-        **dict.fromkeys(fixed, "constexpr"),
-    }
+def compile_aligned(
+    function: Any, signature: dict[str, Any], fixed: dict[str, Any], odd: set[str], **how: Any
+) -> CompiledKernel:
+    """Compile a kernel whose arguments are multiples of 16, except ``odd`` and the last stride."""
+    multiples: list[tuple[int, ...]] = []
+    for at, (name, kind) in enumerate(signature.items()):
+        parts = [(at,)] if isinstance(kind, str) else [(at, i) for i in range(len(kind))]
+        multiples += [] if name in odd else parts[: 8 if name == "strides" else None]
+    signature = {**signature, **dict.fromkeys(fixed, "constexpr")}
     assert [*signature] == [*function.arg_names]
-    multiples = [(0, each) for each in range(3)] + [(1,), (2,), (3,)]
-    multiples += [(4, each) for each in range(8)]
     divisible = {key: [["tt.divisibility", 16]] for key in multiples}
     source = ASTSource(function, signature, constexprs=fixed, attrs=divisible)
+    kernel = compile_for(source, **how)
+    assert has_wide_reads(str(kernel.asm["ptx"])), how["name"]
+    return kernel
+
+
+def check_attention(dtype: str, group: int, size: int, capability: int) -> None:
+    """Compile both kernels of attention."""
+    fixed = attention.choose_kernel_constants(group, size, DTYPES[dtype])
+    heads, parts = f"{dtype}, {group} heads of {size}", ("*fp32",) * 2
+    signature = {
+        "newest": (f"*{dtype}",) * 3,
+        "kv_cache": f"*{dtype}",
+        "positions": "*i64",
+        "parts": parts,
+        "strides": ("i32",) * 9,
+    }
+    how = {"capability": capability, "name": f"attend, {heads}"}
     options = {"num_warps": attention.WARPS, **attention.FUSED}
-    kernel = compile_for(source, name, capability, options)
-    assert has_wide_reads(str(kernel.asm["ptx"])), name
-    assert "i64" in str(kernel.asm["ttir"]), f"{name}: rows need 64 bits"
+    kernel = compile_aligned(
+        attention_triton.attend, signature, fixed, set(), **how, options=options
+    )
+    assert "i64" in str(kernel.asm["ttir"]), f"{heads}: rows need 64 bits"
+    signature = {"parts": parts, "positions": "*i64", "out": f"*{dtype}", "chunks": "i32"}
+    how["name"] = f"combine, {heads}"
+    options["num_warps"] = 1
+    sizes = {"SIZES": fixed["SIZES"]}
+    compile_aligned(attention_triton.combine, signature, sizes, {"chunks"}, **how, options=options)
 
 
 def check_logprobs(name: str, dtype: str) -> None:
-    """Compile a kernel of log-probabilities for rows whose length is a multiple of 16."""
+    """Compile a kernel of log-probabilities for any vocabulary, in rows padded to 16 logits."""
     function = getattr(logprobs_triton, name)
-    known = {"logits": f"*{dtype}", "ids": "*i64", "scale": "fp32", "size": "i32"}
-    known |= dict.fromkeys(("log_sums", "entropies", "picked", "slopes"), "*fp32")
-    signature = {key: known.get(key, "constexpr") for key in function.arg_names}
-    multiples = [key for key in signature if key not in {"scale", "BLOCK"}]
-    divisible = {(function.arg_names.index(key),): [["tt.divisibility", 16]] for key in multiples}
-    fixed = {"BLOCK": logprobs.BLOCK}
-    source = ASTSource(function, signature, constexprs=fixed, attrs=divisible)
-    options = {"num_warps": logprobs.WARPS, **logprobs.FUSED}
-    kernel = compile_for(source, f"{name}, {dtype}", 90, options)
+    known: dict[str, Any] = {"logits": f"*{dtype}", "ids": "*i64", "outs": ("*fp32",) * 3}
+    known |= {"log_sums": "*fp32", "slopes": "*fp32", "scale": "fp32", "size": "i32"}
+    known["stride"] = "i32"
+    signature = {key: known[key] for key in function.arg_names if key != "BLOCK"}
+    kernel = compile_aligned(
+        function,
+        signature,
+        {"BLOCK": logprobs.BLOCK},
+        {"scale", "size"},
+        name=f"{name}, {dtype}",
+        capability=90,
+        options={"num_warps": logprobs.WARPS, **logprobs.FUSED},
+    )
     ptx = str(kernel.asm["ptx"])
-    assert has_wide_reads(ptx), name
+    assert "ld.global.v4.b32" in ptx, f"{name}: reads are narrow"
     assert name == "reduce_row_kernel" or "st.global.v4.b32" in ptx, f"{name}: writes are narrow"
     exps, own = ptx.count("ex2.approx"), logprobs.BLOCK // (32 * logprobs.WARPS)
     assert exps <= own + 1, f"{name}: {exps} exponentials for {own} logits of a thread"
     products = re.findall(r"arith\.muli .*: (\S+)", str(kernel.asm["ttir"]))
-    assert products == ["i64"], f"{name}: row * size needs 64 bits, not {products}"
+    assert products == ["i64"], f"{name}: row * stride needs 64 bits, not {products}"
 
 
 def main() -> None:

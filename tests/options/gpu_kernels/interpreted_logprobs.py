@@ -27,7 +27,7 @@ from tests.options.cpu_kernels.test_logprobs import (  # noqa: F401
     test_sums_and_entropies,
     test_the_slope_by_the_logits,
 )
-from tests.options.gpu_kernels.test_logprobs_gpu import HOSTILE, assert_as_torch
+from tests.options.gpu_kernels.test_logprobs_gpu import HOSTILE, assert_as_torch, padded
 from tests.rounding import assert_near
 
 DTYPES = [torch.bfloat16, torch.float32]
@@ -64,6 +64,7 @@ def test_they_do_what_operations_of_torch_do(kernel: Kernel, size: int, name: st
     logits_NV[2, : min(SIZE, size)] = at
     logits_NV[3] = at
     assert_as_torch(kernel, logits_NV)
+    assert_as_torch(kernel, padded(logits_NV))
 
 
 @pytest.mark.parametrize("ends", [(-60.0, 60.0), (60.0, -60.0)])

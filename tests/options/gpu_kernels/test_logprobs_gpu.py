@@ -13,10 +13,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rlhf.base.seams import padded_vocabulary
 from rlhf.base.types import LogprobOptions
 from rlhf.models.output_layer import (
     GPU_BLOCK,
     GPU_GRADIENT_BLOCK,
+    Block,
     _reduce_block_in_torch,
     _select_logprob_kernel,
     _write_torch_gradient_,
@@ -28,7 +30,7 @@ from rlhf.rollout.sampling import SamplingSettings, _select_draw_kernel
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rounding import tolerance
 
-GPU = torch.device("cuda", 0)
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 V, H, TOKENS = 50272, 2048, 4096  # OPT-1.3B
 BLOCKS = TOKENS // GPU_BLOCK.tokens
 LOGITS, WEIGHTS, HIDDEN = 2 * TOKENS * V, 2 * V * H, 2 * TOKENS * H  # bytes in bf16
@@ -126,6 +128,41 @@ def test_learning_moves_less_than_twice_the_products(
     assert by_torch.others > 4 * by_torch.products
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_rows_of_logits_begin_at_16_bytes(
+    gpu: Gpu, has_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An odd vocabulary is padded on a GPU, which changes no result; not on a CPU."""
+    strides = []
+
+    class Kernel:
+        def reduce_logits(self, logits_NV: Tensor, *rest: Any, scale: float, outs: Any) -> None:
+            strides.append(logits_NV.stride())
+            _reduce_block_in_torch(logits_NV, *rest, LogprobOptions(1 / scale), outs)
+
+        def replace_by_gradient_(self, logits_NV: Tensor, *rest: Any, **given: Any) -> None:
+            strides.append(logits_NV.stride())
+            sums_N, slopes_N = given["log_sums_N"], given["slopes_N"]
+            options = LogprobOptions(1 / given["scale"])
+            _write_torch_gradient_(logits_NV, *rest, options, sums_N, sums_N, slopes_N, slopes_N)
+
+    monkeypatch.setattr("rlhf.models.output_layer._select_logprob_kernel", lambda _: Kernel())
+    generator = torch.Generator().manual_seed(1)
+    hidden_NH = torch.randn(5, 8, generator=generator)
+    weight_VH = torch.randn(50, 8, generator=generator)
+    bias_V = torch.randn(50, generator=generator) if has_bias else None
+    found = []
+    for device in (CPU, GPU):
+        given = [None if x is None else x.to(device) for x in (hidden_NH, weight_VH, bias_V)]
+        leaves = [x.requires_grad_() for x in given if x is not None]
+        ids_N = torch.arange(5, device=device)
+        logprobs_N = fused_logprobs(*given, ids_N, block=Block(4, 23)).logprobs_N
+        slopes = torch.autograd.grad(logprobs_N.square().sum(), leaves)
+        found.append([x.detach().cpu() for x in (logprobs_N, *slopes)])
+    assert {*strides} == {(23, 1), (4, 1), (32, 1), (16, 1)}
+    torch.testing.assert_close(*found)
+
+
 def test_each_device_has_its_kernel_and_only_a_cpu_draws(traffic: Traffic) -> None:
     logits_NV = torch.zeros(2, 3, device=GPU, dtype=torch.bfloat16)
     assert isinstance(_select_logprob_kernel(logits_NV), GpuLogprobKernel)
@@ -133,6 +170,14 @@ def test_each_device_has_its_kernel_and_only_a_cpu_draws(traffic: Traffic) -> No
     assert _select_logprob_kernel(logits_NV.double()) is None
     plain = SamplingSettings(max_tokens=1, temperature=1.0, top_k=0, top_p=1.0)
     assert _select_draw_kernel(logits_NV, plain) is None
+
+
+def padded(logits_NV: Tensor) -> Tensor:
+    """Copy logits to rows that begin at 16 bytes; the padding is hostile."""
+    rows, size = logits_NV.shape
+    padded_NP = logits_NV.new_full((rows, padded_vocabulary(size)), torch.nan)
+    padded_NP[:, :size] = logits_NV
+    return padded_NP[:, :size]
 
 
 def assert_as_torch(kernel: GpuLogprobKernel, logits_NV: Tensor) -> None:
@@ -151,7 +196,8 @@ def assert_as_torch(kernel: GpuLogprobKernel, logits_NV: Tensor) -> None:
     assert_close(ours.double(), theirs, rtol=rounding)
     sums_N = theirs[0].float()
     slopes_N = torch.linspace(-2, 3, len(ids_N), device=ids_N.device)
-    ours_NV, theirs_NV, pull_N = logits_NV.clone(), logits_NV.clone(), slopes_N.double()
+    theirs_NV, pull_N = logits_NV.clone(), slopes_N.double()
+    ours_NV = logits_NV.clone() if logits_NV.is_contiguous() else padded(logits_NV)
     kernel.replace_by_gradient_(ours_NV, ids_N, scale=0.5, log_sums_N=sums_N, slopes_N=slopes_N)
     _write_torch_gradient_(theirs_NV, ids_N, options, sums_N.double(), pull_N, pull_N, pull_N)
     # Triton's interpreter truncates to bf16.
@@ -167,4 +213,5 @@ def test_a_gpu_does_what_operations_of_torch_do(size: int, dtype: torch.dtype) -
     logits_NV = 4 * torch.randn(300, size, device=GPU)
     for row, at in enumerate(HOSTILE.values()):
         logits_NV[row] = logits_NV[row + 20, :3] = logits_NV[row + 40, -3:] = at
-    assert_as_torch(GpuLogprobKernel(kernels), logits_NV.to(dtype))
+    for rows_NV in (logits_NV.to(dtype), padded(logits_NV.to(dtype))):
+        assert_as_torch(GpuLogprobKernel(kernels), rows_NV)
