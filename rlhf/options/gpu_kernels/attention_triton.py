@@ -1,6 +1,9 @@
-"""The Triton kernel of attention_gpu.py: one program for each row and key/value head.
+"""The Triton kernels of attention_gpu.py: attention of one new token per row over a KV cache.
 
-A program reads the keys and values of its row only, block by block, and holds one block at a time.
+``attend`` reads the keys and values of each row, one chunk of columns after another and one block
+of a chunk at a time, and writes a result per chunk. ``combine`` adds them up. The chunks of a row
+depend on its length only, so its result is the same however many programs share its chunks, and
+whatever other rows there are (https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 """
 
 from __future__ import annotations
@@ -8,15 +11,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+TILE: tl.constexpr = tl.constexpr(16)  # chunks that ``combine`` reads at a time
+
 
 @triton.jit
-def attend(newest, kv_cache, positions, out, strides, SIZES: tl.constexpr, BLOCK: tl.constexpr):
-    """Store the newest key and value at the row's position; write the row's attention to ``out``.
+def attend(newest, kv_cache, positions, parts, strides, SIZES: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the newest key and value at the row's position; write the attention over each chunk.
 
-    ``newest`` are queries, keys and values. ``strides`` are their token and head strides, then the
-    strides of ``kv_cache`` from keys to values and from head to head. SIZES are the query heads per
-    key head and the head size, then both rounded up to powers of two. The newest key and value are
-    used first, from registers, so that the loop over the KV cache need not wait for their store.
+    ``newest`` are queries, keys and values. ``parts`` are each chunk's mean of the values and
+    log-sum-exp of the scores, in fp32. ``strides`` are the token and head strides of ``newest``,
+    the strides of ``kv_cache`` from keys to values and from head to head, and the number of chunks
+    of a row of ``parts``. SIZES are the query heads per key head and the head size, then both
+    rounded up to powers of two, and the columns of a chunk. The newest key and value are part of
+    chunk 0. They come from registers, so that the loop need not wait for their store.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)  # int64: offsets may exceed 2^31
     group, at = tl.arange(0, SIZES[2]), tl.arange(0, SIZES[3])
@@ -28,29 +35,63 @@ def attend(newest, kv_cache, positions, out, strides, SIZES: tl.constexpr, BLOCK
     q = tl.load(newest[0] + row * strides[0] + heads * strides[1] + at[None, :], is_query, 0.0)
     k = tl.load(newest[1] + row * strides[2] + head * strides[3] + at, is_part, 0.0)
     v = tl.load(newest[2] + row * strides[4] + head * strides[5] + at, is_part, 0.0)
-    tl.store(keys + position * SIZES[1] + at, k, is_part)
-    tl.store(values + position * SIZES[1] + at, v, is_part)
+    if tl.program_id(2) == 0:
+        tl.store(keys + position * SIZES[1] + at, k, is_part)
+        tl.store(values + position * SIZES[1] + at, v, is_part)
     scale = SIZES[1] ** -0.5
-    largest = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
-    total = tl.full([SIZES[2]], 1.0, tl.float32)
-    mixed = tl.full([SIZES[2], SIZES[3]], 0.0, tl.float32) + v.to(tl.float32)[None, :]
-    for first in range(0, position, BLOCK):
-        column = first + tl.arange(0, BLOCK)
-        is_earlier, place = column < position, column * SIZES[1]
-        k_block = tl.load(
-            keys + place[None, :] + at[:, None], is_earlier[None, :] & is_part[:, None], 0.0
+    score = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
+    chunks = tl.maximum(tl.cdiv(position, SIZES[4]), 1)
+    for chunk in range(tl.program_id(2), chunks, tl.num_programs(2)):
+        has_newest = chunk == 0
+        largest = tl.where(has_newest, score, float("-inf"))
+        total = tl.full([SIZES[2]], 0.0, tl.float32) + tl.where(has_newest, 1.0, 0.0)
+        mixed = tl.full([SIZES[2], SIZES[3]], 0.0, tl.float32)
+        mixed += tl.where(has_newest, v.to(tl.float32), 0.0)[None, :]
+        start = chunk * SIZES[4]
+        for first in range(start, tl.minimum(start + SIZES[4], position), BLOCK):
+            column = first + tl.arange(0, BLOCK)
+            is_earlier, place = column < position, column * SIZES[1]
+            k_block = tl.load(
+                keys + place[None, :] + at[:, None], is_earlier[None, :] & is_part[:, None], 0.0
+            )
+            v_block = tl.load(
+                values + place[:, None] + at[None, :], is_earlier[:, None] & is_part[None, :], 0.0
+            )
+            scores = tl.dot(q, k_block, input_precision="ieee") * scale
+            scores = tl.where(is_earlier[None, :], scores, float("-inf"))
+            # Online softmax: sums are relative to the largest score (arxiv.org/abs/1805.02867).
+            before, largest = largest, tl.maximum(largest, tl.max(scores, 1))
+            change, p = tl.exp(before - largest), tl.exp(scores - largest[:, None])
+            total = total * change + tl.sum(p, 1)
+            added = tl.dot(p.to(v_block.dtype), v_block, input_precision="ieee")
+            mixed = mixed * change[:, None] + added
+        place = (row * tl.num_programs(1) * SIZES[0] + heads) * strides[8] + chunk
+        tl.store(parts[0] + place * SIZES[1] + at[None, :], mixed / total[:, None], is_query)
+        tl.store(parts[1] + place, (largest + tl.log(total))[:, None], (group < SIZES[0])[:, None])
+
+
+@triton.jit
+def combine(parts, positions, out, chunks, SIZES: tl.constexpr):
+    """Write the mean of a row's and head's chunks to ``out``, weighted by their sums of exp(score).
+
+    ``parts``, ``chunks`` and SIZES are those of ``attend``.
+    """
+    row, at, tile = tl.program_id(0).to(tl.int64), tl.arange(0, SIZES[3]), tl.arange(0, TILE)
+    head = row * tl.num_programs(1) + tl.program_id(1)
+    is_part = at < SIZES[1]
+    count = tl.maximum(tl.cdiv(tl.load(positions + row), SIZES[4]), 1)
+    largest, total = float("-inf"), 0.0
+    mixed = tl.full([SIZES[3]], 0.0, tl.float32)
+    for first in range(0, count, TILE):
+        is_chunk, place = first + tile < count, head * chunks + first + tile
+        sums = tl.load(parts[1] + place, is_chunk, float("-inf"))
+        means = tl.load(
+            parts[0] + place[:, None] * SIZES[1] + at[None, :],
+            is_chunk[:, None] & is_part[None, :],
+            0.0,
         )
-        v_block = tl.load(
-            values + place[:, None] + at[None, :], is_earlier[:, None] & is_part[None, :], 0.0
-        )
-        scores = tl.dot(q, k_block, input_precision="ieee") * scale
-        scores = tl.where(is_earlier[None, :], scores, float("-inf"))
-        # Online softmax: sums are relative to the largest score so far (arxiv.org/abs/1805.02867).
-        before, largest = largest, tl.maximum(largest, tl.max(scores, 1))
-        change, p = tl.exp(before - largest), tl.exp(scores - largest[:, None])
-        total = total * change + tl.sum(p, 1)
-        added = tl.dot(p.to(v_block.dtype), v_block, input_precision="ieee")
-        mixed = mixed * change[:, None] + added
-    mixed = (mixed / total[:, None]).to(out.dtype.element_ty)
-    query_heads = row * tl.num_programs(1) * SIZES[0] + heads
-    tl.store(out + query_heads * SIZES[1] + at[None, :], mixed, is_query)
+        before, largest = largest, tl.maximum(largest, tl.max(sums))
+        change, weights = tl.exp(before - largest), tl.exp(sums - largest)
+        total = total * change + tl.sum(weights)
+        mixed = mixed * change + tl.sum(weights[:, None] * means, 0)
+    tl.store(out + head * SIZES[1] + at, (mixed / total).to(out.dtype.element_ty), is_part)

@@ -13,13 +13,14 @@ from triton.runtime import interpreter
 
 from rlhf.options import kernels_for
 from rlhf.options.gpu_kernels import attention_gpu, attention_triton
-from rlhf.options.gpu_kernels.attention_gpu import GpuAttention
+from rlhf.options.gpu_kernels.attention_gpu import LEAST, GpuAttention
 from tests.rollout.decoder_checks import check_rows_are_extended, tiny_model
 from tests.rollout.test_fused_decoder import family
 
 ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-6}
-ROWS, COLUMNS = 5, 150
-POSITIONS = (0, 1, 31, 32, 149)  # of a row's newest token: around the ends of blocks
+ROWS, COLUMNS = 8, 150
+POSITIONS = (0, 1, 31, 32, 33, 64, 65, 149)  # of a row's newest token: around the ends of chunks
+CHUNK = 32
 SMALL_BLOCK = 2**10  # bytes: several blocks for the longer rows
 
 
@@ -41,16 +42,17 @@ def _products_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "heads", "kv_heads", "size", "block_bytes"),
+    ("dtype", "heads", "kv_heads", "size", "chunk"),
     [
-        (torch.bfloat16, 4, 4, 16, SMALL_BLOCK),
-        (torch.float32, 4, 2, 64, SMALL_BLOCK),
-        (torch.bfloat16, 8, 1, 80, attention_gpu.BLOCK_BYTES),
-        (torch.float16, 34, 2, 32, SMALL_BLOCK),
+        (torch.bfloat16, 4, 4, 16, CHUNK),
+        (torch.float32, 4, 2, 64, CHUNK),
+        (torch.bfloat16, 8, 1, 80, attention_gpu.CHUNK),
+        (torch.float16, 34, 2, 32, CHUNK),
+        (torch.float32, 1, 1, 24, LEAST),
     ],
 )
 def test_it_is_attention_over_each_row(
-    dtype: torch.dtype, heads: int, kv_heads: int, size: int, block_bytes: int
+    dtype: torch.dtype, heads: int, kv_heads: int, size: int, chunk: int
 ) -> None:
     """What is behind a row's position is hostile, and stays as it was; so do other rows."""
     generator = torch.Generator().manual_seed(1)
@@ -64,7 +66,8 @@ def test_it_is_attention_over_each_row(
     for row, position in enumerate(POSITIONS):
         memory[:, row, :, position:] = torch.nan
     before, positions = memory.clone(), torch.tensor(POSITIONS)
-    attend = GpuAttention(attention_triton, block_bytes=block_bytes)
+    block_bytes = SMALL_BLOCK if chunk < attention_gpu.CHUNK else attention_gpu.BLOCK_BYTES
+    attend = GpuAttention(attention_triton, programs=1, chunk=chunk, block_bytes=block_bytes)
     found = attend(query, key, value, memory, positions)
     for row, position in enumerate(POSITIONS):
         before[:, row, :, position] = torch.stack([key[row], value[row]])
@@ -77,13 +80,34 @@ def test_it_is_attention_over_each_row(
     assert torch.equal(memory.nan_to_num(9), before.nan_to_num(9))
 
 
+def test_programs_and_neighbours_change_no_bit_of_a_row() -> None:
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(3, 4, 16, generator=generator)
+    newest = torch.randn(2, 3, 2, 16, generator=generator)
+    memory = torch.randn(2, 3, 2, COLUMNS, 16, generator=generator)
+    positions = torch.tensor([149, 70, 20])
+    larger = torch.cat([memory, torch.full((2, 3, 2, 200, 16), torch.nan)], dim=3)
+    expected = None
+    for programs in (1, 8, 1000):
+        attend = GpuAttention(
+            attention_triton, programs=programs, chunk=LEAST, block_bytes=SMALL_BLOCK
+        )
+        together = attend(query, *newest, memory, positions)
+        assert expected is None or torch.equal(together, expected)
+        expected = together
+        for row in range(3):
+            one = slice(row, row + 1)
+            alone = attend(query[one], *newest[:, one], larger[:, one].contiguous(), positions[one])
+            assert torch.equal(alone[0], expected[row])
+
+
 def test_a_later_block_may_have_the_largest_score() -> None:
     query = torch.full((1, 1, 16), 4.0)
     memory = torch.zeros(2, 1, 1, 64, 16)
     memory[0, 0, 0, :63] = torch.linspace(-8, 8, 63)[:, None]
     memory[1, 0, 0, :63] = torch.arange(63)[:, None]
     zeros = torch.zeros(1, 1, 16)
-    attend = GpuAttention(attention_triton, block_bytes=SMALL_BLOCK)
+    attend = GpuAttention(attention_triton, programs=8, chunk=CHUNK, block_bytes=SMALL_BLOCK)
     found = attend(query, zeros, zeros, memory, torch.tensor([63]))
     expected = functional.scaled_dot_product_attention(query[:, :, None], *memory)
     torch.testing.assert_close(found, expected[:, :, 0])
@@ -97,7 +121,7 @@ def test_decoders_compute_what_their_models_do(monkeypatch: pytest.MonkeyPatch) 
             calls.append(tensors)
             return super().__call__(*tensors)
 
-    kernel = Counted(attention_triton, block_bytes=SMALL_BLOCK)
+    kernel = Counted(attention_triton, programs=64, chunk=LEAST, block_bytes=SMALL_BLOCK)
     monkeypatch.setattr(kernels_for("cpu"), "attention_kernel", lambda *_, **__: kernel)
     check_rows_are_extended(tiny_model("qwen3"), family)
     assert calls
