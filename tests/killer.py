@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from rlhf.base.ranks import Ranks
 from rlhf.options.replay import steps
 from rlhf.phases import sft
 from rlhf.phases.ppo import loop
@@ -82,15 +83,15 @@ class Disturber(Tracker):
     """Changes one weight of the critic after the step that DISTURB_AT names, PHASE:STEP."""
 
     def __init__(self, *_: object) -> None:
-        self._logged, original = "", steps.compute_weight_digests
+        self._logged, original = "", steps.sum_digests
 
-        def compute_weight_digests(engines: Mapping[str, Any]) -> dict[str, str]:
+        def sum_digests(engines: Mapping[str, Any], ranks: Ranks) -> dict[str, str]:
             if self._logged == os.environ.get("DISTURB_AT"):
                 with torch.no_grad():
                     next(engines["critic"].module.parameters()).view(-1)[7] += 0.1
-            return original(engines)
+            return original(engines, ranks)
 
-        steps.compute_weight_digests = compute_weight_digests
+        steps.sum_digests = sum_digests
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         self._logged = f"{phase}:{step}"

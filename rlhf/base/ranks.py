@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from rlhf.base.heartbeat import beat
 from rlhf.base.metrics import Maximum, Metrics
 
 T = TypeVar("T")
@@ -24,7 +25,7 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Return True on rank 0, the only rank that prints and writes."""
+        """Return True on rank 0, the only rank that prints, and writes all but checkpoints."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -51,6 +52,28 @@ class Ranks:
         found: list[Any] = [None] * self.size
         torch.distributed.all_gather_object(found, here)
         return found
+
+    def together(self, attempt: Callable[[], T]) -> list[T]:
+        """Return the results of ``attempt`` on all ranks; an error of one rank is raised on all.
+
+        ``attempt`` may call ``report_progress``, but no other collective.
+        """
+        here: T | Exception
+        try:
+            here = attempt()
+        except Exception as error:
+            here = error
+        while self.any(False):  # another rank reports progress
+            beat()
+        everywhere = self.all_gather(here)
+        if errors := [each for each in everywhere if isinstance(each, Exception)]:
+            raise errors[0]
+        return everywhere  # type: ignore[return-value]
+
+    def report_progress(self) -> None:
+        """Record a heartbeat on all ranks: a rank that waits in ``together`` is not stuck."""
+        self.any(True)
+        beat()
 
     def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
         if self.size == 1:

@@ -197,15 +197,18 @@ class ValueModel(Model, Protocol):
         """Return values (B, S) of right-padded sequences."""
 
 
+TensorSlice = tuple[str, int, Tensor]  # name, index of the first element, elements
+
+
 class State(Protocol):
-    """The tensors that training changes, flat and by name; all ranks call each method together."""
+    """The tensors that training changes, flat and by name; all ranks must read this state."""
 
     @property
     def total_bytes(self) -> int:
         """Return the total size of all tensors in bytes."""
 
-    def stream(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the whole (gathered) content of each tensor, one at a time."""
+    def stream(self) -> Iterator[TensorSlice]:
+        """Yield the slices that this rank saves, without waiting for other ranks."""
 
     def load(self, read_part: Callable[[str, slice], Tensor], /) -> None:
         """Replace this rank's slice of each tensor by ``read_part(name, slice)``."""
@@ -227,12 +230,6 @@ class StatefulWithTensors(Stateful, Protocol):
     @property
     def training_state(self) -> State:
         """Return the tensors to store, such as an engine's master weights and Adam's moments."""
-
-    def sum_per_weight(self, function: Callable[[Tensor, int], Tensor]) -> Mapping[str, int]:
-        """Return, for each weight, the sum of ``function(slice, start)`` over its fp32 slices.
-
-        ``start`` is where the slice begins. Sums are modulo 2^64. All ranks must call this method.
-        """
 
 
 class WeightFollower(Protocol):

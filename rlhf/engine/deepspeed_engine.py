@@ -22,9 +22,16 @@ from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_16_bit_weights, stage_of
 from rlhf.engine.deepspeed_config import deepspeed_config
-from rlhf.engine.masters import find_deepspeed_masters
+from rlhf.engine.masters import Masters, find_deepspeed_masters
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, parameter_groups
-from rlhf.engine.training_state import BaseEngine, DeepSpeedState, TrainingState
+from rlhf.engine.training_state import (
+    BaseEngine,
+    TrainingState,
+    adamw_moments,
+    adamw_step_counts,
+    deepspeed_pieces,
+    set_adamw_step_counts,
+)
 from rlhf.engine.zero3_partition import skip_shm_kernel_compilation
 from rlhf.options import ZeroConfig
 
@@ -55,7 +62,6 @@ class DeepSpeedEngine(BaseEngine):
         is_bf16 = settings.dtype is Dtype.bf16
         super().__init__(casts_to_bf16=is_bf16 and not has_half, device=ranks.device)
         self._may_overflow = settings.dtype is Dtype.fp16
-        self._measures_norm = stage > 0
         self._num_parts = plan.accumulation * ranks.size
         self.is_sharded = stage == SHARDED_WEIGHTS
         config = deepspeed_config(
@@ -72,9 +78,9 @@ class DeepSpeedEngine(BaseEngine):
             module.forward = self._autocast()(module.forward)
         self._deepspeed = self._initialize_deepspeed(module, config, optimizer)
         self.module: nn.Module = self._deepspeed.module
-        self._state = DeepSpeedState(self._deepspeed, ranks, stage=stage)
+        self._ranks, self._stage = ranks, stage
         if optimizer is not None and optimizer.follow is not None:
-            self.follower = optimizer.follow(find_deepspeed_masters(self._deepspeed, stage=stage))
+            self.follower = optimizer.follow(self._masters)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass in the run's precision."""
@@ -106,10 +112,10 @@ class DeepSpeedEngine(BaseEngine):
         self._set_scheduled_learning_rates()
         learning_rate = self._deepspeed.get_lr()[0]
         skipped_before = self._deepspeed.skipped_steps
-        grad_norm = 0.0 if self._measures_norm else self._unsharded_grad_norm()
+        grad_norm = 0.0 if self._stage else self._unsharded_grad_norm()
         with self._force_overflow() if discard else self._skip_if_not_finite(grad_norm):
             self._deepspeed.step()
-        if self._measures_norm:
+        if self._stage:
             grad_norm = float(self._deepspeed.get_global_grad_norm() or 0.0)
         is_skipped = self._deepspeed.skipped_steps > skipped_before
         if self.follower is not None and not is_skipped:
@@ -154,16 +160,50 @@ class DeepSpeedEngine(BaseEngine):
     @property
     def training_state(self) -> TrainingState:
         """Return the tensors that training changes; not available with NVMe."""
-        return self._state.build_training_state(self.follower)
+        pieces = deepspeed_pieces(self._deepspeed, self._ranks, stage=self._stage)
+        moments = [adamw_moments(self._adamw, shard) for shard in self._shards]
+        copies = Ranks() if self._stage else self._ranks  # at stage 0 every rank has whole tensors
+        return TrainingState(pieces, self._masters, moments, self.follower, copies)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training state that is not in tensors, such as step counters."""
-        return {"lr_scale": self.lr_scale} | self._state.state_dict()
+        # Only an optimizer of stage 1 or higher scales losses.
+        scaler = getattr(self._deepspeed.optimizer, "loss_scaler", None)
+        scaled = {} if scaler is None else vars(scaler)
+        return {
+            "lr_scale": self.lr_scale,
+            "steps": self._deepspeed.lr_scheduler.last_epoch,
+            "adamw_steps": adamw_step_counts(self._adamw, self._shards),
+            "loss_scaler": {k: v for k, v in scaled.items() if isinstance(v, int | float)},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a ``state`` that ``state_dict`` returned."""
         self.lr_scale = state["lr_scale"]
-        self._state.load_state_dict(state)
+        scheduler = self._deepspeed.lr_scheduler
+        scheduler.last_epoch = state["steps"]
+        scheduler._step_count = state["steps"] + 1
+        scheduler._last_lr = scheduler.get_lr()
+        set_adamw_step_counts(self._adamw, self._shards, state["adamw_steps"])
+        if scaled := state.get("loss_scaler"):
+            vars(self._deepspeed.optimizer.loss_scaler).update(scaled)
+
+    @property
+    def _masters(self) -> Masters:
+        return find_deepspeed_masters(self._deepspeed, stage=self._stage)
+
+    @property
+    def _shards(self) -> list[Tensor]:
+        """Return the shards of the masters, which are AdamW's parameters."""
+        return [shard for shard in self._masters.shards if isinstance(shard, Tensor)]
+
+    @property
+    def _adamw(self) -> torch.optim.AdamW:
+        """Return torch's optimizer, which DeepSpeed wraps from stage 1 on."""
+        optimizer = self._deepspeed.optimizer
+        found = optimizer.optimizer if self._stage else optimizer
+        assert isinstance(found, torch.optim.AdamW)
+        return found
 
     def _set_train_mode(self, *, mode: bool) -> None:
         self._deepspeed.train(mode)

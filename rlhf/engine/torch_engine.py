@@ -20,7 +20,6 @@ from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.engine.training_state import (
     AdamMoments,
     BaseEngine,
-    ParameterPlace,
     Piece,
     TrainingState,
     adamw_moments,
@@ -169,12 +168,12 @@ class TorchEngine(BaseEngine):
         assert optimizer is not None, "this model does not learn"
         names = {id(parameter): name for name, parameter in self.module.named_parameters()}
         trained = [p for group in optimizer.param_groups for p in group["params"]]
-        places = [
-            ParameterPlace(names[id(p)], p.numel(), Piece(number, 0, 0, p.numel()))
+        pieces = [
+            Piece(names[id(p)], p.numel(), number, 0, 0, p.numel())
             for number, p in enumerate(trained)
         ]
         masters, moments = optimizer.masters, optimizer.moments
-        return TrainingState(places, masters, moments, self.follower, Ranks())
+        return TrainingState(pieces, masters, moments, self.follower, Ranks())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training state that is not in tensors, such as step counters."""

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 5 * 10**9  # largest file of weights: rank 0 keeps it in memory while it saves
 
+NamedTensor = tuple[str, Tensor]
+Stream = Iterable[NamedTensor]
+
 
 @contextmanager
 def replace_folder_atomically(folder: Path) -> Iterator[Path]:
@@ -64,11 +67,7 @@ def tensors_to_save(module: nn.Module) -> dict[str, Tensor]:
 
 
 def save_from_stream(
-    folder: Path,
-    model: PreTrainedModel,
-    stream: Iterable[tuple[str, Tensor]],
-    *,
-    shard_bytes: int,
+    folder: Path, model: PreTrainedModel, stream: Stream, *, shard_bytes: int
 ) -> None:
     """Write config and weights of ``model`` as transformers does, with weights from ``stream``."""
     from transformers.core_model_loading import WeightConverter
@@ -84,9 +83,7 @@ def save_from_stream(
     write_shards(folder, _rename_to_saved_names(model, stream), shard_bytes)
 
 
-def _rename_to_saved_names(
-    model: PreTrainedModel, stream: Iterable[tuple[str, Tensor]]
-) -> Iterator[tuple[str, Tensor]]:
+def _rename_to_saved_names(model: PreTrainedModel, stream: Stream) -> Iterator[NamedTensor]:
     """Yield the tensors of ``stream`` with the names that transformers gives them in files."""
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -96,7 +93,9 @@ def _rename_to_saved_names(
             yield from revert_weight_conversion(model, {name: tensor}).items()
 
 
-def write_shards(folder: Path, stream: Iterable[tuple[str, Tensor]], shard_bytes: int) -> None:
+def write_shards(
+    folder: Path, stream: Stream, shard_bytes: int, after_file: Callable[[], None] = beat
+) -> None:
     """Write files of at most ``shard_bytes`` (or of a single larger tensor), and their index."""
     from safetensors.torch import save_file
 
@@ -109,6 +108,7 @@ def write_shards(folder: Path, stream: Iterable[tuple[str, Tensor]], shard_bytes
         retry_transient_errors(lambda: save_file(held, file, metadata={"format": "pt"}))
         shards.append(list(held))
         held.clear()
+        after_file()
 
     for name, tensor in stream:
         beat()

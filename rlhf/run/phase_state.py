@@ -1,10 +1,12 @@
 """Store and load checkpoints inside a phase, and the phase's best step so far.
 
     <run>/<phase>/state/step-00000040/
-        ENGINE/*.safetensors   the training state of one model (rlhf/engine/training_state.py)
+        ENGINE/*.safetensors   the training state of one model (rlhf/engine/training_state.py);
+                               of several ranks: ENGINE/rank-RANK/*.safetensors
         state.json             everything else: step, counters of the engines and of the phase
         manifest.json          size and SHA-256 of every file above
 
+Each rank writes its slices of the tensors; a slice that starts at index I > 0 is named TENSOR@I.
 A checkpoint is written to a temporary folder, flushed to the drive, and renamed. On loading every
 file is compared with the manifest: a checkpoint that is incomplete or changed is not used.
 """
@@ -15,18 +17,24 @@ import json
 import math
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from rlhf.base.atomic import is_transient, remove, replace_atomically, retry_transient_errors
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import remedy_of
-from rlhf.base.manifest import MANIFEST, check_files, file_identities, file_identity
+from rlhf.base.manifest import MANIFEST, Identity, check_files, file_identity
+from rlhf.base.ranks import Ranks
 from rlhf.base.stored_files import OTHERS, read_json
+from rlhf.base.types import TensorSlice
 from rlhf.config.choices import Phase
 from rlhf.options import CheckpointConfig
 from rlhf.run.finished_phase import STATE
@@ -34,7 +42,8 @@ from rlhf.run.model_folder import SHARD_BYTES, write_shards
 
 STATE_JSON = "state.json"
 GIB = 1 << 30
-Stream = Iterable[tuple[str, Tensor]]  # names and flat tensors of one engine
+RANK_FILE_BYTES = SHARD_BYTES // 8  # eight ranks of a node hold as much in memory as one rank
+ALONE = Ranks()
 
 
 class SkippedError(CheckpointError):
@@ -56,17 +65,25 @@ class Checkpoint(NamedTuple):
         """
         from safetensors import safe_open
 
-        paths = sorted((self.folder / engine).glob("*.safetensors"))
-        files: list[Any] = [safe_open(path, "pt") for path in paths]
-        places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - no dict
+        slices: dict[str, list[tuple[int, Any]]] = {}  # start and content of a tensor's slices
+        for path in sorted((self.folder / engine).rglob("*.safetensors")):  # ordered by start too
+            file: Any = safe_open(path, "pt")
+            for key in file.keys():  # noqa: SIM118 - no dict
+                name, _, start = key.partition("@")
+                slices.setdefault(name, []).append((int(start or 0), file.get_slice(key)))
 
         def read_part(name: str, part: slice) -> Tensor:
-            if name not in places:
+            if name not in slices:
                 raise CheckpointError(
                     f"{self.folder}: {engine} has no {name}: it is the checkpoint of another model"
                 )
-            found: Tensor = places[name].get_slice(name)[part]
-            return found
+            first, last, _ = part.indices(sys.maxsize)
+            found = [
+                content[max(first - start, 0) : last - start]
+                for start, content in slices[name]
+                if not start or (start < last and first < start + content.get_shape()[0])
+            ]
+            return torch.cat(found)
 
         return read_part
 
@@ -79,21 +96,26 @@ def checkpoint_folder(phase_dir: Path, step: int) -> Path:
 def write_checkpoint(
     phase_dir: Path,
     step: int,
-    streams: Mapping[str, Stream],
+    streams: Mapping[str, Iterable[TensorSlice]],
     state: Mapping[str, Any],
     *,
     wanted_bytes: int,
+    ranks: Ranks = ALONE,
 ) -> None:
-    """Write the checkpoint after ``step``; ``streams`` yield the flat tensors of each engine.
+    """Write the checkpoint after ``step``; ``streams`` yield this rank's slices of each engine.
+
+    All ranks must call this function, and all raise the same error.
 
     Raises:
-        SkippedError: if all retries failed; the caller can still read the rest of ``streams``.
+        SkippedError: if all retries of a rank failed.
         CheckpointError: if the drive has no room or is read-only; earlier checkpoints stay.
     """
     from safetensors import SafetensorError
 
     folder = checkpoint_folder(phase_dir, step)
-    try:
+    cleanup = ExitStack()  # of rank 0
+
+    def begin() -> Path:
         retry_transient_errors(lambda: folder.parent.mkdir(parents=True, exist_ok=True))
         free = retry_transient_errors(lambda: shutil.disk_usage(folder.parent)).free
         if free < wanted_bytes:
@@ -102,14 +124,21 @@ def write_checkpoint(
                 f"{free / GIB:.3g} GiB are free. Earlier checkpoints are intact; make room and "
                 "resume the run, or set checkpoint.every_minutes=null"
             )
-        with replace_atomically(folder) as building:
-            for engine, stream in streams.items():
-                (building / engine).mkdir(parents=True)
-                write_shards(building / engine, stream, SHARD_BYTES)
-            retry_transient_errors(
-                lambda: _write_state_and_manifest(building, {"step": step, **state})
-            )
+        return cleanup.enter_context(replace_atomically(folder))
+
+    def finish() -> None:
+        retry_transient_errors(
+            lambda: _write_state_and_manifest(building, {"step": step, **state}, files)
+        )
+        cleanup.close()
         retry_transient_errors(lambda: _flush_folder(folder.parent))
+
+    try:
+        with cleanup:
+            building = ranks.together(begin if ranks.is_main else lambda: folder)[0]
+            shares = ranks.together(lambda: _write_share(building, streams, ranks))
+            files = {name: identity for share in shares for name, identity in share.items()}
+            ranks.together(finish if ranks.is_main else lambda: None)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         if is_transient(error):
@@ -123,12 +152,34 @@ def write_checkpoint(
         ) from error
 
 
-def _write_state_and_manifest(building: Path, state: Mapping[str, Any]) -> None:
-    """Write the state and the manifest beside the tensors, and flush all files to the drive."""
-    (building / MANIFEST).unlink(missing_ok=True)  # left by a failed attempt
+def _write_share(
+    building: Path, streams: Mapping[str, Iterable[TensorSlice]], ranks: Ranks
+) -> dict[str, Identity]:
+    """Write this rank's slices of each engine; return the identities of the files, by path."""
+    files = {}
+    own, shard_bytes = f"rank-{ranks.rank:05}", RANK_FILE_BYTES
+    if ranks.size == 1:
+        own, shard_bytes = "", SHARD_BYTES
+    for engine, stream in streams.items():
+        folder = building / engine / own
+        folder.mkdir(parents=True)
+        named = ((f"{name}@{start}" if start else name, each) for name, start, each in stream)
+        write_shards(folder, named, shard_bytes, ranks.report_progress)
+        for path in folder.iterdir():
+            identity = retry_transient_errors(partial(file_identity, path, flush=True))
+            files[path.relative_to(building).as_posix()] = identity
+            ranks.report_progress()
+    return files
+
+
+def _write_state_and_manifest(
+    building: Path, state: Mapping[str, Any], files: Mapping[str, Identity]
+) -> None:
+    """Write the state and the manifest beside the tensors, and flush both to the drive."""
     (building / STATE_JSON).write_text(json.dumps(state), encoding="utf-8")
-    files = file_identities(building)
-    (building / MANIFEST).write_text(json.dumps(files, indent=1), encoding="utf-8")
+    listed = {**files, STATE_JSON: file_identity(building / STATE_JSON, flush=True)}
+    text = json.dumps(listed, indent=1, sort_keys=True)
+    (building / MANIFEST).write_text(text, encoding="utf-8")
     file_identity(building / MANIFEST, flush=True)
 
 
@@ -145,35 +196,39 @@ def remove_stale_checkpoints(phase_dir: Path, *, last_step: int) -> None:
             remove(folder)
 
 
-def find_latest_intact_checkpoint(phase_dir: Path, say: Callable[[str], None]) -> Checkpoint | None:
+def find_latest_intact_checkpoint(
+    phase_dir: Path, say: Callable[[str], None], ranks: Ranks = ALONE
+) -> Checkpoint | None:
     """Return the latest intact checkpoint, or None; ``say`` prints a warning if one is damaged."""
-    for folder in checkpoint_folders(phase_dir):
+    for folder in ranks.all_gather(checkpoint_folders(phase_dir))[0]:
         try:
-            return load_checkpoint(folder)
+            return load_checkpoint(folder, ranks)
         except CheckpointError as error:
             say(f"warning: {error} It is not used")
     return None
 
 
-def load_checkpoint(folder: Path) -> Checkpoint:
-    """Return the checkpoint in ``folder``; a CheckpointError names a missing or damaged file."""
+def load_checkpoint(folder: Path, ranks: Ranks = ALONE) -> Checkpoint:
+    """Return the checkpoint in ``folder``; a CheckpointError names a missing or damaged file.
+
+    Each rank verifies a share of the files.
+    """
+    return ranks.together(lambda: _load_verified(folder, slice(ranks.rank, None, ranks.size)))[0]
+
+
+def _load_verified(folder: Path, share: slice) -> Checkpoint:
     manifest = folder / MANIFEST
     if (files := read_json(manifest, {OTHERS: [int, str]})) is None:
         raise CheckpointError(f"{manifest} is missing.")
     try:
-        check_files(folder, files)
-        found = load_checkpoint_unverified(folder)
+        check_files(folder, files, share=share)
+        state = json.loads((folder / STATE_JSON).read_text(encoding="utf-8"))
+        found = Checkpoint(folder, state["step"], state)
         if folder != checkpoint_folder(folder.parents[1], found.step):
             raise CheckpointError(f"{folder} is of step {found.step}: it was renamed.")
     except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}.") from error
     return found
-
-
-def load_checkpoint_unverified(folder: Path) -> Checkpoint:
-    """Return the checkpoint in ``folder`` without verifying it; rank 0 has verified it."""
-    state = json.loads((folder / STATE_JSON).read_text(encoding="utf-8"))
-    return Checkpoint(folder, state["step"], state)
 
 
 def _flush_folder(folder: Path) -> None:

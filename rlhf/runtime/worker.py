@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from filelock import FileLock
 
 from rlhf.base.command import quieten_libraries
@@ -45,12 +44,7 @@ from rlhf.run.console import Console, build_console
 from rlhf.run.finished_phase import STATE
 from rlhf.run.jsonl import LOGS, drop_lines_of_phases, truncate_file
 from rlhf.run.model_folder import replace_folder_atomically
-from rlhf.run.phase_state import (
-    Checkpoint,
-    checkpoint_folder,
-    find_latest_intact_checkpoint,
-    load_checkpoint_unverified,
-)
+from rlhf.run.phase_state import Checkpoint, find_latest_intact_checkpoint
 from rlhf.run.results import read_plan, write_json
 from rlhf.run.trackers import build_tracker
 from rlhf.runtime.out_of_memory import explain_out_of_memory
@@ -208,7 +202,11 @@ def build_context(
     parts = load_phase_data(config, console.say)
     refuse_output_links(run_dir, unfinished)
     tokenizer = create_or_load_tokenizer(config, run_dir, parts)
-    resumes = find_checkpoints(run_dir, unfinished, ranks, console)
+    resumes = {
+        phase: checkpoint
+        for phase in unfinished
+        if (checkpoint := find_latest_intact_checkpoint(run_dir / phase, console.say, ranks))
+    }
     if ranks.is_main:
         drop_repeated_lines(run_dir, unfinished, resumes, console.say)
     return RunContext(
@@ -248,24 +246,6 @@ def drop_repeated_lines(
         begun |= drop_lines_of_phases(run_dir / name, again)
     for phase in sorted(begun):
         say(f"{phase}: begins again, as it was stopped before its first checkpoint")
-
-
-def find_checkpoints(
-    run_dir: Path, unfinished: Sequence[Phase], ranks: Ranks, console: Console
-) -> dict[Phase, Checkpoint]:
-    """Return the last intact checkpoint of each phase that has any; rank 0 verifies them."""
-    found: dict[Phase, Checkpoint] = {}
-    for phase in unfinished:
-        checkpoint = (
-            find_latest_intact_checkpoint(run_dir / phase, console.say) if ranks.is_main else None
-        )
-        step = torch.tensor(-1 if checkpoint is None else checkpoint.step, device=ranks.device)
-        last = int(ranks.max(step))
-        if last >= 0:
-            found[phase] = checkpoint or load_checkpoint_unverified(
-                checkpoint_folder(run_dir / phase, last)
-            )
-    return found
 
 
 def create_or_load_tokenizer(

@@ -43,9 +43,9 @@ def counted() -> Iterator[Counted]:
     Heartbeat.current = None
 
 
-def test_each_tensor_of_a_folder_is_a_sign(tmp_path: Path, counted: Counted) -> None:
-    write_shards(tmp_path, {str(n): torch.zeros(2) for n in range(3)}.items(), 1 << 20)
-    assert counted.beats == 3
+def test_each_tensor_and_each_file_of_a_folder_is_a_sign(tmp_path: Path, counted: Counted) -> None:
+    write_shards(tmp_path, {str(n): torch.zeros(2) for n in range(3)}.items(), 16)
+    assert counted.beats == 3 + 2
 
 
 def test_each_decoded_token_is_a_sign(counted: Counted) -> None:

@@ -6,6 +6,8 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,13 +19,22 @@ from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.devices import current_ranks
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.engine.torch_engine import TorchEngine
 from rlhf.options import ZeroConfig
 from rlhf.options.average.models import MovingAverage
+from rlhf.options.replay.steps import sum_digests
+from rlhf.run.phase_state import (
+    Checkpoint,
+    checkpoint_folder,
+    load_checkpoint,
+    write_checkpoint,
+)
 from tests.emulated_fp16 import emulate_fp16
 from tests.plain_engine import whole_state
 from tests.zero_settings import zero_config
 
 BETA = 0.75
+PADDING = 4  # elements by which shares differ: DeepSpeed aligns the start of a rank's shard
 PLAIN = zero_config(stage=0, engine=TrainingEngine.deepspeed, param_persistence_threshold=0)
 CONSTANT = build_lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
 ADAMW = OptimizerSettings(
@@ -167,7 +178,49 @@ def check_overflow(ranks: Ranks, zero: ZeroConfig) -> None:
     assert not report.is_skipped
 
 
-def main(stage: int, offload: str) -> None:
+def check_checkpoint(ranks: Ranks, zero: ZeroConfig, folder: Path) -> None:
+    """All ranks save; one rank of another engine reads it, and the other way round, bit for bit."""
+    saved, read = (engine_of(ranks, zero, Dtype.fp32) for _ in "ab")
+    other = engine_of(ranks, replace(PLAIN, stage=(zero.stage + 1) % 4), Dtype.fp32)
+    optimizer = replace(ADAMW, follow=partial(MovingAverage, beta=BETA))
+    settings = EngineSettings(zero=PLAIN, dtype=Dtype.fp32)
+    alone = TorchEngine(
+        Line(), role=Role.actor, settings=settings, ranks=Ranks(), optimizer=optimizer
+    )
+    backward_twice(saved, ranks)
+    saved.step()
+    digests = sum_digests({"model": saved}, ranks)
+    assert digests != sum_digests({"model": read}, ranks)
+
+    def carry(source: Any, target: Any, place: Path, writers: Ranks) -> None:
+        if source is not alone or ranks.is_main:
+            stream = {"model": source.training_state.stream()}
+            write_checkpoint(place, 1, stream, {}, wanted_bytes=0, ranks=writers)
+        ranks.barrier()
+        stored = load_checkpoint(checkpoint_folder(place, 1), ranks)
+        target.training_state.load(stored.build_tensor_reader("model"))
+        beside = ranks if target is not alone else Ranks()
+        assert sum_digests({"model": target}, beside) == digests
+
+    carry(saved, alone, folder / "all", ranks)
+    carry(alone, read, folder / "one", Ranks())
+    carry(read, other, folder / "again", ranks)
+    carry(other, alone, folder / "other", ranks)
+    places = [checkpoint_folder(folder / each, 1) for each in ("all", "one", "again", "other")]
+    wholes = [Checkpoint(place, 1, {}).build_tensor_reader("model") for place in places]
+    own = list(saved.training_state.stream())
+    for name, start, each in own:
+        for whole in wholes:
+            assert torch.equal(whole(name, slice(start, start + len(each))), each), name
+    own_bytes = sum(each.nbytes for _, _, each in own)
+    total = saved.training_state.total_bytes
+    assert sum(ranks.all_gather(own_bytes)) == total, "each element is saved once"
+    assert own_bytes <= total / ranks.size + 4 * 4 * PADDING
+    files = [path.relative_to(places[0]).as_posix() for path in places[0].rglob("*.safetensors")]
+    assert sorted(files) == [f"model/rank-{n:05}/model.safetensors" for n in range(ranks.size)]
+
+
+def main(stage: int, offload: str, folder: Path) -> None:
     torch.distributed.init_process_group("gloo")
     ranks = current_ranks(Device.cpu)
     zero = replace(PLAIN, stage=stage)
@@ -177,6 +230,7 @@ def main(stage: int, offload: str) -> None:
         check_average(ranks, zero, dtype)
         check_broken_gradient(ranks, zero, dtype)
     check_adapter_rate(ranks, zero)
+    check_checkpoint(ranks, zero, folder)
     if stage > 0:
         check_overflow(ranks, zero)
     ranks.barrier()
@@ -185,4 +239,4 @@ def main(stage: int, offload: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -1,6 +1,8 @@
-"""The engine under every ZeRO stage, on two ranks: moving average, rates, overflows, offload."""
+"""The engine under every ZeRO stage, on several ranks: averages, rates, overflows, checkpoints."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -10,12 +12,16 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("stage", "offload"),
+    ("stage", "offload", "ranks"),
     [
-        *((0, "none"), (2, "offload"), (3, "none")),
-        *(pytest.param(*case, marks=pytest.mark.soak) for case in [(1, "none"), (3, "offload")]),
+        *((0, "none", 2), (2, "offload", 3), (3, "none", 2)),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in [(0, "none", 3), (1, "none", 3), (3, "none", 3), (3, "offload", 2)]
+        ),
     ],
 )
-def test_engine_keeps_its_promises(stage: int, offload: str) -> None:
-    run = python(*TORCHRUN, "-m", "tests.engine.engine_rank", stage, offload)
+def test_engine_keeps_its_promises(stage: int, offload: str, ranks: int, tmp_path: Path) -> None:
+    launcher = (*TORCHRUN[:-1], f"--nproc-per-node={ranks}")
+    run = python(*launcher, "-m", "tests.engine.engine_rank", stage, offload, tmp_path)
     assert run.returncode == 0, run.stderr

@@ -42,9 +42,6 @@ class PlannedEngine(TrainingEngine):
         super().__init__(module, accumulation=plan.accumulation, lr=lr)
         self.follower = SimpleNamespace(swap_in=nullcontext)
 
-    def sum_per_weight(self, _: Any) -> dict[str, int]:
-        return {}
-
     def close(self) -> None: ...
 
 

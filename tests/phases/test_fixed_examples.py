@@ -82,9 +82,6 @@ class SummingEngine(PlainEngine):
     def gradient(self) -> Tensor:
         return torch.cat([p.grad.flatten() for p in self.module.parameters() if p.grad is not None])
 
-    def sum_per_weight(self, _: Any) -> dict[str, int]:
-        return {}
-
     def close(self) -> None: ...
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import pickle
 import shutil
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +21,10 @@ import torch
 from safetensors import SafetensorError
 
 from rlhf.base import atomic
+from rlhf.base import ranks as ranks_module
 from rlhf.base.errors import CheckpointError
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import TensorSlice
 from rlhf.run import phase_state
 from rlhf.run.phase_state import (
     SkippedError,
@@ -30,7 +39,7 @@ TENSORS = {"weights/a": torch.arange(6.0), "first/a": torch.ones(6), "weights/b"
 
 
 def write(phase_dir: Path, step: int, *, wanted_bytes: int = 1) -> Path:
-    streams = {"model": TENSORS.items()}
+    streams = {"model": [(name, 0, tensor) for name, tensor in TENSORS.items()]}
     state = {"results": {"before": 0.5}}
     write_checkpoint(phase_dir, step, streams, state, wanted_bytes=wanted_bytes)
     return checkpoint_folder(phase_dir, step)
@@ -96,8 +105,8 @@ def test_a_renamed_checkpoint_is_not_taken_for_another_step(tmp_path: Path) -> N
 
 
 def test_an_unfinished_checkpoint_is_no_checkpoint(tmp_path: Path) -> None:
-    def torn() -> Iterator[tuple[str, torch.Tensor]]:
-        yield from TENSORS.items()
+    def torn() -> Iterator[TensorSlice]:
+        yield "weights/a", 0, TENSORS["weights/a"]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -130,7 +139,7 @@ def small_drive(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_drive_leaves_the_earlier_checkpoint(small_drive: Path) -> None:
     earlier = write(small_drive, 1)
-    streams = {"model": {"weights/a": torch.zeros(1 << 15)}.items()}
+    streams = {"model": [("weights/a", 0, torch.zeros(1 << 15))]}
     with pytest.raises(CheckpointError, match="Earlier checkpoints are intact"):
         write_checkpoint(small_drive, 2, streams, {}, wanted_bytes=1)
     assert checkpoint_folders(small_drive) == [earlier]
@@ -182,3 +191,190 @@ def test_a_long_hiccup_skips_the_checkpoint_and_a_full_drive_does_not(
     with pytest.raises(CheckpointError, match="cannot be written") as ended:
         write(tmp_path, 3)
     assert (type(ended.value), waits) == (CheckpointError, [])
+
+
+@dataclass(frozen=True)
+class Thread(Ranks):
+    """A rank that is a thread of this process."""
+
+    values: list[Any] = field(default_factory=list)
+    meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
+    sent_bytes: list[int] = field(default_factory=list)
+
+    def all_gather(self, here: Any) -> list[Any]:
+        sent = pickle.dumps(here)
+        self.sent_bytes.append(len(sent))
+        self.values[self.rank] = sent
+        self.meeting.wait()
+        found = [pickle.loads(each) for each in self.values]
+        self.meeting.wait()
+        return found
+
+    def _all_reduce(self, tensor: torch.Tensor, op: Any) -> torch.Tensor:
+        assert op is torch.distributed.ReduceOp.MAX
+        return torch.stack(self.all_gather(tensor)).amax(0)
+
+
+def on_ranks(size: int, work: Callable[[Thread], Any]) -> list[Any]:
+    """Return what ``work`` returns or raises on each of ``size`` ranks."""
+    values, meeting = [None] * size, threading.Barrier(size, timeout=20)
+    ranks = [Thread(rank, size, values=values, meeting=meeting) for rank in range(size)]
+    found = [None] * size
+
+    def run(each: Thread) -> None:
+        try:
+            found[each.rank] = work(each)
+        except Exception as error:  # on all ranks
+            found[each.rank] = error
+        except BaseException as error:  # the rank is lost
+            found[each.rank] = error
+            meeting.abort()
+
+    threads = [threading.Thread(target=run, args=(each,)) for each in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def share(ranks: Ranks, tensors: Mapping[str, torch.Tensor]) -> Iterator[TensorSlice]:
+    """The slices of a rank, of which some are empty."""
+    for name, tensor in tensors.items():
+        start, stop = (len(tensor) * n // ranks.size for n in (ranks.rank, ranks.rank + 1))
+        if start < stop:
+            yield name, start, tensor[start:stop]
+
+
+def write_by_all(phase_dir: Path, ranks: Ranks, tensors: Mapping[str, torch.Tensor]) -> None:
+    streams = {"model": share(ranks, tensors)}
+    write_checkpoint(phase_dir, 2, streams, {}, wanted_bytes=1, ranks=ranks)
+
+
+@pytest.mark.parametrize("writers", [1, 2, 3])
+@pytest.mark.parametrize("readers", [1, 2, 3])
+def test_any_number_of_ranks_reads_what_any_number_has_written(
+    writers: int, readers: int, tmp_path: Path
+) -> None:
+    tensors = TENSORS | {"weights/c": torch.arange(2.0, dtype=torch.bfloat16)}
+    assert (
+        on_ranks(writers, lambda ranks: write_by_all(tmp_path, ranks, tensors)) == [None] * writers
+    )
+    folder = checkpoint_folder(tmp_path, 2)
+    files = [f"rank-{n:05}/model.safetensors" for n in range(writers)]
+    files = [f"model/{each}" for each in (files if writers > 1 else ["model.safetensors"])]
+    assert [*json.loads((folder / "manifest.json").read_text())] == [*files, "state.json"]
+
+    def read(ranks: Ranks) -> None:
+        read_part = load_checkpoint(folder, ranks).build_tensor_reader("model")
+        for name, start, expected in share(ranks, tensors):
+            found = read_part(name, slice(start, start + len(expected)))
+            assert found.dtype == expected.dtype
+            assert found.equal(expected)
+        assert len(read_part("weights/a", slice(6, 6))) == 0
+        assert read_part("weights/a", slice(None)).equal(tensors["weights/a"])
+
+    assert on_ranks(readers, read) == [None] * readers
+
+
+def test_a_rank_holds_and_sends_no_more_than_a_block_and_writes_no_more_than_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted at the door: what safetensors gets, and what goes to other ranks."""
+    written, save_file = dict[str, list[int]](), safetensors.torch.save_file
+
+    def save(tensors: Mapping[str, torch.Tensor], path: Path, **options: Any) -> None:
+        written.setdefault(path.parent.name, []).append(sum(t.nbytes for t in tensors.values()))
+        save_file(dict(tensors), path, **options)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", save)
+    monkeypatch.setattr(phase_state, "RANK_FILE_BYTES", 6000)
+    tensors = {str(number): torch.ones(3000) for number in range(9)}  # 4000 bytes on each rank
+
+    def save_all(ranks: Thread) -> int:
+        write_by_all(tmp_path, ranks, tensors)
+        return max(ranks.sent_bytes)
+
+    assert max(on_ranks(3, save_all)) < 2000
+    assert written == {f"rank-{rank:05}": [4000] * 9 for rank in range(3)}
+
+
+def test_all_ranks_beat_while_one_of_them_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time that the rank has written, or flushed and hashed, a file."""
+    beats = Counter[int]()
+    monkeypatch.setattr(ranks_module, "beat", lambda: beats.update([threading.get_ident()]))
+    monkeypatch.setattr(phase_state, "RANK_FILE_BYTES", 1)
+
+    def save(ranks: Thread) -> int:
+        streams = {"model": ((str(n), 0, torch.ones(2)) for n in range(3 if ranks.rank else 0))}
+        write_checkpoint(tmp_path, 2, streams, {}, wanted_bytes=1, ranks=ranks)
+        return beats[threading.get_ident()]
+
+    for found in on_ranks(3, save):
+        assert found >= 3 + 4, "three files; their index is hashed too"
+
+
+@pytest.mark.parametrize("damage", ["flipped", "missing"])
+def test_damage_to_the_file_of_one_rank_is_refused_by_name_on_all(
+    damage: str, tmp_path: Path
+) -> None:
+    earlier = write(tmp_path, 1)
+    on_ranks(3, lambda ranks: write_by_all(tmp_path, ranks, TENSORS))
+    path = checkpoint_folder(tmp_path, 2) / "model" / "rank-00001" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.unlink()
+    if damage == "flipped":
+        path.write_bytes(content)
+    said: list[str] = []
+
+    def find(ranks: Ranks) -> Path | None:
+        found = find_latest_intact_checkpoint(tmp_path, said.append, ranks)
+        return found and found.folder
+
+    assert on_ranks(2, find) == [earlier] * 2
+    assert len(said) == 2
+    assert all(line.startswith(f"warning: {path} is ") for line in said)
+
+
+def test_a_rank_that_dies_in_the_middle_of_a_save_leaves_the_earlier_checkpoint(
+    tmp_path: Path,
+) -> None:
+    earlier = write(tmp_path, 1)
+
+    def save(ranks: Ranks) -> None:
+        def dying() -> Iterator[TensorSlice]:
+            yield from share(ranks, TENSORS)
+            if ranks.rank == 1:
+                raise SystemExit
+
+        write_checkpoint(tmp_path, 2, {"model": dying()}, {}, wanted_bytes=1, ranks=ranks)
+
+    found = on_ranks(3, save)
+    assert [type(each) for each in found].count(SystemExit) == 1
+    assert None not in found
+    assert checkpoint_folders(tmp_path) == [earlier]
+    assert load_checkpoint(earlier).step == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ESTALE, SkippedError), (errno.ENOSPC, CheckpointError)]
+)
+def test_what_the_drive_refuses_one_rank_all_ranks_know(
+    number: int, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier, save_file = write(tmp_path, 1), safetensors.torch.save_file
+
+    def save(tensors: Any, path: Path, **options: Any) -> None:
+        if path.parent.name == "rank-00001":
+            raise SafetensorError(f"I/O error: {os.strerror(number)} (os error {number})")
+        save_file(tensors, path, **options)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", save)
+    monkeypatch.setattr(atomic.time, "sleep", lambda _: None)
+    errors = on_ranks(3, lambda ranks: write_by_all(tmp_path, ranks, TENSORS))
+    assert [type(each) for each in errors] == [kind] * 3
+    assert all(os.strerror(number) in str(each) for each in errors)
+    assert list(earlier.parent.iterdir()) == [earlier], "nothing is left"

@@ -17,8 +17,7 @@ from rlhf.base.stored_responses import (
     packed_tensor_names,
     unpack_responses,
 )
-from rlhf.base.types import Engine, PromptBatch, Responses, RolloutBackend
-from rlhf.engine.training_state import SliceFunction
+from rlhf.base.types import Engine, PromptBatch, Responses, RolloutBackend, TensorSlice
 
 STEPS = "steps"  # name of a checkpoint's tensor: the numbers of the steps with pending responses
 
@@ -77,6 +76,7 @@ class SamplingAhead:
         self._ranks = ranks
         self._begun = 0  # the last step for which sampling has begun
         self._pending: dict[int, Responses] = {}  # collected for a checkpoint, or read from one
+        self._stored: list[TensorSlice] = []  # pending responses of all ranks, packed
         self._next = 1  # the step whose responses are requested next
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
@@ -100,24 +100,23 @@ class SamplingAhead:
 
     @property
     def training_state(self) -> SamplingAhead:
-        """Wait for the pending responses; return this object, whose ``stream`` yields them."""
+        """Wait for the pending responses of all ranks; return this object, which streams them."""
         self.wait_for_begun_steps()
+        self._stored = [(STEPS, 0, torch.tensor(sorted(self._pending), dtype=torch.long))]
+        for step, here in sorted(self._pending.items()):
+            parts = [unpack_responses(one) for one in self._ranks.all_gather(pack_responses(here))]
+            packed = pack_responses(join_rows(parts, pad_id=self._pad_id))
+            self._stored += [(f"{step}/{name}", 0, tensor) for name, tensor in packed.items()]
         return self
 
     @property
     def total_bytes(self) -> int:
-        """Return the approximate size of the pending responses of all ranks in bytes."""
-        here = [pack_responses(each) for each in self._pending.values()]
-        return self._ranks.size * sum(each.nbytes for packed in here for each in packed.values())
+        """Return the size of the pending responses of all ranks in bytes."""
+        return sum(tensor.nbytes for _, _, tensor in self._stored)
 
-    def stream(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the pending responses of all ranks; every rank must iterate over all of them."""
-        yield STEPS, torch.tensor(sorted(self._pending), dtype=torch.long)
-        for step, here in sorted(self._pending.items()):
-            parts = [unpack_responses(one) for one in self._ranks.all_gather(pack_responses(here))]
-            whole = join_rows(parts, pad_id=self._pad_id)
-            for name, tensor in pack_responses(whole).items():
-                yield f"{step}/{name}", tensor
+    def stream(self) -> Iterator[TensorSlice]:
+        """Return the pending responses of all ranks on rank 0, and nothing on other ranks."""
+        return iter(self._stored if self._ranks.is_main else [])
 
     def load(self, read_part: Callable[[str, slice], Tensor]) -> None:
         """Read a checkpoint's pending responses with ``read_part``; keep this rank's rows."""
@@ -128,10 +127,6 @@ class SamplingAhead:
             whole = unpack_responses({n: read_part(f"{step}/{n}", every) for n in [FACTS, *names]})
             self._pending[step] = own_responses(whole, self._ranks)
             self._begun = step
-
-    def sum_per_weight(self, function: SliceFunction) -> dict[str, int]:  # noqa: ARG002 - inherited
-        """Return {} without waiting for responses: there are no weights."""
-        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return {}: the state consists of tensors only."""

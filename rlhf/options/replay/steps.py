@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from rlhf.base.ranks import Ranks
 from rlhf.base.types import StatefulWithTensors
 from rlhf.config.choices import Phase
 from rlhf.engine.masters import CHUNK
+from rlhf.engine.training_state import BaseEngine
 from rlhf.options.replay.keys import LOG
 from rlhf.phases.shared.context import RunContext
 
@@ -24,16 +27,22 @@ def observe_step(
 ) -> None:
     """Log digests of the weights every ``checkpoint.digest_every`` steps, and after the last."""
     if is_last or step % context.config.checkpoint.digest_every == 0:
-        context.tracker.lines(LOG, phase, step, [{"weights": compute_weight_digests(engines)}])
+        context.tracker.lines(LOG, phase, step, [{"weights": sum_digests(engines, context.ranks)}])
 
 
-def compute_weight_digests(engines: Mapping[str, StatefulWithTensors]) -> dict[str, str]:
+def sum_digests(engines: Mapping[str, StatefulWithTensors], ranks: Ranks) -> dict[str, str]:
     """Return the digest of each parameter under ENGINE/PARAMETER; every rank must call this."""
-    return {
-        f"{name}/{parameter}": f"{digest:016x}"
-        for name, engine in engines.items()
-        for parameter, digest in engine.sum_per_weight(digest_of_slice).items()
+    own = {
+        f"{engine}/{name.partition('/')[2]}": int(digest_of_slice(slice_N, start))
+        for engine, model in engines.items()
+        if isinstance(model, BaseEngine)  # not responses, for which this rank would have to wait
+        for name, start, slice_N in model.training_state.stream()
+        if name.startswith("weights/")
     }
+    total = Counter[str]()
+    for share in ranks.all_gather(own):
+        total.update(share)
+    return {name: f"{digest % 2**64:016x}" for name, digest in total.items()}
 
 
 def digest_of_slice(slice_N: Tensor, start: int) -> Tensor:

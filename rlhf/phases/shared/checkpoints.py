@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,8 @@ class Checkpoints:
         self._context.heartbeat.stop()
         best = self._best.step
         if self.loads_best and best is not None and best != self.step:
-            _load_engines(self._engines, load_checkpoint(checkpoint_folder(self._dir, best)))
+            folder = checkpoint_folder(self._dir, best)
+            _load_engines(self._engines, load_checkpoint(folder, self._context.ranks))
             self._context.console.say(f"{self.phase}: ends with the models of step {best}")
 
     def end_after_this_step(self, why: str) -> None:
@@ -221,17 +222,15 @@ class Checkpoints:
             "logs": _sizes_of_logs(self._context.run_dir),
             "best": [self._best.value, self._best.step, self._best.waits, self._is_over],
         }
-        if self._context.ranks.is_main:
-            wanted = sum(each.total_bytes for each in tensors.values())
-            try:
-                write_checkpoint(self._dir, self.step, streams, state, wanted_bytes=wanted)
+        wanted, ranks = sum(each.total_bytes for each in tensors.values()), self._context.ranks
+        try:
+            write_checkpoint(self._dir, self.step, streams, state, wanted_bytes=wanted, ranks=ranks)
+            if ranks.is_main:
                 _remove_old_checkpoints(self._dir, self._config.keep, best=self._best.step)
-            except SkippedError as error:
-                if self._best.step == self.step:
-                    raise  # without this checkpoint, the models of the best step would be lost
-                self._context.console.say(f"warning: {error}")
-        _read_to_end(streams.values())
-        self._context.ranks.barrier()
+        except SkippedError as error:
+            if self._best.step == self.step:
+                raise  # without this checkpoint, the models of the best step would be lost
+            self._context.console.say(f"warning: {error}")
         self._saved, self._saved_step = time.monotonic(), self.step
 
     def _resume_from(self, checkpoint: Checkpoint) -> None:
@@ -252,13 +251,6 @@ def _is_due(config: CheckpointConfig, saved_step: int, step: int, minutes: float
     every = config.every_steps
     by_steps = every is not None and step // every > saved_step // every
     return by_steps or (config.every_minutes is not None and minutes >= config.every_minutes)
-
-
-def _read_to_end(streams: Iterable[Iterable[object]]) -> None:
-    """Read each stream to its end, because every rank must take part in gathering its tensors."""
-    for stream in streams:
-        for _ in stream:
-            pass
 
 
 def _load_engines(engines: Mapping[str, StatefulWithTensors], checkpoint: Checkpoint) -> None:

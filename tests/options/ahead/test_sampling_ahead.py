@@ -78,7 +78,7 @@ def test_a_resumed_run_learns_from_the_responses_that_were_pending(stopped_after
     actor, backend = Actor(), Backend()
     first, second = sampling(2, backend=backend), sampling(2, backend=backend)
     weights = weights_of_steps(first, actor, range(1, stopped_after + 1))
-    stored = dict(first.training_state.stream())
+    stored = {name: tensor for name, _, tensor in first.training_state.stream()}
     second.training_state.load(lambda name, part: stored[name][part])
     weights += weights_of_steps(second, actor, range(stopped_after + 1, 8))
     assert weights == [0, 0, 0, 1, 2, 3, 4]
