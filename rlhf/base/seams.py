@@ -491,7 +491,8 @@ class ModelsSeam(Protocol):
     """``models``: changes how models are built, optimized, checked and saved.
 
     A module has only the functions that its option needs; ``hooks_of`` yields them. Used by
-    average, distillation, ensembles, hybrid_engine, lora, sequence_parallel and trunk.
+    average, distillation, ensembles, fused_layers, hybrid_engine, lora, sequence_parallel and
+    trunk.
     """
 
     def extend_model(
@@ -502,7 +503,7 @@ class ModelsSeam(Protocol):
         model: PreTrainedModel,
         head: tuple[str, ...],
     ) -> None:
-        """Add parts to a built ``model``; ``head`` names its new head, which must be trained."""
+        """Add or replace parts of a built ``model``; ``head`` names its new, trained head."""
 
     def change_optimizer_settings(
         self, settings: OptimizerSettings, config: RunConfig, phase: Phase, role: Role

@@ -37,6 +37,7 @@ from rlhf.options.corrections.keys import CorrectionKeys
 from rlhf.options.distillation.keys import DistillationKeys
 from rlhf.options.ensembles.keys import EnsembleKeys
 from rlhf.options.environments.keys import EnvironmentGroup, TurnKeys
+from rlhf.options.fused_layers.keys import FusedLayers, FusedLayersGroup
 from rlhf.options.hybrid_engine.keys import HybridEngineKeys
 from rlhf.options.lora.keys import FrozenWeightKeys, LoraGroup
 from rlhf.options.phase_store.keys import ReuseGroup
@@ -78,6 +79,7 @@ OPTIONS = (
     Option("average", lambda config: config.ppo.ema_beta > 0),
     Option("distillation", lambda config: config.ppo.teacher_path is not None),
     Option("trunk", lambda config: config.ppo.shared_trunk),
+    Option("fused_layers", lambda config: config.fused_layers is not FusedLayers.none),
     Option("lora", lambda config: config.lora.rank > 0),
     Option("ensembles", lambda config: config.reward.members > 1),
     Option("sequence_parallel", lambda config: config.zero.sequence_parallel_size > 1),
@@ -165,8 +167,8 @@ class CheckpointConfig(DigestKeys, CheckpointKeys):
 
 
 @dataclass(kw_only=True)
-class OptionGroups(EnvironmentGroup, LoraGroup, ReuseGroup):
-    """The groups of the configuration that belong to one option each."""
+class OptionGroups(EnvironmentGroup, FusedLayersGroup, LoraGroup, ReuseGroup):
+    """The groups and keys of the configuration that belong to one option each."""
 
 
 def hooks_of(seam: str, hook: str, config: RunConfig | None = None) -> Iterator[Any]:

@@ -111,9 +111,9 @@ def test_a_resumed_run_may_change_no_key_that_changes_more_than_rounding() -> No
 
 
 def test_a_finished_run_determines_what_its_phases_read(compose: Compose) -> None:
-    """All but the precision, the ranks and the adapters, which each run chooses for itself."""
+    """All but the precision, the ranks, adapters and kernels, which each run chooses for itself."""
     config = to_run_config(compose([]))
-    own = ("hardware", "zero", "lora", "rollout")
+    own = ("hardware", "zero", "lora", "rollout", "fused_layers")
     for key, effect in effects_by_key().items():
         if effect.affects(config) & {Phase.sft, Phase.reward}:
             assert effect.is_inherited or key.startswith(own), key

@@ -34,7 +34,8 @@ TYPED = {
     "reward_funcs reward_weights "
     "lora_alpha lora_dropout lora_target_modules init_kl_coef adap_kl_ctrl target horizon "
     "batch_size mini_batch_size ppo_epochs log_with beta epsilon epsilon_high num_generations "
-    "max_completion_length max_prompt_length max_length top_p top_k generation_kwargs",
+    "max_completion_length max_prompt_length max_length top_p top_k generation_kwargs "
+    "use_liger_kernel",
     "trlx": "train.total_steps train.batch_size train.seq_length train.checkpoint_interval "
     "train.eval_interval train.tracker method.num_rollouts method.chunk_size method.init_kl_coef "
     "method.target method.horizon method.vf_coef method.scale_reward method.ref_mean "

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from rlhf.base.metrics import Metrics
-from rlhf.base.random_streams import seed_for
 from rlhf.base.types import Engine, LogprobOptions, SequenceBatch, TokenPositions
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
-from rlhf.models.build import build_actor
 from rlhf.options.trunk.trunk import (
     SharedTrunk,
     TrunkOutput,
@@ -27,7 +25,7 @@ from rlhf.phases.ppo.models import Learner
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.exporting import Export
 from rlhf.phases.shared.model_checks import build_weightless_model
-from rlhf.phases.shared.policies import trainable_policy_source
+from rlhf.phases.shared.policies import build_policy
 from rlhf.phases.shared.scoring import ModelOutputs, Rewards, Scores, WholeSequences
 from rlhf.run.model_folder import tensors_to_save
 
@@ -41,9 +39,8 @@ if TYPE_CHECKING:
 def build_ppo_models(engine: RLHFEngine) -> TrunkModels:
     """Build the trunk of PPO and the engine that trains it."""
     config = engine.config
-    source = trainable_policy_source(config, dropout=config.ppo.actor_dropout)
     trunk = SharedTrunk(
-        build_actor(source, engine.tokenizer, seed=seed_for(config.seed, "model")),
+        build_policy(config, engine.tokenizer, dropout=config.ppo.actor_dropout).pretrained,
         num_layers_unfrozen=config.ppo.num_layers_unfrozen or 0,
         num_value_layers=config.ppo.num_value_layers,
     )

@@ -126,4 +126,6 @@ def build_reference(
         if found is not None:
             return found
     seed = seed_for(config.seed, "model")
-    return to_engine(LanguageModel(build_actor(source, tokenizer, seed=seed, shard=shard)))
+    extensions = find_model_extensions(config, Role.reference, seed=seed)
+    model = build_actor(source, tokenizer, seed=seed, extensions=extensions, shard=shard)
+    return to_engine(LanguageModel(model))

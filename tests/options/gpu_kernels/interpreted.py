@@ -1,4 +1,4 @@
-"""Run the tests of ``interpreted_*.py``; test_triton.py starts this with TRITON_INTERPRET=1.
+"""Run every ``interpreted_*.py``; test_triton.py starts this with TRITON_INTERPRET=1.
 
 Triton reads the variable when it is imported. In a process that is forked with all imports done,
 Triton is imported again.
@@ -17,7 +17,7 @@ def main() -> int:
     for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
         if "_C" not in name:
             del sys.modules[name]
-    tests = map(str, Path(__file__).parent.glob("interpreted_*.py"))
+    tests = map(str, Path(__file__).parents[1].glob("*/interpreted_*.py"))
     return pytest.main(
         ["-q", "--noconftest", "--disable-plugin-autoload", "-p", "no:cacheprovider", *tests]
     )

@@ -1,0 +1,65 @@
+"""Replace norms, rotary embeddings and SwiGLU of built models by Liger's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from rlhf.base.errors import CapabilityError
+from rlhf.config.choices import Phase
+from rlhf.config.roles import Role, starting_models
+from rlhf.config.schema.run import RunConfig
+from rlhf.models.sources import config_fields
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # those that tests compare with torch
+
+
+def check_models(config: RunConfig, phases: Container[Phase]) -> None:
+    """Raise CapabilityError if Liger is not installed, or does not fit a model of ``phases``."""
+    if find_spec("liger_kernel") is None:
+        raise CapabilityError(
+            f"fused_layers={config.fused_layers}: the package liger-kernel is not installed; "
+            "pip install 'rlhf[liger]', or use fused_layers=none"
+        )
+    for phase in config.phase.order:
+        for group, model in starting_models(config, phase) if phase in phases else []:
+            if fields := config_fields(model, key=group):
+                require_fitting_layers(fields)
+
+
+def require_fitting_layers(fields: Mapping[str, Any]) -> None:
+    """Raise CapabilityError if Liger does not fit a model whose config has these ``fields``."""
+    kind, activation = fields.get("model_type"), fields.get("hidden_act", "silu")
+    if kind not in FAMILIES or activation != "silu":
+        raise CapabilityError(
+            f"fused_layers=liger: a model of model_type={kind} with hidden_act={activation} is not "
+            f"supported, only {', '.join(FAMILIES)} with hidden_act=silu; use fused_layers=none"
+        )
+
+
+def extend_model(
+    _config: RunConfig, _role: Role, _seed: int, model: PreTrainedModel, _head: tuple[str, ...]
+) -> None:
+    """Replace the layers of the model of every role."""
+    require_fitting_layers(model.config.to_dict())
+    replace_layers(model)
+
+
+def replace_layers(model: PreTrainedModel) -> None:
+    """Replace the layers of ``model``, and the rotary embedding of all models of its family."""
+    from liger_kernel import transformers as liger
+    from liger_kernel.ops import LigerRopeFunction
+
+    kind = model.config.model_type
+    modeling = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    classes = {name: each for name, each in vars(modeling).items() if isinstance(each, type)}
+    replace = getattr(liger, f"apply_liger_kernel_to_{kind}")
+    replace(model=model, rope=False, fused_linear_cross_entropy=False)
+    # Liger replaces the classes too, and its MLP would lose the biases of models built later. Its
+    # own replacement of the rotary embedding looks for kernels in each call, and warns of others.
+    vars(modeling).update(classes, apply_rotary_pos_emb=LigerRopeFunction.apply)

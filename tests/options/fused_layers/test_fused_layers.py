@@ -1,0 +1,75 @@
+"""fused_layers=liger: what is refused, what is replaced, and how many launches a layer saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from omegaconf import DictConfig
+
+from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.config.choices import Phase
+from rlhf.config.freeze import to_run_config
+from rlhf.options.fused_layers import models as fused_layers
+from tests.options.fused_layers.launches import count_launches
+
+Compose = Callable[[list[str]], DictConfig]
+
+ON_GPU = ["fused_layers=liger", "hardware=h100_80g", "zero=stage1"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (
+            ["hardware=cpu", "zero=stage0"],
+            ["fused_layers=liger with hardware.device=cpu", "on GPUs only", "fused_layers=none"],
+        ),
+        (
+            ["rollout=hybrid_engine"],
+            ["fused_layers=liger with rollout.backend=hybrid_engine", "use only one of the two"],
+        ),
+        (["model.compile=true"], ["model.compile=true with fused_layers=liger", "use only one"]),
+    ],
+)
+def test_refusals(overrides: list[str], parts: list[str], compose: Compose) -> None:
+    with pytest.raises(ConfigError) as caught:
+        to_run_config(compose([*ON_GPU, *overrides]))
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["model=opt_1.3b"], ["model_type=opt", "llama, mistral", "fused_layers=none"]),
+        (
+            ["model=llama3.1_8b", "+model.architecture.hidden_act=gelu"],
+            ["model_type=llama with hidden_act=gelu", "with hidden_act=silu"],
+        ),
+    ],
+)
+def test_models_that_it_does_not_fit_are_refused(
+    overrides: list[str], parts: list[str], compose: Compose
+) -> None:
+    config = to_run_config(compose([*ON_GPU, *overrides]))
+    with pytest.raises(CapabilityError) as caught:
+        fused_layers.check_models(config, [Phase.sft])
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_missing_package_is_named(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = to_run_config(compose([*ON_GPU, "model=llama3.1_8b"]))
+    fused_layers.check_models(config, [*Phase])
+    monkeypatch.setattr(fused_layers, "find_spec", lambda name: None)
+    with pytest.raises(CapabilityError, match=r"fused_layers=liger.*pip install 'rlhf\[liger\]'"):
+        fused_layers.check_models(config, [*Phase])
+
+
+def test_a_layer_launches_less() -> None:
+    plain, fused = count_launches(fuses=False), count_launches(fuses=True)
+    assert fused.forward.launches <= plain.forward.launches / 2
+    assert fused.backward.launches <= plain.backward.launches / 2
+    assert fused.forward.bytes < plain.forward.bytes
+    assert fused.backward.bytes < plain.backward.bytes
