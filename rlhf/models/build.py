@@ -129,6 +129,10 @@ def _build_model(
     seed: int,
     shard: Shard | None,
 ) -> PreTrainedModel:
+    from transformers import masking_utils
+
+    # transformers would look in each pass for rows of several sequences, and wait for a GPU.
+    masking_utils.find_packed_sequence_indices = lambda _: None
     overrides = {
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,

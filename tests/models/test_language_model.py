@@ -13,6 +13,7 @@ from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.families import FAMILIES
 from rlhf.models.language_model import LanguageModel, OutputLayer
 from tests.models_on_disk import small_tokenizer, whole_state
+from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rounding import assert_near, terms_of
 
 WIDTHS = {"hidden_size": 16, "intermediate_size": 16, "head_dim": 8, "num_key_value_heads": 1}
@@ -114,3 +115,15 @@ def test_an_output_layer_of_its_own_kind_is_left_alone() -> None:
     model.set_output_embeddings(Other(16, model.config.vocab_size, bias=False))
     assert not LanguageModel(model).is_plain
     assert type(model.get_output_embeddings()) is Other
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "gpt_neox", "qwen3"])
+def test_a_pass_does_not_wait_for_the_gpu(family: str, gpu: Gpu) -> None:
+    """The host launches the next pass while the GPU runs this one."""
+    model = LanguageModel(model_of(family)).to("cuda")
+    ids_BS, positions = sequences()
+    on_gpu = ids_BS.to("cuda"), TokenPositions(*(part.to("cuda") for part in positions)), OPTIONS
+    model(*on_gpu).logprobs_N.sum().backward()  # the first pass builds tables
+    with gpu.counting() as counts:
+        model(*on_gpu).logprobs_N.sum().backward()
+    assert not counts.lines(Event.sync)

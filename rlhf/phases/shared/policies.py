@@ -75,15 +75,6 @@ def _run_dir(config: RunConfig) -> Path:
     return Path(config.run_dir)
 
 
-def trainable_policy_source(config: RunConfig, *, dropout: float) -> ModelSource:
-    """Return the source of the policy to train: the SFT model, with settings for training."""
-    return replace(
-        policy_source(config),
-        dropout=dropout,
-        gradient_checkpointing=config.model.gradient_checkpointing,
-    )
-
-
 def build_policy(
     config: RunConfig,
     tokenizer: PreTrainedTokenizerBase,
@@ -92,15 +83,22 @@ def build_policy(
     shard: Shard | None = None,
 ) -> LanguageModel:
     """Build the policy to train; ``shard`` shards its weights while they are loaded."""
+    recompute = config.model.gradient_checkpointing
+    source = replace(policy_source(config), dropout=dropout, gradient_checkpointing=recompute)
+    return _build_language_model(config, Role.actor, source, tokenizer, shard)
+
+
+def _build_language_model(
+    config: RunConfig,
+    role: Role,
+    source: ModelSource,
+    tokenizer: PreTrainedTokenizerBase,
+    shard: Shard | None,
+) -> LanguageModel:
     seed = seed_for(config.seed, "model")
+    extensions = find_model_extensions(config, role, seed=seed)
     return LanguageModel(
-        build_actor(
-            trainable_policy_source(config, dropout=dropout),
-            tokenizer,
-            seed=seed,
-            extensions=find_model_extensions(config, Role.actor, seed=seed),
-            shard=shard,
-        )
+        build_actor(source, tokenizer, seed=seed, extensions=extensions, shard=shard)
     )
 
 
@@ -125,7 +123,4 @@ def build_reference(
             break
         if found is not None:
             return found
-    seed = seed_for(config.seed, "model")
-    extensions = find_model_extensions(config, Role.reference, seed=seed)
-    model = build_actor(source, tokenizer, seed=seed, extensions=extensions, shard=shard)
-    return to_engine(LanguageModel(model))
+    return to_engine(_build_language_model(config, Role.reference, source, tokenizer, shard))

@@ -26,6 +26,7 @@ from rlhf.base.types import (
     TokenModel,
     TokenPositions,
     ValueModel,
+    copy_to_device,
     take_rows,
 )
 from rlhf.config.schema.keys import LARGEST_SCORE
@@ -208,12 +209,16 @@ def score_responses(
         RewardError: if a score is NaN, infinite or too large for the statistics.
     """
     order = sort_rows_by_length(prompts, responses, list(range(len(prompts.texts))))
+    # Joining sequences waits for a GPU, so all are joined before the first model runs.
+    micro_batches = [
+        WholeSequences(take_rows(prompts, rows), take_rows(responses, rows))
+        for rows in split_rows(order, micro_batch_size)
+    ]
     outputs = []
-    for rows in split_rows(order, micro_batch_size):
+    for sequences in micro_batches:
         beat()
-        sequences = WholeSequences(take_rows(prompts, rows), take_rows(responses, rows))
         outputs.append(models.score(sequences, with_policy=with_policy))
-    place = sorted(range(len(order)), key=order.__getitem__)
+    place = copy_to_device(torch.tensor(order).argsort(), responses.ids_BT.device)
     policy, *others, measures = zip(*outputs, strict=True)
     logprobs_BT = torch.cat(policy)[place] if with_policy else responses.logprobs_BT
     assert logprobs_BT is not None, "the rollout backend measured no log-probabilities"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from rlhf.base.errors import RewardError
 from rlhf.base.types import PromptBatch, Responses, Rollout, take_rows
@@ -30,6 +32,7 @@ from rlhf.phases.shared.scoring import (
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from tests.plain_engine import PlainEngine
+from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rounding import assert_near, terms_of
 
 ARCHITECTURE = {
@@ -44,6 +47,7 @@ TEMPERATURE = 0.8
 MAX_TOKENS = 6
 SAMPLING = SamplingSettings(max_tokens=MAX_TOKENS, temperature=TEMPERATURE, top_k=0, top_p=1.0)
 CPU = torch.device("cpu")
+WAITS = (Event.sync, Event.to_device, Event.to_host)
 TOKENIZER = train_tokenizer(["words"], vocab_size=260)
 
 
@@ -260,3 +264,36 @@ def test_an_ensemble_scores_by_its_combination(
         assert_near(found.scores_B[row], members_M.min(), terms=terms)
         assert_near(found.measures["disagreement"][row], members_M.std(correction=0), terms=terms)
     assert not rollout.measures
+
+
+def to_gpu(batch: Any) -> Any:
+    """Return the named tuple ``batch`` with its tensors on the GPU."""
+    return type(batch)(*(x.to("cuda") if isinstance(x, Tensor) else x for x in batch))
+
+
+def test_no_pass_waits_for_the_pass_before(
+    models: SeparateModels, prompts: PromptBatch, rollout: Rollout, gpu: Gpu
+) -> None:
+    """The host joins the sequences of all micro-batches, and then launches pass after pass."""
+    engines = (models.actor, models.reference, models.critic, models.scores.model)
+    *others, reward = (PlainEngine(deepcopy(each.module).to("cuda")) for each in engines)
+    copied = SeparateModels(*others, ModelScores(reward), temperature=TEMPERATURE)
+    waits: list[int] = []
+
+    def score(*args: Any, **options: Any) -> ModelOutputs:
+        def note() -> None:
+            waits.append(sum(counts.events[each] for each in WAITS))
+
+        note()
+        outputs = SeparateModels.score(copied, *args, **options)
+        note()
+        return outputs
+
+    scored_by = SimpleNamespace(score=score, rewards=None)
+    with gpu.counting() as counts:
+        found = score_responses(
+            scored_by, to_gpu(prompts), to_gpu(rollout.responses), micro_batch_size=2
+        )
+    assert len(waits) == 2 * 2
+    assert len(set(waits)) == 1, counts.lines(Event.sync)
+    assert_near(found.scores_B.cpu(), rollout.scores_B, terms=terms_of_scores(models))
