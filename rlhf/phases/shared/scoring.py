@@ -62,7 +62,7 @@ class WholeSequences:
         order_BS = order_BS[:, : padded_width(int(self.lengths_B.max()), max_width=attend.shape[1])]
         self.ids_BS = torch.cat([prompts.ids_BP, responses.ids_BT], dim=1).gather(1, order_BS)
         self.keep_BT = responses.keep_BT
-        rows_N, places_N = self.keep_BT.nonzero(as_tuple=True)
+        self._cells = rows_N, places_N = self.keep_BT.nonzero(as_tuple=True)
         attend_BT, prompt_tokens_B1 = responses.attend_BT, prompts.attend_BP.sum(1, keepdim=True)
         before_BT = prompt_tokens_B1 + attend_BT.cumsum(dim=1) - 2
         ids_N = responses.ids_BT[rows_N, places_N]
@@ -70,7 +70,8 @@ class WholeSequences:
 
     def scatter(self, x_N: Tensor) -> Tensor:
         """Return (B, T) with one number of ``x_N`` at each kept response token, 0 elsewhere."""
-        return x_N.new_zeros(self.keep_BT.shape).masked_scatter(self.keep_BT, x_N)
+        # The backward pass of masked_scatter would wait for a GPU.
+        return x_N.new_zeros(self.keep_BT.shape).index_put(self._cells, x_N)
 
     def scatter_logprobs(self, tokens: TokenLogprobs) -> ResponseLogprobs:
         """Return log-probabilities and entropies of the kept response tokens as (B, T)."""

@@ -297,3 +297,18 @@ def test_no_pass_waits_for_the_pass_before(
     assert len(waits) == 2 * 2
     assert len(set(waits)) == 1, counts.lines(Event.sync)
     assert_near(found.scores_B.cpu(), rollout.scores_B, terms=terms_of_scores(models))
+
+
+def test_a_loss_does_not_wait_for_the_gpu(rollout: Rollout, gpu: Gpu) -> None:
+    sequences = WholeSequences(*map(to_gpu, (rollout.prompts, rollout.responses)))
+    numbers_N = torch.arange(1.0, len(sequences.positions.ids_N) + 1, device="cuda")
+    numbers_N.requires_grad_(requires_grad=True)
+    with gpu.counting() as counts:
+        found_BT = sequences.scatter(numbers_N)
+        found_BT.square().sum().backward()
+    assert counts.events[Event.sync] == 0
+    keep_BT = rollout.responses.keep_BT
+    assert torch.equal(found_BT.cpu()[keep_BT], numbers_N.cpu())
+    assert not found_BT.cpu()[~keep_BT].any()
+    assert numbers_N.grad is not None
+    assert torch.equal(numbers_N.grad.cpu(), 2 * numbers_N.detach().cpu())
