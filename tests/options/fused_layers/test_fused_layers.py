@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig
@@ -11,7 +13,10 @@ from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.options.fused_layers import models as fused_layers
+from rlhf.phases.shared.policies import build_policy, build_reference
+from tests.models_on_disk import save_base, small_tokenizer
 from tests.options.fused_layers.launches import count_launches
+from tests.plain_engine import PlainEngine
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -65,6 +70,19 @@ def test_a_missing_package_is_named(compose: Compose, monkeypatch: pytest.Monkey
     monkeypatch.setattr(fused_layers, "find_spec", lambda name: None)
     with pytest.raises(CapabilityError, match=r"fused_layers=liger.*pip install 'rlhf\[liger\]'"):
         fused_layers.check_models(config, [*Phase])
+
+
+def test_the_policy_and_its_frozen_reference_have_them(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tokenizer, replaced = small_tokenizer(), list[object]()
+    save_base(tmp_path, "llama", tokenizer)
+    model = ["model=pretrained", f"model.path={tmp_path}"]
+    config = to_run_config(compose([*ON_GPU, "phase=dpo", *model]))
+    monkeypatch.setattr(fused_layers, "replace_layers", replaced.append)
+    policy = build_policy(config, tokenizer, dropout=0.0)
+    reference: Any = build_reference(config, Phase.dpo, PlainEngine(policy), tokenizer, PlainEngine)
+    assert replaced == [policy.pretrained, reference.module.pretrained]
 
 
 def test_a_layer_launches_less() -> None:
