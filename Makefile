@@ -53,7 +53,7 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.soak_matrix
 	$(BIN)/python -m tests.exact_ahead
-	$(BIN)/python -m tests.pretend_cuda -m rlhf.gpu_check "$$(mktemp -d)" --size tiny
+	$(BIN)/python -m tests.pretend_cuda --machine 2xa100 -m rlhf.gpu_check "$$(mktemp -d)" --size tiny
 	$(BIN)/python -m tests.soak_gpu
 
 # Results of papers, measured again: make papers [QUICK=1] [ONLY="kl_gradients best_of_n"]

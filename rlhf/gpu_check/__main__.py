@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import shlex
 import sys
 import time
@@ -29,8 +28,8 @@ from rlhf.gpu_check.rows import (
     CheckRow,
     PartResult,
     Size,
+    advice,
     expected_suffix,
-    summary_sentence,
     write_results,
 )
 from rlhf.run.console import build_console
@@ -48,7 +47,7 @@ def run_check(
         ConfigError: if ``folder`` is not empty.
         CapabilityError: if this machine has no GPU that torch can use.
     """
-    select_first_gpu()
+    require_gpu()
     require_launch_script("rlhf.gpu_check")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"OUT_FOLDER={folder}: is not empty; name a new folder")
@@ -63,22 +62,19 @@ def run_check(
 
     for part in parts:
         console.say(part.title)
-        limit = min(60 * part.minutes, end - time.monotonic())
         began = time.monotonic()
-        rows = run_part(part, folder / part.name, size, limit, print_row)
+        rows = run_part(part, folder / part.name, size, end - began, print_row)
         done.append(PartResult(part=part, rows=rows, seconds=time.monotonic() - began))
         waiting = [each.name for each in parts[len(done) :]]
         check = CheckResults(started=started, command=command, parts=done, waiting=waiting)
         write_results(folder, check)
-    console.say(summary_sentence(check))
+    console.say(advice(check))
     console.say(f"wrote {folder / PAGE}")
     return FAILED if check.failed_parts else 0
 
 
-def select_first_gpu() -> None:
-    """Hide all GPUs but the first; raise CapabilityError if torch finds no GPU that it can use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible
+def require_gpu() -> None:
+    """Raise CapabilityError if torch finds no GPU that it can use."""
     from rlhf.engine.devices import check_gpus
 
     try:

@@ -35,7 +35,8 @@ PAUSE = 0.1  # seconds between two reads of the rows
 LEAST_FREE = 8 << 30  # bytes of GPU memory that must be free for models of full size
 # The parts, in the order in which they run.
 PARTS = [
-    CheckPart(name=name, **part) for name, part in read_yaml_beside(__file__, "parts.yaml").items()
+    CheckPart(**{"name": name, "module": name} | part)
+    for name, part in read_yaml_beside(__file__, "parts.yaml").items()
 ]
 BY_NAME = {part.name: part for part in PARTS}
 
@@ -52,22 +53,26 @@ def run_part(
 
     If the process crashes, or still runs after ``seconds``, a failed row with the reason follows.
     """
-    if seconds <= 0:
-        figure = "no time was left for it; `--only` runs it alone"
-        show(row := _failed_row(figure, f"--minutes, {part.name}", seconds=0.0))
-        return [row]
-    folder.mkdir()
     shown: list[CheckRow] = []
-    file = GrowingFile(folder / ROWS, object)
+    file, began = GrowingFile(folder / ROWS, object), time.monotonic()
+
+    def show_row(row: CheckRow) -> None:
+        shown.append(row)
+        show(row)
 
     def show_new_rows() -> None:
         for value in file.read().values:
-            row = CheckRow(**value | {"verdict": RowVerdict(value["verdict"])})
-            shown.append(row)
-            show(row)
+            show_row(CheckRow(**value | {"verdict": RowVerdict(value["verdict"])}))
 
+    def show_failure(figure: str, what: str) -> None:
+        failed, took = RowVerdict.failed, time.monotonic() - began
+        show_row(CheckRow(what=what, figure=figure, verdict=failed, seconds=took))
+
+    if seconds <= 0:
+        show_failure("no time was left for it; `--only` runs it alone", f"--minutes, {part.name}")
+        return shown
+    folder.mkdir()
     with (folder / LOG).open("wb") as log:
-        began = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, "-m", module, part.name, str(folder), size],
             # As launch.py does: otherwise idle threads of libgomp would spin for milliseconds.
@@ -87,10 +92,7 @@ def run_part(
             process.wait()
     show_new_rows()
     if (why := _describe_abnormal_end(process.returncode, is_late, seconds, shown)) is not None:
-        took = time.monotonic() - began
-        row = _failed_row(f"{why}; see {folder / LOG}", "the part's process", seconds=took)
-        shown.append(row)
-        show(row)
+        show_failure(f"{why}; see {folder / LOG}", "the part's process")
     return shown
 
 
@@ -107,20 +109,14 @@ def _describe_abnormal_end(
     return None if rows else "it measured nothing"
 
 
-def _failed_row(figure: str, what: str, *, seconds: float) -> CheckRow:
-    expected = "all tasks of the part"
-    return CheckRow(
-        what=what, figure=figure, expected=expected, verdict=RowVerdict.failed, seconds=seconds
-    )
-
-
 def main(name: str, folder: Path, size: Size) -> None:
     """Measure all tasks of the part ``name``; use tiny models if little GPU memory is free."""
     end_with_parent()
     if size is Size.full and torch.cuda.mem_get_info()[0] < LEAST_FREE:
         size = Size.tiny
-    module = import_module(f"rlhf.gpu_check.parts.{name}")
-    measure_and_write_rows(folder / ROWS, module.tasks(CheckSetting(folder=folder, size=size)))
+    module = import_module(f"rlhf.gpu_check.parts.{BY_NAME[name].module}")
+    setting = CheckSetting(part=name, folder=folder, size=size)
+    measure_and_write_rows(folder / ROWS, module.tasks(setting))
 
 
 if __name__ == "__main__":

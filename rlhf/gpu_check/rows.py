@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import time
 import traceback
 from collections import Counter
@@ -19,6 +20,7 @@ from rlhf.run.jsonl import JsonlWriter
 from rlhf.run.results import write_json
 
 CARD = "card"  # the row of the part "machine" that names the GPU
+QUIET = 720.0  # seconds in which a part must measure a row or start a run
 JSON, PAGE = "gpu_check.json", "gpu_check.md"
 
 
@@ -31,18 +33,26 @@ class Size(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckPart:
-    """A part of the check: its module in ``parts``, its title, time limit and description."""
+    """A part of the check: its module in ``parts``, its title and description."""
 
     name: str
     title: str
-    minutes: float
     about: str
+    module: str
+    remedies: Mapping[str, str] = field(default_factory=dict)
+    """Overrides of launch.py that avoid what failed, by words in the failed row's name."""
+
+    def find_remedy(self, row: CheckRow) -> str:
+        """Return the overrides that avoid what failed in ``row``."""
+        found = (text for words, text in self.remedies.items() if words in row.what)
+        return next(found, f"nothing helps against {self.title}, {row.what}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSetting:
-    """The settings with which a part runs: its folder, which exists, and the size of its models."""
+    """The settings with which a part runs: its name, its folder, and the size of its models."""
 
+    part: str
     folder: Path
     size: Size
 
@@ -58,12 +68,7 @@ class RowVerdict(StrEnum):
     """This machine or version cannot do the task, and the figure is the reason; no failure."""
 
 
-MARKS = {
-    RowVerdict.passed: "✓ passed",
-    RowVerdict.failed: "**✗ failed**",
-    RowVerdict.measured: "measured",
-    RowVerdict.skipped: "skipped",
-}
+MARKS = {RowVerdict.passed: "✓ passed", RowVerdict.failed: "**✗ failed**"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +114,20 @@ def skipped_finding(figure: str, expected: str = "") -> Finding:
 
 def measure_and_write_rows(path: Path, tasks: Iterable[Task]) -> None:
     """Measure every task; append each row to ``path`` at once, so that a crash loses no row."""
+    faulthandler.enable()  # a crash prints the stacks too
     with closing(JsonlWriter(path)) as writer:
+        extend_deadline()
         for task in tasks:
             writer.write(asdict(measure_row(task)))
+            extend_deadline()
+
+
+def extend_deadline(seconds: float = 0.0) -> None:
+    """Let this process print the stacks of its threads, and end, in ``seconds``, at least QUIET.
+
+    A later call replaces the deadline of an earlier one.
+    """
+    faulthandler.dump_traceback_later(max(QUIET, seconds), exit=True)
 
 
 def measure_row(task: Task) -> CheckRow:
@@ -135,13 +151,15 @@ class PartResult:
     seconds: float
 
     @property
+    def failed_rows(self) -> list[CheckRow]:
+        """Return the rows that failed."""
+        return [row for row in self.rows if row.verdict is RowVerdict.failed]
+
+    @property
     def verdict(self) -> RowVerdict:
         """Return the first of failed, passed, measured and skipped that any row has."""
-        verdicts = {row.verdict for row in self.rows}
-        if RowVerdict.failed in verdicts:
-            return RowVerdict.failed
-        kinds = (RowVerdict.passed, RowVerdict.measured, RowVerdict.skipped)
-        return next(kind for kind in kinds if kind in verdicts)
+        order = (RowVerdict.failed, RowVerdict.passed, RowVerdict.measured, RowVerdict.skipped)
+        return min((row.verdict for row in self.rows), key=order.index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +181,7 @@ class CheckResults:
 def write_results(folder: Path, check: CheckResults) -> None:
     """Write gpu_check.json and gpu_check.md to ``folder``; replace each older file atomically."""
     write_json(folder / JSON, _results_as_json(check))
-    lines = [*_page_head(check), *(line for part in check.parts for line in _part_section(part))]
-    write_text_atomically(folder / PAGE, "\n".join(lines))
+    write_text_atomically(folder / PAGE, "\n".join(_page_lines(check)))
 
 
 def _results_as_json(check: CheckResults) -> dict[str, Any]:
@@ -182,78 +199,56 @@ def _results_as_json(check: CheckResults) -> dict[str, Any]:
     }
 
 
-def _page_head(check: CheckResults) -> Iterator[str]:
-    """Yield the page's lines before its sections: summary, card, failed rows, table of parts."""
+def _page_lines(check: CheckResults) -> Iterator[str]:
+    """Yield the lines of the page: advice, card, failed rows, and a section for each part."""
+    yield f"{advice(check)}\n"
     yield "# GPU check\n"
-    yield f"{summary_sentence(check)}\n"
     cards = [row.figure for part in check.parts for row in part.rows if row.what == CARD]
     yield from (f"Card: **{card}**.\n" for card in cards)
-    yield f"Started {check.started} with `{check.command}`. "
+    minutes = sum(part.seconds for part in check.parts) / 60
+    yield f"Started {check.started} with `{check.command}`, {minutes:.1f} minutes so far. "
     yield "docs/operations.md explains the page; `gpu_check.json` has all figures for programs.\n"
     if check.failed_parts:
         yield "## What failed\n"
         for each in check.failed_parts:
-            for row in each.rows:
-                if row.verdict is RowVerdict.failed:
-                    what = f"{each.part.title}, {row.what}"
-                    yield f"- **{what}**: {row.figure}{expected_suffix(row)}"
+            for row in each.failed_rows:
+                yield f"- **{each.part.title}, {row.what}**: {row.figure}{expected_suffix(row)}"
         yield ""
-    yield "## Parts\n"
-    yield from _markdown_lines(
-        ("part", "rows", "verdict", "seconds"),
-        [
-            (_link_to_heading(each.part.title), _count_verdicts(each), *_verdict_and_seconds(each))
-            for each in check.parts
-        ],
-    )
-    yield ""
+    for each in check.parts:
+        yield f"## {each.part.title}\n"
+        counted = Counter(row.verdict for row in each.rows)
+        counts = ", ".join(f"{counted[kind]} {kind}" for kind in RowVerdict if counted[kind])
+        yield f"{counts}; {each.seconds:.1f} seconds. {each.part.about}\n"
+        yield "| | figure | expected | verdict | seconds |\n| --- | --- | --- | --- | ---: |"
+        for row in each.rows:
+            cells = (
+                row.what,
+                row.figure,
+                row.expected,
+                MARKS.get(row.verdict, row.verdict),
+                f"{row.seconds:.1f}",
+            )
+            shown = (cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
+            yield f"| {' | '.join(shown)} |"
+        yield ""
 
 
-def summary_sentence(check: CheckResults) -> str:
-    """Return how many parts passed, in how many minutes, and which have not run yet."""
-    ended, seconds = len(check.parts), sum(part.seconds for part in check.parts)
-    passed = ended - len(check.failed_parts)
-    waiting = f"; not run yet: {', '.join(check.waiting)}" if check.waiting else ""
-    return (
-        f"{passed} of {ended} parts have no failed row "
-        f"({int(seconds) // 60}:{int(seconds) % 60:02d} minutes){waiting}."
-    )
-
-
-def _part_section(found: PartResult) -> Iterator[str]:
-    yield f"## {found.part.title}\n"
-    yield f"{found.part.about}\n"
-    yield from _markdown_lines(
-        ("", "figure", "expected", "verdict", "seconds"),
-        [(row.what, row.figure, row.expected, *_verdict_and_seconds(row)) for row in found.rows],
-    )
-    yield ""
-
-
-def _verdict_and_seconds(each: CheckRow | PartResult) -> tuple[str, str]:
-    """Return the last two cells of a row in the page's tables: verdict and seconds."""
-    return MARKS[each.verdict], f"{each.seconds:.1f}"
-
-
-def _count_verdicts(part: PartResult) -> str:
-    counted = Counter(row.verdict for row in part.rows)
-    return ", ".join(f"{counted[each]} {each}" for each in RowVerdict if counted[each])
+def advice(check: CheckResults) -> str:
+    """Return which parts work on this machine, which do not, and the overrides to set."""
+    named = {
+        "Works here": (RowVerdict.passed, RowVerdict.measured),
+        "Cannot run here": (RowVerdict.skipped,),
+        "Fails": (RowVerdict.failed,),
+    }
+    titles = {
+        words: [each.part.title for each in check.parts if each.verdict in verdicts]
+        for words, verdicts in named.items()
+    } | {"Not run yet": check.waiting}
+    found = "".join(f"{words}: {', '.join(names)}. " for words, names in titles.items() if names)
+    words = {each.part.find_remedy(row): None for each in check.parts for row in each.failed_rows}
+    return f"{found}Set: {'; '.join(words) or 'nothing'}."
 
 
 def expected_suffix(row: CheckRow) -> str:
     """Return " (expected: ...)", to print after the row's figure; "" if nothing was expected."""
     return f" (expected: {row.expected})" if row.expected else ""
-
-
-def _markdown_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table whose last column, seconds, is right-aligned."""
-    rules = ["---"] * (len(header) - 1) + ["---:"]
-    for line in (header, rules, *rows):
-        cells = (cell.replace("|", "\\|").replace("\n", " ") for cell in line)
-        yield f"| {' | '.join(cells)} |"
-
-
-def _link_to_heading(title: str) -> str:
-    """Return a Markdown link to a heading of the page, by the anchor of GitHub and MkDocs."""
-    words = "".join(char for char in title.lower() if char.isalnum() or char in " -")
-    return f"[{title}](#{words.replace(' ', '-')})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 from rlhf.base.errors import CheckpointError
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import METRICS, read_json_lines
+from rlhf.gpu_check.rows import extend_deadline
 from rlhf.jobs.sweep_jobs import PARENT
 from rlhf.run.jsonl import OPTIONS_LOGS
 from rlhf.run.metric_table import varies_between_runs
@@ -22,9 +24,11 @@ from rlhf.run.results import read_json_object, read_plan
 from rlhf.runtime.launch_mode import LAUNCHER
 
 USER_ERROR = 2  # exit code of launch.py for wrong options
-LIMIT = 240  # seconds per run, because the first run may compile kernels of DeepSpeed
-WORDS: dict[str, list[str]] = read_yaml_beside(__file__, "runs.yaml")
-SHORT_RUN, TINY_RUN = WORDS["short"], WORDS["tiny"]
+FIRST_LIMIT = 600  # seconds of the first run, which may read torch from a slow drive, and compile
+LEAST_LIMIT, TIMES_SLOWEST = 240, 4  # later runs may take as many times as long as the slowest
+RUNS: dict[str, Any] = read_yaml_beside(__file__, "runs.yaml")
+SPARE = 60  # seconds in which a part whose run ended, or was killed, must go on
+RUN_SECONDS: list[float] = []  # of the runs that this process has seen end
 TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
 COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS, "held_out.json")
 
@@ -63,15 +67,35 @@ class EndedRun:
         return list(read_json_lines(self.run_dir / "metrics.jsonl", METRICS))
 
 
-def run_to_end(run_dir: Path, *words: str) -> EndedRun:
+def run_to_end(run_dir: Path, text: str, *words: str) -> EndedRun:
     """Start a new run in ``run_dir``, and wait for its end; write its output to a file beside it.
 
-    Overrides that none of its phases reads are dropped, since the launcher refuses them.
+    The words of ``text`` are as in runs.yaml; ``words`` follow as they are. Overrides that none of
+    the run's phases reads are dropped, since the launcher refuses them.
 
     Raises:
-        TimeoutExpired: if the run does not end in LIMIT seconds; the run is killed.
+        TimeoutExpired: if the run does not end in ``limit_of_run()`` seconds; the run is killed.
     """
-    return _run_launcher(run_dir, [*drop_unread_overrides(words), f"run_dir={run_dir}"])
+    last = {word.partition("=")[0]: word for word in (*split_words(text), *words)}
+    return _run_launcher(run_dir, [*drop_unread_overrides([*last.values()]), f"run_dir={run_dir}"])
+
+
+def split_words(text: str) -> list[str]:
+    """Split ``text`` into overrides; replace a word in capitals by the words under its name."""
+    return [
+        each
+        for word in shlex.split(text)
+        for each in (
+            split_words(RUNS[word.lower()]) if word.isupper() and "=" not in word else [word]
+        )
+    ]
+
+
+def limit_of_run() -> float:
+    """Return the seconds that the next run of this process may take; slow runs raise the limit."""
+    if not RUN_SECONDS:
+        return FIRST_LIMIT
+    return max(LEAST_LIMIT, TIMES_SLOWEST * max(RUN_SECONDS))
 
 
 def resume_run(run_dir: Path) -> EndedRun:
@@ -80,23 +104,30 @@ def resume_run(run_dir: Path) -> EndedRun:
 
 
 def _run_launcher(run_dir: Path, words: Sequence[str]) -> EndedRun:
-    began, log = time.monotonic(), run_dir.with_suffix(".log")
+    began, log, limit = time.monotonic(), run_dir.with_suffix(".log"), limit_of_run()
+    extend_deadline(limit + SPARE)
     # PARENT makes launch.py end when this process ends, even if this process is killed.
     environment = os.environ | {"HF_HUB_OFFLINE": "1", PARENT: str(os.getpid())}
+    environment |= dict(word.split("=", 1) for word in words if is_variable(word))
     start = log.stat().st_size if log.exists() else 0
     with log.open("ab") as file:
         ended = subprocess.run(
-            [sys.executable, str(LAUNCHER), *words],
+            [sys.executable, str(LAUNCHER), *(word for word in words if not is_variable(word))],
             cwd=run_dir.parent,
             env=environment,
             stdout=file,
             stderr=subprocess.STDOUT,
-            timeout=LIMIT,
+            timeout=limit,
             check=False,
         )
     output = log.read_bytes()[start:].decode(errors="replace")
-    seconds = time.monotonic() - began
+    RUN_SECONDS.append(seconds := time.monotonic() - began)
     return EndedRun(run_dir=run_dir, code=ended.returncode, output=output, seconds=seconds)
+
+
+def is_variable(word: str) -> bool:
+    """Return True if ``word`` sets an environment variable, such as TORCH_DISTRIBUTED_DEBUG."""
+    return word.partition("=")[0].isupper()
 
 
 def drop_unread_overrides(words: Sequence[str]) -> list[str]:

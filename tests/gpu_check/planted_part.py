@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlhf.gpu_check import rows
 from rlhf.gpu_check.rows import Finding, RowVerdict, Task, measure_and_write_rows
 
 FINE = Task("fine", lambda: Finding(figure="1", verdict=RowVerdict.passed))
@@ -26,6 +27,10 @@ def tasks(name: str, folder: Path) -> Iterator[Task]:
         os.kill(os.getpid(), signal.SIGSEGV)
     if name == "exits":
         sys.exit(3)
+    if name == "stuck":
+        rows.QUIET = 0.5
+        rows.extend_deadline()
+        time.sleep(100)
     if name == "hangs":
         child = subprocess.Popen(["sleep", "100"])
         (folder / "child").write_text(str(child.pid))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlhf.gpu_check import __main__ as command
+from rlhf.gpu_check import runs
 from rlhf.gpu_check.processes import PARTS, run_part
 from rlhf.gpu_check.rows import (
     CheckResults,
@@ -55,6 +56,7 @@ def planted(name: str, folder: Path, seconds: float = 30) -> tuple[list[CheckRow
         ("raises", ["1", "ZeroDivisionError: division by zero", "1"]),
         ("crashes", ["1", "ended by SIGSEGV; see {log}"]),
         ("exits", ["1", "exit code 3; see {log}"]),
+        ("stuck", ["1", "exit code 1; see {log}"]),
         ("nothing", ["it measured nothing; see {log}"]),
     ],
 )
@@ -66,6 +68,7 @@ def test_the_end_of_a_part_is_a_row(name: str, figures: list[str], tmp_path: Pat
     failed = [row.verdict is RowVerdict.failed for row in rows]
     assert failed == [row.figure != "1" for row in rows]
     assert ("Traceback" in log.read_text()) == (name == "raises")
+    assert ("planted_part.py" in log.read_text()) == (name in ("raises", "stuck", "crashes"))
 
 
 def test_a_part_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
@@ -84,20 +87,25 @@ def test_a_part_without_time_left_fails(tmp_path: Path) -> None:
 
 
 def part(name: str, *rows: CheckRow) -> PartResult:
-    named = replace(PARTS[0], name=name, title=name.title())
+    remedies = {"loss": "zero=stage1", "score": "zero=stage1"}
+    named = replace(PARTS[0], name=name, title=name.title(), remedies=remedies)
     return PartResult(part=named, rows=rows, seconds=61)
 
 
 def test_the_page_says_what_failed(tmp_path: Path) -> None:
-    parts = [part("one", PASSED), part("two", PASSED, FAILED), part("three", SKIPPED)]
+    failing = [PASSED, FAILED, replace(FAILED, what="score"), replace(FAILED, what="speed")]
+    parts = [part("one", PASSED), part("two", *failing), part("three", SKIPPED)]
     check = CheckResults(started="now", command="python", parts=parts, waiting=["four"])
     write_results(tmp_path, check)
     page = (tmp_path / "gpu_check.md").read_text()
-    assert "2 of 3 parts have no failed row (3:03 minutes); not run yet: four." in page
+    first = "Works here: One. Cannot run here: Three. Fails: Two. Not run yet: four. Set: "
+    assert page.startswith(
+        f"{first}zero=stage1; nothing helps against Two, speed.\n\n# GPU check\n"
+    )
+    assert "Started now with `python`, 3.0 minutes so far. " in page
     assert "Card: **H|100**." in page
     assert "- **Two, loss**: nan (expected: 5.7)" in page
-    assert "| [Two](#two) | 1 passed, 1 failed | **✗ failed** | 61.0 |" in page
-    assert "| [Three](#three) | 1 skipped | skipped | 61.0 |" in page
+    assert "## Two\n\n1 passed, 3 failed; 61.0 seconds. " in page
     assert "| card | H\\|100 |  | ✓ passed | 1.2 |" in page
     stored = json.loads((tmp_path / "gpu_check.json").read_text())
     assert stored["failed"] == ["two"]
@@ -153,6 +161,25 @@ def test_launcher_is_there_and_a_failed_run_says_why(tmp_path: Path) -> None:
         _ = run.result
 
 
+@pytest.mark.parametrize(("before", "limit"), [([], 600), ([20.0], 240), ([300.0, 20.0], 1200)])
+def test_a_slow_run_raises_the_limit_of_later_runs(
+    before: list[float], limit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine with a cold drive took 40 s to import torch, and later runs were killed."""
+    monkeypatch.setattr(runs, "RUN_SECONDS", before)
+    assert runs.limit_of_run() == limit
+
+
+def test_words_of_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    table = {"two": 'ONE b=2 "c={d: e}"', "one": "a=1 b=1"}
+    monkeypatch.setattr(runs, "RUNS", table)
+    assert runs.split_words("TWO A=TWO") == ["a=1", "b=1", "b=2", "c={d: e}", "A=TWO"]
+    monkeypatch.setattr(runs, "_run_launcher", lambda _, words: words)
+    place = "model.path=/a folder/TWO"
+    words = runs.run_to_end(tmp_path, "TWO A=TWO a=3", place)  # the last of a key counts
+    assert words == ["a=3", "b=2", "c={d: e}", "A=TWO", place, f"run_dir={tmp_path}"]
+
+
 @pytest.mark.soak
 @pytest.mark.skipif(missing_to_pretend() is not None, reason=str(missing_to_pretend()))
 def test_the_command_finds_a_gpu_also_in_its_parts(tmp_path: Path) -> None:
@@ -160,5 +187,5 @@ def test_the_command_finds_a_gpu_also_in_its_parts(tmp_path: Path) -> None:
     run = python(*words, "--only", "machine", popen=subprocess.Popen)
     assert run.returncode == 0, run.stdout + run.stderr
     page = (tmp_path / "out" / "gpu_check.md").read_text()
-    assert "| card | NVIDIA A100-SXM4-40GB, sm_80, 39.4 GiB; 1 found, one is checked |" in page
+    assert "| card | NVIDIA A100-SXM4-40GB, sm_80, 39.4 GiB; 1 found |" in page
     assert "| hardware=auto | a100_40g: 1 x NVIDIA A100-SXM4-40GB" in page

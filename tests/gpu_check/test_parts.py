@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rlhf.config.choices import Dtype
-from rlhf.gpu_check import runs
-from rlhf.gpu_check.parts import decoders, pipelines, resume
+from rlhf.base.errors import RolloutError
+from rlhf.config.choices import Device, Dtype
+from rlhf.engine.devices import current_ranks
+from rlhf.gpu_check import collectives, runs
+from rlhf.gpu_check.parts import decoders, memory, pipelines, resume, vllm
 from rlhf.gpu_check.processes import PARTS
-from rlhf.gpu_check.rows import CheckSetting, RowVerdict, Size, measure_row
+from rlhf.gpu_check.rows import CheckPart, CheckSetting, RowVerdict, Size, measure_row
 from rlhf.gpu_check.runs import EndedRun
 from rlhf.jobs.completion import build_new_config
 from rlhf.jobs.launch_command import Job
 from rlhf.models.families import FAMILIES
+from rlhf.options.replay.steps import digest_of_slice
+from rlhf.options.vllm.vllm_server import VllmClient
 from rlhf.plan.decide import plan_and_configure
 from rlhf.rollout.decoders.fused import FusedDecoder
 from tests.plan.planned import Compose
 from tests.pretend_cuda.gpu import Gpu
 
-HERE = pipelines.Losses(sft=5.7, reward=0.67, score=-0.4, score_std=0.1, responses=16)
+SFT, REWARD, SCORE, STD = "sft/loss", "reward/loss", "ppo/score_mean", "ppo/score_std"
+HERE = {SFT: 5.7, REWARD: 0.67, SCORE: -0.4, STD: 0.1}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("has_graphs", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_decoder_that_is_right_passes(gpu: Gpu, dtype: torch.dtype) -> None:
-    found = decoders._check_decoder("qwen3", dtype)
+def test_a_decoder_that_is_right_passes(gpu: Gpu, dtype: torch.dtype, has_graphs: bool) -> None:
+    found = decoders._check_decoder("qwen3", dtype, has_graphs=has_graphs)
     assert found.verdict is RowVerdict.passed
-    assert found.numbers["eager_tokens"] == 42
+    assert found.numbers["tokens"] == 42
     if dtype is torch.float32:
-        assert found.figure.startswith("eager: 42 of 42 tokens, ")
+        assert found.figure.startswith("42 of 42 tokens, ")
 
 
 @pytest.mark.parametrize(
@@ -49,10 +59,8 @@ def test_a_decoder_that_is_wrong_fails(
 ) -> None:
     logits = FusedDecoder._compute_logits
     monkeypatch.setattr(FusedDecoder, "_compute_logits", lambda self, x: wrong(logits(self, x)))
-    row = measure_row(
-        decoders.Task("llama", lambda: decoders._check_decoder("llama", torch.bfloat16))
-    )
-    assert row.verdict is RowVerdict.failed
+    found = decoders._check_decoder("llama", torch.bfloat16, has_graphs=False)
+    assert found.verdict is RowVerdict.failed
 
 
 def sent_0() -> torch.Tensor:
@@ -67,23 +75,112 @@ def test_every_fused_family_has_a_model() -> None:
 @pytest.mark.parametrize(
     "there",
     [
-        HERE._replace(sft=5.7 * 1.01),
-        HERE._replace(reward=0.67 * 0.99),
-        HERE._replace(score=0.0),
-        HERE._replace(sft=math.nan),
-        HERE._replace(score=math.nan),
+        HERE | {SFT: 5.7 * 1.01},
+        HERE | {REWARD: 0.67 * 0.99},
+        HERE | {SCORE: 0.0},
+        HERE | {SFT: math.nan},
+        HERE | {SCORE: math.nan},
+        {},
     ],
 )
 def test_losses_that_rounding_does_not_explain(there: pipelines.Losses) -> None:
     assert pipelines.losses_agree(HERE, HERE, 1e-6)
-    assert pipelines.losses_agree(HERE._replace(sft=5.703, score=-0.45), HERE, 8e-3)
+    assert pipelines.losses_agree(HERE | {SFT: 5.703, SCORE: -0.45}, HERE, 8e-3)
+    assert pipelines.losses_agree({SFT: 5.703}, HERE, 8e-3)  # ranks share sequences in SFT only
     assert not pipelines.losses_agree(there, HERE, 8e-3)
 
 
+def test_a_digest_that_is_not_of_the_stored_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks sum their digests: a rank that counts twice, or not at all, is found."""
+    weights_N = torch.arange(5.0)
+    digest = int(digest_of_slice(weights_N, 0)) % 2**64
+    values = {"actor/right": digest, "actor/wrong": digest + 1}
+    digests = {name: f"{value:016x}" for name, value in values.items()}
+    lines = [{"phase": "ppo", "step": step, "weights": digests} for step in (2, 3)]
+    (tmp_path / "digests.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    folder = tmp_path / "ppo" / "state" / "step-00000002"  # that of step 3 is not kept
+    folder.mkdir(parents=True)
+    read = SimpleNamespace(build_tensor_reader=lambda engine: lambda name, part: weights_N[part])
+    monkeypatch.setattr(pipelines, "load_checkpoint", {folder: read}.__getitem__)
+    assert pipelines.differing_digests(tmp_path) == ["ppo/actor/wrong"]
+    assert pipelines.differing_digests(folder) == []
+
+
+def test_a_collective_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = current_ranks(Device.cpu)
+    assert collectives.differing_results(ranks, torch.bfloat16) == []
+    monkeypatch.setattr(torch.distributed, "reduce_scatter_tensor", lambda *_: None)
+    found = collectives.differing_results(ranks, torch.bfloat16)
+    assert found == ["reduce-scatter in torch.bfloat16"]
+
+
+@pytest.mark.parametrize(("kept", "verdict"), [(0, "passed"), (2 << 20, "failed")])
+def test_memory_that_grows_with_every_step(
+    kept: int, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Graphs and KV cache come with the first steps, and stay; later steps must free theirs."""
+    config = SimpleNamespace(ppo=SimpleNamespace(rollout_batch_size=2))
+    trainer = SimpleNamespace(generate_experience=str, train_rlhf=str)
+    live = iter([1 << 30, 2 << 30, *((2 << 30) + kept * step for step in range(1, 5))])
+    monkeypatch.setattr(memory, "load_run", lambda _: config)
+    monkeypatch.setattr(memory, "RLHFEngine", lambda _: SimpleNamespace(prompts=lambda *_, **__: 0))
+    monkeypatch.setattr(memory, "PPOTrainer", lambda *_: trainer)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: next(live))
+    found = memory._check_growth(tmp_path)
+    assert found.verdict == verdict
+    assert found.figure == f"2.000 GiB after step 2, {4 * kept / 2**20:+.1f} MiB later"
+
+
+SERVER = """#!{python}
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{{"weight_version": "1"}}')
+
+
+assert sys.argv[1:3] == ["serve", "{model}"]
+HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever()
+"""
+
+
+def test_ppo_gets_a_vllm_server_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = tmp_path / "sft" / "sft" / "model"
+    (tmp_path / "vllm").write_text(SERVER.format(python=sys.executable, model=model))
+    (tmp_path / "vllm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    started = []
+
+    def run(run_dir: Path, *words: str) -> EndedRun:
+        started.append(words)
+        if len(started) == 2:  # PPO: its server answers
+            url = words[-1].removeprefix("rollout.server.url=")
+            assert VllmClient(url, timeout=1.0).fetch_weight_version() == "1"
+        run_dir.mkdir()
+        (run_dir / "result.json").write_text(json.dumps({"phases": {}}))
+        line = {"phase": "ppo", "step": 1, "ppo/logprob_mismatch": 0.03}
+        (run_dir / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
+        return EndedRun(run_dir=run_dir, code=0, output="", seconds=1.0)
+
+    monkeypatch.setattr(vllm, "run_to_end", run)
+    found = vllm._check_server(tmp_path)
+    assert found.figure == "0.0300 nats"
+    assert found.verdict is RowVerdict.failed
+    assert f"model.path={model}" in started[1]
+    with pytest.raises(RolloutError):  # it ended with the run
+        VllmClient(started[1][-1].partition("=")[2], timeout=1.0).fetch_weight_version()
+
+
 def test_runs_cover_engines_stages_precisions_and_offload(gpu: Gpu) -> None:
-    names = list(pipelines.overrides_by_run())
+    names = list(pipelines.words_by_run("pipelines"))
     assert {f"DeepSpeed, stage {stage}, bf16" for stage in range(4)} <= set(names)
-    assert {"torch, stage 1, fp32", "offload, stage 3, bf16", "DeepSpeed, stage 1, fp16"} <= set(
+    assert {"torch, stage 1, fp32", "offload, stage 3, bf16", "DeepSpeed, stage 3, fp16"} <= set(
         names
     )
     assert all(Dtype(name.rpartition(" ")[2]) for name in names)
@@ -91,37 +188,43 @@ def test_runs_cover_engines_stages_precisions_and_offload(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "engines"),
-    [(Dtype.bf16, ["torch, stage 1", "DeepSpeed, stage 2"]), (Dtype.fp16, ["DeepSpeed, stage 2"])],
+    [
+        (Dtype.bf16, ["torch, stage 1, bf16", "DeepSpeed, stage 2, bf16"]),
+        (Dtype.fp16, ["DeepSpeed, stage 2, fp16"]),
+    ],
 )
 def test_engines_are_resumed_in_the_precision_of_the_gpu(
     dtype: Dtype, engines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resume, "resolve_dtype", lambda *_: dtype)
-    setting = CheckSetting(folder=tmp_path, size=Size.full)
+    monkeypatch.setattr(pipelines, "resolve_dtype", lambda *_: dtype)
+    setting = CheckSetting(part="resume", folder=tmp_path, size=Size.full)
     assert [task.what for task in resume.tasks(setting)] == engines
 
 
 def test_every_part_has_its_module() -> None:
     for part in PARTS:
-        assert callable(import_module(f"rlhf.gpu_check.parts.{part.name}").tasks)
+        assert callable(import_module(f"rlhf.gpu_check.parts.{part.module}").tasks)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [part.name for part in PARTS])
+@pytest.mark.parametrize("part", PARTS, ids=[part.name for part in PARTS])
 def test_launch_options_of_a_part_are_accepted(
-    part: str, gpu: Gpu, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    part: CheckPart, gpu: Gpu, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key that no phase reads was refused, and five parts measured nothing on a real GPU."""
     started: list[list[str]] = []
 
     def run_launcher(run_dir: Path, words: list[str]) -> EndedRun:
-        started.append(words)
+        started.append([word for word in words if not runs.is_variable(word)])
         return EndedRun(run_dir=run_dir, code=1, output="not started", seconds=0.0)
 
     monkeypatch.setattr(runs, "_run_launcher", run_launcher)
-    if part not in ("machine", "kernels", "decoders"):
-        setting = CheckSetting(folder=tmp_path, size=Size.full)
-        for task in import_module(f"rlhf.gpu_check.parts.{part}").tasks(setting):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(pipelines, "_check_collectives", lambda _: None)
+    monkeypatch.setattr(vllm, "which", str)
+    if part.name not in ("machine", "kernels", "decoders"):
+        setting = CheckSetting(part=part.name, folder=tmp_path, size=Size.full)
+        for task in import_module(f"rlhf.gpu_check.parts.{part.module}").tasks(setting):
             measure_row(task)
         assert started
     for words in started:

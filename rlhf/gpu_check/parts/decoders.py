@@ -1,13 +1,14 @@
 """Compare the rollouts of every fused decoder with the model's own forward pass.
 
-Shapes: S = tokens of one sequence, T = tokens of one response, V = vocabulary.
+Shapes: S = tokens of one sequence, T = tokens of one response, V = vocabulary,
+N = tokens of all responses, or responses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -55,52 +56,36 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-class Distance(NamedTuple):
-    """The distance between responses of a decoder and the model's own forward pass over them."""
-
-    tokens: int
-    equal: int
-    """Number of tokens that the model's forward pass gives too, from the same random numbers."""
-    logprob: float
-    """Largest difference of a log-probability, in standard deviations over the vocabulary."""
-    draw: float
-    """Largest distance of a random number from its token's interval in the model's own CDF."""
-    allowed_draw: float
-    """Largest ``draw`` that rounding explains."""
-
-
 def tasks(_: CheckSetting) -> Iterator[Task]:
-    """Yield a task per model and precision, which checks decoding with and without CUDA graphs."""
+    """Yield two tasks per model and precision: decoding step by step, and with CUDA graphs."""
     half = resolve_dtype(Dtype.auto, Device.cuda)
     dtypes = [torch.float32, torch.bfloat16 if half is Dtype.bf16 else torch.float16]
     for name in MODELS:
         for dtype in dtypes:
-            yield Task(f"{name}, {NAMES[dtype]}", partial(_check_decoder, name, dtype))
+            for has_graphs, way in enumerate(("", ", graphs")):
+                check = partial(_check_decoder, name, dtype, has_graphs=bool(has_graphs))
+                yield Task(f"{name}, {NAMES[dtype]}{way}", check)
 
 
 @torch.no_grad()
-def _check_decoder(name: str, dtype: torch.dtype) -> Finding:
-    model = _build_tiny_model(name).to("cuda")
+def _check_decoder(name: str, dtype: torch.dtype, *, has_graphs: bool) -> Finding:
+    model, tolerance = _build_tiny_model(name).to("cuda"), TOLERANCES[dtype]
     # Store the parameters side by side in ``dtype``, as an engine does; buffers stay in fp32.
     places = allocate_weights(list(model.parameters()), dtype, torch.device("cuda", 0))
     for parameter, home in places.items():
         parameter.data = home.copy_(parameter.data)
-    ways = {
-        "eager": measure_decoder_distance(model, dtype, False),
-        "graphs": measure_decoder_distance(model, dtype, True),
-    }
-    is_right = all(is_within_rounding(each, dtype) for each in ways.values())
-    figures = (
-        f"{way}: {each.equal} of {each.tokens} tokens, {each.logprob:.1g} std"
-        for way, each in ways.items()
+    draws_NT = torch.rand(len(LENGTHS), LIMIT, generator=torch.Generator().manual_seed(3))
+    responses = _generate_responses(model, dtype, draws_NT, has_graphs)
+    found = [_measure_distances(model, each, draws_NT[each.index]) for each in responses]
+    apart_N, outside_N, std_N = torch.cat(found, dim=1)
+    # Log-probs that differ by d move the CDF by up to exp(d) - 1, about d.
+    is_right = (apart_N <= tolerance) & (outside_N <= tolerance * std_N.min())  # False for NaN
+    equal, tokens, worst = int((outside_N == 0).sum()), len(apart_N), float(apart_N.max())
+    figure = f"{equal} of {tokens} tokens, {worst:.1g} std"
+    expected = f"tokens, log-probs within {tolerance} std"
+    return checked_finding(
+        bool(is_right.all()), figure, expected, tokens=tokens, equal=equal, logprob=worst
     )
-    numbers = {
-        f"{way}_{field}": float(value)
-        for way, each in ways.items()
-        for field, value in each._asdict().items()
-    }
-    expected = f"tokens, log-probs within {TOLERANCES[dtype]} std"
-    return checked_finding(is_right, "; ".join(figures), expected, **numbers)
 
 
 def _build_tiny_model(name: str) -> PreTrainedModel:
@@ -114,31 +99,6 @@ def _build_tiny_model(name: str) -> PreTrainedModel:
     return model
 
 
-def is_within_rounding(distance: Distance, dtype: torch.dtype) -> bool:
-    """Return True if rounding explains the distance; return False for NaN."""
-    return distance.logprob <= TOLERANCES[dtype] and distance.draw <= distance.allowed_draw
-
-
-def measure_decoder_distance(
-    model: PreTrainedModel, dtype: torch.dtype, has_graphs: bool
-) -> Distance:
-    """Generate with the decoder on the GPU; return the distance from the model's forward pass."""
-    draws_NT = torch.rand(len(LENGTHS), LIMIT, generator=torch.Generator().manual_seed(3))
-    found = [
-        _measure_response_distance(model, request, draws_NT[request.index], TOLERANCES[dtype])
-        for request in _generate_responses(model, dtype, draws_NT, has_graphs)
-    ]
-    tokens, equal, logprobs, draws, allowed = zip(*found, strict=True)
-    return Distance(
-        sum(tokens), sum(equal), _max_or_nan(logprobs), _max_or_nan(draws), min(allowed)
-    )
-
-
-def _max_or_nan(values: tuple[float, ...]) -> float:
-    """Return the largest value, or NaN if any value is NaN."""
-    return float(torch.tensor(values, dtype=torch.float64).max())
-
-
 def _generate_responses(
     model: PreTrainedModel, dtype: torch.dtype, draws_NT: Tensor, has_graphs: bool
 ) -> list[Request]:
@@ -147,11 +107,8 @@ def _generate_responses(
     extent = Extent.from_rollout(ROWS, TOKENS, draws_NT)
     fused = FusedDecoder(parts, lambda _: None, rows=ROWS, tokens=extent.columns, dtype=dtype)
     weights = [parameter.data_ptr() for parameter in model.parameters()]
-    decoder = (
-        GraphedDecoder(fused, SAMPLING, end_ids=(), extent=extent, weights=weights)
-        if has_graphs
-        else fused
-    )
+    graphed = GraphedDecoder(fused, SAMPLING, end_ids=(), extent=extent, weights=weights)
+    decoder = graphed if has_graphs else fused
     generator = torch.Generator().manual_seed(1)
     prompts = [
         torch.randint(3, VOCABULARY // 2, (length,), generator=generator) for length in LENGTHS
@@ -167,30 +124,19 @@ def _generate_responses(
     return requests
 
 
-def _measure_response_distance(
-    model: PreTrainedModel, request: Request, draws_T: Tensor, tolerance: float
-) -> Distance:
+def _measure_distances(model: PreTrainedModel, request: Request, draws_T: Tensor) -> Tensor:
     """Compare a decoded response with the model's own forward pass over it.
 
-    ``tolerance`` is the allowed difference of a log-probability, in standard deviations over the
-    vocabulary.
+    Return (3, T): the differences of the log-probs, in standard deviations over the vocabulary; the
+    distances of the random numbers from their tokens' intervals in the model's own CDF; and the
+    standard deviations.
     """
     ids_S = torch.tensor([*request.prompt, *request.ids], device=model.device)
-    logits_SV = model(ids_S[None]).logits[0].float()
-    logprobs_TV = logits_SV[len(request.prompt) - 1 : -1].log_softmax(dim=-1).cpu()
+    logits_SV = model(ids_S[None]).logits[0]
+    logprobs_TV = logits_SV[len(request.prompt) - 1 : -1].double().log_softmax(dim=-1).cpu()
     ids_T1, std_T = torch.tensor(request.ids)[:, None], logprobs_TV.std(dim=-1)
     own_T = logprobs_TV.gather(1, ids_T1).squeeze(1)
-    apart_T = (own_T - torch.tensor(request.logprobs)).abs() / std_T
-    cdf_TV = logprobs_TV.double().exp().cumsum(dim=-1)
-    draws_T1 = draws_T[: len(request.ids), None].double()
-    last_T1 = cdf_TV.gather(1, ids_T1)
-    first_T1 = last_T1 - logprobs_TV.double().exp().gather(1, ids_T1)
-    outside_T1 = torch.maximum(first_T1 - draws_T1, draws_T1 - last_T1).clamp(min=0)
-    return Distance(
-        len(request.ids),
-        int((outside_T1 == 0).sum()),
-        float(apart_T.max()),
-        float(outside_T1.max()),
-        # The CDF's tolerance: log-probs that differ by d move it by up to exp(d) - 1, about d.
-        tolerance * float(std_T.min()),
-    )
+    last_T = logprobs_TV.exp().cumsum(dim=-1).gather(1, ids_T1).squeeze(1)
+    draws_T = draws_T[: len(own_T)].double()
+    outside_T = torch.maximum(last_T - own_T.exp() - draws_T, draws_T - last_T).clamp(min=0)
+    return torch.stack([(own_T - torch.tensor(request.logprobs)).abs() / std_T, outside_T, std_T])

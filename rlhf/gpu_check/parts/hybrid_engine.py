@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, skipped_finding
-from rlhf.gpu_check.runs import TINY_RUN, USER_ERROR, WORDS, run_to_end
+from rlhf.gpu_check.runs import USER_ERROR, run_to_end
 
 EXPECTED = "yes with parity, or no with the reason"
 
@@ -18,9 +18,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
 
 
 def _check_hybrid_engine(setting: CheckSetting, stage: int) -> Finding:
-    ended = run_to_end(
-        setting.folder / f"stage{stage}", *TINY_RUN, *WORDS["kernels"], f"zero=stage{stage}"
-    )
+    ended = run_to_end(setting.folder / f"stage{stage}", "HYBRID_ENGINE", f"zero=stage{stage}")
     if ended.code == USER_ERROR:
         return skipped_finding(f"no: {ended.last_line}", EXPECTED)
     steps = ended.result["phases"]["ppo"]["steps"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 
@@ -32,29 +31,31 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
     """Yield tasks that describe this machine and check that torch computes on its GPU."""
     yield Task(CARD, _describe_card)
     yield Task("free memory", _check_free_memory)
-    yield Task("driver", lambda: measured_finding(read_driver_version() or "unknown"))
-    yield Task(
-        "CUDA of torch", lambda: measured_finding(f"{torch.version.cuda or torch.version.hip}")
-    )
+    yield Task("driver and CUDA", _describe_driver)
     yield Task("kernels of torch", _check_torch_kernels)
     yield Task("a product", _check_matmul)
     yield Task("hardware=auto", _check_auto_profile)
     yield Task("host", _describe_host)
-    for package in PACKAGES:
-        yield Task(package, partial(_describe_version, package))
+    versions = (f"{package} {installed_version(package)}" for package in PACKAGES)
+    yield Task("versions", lambda: measured_finding(", ".join(versions)))
 
 
 def _describe_card() -> Finding:
     major, minor = torch.cuda.get_device_capability()
     total, count = torch.cuda.get_device_properties(0).total_memory, torch.cuda.device_count()
     figure = f"{torch.cuda.get_device_name()}, sm_{major}{minor}, {total / GIB:.1f} GiB"
-    return measured_finding(f"{figure}; {count} found, one is checked", memory_gib=total / GIB)
+    return measured_finding(f"{figure}; {count} found", memory_gib=total / GIB, gpus=count)
 
 
 def _check_free_memory() -> Finding:
     free, total = (each / GIB for each in torch.cuda.mem_get_info())
     figure, expected = f"{free:.1f} of {total:.1f} GiB", f"at least {LEAST_FREE} GiB"
     return checked_finding(free >= LEAST_FREE, figure, expected, free_gib=free, total_gib=total)
+
+
+def _describe_driver() -> Finding:
+    cuda = torch.version.cuda or torch.version.hip
+    return measured_finding(f"driver {read_driver_version() or 'unknown'}, CUDA {cuda} of torch")
 
 
 def _check_torch_kernels() -> Finding:
@@ -87,7 +88,3 @@ def _describe_host() -> Finding:
     return measured_finding(
         f"{cores} cores, {memory:.0f} GiB, Python {platform.python_version()}", cores=cores
     )
-
-
-def _describe_version(package: str) -> Finding:
-    return measured_finding(installed_version(package))

@@ -1,92 +1,83 @@
-"""Compare the peak memory of whole phases with the planner's figure, for three models."""
+"""Compare the peak memory of whole phases with the planner's figure; look for growth over steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, checked_finding
-from rlhf.gpu_check.runs import SHORT_RUN, WORDS, EndedRun, planned_gib, run_to_end
+import torch
 
-# Torch may use less than planned. cuBLAS workspaces and fragmentation may use more.
-LEAST, MOST, SPARE = 0.7, 1.05, 0.06  # LEAST, MOST: shares of the plan; SPARE: GiB
-FEW = (
-    *SHORT_RUN,
-    *("sft.batch_size=128", "sft.epochs=0.5", "reward.batch_size=64", "reward.epochs=0.3"),
-    *("ppo.steps=2", "ppo.rollout_batch_size=64", "ppo.mini_batch_size=64"),
-)
-# Few and small batches, for tests in which a CPU replaces the GPU.
-SMALL = (
-    *("sft.epochs=0.1", "reward.epochs=0.1", "ppo.steps=1", "rollout.max_response_tokens=8"),
-    *("sft.batch_size=32", "sft.micro_batch_size=32"),
-    *("ppo.rollout_batch_size=16", "ppo.mini_batch_size=16"),
-)
-RANDOM = ("model.init=random", "model.path=null", "model.vocab_size=400")
-# Adapters need a trained model, so the last run uses the model that the second run trained.
-ADAPTERS = WORDS["adapters"]
+from rlhf.config.freeze import load_run
+from rlhf.config.machine_rates import GIB
+from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding
+from rlhf.gpu_check.runs import RUNS, EndedRun, planned_gib, run_to_end
+from rlhf.phases.ppo.loop import PPOTrainer
+from rlhf.phases.ppo.rlhf_engine import RLHFEngine
+from rlhf.run.tracker import Tracker
+
+# Shares of the plan, and GiB that no plan counts: workspaces of cuBLAS (32 MiB per stream on
+# Hopper, and two streams, as captures have one of their own) and segments that are partly used.
+LEAST, MOST, SPARE = 0.7, 1.05, 0.1
+STEPS, KNOWN, SLACK = 6, 2, 1 << 20  # after step KNOWN, no step may keep SLACK bytes more
 
 
-class MeasuredRun(NamedTuple):
-    """A run to measure: a name, and the overrides that choose its model and phases."""
+class LiveMemory(Tracker):
+    """A tracker that writes the peak of live tensors in each phase, in GiB, beside the run."""
 
-    name: str
-    words: tuple[str, ...]
+    def __init__(self, _: Any, run_dir: Path) -> None:
+        self._file, self._gib = run_dir.with_suffix(".live.json"), dict[str, float]()
 
-
-def _tiny_model_overrides(layers: int) -> tuple[str, ...]:
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 4}
-    sizes |= {"num_hidden_layers": layers}
-    architecture = (f"model.architecture.{name}={size}" for name, size in sizes.items())
-    return ("model.vocab_size=400", *architecture, *SMALL)
-
-
-SHAPES = {
-    Size.tiny: (
-        MeasuredRun("13 M weights, all phases", _tiny_model_overrides(4)),
-        MeasuredRun(
-            "25 M weights, SFT in fp32",
-            (*_tiny_model_overrides(8), "phase=sft", "hardware.dtype=fp32"),
-        ),
-        MeasuredRun("25 M weights, adapters", (*SMALL, *ADAPTERS)),
-    ),
-    Size.full: (
-        MeasuredRun("OPT-125M, all phases", ("model=opt_125m", *RANDOM)),
-        MeasuredRun("OPT-350M, SFT", ("model=opt_350m", *RANDOM, "phase=sft")),
-        MeasuredRun("OPT-350M, adapters", (*ADAPTERS,)),
-    ),
-}
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002
+        """Write the peaks so far."""
+        self._gib[phase] = torch.cuda.max_memory_allocated() / GIB
+        self._file.write_text(json.dumps(self._gib))
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
-    """Yield a task for each phase of each run."""
-    for number, shape in enumerate(SHAPES[setting.size], start=1):
-        run_dir = setting.folder / f"shape_{number}"
-        runs: list[EndedRun] = []
-        phases = ["sft"] if "phase=sft" in shape.words else ["sft", "reward", "ppo"]
-        for phase in phases:
-            yield Task(
-                f"{shape.name}: {phase}", partial(_compare_with_plan, runs, run_dir, shape, phase)
-            )
+    """Yield a task for each phase of each run, and one for steps with the first run's models."""
+    for number, (name, words) in enumerate(RUNS["memory"][setting.size].items(), start=1):
+        folder = setting.folder / f"shape_{number}"
+        trained = f"model.path={setting.folder / 'shape_2' / 'sft' / 'model'}"
+        places = [trained] if "model=pretrained" in words else []
+        run = cache(partial(run_to_end, folder, f"FEW {words}", *places))
+        for phase in ["sft"] if "phase=sft" in words else ["sft", "reward", "ppo"]:
+            yield Task(f"{name}: {phase}", partial(_compare_with_plan, run, phase))
+    yield Task(f"growth over {STEPS} PPO steps", partial(_check_growth, setting.folder / "shape_1"))
 
 
-def _compare_with_plan(
-    runs: list[EndedRun], run_dir: Path, shape: MeasuredRun, phase: str
-) -> Finding:
-    """Compare a phase's peak memory with its plan; if ``runs`` is empty, start the run first."""
-    words = [*FEW, *shape.words]
-    if set(ADAPTERS) <= set(words):
-        words.append(f"model.path={run_dir.with_name('shape_2') / 'sft' / 'model'}")
-    if not runs:
-        runs.append(run_to_end(run_dir, *words))
-    ended = runs[0]
+def _compare_with_plan(run: Callable[[], EndedRun], phase: str) -> Finding:
+    """Compare a phase's peak memory with its plan; the first call starts the run."""
+    ended = run()
     measured = ended.result["phases"][phase]["measured"]["memory_gib"]
+    live = json.loads(ended.run_dir.with_suffix(".live.json").read_text())[phase]
     planned = planned_gib(ended.run_dir, phase)
     return checked_finding(
         LEAST * planned - SPARE <= measured <= MOST * planned + SPARE,
-        f"{measured:.3f} GiB; {measured / planned:.0%} of the plan",
+        f"{measured:.3f} GiB, {live:.3f} of it live tensors; {measured / planned:.0%} of the plan",
         f"{LEAST:.0%} to {MOST:.0%} of {planned:.3f} GiB (± {SPARE} GiB)",
         measured_gib=measured,
+        live_gib=live,
         planned_gib=planned,
+    )
+
+
+def _check_growth(run_dir: Path) -> Finding:
+    """Take PPO steps with the models of a run; compare the bytes of live tensors after steps."""
+    config = load_run(run_dir)
+    engine = RLHFEngine(config)
+    trainer = PPOTrainer(engine, config.ppo)
+    texts = ["\n\nHuman: Say it.\n\nAssistant:"] * config.ppo.rollout_batch_size
+    live = []
+    for step in range(STEPS):
+        trainer.train_rlhf(trainer.generate_experience(engine.prompts(texts, step=step)))
+        live.append(torch.cuda.memory_allocated())
+    growth = max(live[KNOWN:]) - live[KNOWN - 1]
+    return checked_finding(
+        growth <= SLACK,
+        f"{live[KNOWN - 1] / GIB:.3f} GiB after step {KNOWN}, {growth / 2**20:+.1f} MiB later",
+        f"at most {SLACK / 2**20:+.0f} MiB",
+        growth_bytes=growth,
     )

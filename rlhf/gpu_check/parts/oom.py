@@ -12,7 +12,7 @@ import torch
 from rlhf.config.freeze import load_frozen_config
 from rlhf.config.machine_rates import GIB
 from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, checked_finding
-from rlhf.gpu_check.runs import USER_ERROR, WORDS, planned_gib, run_to_end
+from rlhf.gpu_check.runs import USER_ERROR, EndedRun, planned_gib, run_to_end
 from rlhf.run.tracker import Tracker
 
 SHARE = 0.6  # share of the memory planned for SFT that torch may use
@@ -20,8 +20,8 @@ RETRIED = "continuing with smaller micro-batches"
 # Batch sizes whose activations need most of the memory, so that halving a micro-batch helps.
 BATCH = {Size.tiny: 64, Size.full: 1024}
 SIZES = {
-    Size.tiny: ("data.size=400", "model.architecture.hidden_size=64"),
-    Size.full: ("data.size=8000", "model.architecture.hidden_size=512"),
+    Size.tiny: "data.size=400 model.architecture.hidden_size=64",
+    Size.full: "data.size=8000 model.architecture.hidden_size=512",
 }
 
 
@@ -42,15 +42,14 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
     yield Task("hardware.on_oom=stop", partial(_check_stop_with_error, setting))
 
 
-def _launch_overrides(setting: CheckSetting, on_oom: str) -> list[str]:
-    batch = BATCH[setting.size]
-    sizes = [f"sft.batch_size={batch}", f"sft.micro_batch_size={batch}", "sft.epochs=1"]
-    return [*WORDS["retried"], *sizes, *SIZES[setting.size], f"hardware.on_oom={on_oom}"]
+def _run_sft(setting: CheckSetting, on_oom: str) -> EndedRun:
+    batch, sizes = BATCH[setting.size], SIZES[setting.size]
+    sizes += f" sft.batch_size={batch} sft.micro_batch_size={batch}"
+    return run_to_end(setting.folder / on_oom, f"RETRIED {sizes} hardware.on_oom={on_oom}")
 
 
 def _check_retry(setting: CheckSetting) -> Finding:
-    words = _launch_overrides(setting, "reduce_micro_batch")
-    ended = run_to_end(setting.folder / "retried", *words)
+    ended = _run_sft(setting, "reduce_micro_batch")
     _ = ended.result  # a run that failed raises here
     before, after = BATCH[setting.size], load_frozen_config(ended.run_dir).sft.micro_batch_size
     times = ended.output.count(RETRIED)
@@ -64,7 +63,7 @@ def _check_retry(setting: CheckSetting) -> Finding:
 
 
 def _check_stop_with_error(setting: CheckSetting) -> Finding:
-    ended = run_to_end(setting.folder / "refused", *_launch_overrides(setting, "stop"))
+    ended = _run_sft(setting, "stop")
     begin = f"sft: out of memory with sft.micro_batch_size={BATCH[setting.size]}"
     return checked_finding(
         ended.code == USER_ERROR and ended.last_line.startswith(begin),

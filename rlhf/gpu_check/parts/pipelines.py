@@ -1,69 +1,88 @@
-"""Compare SFT, reward model and PPO on every engine and precision with the same run on the CPU."""
+"""Compare runs on the GPU, with every engine, precision and number of ranks, with runs on the CPU.
+
+The parts ``pipelines`` (one GPU) and ``ranks`` (several) have their runs in runs.yaml.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from pathlib import Path
 
+import torch
+
+from rlhf.base.stored_files import DIGEST, read_json_lines
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
-from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, measured_finding
-from rlhf.gpu_check.runs import TINY_RUN, EndedRun, run_to_end
+from rlhf.gpu_check.rows import (
+    CheckSetting,
+    Finding,
+    Task,
+    checked_finding,
+    measured_finding,
+    skipped_finding,
+)
+from rlhf.gpu_check.runs import RUNS, EndedRun, limit_of_run, run_to_end
+from rlhf.options.replay.keys import LOG as DIGESTS
+from rlhf.options.replay.steps import digest_of_slice
+from rlhf.run.phase_state import checkpoint_folder, load_checkpoint
 
-REFERENCE = "CPU, fp32"
 # Largest relative difference from the CPU's last losses of SFT and of the reward model.
 # The difference for bf16 is twice the unit roundoff of bf16.
 SHARES = {Dtype.fp32: 1e-3, Dtype.bf16: 8e-3, Dtype.fp16: 8e-3}
 ERRORS = 4  # standard errors by which mean scores may differ: rounding changes some tokens
+RESPONSES = 16  # ppo.rollout_batch_size of experiment=smoke
+LOSSES = {"sft/loss": "SFT", "reward/loss": "reward model", "ppo/score_mean": "score"}
+SCORE_STD = "ppo/score_std"
+MOST_RANKS = 8  # experiment=smoke has batches of 8 and of multiples of 8
 
-
-class Losses(NamedTuple):
-    """The last losses and the last score of a run; the score is a mean over ``responses``."""
-
-    sft: float
-    reward: float
-    score: float
-    score_std: float
-    responses: int
+Losses = Mapping[str, float]  # the last values of LOSSES and SCORE_STD that a run has logged
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
-    """Yield a task for the run on the CPU, then one for each engine, stage and precision."""
-    # Run one pipeline per four cores at a time, as a pipeline often uses one core only.
-    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 4)) as runs:
-        words = {REFERENCE: ["hardware=cpu", "hardware.dtype=fp32"], **overrides_by_run()}
-        ended = {
-            name: runs.submit(run_to_end, setting.folder / _folder_name(name), *TINY_RUN, *each)
-            for name, each in words.items()
+    """Yield a task for each run of the part; a run on the CPU precedes those compared with it."""
+    # Start two runs at a time, or one per four cores, as a run often uses one core only.
+    shared, at_once = "TINY", max(2, len(os.sched_getaffinity(0)) // 4)
+    if setting.part == "ranks":
+        count = min(torch.cuda.device_count(), MOST_RANKS)
+        if count == 1:
+            yield Task("two GPUs", partial(skipped_finding, "this machine has one GPU"))
+            return
+        ranks = 1 << (count.bit_length() - 1)  # a power of two, as batches are
+        yield Task(f"collectives of {ranks} ranks", partial(_check_collectives, ranks))
+        shared, at_once = f"TINY STORED hardware.ranks_per_node={ranks}", 2
+    with ThreadPoolExecutor(at_once) as pool:
+        started = {
+            name: pool.submit(run_to_end, setting.folder / _folder_name(name), f"{shared} {words}")
+            for name, words in words_by_run(setting.part).items()
         }
-        yield Task(REFERENCE, partial(_report_reference_losses, ended[REFERENCE]))
-        for name in list(words)[1:]:
-            dtype = Dtype(name.rpartition(" ")[2])
-            yield Task(name, partial(_compare_losses, ended[name], ended[REFERENCE], dtype))
+        reference = next(iter(started.values()))
+        for name, ended in started.items():
+            if name.startswith("CPU"):
+                reference = ended
+                yield Task(name, partial(_report_reference_losses, ended))
+            else:
+                yield Task(name, partial(_compare_losses, ended, reference, _precision(name)))
 
 
-def overrides_by_run() -> dict[str, list[str]]:
-    """Return the overrides of each GPU run, by the run's name, which ends with the precision."""
+def words_by_run(part: str) -> dict[str, str]:
+    """Return the words of each run by its name, which ends with a precision of the card."""
     half = resolve_dtype(Dtype.auto, Device.cuda)
-    torch_engine, deepspeed = "zero.engine=torch", "zero.engine=deepspeed"
-    found = [("torch, stage 1", Dtype.fp32, "zero=stage1", torch_engine)]
-    if half is Dtype.bf16:
-        found += [(f"torch, stage {n}", half, f"zero=stage{n}", torch_engine) for n in (0, 1)]
-        found += [("DeepSpeed, stage 0", half, "zero=stage0", deepspeed)]
-    found += [(f"DeepSpeed, stage {n}", half, f"zero=stage{n}", deepspeed) for n in (1, 2, 3)]
-    found += [(f"offload, stage {n}", half, f"zero=stage{n}_offload", deepspeed) for n in (2, 3)]
-    if half is Dtype.bf16:  # stage 0 refuses fp16, because it has no fp32 master weights
-        found += [
-            (f"DeepSpeed, stage {n}", Dtype.fp16, f"zero=stage{n}", deepspeed) for n in (1, 2, 3)
-        ]
+    named = {name.replace("HALF", half): words for name, words in RUNS[part].items()}
     return {
-        f"{name}, {dtype}": ["hardware=auto", f"hardware.dtype={dtype}", *words]
-        for name, dtype, *words in found
+        name: f"{words} hardware.dtype={_precision(name)}"
+        for name, words in named.items()
+        if half is Dtype.bf16 or _precision(name) is not Dtype.bf16
     }
+
+
+def _precision(name: str) -> Dtype:
+    return Dtype(name.rpartition(" ")[2])
 
 
 def _folder_name(name: str) -> str:
@@ -71,52 +90,75 @@ def _folder_name(name: str) -> str:
 
 
 def last_losses(ended: EndedRun) -> Losses:
-    """Return the last losses and the last score of a run."""
+    """Return the last losses and the last score of the phases that a run has trained."""
     _ = ended.result  # a run that failed raises here
     last: dict[str, float] = {}
     for line in ended.metrics:
         last |= line
-    return Losses(
-        last["sft/loss"],
-        last["reward/loss"],
-        last["ppo/score_mean"],
-        last["ppo/score_std"],
-        responses=16,  # ppo.rollout_batch_size of experiment=smoke
-    )
+    return {name: last[name] for name in (*LOSSES, SCORE_STD) if name in last}
 
 
 def _report_reference_losses(ended: Future[EndedRun]) -> Finding:
     losses = last_losses(ended.result())
-    return measured_finding(_describe_losses(losses), **losses._asdict())
+    return measured_finding(_describe_losses(losses), **losses)
 
 
 def _compare_losses(ended: Future[EndedRun], reference: Future[EndedRun], dtype: Dtype) -> Finding:
-    there, here = last_losses(ended.result()), last_losses(reference.result())
-    share, apart = SHARES[dtype], score_tolerance(there, here)
+    run, share = ended.result(), SHARES[dtype]
+    there, here = last_losses(run), last_losses(reference.result())
+    wrong = "".join(f"; wrong digest: {each}" for each in differing_digests(run.run_dir))
     return checked_finding(
-        losses_agree(there, here, share),
-        _describe_losses(there),
-        f"losses ± {share:.1%}, score ± {apart:.2f}",
-        **there._asdict(),
-        run_seconds=ended.result().seconds,
+        losses_agree(there, here, share) and not wrong,
+        _describe_losses(there) + wrong,
+        f"losses ± {share:.1%}, score ± {score_tolerance(there, here):.2f}",
+        **there,
+        run_seconds=run.seconds,
     )
 
 
 def score_tolerance(there: Losses, here: Losses) -> float:
     """Return the largest difference of two mean scores that sampling noise explains."""
-    variances = there.score_std**2 / there.responses + here.score_std**2 / here.responses
-    return ERRORS * math.sqrt(variances)
+    variances = [each.get(SCORE_STD, 0.0) ** 2 / RESPONSES for each in (there, here)]
+    return ERRORS * math.sqrt(sum(variances))
 
 
 def losses_agree(there: Losses, here: Losses, share: float) -> bool:
-    """Return True if rounding and sampling noise explain how two runs differ; False for NaN."""
-    return (
-        abs(there.sft - here.sft) <= share * here.sft
-        and abs(there.reward - here.reward) <= share * here.reward
-        and abs(there.score - here.score) <= score_tolerance(there, here)
-    )
+    """Return True if rounding and sampling noise explain how two runs differ; False for NaN.
+
+    ``there`` may lack the losses of phases that the run did not train.
+    """
+    allowed = {name: share * value for name, value in here.items()}
+    allowed["ppo/score_mean"] = score_tolerance(there, here)
+    found = [name for name in LOSSES if name in there]
+    return bool(found) and all(abs(there[each] - here[each]) <= allowed[each] for each in found)
 
 
 def _describe_losses(losses: Losses) -> str:
-    sft, reward, score = losses.sft, losses.reward, losses.score
-    return f"SFT {sft:.4f}, reward model {reward:.4f}, score {score:.3f}"
+    return ", ".join(f"{LOSSES[name]} {losses[name]:.4f}" for name in LOSSES if name in losses)
+
+
+def differing_digests(run_dir: Path) -> list[str]:
+    """Return the parameters whose digest over ranks is not that of their stored weights.
+
+    Compared are the digests of the steps whose checkpoints are still there.
+    """
+    found = []
+    for line in read_json_lines(run_dir / DIGESTS, DIGEST):
+        folder = checkpoint_folder(run_dir / line["phase"], line["step"])
+        for name, digest in line["weights"].items() if folder.is_dir() else ():
+            engine, _, parameter = name.partition("/")
+            read = load_checkpoint(folder).build_tensor_reader(engine)
+            stored = int(digest_of_slice(read(f"weights/{parameter}", slice(None)), 0))
+            if digest != f"{stored % 2**64:016x}":
+                found.append(f"{line['phase']}/{name}")
+    return found
+
+
+def _check_collectives(ranks: int) -> Finding:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={ranks}", "-m", "rlhf.gpu_check.collectives"]
+    ended = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=limit_of_run(), check=False
+    )
+    found = " ".join(ended.stdout.split()) or "nothing was printed: see log.txt"
+    return checked_finding(not ended.returncode, found, "exact sums, maxima and order of ranks")

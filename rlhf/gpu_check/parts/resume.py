@@ -9,28 +9,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlhf.config.choices import Device, Dtype
-from rlhf.engine.devices import resolve_dtype
+import torch
+
+from rlhf.gpu_check.parts.pipelines import words_by_run
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, skipped_finding
-from rlhf.gpu_check.runs import TINY_RUN, differing_files, resume_run, run_to_end
+from rlhf.gpu_check.runs import differing_files, resume_run, run_to_end
 from rlhf.run.tracker import Tracker
 
 KILLED_PHASE, KILLED_STEP = "ppo", 2
-WORDS = (
-    *("hardware=auto", "phase.order=[sft,ppo]", "model@reward_model=gold"),
-    *("checkpoint.every_steps=1", "tracking.others=[rlhf.gpu_check.parts.resume:KillOnce]"),
-)
 EXPECTED = "equal bit for bit: weights, metrics, samples"
 
 
 class KillOnce(Tracker):
     """A tracker that kills its process in a PPO step, before the step's metrics are written.
 
-    A file beside the run directory marks the run as killed, so that it is not killed again.
+    A file beside the run directory marks the run as killed, so that it is not killed again. The
+    tracker also makes torch compute deterministically where it can.
     """
 
     def __init__(self, _: Any, run_dir: Path) -> None:
         self._killed = _killed_marker_file(run_dir)
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS is first called
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002
         """Kill this process at step ``KILLED_STEP`` of PPO, unless the marker file exists."""
@@ -46,17 +46,14 @@ def _killed_marker_file(run_dir: Path) -> Path:
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield a task for each training engine that can run here."""
-    places = {"DeepSpeed, stage 2": ("zero=stage2", "zero.engine=deepspeed")}
-    if resolve_dtype(Dtype.auto, Device.cuda) is Dtype.bf16:  # fp16 needs DeepSpeed
-        places = {"torch, stage 1": ("zero=stage1", "zero.engine=torch"), **places}
-    for name, words in places.items():
-        folder = setting.folder / words[0].partition("=")[2]
-        yield Task(name, partial(_compare_with_killed_run, folder, (*TINY_RUN, *WORDS, *words)))
+    for name, words in words_by_run(setting.part).items():
+        folder = setting.folder / name.partition(",")[0]
+        yield Task(name, partial(_compare_with_killed_run, folder, f"KILLED {words}"))
 
 
-def _compare_with_killed_run(folder: Path, words: tuple[str, ...]) -> Finding:
+def _compare_with_killed_run(folder: Path, words: str) -> Finding:
     folder.mkdir()
-    killed = run_to_end(folder / "killed", *words)
+    killed = run_to_end(folder / "killed", words)
     if not killed.code or not _killed_marker_file(killed.run_dir).exists():
         return checked_finding(False, "it was not killed", EXPECTED)
     _ = resume_run(killed.run_dir).result  # a run that failed raises here
@@ -65,13 +62,13 @@ def _compare_with_killed_run(folder: Path, words: tuple[str, ...]) -> Finding:
         return checked_finding(True, "equal", EXPECTED)
     # If two runs without a kill differ too, nondeterministic kernels are the reason, not resuming.
     if differing_files(_run_without_kill(folder / "again", words), whole):
-        figure = "two runs that nobody killed differ too: this GPU's kernels add in any order"
+        figure = "two runs that nobody killed differ too, although torch is deterministic"
         return skipped_finding(figure, EXPECTED)
     return checked_finding(False, f"different: {', '.join(found)}", EXPECTED)
 
 
-def _run_without_kill(run_dir: Path, words: tuple[str, ...]) -> Path:
+def _run_without_kill(run_dir: Path, words: str) -> Path:
     """Start a run with the marker file, so that ``KillOnce`` does nothing; return ``run_dir``."""
     _killed_marker_file(run_dir).touch()
-    _ = run_to_end(run_dir, *words).result  # a run that failed raises here
+    _ = run_to_end(run_dir, words).result  # a run that failed raises here
     return run_dir
