@@ -75,8 +75,7 @@ def run_part(
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", module, part.name, str(folder), size],
-            # As launch.py does: otherwise idle threads of libgomp would spin for milliseconds.
-            env=os.environ | {PARENT: str(os.getpid()), "GOMP_SPINCOUNT": "10000"},
+            env=os.environ | {PARENT: str(os.getpid())},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a new process group, so that killpg ends children too

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ FIRST_LIMIT = 600  # seconds of the first run, which may read torch from a slow 
 LEAST_LIMIT, TIMES_SLOWEST = 240, 4  # later runs may take as many times as long as the slowest
 RUNS: dict[str, Any] = read_yaml_beside(__file__, "runs.yaml")
 SPARE = 60  # seconds in which a part whose run ended, or was killed, must go on
+# Two runs at a time, or one per four cores, as a run often uses one core only.
+SIDE_BY_SIDE = ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)) // 4))
 RUN_SECONDS: list[float] = []  # of the runs that this process has seen end
 TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
 COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS, "held_out.json")

@@ -19,7 +19,14 @@ from rlhf.engine.devices import current_ranks
 from rlhf.gpu_check import collectives, runs
 from rlhf.gpu_check.parts import decoders, memory, pipelines, resume, vllm
 from rlhf.gpu_check.processes import PARTS
-from rlhf.gpu_check.rows import CheckPart, CheckSetting, RowVerdict, Size, measure_row
+from rlhf.gpu_check.rows import (
+    CheckPart,
+    CheckSetting,
+    RowVerdict,
+    Size,
+    measure_row,
+    measured_finding,
+)
 from rlhf.gpu_check.runs import EndedRun
 from rlhf.jobs.completion import build_new_config
 from rlhf.jobs.launch_command import Job
@@ -197,6 +204,7 @@ def test_engines_are_resumed_in_the_precision_of_the_gpu(
     dtype: Dtype, engines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipelines, "resolve_dtype", lambda *_: dtype)
+    monkeypatch.setattr(resume, "_compare_with_killed_run", lambda *_: None)
     setting = CheckSetting(part="resume", folder=tmp_path, size=Size.full)
     assert [task.what for task in resume.tasks(setting)] == engines
 
@@ -204,6 +212,13 @@ def test_engines_are_resumed_in_the_precision_of_the_gpu(
 def test_every_part_has_its_module() -> None:
     for part in PARTS:
         assert callable(import_module(f"rlhf.gpu_check.parts.{part.module}").tasks)
+
+
+def test_remedies_are_keys_of_a_run(compose: Compose) -> None:
+    """The page's first line names them, to be typed."""
+    remedies = {words for part in PARTS for words in part.remedies.values()}
+    for words in sorted(remedies):
+        compose(["experiment=smoke", "hardware=a100_40g", words])
 
 
 @pytest.mark.slow
@@ -220,7 +235,7 @@ def test_launch_options_of_a_part_are_accepted(
 
     monkeypatch.setattr(runs, "_run_launcher", run_launcher)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(pipelines, "_check_collectives", lambda _: None)
+    monkeypatch.setattr(pipelines, "_check_collectives", measured_finding)
     monkeypatch.setattr(vllm, "which", str)
     if part.name not in ("machine", "kernels", "decoders"):
         setting = CheckSetting(part=part.name, folder=tmp_path, size=Size.full)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, skipped_finding
-from rlhf.gpu_check.runs import USER_ERROR, run_to_end
+from rlhf.gpu_check.runs import SIDE_BY_SIDE, USER_ERROR, run_to_end
 
 EXPECTED = "yes with parity, or no with the reason"
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield a task for each ZeRO stage with which DeepSpeed-Chat uses the Hybrid Engine."""
-    for stage in (2, 3):
-        yield Task(f"stage {stage}", partial(_check_hybrid_engine, setting, stage))
+    found = {n: SIDE_BY_SIDE.submit(_check_hybrid_engine, setting, n) for n in (2, 3)}
+    yield from (Task(f"stage {stage}", each.result) for stage, each in found.items())
 
 
 def _check_hybrid_engine(setting: CheckSetting, stage: int) -> Finding:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from rlhf.config.freeze import load_frozen_config
 from rlhf.config.machine_rates import GIB
 from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, checked_finding
-from rlhf.gpu_check.runs import USER_ERROR, EndedRun, planned_gib, run_to_end
+from rlhf.gpu_check.runs import SIDE_BY_SIDE, USER_ERROR, EndedRun, planned_gib, run_to_end
 from rlhf.run.tracker import Tracker
 
 SHARE = 0.6  # share of the memory planned for SFT that torch may use
@@ -38,8 +37,10 @@ class LessMemory(Tracker):
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield two tasks: the run that must be retried, and the run that must end with an error."""
-    yield Task("hardware.on_oom=reduce_micro_batch", partial(_check_retry, setting))
-    yield Task("hardware.on_oom=stop", partial(_check_stop_with_error, setting))
+    retried = SIDE_BY_SIDE.submit(_check_retry, setting)
+    stopped = SIDE_BY_SIDE.submit(_check_stop_with_error, setting)
+    yield Task("hardware.on_oom=reduce_micro_batch", retried.result)
+    yield Task("hardware.on_oom=stop", stopped.result)
 
 
 def _run_sft(setting: CheckSetting, on_oom: str) -> EndedRun:

@@ -6,7 +6,6 @@ The parts ``pipelines`` (one GPU) and ``ranks`` (several) have their runs in run
 from __future__ import annotations
 
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,7 @@ from rlhf.gpu_check.rows import (
     measured_finding,
     skipped_finding,
 )
-from rlhf.gpu_check.runs import RUNS, EndedRun, limit_of_run, run_to_end
+from rlhf.gpu_check.runs import RUNS, SIDE_BY_SIDE, EndedRun, limit_of_run, run_to_end
 from rlhf.options.replay.keys import LOG as DIGESTS
 from rlhf.options.replay.steps import digest_of_slice
 from rlhf.run.phase_state import checkpoint_folder, load_checkpoint
@@ -46,8 +45,7 @@ Losses = Mapping[str, float]  # the last values of LOSSES and SCORE_STD that a r
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield a task for each run of the part; a run on the CPU precedes those compared with it."""
-    # Start two runs at a time, or one per four cores, as a run often uses one core only.
-    shared, at_once = "TINY", max(2, len(os.sched_getaffinity(0)) // 4)
+    shared, pool = "TINY", SIDE_BY_SIDE
     if setting.part == "ranks":
         count = min(torch.cuda.device_count(), MOST_RANKS)
         if count == 1:
@@ -55,19 +53,19 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
             return
         ranks = 1 << (count.bit_length() - 1)  # a power of two, as batches are
         yield Task(f"collectives of {ranks} ranks", partial(_check_collectives, ranks))
-        shared, at_once = f"TINY STORED hardware.ranks_per_node={ranks}", 2
-    with ThreadPoolExecutor(at_once) as pool:
-        started = {
-            name: pool.submit(run_to_end, setting.folder / _folder_name(name), f"{shared} {words}")
-            for name, words in words_by_run(setting.part).items()
-        }
-        reference = next(iter(started.values()))
-        for name, ended in started.items():
-            if name.startswith("CPU"):
-                reference = ended
-                yield Task(name, partial(_report_reference_losses, ended))
-            else:
-                yield Task(name, partial(_compare_losses, ended, reference, _precision(name)))
+        # Two at a time, since each of these runs uses all GPUs.
+        shared, pool = f"TINY STORED hardware.ranks_per_node={ranks}", ThreadPoolExecutor(2)
+    started = {
+        name: pool.submit(run_to_end, setting.folder / _folder_name(name), f"{shared} {words}")
+        for name, words in words_by_run(setting.part).items()
+    }
+    reference = next(iter(started.values()))
+    for name, ended in started.items():
+        if name.startswith("CPU"):
+            reference = ended
+            yield Task(name, partial(_report_reference_losses, ended))
+        else:
+            yield Task(name, partial(_compare_losses, ended, reference, _precision(name)))
 
 
 def words_by_run(part: str) -> dict[str, str]:

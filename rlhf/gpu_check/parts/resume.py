@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from rlhf.gpu_check.parts.pipelines import words_by_run
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, skipped_finding
-from rlhf.gpu_check.runs import differing_files, resume_run, run_to_end
+from rlhf.gpu_check.runs import SIDE_BY_SIDE, differing_files, resume_run, run_to_end
 from rlhf.run.tracker import Tracker
 
 KILLED_PHASE, KILLED_STEP = "ppo", 2
@@ -46,9 +45,13 @@ def _killed_marker_file(run_dir: Path) -> Path:
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield a task for each training engine that can run here."""
-    for name, words in words_by_run(setting.part).items():
-        folder = setting.folder / name.partition(",")[0]
-        yield Task(name, partial(_compare_with_killed_run, folder, f"KILLED {words}"))
+    found = {
+        name: SIDE_BY_SIDE.submit(
+            _compare_with_killed_run, setting.folder / name.partition(",")[0], f"KILLED {words}"
+        )
+        for name, words in words_by_run(setting.part).items()
+    }
+    yield from (Task(name, each.result) for name, each in found.items())
 
 
 def _compare_with_killed_run(folder: Path, words: str) -> Finding:
