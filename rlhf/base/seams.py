@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from rlhf.phases.shared.exporting import Export
     from rlhf.plan.phase_memory import PhaseMemory
     from rlhf.plan.phase_plan import PhasePlan
-    from rlhf.plan.time_model import CostModel, ForwardWork
+    from rlhf.plan.time_model import CostModel, Efficiency, ForwardWork
     from rlhf.report.charts import RunFiles
     from rlhf.report.run_charts import ChartSection
     from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder
@@ -420,6 +420,10 @@ class Costs:
     def adapt_generation(self, config: RunConfig, generation: Generation) -> Generation:
         """Return ``generation`` as the option changes it."""
         return generation
+
+    def adapt_efficiency(self, efficiency: Efficiency) -> Efficiency:
+        """Return the shares of the peak rates that a GPU reaches with the option."""
+        return efficiency
 
     def added_pass_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
         """Return the bytes added to a training pass, summed over ranks that share a sequence."""

@@ -58,7 +58,7 @@ def plan_and_configure(
         )
     config = resolve_auto(plan)
     validate(config)
-    return Decision(config, plan, (*plan.watchdog_warnings, *describe_idle_options(config)))
+    return Decision(config, plan, (*plan.warnings, *describe_idle_options(config)))
 
 
 def resolve_auto(plan: Plan) -> RunConfig:

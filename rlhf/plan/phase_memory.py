@@ -269,8 +269,8 @@ def _forward_work(
     """Return the work of passes over ``sequences`` in micro-batches padded to ``lengths``."""
     operations = touched = padded = 0.0
     for length, count in Counter(lengths).items():
-        padded += count * sequences / len(lengths) * length
         tokens = length + (answer or 0)
+        padded += count * sequences / len(lengths) * tokens
         each = {
             "sequences": count * sequences / len(lengths),
             "tokens": tokens,

@@ -81,15 +81,13 @@ class PhasePlan:
 
 
 def choose_phase_plan(plans: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePlan:
-    """Return the fastest plan that fits; if several tie, the one with the largest micro-batch.
+    """Return the fastest plan that fits, or of equally fast plans the one with the least memory.
 
     If no plan fits, return the plan with the least memory.
     """
     fitting = [plan for plan in plans if plan.peak_bytes <= scene.memory_limit]
-    if not fitting:
-        return min(plans, key=lambda plan: plan.peak_bytes)
-    fast = select_fastest(fitting, scene.at.machine)
-    return max(fast, key=lambda plan: plan.micro_batch)
+    fast = select_fastest(fitting, scene.at.machine) if fitting else plans
+    return min(fast, key=lambda plan: plan.peak_bytes)
 
 
 class Estimated(Protocol):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import math
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from rlhf.base.cpu import Isa, usable_isa
-from rlhf.config.choices import Device, Dtype, Phase
+from rlhf.config.batches import batch_plans
+from rlhf.config.choices import Device, Dtype, Phase, When
 from rlhf.config.machine_rates import GIB, Machine, machine_of, typical_rates
-from rlhf.config.roles import Role, stage_of
+from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse, costs_of, models_in_phase
+from rlhf.options import Backend
 from rlhf.plan.advice import find_fitting_overrides, zero_candidates
 from rlhf.plan.memory_model import bytes_per_weight
 from rlhf.plan.phase_costs import plan_phase
@@ -20,22 +23,31 @@ from rlhf.plan.phase_plan import PhasePlan, select_fastest
 from rlhf.plan.steps import Loads, assume_loads
 from rlhf.plan.time_model import CostModel, Efficiency
 
-# Shares of the peak rates: for GPUs fitted to table 1 of DeepSpeed-Chat's announcement, for CPUs to
-# runs of this project on an EPYC with AVX512-BF16 (docs/large_models.md).
+# Shares of the peak rates. CPUs: runs of this project on an EPYC with AVX512-BF16
+# (docs/large_models.md). GPUs: two PPO runs of this project on an H200 (benchmarks/gpu.md) reached
+# 33 and 38 % of the peak in training, 37 and 40 % in scoring. MosaicML publishes 36 to 46 % for
+# 1B to 70B on H100 and 49 to 64 % on A100, and more tokens per pass raise the rate (30B, 70B on
+# H100: by 15 and 18 %, 70B on A100: by 10 %) as if 1,100 and 550 tokens reached half of it, which
+# is 3.6 times the FLOPs per byte of both cards:
+# https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking (July 2025).
 EFFICIENCY = {
     Device.cuda: Efficiency(
-        matmul=0.23,
+        training=0.4,
+        scoring=0.42,
         sharded=0.65,
-        bandwidth=0.4,
-        attention=0.4,
+        bandwidth=0.5,
+        attention=0.8,  # of large KV caches; what small ones lose is in ``layer_seconds``
         link=0.3,
         layer_seconds=30e-6,
         message_seconds=650e-6,
+        filling=3.6,
+        step_seconds=0.8e-3,
         layer_calls=40.0,  # emulated GPU: OPT 38, GPT-NeoX 45, Llama 61 calls; real GPUs fuse some
         hooked_layer_seconds=0.5e-3,  # an estimate, not measured
     ),
     Device.cpu: Efficiency(
-        matmul=0.85,
+        training=0.85,
+        scoring=0.85,
         sharded=1.0,
         bandwidth=0.85,
         attention=0.05,
@@ -54,6 +66,10 @@ RECORD_SECONDS = 6e-5  # seconds on a CPU to read, split and tokenize one exampl
 # bandwidth that its attention reaches, measured with AMX, and the calls of torch operations per
 # layer and step.
 COMPILED = {"attention": 0.35, "decode_calls": 4.0}
+# Adding up the gradients of n micro-batches in bf16 rounds their sum by about ROUNDED * sqrt(n):
+# measured with random gradients, 0.4 % of 8, 1.1 % of 128 and 3.2 % of 1,024.
+ROUNDED = 0.001
+MANY_PASSES = 256  # number of micro-batches per step from which the user is told
 HOST_RESERVED = 0.1  # share of the host's memory for the system, the data and files being read
 
 
@@ -76,17 +92,40 @@ class Plan:
     """Bytes that one rank may use."""
 
     @property
-    def watchdog_warnings(self) -> tuple[str, ...]:
-        """Return a sentence for each phase whose steps last longer than the watchdog waits."""
-        limit = self.config.launcher.watchdog_minutes
-        minutes = {p.phase: sum(p.step_seconds.values()) / 60 for p in self.phases}
-        return tuple(
-            f"launcher.watchdog_minutes={limit:g}: a step of {phase} takes about {each:.0f} "
-            f"minutes; a part of it that gives no sign for {limit:g} minutes ends the run. "
-            f"Set launcher.watchdog_minutes={2 * each:.0f}"
-            for phase, each in minutes.items()
-            if limit is not None and each > limit
-        )
+    def warnings(self) -> tuple[str, ...]:
+        """Return a sentence for each thing that the user should know before the run starts."""
+        return tuple(text for phase in self.phases for text in self._warn_of_phase(phase))
+
+    def _warn_of_phase(self, phase: PhasePlan) -> Iterator[str]:
+        config, seconds = self.config, sum(phase.step_seconds.values())
+        limit, minutes = config.launcher.watchdog_minutes, seconds / 60
+        if limit is not None and minutes > limit:
+            yield (
+                f"launcher.watchdog_minutes={limit:g}: a step of {phase.phase} takes about "
+                f"{minutes:.0f} minutes; a part of it that gives no sign for {limit:g} minutes "
+                f"ends the run. Set launcher.watchdog_minutes={2 * minutes:.0f}"
+            )
+        learner = self.models[phase.phase][0].role
+        passes = batch_plans(config)[phase.phase].per_rank // phase.micro_batch
+        adds_in_bf16 = self.machine.dtype is Dtype.bf16 and stage_of(learner, config.zero) > 0
+        if adds_in_bf16 and passes >= MANY_PASSES:
+            yield (
+                f"{phase.phase} adds the gradients of {passes} micro-batches in bf16, which rounds "
+                f"their sum by about {ROUNDED * math.sqrt(passes):.1%}; for larger micro-batches "
+                "set model.gradient_checkpointing=true or use more ranks, or add them in fp32 with "
+                "zero=stage0"
+            )
+        rollout, is_sharded = config.rollout, stage_of(learner, config.zero) == SHARDED_WEIGHTS
+        is_open = rollout.backend is Backend.fast and rollout.gather_weights is When.auto
+        samples = phase.phase is Phase.ppo and self.machine.is_gpu and self.machine.ranks > 1
+        if samples and is_sharded and is_open and not phase.gathers:
+            yield (
+                "the actor does not fit whole on one rank, so ppo gathers its weights for every "
+                f"token: generation takes {phase.step_seconds['generate']:.0f} of the "
+                f"{seconds:.0f} s of a step. A server of several GPUs samples it faster: "
+                f"rollout={Backend.vllm_server} and vLLM's --tensor-parallel-size "
+                "(docs/rollouts.md; plans do not count a server's time)"
+            )
 
     @cached_property
     def misfit_reason(self) -> str | None:
@@ -227,6 +266,8 @@ def plan_run(
 
     def build_plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
         shares = efficiency_of(machine)
+        for option in options:
+            shares = option.adapt_efficiency(shares)
         at = CostModel(machine=machine, zero=candidate.zero, efficiency=shares, options=options)
         scenes = [
             PhaseMemory(

@@ -174,7 +174,7 @@ def render_plan(plan: Plan) -> list[RenderableType]:
     notes = [f"the time is for {describe_steps_and_examples(plan)}", *_plan_caveats(plan)]
     if plan.machine.is_estimated:
         notes.append("this CPU's rates are estimates: the first run measures them")
-    notes += [*plan.watchdog_warnings, *describe_idle_options(plan.config)]
+    notes += [*plan.warnings, *describe_idle_options(plan.config)]
     if plan.fits:
         models, checkpoints = plan.saved_model_bytes / GB, plan.checkpoint_bytes / GB
         disk = f"models on disk: {models:.1f} GB, checkpoints up to {checkpoints:.1f} GB"

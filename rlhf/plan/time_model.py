@@ -32,7 +32,10 @@ INT8 = 0.5  # bytes of int8 relative to half precision
 class Efficiency:
     """The shares of peak rates that a machine reaches, and overheads per layer and message."""
 
-    matmul: float
+    training: float
+    """Share of the peak FLOPs per second in training passes of many tokens."""
+    scoring: float
+    """The same in passes without gradients."""
     sharded: float
     """Rate of passes of a sharded model, which wait for weights, relative to unsharded passes."""
     bandwidth: float
@@ -43,6 +46,10 @@ class Efficiency:
     """Seconds of launches and waiting per layer and decode step."""
     message_seconds: float
     """Latency in seconds of one message between ranks."""
+    filling: float = 0.0
+    """A pass of ``filling`` tokens per FLOP/byte of the machine reaches half of these shares."""
+    step_seconds: float = 0.0
+    """Seconds per decode step outside the layers: sampling, and the work of the host."""
     sharded_layer_seconds: float = 0.0
     """Seconds of collectives per layer of a forward pass over a sharded model, if these do not
     overlap with the computation."""
@@ -65,19 +72,15 @@ class CostModel:
     efficiency: Efficiency
     options: tuple[Costs, ...] = ()
 
-    @property
-    def matmul_flops_per_second(self) -> float:
-        """Return the FLOPs per second that one rank reaches in matrix products."""
-        return self.machine.operations * self.efficiency.matmul
-
     def is_gathered(self, model: ModelUse) -> bool:
         """Return True if the ranks gather the weights of ``model`` from each other."""
         return self.machine.ranks > 1 and stage_of(model.role, self.zero) == SHARDED_WEIGHTS
 
-    def pass_flops_per_second(self, model: ModelUse) -> float:
-        """Return the FLOPs per second of a rank in passes of ``model``; lower if it is sharded."""
-        share = self.efficiency.sharded if self.is_gathered(model) else 1.0
-        return self.matmul_flops_per_second * share
+    def flops_per_second(self, model: ModelUse, *, trains: bool) -> float:
+        """Return the FLOPs per second of a rank in passes of many tokens; lower if sharded."""
+        shares = self.efficiency
+        share = shares.training if trains else shares.scoring
+        return self.machine.operations * share * (shares.sharded if self.is_gathered(model) else 1)
 
     @property
     def bandwidth(self) -> float:
@@ -113,24 +116,29 @@ class ForwardWork(NamedTuple):
     passes: int
     """Number of micro-batches."""
     tokens: float = 0.0
-    """Tokens of this rank with padding, without PPO's responses."""
+    """Tokens of this rank with padding."""
 
 
-def computing_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
+def computing_seconds(
+    costs: CostModel, model: ModelUse, work: ForwardWork, *, trains: bool
+) -> float:
     """Return the seconds of the forward passes, without waiting for gathered weights.
 
-    On a GPU, kernel launches overlap with computing; on a CPU, call overhead adds to the time.
+    A pass of t tokens reaches t / (t + half) of the rate of a long pass. On a GPU, kernel launches
+    overlap with computing; on a CPU, call overhead adds to the time.
     """
-    efficiency = costs.efficiency
+    efficiency, machine = costs.efficiency, costs.machine
+    half = efficiency.filling * machine.operations / machine.bandwidth
+    unfilled = half * work.passes / work.tokens if work.tokens else 0.0
     layers = work.passes * model.shape.layers
-    calls = layers * efficiency.layer_calls * costs.machine.call_seconds
+    calls = layers * efficiency.layer_calls * machine.call_seconds
     if stage_of(model.role, costs.zero) == SHARDED_WEIGHTS:
         calls += layers * efficiency.hooked_layer_seconds
     computing = (
-        work.operations / costs.pass_flops_per_second(model)
+        work.operations * (1 + unfilled) / costs.flops_per_second(model, trains=trains)
         + efficiency.touches * work.bytes / costs.bandwidth
     )
-    together = max(computing, calls) if costs.machine.is_gpu else computing + calls
+    together = max(computing, calls) if machine.is_gpu else computing + calls
     return together + (
         layers * efficiency.sharded_layer_seconds if costs.is_gathered(model) else 0.0
     )
@@ -173,7 +181,7 @@ def no_grad_pass_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -
     """Return the seconds of passes without gradients, which overlap with gathering weights."""
     gathering = work.passes * gather_weights_seconds(costs, model)
     further = sum(option.added_pass_seconds(costs, model, work) for option in costs.options)
-    return max(computing_seconds(costs, model, work) + further, gathering)
+    return max(computing_seconds(costs, model, work, trains=False) + further, gathering)
 
 
 def training_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
@@ -181,7 +189,8 @@ def training_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> fl
     zero = costs.zero
     if not model.trained:
         return 0.0
-    compute = computing_seconds(costs, model, work) * (1 + backward_to_forward_ratio(model))
+    compute = computing_seconds(costs, model, work, trains=True)
+    compute *= 1 + backward_to_forward_ratio(model)
     further = sum(option.added_pass_seconds(costs, model, work) for option in costs.options)
     compute += further * (2 + model.checkpointed / model.shape.layers)
     stage = stage_of(model.role, zero)
@@ -248,7 +257,8 @@ def sampling_seconds(costs: CostModel, actor: ModelUse, how: Sampling) -> float:
     step = forward_flops(actor, sequences=how.rows, tokens=1, positions=1)
     seen = round(how.prompt_tokens + tokens) // 2
     cached = kv_cache_bytes(shape, rows=how.rows, tokens=seen, size=size)
-    each = max(actor.weights * size / tp / costs.bandwidth, step / costs.matmul_flops_per_second)
+    rate = machine.operations * efficiency.scoring
+    each = max(actor.weights * size / tp / costs.bandwidth, step / rate) + efficiency.step_seconds
     each += cached / (machine.bandwidth * efficiency.attention)
     layer = efficiency.layer_seconds + efficiency.decode_calls * machine.call_seconds
     each += shape.layers * layer * how.layer_factor
@@ -258,4 +268,4 @@ def sampling_seconds(costs: CostModel, actor: ModelUse, how: Sampling) -> float:
         each += 2 * shape.layers * (waiting + message)
     whole = gather_weights_seconds(costs, actor)
     gathering = whole if how.gathers else waves * how.response_tokens * whole
-    return prefill / costs.matmul_flops_per_second + waves * how.response_tokens * each + gathering
+    return prefill / rate + waves * how.response_tokens * each + gathering

@@ -82,3 +82,62 @@ def test_choices_leave_room(
     assert has_room(plan) == (stage is not None)
     if stage is not None:
         assert (plan.config.zero.stage, plan.phases[-1].micro_batch) == (stage, micro)
+
+
+# benchmarks/gpu.md: seconds to generate, score and train in one PPO step on an H200.
+MEASURED = {
+    ("model=opt_350m", "model.vocab_size=400"): (64, (0.47, 0.06, 0.43)),
+    ("model=llama3.2_1b",): (128, (0.72, 0.39, 2.45)),
+}
+
+
+@pytest.mark.parametrize("model", MEASURED, ids=lambda model: model[0])
+def test_steps_take_about_the_time_that_an_h200_took(
+    model: tuple[str, ...], compose: Compose
+) -> None:
+    responses, measured = MEASURED[model]
+    batches = (f"ppo.rollout_batch_size={responses}", f"ppo.mini_batch_size={responses}")
+    lengths = ("rollout.max_prompt_tokens=17", "rollout.max_response_tokens=256")
+    words = ("phase=pipeline_rule", "model@reward_model=gold", "ppo.micro_batch_size=64")
+    random = ("model.init=random", "model.path=null", *lengths, *batches)
+    plan = plan_of(compose, "hardware=h200_141g", *model, *words, *random)
+    seconds = plan.phases[-1].step_seconds
+    for part, each in zip(("generate", "score", "train"), measured, strict=True):
+        assert seconds[part] == pytest.approx(each, rel=0.15), part
+
+
+def test_of_equally_fast_micro_batches_the_smallest_is_taken(compose: Compose) -> None:
+    words = ("model=opt_125m", "hardware=a100_80g", "zero=stage1", "phase=sft")
+    chosen = plan_of(compose, *words).phases[0]
+    largest, smaller = (
+        plan_of(compose, *words, f"sft.micro_batch_size={micro}").phases[0]
+        for micro in (32, chosen.micro_batch // 2)
+    )
+    assert chosen.micro_batch < 32
+    assert chosen.seconds <= 1.05 * largest.seconds
+    assert smaller.seconds > 1.05 * largest.seconds
+
+
+def test_gradients_of_many_micro_batches_are_rounded(compose: Compose) -> None:
+    words = ("model=opt_125m", "hardware=a100_80g", "phase=sft", "sft.batch_size=1024")
+    (warning,) = plan_of(compose, *words, "zero=stage1", "sft.micro_batch_size=1").warnings
+    assert warning.startswith(
+        "sft adds the gradients of 1024 micro-batches in bf16, which rounds their sum by about 3.2%"
+    )
+    assert "zero=stage0" in warning
+    assert plan_of(compose, *words, "zero=stage0", "sft.micro_batch_size=1").warnings == ()
+    assert plan_of(compose, *words, "zero=stage1", "sft.micro_batch_size=8").warnings == ()
+
+
+def test_a_model_larger_than_a_gpu_is_sampled_faster_by_a_server(compose: Compose) -> None:
+    words = ("model=llama2_70b", "model@reward_model=llama3.2_1b", "hardware=64xa100_80g")
+    given = (*words, "phase=ppo", CHECKPOINTING, "zero=stage3", "launcher.watchdog_minutes=null")
+    plan = plan_of(compose, *given)
+    (warning,) = plan.warnings
+    seconds = plan.phases[-1].step_seconds
+    assert f"generation takes {seconds['generate']:.0f} of the {sum(seconds.values()):.0f} s" in (
+        warning
+    )
+    assert "rollout=vllm_server and vLLM's --tensor-parallel-size" in warning
+    for other in ("rollout.gather_weights=never", "rollout=hybrid_engine", "model=llama2_7b"):
+        assert plan_of(compose, *given, other).warnings == ()

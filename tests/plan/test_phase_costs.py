@@ -43,6 +43,12 @@ def phase(config: RunConfig, of: Phase) -> PhasePlan:
     return plan_phase(scene(config, of))
 
 
+def unfilled(here: PhaseMemory, tokens: int) -> float:
+    """The time of passes of ``tokens`` tokens relative to passes of very many."""
+    machine = here.at.machine
+    return 1 + here.at.efficiency.filling * machine.operations / machine.bandwidth / tokens
+
+
 def eight_gpus(compose: Compose, *more: str, **groups: dict[str, Any]) -> RunConfig:
     """A policy of 1.3 B and a scorer of 350 M on eight GPUs, at stage 2."""
     overrides = ("model=opt_1.3b", "model@reward_model=opt_350m", "hardware=8xa100_80g")
@@ -141,7 +147,8 @@ def test_micro_batches_are_chosen_within_the_cap(compose: Compose) -> None:
     batches = {"sft": {"batch_size": 96}, "reward": {"batch_size": 96}}
     config = eight_gpus(compose, hardware={"max_micro_batch_size": 8}, **batches)
     assert phase(config, Phase.sft).micro_batch == 6  # of 12, the largest divisor up to 8
-    assert phase(config, Phase.reward).micro_batch == 4  # pairs
+    # Pairs: 4 are less than 5 % faster, and take more memory.
+    assert phase(config, Phase.reward).micro_batch == 3
     given = changed(config, sft={"micro_batch_size": 3})
     assert phase(given, Phase.sft).micro_batch == 3
 
@@ -150,10 +157,10 @@ def test_a_micro_batch_that_does_not_fit_is_made_smaller(compose: Compose) -> No
     cap = {"max_micro_batch_size": 8}
     config = eight_gpus(compose, hardware=cap, sft={"batch_size": 64, "max_tokens": 2048})
     whole = phase(config, Phase.sft)
-    assert whole.micro_batch == 8
+    assert whole.micro_batch == 4  # 8 are less than 5 % faster
     less = changed(config, hardware={"memory_gib": whole.peak_bytes / GIB - 1})
     smaller = phase(less, Phase.sft)
-    assert smaller.micro_batch == 4
+    assert smaller.micro_batch == 2
     assert smaller.peak_bytes <= scene(less, Phase.sft).memory_limit
     # Where none fits, the one that takes least is told.
     none = phase(changed(config, hardware={"memory_gib": 4}), Phase.sft)
@@ -256,8 +263,10 @@ def test_how_often_the_actor_reads_a_rollout(
     for model in here.models:
         times = readings if model.role is Role.actor else 1
         work = time_model.forward_flops(model, sequences=16, tokens=288, positions=32)
-        spent += times * work / here.at.matmul_flops_per_second
-    assert phase(config, Phase.ppo).step_seconds["score"] == pytest.approx(spent)
+        spent += times * work / here.at.flops_per_second(model, trains=False)
+    found = phase(config, Phase.ppo)
+    spent *= unfilled(here, found.micro_batch * 288)
+    assert found.step_seconds["score"] == pytest.approx(spent)
 
 
 def test_without_a_reference_dpos_learner_is_read_in_its_place(compose: Compose) -> None:
@@ -268,8 +277,10 @@ def test_without_a_reference_dpos_learner_is_read_in_its_place(compose: Compose)
     settings = config.dpo
     shape = {"sequences": 2 * settings.batch_size // 8, "tokens": settings.max_tokens}
     work = time_model.forward_flops(learner, **shape, positions=settings.max_tokens)
-    found = phase(config, Phase.dpo).step_seconds["score"]
-    assert found == pytest.approx(work / here.at.matmul_flops_per_second)
+    found = phase(config, Phase.dpo)
+    seconds = work / here.at.flops_per_second(learner, trains=False)
+    seconds *= unfilled(here, 2 * found.micro_batch * settings.max_tokens)
+    assert found.step_seconds["score"] == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

@@ -215,11 +215,9 @@ def test_the_hosts_memory_is_a_limit_too(compose: Compose) -> None:
 def test_a_step_that_outlasts_the_watchdog_is_named(compose: Compose) -> None:
     words = ["model=opt_6.7b", "hardware=a100_80g", "zero=stage2_offload"]
     words += ["ppo.rollout_batch_size=1024", "rollout.max_response_tokens=1024"]
-    (warning,) = plan_run(run_of(compose, *words, "launcher.watchdog_minutes=30")).watchdog_warnings
+    (warning,) = plan_run(run_of(compose, *words, "launcher.watchdog_minutes=30")).warnings
     assert warning.startswith("launcher.watchdog_minutes=30: a step of ppo takes about ")
-    assert (
-        plan_run(run_of(compose, *words, "launcher.watchdog_minutes=null")).watchdog_warnings == ()
-    )
+    assert plan_run(run_of(compose, *words, "launcher.watchdog_minutes=null")).warnings == ()
 
 
 def test_the_fastest_that_fits_and_the_earlier_of_two(compose: Compose) -> None:
@@ -276,7 +274,7 @@ def test_time_price_and_disk(compose: Compose) -> None:
     plan = plan_run(config)
     by_hand = sum(p.steps * sum(p.step_seconds.values()) for p in plan.phases if p.steps)
     assert plan.hours == pytest.approx(by_hand / 3600)
-    assert plan.price == pytest.approx(by_hand / 3600 * 32.77)
+    assert plan.price == pytest.approx(by_hand / 3600 * 14.32)
     # Kept are SFT model, actor with its average, reward model and critic, in 2 bytes a number.
     policy, scorer = 1315758080, 1315760128
     assert plan.saved_model_bytes == 2 * (3 * policy + 2 * scorer)

@@ -18,7 +18,8 @@ from tests.zero_settings import zero_config
 
 N = 2816  # weights of the tiny model, 1536 of them in matrices; 800 in the head, tied
 PERFECT = Efficiency(
-    matmul=1.0,
+    training=1.0,
+    scoring=1.0,
     sharded=1.0,
     bandwidth=1.0,
     attention=1.0,
@@ -99,7 +100,7 @@ def test_offloaded_weights_come_over_the_hosts_link_or_from_nvme() -> None:
 
 
 def test_reading_computes_while_weights_come() -> None:
-    at = setting(stage=3, efficiency=replace(PERFECT, matmul=0.5, sharded=0.8))
+    at = setting(stage=3, efficiency=replace(PERFECT, scoring=0.5, sharded=0.8))
     whole = N / 1e4
     assert time_model.no_grad_pass_seconds(
         at, use(), time_model.ForwardWork(4e5, 0, 1)
@@ -116,6 +117,28 @@ def test_reading_computes_while_weights_come() -> None:
     assert time_model.no_grad_pass_seconds(
         plain, use(), time_model.ForwardWork(4e5, 0, 1)
     ) == pytest.approx(0.8)
+
+
+def test_scoring_and_training_reach_shares_of_their_own() -> None:
+    shares = replace(PERFECT, scoring=0.5, training=0.25)
+    at = setting(of=machine(ranks=1, nodes=1), efficiency=shares, stage=0)
+    work = time_model.ForwardWork(1e5, 0, 1)
+    assert time_model.no_grad_pass_seconds(at, use(), work) == pytest.approx(0.1 / 0.5)
+    trained = time_model.training_seconds(at, use(), work)
+    adam = time_model.optimizer_seconds(at, use())
+    assert trained - adam == pytest.approx(3 * 0.1 / 0.25)
+
+
+def test_few_tokens_do_not_fill_a_gpu() -> None:
+    # The machine computes 1 FLOP per byte, so passes of 6 tokens reach half of the rate.
+    at = setting(of=machine(ranks=1, nodes=1), efficiency=replace(PERFECT, filling=6.0), stage=0)
+    seconds = [
+        time_model.no_grad_pass_seconds(
+            at, use(), time_model.ForwardWork(1e6, 0, passes, tokens=passes * size)
+        )
+        for passes, size in ((5, 6), (2, 18), (1, 594))
+    ]
+    assert seconds == pytest.approx([2.0, 1 + 6 / 18, 1 + 6 / 594])
 
 
 def test_a_training_step() -> None:
@@ -204,6 +227,13 @@ def test_a_rollout() -> None:
     slow = setting(of=quick, stage=1, efficiency=worse)
     later = time_model.sampling_seconds(slow, model, replace(SAMPLED, layer_factor=6.0))
     assert later - found == pytest.approx(3 * 4 * (cached + 2 * 0.1 * 6))
+
+
+def test_a_decode_step_has_work_outside_the_layers() -> None:
+    plain = time_model.sampling_seconds(setting(stage=1), use(), SAMPLED)
+    at = setting(stage=1, efficiency=replace(PERFECT, step_seconds=0.5))
+    found = time_model.sampling_seconds(at, use(), SAMPLED)
+    assert found - plain == pytest.approx(3 * 4 * 0.5)  # three waves of four tokens
 
 
 def test_many_rows_are_bound_by_products() -> None:

@@ -12,9 +12,10 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from rlhf.config.choices import Phase
+from rlhf.config.choices import Device, Phase
 from rlhf.config.machine_rates import GIB
 from rlhf.config.schema.run import RunConfig
+from rlhf.options.hybrid_engine.costs import COSTS as HYBRID_ENGINE
 from rlhf.plan.plan import EFFICIENCY, Plan, plan_run
 from tools.docs.memory_table import memory_rows
 from tools.docs.pages import composed, write_below
@@ -68,6 +69,7 @@ CELLS = (
     ),
 )
 FITTED = 1  # the efficiencies are fitted to this table
+DOLLARS = 32.0  # per hour of a node of eight A100-80G in 2023: 1.25 hours of eight nodes cost 320
 
 # Table 3: the largest model on one GPU.
 LARGEST = {
@@ -123,6 +125,11 @@ def predictions(conf: Path) -> list[Prediction]:
             for phase in plan.phases
         ]
     return found
+
+
+def dollars(plan: Plan) -> float:
+    """Return what the planned hours cost at the announcement's price."""
+    return plan.seconds / 3600 * plan.machine.nodes * DOLLARS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,13 +213,14 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _efficiencies() -> list[str]:
-    devices = list(EFFICIENCY)
-    names = vars(EFFICIENCY[devices[0]])
+    theirs = HYBRID_ENGINE.adapt_efficiency(EFFICIENCY[Device.cuda])
+    found = {device.value: shares for device, shares in EFFICIENCY.items()}
+    found["DeepSpeed-Chat"] = theirs
     rows = [
-        [name.replace("_", " "), *(f"{vars(EFFICIENCY[device])[name]:g}" for device in devices)]
-        for name in names
+        [name.replace("_", " "), *(f"{vars(shares)[name]:g}" for shares in found.values())]
+        for name in vars(theirs)
     ]
-    return _table(["of the peak, or seconds", *(device.value for device in devices)], rows)
+    return _table(["of the peak, or seconds", *found], rows)
 
 
 def _runs(conf: Path, *, tables: tuple[int, ...]) -> list[str]:
@@ -229,9 +237,9 @@ def _runs(conf: Path, *, tables: tuple[int, ...]) -> list[str]:
         hours, predicted = cell.hours[Phase.ppo], plan.seconds / 3600
         phase = plan.phases[0]
         price = ["", "", ""]
-        if cell.dollars is not None and plan.price is not None:
-            ratio = plan.price / cell.dollars
-            price = [f"{cell.dollars:,.0f}", f"{plan.price:,.0f}", f"{ratio:.2f}"]
+        if cell.dollars is not None:
+            found = dollars(plan)
+            price = [f"{cell.dollars:,.0f}", f"{found:,.0f}", f"{found / cell.dollars:.2f}"]
         ratio = predicted / hours
         batch = f"{phase.micro_batch}, {phase.rows}"
         rows.append([name, f"{hours:.2f}", f"{predicted:.2f}", f"{ratio:.2f}", *price, batch])

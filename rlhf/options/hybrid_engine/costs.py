@@ -12,6 +12,11 @@ from rlhf.config.schema.run import RunConfig
 
 if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
+    from rlhf.plan.time_model import Efficiency
+
+# DeepSpeed-Chat's system of 2023: the share of the peak is fitted to table 1 of its announcement,
+# the others are estimates (benchmarks/planner.md).
+PUBLISHED = {"training": 0.25, "scoring": 0.25, "bandwidth": 0.4, "attention": 0.4}
 
 
 class HybridEngineCosts(Costs):
@@ -27,6 +32,10 @@ class HybridEngineCosts(Costs):
         """Return ``generation`` with gathered weights, split over inference_tp_size ranks."""
         size = config.rollout.hybrid_engine.inference_tp_size
         return generation._replace(gathers=True, tensor_parallel=size)
+
+    def adapt_efficiency(self, efficiency: Efficiency) -> Efficiency:
+        """Return the shares that DeepSpeed-Chat reached with the Hybrid Engine."""
+        return replace(efficiency, **PUBLISHED, step_seconds=0.0)
 
 
 COSTS = HybridEngineCosts()
