@@ -52,7 +52,7 @@ def test_a_node_of_gpus(compose: Compose) -> None:
     assert (machine.operations, machine.bandwidth) == (312e12, 2039e9)
     assert (machine.link, machine.network_of_node) == (300e9, 200e9)
     assert (machine.host_link, machine.nvme_of_node) == (31.5e9, 50e9)
-    assert machine.price_per_hour == pytest.approx(8 * 32.77)
+    assert machine.price_per_hour == pytest.approx(8 * 14.32)
 
 
 def test_fp32_has_a_peak_of_its_own(compose: Compose) -> None:

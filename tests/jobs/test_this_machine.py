@@ -158,6 +158,38 @@ def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "update the NVIDIA driver 535.104.05 to 580 or newer" in machine.reason
 
 
+@pytest.mark.parametrize(
+    ("card", "name", "tflops", "bandwidth"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100_80g", 989.4, 3350),
+        ("NVIDIA H100 PCIe", "h100_pcie_80g", 756, 2000),
+        ("NVIDIA H100 NVL", "h100_nvl_94g", 835.5, 3900),
+        ("NVIDIA H200", "h200_141g", 989.4, 4800),
+        ("NVIDIA H200 NVL", "h200_nvl_141g", 835.5, 4800),
+        ("NVIDIA A100-SXM4-80GB", "a100_80g", 312, 2039),
+        ("NVIDIA A100 80GB PCIe", "a100_pcie_80g", 312, 1935),
+        ("NVIDIA A100-SXM4-40GB", "a100_40g", 312, 1555),
+        ("NVIDIA A100-PCIE-40GB", "a100_pcie_40g", 312, 1555),
+        ("NVIDIA GH200 480GB", UNKNOWN, 100, 1000),
+    ],
+)
+def test_cards_for_pcie_are_told_from_modules(
+    card: str,
+    name: str,
+    tflops: float,
+    bandwidth: float,
+    gpu: Gpu,
+    put: Put,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: card)
+    assert find_hardware(SIGN).profile == name
+    found = put()
+    assert (found.peak_tflops, found.memory_bandwidth_gb) == (tflops, bandwidth)
+    is_module = "SXM" in card or card in ("NVIDIA H200", "NVIDIA H100 80GB HBM3")
+    assert (found.link_bandwidth_gb >= 300) is is_module  # NVLink joins all modules of a node
+
+
 def test_every_profile_that_is_named_exists() -> None:
     profiles = {path.stem for path in (ROOT / "conf" / "hardware").glob("*.yaml")}
     assert {*CARDS.values(), UNKNOWN} <= profiles
