@@ -50,6 +50,23 @@ def retry_transient_errors(attempt: Callable[[], T]) -> T:
     return attempt()
 
 
+def await_path(path: Path, seconds: float = 90.0) -> None:
+    """Wait until this machine sees ``path``, which another one has written to a shared drive.
+
+    An NFS client that missed a path remembers so for a minute, or until it opens the folder again.
+
+    Raises:
+        FileNotFoundError: if ``path`` is still missing after ``seconds``.
+    """
+    last = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < last:
+        for folder in path.parents:
+            with suppress(OSError):
+                os.scandir(folder).close()
+        time.sleep(min(0.5, seconds))
+    path.stat()
+
+
 @contextmanager
 def replace_atomically(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """Yield a path for a new file, link or folder, which replaces ``path`` if the block succeeds.

@@ -15,6 +15,8 @@ from rlhf.config.batches import num_ranks
 from rlhf.config.schema.run import LauncherConfig, RunConfig
 
 LAUNCHER = Path(__file__).parents[2] / "launch.py"
+DEFAULT_PORT = 29500
+JOB_PORTS = range(20_000, 29_000)  # below the ports that Linux gives to clients, from 32768
 
 
 def require_launch_script(module: str) -> None:
@@ -89,6 +91,7 @@ def launch_commands(
     python, script, arguments = program
     hardware, launcher = config.hardware, config.launcher
     ranks = f"--nproc-per-node={hardware.ranks_per_node}"
+    address, port = rendezvous_address(launcher, environment)
     torchrun = [python, "-m", "torch.distributed.run"]
     match launch_mode(config, environment):
         case LaunchMode.process:
@@ -101,7 +104,7 @@ def launch_commands(
             options = [
                 f"--hostfile={expand_user_path(launcher.hostfile or '', key='launcher.hostfile')}",
                 *([] if first is None else [f"--master_addr={first}"]),
-                f"--master_port={launcher.master_port}",
+                f"--master_port={port}",
                 "--no_local_rank",
             ]
             return [[*deepspeed, *options, script, *arguments]]
@@ -111,7 +114,6 @@ def launch_commands(
             numbers: Sequence[int] = [task.number]
         case LaunchMode.by_hand:
             numbers = range(hardware.nodes)
-    address, port = rendezvous_address(launcher, environment)
     return [
         [
             *torchrun,
@@ -128,10 +130,15 @@ def launch_commands(
 
 
 def rendezvous_address(launcher: LauncherConfig, environment: Mapping[str, str]) -> tuple[str, int]:
-    """Return the address and port of the first node, to which all nodes connect."""
-    task = find_slurm_task(environment)
+    """Return the address and port of the first node, to which all nodes connect.
+
+    SLURM jobs that share a node have different numbers, so they get different ports.
+    """
+    task, port = find_slurm_task(environment), launcher.master_port or DEFAULT_PORT
     address = launcher.master_addr or (task.first_host if task is not None else "localhost")
-    return address, launcher.master_port
+    if launcher.master_port is None and "SLURM_JOB_ID" in environment:
+        port = JOB_PORTS[read_whole_number(environment, "SLURM_JOB_ID") % len(JOB_PORTS)]
+    return address, port
 
 
 def find_slurm_task(environment: Mapping[str, str]) -> SlurmTask | None:

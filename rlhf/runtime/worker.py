@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from rlhf.base.atomic import await_path
 from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.foreign_errors import convert_drive_errors
@@ -45,7 +46,7 @@ from rlhf.run.finished_phase import STATE
 from rlhf.run.jsonl import LOGS, drop_lines_of_phases, truncate_file
 from rlhf.run.model_folder import replace_folder_atomically
 from rlhf.run.phase_state import Checkpoint, find_latest_intact_checkpoint
-from rlhf.run.results import read_plan, write_json
+from rlhf.run.results import phase_result_path, read_plan, write_json
 from rlhf.run.trackers import build_tracker
 from rlhf.runtime.out_of_memory import explain_out_of_memory
 from rlhf.runtime.phase_runs import (
@@ -145,6 +146,7 @@ def run_phases(
             for phase in unfinished:
                 with explain_out_of_memory(config, phase, run_dir):
                     run_phase(context, phase, RUNNERS[phase])
+                await_path(phase_result_path(run_dir, phase))
             context.tracker.conclude(build_run_result(config, run_dir, unfinished))
         finally:
             context.tracker.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlhf.base import atomic
-from rlhf.base.atomic import replace_atomically
+from rlhf.base.atomic import await_path, replace_atomically
 
 
 def a_file(path: Path, text: str) -> None:
@@ -168,3 +169,39 @@ def test_a_read_only_drive_is_the_reason(tmp_path: Path, monkeypatch: pytest.Mon
     ):
         pytest.fail("nothing can be written here")
     assert caught.value.filename == str(tmp_path / "thing")
+
+
+def test_a_path_that_an_nfs_client_has_missed_is_seen_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, a missing path stays missing here until the folder above it is opened again."""
+    missed, stat, scandir = set(), os.stat, os.scandir
+
+    def remembering_stat(path: str | Path, **options: Any) -> os.stat_result:
+        if Path(path) in missed:
+            raise FileNotFoundError(errno.ENOENT, "remembered", str(path))
+        try:
+            return stat(path, **options)
+        except FileNotFoundError:
+            missed.add(Path(path))
+            raise
+
+    def forgetting_scandir(folder: str | Path) -> Any:
+        if Path(folder) in missed:
+            raise FileNotFoundError(errno.ENOENT, "remembered", str(folder))
+        missed.difference_update([each for each in missed if each.parent == Path(folder)])
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "stat", remembering_stat)
+    monkeypatch.setattr(os, "scandir", forgetting_scandir)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    result = tmp_path / "sft" / "result.json"
+    assert not result.parent.exists()
+    assert not result.exists()
+    result.parent.mkdir()
+    result.write_text("{}")
+    assert not result.exists()
+    await_path(result, 5)
+    with pytest.raises(FileNotFoundError) as caught:
+        await_path(tmp_path / "reward", 0)
+    assert str(caught.value.filename) == str(tmp_path / "reward")

@@ -99,6 +99,16 @@ def test_job_that_starts_again_keeps_its_run(config: MakeConfig, tmp_path: Path)
         make_run_dir(config("seed=2"), job_dir=job_dir, now=NOW)
 
 
+def test_a_task_of_a_cloud_that_is_started_again_finds_its_run(config: MakeConfig) -> None:
+    """As examples/cloud: the same command with run_dir and resume=auto, begun and continued."""
+    asked = config("run_dir=mine")
+    first = make_run_dir(asked, job_dir=None, now=NOW, continues=True)
+    write_frozen_config(asked, first)
+    assert make_run_dir(asked, job_dir=None, now=NOW, continues=True) == first == Path("mine")
+    with pytest.raises(ConfigError, match="run_dir=mine already holds a run"):
+        make_run_dir(config("run_dir=mine", "seed=2"), job_dir=None, now=NOW, continues=True)
+
+
 @pytest.mark.parametrize("overrides", [["run_dir=runs/a/b"], []])
 def test_directory_that_cannot_be_made_is_refused(overrides: list[str], config: MakeConfig) -> None:
     Path("runs").write_text("a file")

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import to_run_config
+from rlhf.config.schema.run import LauncherConfig
 from rlhf.runtime.launch_mode import (
     LaunchMode,
     Program,
@@ -22,6 +24,7 @@ from rlhf.runtime.launch_mode import (
     launch_commands,
     launch_mode,
     path_as_typed,
+    rendezvous_address,
 )
 from tests.runs import ROOT, launch, python
 
@@ -111,6 +114,22 @@ def test_without_slurm_there_is_no_script(tmp_path: Path) -> None:
 )
 def test_node_lists_are_read(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
+
+
+def test_jobs_that_share_a_node_meet_at_different_ports(compose: Compose) -> None:
+    launcher = to_run_config(compose(GPUS)).launcher
+
+    def port(job: int, task: int, launcher: LauncherConfig = launcher) -> int:
+        environment = SLURM | {"SLURM_JOB_ID": str(job), "SLURM_PROCID": str(task)}
+        return rendezvous_address(launcher, environment)[1]
+
+    assert port(481234, 0) == port(481234, 7)
+    assert len({port(job, 0) for job in range(481234, 481234 + 1000)}) == 1000
+    assert all(20_000 <= port(job, 0) < 29_000 for job in (1, 8_999, 9_000, 2**31))
+    assert port(481234, 0, replace(launcher, master_port=3000)) == 3000
+    files = to_run_config(compose([*GPUS, "launcher.hostfile=hosts"]))
+    (words,) = launch_commands(files, Program("python", "x.py", []), {"SLURM_JOB_ID": "9007"})
+    assert "--master_port=20007" in words
 
 
 def test_a_process_outside_of_slurm_is_no_task() -> None:

@@ -88,8 +88,8 @@ class LauncherConfig:
     """File of nodes and slots for DeepSpeed; null: this node, or the SLURM job's nodes."""
     master_addr: str | None
     """Address of the first node; null: found automatically."""
-    master_port: int = key(PORT)
-    """Port on the first node where the ranks of several nodes meet."""
+    master_port: int | None = key(PORT)
+    """Port on the first node where several nodes meet; null: one for this SLURM job, or 29500."""
     watchdog_minutes: float | None = key(MINUTES)
     """Minutes without the end of a step after which a run is ended as stuck; null: never."""
     timeout_minutes: float = key(MINUTES)
