@@ -116,6 +116,8 @@ def _command(config: RunConfig, overrides: Sequence[str]) -> list[str]:
     """Return the dry run's command for the first node, with FIRST as the first node's address."""
     launcher = replace(config.launcher, master_addr="FIRST", hostfile=None)
     place = [] if config.run_dir else [f"run_dir={SHARED}/runs/{config.name}"]
+    if config.resume is None:  # a task that the cloud starts again continues its run
+        place.append("resume=auto")
     program = Program("python", "launch.py", [*overrides, *place])
     return launch_commands(replace(config, launcher=launcher), program, {})[0]
 

@@ -48,7 +48,12 @@ def test_skypilot_starts_the_command_of_the_dry_run_on_every_node() -> None:
     node = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
     printed = 'python() { printf "%q " python "$@"; }\n' + task["run"]
     said = subprocess.check_output(["bash", "-euc", printed], env=os.environ | node, text=True)
-    assert shlex.split(said) == [*dry_run.split(), *EXAMPLE, "run_dir=/shared/runs/default"]
+    assert shlex.split(said) == [
+        *dry_run.split(),
+        *EXAMPLE,
+        "run_dir=/shared/runs/default",
+        "resume=auto",
+    ]
 
 
 def test_the_first_line_names_the_file_and_the_versions_are_pinned(tmp_path: Path) -> None:
@@ -99,8 +104,8 @@ def test_names_and_texts_of_the_user_reach_the_files(tmp_path: Path) -> None:
         "--standalone",
         "--nproc-per-node=8",
     ]
-    assert words[6:] == overrides
-    assert job["spec"]["trainer"]["command"] == ["torchrun", "launch.py", *overrides]
+    assert words[6:] == [*overrides, "resume=auto"]
+    assert job["spec"]["trainer"]["command"] == ["torchrun", "launch.py", *overrides, "resume=auto"]
 
 
 @pytest.mark.parametrize(
