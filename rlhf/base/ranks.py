@@ -78,8 +78,8 @@ class Ranks:
     def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
         if self.size == 1:
             return tensor
-        # NCCL reduces only GPU tensors; with an offloaded optimizer some tensors are on the host.
-        reduced = tensor.detach().to(self.device, copy=True)
+        # NCCL reduces contiguous GPU tensors; those of an offloaded optimizer are on the host.
+        reduced = tensor.detach().contiguous().to(self.device, copy=True)
         torch.distributed.all_reduce(reduced, op=op)
         return reduced
 

@@ -39,7 +39,7 @@ def main() -> None:
                 runpy.run_path(asked.program, run_name="__main__")
         finally:
             show(counts)
-            print(f"allocator: {gpu.allocator}", file=sys.stderr)
+            print(f"allocator: {gpu.environment.allocator}", file=sys.stderr)
 
 
 def for_children(machine: str) -> None:

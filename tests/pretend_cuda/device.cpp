@@ -23,6 +23,7 @@
 #include <functional>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -46,7 +47,7 @@ bool is_on = false;
 bool shapes_only = false;
 DeviceIndex num_devices = 0;
 constexpr int64_t FEW = 1 << 20;  // integers that are computed with shapes_only
-constexpr DeviceIndex MOST_DEVICES = 2;  // autograd starts a thread for each, once
+constexpr DeviceIndex MOST_DEVICES = 3;  // autograd starts a thread for each, once
 
 void tell(Kind kind, const char* operation) {
   if (listener) listener(kind, operation);
@@ -62,6 +63,8 @@ std::mutex pinned_mutex;
 std::unordered_map<const char*, size_t> pinned;  // blocks of pinned host memory
 
 constexpr size_t FILLED = 1 << 24;
+
+std::set<const void*>* captured_blocks = nullptr;  // allocated in the capture: the graph keeps them
 
 int64_t rounded(size_t bytes) { return (bytes + 511) / 512 * 512; }  // as torch's allocator
 
@@ -109,6 +112,7 @@ struct DeviceAllocator final : c10::Allocator {
     void* data = shapes_only && is_small ? std::calloc(bytes, 1) : std::malloc(bytes);
     TORCH_CHECK(data != nullptr, "the host has no memory left for its pretended GPU");
     if (!shapes_only) std::memset(data, 0xff, std::min(bytes, FILLED));
+    if (captured_blocks) captured_blocks->insert(data);
     return {data, new Block{data, bytes}, &free_block, device};
   }
   void copy_data(void* target, const void* source, size_t bytes) const override {
@@ -211,8 +215,15 @@ struct Recorded {
   Stack arguments;
   std::vector<at::Tensor> results;  // empty if the operation writes to its arguments
 };
+struct Outside {  // memory that a graph reads or writes and does not keep
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  const void* data;
+  std::string use;
+};
 struct Graph {
   std::vector<Recorded> operations;
+  std::set<const void*> blocks;
+  std::unordered_map<c10::StorageImpl*, Outside> outside;
 };
 std::vector<std::unique_ptr<Graph>> graphs;
 Graph* captured = nullptr;
@@ -309,10 +320,10 @@ bool same_storage(const at::Tensor& a, const at::Tensor& b) {
   return a.has_storage() && b.has_storage() && a.storage().is_alias_of(b.storage());
 }
 
-at::Tensor view_of(const at::Tensor& original, const at::Tensor& shape) {
+at::Tensor view_of(const at::Tensor& original, const at::Tensor& shape, c10::Storage storage) {
   auto result = at::detail::make_tensor<c10::TensorImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(original.storage()),
-      original.unsafeGetTensorImpl()->key_set(), shape.dtype());
+      c10::TensorImpl::VIEW, std::move(storage), original.unsafeGetTensorImpl()->key_set(),
+      shape.dtype());
   result.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes(), shape.strides(),
                                                       shape.storage_offset());
   return result;
@@ -330,6 +341,46 @@ void follow_resize(const at::Tensor& original, const at::Tensor& made) {
   auto fresh = adopted(made, original.device().index());
   impl->set_storage_keep_dtype(fresh.storage());
   impl->set_sizes_and_strides(fresh.sizes(), fresh.strides(), 0);
+}
+
+// The tensor as a captured operation knows it: an address. Memory from outside of the capture is
+// not kept, and may be freed or moved before a replay.
+at::Tensor remembered(const at::Tensor& tensor, const std::string& operation) {
+  if (!tensor.defined() || !tensor.has_storage() || tensor.storage().nbytes() == 0) return tensor;
+  if (!on_device(tensor) && !is_pinned(tensor.storage().data())) return tensor;
+  c10::Storage storage = tensor.storage();
+  auto* impl = storage.unsafeGetStorageImpl();
+  if (!captured->blocks.count(storage.data())) {
+    std::ostringstream use;
+    use << tensor.scalar_type() << " " << tensor.sizes() << " of " << operation;
+    captured->outside.emplace(impl, Outside{storage.getWeakStorageImpl(), storage.data(), use.str()});
+    storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), impl->nbytes(),
+        c10::DataPtr(impl->mutable_data(), tensor.device()), nullptr, false));
+  }
+  return view_of(tensor, tensor, storage);
+}
+
+// Add an operation to the graph; its arguments and results become addresses.
+void record(const c10::OperatorHandle& operation, const Stack& given, const Stack& results) {
+  const std::string& name = operation.schema().name();
+  auto address = [&](const at::Tensor& each) { return remembered(each, name); };
+  Recorded recorded{operation, {}, {}};
+  for (const IValue& each : given) recorded.arguments.push_back(mapped(each, address));
+  if (!operation.schema().is_mutable())
+    for (const IValue& each : results)
+      visit(each, [&](const at::Tensor& made) { recorded.results.push_back(address(made)); });
+  captured->operations.push_back(std::move(recorded));
+}
+
+// What a graph would read or write although it was freed or moved since the capture; or nothing.
+std::string lost_memory(const Graph& graph) {
+  for (auto& [_, each] : graph.outside) {
+    auto storage = each.storage.lock();
+    if (!storage) return each.use + " was freed";
+    if (storage->data() != each.data) return each.use + " has moved";
+  }
+  return "";
 }
 
 bool is_view(const c10::FunctionSchema& schema) {
@@ -407,7 +458,7 @@ Stack on_stand_ins(const c10::OperatorHandle& operation, const Stack& given, Dev
     for (auto& [original, alias] : aliases.pairs)
       if (alias.is_same(made)) return original;
     for (auto& [original, alias] : aliases.pairs)
-      if (on_device(original) && same_storage(alias, made)) return view_of(original, made);
+      if (on_device(original) && same_storage(alias, made)) return view_of(original, made, original.storage());
     return adopted(made, index);
   };
   Stack results;
@@ -470,11 +521,7 @@ void run(const c10::OperatorHandle& operation, Stack* stack) {
   }
   // A captured operation runs when the graph is replayed; until then its results hold NaN.
   Stack results = on_stand_ins(operation, given, DeviceType::Meta, place);
-  Recorded recorded{operation, given, {}};
-  if (!schema.is_mutable())
-    for (const IValue& each : results)
-      visit(each, [&](const at::Tensor& tensor) { recorded.results.push_back(tensor); });
-  captured->operations.push_back(std::move(recorded));
+  record(operation, given, results);
   push(stack, num_arguments, std::move(results));
 }
 
@@ -516,7 +563,7 @@ void copy_boxed(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack
                  : (pinned_memory ? TO_HOST_PINNED : TO_HOST),
        pinned_memory && is_async ? "async" : "waits");
   if (captured && !shapes_only) {
-    captured->operations.push_back({operation, given, {}});
+    record(operation, given, {});
     return push(stack, 3, {target});
   }
   if (shapes_only && !is_exact(source)) {
@@ -659,11 +706,19 @@ void pretend_set_device(int device) { current() = device; }
 int pretend_capture() {
   graphs.push_back(std::make_unique<Graph>());
   captured = graphs.back().get();
+  captured_blocks = &captured->blocks;
   return graphs.size() - 1;
 }
-void pretend_end_capture() { captured = nullptr; }
-int pretend_replay(int number) {
+void pretend_end_capture() {
+  captured = nullptr;
+  captured_blocks = nullptr;
+}
+// Return the error of a replay; nullptr if it has none.
+const char* pretend_replay(int number) {
+  static std::string error;
   try {
+    error = lost_memory(*graphs[number]);
+    if (!error.empty()) return error.c_str();
     for (Recorded& each : graphs[number]->operations) {
       Stack results = on_stand_ins(each.operation, each.arguments, DeviceType::CPU, current());
       if (each.results.empty()) continue;  // written to its arguments
@@ -674,10 +729,10 @@ int pretend_replay(int number) {
           if (tensor.defined()) std::memcpy(kept.data_ptr(), tensor.data_ptr(), tensor.nbytes());
         });
     }
-    return 0;
-  } catch (const std::exception& error) {
-    fprintf(stderr, "a replayed graph failed: %s\n", error.what());
-    return 1;
+    return nullptr;
+  } catch (const std::exception& thrown) {
+    error = thrown.what();
+    return error.c_str();
   }
 }
 void pretend_forget(int number) { graphs[number].reset(); }

@@ -6,15 +6,20 @@ program meets what it would meet on a GPU:
 - tensors of two devices in one operation, and waiting or copying during a capture, are refused;
 - autograd, autocast and decompositions are those of CUDA, and so are their dtypes;
 - a captured graph computes nothing until it is replayed, into the memory of its capture;
-- fresh memory holds NaN, is counted, and ends at the size of the card.
+- a graph whose memory was freed or moved since its capture is not replayed;
+- fresh memory holds NaN, is counted, and ends at the size of the card;
+- collectives refuse what NCCL refuses, and ranks that call different ones (nccl.py);
+- environment variables that were read at the start cannot be set any more (environment.py).
 
-What only a GPU shows: numerics of its kernels, races between streams, NCCL, fragmentation, speed.
+What only a GPU shows: numerics of its kernels, races between streams, NCCL's own faults,
+fragmentation, speed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -31,11 +36,15 @@ from typing import Any
 
 from filelock import FileLock
 
+from tests.pretend_cuda.environment import Environment
+
 SOURCE = Path(__file__).with_name("device.cpp")
 ROOT = Path(__file__).parents[2]
 OURS = f"{ROOT / 'rlhf'}/"
 BUILT = ROOT / ".pytest_cache"  # not RLHF_CACHE, which tests empty: compiling takes nine seconds
 GIB = 2**30
+# A line of DeepSpeed's own code, but not of its wrappers of collectives.
+LIBRARY = re.compile(r"site-packages/(deepspeed/(?!comm/|utils/).*)")
 
 
 class Event(Enum):
@@ -80,6 +89,7 @@ def load() -> ctypes.CDLL:
     library = ctypes.CDLL(str(_built()))
     for name in ("used", "peak"):
         getattr(library, f"pretend_{name}").restype = ctypes.c_int64
+    library.pretend_replay.restype = ctypes.c_char_p
     library.pretend_load()
     return library
 
@@ -128,8 +138,9 @@ class Gpu:
         self.devices = devices
         self.is_capturing = False
         self.pools: list[Any] = []  # of the graphs that were captured; None: its own
-        self.allocator: str | None = None  # what PYTORCH_ALLOC_CONF was when CUDA started
+        self.environment = Environment()
         self._counts: list[Counts] = []
+        self._captures: dict[int, str] = {}  # the line of each graph
         self._library = library
         self._listener = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p)(self._hear)
 
@@ -187,6 +198,7 @@ class Gpu:
             counts.places[event, _place(sys._getframe(1))] += 1
 
     def _hear(self, kind: int, operation: bytes) -> None:
+        self.environment.read("CUDA")
         if self._counts:
             self.note(Event(kind), operation.decode())
 
@@ -204,7 +216,9 @@ class Gpu:
         """Record operations from now on instead of computing them; return the graph's number."""
         self.note(Event.capture, "graph")
         self.is_capturing = True
-        return int(self._library.pretend_capture())
+        number = int(self._library.pretend_capture())
+        self._captures[number] = call_site()
+        return number
 
     def end_capture(self) -> None:
         """Compute operations again."""
@@ -214,8 +228,9 @@ class Gpu:
     def replay(self, graph: int) -> None:
         """Compute what was recorded."""
         self.note(Event.replay, "graph")
-        if self._library.pretend_replay(graph):
-            raise RuntimeError("a replayed graph failed; its error stands above")
+        if error := self._library.pretend_replay(graph):
+            captured = f"the graph that was captured at {self._captures[graph]}"
+            raise RuntimeError(f"CUDA error in {captured}: {error.decode()}")
 
     def forget(self, graph: int) -> None:
         """Free the memory of a graph's results."""
@@ -230,3 +245,22 @@ def _place(frame: FrameType | None) -> str:
             return f"{name.removeprefix(OURS)}:{frame.f_lineno}"
         frame = frame.f_back
     return "outside"
+
+
+def call_site() -> str:
+    """Return the innermost line of rlhf/ or of a test, and of a library if that is further in.
+
+    A library calls from a thread of its own in a backward pass: then there is only its line.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    library = ""
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(ROOT / "rlhf") or path.is_relative_to(ROOT / "tests"):
+            if path.parent != SOURCE.parent or path.name.startswith(("test_", "calling_")):
+                own = f"{path.relative_to(ROOT)}:{frame.f_lineno}"
+                return f"{own} ({library})" if library else own
+        elif not library and (found := LIBRARY.search(str(path))):
+            library = f"{found[1]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return library or "outside"

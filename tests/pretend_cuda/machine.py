@@ -31,6 +31,7 @@ UNKNOWN_CARD = Card("NVIDIA RTX PRO 6000 Blackwell", int(94.97 * GIB), (12, 0))
 MACHINES = {
     "a100": Machine(),
     "2xa100": Machine(devices=2),
+    "3xa100": Machine(devices=3),
     "8xa100": Machine(devices=8),
     "none": Machine(devices=0, driver=None),
     "hidden": Machine(devices=0),  # as with CUDA_VISIBLE_DEVICES=

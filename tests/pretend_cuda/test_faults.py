@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -105,9 +107,48 @@ def test_a_graph_does_not_see_a_tensor_that_replaces_its_input(gpu: Gpu) -> None
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph):
         y = layer(x)
+    before = layer.weight.data
     layer.weight.data = torch.full((1, 2), 5.0, device="cuda")  # new memory: the fault
     graph.replay()
-    assert y.item() != 10
+    assert y.item() == before.sum().item() != 10
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (lambda layer, x: setattr(layer.weight, "data", torch.ones(2, 2, device="cuda")), "freed"),
+        (lambda layer, x: x.clear(), "freed"),
+        (lambda layer, x: x[0].resize_(9), "moved"),
+        (lambda layer, x: x.pop(), "freed"),
+    ],
+    ids=["weight", "input", "resized", "pinned"],
+)
+def test_a_graph_whose_memory_is_gone_is_not_replayed(gpu: Gpu, fault, error: str) -> None:
+    layer, x = nn.Linear(2, 2).to("cuda"), [torch.ones(1, 2, device="cuda")]
+    x.append(torch.ones(1, 2).pin_memory())
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = layer(x[0])
+        y += x[1].to("cuda", non_blocking=True)
+    graph.replay()
+    fault(layer, x)
+    site = r"captured at tests/pretend_cuda/test_faults\.py:\d+"
+    with pytest.raises(RuntimeError, match=rf"{site}: Float \[\d, 2\] of aten::\w+ .*{error}"):
+        graph.replay()
+
+
+def test_a_variable_that_was_read_cannot_be_set(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    with monkeypatch.context() as late:
+        torch.ones(1, device="cuda")
+        late.setenv("CUDA_VISIBLE_DEVICES", "0")  # no change
+        late.setenv("NCCL_DEBUG", "INFO")  # no group has started
+        place = r"tests/pretend_cuda/test_faults\.py:\d+"
+        for name, value in {"PYTORCH_ALLOC_CONF": "x", "CUDA_VISIBLE_DEVICES": "1"}.items():
+            with pytest.raises(RuntimeError, match=f"{name} is set after CUDA .* at {place}"):
+                os.environ[name] = value
+        with pytest.raises(RuntimeError, match="CUDA_VISIBLE_DEVICES is set after CUDA"):
+            del os.environ["CUDA_VISIBLE_DEVICES"]
 
 
 def test_norms_under_autocast_are_fp32(gpu: Gpu) -> None:

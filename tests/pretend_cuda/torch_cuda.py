@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -13,15 +12,12 @@ from typing import Any
 import torch
 import torch.cuda.amp.common
 
+from tests.pretend_cuda.environment import replace_environment
 from tests.pretend_cuda.gpu import Event, Gpu
+from tests.pretend_cuda.nccl import replace_collectives
 
 ARCHITECTURES = [f"sm_{number}" for number in (75, 80, 86, 90, 100, 120)]  # of torch 2.13
 
-COLLECTIVES = (
-    *("all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single"),
-    *("broadcast", "gather", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter"),
-    *("send", "recv", "isend", "irecv"),
-)
 NEED_NO_CUDA = {"is_available", "is_initialized", "device_count", "_lazy_call", "get_arch_list"}
 NEED_NO_CUDA |= {"_is_in_bad_fork", "initial_seed", "manual_seed", "manual_seed_all"}
 
@@ -37,23 +33,19 @@ def replace(gpu: Gpu, set_: Set) -> None:
             set_(torch.cuda, name, _starting(gpu, function) if starts else function)
     for name in ("range_push", "range_pop", "mark"):
         set_(torch.cuda.nvtx, name, lambda *_: None)
-    for name in ("init_process_group", "new_group"):
-        set_(torch.distributed, name, _with_gloo(getattr(torch.distributed, name)))
-    for name in COLLECTIVES:
-        set_(torch.distributed, name, _of_gpus(getattr(torch.distributed, name)))
-    set_(torch.distributed, "is_nccl_available", lambda: True)
+    replace_collectives(gpu, set_)
+    replace_environment(gpu.environment, set_)
     set_(torch.version, "cuda", "13.0")
     set_(torch.backends.cuda, "is_built", lambda: True)
     set_(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
 
 
 def _starting(gpu: Gpu, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Note the allocator's settings, which torch reads once, when a function starts CUDA."""
+    """Return a function that starts CUDA, which reads its environment then."""
 
     @wraps(function)
     def started(*args: Any, **how: Any) -> Any:
-        if gpu.allocator is None:
-            gpu.allocator = os.environ.get("PYTORCH_ALLOC_CONF", "none")
+        gpu.environment.read("CUDA")
         return function(*args, **how)
 
     return started
@@ -208,29 +200,3 @@ def capturing(graph: Graph, pool: Any = None, **_: Any) -> Iterator[None]:
         yield
     finally:
         graph.capture_end()
-
-
-def _with_gloo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let gloo do the collectives of NCCL, on the same memory."""
-
-    def started(*args: Any, **how: Any) -> Any:
-        words = ["cpu:gloo,cuda:gloo" if word == "nccl" else word for word in args]
-        if how.get("backend") == "nccl":
-            how["backend"] = "cpu:gloo,cuda:gloo"
-        how.pop("device_id", None)  # of eager NCCL
-        return function(*words, **how)
-
-    return started
-
-
-def _of_gpus(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse tensors of the host, as NCCL does."""
-
-    def refusing(*args: Any, **how: Any) -> Any:
-        for each in (*args, *how.values()):
-            for tensor in each if isinstance(each, list) else [each]:
-                if isinstance(tensor, torch.Tensor) and not tensor.is_cuda:
-                    raise RuntimeError("No backend type associated with device type cpu")
-        return function(*args, **how)
-
-    return refusing

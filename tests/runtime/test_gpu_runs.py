@@ -22,6 +22,7 @@ from tests.runs import (
     launch_on_gpu,
     metrics,
     python,
+    soaked,
     unfinished_copy,
 )
 
@@ -127,23 +128,48 @@ def test_other_runs_on_a_gpu_in_bf16(trained: Path, tmp_path: Path, words: list[
     assert all(map(math.isfinite, losses))
 
 
-@pytest.mark.parametrize(
-    ("zero", "phase"),
-    [
-        ("stage2_offload", "sft"),
-        pytest.param("stage3_offload", "pipeline", marks=pytest.mark.soak),
-    ],
-)
-def test_two_gpus_whose_optimizer_is_on_the_host(zero: str, phase: str, tmp_path: Path) -> None:
-    """Two GPUs reduce tensors of GPUs only, and the digested weights are on the host."""
-    words = ["hardware.ranks_per_node=2", f"zero={zero}", "hardware.dtype=bf16", f"phase={phase}"]
-    words += ["checkpoint.digest_every=2", "checkpoint.every_steps=2"]
-    run = on_gpu(tmp_path / "run", *words, machine="2xa100")
+OFFLOADED = {  # what runs on several GPUs -> the machine, and the words
+    "episodes": (  # of two ranks; at the threshold 0 even tiny weights are sharded
+        *("2xa100", "zero=stage3_offload", "zero.param_persistence_threshold=0"),
+        *("hardware.ranks_per_node=2", "phase=ppo", "+rewards.environment={kind: environment}"),
+        *("rollout.max_response_tokens=5", "ppo.eval_every=1", "ppo.eval_prompts=4"),
+    ),
+    "beside": (  # two ranks train, and a third GPU samples
+        *("3xa100", "zero=stage2_offload", "hardware.ranks_per_node=2", "phase=ppo"),
+        *("rollout.lag=1", "rollout.overlap=true", "ppo.eval_every=1", "ppo.eval_prompts=4"),
+    ),
+    "three": (
+        *("3xa100", "zero=stage1", "zero.offload_optimizer=true", "hardware.ranks_per_node=3"),
+        *("sft.batch_size=18", "reward.batch_size=18", "sft.eval_examples=9", "ppo.eval_prompts=9"),
+        *("ppo.advantage_estimator=grpo", "ppo.resampling_rounds=1"),
+        *("ppo.rollout_batch_size=18", "ppo.responses_per_prompt=3", "ppo.mini_batch_size=9"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", soaked(OFFLOADED, "three"))
+def test_several_gpus_whose_optimizer_is_on_the_host(
+    kind: str, trained: Path, episode_run: Path, tmp_path: Path
+) -> None:
+    """GPUs reduce tensors of GPUs only, in one order; the run is resumed bit for bit."""
+    machine, *words = OFFLOADED[kind]
+    starts = {"episodes": [f"from_run={episode_run}"], "beside": [f"from_run={trained}"]}
+    words += [
+        *starts.get(kind, []),
+        "hardware.dtype=bf16",
+        "checkpoint.digest_every=1",
+        "checkpoint.every_steps=1",
+    ]
+    run = on_gpu(tmp_path / "run", *words, *KEEP_ALL, machine=machine)
     assert run.returncode == 0, run.stderr
     lines = (tmp_path / "run" / "digests.jsonl").read_text().splitlines()
     digests = {(line["phase"], line["step"]) for line in map(json.loads, lines)}
-    last = ("sft", 2) if phase == "sft" else ("ppo", 2)
-    assert last in digests
+    assert ("ppo", 2) in digests
+    unfinished_copy(tmp_path / "run", tmp_path / "stopped", "ppo", after_step=1)
+    resumed = launch_on_gpu(f"resume={tmp_path / 'stopped'}", machine=machine, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "continues after step 1" in resumed.stdout
+    assert differing_files(tmp_path / "run", tmp_path / "stopped") == []
 
 
 @pytest.mark.parametrize(
