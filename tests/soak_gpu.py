@@ -27,7 +27,7 @@ from typing import Any
 
 from tests.killer import PATH
 from tests.rollout.decoder_checks import FAMILIES
-from tests.runs import ROOT, TINY_RUN, launch, launch_on_gpu, metrics
+from tests.runs import EVALUATED_EPISODES, ROOT, TINY_RUN, launch, launch_on_gpu, metrics
 from tests.soak import differing_files
 
 Axes = Mapping[str, Mapping[str, Sequence[str]]]  # setting -> value -> overrides
@@ -46,7 +46,14 @@ RUN += ["sft.eval_examples=8", "reward.eval_examples=8", "ppo.eval_prompts=8", "
 RUN += ["checkpoint.every_steps=1", f"tracking.others=[{PATH}]"]
 ON_GPU = ["hardware=a100_40g"]
 ON_CPU = ["hardware=cpu", "hardware.dtype=fp32", "zero=stage1"]
-OF_GPU = {"dtype", "stage", "graphs", "zero", "engine"}  # what the run on the CPU does not have
+OF_GPU = {
+    "dtype",
+    "stage",
+    "graphs",
+    "zero",
+    "engine",
+    "ranks",
+}  # what the run on the CPU does not have
 DTYPES = {name: [f"hardware.dtype={name}"] for name in ("fp32", "bf16", "fp16")}
 
 
@@ -96,6 +103,26 @@ DEEPSPEED: Axes = {
     "rollout": {"fast": (), "hf": ["rollout=hf"]},
     **PPO,
     "engine": {"deepspeed": ["zero.engine=deepspeed"]},
+}
+
+SIZES = ["sft.batch_size=12", "reward.batch_size=12", "ppo.mini_batch_size=6"]  # of 2 and 3 ranks
+SIZES += ["ppo.rollout_batch_size=12", "sft.eval_examples=12", "reward.eval_examples=12"]
+SIZES += ["ppo.eval_prompts=12"]
+GROUPS = ["ppo.advantage_estimator=grpo", "ppo.responses_per_prompt=2"]
+SEVERAL: Axes = {
+    "ranks": {str(ranks): [f"hardware.ranks_per_node={ranks}"] for ranks in (2, 3)},
+    "zero": {
+        "stage1_offload": ["zero=stage1", "zero.offload_optimizer=true"],
+        "stage2_offload": ["zero=stage2_offload"],
+        # With the threshold 0 even tiny weights are sharded.
+        "stage3_offload": ["zero=stage3_offload", *FROZEN, "zero.param_persistence_threshold=0"],
+    },
+    "dtype": DTYPES,
+    "kind": {
+        "episodes": [*EVALUATED_EPISODES, *SIZES],
+        "resampled": [*SIZES, *GROUPS, "ppo.resampling_rounds=1"],
+        "lag": [*SIZES, "rollout.lag=1"],
+    },
 }
 
 
@@ -154,9 +181,10 @@ def check(folder: Path, until: float, axes: Axes, row: Row) -> str:
     same = [*RUN, *itertools.chain(*(settings[key] for key in settings.keys() - OF_GPU))]
     how: dict[str, Any] = {"cwd": here, "PYTHONPATH": ROOT}
     whole, killed, cpu = here / "whole", here / "killed", here / "cpu"
-    run = launch_on_gpu(*words, *ON_GPU, f"run_dir={whole}", **how)
-    launch_on_gpu(*words, *ON_GPU, f"run_dir={killed}", KILL_AT="ppo:2", **how)
-    resumed = launch_on_gpu(f"resume={killed}", **how)
+    gpus = {**how, "machine": "3xa100"}
+    run = launch_on_gpu(*words, *ON_GPU, f"run_dir={whole}", **gpus)
+    launch_on_gpu(*words, *ON_GPU, f"run_dir={killed}", KILL_AT="ppo:2", **gpus)
+    resumed = launch_on_gpu(f"resume={killed}", **gpus)
     beside = launch(*same, *ON_CPU, f"run_dir={cpu}", **how)
     failed = [each for each in (run, resumed, beside) if each.returncode]
     if failed:
@@ -182,7 +210,7 @@ def main() -> int:
     until = began + 60 * asked.minutes
     answers: list[str] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for axes in (DEEPSPEED, TORCH):
+        for axes in (SEVERAL, DEEPSPEED, TORCH):
             answers += pool.map(partial(check, folder, until, axes), covering(axes))
     skipped = answers.count("out of time")
     wrong = len([answer for answer in answers if answer]) - skipped

@@ -200,9 +200,10 @@ class Order:
         self._name, self._rank = name, rank
         self._store = store
         self._number = 0
-        self._place = "no collective"
+        self._place = "no line"
         if store is not None:
             store.set_timeout(patience)
+            self._put(0, "none", self._place)
 
     def agree(self, call: str, place: str) -> None:
         """Raise RuntimeError, on all ranks, unless all ranks of the group call the same.
