@@ -98,12 +98,20 @@ def check_attention(dtype: str, group: int, size: int, capability: int) -> None:
     kernel = compile_aligned(
         attention_triton.attend, signature, fixed, set(), **how, options=options
     )
-    assert "i64" in str(kernel.asm["ttir"]), f"{heads}: rows need 64 bits"
+    assert count_narrow_products(kernel) == 3, f"{heads}: only offsets of heads fit 32 bits"
     signature = {"parts": parts, "positions": "*i64", "out": f"*{dtype}", "chunks": "i32"}
     how["name"] = f"combine, {heads}"
     options["num_warps"] = 1
     sizes = {"SIZES": fixed["SIZES"]}
-    compile_aligned(attention_triton.combine, signature, sizes, {"chunks"}, **how, options=options)
+    kernel = compile_aligned(
+        attention_triton.combine, signature, sizes, {"chunks"}, **how, options=options
+    )
+    assert count_narrow_products(kernel) == 0, f"{heads}: rows need 64 bits"
+
+
+def count_narrow_products(kernel: CompiledKernel) -> int:
+    """Return the number of products of two scalars of 32 bits, such as head * stride."""
+    return len(re.findall(r"arith\.muli .*: i32\b", str(kernel.asm["ttir"])))
 
 
 def check_logprobs(name: str, dtype: str) -> None:
