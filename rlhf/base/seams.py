@@ -133,15 +133,10 @@ class AverageKernel(Protocol):
         """Update averages: average += new * (weight - average), with weights in 16-bit halves."""
 
 
-def padded_vocabulary(size: int) -> int:
-    """Return the logits per row in memory with which each row on a GPU begins at 16 bytes."""
-    return -(-size // 16) * 16
-
-
 class LogprobsKernel(Protocol):
     """A kernel that computes log-probs from logits (N, V), and the gradient of the logits.
 
-    On a GPU rows may be padded to ``padded_vocabulary`` logits; the padding is overwritten.
+    On a GPU rows may be padded to a multiple of 16 logits; the padding is overwritten.
     """
 
     def reduce_logits(

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.base.seams import LogprobsKernel, padded_vocabulary
+from rlhf.base.seams import LogprobsKernel
 from rlhf.base.types import LogprobOptions, TokenLogprobs
 from rlhf.options import kernels_for
 from rlhf.options.cpu_kernels.cpu_layers import apply_linear
 
+ALIGNMENT = 16  # rows of logits on a GPU start at multiples of this, so that reads are wide
 LEAST_LOG = -1e4  # replaces log 0, so that 0 log 0 = 0; its exp is 0
 
 
@@ -165,10 +166,11 @@ def _block_logits(
     hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, column: slice
 ) -> Tensor:
     weight_WH, bias_W = weight_VH[column], None if bias_V is None else bias_V[column]
-    size, padded = len(weight_WH), padded_vocabulary(len(weight_WH))
-    if size == padded or hidden_RH.device.type == "cpu":
+    padding = -len(weight_WH) % ALIGNMENT
+    if not padding or hidden_RH.device.type == "cpu":
         return apply_linear(hidden_RH, weight_WH, bias_W)
-    logits_RW = hidden_RH.new_empty(len(hidden_RH), padded)[:, :size]
+    size = len(weight_WH)
+    logits_RW = hidden_RH.new_empty(len(hidden_RH), size + padding)[:, :size]
     if bias_W is None:
         return torch.mm(hidden_RH, weight_WH.T, out=logits_RW)
     return torch.addmm(bias_W, hidden_RH, weight_WH.T, out=logits_RW)

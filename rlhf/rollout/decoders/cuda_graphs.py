@@ -6,7 +6,7 @@ Shapes: B = rows in use, R = rows of a graph or of the KV cache, N = requests, T
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -58,11 +58,6 @@ class _Step(NamedTuple):
     logits_RV: Tensor | None  # only with top-p: some rows are drawn from them after the step
 
 
-class _Graph(NamedTuple):
-    graph: torch.cuda.CUDAGraph
-    step: _Step  # memory that each replay overwrites
-
-
 class GraphedDecoder(KvCache):
     """A ``DrawingDecoder`` that captures the step of each shape once and then replays it.
 
@@ -95,7 +90,7 @@ class GraphedDecoder(KvCache):
         # The newest token of each row (the fields of Newest) on the GPU, and the host's copy.
         self._newest_4R = torch.zeros((4, extent.rows), dtype=torch.long, device=device)
         self._newest: list[Newest] = []
-        self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._replays: dict[tuple[int, int], Callable[[], _Step]] = {}
         # Graphs can share one memory pool, since no two are replayed at the same time.
         self._pool = torch.cuda.graph_pool_handle()
         self._has_room = True
@@ -122,17 +117,13 @@ class GraphedDecoder(KvCache):
         rows = min(1 << (used - 1).bit_length(), self._extent.rows)
         whole = self._decoder.reads_whole_columns
         columns = _round_up_columns(longest) if whole else self._extent.columns
-        graph = self._get_graph(rows, columns, last=longest - 1)
+        replay = self._get_replay(rows, columns, last=longest - 1)
         if newest != self._newest:
             # Unused rows write to their column 0, which the next prompt in the row overwrites.
             unused = [Newest(0, 0, 0, 0)] * (self._extent.rows - used)
             state_4R = torch.tensor([*newest, *unused]).T.contiguous()
             self._newest_4R.copy_(state_4R.pin_memory(), non_blocking=True)
-        if graph is None:
-            step = self._decode_step(rows, columns)
-        else:
-            graph.graph.replay()
-            step = graph.step
+        step = self._decode_step(rows, columns) if replay is None else replay()
         drawn_2B = step.drawn_2R[:, :used].cpu()
         if step.logits_RV is not None:
             self._draw_large_nuclei(drawn_2B, step.logits_RV, newest)
@@ -189,23 +180,23 @@ class GraphedDecoder(KvCache):
         self._newest_4R[0, rows_N] = drawn.tokens_B
         drawn_2B[:, lacking] = stack_token_logprobs(drawn).cpu()
 
-    def _get_graph(self, rows: int, columns: int, *, last: int) -> _Graph | None:
-        """Return the graph of this shape, captured on first use; None if GPU memory ran out.
+    def _get_replay(self, rows: int, columns: int, *, last: int) -> Callable[[], _Step] | None:
+        """Return the replay of this shape, captured on first use; None if GPU memory ran out.
 
         A capture overwrites the newest tokens, and the unused column ``last`` of the KV cache.
         """
-        if (rows, columns) not in self._graphs and self._has_room:
+        if (rows, columns) not in self._replays and self._has_room:
             try:
-                self._graphs[rows, columns] = self._capture_graph(rows, columns, last=last)
+                self._replays[rows, columns] = self._capture_graph(rows, columns, last=last)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
                 self._has_room = False
                 logger.warning(NO_ROOM)
             self._newest = []
-        return self._graphs.get((rows, columns))
+        return self._replays.get((rows, columns))
 
-    def _capture_graph(self, rows: int, columns: int, *, last: int) -> _Graph:
+    def _capture_graph(self, rows: int, columns: int, *, last: int) -> Callable[[], _Step]:
         # The warm-up step writes to column ``last``, which is written again before it is read.
         self._newest_4R.zero_()[1] = last
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -216,4 +207,9 @@ class GraphedDecoder(KvCache):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             step = self._decode_step(rows, columns)
-        return _Graph(graph, step)
+
+        def replay() -> _Step:
+            graph.replay()
+            return step
+
+        return replay

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlhf.base.seams import padded_vocabulary
 from rlhf.base.types import LogprobOptions
 from rlhf.models.output_layer import (
+    ALIGNMENT,
     GPU_BLOCK,
     GPU_GRADIENT_BLOCK,
     Block,
@@ -175,7 +175,7 @@ def test_each_device_has_its_kernel_and_only_a_cpu_draws(traffic: Traffic) -> No
 def padded(logits_NV: Tensor) -> Tensor:
     """Copy logits to rows that begin at 16 bytes; the padding is hostile."""
     rows, size = logits_NV.shape
-    padded_NP = logits_NV.new_full((rows, padded_vocabulary(size)), torch.nan)
+    padded_NP = logits_NV.new_full((rows, size + -size % ALIGNMENT), torch.nan)
     padded_NP[:, :size] = logits_NV
     return padded_NP[:, :size]
 
