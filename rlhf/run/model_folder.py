@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from rlhf.base.atomic import replace_atomically, retry_transient_errors
@@ -70,27 +72,43 @@ def save_from_stream(
     folder: Path, model: PreTrainedModel, stream: Stream, *, shard_bytes: int
 ) -> None:
     """Write config and weights of ``model`` as transformers does, with weights from ``stream``."""
-    from transformers.core_model_loading import WeightConverter
-
-    conversions = getattr(model, "_weight_conversions", None) or []
-    if any(isinstance(conversion, WeightConverter) for conversion in conversions):
-        # A tensor of the file combines several tensors of the model (experts): collect all first.
-        state = {name: tensor.to("cpu", copy=True) for name, tensor in stream}
-        model.save_pretrained(folder, state_dict=state, max_shard_size=shard_bytes)
-        return
     model.save_pretrained(folder, state_dict={})
     (folder / "model.safetensors").unlink(missing_ok=True)
-    write_shards(folder, _rename_to_saved_names(model, stream), shard_bytes)
+    write_shards(folder, rename_to_saved_names(model, stream), shard_bytes)
 
 
-def _rename_to_saved_names(model: PreTrainedModel, stream: Stream) -> Iterator[NamedTensor]:
-    """Yield the tensors of ``stream`` with the names that transformers gives them in files."""
-    from transformers.core_model_loading import revert_weight_conversion
+def rename_to_saved_names(model: PreTrainedModel, stream: Stream) -> Iterator[NamedTensor]:
+    """Yield the tensors of ``stream`` with the names that transformers gives them in files.
+
+    If tensors of the file are parts of one tensor of the model (experts), all are collected first.
+    """
+    from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
     left_out = set(model._keys_to_ignore_on_save or ())
+    kept = ((name, tensor) for name, tensor in stream if name not in left_out)
+    groups: Iterable[dict[str, Tensor]] = ({name: tensor} for name, tensor in kept)
+    conversions = getattr(model, "_weight_conversions", None) or []
+    if any(isinstance(conversion, WeightConverter) for conversion in conversions):
+        groups = [{name: tensor.to("cpu", copy=True) for name, tensor in kept}]
+    for group in groups:
+        yield from revert_weight_conversion(model, group).items()
+
+
+def hold_tensors(
+    stream: Stream, *, most_bytes: int, device: torch.device
+) -> Iterator[dict[str, Tensor]]:
+    """Yield copies on ``device`` of the tensors, at most ``most_bytes`` (or one tensor) at a time.
+
+    The dict is emptied when the next one is requested.
+    """
+    held: dict[str, Tensor] = {}
     for name, tensor in stream:
-        if name not in left_out:
-            yield from revert_weight_conversion(model, {name: tensor}).items()
+        beat()
+        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > most_bytes:
+            yield held
+            held.clear()
+        held[name] = tensor.to(device, copy=True).contiguous()
+    yield held
 
 
 def write_shards(
@@ -99,25 +117,15 @@ def write_shards(
     """Write files of at most ``shard_bytes`` (or of a single larger tensor), and their index."""
     from safetensors.torch import save_file
 
-    held: dict[str, Tensor] = {}
     shards: list[list[str]] = []
     sizes = {"total_size": 0, "total_parameters": 0}
-
-    def write_held_tensors() -> None:
-        file = folder / f"{len(shards)}.part"
-        retry_transient_errors(lambda: save_file(held, file, metadata={"format": "pt"}))
+    for held in hold_tensors(stream, most_bytes=shard_bytes, device=torch.device("cpu")):
+        part = folder / f"{len(shards)}.part"
+        retry_transient_errors(partial(save_file, held, part, metadata={"format": "pt"}))
         shards.append(list(held))
-        held.clear()
+        sizes["total_size"] += sum(tensor.nbytes for tensor in held.values())
+        sizes["total_parameters"] += sum(tensor.numel() for tensor in held.values())
         after_file()
-
-    for name, tensor in stream:
-        beat()
-        if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > shard_bytes:
-            write_held_tensors()
-        held[name] = tensor.to("cpu", copy=True).contiguous()
-        sizes["total_size"] += tensor.nbytes
-        sizes["total_parameters"] += tensor.numel()
-    write_held_tensors()
     if len(shards) == 1:
         (folder / "0.part").rename(folder / "model.safetensors")
         return

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlhf.models.build import build_actor
+from rlhf.models.sources import ModelSource
 from rlhf.run.model_folder import save_from_stream, tensors_to_save
 from tests.models_on_disk import FAMILIES, small_tokenizer, source_of
 
@@ -37,6 +38,24 @@ def test_a_folder_is_that_of_transformers(family: str, shard_bytes: int, tmp_pat
     torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
     assert (len(files) == 1) == (shard_bytes == 10**9)
     assert not list((tmp_path / "streamed").glob("*.part"))
+
+
+@pytest.mark.parametrize("shard_bytes", [3000, 10**9])
+def test_experts_have_their_own_names(shard_bytes: int, tmp_path: Path) -> None:
+    """The model holds all experts of a layer in one tensor, the file each in its own."""
+    fields = {"model_type": "mixtral", "hidden_size": 16, "intermediate_size": 16}
+    fields |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    fields |= {"num_local_experts": 3}
+    source = ModelSource(key="model", path=None, architecture=fields)
+    model = build_actor(source, small_tokenizer(), seed=1)
+    model.save_pretrained(tmp_path / "expected")
+    stream = iter(tensors_to_save(model).items())
+    save_from_stream(tmp_path, model, stream, shard_bytes=shard_bytes)
+    saved = {n: t for f in tmp_path.glob("*.safetensors") for n, t in load_file(f).items()}
+    expected = load_file(tmp_path / "expected" / "model.safetensors")
+    assert any(".experts.2." in name for name in saved)
+    assert saved.keys() == expected.keys()
+    assert all(saved[name].equal(tensor) for name, tensor in expected.items())
 
 
 def test_files_keep_to_their_size_and_are_written_as_soon_as_they_are_full(tmp_path: Path) -> None:
