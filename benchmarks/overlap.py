@@ -106,7 +106,7 @@ def server(python: Path | None, folder: Path, dtype: str) -> Iterator[None]:
     names = {"bf16": "bfloat16", "fp32": "float32"}
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(folder / "policy"), "--host", "127.0.0.1", "--port", str(PORT)]
-    command += ["--logprobs-mode", "processed_logprobs", "--no-enable-prefix-caching"]
+    command += ["--logprobs-mode", "processed_logprobs"]
     command += ["--dtype", names[dtype], "--max-model-len", "256"]
     later = cores[len(cores) // 2 :]
     settings = {
@@ -132,7 +132,7 @@ def wait_for_server(process: subprocess.Popen[bytes], log: Path) -> None:
         RuntimeError: if it ends; its last words are in the message.
     """
     from rlhf.base.errors import RolloutError
-    from rlhf.options.vllm.vllm_server import VllmClient
+    from rlhf.options.vllm.vllm_client import VllmClient
 
     while True:
         try:

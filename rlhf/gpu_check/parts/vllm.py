@@ -15,7 +15,7 @@ from shutil import which
 from rlhf.base.errors import RolloutError
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, skipped_finding
 from rlhf.gpu_check.runs import limit_of_run, run_to_end
-from rlhf.options.vllm.vllm_server import START, VllmClient
+from rlhf.options.vllm.vllm_client import START, VllmClient
 from rlhf.phases.ppo.logprob_reuse import MISMATCH
 
 LIMITS = "--host 127.0.0.1 --gpu-memory-utilization 0.3 --max-model-len 512"

@@ -103,6 +103,7 @@ class EpisodeRollout:
         while self._ranks.any(bool(active)):
             rows = active or episodes[:1]
             responses = self._backend.generate(actor, self._build_turn_prompts(prompts, rows))
+            prompts = prompts._replace(continues=True)
             measures = responses.logprobs_BT is not None
             if not active:
                 continue
@@ -120,7 +121,8 @@ class EpisodeRollout:
         size = self._limits.turn
         draws = [prompts.draws_BT[e.index, e.first_draw :][:size] for e in episodes]
         texts = [prompts.texts[episode.index] for episode in episodes]
-        return PromptBatch(ids_BP, attend_BP, torch.stack(draws), texts, step=prompts.step)
+        filled = prompts._replace(ids_BP=ids_BP, attend_BP=attend_BP, draws_BT=torch.stack(draws))
+        return filled._replace(texts=texts, columns=None, seeds=None)
 
 
 def _split_into_rows(responses: Responses) -> list[Sampled]:

@@ -30,7 +30,7 @@ from rlhf.options.lora.lora import (
 )
 from rlhf.phases.shared.exporting import Export
 from rlhf.phases.shared.model_checks import build_weightless_model
-from rlhf.run.model_folder import save_from_stream, tensors_to_save
+from rlhf.run.model_folder import tensors_to_save
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -103,17 +103,10 @@ def find_export(config: RunConfig, engine: Engine, source: ModelSource | None) -
     if not has_adapters(model):
         return None
     if source is None or config.lora.export is LoraExport.merged:
-        return Export(model, engine, tensors_to_save(model), _save_merged)
+        return Export(model, engine, tensors_to_save(model), change=merge_adapters_in_stream)
     assert source.path is not None, "the checks refuse adapters on random weights"
     save = partial(_save_adapter, base=source.path, revision=source.revision)
     return Export(model, engine, select_adapter_tensors(model), save)
-
-
-def _save_merged(
-    folder: Path, model: Any, stream: Iterable[tuple[str, Tensor]], *, shard_bytes: int
-) -> None:
-    merged = merge_adapters_in_stream(model, stream)
-    save_from_stream(folder, model, merged, shard_bytes=shard_bytes)
 
 
 def _save_adapter(

@@ -18,7 +18,7 @@ class ServerConfig:
     timeout_seconds: float = key(SECONDS)
     """Longest time for one answer: a response, or loading the weights."""
     weights_dir: str | None
-    """Folder in which both processes see the weights; null: a temporary folder of this machine."""
+    """Folder for weights that do not go by NCCL; null: a temporary folder of this machine."""
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,8 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.run.model_card import origin_sections, python_example
 from rlhf.run.model_folder import (
     SHARD_BYTES,
-    copy_folder_permissions,
+    Stream,
+    rename_to_saved_names,
     save_from_stream,
     save_model,
     tensors_to_save,
@@ -32,6 +33,7 @@ class Export(NamedTuple):
     tensors: Mapping[str, Tensor]
     save: Callable[..., None] = save_from_stream  # writes config and streamed weights on rank 0
     write_more: Callable[[Path], None] | None = None  # writes further files on rank 0
+    change: Callable[[Any, Stream], Stream] = lambda _, stream: stream  # before saving
 
     def write(self, folder: Path | None, *, shard_bytes: int = SHARD_BYTES) -> None:
         """Write config and weights into ``folder`` on rank 0; all other ranks must pass None.
@@ -43,9 +45,14 @@ class Export(NamedTuple):
             for _ in stream:
                 pass
             return
-        self.save(folder, self.model, stream, shard_bytes=shard_bytes)
+        self.save(folder, self.model, self.change(self.model, stream), shard_bytes=shard_bytes)
         if self.write_more is not None:
             self.write_more(folder)
+
+    def stream(self) -> Stream:
+        """Yield the names and tensors that ``write`` writes, on rank 0; others call ``write``."""
+        stream = self.engine.stream_state(self.tensors)
+        return rename_to_saved_names(self.model, self.change(self.model, stream))
 
 
 def build_export(config: RunConfig, engine: Engine, source: ModelSource | None = None) -> Export:
@@ -60,16 +67,6 @@ def build_export(config: RunConfig, engine: Engine, source: ModelSource | None =
             return export
     model: Any = engine.module.pretrained
     return Export(model, engine, tensors_to_save(model))
-
-
-def write_weights(config: RunConfig, engine: Engine, folder: Path | None) -> None:
-    """Write all weights of the engine's language model, for a server that samples from it.
-
-    Every rank must call this; only rank 0 passes ``folder``. ZeRO-3 gathers one tensor at a time.
-    """
-    build_export(config, engine).write(folder)
-    if folder is not None:
-        copy_folder_permissions(folder)  # the server may run as another user
 
 
 def store_sampling_settings(model: Any, rollout: RolloutConfig) -> None:

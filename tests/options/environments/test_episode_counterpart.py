@@ -29,6 +29,7 @@ from rlhf.options.environments.process_pool import LocalPool
 from rlhf.options.environments.responses import EnvironmentPartner
 from rlhf.options.environments.turns import Turns, turns_of
 from rlhf.phases.shared.backends import build_rollout_backend
+from rlhf.rollout.hf import HfRollout
 from tests.plain_engine import PlainEngine
 
 Compose = Callable[[list[str]], DictConfig]
@@ -167,6 +168,24 @@ def test_every_backend_has_the_same_episodes(config: RunConfig) -> None:
     for row in rows:
         expected, found = row_of(fast, row), row_of(hf, row)
         assert expected[:4] + expected[5:] == found[:4] + found[5:]
+
+
+def test_later_turns_say_that_they_continue(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server then keeps its weights and its prefix cache."""
+    said: list[bool] = []
+    generate = HfRollout.generate
+
+    def listen(backend: HfRollout, actor: Any, prompts: PromptBatch) -> Responses:
+        said.append(prompts.continues)
+        return generate(backend, actor, prompts)
+
+    monkeypatch.setattr(HfRollout, "generate", listen)
+    rollout = replace(config.rollout, backend=Backend.hf, reuse_logprobs="never")
+    turns = turns_in(episodes_of(replace(config, rollout=rollout), [1, 2])).turn_BT
+    assert said == [False] + [True] * int(turns.max())
+    assert len(said) > 1
 
 
 def test_no_text_is_encoded_again(config: RunConfig) -> None:

