@@ -30,28 +30,25 @@ def file_identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, Ide
 
 
 def check_files(
-    folder: Path,
-    files: Mapping[str, Identity],
-    *,
-    skip: Container[str] = (MANIFEST,),
-    share: slice = slice(None),
+    folder: Path, files: Mapping[str, Identity], *, skip: Container[str] = (MANIFEST,)
 ) -> None:
-    """Raise a CheckpointError unless ``folder`` has exactly ``files``, apart from ``skip``.
-
-    Contents are compared only in the ``share`` of the files.
-    """
+    """Raise a CheckpointError unless ``folder`` has exactly ``files``, apart from ``skip``."""
     if odd := sorted(set(_file_paths(folder, skip)) ^ set(files)):
         raise CheckpointError(f"{folder / odd[0]} is missing, or not in {MANIFEST}.")
-    for name, expected in [*files.items()][share]:
+    for name, expected in files.items():
         path = folder / name
         if path.stat().st_size != expected[0] or file_identity(path) != expected:
             raise CheckpointError(f"{path} is damaged: it is not what was written.")
 
 
 def _file_paths(folder: Path, skip: Container[str]) -> Iterator[str]:
-    """Yield relative paths of the files in ``folder``, except ``skip`` and hidden files."""
+    """Yield relative paths of the files in ``folder``, except hidden files.
+
+    ``skip`` has paths of files, and names of files and folders in ``folder``, to leave out.
+    """
     for path in folder.rglob("*"):
         parts = path.relative_to(folder).parts
+        name = "/".join(parts)
         is_hidden = any(part.startswith(".") for part in parts)
-        if parts[0] not in skip and not is_hidden and path.is_file():
-            yield "/".join(parts)
+        if parts[0] not in skip and name not in skip and not is_hidden and path.is_file():
+            yield name

@@ -43,6 +43,7 @@ from rlhf.run.model_folder import SHARD_BYTES, write_shards
 STATE_JSON = "state.json"
 GIB = 1 << 30
 RANK_FILE_BYTES = SHARD_BYTES // 8  # eight ranks of a node hold as much in memory as one rank
+Streams = Mapping[str, Iterable[TensorSlice]]  # this rank's slices of each engine's tensors
 ALONE = Ranks()
 
 
@@ -96,7 +97,7 @@ def checkpoint_folder(phase_dir: Path, step: int) -> Path:
 def write_checkpoint(
     phase_dir: Path,
     step: int,
-    streams: Mapping[str, Iterable[TensorSlice]],
+    streams: Streams,
     state: Mapping[str, Any],
     *,
     wanted_bytes: int,
@@ -127,9 +128,7 @@ def write_checkpoint(
         return cleanup.enter_context(replace_atomically(folder))
 
     def finish() -> None:
-        retry_transient_errors(
-            lambda: _write_state_and_manifest(building, {"step": step, **state}, files)
-        )
+        retry_transient_errors(lambda: _write_json_files(building, {"step": step, **state}, files))
         cleanup.close()
         retry_transient_errors(lambda: _flush_folder(folder.parent))
 
@@ -152,19 +151,15 @@ def write_checkpoint(
         ) from error
 
 
-def _write_share(
-    building: Path, streams: Mapping[str, Iterable[TensorSlice]], ranks: Ranks
-) -> dict[str, Identity]:
+def _write_share(building: Path, streams: Streams, ranks: Ranks) -> dict[str, Identity]:
     """Write this rank's slices of each engine; return the identities of the files, by path."""
     files = {}
-    own, shard_bytes = f"rank-{ranks.rank:05}", RANK_FILE_BYTES
-    if ranks.size == 1:
-        own, shard_bytes = "", SHARD_BYTES
+    limit = SHARD_BYTES if ranks.size == 1 else RANK_FILE_BYTES
     for engine, stream in streams.items():
-        folder = building / engine / own
+        folder = building / engine / (f"rank-{ranks.rank:05}" if ranks.size > 1 else "")
         folder.mkdir(parents=True)
         named = ((f"{name}@{start}" if start else name, each) for name, start, each in stream)
-        write_shards(folder, named, shard_bytes, ranks.report_progress)
+        write_shards(folder, named, limit, ranks.report_progress)
         for path in folder.iterdir():
             identity = retry_transient_errors(partial(file_identity, path, flush=True))
             files[path.relative_to(building).as_posix()] = identity
@@ -172,9 +167,7 @@ def _write_share(
     return files
 
 
-def _write_state_and_manifest(
-    building: Path, state: Mapping[str, Any], files: Mapping[str, Identity]
-) -> None:
+def _write_json_files(building: Path, state: Mapping[str, Any], files: dict[str, Identity]) -> None:
     """Write the state and the manifest beside the tensors, and flush both to the drive."""
     (building / STATE_JSON).write_text(json.dumps(state), encoding="utf-8")
     listed = {**files, STATE_JSON: file_identity(building / STATE_JSON, flush=True)}
@@ -209,19 +202,18 @@ def find_latest_intact_checkpoint(
 
 
 def load_checkpoint(folder: Path, ranks: Ranks = ALONE) -> Checkpoint:
-    """Return the checkpoint in ``folder``; a CheckpointError names a missing or damaged file.
-
-    Each rank verifies a share of the files.
-    """
-    return ranks.together(lambda: _load_verified(folder, slice(ranks.rank, None, ranks.size)))[0]
+    """Return the checkpoint in ``folder``; a CheckpointError names a missing or damaged file."""
+    return ranks.together(lambda: _load_verified(folder, ranks))[0]
 
 
-def _load_verified(folder: Path, share: slice) -> Checkpoint:
+def _load_verified(folder: Path, ranks: Ranks) -> Checkpoint:
+    """Return the checkpoint in ``folder`` if this rank's share of its files is intact."""
     manifest = folder / MANIFEST
     if (files := read_json(manifest, {OTHERS: [int, str]})) is None:
         raise CheckpointError(f"{manifest} is missing.")
     try:
-        check_files(folder, files, share=share)
+        own = dict([*files.items()][ranks.rank :: ranks.size])
+        check_files(folder, own, skip={MANIFEST, *files} - own.keys())
         state = json.loads((folder / STATE_JSON).read_text(encoding="utf-8"))
         found = Checkpoint(folder, state["step"], state)
         if folder != checkpoint_folder(folder.parents[1], found.step):
