@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from rlhf.config.choices import Phase
@@ -83,10 +84,13 @@ class PhasePlan:
 def choose_phase_plan(plans: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePlan:
     """Return the fastest plan that fits, or of equally fast plans the one with the least memory.
 
-    If no plan fits, return the plan with the least memory.
+    If no plan fits, return the plan with the least memory. On a GPU only steps are compared,
+    because the rest of a short phase would hide them.
     """
+    machine = scene.at.machine
     fitting = [plan for plan in plans if plan.peak_bytes <= scene.memory_limit]
-    fast = select_fastest(fitting, scene.at.machine) if fitting else plans
+    seconds = (lambda plan: sum(plan.step_seconds.values())) if machine.is_gpu else SECONDS
+    fast = select_fastest(fitting, machine, seconds) if fitting else plans
     return min(fast, key=lambda plan: plan.peak_bytes)
 
 
@@ -103,19 +107,22 @@ class Estimated(Protocol):
 
 
 T = TypeVar("T", bound=Estimated)
+SECONDS: Callable[[Estimated], float] = attrgetter("seconds")
 
 
-def select_fastest(plans: Sequence[T], machine: Machine) -> list[T]:
+def select_fastest(
+    plans: Sequence[T], machine: Machine, seconds: Callable[[T], float] = SECONDS
+) -> list[T]:
     """Return the plans that are as fast as the fastest plan, in their order.
 
     On a GPU, plans that are up to 5 % slower count as equally fast, because times are estimates.
     Plans that fill more than 93 % of the GPU are skipped, unless all others are over 25 % slower.
     """
-    fastest = min(plan.seconds for plan in plans)
+    fastest = min(map(seconds, plans))
     if not machine.is_gpu:
-        return [plan for plan in plans if plan.seconds == fastest]
+        return [plan for plan in plans if seconds(plan) == fastest]
     worth = fastest * (1 + ROOM)
     roomy = [each for each in plans if each.peak_bytes <= machine.memory * FILLED]
-    plans = [each for each in roomy if each.seconds <= worth] or plans
-    most = min(plan.seconds for plan in plans) * (1 + SLACK)
-    return [plan for plan in plans if plan.seconds <= most]
+    plans = [each for each in roomy if seconds(each) <= worth] or plans
+    most = min(map(seconds, plans)) * (1 + SLACK)
+    return [plan for plan in plans if seconds(plan) <= most]

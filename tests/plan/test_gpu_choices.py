@@ -118,6 +118,22 @@ def test_of_equally_fast_micro_batches_the_smallest_is_taken(compose: Compose) -
     assert smaller.seconds > 1.05 * largest.seconds
 
 
+def test_a_short_phase_does_not_hide_its_steps(compose: Compose) -> None:
+    """Building the model takes longer than seven steps, and small passes cost only launches."""
+    words = (
+        "experiment=smoke",
+        "hardware=a100_40g",
+        "zero=stage1",
+        "phase=sft",
+        "sft.batch_size=16",
+    )
+    config = run_of(compose, *words)
+    load = replace(assume_loads(config)[Phase.sft], lengths=(20, 25, 30), steps=7, held_out=8)
+    (plan,) = plan_run(config, {Phase.sft: load}).phases
+    assert sum(plan.other_seconds.values()) > 20 * plan.steps * plan.step_seconds["train"]
+    assert plan.micro_batch == 16
+
+
 def test_gradients_of_many_micro_batches_are_rounded(compose: Compose) -> None:
     words = ("model=opt_125m", "hardware=a100_80g", "phase=sft", "sft.batch_size=1024")
     (warning,) = plan_of(compose, *words, "zero=stage1", "sft.micro_batch_size=1").warnings
