@@ -123,21 +123,25 @@ def test_a_collective_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch
     assert found == ["reduce-scatter in torch.bfloat16"]
 
 
-@pytest.mark.parametrize(("kept", "verdict"), [(0, "passed"), (2 << 20, "failed")])
+@pytest.mark.parametrize(
+    ("mib", "growth", "verdict"),
+    [([0, 0, 0, 0], 0, "passed"), ([9, 9, 8, 9], -1, "passed"), ([1, 2, 3, 5], 1, "failed")],
+)
 def test_memory_that_grows_with_every_step(
-    kept: int, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    mib: list[int], growth: int, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Graphs and KV cache come with the first steps, and stay; later steps must free theirs."""
+    """Graphs and KV cache come with the first steps, or with rows of another number, and stay."""
     config = SimpleNamespace(ppo=SimpleNamespace(rollout_batch_size=2))
     trainer = SimpleNamespace(generate_experience=str, train_rlhf=str)
-    live = iter([1 << 30, 2 << 30, *((2 << 30) + kept * step for step in range(1, 5))])
+    live = iter([1 << 30, 2 << 30, *((2 << 30) + (each << 20) for each in mib)])
     monkeypatch.setattr(memory, "load_run", lambda _: config)
     monkeypatch.setattr(memory, "RLHFEngine", lambda _: SimpleNamespace(prompts=lambda *_, **__: 0))
     monkeypatch.setattr(memory, "PPOTrainer", lambda *_: trainer)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: next(live))
     found = memory._check_growth(tmp_path)
     assert found.verdict == verdict
-    assert found.figure == f"2.000 GiB after step 2, {4 * kept / 2**20:+.1f} MiB later"
+    assert found.numbers["growth_bytes"] == growth << 20
+    assert found.figure.startswith("2.000 GiB after step 2, ")
 
 
 SERVER = """#!{python}

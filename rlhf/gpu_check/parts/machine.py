@@ -11,7 +11,7 @@ import torch
 from rlhf.base.versions import installed_version
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.machine_rates import GIB
-from rlhf.engine.devices import check_gpus, read_driver_version, resolve_dtype
+from rlhf.engine.devices import read_driver_version, resolve_dtype
 from rlhf.gpu_check.rows import (
     CARD,
     CheckSetting,
@@ -32,7 +32,7 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
     yield Task(CARD, _describe_card)
     yield Task("free memory", _check_free_memory)
     yield Task("driver and CUDA", _describe_driver)
-    yield Task("kernels of torch", _check_torch_kernels)
+    yield Task("kernels of torch", lambda: measured_finding(", ".join(torch.cuda.get_arch_list())))
     yield Task("a product", _check_matmul)
     yield Task("hardware=auto", _check_auto_profile)
     yield Task("host", _describe_host)
@@ -56,11 +56,6 @@ def _check_free_memory() -> Finding:
 def _describe_driver() -> Finding:
     cuda = torch.version.cuda or torch.version.hip
     return measured_finding(f"driver {read_driver_version() or 'unknown'}, CUDA {cuda} of torch")
-
-
-def _check_torch_kernels() -> Finding:
-    check_gpus(1)
-    return checked_finding(True, ", ".join(torch.cuda.get_arch_list()), "the card's, or older")
 
 
 def _check_matmul() -> Finding:

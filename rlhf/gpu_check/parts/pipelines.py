@@ -56,7 +56,11 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
         # Two at a time, since each of these runs uses all GPUs.
         shared, pool = f"TINY STORED hardware.ranks_per_node={ranks}", ThreadPoolExecutor(2)
     started = {
-        name: pool.submit(run_to_end, setting.folder / _folder_name(name), f"{shared} {words}")
+        name: pool.submit(
+            run_to_end,
+            setting.folder / name.replace(",", "").replace(" ", "_"),
+            f"{shared} {words}",
+        )
         for name, words in words_by_run(setting.part).items()
     }
     reference = next(iter(started.values()))
@@ -81,10 +85,6 @@ def words_by_run(part: str) -> dict[str, str]:
 
 def _precision(name: str) -> Dtype:
     return Dtype(name.rpartition(" ")[2])
-
-
-def _folder_name(name: str) -> str:
-    return name.lower().replace(",", "").replace(" ", "_")
 
 
 def last_losses(ended: EndedRun) -> Losses:
