@@ -101,9 +101,9 @@ def limit_of_run() -> float:
     return max(LEAST_LIMIT, TIMES_SLOWEST * max(RUN_SECONDS))
 
 
-def resume_run(run_dir: Path) -> EndedRun:
+def resume_run(run_dir: Path, *words: str) -> EndedRun:
     """Resume the run in ``run_dir``, and wait for its end, as ``run_to_end`` does."""
-    return _run_launcher(run_dir, [f"resume={run_dir}"])
+    return _run_launcher(run_dir, [f"resume={run_dir}", *words])
 
 
 def _run_launcher(run_dir: Path, words: Sequence[str]) -> EndedRun:

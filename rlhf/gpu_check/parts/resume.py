@@ -16,6 +16,7 @@ from rlhf.gpu_check.runs import SIDE_BY_SIDE, differing_files, resume_run, run_t
 from rlhf.run.tracker import Tracker
 
 KILLED_PHASE, KILLED_STEP = "ppo", 2
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG=:4096:8"  # makes cuBLAS deterministic; CUDA's start reads it
 EXPECTED = "equal bit for bit: weights, metrics, samples"
 
 
@@ -28,7 +29,6 @@ class KillOnce(Tracker):
 
     def __init__(self, _: Any, run_dir: Path) -> None:
         self._killed = _killed_marker_file(run_dir)
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS is first called
         torch.use_deterministic_algorithms(True, warn_only=True)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002
@@ -45,12 +45,10 @@ def _killed_marker_file(run_dir: Path) -> Path:
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield a task for each training engine that can run here."""
-    found = {
-        name: SIDE_BY_SIDE.submit(
-            _compare_with_killed_run, setting.folder / name.partition(",")[0], f"KILLED {words}"
-        )
-        for name, words in words_by_run(setting.part).items()
-    }
+    found = {}
+    for name, words in words_by_run(setting.part).items():
+        place = setting.folder / name.partition(",")[0], f"KILLED {CUBLAS} {words}"
+        found[name] = SIDE_BY_SIDE.submit(_compare_with_killed_run, *place)
     yield from (Task(name, each.result) for name, each in found.items())
 
 
@@ -58,8 +56,8 @@ def _compare_with_killed_run(folder: Path, words: str) -> Finding:
     folder.mkdir()
     killed = run_to_end(folder / "killed", words)
     if not killed.code or not _killed_marker_file(killed.run_dir).exists():
-        return checked_finding(False, "it was not killed", EXPECTED)
-    _ = resume_run(killed.run_dir).result  # a run that failed raises here
+        return checked_finding(False, f"it was not killed: {killed.last_line}", EXPECTED)
+    _ = resume_run(killed.run_dir, CUBLAS).result  # a run that failed raises here
     whole = _run_without_kill(folder / "whole", words)
     if not (found := differing_files(killed.run_dir, whole)):
         return checked_finding(True, "equal", EXPECTED)
