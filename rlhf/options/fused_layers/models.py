@@ -36,9 +36,10 @@ def require_fitting_layers(fields: Mapping[str, Any]) -> None:
     """Raise CapabilityError if Liger does not fit a model whose config has these ``fields``."""
     kind, activation = fields.get("model_type"), fields.get("hidden_act", "silu")
     if kind not in FAMILIES or activation != "silu":
+        found = f"hidden_act={activation}" if kind in FAMILIES else f"model_type={kind}"
         raise CapabilityError(
-            f"fused_layers=liger: a model of model_type={kind} with hidden_act={activation} is not "
-            f"supported, only {', '.join(FAMILIES)} with hidden_act=silu; use fused_layers=none"
+            f"fused_layers=liger: a model with {found} is not supported, only model_type="
+            f"{', '.join(FAMILIES)} with hidden_act=silu; use fused_layers=none"
         )
 
 
