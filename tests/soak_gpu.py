@@ -110,6 +110,7 @@ SIZES += ["ppo.rollout_batch_size=12", "sft.eval_examples=12", "reward.eval_exam
 SIZES += ["ppo.eval_prompts=12"]
 GROUPS = ["ppo.advantage_estimator=grpo", "ppo.responses_per_prompt=2"]
 SEVERAL: Axes = {
+    "family": {"qwen3": shape("qwen3")},
     "ranks": {str(ranks): [f"hardware.ranks_per_node={ranks}"] for ranks in (2, 3)},
     "zero": {
         "stage1_offload": ["zero=stage1", "zero.offload_optimizer=true"],

@@ -88,7 +88,8 @@ def main(rank: int, store: str) -> None:
     answers = {name: answer(call) for name, call in (REFUSED | DIFFERENT).items()}
     answers["sound"] = answer(lambda: check_ranks(ranks))
     if rank == 0:
-        answers["number"] = answer(lambda: dist.all_reduce(gpu(2)))
+        for _ in range(2):
+            answers["number"] = answer(lambda: dist.all_reduce(gpu(2)))
     print(json.dumps(answers))
 
 

@@ -60,6 +60,7 @@ FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
 DTYPES = FP8 | {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool}
 DTYPES |= {torch.int64, torch.int32, torch.int8, torch.uint8, torch.complex64, torch.complex128}
 BITWISE = {ReduceOp.BAND: "BAND", ReduceOp.BOR: "BOR", ReduceOp.BXOR: "BXOR"}
+END = "the end of the rank, whose last call was"
 PATIENCE = timedelta(seconds=150)  # what one rank of a test may compute while others wait
 
 
@@ -201,6 +202,7 @@ class Order:
         self._store = store
         self._number = 0
         self._place = "no line"
+        self._ended: dict[int, tuple[str, str]] = {}
         if store is not None:
             store.set_timeout(patience)
             self._put(0, "none", self._place)
@@ -215,8 +217,8 @@ class Order:
         self._number += 1
         self._place = place
         self._put(self._number, call, place)
-        own = {self._rank: (call, place)}
-        calls = {rank: own.get(rank) or self._get(rank) for rank in self.ranks}
+        known = self._ended | {self._rank: (call, place)}
+        calls = {rank: known.get(rank) or self._get(rank) for rank in self.ranks}
         if len({call for call, _ in calls.values()}) > 1:
             rows = [f"    rank {rank}: {call} at {place}" for rank, (call, place) in calls.items()]
             raise RuntimeError(
@@ -228,7 +230,7 @@ class Order:
         """Tell ranks that wait for another collective that this one has ended."""
         if self._store is not None:
             with suppress(RuntimeError):  # the store's process has ended before
-                self._put(self._number + 1, "the end of the rank, whose last call was", self._place)
+                self._put(self._number + 1, END, self._place)
 
     def _put(self, number: int, call: str, place: str) -> None:
         assert self._store is not None
@@ -244,6 +246,8 @@ class Order:
         except torch.distributed.DistStoreError:
             call, place = json.loads(self._store.get(f"last/{rank}"))
             call = f"still not here; its last call was {call}"
+        if call == END:
+            self._ended[rank] = (call, place)
         return call, place
 
 
