@@ -178,18 +178,31 @@ class DrawKernel(Protocol):
         """
 
 
+class SoftmaxKernel(Protocol):
+    """A kernel that computes the softmax of rows, and the gradient of its inputs, in place."""
+
+    def softmax_(self, scores: Tensor) -> Tensor:
+        """Overwrite contiguous scores (..., S) with their softmax over S, and return them."""
+
+    def gradient_(self, slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
+        """Overwrite ``slopes`` with ``scale`` times the gradient of softmax's inputs."""
+
+
 class KernelsSeam(Protocol):
     """``kernels``: offers kernels for one type of device, which are faster than torch's.
 
-    ``kernels_for`` of rlhf/options/__init__.py returns the module for a type of device. A function
-    returns None if the module has no such kernel. rlhf/engine/masters.py explains how two 16-bit
+    ``kernels_for`` of rlhf/options/__init__.py returns the kernels for a type of device, and
+    compares them with torch first. A function returns None if the module has no such kernel, and
+    may raise any error if the kernel does not run. rlhf/engine/masters.py explains how two 16-bit
     halves store an fp32 number. Used by cpu_kernels and gpu_kernels.
     """
 
     def summarize_kernels(self, dtype: Dtype) -> str | None:
         """Return one line that names the kernels of a run in ``dtype``; None to print no line."""
 
-    def adamw_kernel(self, sizes: Sequence[int], device: torch.device) -> AdamwUpdate | None:
+    def adamw_kernel(
+        self, sizes: Sequence[int], device: torch.device, moments: torch.dtype
+    ) -> AdamwUpdate | None:
         """Return the kernel for AdamW steps of fp32 parameters stored in 16-bit halves."""
 
     def average_kernel(self, sizes: Sequence[int], device: torch.device) -> AverageKernel | None:
@@ -200,6 +213,9 @@ class KernelsSeam(Protocol):
 
     def draw_kernel(self, logits: Tensor) -> DrawKernel | None:
         """Return the kernel that samples from ``logits``."""
+
+    def softmax_kernel(self, scores: Tensor) -> SoftmaxKernel | None:
+        """Return the kernel that computes the softmax of attention ``scores`` on a CPU."""
 
     def build_fused_decoder(
         self,
@@ -213,12 +229,12 @@ class KernelsSeam(Protocol):
         """Return a decoder built from ``parts``, for ``rows`` sequences of ``tokens`` tokens."""
 
     def attention_kernel(
-        self, device: torch.device, dtype: torch.dtype, *, group: int, size: int
+        self, kv_cache_2RKLD: Tensor, group: int
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
         """Return a function that computes the attention of one new token per row over a KV cache.
 
-        Each key head serves ``group`` query heads of ``size`` elements. The arguments of the
-        function are queries, keys, values, KV cache and positions.
+        Each key head serves ``group`` query heads. The arguments of the function are queries, keys,
+        values, a KV cache like ``kv_cache_2RKLD``, which is still empty, and positions.
         """
 
 

@@ -49,7 +49,7 @@ def _phase_form(*required: str) -> Form:
     """Return the form of a phase's result that must have the ``required`` measures."""
     form: dict[str, Form] = {name: _measure_form(name) for name in required}
     paths = {"reused_from?": str, "seconds": float, "measured": MEASURED, "planned?": COST}
-    return form | paths | {OTHERS: _measure_form}
+    return form | paths | {"replaced_kernels?": [str], OTHERS: _measure_form}
 
 
 PHASES = {

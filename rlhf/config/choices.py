@@ -66,6 +66,9 @@ Device = StrEnum("Device", "cpu cuda")
 Dtype = StrEnum("Dtype", "auto bf16 fp16 fp32")
 """Precisions of the weights; master weights are always fp32."""
 
+Kernels = StrEnum("Kernels", "auto checked off")
+"""Kernels that a run may use: compared with torch on GPUs, compared everywhere, or none."""
+
 OnOom = StrEnum("OnOom", "stop reduce_micro_batch")
 """What a run does if a phase runs out of memory."""
 

@@ -47,7 +47,7 @@ class SplitAdamW:
         }
         self._parameters = trained
         self._states = [_split_parameter(p, halves[p], moments) for p in trained]
-        self._way = _select_adamw(trained)
+        self._way = _select_adamw(trained, moments)
 
     @property
     def masters(self) -> Masters:
@@ -145,10 +145,10 @@ def _step_in_chunks(state: SplitState, gradient: Tensor, numbers: AdamwScalars) 
         split.split(weights)
 
 
-def _select_adamw(parameters: Sequence[nn.Parameter]) -> AdamwUpdate:
+def _select_adamw(parameters: Sequence[nn.Parameter], moments: torch.dtype) -> AdamwUpdate:
     """Return the AdamW kernel of this device or, without a kernel, AdamW by torch operations."""
     device, sizes = parameters[0].device, [parameter.numel() for parameter in parameters]
-    found: AdamwUpdate | None = kernels_for(device.type).adamw_kernel(sizes, device)
+    found: AdamwUpdate | None = kernels_for(device.type).adamw_kernel(sizes, device, moments)
     return TorchAdamw() if found is None else found
 
 

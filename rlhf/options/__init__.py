@@ -92,9 +92,12 @@ OPTIONS = (
 )
 
 
+@cache
 def kernels_for(device: str) -> Any:
-    """Return the module gpu_kernels.kernels if ``device`` is cuda, else cpu_kernels.kernels."""
-    return _import_option_module("gpu_kernels" if device == "cuda" else "cpu_kernels", "kernels")
+    """Return the kernels for a type of device, each compared with torch before its first use."""
+    own, option = ("cuda", "gpu_kernels") if device == "cuda" else ("cpu", "cpu_kernels")
+    checked = import_module(f"{__name__}.checked_kernels")
+    return checked.CheckedKernels(_import_option_module(option, "kernels"), own)
 
 
 def modules_of(seam: str, config: RunConfig | None = None) -> Iterator[Any]:

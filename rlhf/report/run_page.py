@@ -27,7 +27,7 @@ from rlhf.report.run_charts import (
     over_optimisation_section,
     panel_sections,
 )
-from rlhf.report.summary import summary_blocks
+from rlhf.report.summary import replaced_kernel_lines, summary_blocks
 from rlhf.run.step_alarms import Alarm, describe_divergence
 
 REPORT = "report.html"
@@ -71,6 +71,7 @@ def run_page(run: RunFiles) -> str:
         place=run.folder,
         run=run,
         results=[] if result is None else list(summary_blocks(result)),
+        kernels=[] if result is None else replaced_kernel_lines(result),
         evaluation=read_evaluation(run.folder),
         alarms=[(alarm, _step_of_last_samples(run, alarm)) for alarm in run.alarms],
         doubts=[] if result is None else find_doubts(result["phases"], run.series),

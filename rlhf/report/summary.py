@@ -59,6 +59,7 @@ def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) ->
     doubts += find_doubts(result["phases"], read_metric_series(run_dir))
     sections = (
         [versions] if versions else [],  # a run that an alarm stopped has no versions
+        replaced_kernel_lines(result),
         ["Reasons to doubt this run", *(f"  {line}" for line in doubts)] if doubts else [],
         answers_side_by_side(run_dir),
         list_files_of_run(run_dir),
@@ -67,6 +68,12 @@ def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) ->
     for section in sections:
         for line in ("", *section) if section else ():
             console.say(line)
+
+
+def replaced_kernel_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return a line for each kernel that torch replaced in a phase of the run."""
+    found = (measures.get("replaced_kernels", ()) for measures in result["phases"].values())
+    return list(dict.fromkeys(line for lines in found for line in lines))
 
 
 def summary_title(result: Mapping[str, Any], alarms: Sequence[Alarm]) -> str:

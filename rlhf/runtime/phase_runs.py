@@ -24,6 +24,7 @@ from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import peak_memory_gib, reset_peak_memory
 from rlhf.options import modules_of
+from rlhf.options.kernel_checks import replaced_kernels
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.finished_phase import (
     STATE,
@@ -173,6 +174,8 @@ def run_phase(
         reset_peak_memory(ranks)
         result = runner(replace(context, phase_started=time.monotonic()))
         result |= compare_phase_with_plan(run_dir, phase, result["seconds"], ranks)
+        if lines := {line for each in ranks.all_gather(replaced_kernels()) for line in each}:
+            result["replaced_kernels"] = sorted(lines)
         if ranks.is_main:
             finish_phase(run_dir, phase, result)
             if not config.checkpoint.keep_finished:

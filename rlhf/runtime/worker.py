@@ -7,7 +7,7 @@ import ctypes.util
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,8 @@ from rlhf.engine.idle_threads import sleep_early_on_shared_cores
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.sources import RUN_FOLDER
 from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, load_tokenizer
-from rlhf.options import hooks_of, modules_of
+from rlhf.options import hooks_of, kernels_for
+from rlhf.options.kernel_checks import choose_kernels
 from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.reward_mix import try_reward_parts
@@ -101,6 +102,8 @@ def run_worker(
         meeting.start_process_group(config)
     ranks = current_ranks(config.hardware.device)
     console = build_console(is_main=ranks.is_main, log_every=config.tracking.log_every)
+    # Each rank compares kernels on its own device. The console of other ranks prints nothing.
+    choose_kernels(config.hardware.kernels, console.say if ranks.is_main else None)
     if config.hardware.keep_freed_memory and not keeps_memory:
         console.say(
             "hardware.keep_freed_memory: only glibc supports this setting; continuing without it"
@@ -197,10 +200,9 @@ def build_context(
         f"run {run_dir}: {', '.join(config.phase.order)} on {ranks.size} x {ranks.device.type}, "
         f"{dtype}, ZeRO stage {config.zero.stage}, seed {config.seed}"
     )
-    kernels: Iterator[KernelsSeam] = modules_of("kernels", config)
-    for line in (option.summarize_kernels(dtype) for option in kernels):
-        if line is not None:
-            console.say(line)
+    kernels: KernelsSeam = kernels_for(config.hardware.device)
+    if (line := kernels.summarize_kernels(dtype)) is not None:
+        console.say(line)
     parts = load_phase_data(config, console.say)
     refuse_output_links(run_dir, unfinished)
     tokenizer = create_or_load_tokenizer(config, run_dir, parts)

@@ -37,8 +37,7 @@ def kernels_of(cwd: Path, *overrides: str, **environment: object) -> str:
     assert run.returncode == 0, run.stderr
     result = json.loads((cwd / "run" / "result.json").read_text())
     assert math.isfinite(result["objective"])
-    (line,) = [line for line in run.stdout.splitlines() if line.startswith("kernels: ")]
-    return line
+    return next(line for line in run.stdout.splitlines() if line.startswith("kernels: "))
 
 
 @pytest.mark.parametrize(
@@ -79,6 +78,9 @@ def test_neither_a_compiler_nor_a_cache(tmp_path: Path) -> None:
     line = kernels_of(tmp_path, cache, RLHF_MAX_CPU_ISA=isa, **where)
     assert line.startswith(f"kernels: none in C ({isa}); torch instead of adamw")
     assert line.endswith("there is no C compiler; install gcc")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    (kept,) = result["phases"]["sft"]["replaced_kernels"]
+    assert line.endswith(kept.removeprefix("kernels: "))
 
 
 @pytest.mark.skipif(can_train_fp16(), reason="this CPU has fp16, which test_fp16 runs in")

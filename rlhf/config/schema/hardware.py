@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf.base.errors import refuse_broken_rule
-from rlhf.config.choices import Device, Dtype, OnOom
+from rlhf.config.choices import Device, Dtype, Kernels, OnOom
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, NO_PHASE, ROWS, AtResume, key
 
 
@@ -23,6 +23,8 @@ class HardwareConfig:
     """CPU cores that a rank computes on; null: an equal share, also of sampling processes."""
     dtype: Dtype
     """auto: bf16 on CPUs with bf16 instructions, else fp32; bf16 on GPUs, before Ampere fp16."""
+    kernels: Kernels = key(at_resume=AtResume.rounding)
+    """auto: compare kernels with torch on a GPU first; checked: on a CPU too; off: only torch."""
     batch_size: int = key(ROWS, affects=NO_PHASE, at_resume=AtResume.fixed)
     """Default batch_size of sft (sequences) and of reward and dpo (pairs), over all ranks."""
     max_micro_batch_size: int = key(ROWS, at_resume=AtResume.rounding)

@@ -23,9 +23,8 @@ from rlhf.gpu_check.rows import (
     checked_finding,
     skipped_finding,
 )
-from rlhf.options.gpu_kernels.adamw_gpu import ParameterTable, load_adamw_gpu_kernels
-from rlhf.options.gpu_kernels.attention_gpu import load_gpu_attention
-from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, load_logprobs_gpu_kernels
+from rlhf.options import kernels_for
+from rlhf.options.kernel_checks import replaced_kernels
 
 GPU = torch.device("cuda", 0)
 REPEATS = 10
@@ -64,7 +63,6 @@ CACHES = {
 # Sizes of the tensors to update; most are no multiple of the kernel's block size.
 WEIGHTS = {Size.full: (4096 * 14336, 50257 * 1024, 3 * 2**16 + 7, 1), Size.tiny: (70_001, 1)}
 SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
-NO_KERNEL = "torch computes instead: see log.txt"
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
@@ -105,6 +103,13 @@ def _seconds_per_launch(launch: Callable[[], object]) -> float:
     return (time.perf_counter() - began) / REPEATS
 
 
+def _replaced_finding(name: str) -> Finding:
+    """Return why torch replaces a kernel: it was wrong, or it does not run here."""
+    line = next(line for line in replaced_kernels() if f"replaces {name}" in line)
+    is_wrong = "its error is" in line
+    return checked_finding(False, line, "as torch") if is_wrong else skipped_finding(line)
+
+
 def _relative_error(found: Tensor, expected: Tensor) -> float:
     """Return |found - expected| / |expected| in Euclidean norms."""
     return float((found.double() - expected).norm() / expected.norm())
@@ -128,11 +133,10 @@ def _build_finding(
 
 @torch.no_grad()
 def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> Finding:
-    if (kernels := load_logprobs_gpu_kernels(GPU)) is None:
-        return skipped_finding(NO_KERNEL)
-    kernel = GpuLogprobKernel(kernels)
-    torch.manual_seed(1)
     logits_NV = torch.empty(tokens, vocabulary, dtype=dtype, device=GPU)
+    if (kernel := kernels_for("cuda").logprobs_kernel(logits_NV)) is None:
+        return _replaced_finding("log-probs")
+    torch.manual_seed(1)
     logits_NV.normal_(std=3)
     ids_N = torch.randint(vocabulary, (tokens,), device=GPU)
     slopes_N = torch.randn(tokens, device=GPU)
@@ -167,12 +171,11 @@ def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> Finding
 @torch.no_grad()
 def _check_attention(cache: AttentionShape, dtype: torch.dtype) -> Finding:
     rows, heads, kv_heads, size, columns = cache
-    kernel = load_gpu_attention(GPU, dtype, group=heads // kv_heads, size=size)
-    if kernel is None:
-        return skipped_finding(NO_KERNEL)
+    kv_cache = torch.empty(2, rows, kv_heads, columns, size, dtype=dtype, device=GPU)
+    if (kernel := kernels_for("cuda").attention_kernel(kv_cache, heads // kv_heads)) is None:
+        return _replaced_finding("attention")
     torch.manual_seed(1)
-    shape = (2, rows, kv_heads, columns, size)
-    kv_cache = torch.empty(shape, dtype=dtype, device=GPU).normal_()
+    kv_cache.normal_()
     # One tensor with queries, keys and values, as a joint linear layer returns it.
     joint_BHD = torch.randn(rows, heads + 2 * kv_heads, size, device=GPU)
     parts = [heads, kv_heads, kv_heads]
@@ -200,9 +203,8 @@ def _check_attention(cache: AttentionShape, dtype: torch.dtype) -> Finding:
 
 @torch.no_grad()
 def _check_adamw(sizes: tuple[int, ...], moments: torch.dtype) -> Finding:
-    if (kernels := load_adamw_gpu_kernels(GPU)) is None:
-        return skipped_finding(NO_KERNEL)
-    table = ParameterTable(kernels, sizes, GPU)
+    if (table := kernels_for("cuda").adamw_kernel(sizes, GPU, moments)) is None:
+        return _replaced_finding("AdamW")
     torch.manual_seed(1)
 
     states, expected, gradients = [], [], []

@@ -19,6 +19,7 @@ from rlhf.base.atomic import replace_atomically
 from rlhf.base.cpu import MAX_ISA, Isa, cache_folder, read_cpu, usable_isa
 from rlhf.base.hashing import sha256_of
 from rlhf.base.trust import keep_others_from_writing, make_own_folder, require_trusted
+from rlhf.options import kernel_checks
 
 # The lowest ISA level for which each kernel can be compiled.
 KERNELS = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)
@@ -70,6 +71,8 @@ def describe_kernels(*, half: bool) -> str:
     for reason, names in reasons.items():
         missing = f"no {isa.name} for" if names[0] in running else "torch instead of"
         parts.append(f"{missing} {', '.join(names)}: {reason}")
+        if names[0] not in running:
+            kernel_checks.note_replaced(names[0], f"kernels: {parts[-1]}")
     return f"kernels: {'; '.join(parts)}"
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlhf.base.cpu import Isa, has_slow_mkl, onednn_isa
+from rlhf.options import kernel_checks
 from rlhf.options.cpu_kernels.logprobs import softmax_, softmax_gradient_
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _should_use_matmul(
     is_alike = query.shape[-1] == value.shape[-1]
     asks_more = any(options.get(name) is not None for name in ("softcap", "position_bias"))
     is_plain = is_causal and not options.get("dropout") and not asks_more
-    return query.is_cpu and is_whole and is_alike and is_plain
+    return query.is_cpu and is_whole and is_alike and is_plain and not kernel_checks.are_off()
 
 
 def _build_score_bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -185,7 +186,7 @@ def apply_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> 
 
 
 def _is_faster_with_onednn(x: Tensor, weight_OI: Tensor) -> bool:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or kernel_checks.are_off():
         return False
     is_fp32 = x.dtype is weight_OI.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
     return is_fp32 and x.is_cpu and x.numel() > 0 and has_slow_mkl()

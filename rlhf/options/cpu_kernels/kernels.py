@@ -12,7 +12,12 @@ from rlhf.config.choices import Dtype
 from rlhf.options.cpu_kernels.adamw import AdamwKernel, load_adamw_kernel
 from rlhf.options.cpu_kernels.compiled import CompiledDecoder, can_compile
 from rlhf.options.cpu_kernels.compiling import describe_kernels
-from rlhf.options.cpu_kernels.logprobs import LogprobKernel, load_cpu_logprob_kernel
+from rlhf.options.cpu_kernels.logprobs import (
+    CpuSoftmax,
+    LogprobKernel,
+    load_cpu_logprob_kernel,
+    load_softmax,
+)
 from rlhf.rollout.decoders.layers import AdapterOf
 
 
@@ -23,7 +28,9 @@ def summarize_kernels(dtype: Dtype) -> str | None:
     return describe_kernels(half=dtype is Dtype.bf16)
 
 
-def adamw_kernel(_sizes: Sequence[int], _device: torch.device) -> AdamwKernel | None:
+def adamw_kernel(
+    _sizes: Sequence[int], _device: torch.device, _moments: torch.dtype
+) -> AdamwKernel | None:
     """Return the kernel of the AdamW update, or None if it cannot be compiled."""
     return load_adamw_kernel()
 
@@ -40,6 +47,11 @@ def logprobs_kernel(logits: Tensor) -> LogprobKernel | None:
 draw_kernel = logprobs_kernel  # the same kernel samples too
 
 
+def softmax_kernel(scores: Tensor) -> CpuSoftmax | None:
+    """Return the kernel that computes the softmax of ``scores``, or None if it cannot run."""
+    return load_softmax(scores)
+
+
 def build_fused_decoder(
     parts: DecoderModules, adapter_of: AdapterOf, *, rows: int, tokens: int, dtype: torch.dtype
 ) -> CompiledDecoder | None:
@@ -49,5 +61,5 @@ def build_fused_decoder(
     return CompiledDecoder(parts, adapter_of, rows=rows, tokens=tokens, dtype=dtype)
 
 
-def attention_kernel(_device: torch.device, _dtype: torch.dtype, *, group: int, size: int) -> None:
+def attention_kernel(_kv_cache_2RKLD: Tensor, _group: int) -> None:
     """Return None: torch computes attention over a KV cache."""

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf.base.seams import SoftmaxKernel
+from rlhf.options import kernels_for
 from rlhf.options.cpu_kernels.compiling import compile_kernel
 
 
@@ -106,11 +108,8 @@ class LogprobKernel:
 
 def softmax_(scores: Tensor) -> Tensor:
     """Overwrite contiguous scores (..., S) with their softmax over S, and return them."""
-    library = _load_softmax_library(scores)
-    if library is None:
-        return torch.softmax(scores, dim=-1, out=scores)
-    library.softmax_rows(ctypes.c_void_p(scores.data_ptr()), *_count_rows_and_columns(scores))
-    return scores
+    kernel = _select_softmax(scores)
+    return torch.softmax(scores, dim=-1, out=scores) if kernel is None else kernel.softmax_(scores)
 
 
 def softmax_gradient_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
@@ -118,22 +117,47 @@ def softmax_gradient_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor
 
     ``slopes`` (..., S) is the gradient of ``shares``, which are the softmax of the inputs over S.
     """
-    library = _load_softmax_library(slopes)
-    if library is None:
+    kernel = _select_softmax(slopes)
+    if kernel is None:
         found = torch._softmax_backward_data(slopes, shares, -1, shares.dtype)
         return slopes.copy_(found).mul_(scale)
-    pointers = (ctypes.c_void_p(x.data_ptr()) for x in (slopes, shares))
-    library.softmax_slopes(*pointers, *_count_rows_and_columns(slopes), ctypes.c_float(scale))
-    return slopes
+    return kernel.gradient_(slopes, shares, scale=scale)
 
 
-def _load_softmax_library(x: Tensor) -> Any | None:
+def _select_softmax(x: Tensor) -> SoftmaxKernel | None:
     assert x.is_contiguous()
-    if not x.is_cpu or x.dtype not in (torch.bfloat16, torch.float32):
+    if not x.is_cpu or torch.compiler.is_compiling():  # torch.compile fuses torch's own softmax
         return None
-    if torch.compiler.is_compiling():  # torch.compile fuses torch's own softmax
+    found: SoftmaxKernel | None = kernels_for("cpu").softmax_kernel(x)
+    return found
+
+
+class CpuSoftmax:
+    """The compiled functions of softmax.c, for contiguous numbers of one dtype."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def softmax_(self, scores: Tensor) -> Tensor:
+        """Overwrite scores (..., S) with their softmax over S, and return them."""
+        place = ctypes.c_void_p(scores.data_ptr())
+        self._library.softmax_rows(place, *_count_rows_and_columns(scores))
+        return scores
+
+    def gradient_(self, slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
+        """Overwrite ``slopes`` with ``scale`` times the gradient of softmax's inputs."""
+        places = (ctypes.c_void_p(x.data_ptr()) for x in (slopes, shares))
+        sizes = _count_rows_and_columns(slopes)
+        self._library.softmax_slopes(*places, *sizes, ctypes.c_float(scale))
+        return slopes
+
+
+def load_softmax(scores: Tensor) -> CpuSoftmax | None:
+    """Return the CPU kernel for ``scores``, or None if it cannot run."""
+    if scores.dtype not in (torch.bfloat16, torch.float32):
         return None
-    return compile_kernel("softmax", half=x.dtype is torch.bfloat16)
+    library = compile_kernel("softmax", half=scores.dtype is torch.bfloat16)
+    return None if library is None else CpuSoftmax(library)
 
 
 def _count_rows_and_columns(x: Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64]:

@@ -7,7 +7,6 @@ kernels, comes with torch's CUDA wheels; it is imported only for a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
 from types import ModuleType
 
 import torch
@@ -15,13 +14,11 @@ from torch import Tensor
 
 from rlhf.base.types import copy_to_device
 from rlhf.engine.masters import AdamwScalars, SplitState
-from rlhf.options.gpu_kernels.first_launch import load_kernels_or_warn
 
 PART = 2**16  # weights per program: more shorten the table, fewer use more of the GPU
 BLOCK = 2**10  # weights that a program has in registers at a time: 8 in each of 128 threads
 EXACT = {"enable_fp_fusion": False}  # round after each operation, as torch does
 WIDE = 16  # bytes of the widest load instruction
-STILL = AdamwScalars(1.0, 0.0, 0.9, 0.9, 1.0, 0.0, 1.0, 1.0)  # scalars that change no weight
 
 
 class ParameterTable:
@@ -93,26 +90,6 @@ def build_chunk_table(sizes: Sequence[int], part: int) -> Tensor:
         rows.append(torch.stack([torch.full_like(start, tensor), start, start + part], dim=1))
         rows[-1][-1:, 2] = size
     return torch.cat(rows)
-
-
-@cache
-def load_adamw_gpu_kernels(device: torch.device) -> ModuleType | None:
-    """Return the module adamw_triton; log a warning and return None if its kernels do not run."""
-    otherwise = "AdamW takes 20 launches for each parameter instead of one for all, which is slower"
-    return load_kernels_or_warn(partial(_load_kernels, device), otherwise=otherwise)
-
-
-def _load_kernels(device: torch.device) -> ModuleType:
-    """Import the kernels, compile each by launching it once on one element; return their module."""
-    from rlhf.options.gpu_kernels import adamw_triton
-
-    table = ParameterTable(adamw_triton, [1], device)
-    half = torch.zeros(1, dtype=torch.bfloat16, device=device)
-    low, mean = half.to(torch.int16), half.float()
-    table.step([SplitState(half, low, mean, mean.clone())], [half.clone()], [STILL])
-    table.update_averages([mean], [(half, low)], 0.5)
-    float(table.sum_of_squares([half]))  # waits for the GPU, so that a failed launch raises here
-    return adamw_triton
 
 
 def _make_contiguous(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -6,16 +6,13 @@ its columns, C = chunks of columns.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf.options.gpu_kernels.first_launch import load_kernels_or_warn
-
-DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 LEAST = 16  # smallest number of rows and of columns of a matrix product on tensor cores
 BLOCK_BYTES = 2**14  # bytes of keys, and bytes of values, that a program holds at a time
 CHUNK = 512  # columns per partial result; writing it is 0.8 % of reading Llama 3's keys and values
@@ -102,34 +99,3 @@ def choose_kernel_constants(
     wide = [max(LEAST, 1 << (each - 1).bit_length()) for each in (group, size)]
     block = min(chunk, max(LEAST, block_bytes // (wide[1] * dtype.itemsize)))
     return {"SIZES": (group, size, *wide, chunk), "BLOCK": block}
-
-
-@cache
-def load_gpu_attention(
-    device: torch.device, dtype: torch.dtype, *, group: int, size: int
-) -> GpuAttention | None:
-    """Return the kernel for ``group`` query heads per key head and heads of size ``size``.
-
-    Return None if ``device`` is no GPU or the kernel has no ``dtype``. If the kernel does not run,
-    log a warning and return None.
-    """
-    if device.type != "cuda" or dtype not in DTYPES:
-        return None
-    otherwise = "torch attends over the KV cache to the longest row's length, which is slower"
-    load = partial(_load_kernel, device, dtype, group, size)
-    kernels = load_kernels_or_warn(load, otherwise=otherwise)
-    return None if kernels is None else GpuAttention(kernels)
-
-
-def _load_kernel(device: torch.device, dtype: torch.dtype, group: int, size: int) -> ModuleType:
-    """Import the kernel, compile it by launching it once on two tokens; return its module."""
-    from rlhf.options.gpu_kernels import attention_triton
-
-    kv_cache_2RKLD = torch.zeros(2, 1, 1, 2, size, dtype=dtype, device=device)
-    query_BQD = torch.zeros(1, group, size, dtype=dtype, device=device)
-    key_BKD = query_BQD[:, :1]
-    positions_B = torch.ones(1, dtype=torch.int64, device=device)
-    attend = GpuAttention(attention_triton)
-    found = attend(query_BQD, key_BKD, key_BKD, kv_cache_2RKLD, positions_B)
-    float(found.sum())  # waits for the GPU, so that a failed launch raises here
-    return attention_triton

@@ -1,4 +1,8 @@
-"""The kernels for GPUs, in Triton; a function returns None if torch computes instead."""
+"""The kernels for GPUs, in Triton; a function returns None if there is no kernel.
+
+Triton comes with torch's CUDA wheels. Unlike torch's own operations, it needs a C compiler,
+Python's headers, a cache folder and a driver, and raises a different error if one is missing.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +13,38 @@ import torch
 from torch import Tensor
 
 from rlhf.config.choices import Dtype
-from rlhf.options.gpu_kernels.adamw_gpu import ParameterTable, load_adamw_gpu_kernels
-from rlhf.options.gpu_kernels.attention_gpu import GpuAttention, load_gpu_attention
-from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, load_gpu_logprob_kernel
+from rlhf.options.gpu_kernels.adamw_gpu import ParameterTable
+from rlhf.options.gpu_kernels.attention_gpu import GpuAttention
+from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel
+
+DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 
 
 def summarize_kernels(_dtype: Dtype) -> None:
-    """Return None: a kernel that cannot run logs a warning when it is first used."""
+    """Return None: Triton compiles each kernel when it is first used."""
 
 
-def adamw_kernel(sizes: Sequence[int], device: torch.device) -> ParameterTable | None:
-    """Return the AdamW kernel for parameters of these ``sizes``, or None if it cannot run."""
-    kernels = load_adamw_gpu_kernels(device)
-    return None if kernels is None else ParameterTable(kernels, sizes, device)
+def adamw_kernel(
+    sizes: Sequence[int], device: torch.device, _moments: torch.dtype
+) -> ParameterTable:
+    """Return the AdamW kernel for parameters of these ``sizes``."""
+    return average_kernel(sizes, device)
 
 
-average_kernel = adamw_kernel  # the same table updates moving averages too
+def average_kernel(sizes: Sequence[int], device: torch.device) -> ParameterTable:
+    """Return the kernel for moving averages of parameters of these ``sizes``."""
+    from rlhf.options.gpu_kernels import adamw_triton
+
+    return ParameterTable(adamw_triton, sizes, device)
 
 
 def logprobs_kernel(logits: Tensor) -> GpuLogprobKernel | None:
-    """Return the kernel that computes log-probs from ``logits``, or None if it cannot run."""
-    return load_gpu_logprob_kernel(logits)
+    """Return the kernel that computes log-probs from ``logits``, or None for other dtypes."""
+    if logits.dtype not in DTYPES:
+        return None
+    from rlhf.options.gpu_kernels import logprobs_triton
+
+    return GpuLogprobKernel(logprobs_triton)
 
 
 def draw_kernel(_logits: Tensor) -> None:
@@ -40,8 +55,10 @@ def build_fused_decoder(*_: Any, **__: Any) -> None:
     """Return None: on a GPU torch decodes."""
 
 
-def attention_kernel(
-    device: torch.device, dtype: torch.dtype, *, group: int, size: int
-) -> GpuAttention | None:
+def attention_kernel(kv_cache_2RKLD: Tensor, _group: int) -> GpuAttention | None:
     """Return the kernel for attention of one new token per row over a KV cache, or None."""
-    return load_gpu_attention(device, dtype, group=group, size=size)
+    if kv_cache_2RKLD.dtype not in DTYPES:
+        return None
+    from rlhf.options.gpu_kernels import attention_triton
+
+    return GpuAttention(attention_triton)

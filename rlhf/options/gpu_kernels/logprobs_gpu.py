@@ -5,27 +5,15 @@ Shapes: N = tokens, V = vocabulary.
 
 from __future__ import annotations
 
-from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf.options.gpu_kernels.first_launch import load_kernels_or_warn
-
-DTYPES = {torch.bfloat16, torch.float16, torch.float32}
 BLOCK = 2**12  # logits that a program has in registers at a time: 16 in each of 256 threads
 WARPS = 8
 FUSED = {"enable_fp_fusion": True}  # Triton warns if this is not set: the default changes in 3.10
-
-
-def load_gpu_logprob_kernel(logits: Tensor) -> GpuLogprobKernel | None:
-    """Return the kernel for the device and dtype of ``logits``, or None if it cannot run."""
-    if logits.dtype not in DTYPES:
-        return None
-    kernels = load_logprobs_gpu_kernels(logits.device)
-    return None if kernels is None else GpuLogprobKernel(kernels)
 
 
 class GpuLogprobKernel:
@@ -65,24 +53,3 @@ class GpuLogprobKernel:
         how = {"BLOCK": BLOCK, "num_warps": WARPS, **FUSED}
         kernel = getattr(self._kernels, name)[rows,]
         kernel(logits_NV, ids_N, *vectors, scale, size, stride, **how)
-
-
-@cache
-def load_logprobs_gpu_kernels(device: torch.device) -> ModuleType | None:
-    """Return the module logprobs_triton; log a warning and return None if it does not run."""
-    otherwise = "torch computes log-probs in ten passes over the logits, which is slower"
-    return load_kernels_or_warn(partial(_load_kernels, device), otherwise=otherwise)
-
-
-def _load_kernels(device: torch.device) -> ModuleType:
-    """Import the kernels, compile each by launching it once on two logits; return their module."""
-    from rlhf.options.gpu_kernels import logprobs_triton
-
-    kernel = GpuLogprobKernel(logprobs_triton)
-    logits_NV = torch.zeros(1, 2, dtype=torch.bfloat16, device=device)
-    ids_N = torch.zeros(1, dtype=torch.int64, device=device)
-    sum_N, entropy_N, logit_N = torch.zeros(3, 1, device=device)
-    kernel.reduce_logits(logits_NV, ids_N, scale=1.0, outs=(sum_N, entropy_N, logit_N))
-    kernel.replace_by_gradient_(logits_NV, ids_N, scale=1.0, log_sums_N=sum_N, slopes_N=logit_N)
-    float(sum_N)  # waits for the GPU, so that a failed launch raises here
-    return logprobs_triton

@@ -34,6 +34,7 @@ from rlhf.models.language_model import Scorer
 from rlhf.models.pretrained import Shard
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.options import PpoConfig, hooks_of
+from rlhf.options.kernel_checks import choose_kernels
 from rlhf.phases.ppo.models import PpoModels, SeparateModels
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix
@@ -73,6 +74,7 @@ class RLHFEngine:
     def __init__(self, config: RunConfig, ranks: Ranks | None = None) -> None:
         self.config = config
         self.ranks = ranks or current_ranks(config.hardware.device)
+        choose_kernels(config.hardware.kernels)
         _require_ppo_phase(config)
         require_capabilities(config)
         self.settings = EngineSettings(

@@ -14,6 +14,7 @@ from rlhf.data.records import Record
 from rlhf.engine.devices import TORCH_DTYPES
 from rlhf.models.families import find_decoder_modules
 from rlhf.options import Backend, hooks_of, modules_of
+from rlhf.options.kernel_checks import choose_kernels
 from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
@@ -92,6 +93,7 @@ class RolloutBackends:
     ) -> None:
         """Start the partner's processes, if an option has a partner; ``close`` ends them."""
         self._config, self._tokenizer, self._dtype, self._ranks = config, tokenizer, dtype, ranks
+        choose_kernels(config.hardware.kernels)
         option: ResponsesSeam | None = next(modules_of("responses", config), None)
         self._partner: Partner | None = None if option is None else option.open_partner(config)
 

@@ -5,25 +5,23 @@ Shapes: B = rows in use, R = rows of a graph or of the KV cache, N = requests, T
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlhf.base.allocation_errors import is_out_of_memory
 from rlhf.base.types import copy_to_device
+from rlhf.options.kernel_checks import use_if_equal
 from rlhf.rollout.decoders.decoder import KvCache, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.sampling import Drawn, SamplingSettings, draw_tokens, stack_token_logprobs
 
-logger = logging.getLogger(__name__)
-NO_ROOM = (
-    "rollout.cuda_graphs: no memory is left for another graph; decode steps of new shapes are "
-    "launched one by one, which is slower (rollout.max_rows leaves more memory)"
-)
 COLUMNS = 128  # the KV cache length of a graph is a multiple of this number
+# Largest allowed share of rows whose token differs, and relative difference of their log-probs,
+# between a graph and the same step launched by torch: a product may be summed in another order.
+TOLERANCE = 0.1
 
 
 class Extent(NamedTuple):
@@ -90,10 +88,9 @@ class GraphedDecoder(KvCache):
         # The newest token of each row (the fields of Newest) on the GPU, and the host's copy.
         self._newest_4R = torch.zeros((4, extent.rows), dtype=torch.long, device=device)
         self._newest: list[Newest] = []
-        self._replays: dict[tuple[int, int], Callable[[], _Step]] = {}
+        self._replays: dict[tuple[int, int], Callable[[], _Step] | None] = {}
         # Graphs can share one memory pool, since no two are replayed at the same time.
         self._pool = torch.cuda.graph_pool_handle()
-        self._has_room = True
 
     def can_serve(self, extent: Extent, weights: list[int]) -> bool:
         """Return True if this decoder is large enough and reads the weights at these addresses."""
@@ -181,24 +178,22 @@ class GraphedDecoder(KvCache):
         drawn_2B[:, lacking] = stack_token_logprobs(drawn).cpu()
 
     def _get_replay(self, rows: int, columns: int, *, last: int) -> Callable[[], _Step] | None:
-        """Return the replay of this shape, captured on first use; None if GPU memory ran out.
+        """Return the replay of this shape, captured on first use; None if torch launches the step.
 
         A capture overwrites the newest tokens, and the unused column ``last`` of the KV cache.
         """
-        if (rows, columns) not in self._replays and self._has_room:
-            try:
-                self._replays[rows, columns] = self._capture_graph(rows, columns, last=last)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                self._has_room = False
-                logger.warning(NO_ROOM)
+        shape = (rows, columns)
+        if shape not in self._replays:
+            load = partial(self._capture_graph, *shape, last)
+            compare = partial(self._compare_replay, *shape, last)
+            self._replays[shape] = use_if_equal(
+                "CUDA graphs", "cuda", load, compare, bound=TOLERANCE
+            )
             self._newest = []
-        return self._replays.get((rows, columns))
+        return self._replays[shape]
 
-    def _capture_graph(self, rows: int, columns: int, *, last: int) -> Callable[[], _Step]:
-        # The warm-up step writes to column ``last``, which is written again before it is read.
-        self._newest_4R.zero_()[1] = last
+    def _capture_graph(self, rows: int, columns: int, last: int) -> Callable[[], _Step]:
+        self._begin_trial(last)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -213,3 +208,21 @@ class GraphedDecoder(KvCache):
             return step
 
         return replay
+
+    def _compare_replay(
+        self, rows: int, columns: int, last: int, replay: Callable[[], _Step]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return what the graph draws, and what torch draws for the same step."""
+        self._begin_trial(last)
+        expected_2R = self._decode_step(rows, columns).drawn_2R
+        self._begin_trial(last)
+        found_2R = replay().drawn_2R
+        is_same_R = found_2R[0] == expected_2R[0]
+        # A row that the step cannot draw without waiting has the log-prob -inf.
+        is_drawn_R = is_same_R & expected_2R[1].isfinite()
+        logprobs = [each_2R[1].where(is_drawn_R, 0.0) for each_2R in (found_2R, expected_2R)]
+        return [(is_same_R.double().mean(), torch.ones(())), (logprobs[0], logprobs[1])]
+
+    def _begin_trial(self, last: int) -> None:
+        """Let the next step write to column ``last``, which is written again before it is read."""
+        self._newest_4R.zero_()[1] = last

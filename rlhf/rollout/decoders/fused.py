@@ -42,13 +42,13 @@ Attend = Callable[[Tensor, Heads], Tensor]  # stores heads in a KV cache; return
 class CacheAttention:
     """A builder of attention functions, one per forward pass, which all layers share."""
 
-    def __init__(self, parts: DecoderModules, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, parts: DecoderModules, kv_cache_2RKLD: Tensor) -> None:
         self._parts = parts
-        self._device = device
-        self._dtype = dtype
+        self._device = kv_cache_2RKLD.device
+        self._dtype = kv_cache_2RKLD.dtype
         group = parts.num_heads // parts.num_kv_heads
-        kernels: KernelsSeam = kernels_for(device.type)
-        self._kernel = kernels.attention_kernel(device, dtype, group=group, size=parts.head_dim)
+        kernels: KernelsSeam = kernels_for(self._device.type)
+        self._kernel = kernels.attention_kernel(kv_cache_2RKLD, group)
         # True if a decode step reads the same columns of the KV cache in every row.
         self.reads_whole_columns = self._kernel is None
 
@@ -182,7 +182,7 @@ class FusedDecoder(KvCache):
         shape = (len(self._layers), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
         # Zeros, because masked columns are multiplied by 0, and 0 times NaN is NaN.
         self._kv_cache = torch.zeros(shape, dtype=dtype, device=self._device)
-        self._attention = CacheAttention(parts, self._device, dtype)
+        self._attention = CacheAttention(parts, self._kv_cache[0])
         self.reads_whole_columns = self._attention.reads_whole_columns
 
     def refresh_weight_copies(self) -> None:

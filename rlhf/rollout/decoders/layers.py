@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from rlhf.base.decoder_modules import BlockModules, DecoderModules, LowRank
 from rlhf.options.cpu_kernels.decode import Linear, Norm
+from rlhf.options.kernel_checks import use_if_equal
 from rlhf.rollout.decoders.projections import (
     ACTIVATIONS,
     AdaptedProjection,
@@ -21,6 +22,8 @@ from rlhf.rollout.decoders.projections import (
     build_fastest_projection,
     can_pack_weights,
 )
+
+COMPARED = 16  # rows of numbers on which a joint projection is compared with separate ones
 
 AdapterOf = Callable[[nn.Module], LowRank | None]  # returns a layer's LoRA adapter
 TensorFunction = Callable[[Tensor], Tensor]
@@ -82,11 +85,11 @@ class LayerBuilder:
         """Build the functions of one block."""
         modules = block.query_key_value
         order = tuple(range(len(modules))) if self._packs else self._single_matmul_order(modules)
-        joint = [[modules[index] for index in order]] if order else [[each] for each in modules]
+        joint = self._build_joint_projection([modules[index] for index in order])
         return Layer(
             attention_norm=self.build_norm(block.attention_norm),
             mlp_norm=self.build_norm(block.mlp_norm),
-            query_key_value=[self.build_projection(*together) for together in joint],
+            query_key_value=[joint] if joint else [self.build_projection(m) for m in modules],
             joint_order=order,
             query_norm=None if block.query_norm is None else self.build_norm(block.query_norm),
             key_norm=None if block.key_norm is None else self.build_norm(block.key_norm),
@@ -99,8 +102,10 @@ class LayerBuilder:
         """Build the function that computes the MLP's hidden state."""
         if block.gate is None:
             return self.build_projection(block.up, activation=self._activation)
-        if not self._packs and self._single_matmul_order((block.gate, block.up)) == (0, 1):
-            both = self.build_projection(block.gate, block.up)
+        pair = (block.gate, block.up)
+        is_joint = not self._packs and self._single_matmul_order(pair) == (0, 1)
+        both = self._build_joint_projection(pair if is_joint else ())
+        if both is not None:
             activate = ACTIVATIONS[self._activation]
 
             def compute_hidden(x: Tensor) -> Tensor:
@@ -111,6 +116,31 @@ class LayerBuilder:
         gate = self.build_projection(block.gate, activation=self._activation)
         up = self.build_projection(block.up)
         return lambda x: up.project_and_multiply(x, gate(x))
+
+    def _build_joint_projection(self, modules: Sequence[Any]) -> Projection | None:
+        """Build one projection from several layers; None if torch must compute separate ones."""
+        if len(modules) <= 1:
+            return self.build_projection(*modules) if modules else None
+
+        def load() -> Any:
+            return self.build_projection(*modules)
+
+        def compare(joint: Projection) -> list[tuple[Tensor, Tensor]]:
+            width, device = modules[0].weight.shape[1], modules[0].weight.device
+            x = torch.randn(COMPARED, width, device=device).to(self._dtype)
+            separate = (
+                functional.linear(
+                    x,
+                    self._merged_weight(each).to(self._dtype),
+                    None if each.bias is None else each.bias.to(self._dtype),
+                )
+                for each in modules
+            )
+            return [(joint(x), torch.cat([*separate], dim=-1))]
+
+        device = modules[0].weight.device.type
+        found: Projection | None = use_if_equal("joint projections", device, load, compare)
+        return found
 
     def _single_matmul_order(self, modules: Sequence[Any]) -> tuple[int, ...]:
         """Return the order in which one GPU matmul can compute ``modules``; () if it cannot."""

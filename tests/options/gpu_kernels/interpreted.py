@@ -12,11 +12,16 @@ from pathlib import Path
 import pytest
 
 
-def main() -> int:
-    """Return pytest's exit code."""
+def import_triton_again() -> None:
+    """Let the next import of Triton read TRITON_INTERPRET."""
     for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
         if "_C" not in name:
             del sys.modules[name]
+
+
+def main() -> int:
+    """Return pytest's exit code."""
+    import_triton_again()
     tests = map(str, Path(__file__).parents[1].glob("*/interpreted_*.py"))
     return pytest.main(
         ["-q", "--noconftest", "--disable-plugin-autoload", "-p", "no:cacheprovider", *tests]

@@ -18,7 +18,7 @@ from rlhf.engine.split_adamw import TorchAdamw
 from rlhf.gpu_check.parts import kernels as gpu_check_kernels
 from rlhf.gpu_check.rows import RowVerdict
 from rlhf.options.average import models as average
-from rlhf.options.gpu_kernels import adamw_gpu, adamw_triton
+from rlhf.options.gpu_kernels import adamw_gpu, adamw_triton, kernels
 from rlhf.options.gpu_kernels.adamw_gpu import BLOCK, ParameterTable
 from tests.options.cpu_kernels.test_adamw import (  # noqa: F401
     numbers,
@@ -67,7 +67,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 @pytest.fixture
 def way(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def table(tensors: list[Tensor]) -> ParameterTable:
+    def table(tensors: list[Tensor], _moments: torch.dtype | None = None) -> ParameterTable:
         return table_of([tensor.numel() for tensor in tensors])
 
     monkeypatch.setattr(lean_adamw, "_select_adamw", table)
@@ -132,6 +132,7 @@ def test_gpu_check_tells_a_kernel_that_gives_nan(
 
     monkeypatch.setattr(ParameterTable, "step", spoiled)
     monkeypatch.setattr(gpu_check_kernels, "GPU", CPU)
+    monkeypatch.setattr(gpu_check_kernels, "kernels_for", lambda _: kernels)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     found = gpu_check_kernels._check_adamw((300, 1), torch.float32)
     assert found.verdict is (RowVerdict.passed if value is None else RowVerdict.failed)

@@ -15,8 +15,8 @@ from rlhf.gpu_check.parts import kernels as gpu_check_kernels
 from rlhf.gpu_check.rows import RowVerdict
 from rlhf.models import output_layer
 from rlhf.models.output_layer import Block, fused_logprobs
+from rlhf.options.gpu_kernels import kernels, logprobs_triton
 from rlhf.options.gpu_kernels import logprobs_gpu as logprobs
-from rlhf.options.gpu_kernels import logprobs_triton
 from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel
 from tests.models.test_output_layer import layer, plainly, slopes
 from tests.options.cpu_kernels.test_logprobs import (  # noqa: F401
@@ -94,6 +94,7 @@ def test_gpu_check_tells_a_wrong_kernel(factor: float, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(GpuLogprobKernel, "reduce_logits", scaled)
     monkeypatch.setattr(gpu_check_kernels, "GPU", torch.device("cpu"))
+    monkeypatch.setattr(gpu_check_kernels, "kernels_for", lambda _: kernels)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     found = gpu_check_kernels._check_logprobs(3, 300, torch.float32)
     assert found.verdict is (RowVerdict.passed if factor == 1.0 else RowVerdict.failed)

@@ -13,13 +13,8 @@ from rlhf.base.ranks import Ranks
 from rlhf.config.choices import MomentsDtype
 from rlhf.engine.masters import AdamwScalars, SplitState
 from rlhf.engine.split_adamw import TorchAdamw
-from rlhf.options.gpu_kernels import kernels as gpu_kernels
-from rlhf.options.gpu_kernels.adamw_gpu import (
-    PART,
-    ParameterTable,
-    build_chunk_table,
-    load_adamw_gpu_kernels,
-)
+from rlhf.options import kernels_for
+from rlhf.options.gpu_kernels.adamw_gpu import PART, ParameterTable, build_chunk_table
 from tests.engine.test_torch_engine import engine_of
 from tests.options.cpu_kernels.test_adamw import numbers, split_of, weights_of
 from tests.pretend_cuda.gpu import Event, Gpu
@@ -63,7 +58,10 @@ def test_a_step_is_few_launches_whatever_the_size(
     """Norm, clipping, AdamW of two groups and the average; it waits once, for the norm."""
     names = ("sum_squares_kernel", "adamw_step_kernel", "average_kernel")
     kernels = SimpleNamespace(**{name: Counted(gpu, name) for name in names})
-    monkeypatch.setattr(gpu_kernels, "load_adamw_gpu_kernels", lambda device: kernels)
+    for name in ("adamw_kernel", "average_kernel"):  # they are not compared: they compute nothing
+        monkeypatch.setattr(
+            kernels_for("cuda"), name, lambda sizes, at, *_: ParameterTable(kernels, sizes, at)
+        )
     counted = []
     for layers, width in ((1, 64), (100, 640)):
         net = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
@@ -88,9 +86,8 @@ def test_a_gpu_does_what_operations_of_torch_do() -> None:
     theirs = [SplitState(*(part.clone().to(device) for part in split)) for split in ours]
     gradients = [numbers(size, 1).bfloat16() for size in sizes]
     there = [gradient.to(device) for gradient in gradients]
-    kernels = load_adamw_gpu_kernels(device)
-    assert kernels is not None
-    table = ParameterTable(kernels, sizes, device)
+    table = kernels_for("cuda").adamw_kernel(sizes, device, torch.float32)
+    assert table is not None
     table.step(theirs, there, [SCALARS] * 3)
     TorchAdamw().step(ours, gradients, [SCALARS] * 3)
     for one, other in zip(theirs, ours, strict=True):

@@ -24,8 +24,9 @@ from rlhf.models.output_layer import (
     _write_torch_gradient_,
     fused_logprobs,
 )
-from rlhf.options.gpu_kernels import logprobs_gpu as logprobs
-from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel, load_logprobs_gpu_kernels
+from rlhf.options import kernels_for
+from rlhf.options.gpu_kernels import kernels as gpu_kernels
+from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel
 from rlhf.rollout.sampling import SamplingSettings, _select_draw_kernel
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rounding import tolerance
@@ -88,7 +89,9 @@ def traffic(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Traffic:
     kernels = SimpleNamespace(
         **{name: Counted(name, gpu, traffic) for name in ("reduce_row_kernel", "gradient_kernel")}
     )
-    monkeypatch.setattr(logprobs, "load_logprobs_gpu_kernels", lambda device: kernels)
+    # They compute nothing, so they are not compared.
+    kernel = GpuLogprobKernel(kernels)
+    monkeypatch.setattr(kernels_for("cuda"), "logprobs_kernel", lambda _: kernel)
     return traffic
 
 
@@ -121,7 +124,7 @@ def test_learning_moves_less_than_twice_the_products(
     # Blocks of all entries and 1024 tokens moved 7.3 GB: a weight's gradient has as many sums.
     assert traffic.products + traffic.kernels + traffic.others < 6.5e9
 
-    monkeypatch.setattr(logprobs, "load_logprobs_gpu_kernels", lambda device: None)
+    monkeypatch.setattr(kernels_for("cuda"), "logprobs_kernel", lambda _: None)
     by_torch = Traffic()
     head(gpu, by_torch)
     assert by_torch.products == traffic.products
@@ -167,7 +170,7 @@ def test_each_device_has_its_kernel_and_only_a_cpu_draws(traffic: Traffic) -> No
     logits_NV = torch.zeros(2, 3, device=GPU, dtype=torch.bfloat16)
     assert isinstance(_select_logprob_kernel(logits_NV), GpuLogprobKernel)
     assert not isinstance(_select_logprob_kernel(logits_NV.cpu()), GpuLogprobKernel)
-    assert _select_logprob_kernel(logits_NV.double()) is None
+    assert gpu_kernels.logprobs_kernel(logits_NV.double()) is None
     plain = SamplingSettings(max_tokens=1, temperature=1.0, top_k=0, top_p=1.0)
     assert _select_draw_kernel(logits_NV, plain) is None
 
@@ -208,10 +211,10 @@ def assert_as_torch(kernel: GpuLogprobKernel, logits_NV: Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("size", [50257, 50272])
 def test_a_gpu_does_what_operations_of_torch_do(size: int, dtype: torch.dtype) -> None:
-    kernels = load_logprobs_gpu_kernels(GPU)
-    assert kernels is not None
     logits_NV = 4 * torch.randn(300, size, device=GPU)
     for row, at in enumerate(HOSTILE.values()):
         logits_NV[row] = logits_NV[row + 20, :3] = logits_NV[row + 40, -3:] = at
+    kernel = kernels_for("cuda").logprobs_kernel(logits_NV.to(dtype))
+    assert kernel is not None
     for rows_NV in (logits_NV.to(dtype), padded(logits_NV.to(dtype))):
-        assert_as_torch(GpuLogprobKernel(kernels), rows_NV)
+        assert_as_torch(kernel, rows_NV)

@@ -9,40 +9,47 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from rlhf.options.gpu_kernels import adamw_gpu, attention_gpu, logprobs_gpu
-from rlhf.options.gpu_kernels.attention_gpu import GpuAttention
+from rlhf.options import gpu_kernels, kernels_for
+from tests.pretend_cuda.gpu import Gpu
 from tests.runs import python
 
-
-def attention(device: torch.device) -> GpuAttention | None:
-    return attention_gpu.load_gpu_attention.__wrapped__(device, torch.bfloat16, group=1, size=64)
+GPU = torch.device("cuda", 0)
 
 
+@pytest.mark.parametrize("is_there", [False, True])
 @pytest.mark.parametrize(
     "load",
     [
-        adamw_gpu.load_adamw_gpu_kernels.__wrapped__,
-        logprobs_gpu.load_logprobs_gpu_kernels.__wrapped__,
-        attention,
+        lambda kernels: kernels.adamw_kernel([5], GPU, torch.float32),
+        lambda kernels: kernels.average_kernel([5], GPU),
+        lambda kernels: kernels.logprobs_kernel(torch.ones(2, 3, device=GPU)),
+        lambda kernels: kernels.attention_kernel(torch.ones(2, 1, 1, 4, 16, device=GPU), 1),
     ],
+    ids=["adamw", "average", "logprobs", "attention"],
 )
-def test_without_triton_a_line_says_so(
-    load: Callable[[torch.device], object],
+def test_without_triton_or_its_driver_a_line_says_so(
+    load: Callable[[Any], object],
+    is_there: bool,
+    gpu: Gpu,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "triton", None)
-    for name in ("adamw_triton", "attention_triton", "logprobs_triton"):
-        monkeypatch.delitem(sys.modules, f"rlhf.options.gpu_kernels.{name}", raising=False)
+    if not is_there:
+        monkeypatch.setitem(sys.modules, "triton", None)
+        for name in ("adamw_triton", "attention_triton", "logprobs_triton"):
+            monkeypatch.delitem(sys.modules, f"rlhf.options.gpu_kernels.{name}", raising=False)
+            monkeypatch.delattr(gpu_kernels, name, raising=False)
     with caplog.at_level(logging.WARNING):
-        assert load(torch.device("cuda", 0)) is None
-    assert len(caplog.messages) == 1
-    assert "No Triton for this GPU (" in caplog.text
-    assert "\n" not in caplog.messages[0]
+        assert [load(kernels_for("cuda")) for _ in range(2)] == [None, None]
+    (line,) = caplog.messages
+    assert line.startswith("kernels: torch replaces ")
+    assert is_there or "(import of triton halted" in line
+    assert "\n" not in line
 
 
 @pytest.mark.slow

@@ -1,0 +1,220 @@
+"""The kernels of a device behind their comparisons with torch (kernel_checks.py).
+
+Shapes: N = tokens, V = vocabulary, R = rows of a KV cache, L = its columns, K = key/value heads, G
+= query heads for each of them, D = head size, S = scores of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.base.seams import KernelsSeam
+from rlhf.config.choices import Dtype
+from rlhf.engine.masters import AdamwScalars, Split, SplitState, fp32_weights
+from rlhf.engine.split_adamw import TorchAdamw
+from rlhf.options.kernel_checks import Pairs, are_off, use_if_equal
+from rlhf.rollout.decoders.decoder import Texts
+from rlhf.rollout.decoders.fused import TOLERANCES, FusedDecoder
+
+FEW = 32  # rows of logits, or of attention scores, that are compared
+MOST_WEIGHTS = 2**18  # weights of a parameter that the comparison of AdamW updates
+SCALE = 1.25  # factor on logits, in the place of 1 / temperature
+
+
+class CheckedKernels:
+    """The kernels of a device, as ``KernelsSeam`` describes them, of which torch replaces some."""
+
+    def __init__(self, kernels: KernelsSeam, device: str) -> None:
+        self._kernels = kernels
+        self._device = device
+
+    def summarize_kernels(self, dtype: Dtype) -> str | None:
+        """Return one line that names the kernels of a run in ``dtype``; None to print no line."""
+        if are_off():
+            return "kernels: none, as hardware.kernels=off"
+        return self._kernels.summarize_kernels(dtype)
+
+    def adamw_kernel(
+        self, sizes: Sequence[int], device: torch.device, moments: torch.dtype
+    ) -> Any | None:
+        """Return the kernel for AdamW steps of fp32 parameters stored in 16-bit halves."""
+        load, few = self._kernels.adamw_kernel, _shorten(sizes)
+        compare = partial(_compare_adamw, partial(load, few, device, moments), few, device, moments)
+        return self._use("AdamW", partial(load, sizes, device, moments), compare)
+
+    def average_kernel(self, sizes: Sequence[int], device: torch.device) -> Any | None:
+        """Return the kernel for moving averages of fp32 parameters stored in 16-bit halves."""
+        load, few = self._kernels.average_kernel, _shorten(sizes)
+        compare = partial(_compare_averages, partial(load, few, device), few, device)
+        return self._use("moving averages", partial(load, sizes, device), compare)
+
+    def logprobs_kernel(self, logits: Tensor) -> Any | None:
+        """Return the kernel that computes log-probs from ``logits``."""
+        load = self._kernels.logprobs_kernel
+        return self._use_on_rows("log-probs", load, _compare_logprobs, logits)
+
+    def draw_kernel(self, logits: Tensor) -> Any | None:
+        """Return the kernel that samples from ``logits``."""
+        return self._use_on_rows("sampling", self._kernels.draw_kernel, _compare_draws, logits)
+
+    def softmax_kernel(self, scores: Tensor) -> Any | None:
+        """Return the kernel that computes the softmax of attention ``scores`` (..., S)."""
+        return self._use_on_rows("softmax", self._kernels.softmax_kernel, _compare_softmax, scores)
+
+    def build_fused_decoder(self, *given: Any, **sizes: Any) -> Any | None:
+        """Return a decoder built from the modules of a model."""
+        load = partial(self._kernels.build_fused_decoder, *given, **sizes)
+        bound = TOLERANCES[sizes["dtype"]]
+        return self._use("decoder", load, partial(_compare_decoders, *given, **sizes), bound=bound)
+
+    def attention_kernel(self, kv_cache_2RKLD: Tensor, group: int) -> Any | None:
+        """Return a function that computes the attention of one new token per row."""
+        load = partial(self._kernels.attention_kernel, kv_cache_2RKLD, group)
+        compare = partial(_compare_attention, kv_cache_2RKLD, group)
+        return self._use("attention over the KV cache", load, compare)
+
+    def _use(self, name: str, load: Any, compare: Any, **how: Any) -> Any | None:
+        return use_if_equal(name, self._device, load, compare, **how)
+
+    def _use_on_rows(self, name: str, load: Any, compare: Any, rows: Tensor) -> Any | None:
+        """Compare a kernel that works on ``rows`` (..., width), once for each width and dtype."""
+        compare, width = partial(compare, rows=rows), rows.shape[-1]
+        return self._use(name, partial(load, rows), compare, shape=(rows.dtype, width))
+
+
+def _shorten(sizes: Sequence[int]) -> list[int]:
+    """Return the different sizes of parameters, of at most ``MOST_WEIGHTS`` weights."""
+    return sorted({min(size, MOST_WEIGHTS) for size in sizes})
+
+
+def _random_states(
+    sizes: Sequence[int], device: torch.device, moments: torch.dtype
+) -> tuple[list[Any], list[Tensor]]:
+    """Return a state and a bf16 gradient for each parameter of the given sizes."""
+    states, gradients = [], []
+    for size in sizes:
+        weights, gradient, first = torch.randn(3, size, device=device)
+        high, low = torch.empty_like(weights, dtype=torch.bfloat16), weights.to(torch.int16)
+        Split(high, low).split(weights)
+        states.append(SplitState(high, low, first.to(moments), first.square().to(moments)))
+        gradients.append(gradient.bfloat16())
+    return states, gradients
+
+
+def _compare_adamw(
+    load: Any, sizes: Sequence[int], device: torch.device, moments: torch.dtype, _kernel: Any
+) -> Pairs:
+    states, gradients = _random_states(sizes, device, moments)
+    copies = [SplitState(*(part.clone() for part in state)) for state in states]
+    scalars = [AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)] * len(sizes)
+    ways = [load(), TorchAdamw()]
+    squares = [torch.as_tensor(way.sum_of_squares(gradients)).double() for way in ways]
+    yield squares[0], squares[1]
+    for way, those in zip(ways, (states, copies), strict=True):
+        way.step(those, gradients, scalars)
+    for state, copy in zip(states, copies, strict=True):
+        yield fp32_weights(Split(*state[:2])), fp32_weights(Split(*copy[:2]))
+        yield from zip(state[2:], copy[2:], strict=True)
+
+
+def _compare_averages(load: Any, sizes: Sequence[int], device: torch.device, _kernel: Any) -> Pairs:
+    states, _ = _random_states(sizes, device, torch.float32)
+    halves = [Split(*state[:2]) for state in states]
+    averages = [state.first for state in states]
+    expected = [x.lerp(fp32_weights(half), 0.3) for x, half in zip(averages, halves, strict=True)]
+    load().update_averages(averages, halves, 0.3)
+    return zip(averages, expected, strict=True)
+
+
+def _random_rows(rows: Tensor) -> Tensor:
+    """Return up to ``FEW`` rows of random numbers with the width, dtype and device of ``rows``."""
+    flat = rows.view(-1, rows.shape[-1])[:FEW]
+    numbers = torch.empty_strided(flat.shape, flat.stride(), dtype=flat.dtype, device=flat.device)
+    return numbers.normal_(std=3)
+
+
+def _compare_logprobs(kernel: Any, *, rows: Tensor) -> Pairs:
+    logits_NV = _random_rows(rows)
+    ids_N = torch.randint(logits_NV.shape[1], logits_NV.shape[:1], device=rows.device)
+    slopes_N = torch.randn(ids_N.shape, device=rows.device)
+    x_NV = SCALE * logits_NV.double()
+    log_sum_N1 = x_NV.logsumexp(1, keepdim=True)
+    p_NV = (x_NV - log_sum_N1).exp()
+    entropy_N1 = log_sum_N1 - (p_NV * x_NV).sum(1, keepdim=True)
+    logit_N1 = x_NV.gather(1, ids_N[:, None])
+    gradient_NV = p_NV.neg().scatter_add_(1, ids_N[:, None], torch.ones_like(logit_N1))
+
+    outs = torch.zeros(3, len(ids_N), device=rows.device)
+    kernel.reduce_logits(logits_NV, ids_N, scale=SCALE, outs=tuple(outs))
+    yield from zip(outs, (log_sum_N1[:, 0], entropy_N1[:, 0], logit_N1[:, 0]), strict=True)
+    log_sums_N = log_sum_N1[:, 0].float()
+    kernel.replace_by_gradient_(
+        logits_NV, ids_N, scale=SCALE, log_sums_N=log_sums_N, slopes_N=slopes_N
+    )
+    yield logits_NV, SCALE * slopes_N[:, None] * gradient_NV
+
+
+def _compare_draws(kernel: Any, *, rows: Tensor) -> Pairs:
+    """Compare tokens that are drawn by numbers in the middle of the tokens' shares."""
+    logits_NV = _random_rows(rows)
+    p_NV = (SCALE * logits_NV.double()).softmax(1)
+    tokens_N1 = p_NV.multinomial(1)
+    ends_N1, p_N1 = p_NV.cumsum(1).gather(1, tokens_N1), p_NV.gather(1, tokens_N1)
+    draws_N = (ends_N1 - p_N1 / 2)[:, 0]
+    found_N, logprobs_N = kernel.draw(logits_NV, draws_N, scale=SCALE, barred_N=None, end_id=0)
+    return [(found_N, tokens_N1[:, 0]), (logprobs_N, p_N1.log()[:, 0])]
+
+
+def _compare_softmax(kernel: Any, *, rows: Tensor) -> Pairs:
+    scores, slopes = _random_rows(rows), _random_rows(rows)
+    shares = scores.double().softmax(1)
+    inner = (shares * slopes.double()).sum(1, keepdim=True)
+    gradient = SCALE * shares * (slopes.double() - inner)
+    yield kernel.softmax_(scores), shares
+    yield kernel.gradient_(slopes, shares.to(slopes.dtype), scale=SCALE), gradient
+
+
+def _compare_decoders(
+    parts: Any, adapter_of: Any, decoder: Any, *, rows: int, tokens: int, dtype: torch.dtype
+) -> Pairs:
+    """Compare the logits of two random prompts, and of two tokens after each of them."""
+    num_rows = min(rows, 2)
+    plain = FusedDecoder(parts, adapter_of, rows=num_rows, tokens=tokens, dtype=dtype)
+    lengths = [max(1, min(tokens - 2, 16) // (row + 1)) for row in range(num_rows)]
+    ids = torch.randint(len(parts.tokens.weight), (num_rows, max(lengths) + 2))
+    texts = Texts(ids[:, :-2], lengths)
+    yield decoder.prefill(texts, first_row=0), plain.prefill(texts, first_row=0)
+    for step in range(tokens - max(lengths))[:2]:
+        at = [length + step for length in lengths]
+        yield decoder.decode(ids[:, step], at), plain.decode(ids[:, step], at)
+
+
+def _compare_attention(kv_cache_2RKLD: Tensor, group: int, kernel: Any) -> Pairs:
+    """Compare the first, middle and last row; afterwards the KV cache is zero again."""
+    _, rows, kv_heads, columns, size = kv_cache_2RKLD.shape
+    compared, device = sorted({0, rows // 2, rows - 1}), kv_cache_2RKLD.device
+    heads = [group * kv_heads, kv_heads, kv_heads]
+    joint = torch.randn(rows, sum(heads), size, device=device).to(kv_cache_2RKLD.dtype)
+    query, key, value = torch.split(joint, heads, dim=1)  # strided, as joint products
+    positions_R = (columns - 1 + 31 * torch.arange(rows, device=device)) % columns
+    pairs = []
+    try:
+        for row in compared:
+            kv_cache_2RKLD[:, row].normal_()
+        found = kernel(query, key, value, kv_cache_2RKLD, positions_R)
+        for row in compared:
+            end = int(positions_R[row]) + 1
+            cache_2KLD = kv_cache_2RKLD[:, row, :, :end].float()
+            newest_2KD = torch.stack([key[row], value[row]])
+            pairs.append((kv_cache_2RKLD[:, row, :, end - 1].clone(), newest_2KD))
+            query_KGD = query[row].float().view(kv_heads, group, size)
+            weights_KGL = (query_KGD @ cache_2KLD[0].mT * size**-0.5).softmax(-1)
+            pairs.append((found[row], (weights_KGL @ cache_2KLD[1]).view(-1, size)))
+    finally:
+        kv_cache_2RKLD.zero_()
+    return pairs
