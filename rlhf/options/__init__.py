@@ -204,6 +204,14 @@ EXCLUSIONS = (
         "Engine cannot add an observation to its KV cache; use rollout=fast",
     ),
     Exclusion(
+        lambda config: (
+            config.fused_layers is not FusedLayers.none
+            and config.rollout.backend == "hybrid_engine"
+        ),
+        "fused_layers={fused_layers} with rollout.backend=hybrid_engine: DeepSpeed replaces the "
+        "same layers; use only one of the two",
+    ),
+    Exclusion(
         lambda config: config.environment.is_used and config.ppo.resampling_rounds > 0,
         "environment.kind={environment.kind} with ppo.resampling_rounds={ppo.resampling_rounds}: "
         "resampling does not replace episodes; set ppo.resampling_rounds=0",
