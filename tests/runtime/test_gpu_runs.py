@@ -147,7 +147,7 @@ OFFLOADED = {  # what runs on several GPUs -> the machine, and the words
 }
 
 
-@pytest.mark.parametrize("kind", soaked(OFFLOADED, "three"))
+@pytest.mark.parametrize("kind", soaked(OFFLOADED, "beside", "three"))
 def test_several_gpus_whose_optimizer_is_on_the_host(
     kind: str, trained: Path, episode_run: Path, tmp_path: Path
 ) -> None:
