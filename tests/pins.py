@@ -42,7 +42,6 @@ ENVIRONMENT = {
     **{"PYTHONPYCACHEPREFIX": str(Path(sys.prefix) / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""},
     **{"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
     **{"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"},
-    "GOMP_SPINCOUNT": "10000",  # otherwise launch.py measures how busy the machine is
 }
 TEXTS = ("samples.jsonl", "critic.jsonl", "alarms.jsonl", "ppo/held_out.json")
 TIMING = re.compile(r"(time|speed|memory)/|.*_per_second$")  # differs between two equal runs
