@@ -67,6 +67,8 @@ class Record(NamedTuple):
     """The messages of the prompt if its source has any; ``prompt`` shows them as text."""
     place: tuple[str, int] | None = None
     """The file and row that it was read from."""
+    grade: bool | float | None = None
+    """How good ``chosen`` is by its source, if it is the only response: a mark, or a score."""
 
     @property
     def texts(self) -> tuple[str | None, ...]:
