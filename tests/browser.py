@@ -72,6 +72,8 @@ class Tab:
         self._commands, self._answers = commands, answers
         self._session: dict[str, str] = {}
         self._count, self._held = 0, b""
+        self._waiting = select.poll()  # select.select refuses descriptors above 1,023
+        self._waiting.register(answers, select.POLLIN)
         self.events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
@@ -92,7 +94,7 @@ class Tab:
 
     def _next(self, seconds: float = 60) -> dict[str, Any]:
         while b"\0" not in self._held:
-            assert select.select([self._answers], [], [], seconds)[0], "Chromium does not answer"
+            assert self._waiting.poll(1000 * seconds), "Chromium does not answer"
             read = os.read(self._answers, 1 << 16)
             assert read, "Chromium has ended"
             self._held += read

@@ -11,6 +11,7 @@ import socket
 import time
 from base64 import b64decode
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import prod
@@ -46,6 +47,7 @@ class StandIn:
         self._dies_after: int | None = None  # number of tensors that workers receive
         self.workers: list[Worker] = [Worker() for _ in range(workers)]
         self._counting, self._enough = Lock(), Event()
+        self._open: list[socket.socket] = []
         self._server = _Server(("127.0.0.1", 0), self._build_handler())
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         Thread(target=self._server.serve_forever, args=[0.02], daemon=True).start()
@@ -60,6 +62,7 @@ class StandIn:
                 super().setup()
                 with stand_in._counting:
                     stand_in.connections += 1
+                    stand_in._open.append(self.connection)
 
             def do_GET(self) -> None:
                 self._answer(None)
@@ -89,7 +92,11 @@ class StandIn:
         return Handler
 
     def close(self) -> None:
+        """End the server and its connections, each of which is a descriptor of this process."""
         self._server.shutdown()
+        for connection in self._open:
+            with suppress(OSError):  # it has ended
+                connection.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
 
     def dies_during_update(self, *, after: int) -> None:
