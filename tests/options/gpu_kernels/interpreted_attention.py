@@ -88,7 +88,7 @@ def test_programs_and_neighbours_change_no_bit_of_a_row() -> None:
     positions = torch.tensor([149, 70, 20])
     larger = torch.cat([memory, torch.full((2, 3, 2, 200, 16), torch.nan)], dim=3)
     expected = None
-    for programs in (1, 8, 1000):
+    for programs in (1, 1000):
         attend = GpuAttention(
             attention_triton, programs=programs, chunk=LEAST, block_bytes=SMALL_BLOCK
         )
