@@ -1,13 +1,22 @@
-"""Read the rows of a .jsonl, .json, .csv, .tsv or .parquet file, numbered from 1."""
+"""Read the rows of a .jsonl, .json, .csv, .tsv or .parquet file, numbered from 1.
+
+All but .parquet may be compressed: .gz, .bz2, .zst. A reader yields chunks, each a function that
+parses ``CHUNK`` rows when it is called: a process can skip the chunks that others convert.
+"""
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
+import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
@@ -18,27 +27,81 @@ NOT_LINES = "; call a file .json if its rows are not one object on each line"
 OTHER_DELIMITERS = "\t;|"  # spreadsheets may write these instead of commas
 
 
-def _read_json_lines(file: Path) -> Iterator[tuple[int, object]]:
-    with file.open(encoding="utf-8-sig") as lines:
-        yield from _parse_lines(lines, file)
+CHUNK = 10_000  # rows
+PACKED_RATIO = 3  # bytes of text for a byte of a compressed file: an assumption
+
+Numbered = tuple[int, object]  # the number of a row, from 1, and the row
+Chunk = Callable[[], Iterable[Numbered]]
+Reader = Callable[[Path], Iterator[Chunk]]
 
 
-def _parse_lines(lines: Iterable[str], file: Path) -> Iterator[tuple[int, object]]:
-    for number, line in enumerate(lines, 1):
+def _open_zstd(file: Path, _mode: str) -> Any:
+    import pyarrow  # type: ignore[import-untyped]
+
+    return pyarrow.input_stream(str(file), compression="zstd")
+
+
+DECOMPRESSORS: dict[str, Callable[[Path, str], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".zst": _open_zstd,
+}
+
+
+def open_text(file: Path, newline: str | None = None) -> TextIO:
+    """Open a file of UTF-8 text, which may be compressed; ``newline`` is that of ``open``."""
+    decompress = DECOMPRESSORS.get(file.suffix.lower())
+    stream = file.open("rb") if decompress is None else decompress(file, "rb")
+    return io.TextIOWrapper(stream, encoding="utf-8-sig", newline=newline)
+
+
+def estimate_text_bytes(file: Path) -> int:
+    """Return the bytes of a file after decompression, guessed if it is compressed."""
+    is_packed = file.suffix.lower() in {*DECOMPRESSORS, ".parquet"}
+    return file.stat().st_size * (PACKED_RATIO if is_packed else 1)
+
+
+def find_reader(file: Path, readers: Mapping[str, Reader] | None = None) -> Reader | None:
+    """Return the reader of a file by the end of its name, such as .csv or .csv.gz; None: none."""
+    suffix = file.suffix.lower()
+    if is_compressed := suffix in DECOMPRESSORS:
+        suffix = Path(file.stem).suffix.lower()
+    found = (READERS if readers is None else readers).get(suffix)
+    return None if is_compressed and found is _read_parquet else found
+
+
+def _read_json_lines(file: Path) -> Iterator[Chunk]:
+    with open_text(file) as lines:
+        numbered = enumerate(lines, 1)
+        while chunk := list(islice(numbered, CHUNK)):
+            first = next((line for _, line in chunk if not line.isspace()), "")
+            if chunk[0][0] == 1 and first.lstrip().startswith("["):
+                yield from _read_json(file)  # one array, in spite of the name
+                return
+            yield partial(_parse_lines, chunk, file)
+
+
+def _parse_lines(numbered: Iterable[tuple[int, str]], file: Path) -> Iterator[Numbered]:
+    for number, line in numbered:
         if line.strip():
             with _convert_json_errors(f"{file}, row {number}", names_line=False):
                 value = DECODER.decode(line.rstrip())
             yield number, value
 
 
-def _read_json(file: Path) -> Iterator[tuple[int, object]]:
-    text = file.read_text(encoding="utf-8-sig").strip()
+def _read_json(file: Path) -> Iterator[Chunk]:
+    yield partial(_parse_json, file)
+
+
+def _parse_json(file: Path) -> Iterator[Numbered]:
+    with open_text(file) as opened:
+        text = opened.read().strip()
     if not text:
         return
     with _convert_json_errors(str(file), names_line=True):
         first, end = DECODER.raw_decode(text)
     if end < len(text):
-        yield from _parse_lines(text.split("\n"), file)
+        yield from _parse_lines(enumerate(text.split("\n"), 1), file)
     else:
         yield from enumerate(_rows_of_json(first), 1)
 
@@ -68,7 +131,12 @@ def _build_json_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_build_json_object)
+def _read_constant(name: str) -> float | None:
+    """Return None for NaN, with which pandas writes a missing value."""
+    return None if name == "NaN" else float(name)
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_build_json_object, parse_constant=_read_constant)
 
 
 def _rows_of_json(value: object) -> list[object]:
@@ -80,46 +148,65 @@ def _rows_of_json(value: object) -> list[object]:
     return value if isinstance(value, list) else [value]
 
 
-def _read_csv(file: Path) -> Iterator[tuple[int, object]]:
+def _read_csv(file: Path) -> Iterator[Chunk]:
+    with open_text(file, newline="") as stream:
+        rows = _parse_csv(stream, file)
+        while chunk := list(islice(rows, CHUNK)):
+            yield partial(iter, chunk)
+
+
+def _parse_csv(stream: TextIO, file: Path) -> Iterator[Numbered]:
     number, mark = 0, ","
-    with file.open(encoding="utf-8-sig", newline="") as stream:
-        try:
-            lines = csv.reader(stream, strict=True)
+    try:
+        lines = csv.reader(stream, strict=True)
+        header = next(lines, [])
+        if header == ["sep=", ""]:  # Excel writes such a line above the header
             header = next(lines, [])
-            if len(header) == 1:  # no comma: another character may separate the columns
-                mark = next((each for each in OTHER_DELIMITERS if each in header[0]), mark)
-                header = next(csv.reader(header, delimiter=mark))
-                lines = csv.reader(stream, strict=True, delimiter=mark)
-            if len(set(header)) < len(header):
-                raise DataError(f"{file}: the header names a column twice: {', '.join(header)}.")
-            for number, fields in enumerate(filter(None, lines), 1):
-                if len(fields) != len(header):
-                    raise DataError(
-                        f"{file}, row {number}: {len(fields)} fields for {len(header)} columns "
-                        f"({', '.join(header)}). Fields are separated by {mark!r}: put a text that "
-                        "contains it in double quotes."
-                    )
-                yield number, dict(zip(header, (field or None for field in fields), strict=True))
-        except csv.Error as error:
-            longest = f"texts of over {csv.field_size_limit()} characters need .jsonl or .parquet"
-            raise DataError(f"{file}, row {number + 1}: {error} ({longest}).") from error
+        elif len(header) == 1:  # no comma: another character may separate the columns
+            mark = next((each for each in OTHER_DELIMITERS if each in header[0]), mark)
+            is_named = header == [f"sep={mark}"]
+            header = next(csv.reader(header, delimiter=mark))
+            lines = csv.reader(stream, strict=True, delimiter=mark)
+            header = next(lines, []) if is_named else header
+        if len(set(header)) < len(header):
+            raise DataError(f"{file}: the header names a column twice: {', '.join(header)}.")
+        for number, fields in enumerate(filter(None, lines), 1):
+            if len(fields) != len(header):
+                raise DataError(
+                    f"{file}, row {number}: {len(fields)} fields for {len(header)} columns "
+                    f"({', '.join(header)}). Fields are separated by {mark!r}: put a text that "
+                    "contains it in double quotes."
+                )
+            yield number, dict(zip(header, (field or None for field in fields), strict=True))
+    except csv.Error as error:
+        longest = f"texts of over {csv.field_size_limit()} characters need .jsonl or .parquet"
+        raise DataError(f"{file}, row {number + 1}: {error} ({longest}).") from error
 
 
-def _read_parquet(file: Path) -> Iterator[tuple[int, object]]:
-    from pyarrow import parquet  # type: ignore[import-untyped]
+def _read_parquet(file: Path) -> Iterator[Chunk]:
+    from pyarrow import parquet
 
-    with (
-        translate_errors(lambda reason: DataError(f"{file}: not a parquet file ({reason}).")),
-        parquet.ParquetFile(file) as opened,
-    ):
-        table = opened.read()
-    columns: dict[str, list[object]] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if name in columns:
-            raise DataError(f"{file}: two columns are named {name!r}; rename one of them.")
-        columns[name] = _column_values(column, place=f"{file}: column {name!r}")
-    for number, row in enumerate(zip(*columns.values(), strict=True), 1):
-        yield number, dict(zip(columns, row, strict=True))
+    def build_file_error(reason: str) -> DataError:
+        return DataError(f"{file}: not a parquet file ({reason}).")
+
+    with translate_errors(build_file_error), parquet.ParquetFile(file) as opened:
+        names = opened.schema_arrow.names
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise DataError(f"{file}: two columns are named {twice[0]!r}; rename one of them.")
+        first = 1
+        for batch in opened.iter_batches(batch_size=CHUNK):
+            yield partial(_rows_of_batch, batch, file, first)
+            first += len(batch)
+
+
+def _rows_of_batch(batch: Any, file: Path, first: int) -> Iterator[Numbered]:
+    names = batch.schema.names
+    columns = [
+        _column_values(column, place=f"{file}: column {name!r}")
+        for name, column in zip(names, batch.columns, strict=True)
+    ]
+    for number, row in enumerate(zip(*columns, strict=True), first):
+        yield number, dict(zip(names, row, strict=True))
 
 
 def _column_values(column: Any, *, place: str) -> list[object]:
@@ -132,7 +219,6 @@ def _column_values(column: Any, *, place: str) -> list[object]:
         return values
 
 
-Reader = Callable[[Path], Iterator[tuple[int, object]]]
 READERS: dict[str, Reader] = {
     ".jsonl": _read_json_lines,
     ".json": _read_json,

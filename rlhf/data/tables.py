@@ -1,23 +1,27 @@
 """Find the rows in files, folders, ``save_to_disk`` folders and datasets of the Hugging Face hub.
 
-    .jsonl     one object per line
+    .jsonl     one object per line, or a list of objects
     .json      a list of objects, an object whose one key holds such a list, or one object per line
     .csv       a header and rows; an empty field is null
     .parquet   a table
-    a folder   of such files, or written by datasets.save_to_disk
+    a folder   of such files, in sub-folders too, or written by datasets.save_to_disk
+    a snapshot of the hub   a folder whose README.md has ``configs``, also in the hub's cache
     samples:NAME   a small file that comes with this package
 
 In a folder of several files (or saved splits), files with a word such as eval, test, validation,
-val, valid or dev in their name are held out, and all others are trained on. A dataset of the hub,
-or a copy of it, has named splits.
+val, valid or dev in their name, or else in the name of their sub-folder, are held out, and all
+others are trained on. A dataset of the hub, or a copy of it, has named splits.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.errors import DataError
@@ -25,7 +29,7 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
-from rlhf.data.files import READERS, Reader
+from rlhf.data.files import CHUNK, DECOMPRESSORS, READERS, Chunk, Reader, find_reader
 from rlhf.data.records import Row
 
 if TYPE_CHECKING:
@@ -35,9 +39,10 @@ if TYPE_CHECKING:
 # begin a longer word.
 SIDE = re.compile(
     r"^(?:eval|test|validation)|(?<![a-z])(?:(?P<train>train(?:ing)?)|"
-    r"(?:eval(?:uation)?|test|val|valid(?:ation)?|dev|held[-_ ]?out)(?:set|s)?)(?![a-z])"
+    r"(?:eval(?:uation)?|test(?:ing)?|val|valid(?:ation)?|dev|held[-_ ]?out)(?:set|s)?)(?![a-z])"
 )
-LIST_OF_ROWS = " If the file is one list of rows, call it .json."
+CONFIGS = re.compile(r"\A---\s.*?^configs:", re.DOTALL | re.MULTILINE)  # in a README.md
+PACKED = {".zip", ".tar", ".7z", ".rar", ".xz", ".lz4", *DECOMPRESSORS}
 NO_NETWORK = (
     "use data=local and set data.path to a downloaded copy: a file, a folder of files, or "
     "a folder written by datasets.save_to_disk. For a set of data.sets, set "
@@ -48,10 +53,15 @@ SAMPLES, SAMPLE = Path(__file__).parent / "samples", "samples:"
 
 
 class Table(NamedTuple):
-    """One file or split; iterating over ``rows`` reads it and yields (row number, values)."""
+    """One file or split, which ``read_chunks`` reads from its beginning.
+
+    A chunk is a function that returns (row number, values) of some rows.
+    """
 
     place: str
-    rows: Iterable[tuple[int, object]]
+    read_chunks: Callable[[], Iterator[Chunk]]
+    split: str = ""
+    """The split that its data set declares; "": its name decides."""
 
 
 class Tables(NamedTuple):
@@ -87,13 +97,12 @@ def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
                     f"{dataset.path}: no split '{split}'; choose {' or '.join(splits)}."
                 )
         return Tables(splits[wanted[0]], [t for split in wanted[1:] for t in splits[split]])
-    return divide_tables_by_name(find_local_tables(place))
+    return divide_tables_by_name(find_local_tables(place, subset=dataset.subset))
 
 
 def divide_tables_by_name(tables: Mapping[str, Table]) -> Tables:
     """Hold out the tables with a word such as eval in their name, unless all tables have one."""
-    sides = {name: SIDE.search(name.lower()) for name in tables}
-    held_out = {n: tables[n] for n, side in sides.items() if side and not side["train"]}
+    held_out = {name: table for name, table in tables.items() if _is_held_out(table.split or name)}
     train = {name: table for name, table in tables.items() if name not in held_out}
     if not train:
         train, held_out = held_out, {}
@@ -102,17 +111,29 @@ def divide_tables_by_name(tables: Mapping[str, Table]) -> Tables:
     return Tables(list(train.values()), list(held_out.values()), told)
 
 
+def _is_held_out(name: str) -> bool:
+    """Return True if the last part of the path ``name`` with a word for a side is held out."""
+    sides = (SIDE.search(part.lower()) for part in reversed(PurePath(name).parts))
+    side = next(filter(None, sides), None)
+    return side is not None and not side["train"]
+
+
 def join_first_names(names: Iterable[str]) -> str:
     """Return the first names as one text, with the number of the names that are left out."""
     first, rest = (found := list(names))[:NAMED], len(found) - NAMED
     return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
 
 
-def find_local_tables(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Table]:
-    """Return the tables of a file, of a folder of files, or of a save_to_disk folder, by name."""
-    return (
-        _read_saved_folder(place) if is_saved_dataset(place) else _tables_of_files(place, readers)
-    )
+def find_local_tables(
+    place: Path, readers: Mapping[str, Reader] = READERS, *, subset: str | None = None
+) -> dict[str, Table]:
+    """Return the tables of a file or a folder by name; ``subset`` chooses from a README's configs.
+
+    The name of a file in a folder is its path there.
+    """
+    if is_saved_dataset(place):
+        return _read_saved_folder(place)
+    return _tables_of_files(place, readers, subset=subset)
 
 
 def is_saved_dataset(place: Path) -> bool:
@@ -139,17 +160,31 @@ def iterate_rows(table: Table) -> Iterator[Row]:
     Raises:
         DataError: if the table cannot be read, or a row is not an object.
     """
+    with translate_read_errors(table):
+        for chunk in table.read_chunks():
+            yield from rows_of_chunk(table, chunk)
+
+
+@contextmanager
+def translate_read_errors(table: Table) -> Iterator[None]:
+    """Raise a DataError that names the table if it cannot be read in the block."""
     place = table.place
     with translate_errors(lambda reason: DataError(f"{place}: cannot be read ({reason}).")):
         try:
-            for number, values in table.rows:
-                if not isinstance(values, dict):
-                    rule = f"of type {type(values).__name__}; a row must be an object."
-                    rule += LIST_OF_ROWS if isinstance(values, list) else ""
-                    raise DataError(f"{place}, row {number}: {rule}")
-                yield Row(place, number, values)
+            yield
         except UnicodeDecodeError as error:
             raise DataError(f"{place}: not UTF-8 text ({error}). Save it as UTF-8.") from error
+
+
+def rows_of_chunk(table: Table, chunk: Chunk) -> Iterator[Row]:
+    """Yield the rows of one chunk of a table; raise a DataError if a row is not an object."""
+    for number, values in chunk():
+        if not isinstance(values, dict):
+            kind = type(values).__name__
+            raise DataError(
+                f"{table.place}, row {number}: of type {kind}; a row must be an object."
+            )
+        yield Row(table.place, number, values)
 
 
 def _find_sample_file(path: str) -> Path | None:
@@ -163,7 +198,9 @@ def _find_sample_file(path: str) -> Path | None:
     return SAMPLES / f"{name}.jsonl"
 
 
-def _tables_of_files(place: Path, readers: Mapping[str, Reader] = READERS) -> dict[str, Table]:
+def _tables_of_files(
+    place: Path, readers: Mapping[str, Reader] = READERS, *, subset: str | None = None
+) -> dict[str, Table]:
     if not place.exists():
         raise DataError(
             f"{place}: no such file or folder. (A data set of the hub needs data=hub; plan=only "
@@ -172,18 +209,67 @@ def _tables_of_files(place: Path, readers: Mapping[str, Reader] = READERS) -> di
     if not (place.is_file() or place.is_dir()):
         raise DataError(f"{place}: must be a file or a folder.")
     with translate_errors(lambda reason: DataError(f"{place}: cannot be read ({reason}).")):
-        candidates = [place] if place.is_file() else sorted(place.iterdir())
-    files = [file for file in candidates if file.suffix.lower() in readers]
-    if not files:
-        known = f"supported: {', '.join(readers)}"
-        zipped = [
-            f"{file.name}: decompress it first" for file in candidates if file.suffix == ".gz"
-        ]
-        inner = [f"{file.name} is a folder: name it" for file in candidates if file.is_dir()]
-        hints = "; ".join([known, *zipped[:1], *inner[:1]])
-        raise DataError(f"{place}: no file that can be read; {hints}.")
-    _require_regular_files(files)
-    return {file.name: Table(str(file), readers[file.suffix.lower()](file)) for file in files}
+        root = find_snapshot(place)
+        splits = _read_configs(root, subset) or {"": list_files(root)}
+    found = {
+        str(file.relative_to(root)) if root.is_dir() else file.name: (split, file, reader)
+        for split, files in splits.items()
+        for file in files
+        if (reader := find_reader(file, readers)) is not None
+    }
+    if not found:
+        packed = [file.name for files in splits.values() for file in files]
+        packed = [name for name in packed if PurePath(name).suffix.lower() in PACKED]
+        known = f"supported: {', '.join(readers)}, also with {' or '.join(DECOMPRESSORS)}"
+        known += f"; {packed[0]}: unpack it first" if packed else ""
+        raise DataError(f"{place}: no file that can be read; {known}.")
+    _require_regular_files(file for _, file, _ in found.values())
+    return {
+        name: Table(str(file), partial(reader, file), split)
+        for name, (split, file, reader) in found.items()
+    }
+
+
+def list_files(place: Path) -> list[Path]:
+    """Return the file ``place``, or what its folders hold; hidden files and folders are skipped."""
+    if not place.is_dir():
+        return [place]
+    found = sorted(place.rglob("*"))
+    return [each for each in found if not any(p[0] == "." for p in each.relative_to(place).parts)]
+
+
+def find_snapshot(place: Path) -> Path:
+    """Return the main snapshot if ``place`` is a data set's folder in the hub's cache."""
+    main = place / "refs" / "main"
+    return place / "snapshots" / main.read_text().strip() if main.is_file() else place
+
+
+def has_configs(file: Path) -> bool:
+    """Return True if ``file`` is a README.md that names the files of a data set's splits."""
+    is_readme = file.name == "README.md" and file.is_file()
+    return is_readme and CONFIGS.match(file.read_text("utf-8", errors="replace")) is not None
+
+
+def _read_configs(place: Path, subset: str | None) -> dict[str, list[Path]]:
+    """Return the files of each split by the README.md of a data set; {} if it declares none."""
+    readme = place / "README.md"
+    if not has_configs(readme):
+        return {}
+    import datasets
+
+    def build_config_error(reason: str) -> DataError:
+        return DataError(
+            f"{readme}: its configs cannot be used ({reason}). Choose one of them with "
+            "data.subset=NAME (or data.sets.NAME.subset), or name a file or a folder."
+        )
+
+    with translate_errors(build_config_error), TemporaryDirectory() as unused:
+        try:
+            built = datasets.load_dataset_builder(str(place), name=subset, cache_dir=unused)
+        except ValueError as error:
+            raise build_config_error(" ".join(str(error).splitlines()[:2])) from error
+    splits = built.config.data_files or {}
+    return {str(split): [Path(file) for file in files] for split, files in splits.items()}
 
 
 def _require_regular_files(files: Iterable[Path]) -> None:
@@ -197,8 +283,9 @@ def _read_local_splits(place: Path, dataset: DatasetConfig) -> dict[str, list[Ta
     if is_saved_dataset(place):
         return {name: [table] for name, table in _read_saved_folder(place).items()}
     splits: defaultdict[str, list[Table]] = defaultdict(list)
-    for name, table in _tables_of_files(place).items():
-        splits[dataset.train_split if place.is_file() else re.split(r"[-.]", name)[0]].append(table)
+    for name, table in _tables_of_files(place, subset=dataset.subset).items():
+        by_name = dataset.train_split if place.is_file() else re.split(r"[-.]", Path(name).name)[0]
+        splits[table.split or by_name].append(table)
     return splits
 
 
@@ -237,5 +324,17 @@ def _tables_of_splits(path: str, loaded: Dataset | DatasetDict) -> dict[str, Tab
 
     splits = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
     return {
-        name: Table(f"{path}, split {name}", enumerate(split, 1)) for name, split in splits.items()
+        name: Table(f"{path}, split {name}", partial(_chunks_of_split, split), name)
+        for name, split in splits.items()
     }
+
+
+def _chunks_of_split(split: Dataset) -> Iterator[Chunk]:
+    for first in range(0, len(split), CHUNK):
+        yield partial(_rows_of_split, split, first)
+
+
+def _rows_of_split(split: Dataset, first: int) -> Iterator[tuple[int, object]]:
+    columns = split[first : first + CHUNK]
+    for number, values in enumerate(zip(*columns.values(), strict=True), first + 1):
+        yield number, dict(zip(columns, values, strict=True))

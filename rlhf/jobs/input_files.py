@@ -14,13 +14,13 @@ from rlhf.base.manifest import Identity, file_identity
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.files import READERS
-from rlhf.data.tables import SAMPLE
+from rlhf.data.files import find_reader
+from rlhf.data.tables import SAMPLE, find_snapshot, has_configs, list_files
 from rlhf.options import DataConfig, hooks_of
 from rlhf.run.results import write_json
 
 INPUTS = "inputs.json"
-OF_DATA = {*READERS, ".arrow", ".txt"}
+MORE = {".arrow", ".txt"}
 # Option keys that name a file or code (MODULE:NAME), from FILES in each option's module ``keys``.
 OF_OPTIONS = [key for files in hooks_of("keys", "FILES") for key in files]
 # Key of the configuration -> absolute path -> size and SHA-256.
@@ -106,8 +106,10 @@ def _find_code_file(target: str) -> Path:
 
 
 def _input_files(place: Path) -> Iterator[Path]:
-    """Yield ``place`` if it is a file; else data files in the folder or in a data set's splits."""
+    """Yield ``place`` if it is a file; else data files in the folder and in its sub-folders."""
     if place.is_file():
         yield place
-    yield from (path for path in sorted(place.glob("*")) if path.suffix.lower() in OF_DATA)
-    yield from sorted(place.glob("*/*.arrow"))
+    elif place.is_dir():
+        for path in list_files(find_snapshot(place)):
+            if find_reader(path) or path.suffix.lower() in MORE or has_configs(path):
+                yield path

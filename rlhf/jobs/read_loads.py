@@ -25,6 +25,7 @@ from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
+from rlhf.data.files import estimate_text_bytes
 from rlhf.data.phase_needs import (
     PhaseExamples,
     describe_phase_examples,
@@ -32,6 +33,7 @@ from rlhf.data.phase_needs import (
 )
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData, describe_division, phase_of_dpo_prompts
+from rlhf.data.tables import find_snapshot, list_files
 from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_token_limit
 from rlhf.jobs.input_files import data_keys_and_paths
 from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
@@ -109,9 +111,8 @@ def _is_local_and_small(key: str, path: str) -> bool:
 
 def _total_file_bytes(places: Iterable[Path]) -> int:
     """Return the bytes of the files at ``places``, and of the files in folders there."""
-    # Two levels: save_to_disk writes a folder per split.
-    found = [each for place in places for each in (place, *place.glob("*"), *place.glob("*/*"))]
-    return sum(each.stat().st_size for each in found if each.is_file())
+    found = (each for place in places for each in list_files(find_snapshot(place)))
+    return sum(estimate_text_bytes(each) for each in found if each.is_file())
 
 
 class CountedData:

@@ -17,7 +17,7 @@ from rlhf.base.errors import DataError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.encoding import Encoder
-from rlhf.data.files import READERS
+from rlhf.data.files import READERS, Chunk, open_text
 from rlhf.data.records import Record, Row
 from rlhf.data.splits import PhaseData
 from rlhf.data.tables import (
@@ -161,9 +161,10 @@ def _load_ptx_tables(config: DataConfig) -> Tables:
     return Tables([splits.get("train") or next(iter(splits.values()))], [])
 
 
-def _read_text(file: Path) -> Iterator[tuple[int, object]]:
-    text = file.read_text(encoding="utf-8-sig")
-    yield from enumerate(({"text": part.strip()} for part in text.split("\n\n")), 1)
+def _read_text(file: Path) -> Iterator[Chunk]:
+    with open_text(file) as opened:
+        parts = opened.read().split("\n\n")
+    yield lambda: enumerate(({"text": part.strip()} for part in parts), 1)
 
 
 def _read_column(rows: Iterable[Row], *, column: str) -> Iterator[str]:

@@ -171,7 +171,7 @@ def test_sft_examples_keep_their_template(config: DataConfig) -> None:
         ("empty.txt", "\n\n \n", "holds no text"),
         ("numbers.jsonl", '{"a": 1, "b": 2}', r"row 1: no text in column 'text'.*columns a, b"),
         ("mixed.jsonl", '{"text": "a"}\n{"text": [1]}', r"row 2: no text in column 'text'"),
-        ("rows.jsonl", "[1]", "row 1: of type list; a row must be an object"),
+        ("rows.jsonl", "[1]", "row 1: of type int; a row must be an object"),
     ],
 )
 def test_what_is_no_text_is_refused(
