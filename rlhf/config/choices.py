@@ -78,6 +78,9 @@ Source = StrEnum("Source", "synthetic environment local hub")
 LossOn = StrEnum("LossOn", "response all")
 """Tokens that the loss of supervised fine-tuning covers."""
 
+TrainOn = StrEnum("TrainOn", "all last")
+"""Answers of a conversation that supervised fine-tuning learns."""
+
 RewardLossName = StrEnum("RewardLossName", "end from_divergence regression")
 """Losses of the reward model: on end scores, on all differing tokens, or on given scores."""
 

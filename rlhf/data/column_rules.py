@@ -24,7 +24,7 @@ from rlhf.data.detect import (
     to_records,
     unread_columns,
 )
-from rlhf.data.layouts import LAYOUTS, PARTIAL, RANKING, SYSTEM, Layout
+from rlhf.data.layouts import LAYOUTS, PARTIAL, RANKING, SYSTEM, TOOLS, Layout
 from rlhf.data.records import Row, UnusableRowError
 
 # The sets of target columns that a user may define, and their layouts.
@@ -152,12 +152,12 @@ def parse_columns(columns: Mapping[str, str], *, key: str) -> ColumnRules:
     Raises:
         ConfigError: if the columns have no known layout, or a value is not an expression.
     """
-    layout = TARGETS.get(frozenset(columns) - ({SYSTEM} if "prompt" in columns else set()))
+    layout = TARGETS.get(frozenset(columns) - ({SYSTEM, TOOLS} if "prompt" in columns else set()))
     if layout is None:
         known = "; ".join(", ".join(names) for names in map(sorted, TARGETS))
         raise ConfigError(
             f"{key} has the columns {', '.join(map(str, columns)) or '(none)'}; "
-            f"must have exactly one of these sets: {known} (with prompt also {SYSTEM})"
+            f"must have exactly one of these sets: {known} (with prompt also {SYSTEM}, {TOOLS})"
         )
     expressions = {
         column: _parse_expression(text, f"{key}.{column}") for column, text in columns.items()

@@ -7,8 +7,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.base.errors import DataError
-from rlhf.data.layouts import LAYOUTS, NAMES, SYSTEM, ColumnKind, Layout
-from rlhf.data.records import TEXT_OF, Record, Row, UnusableRowError
+from rlhf.data.layouts import LAYOUTS, NAMES, SYSTEM, TOOLS, ColumnKind, Layout
+from rlhf.data.records import MESSAGE_KEYS, OddRowError, Record, Row, UnusableRowError
 
 # Advice in error messages. An expression with brackets needs quotes of its own in the override.
 OWN_COLUMNS = (
@@ -73,18 +73,37 @@ def to_records(
         grades = _find_grading_columns(rows, unread, layout, source)
     records: list[Record] = []
     left_out: Counter[str] = Counter()
+    odd: list[OddRowError] = []
     for row in rows:
         try:
             for grade in grades:
                 if row.values.get(grade) is not True:
                     raise UnusableRowError(f"{grade} is not true, so its response is not learned")
             columns = select_columns(row, keep) if keep else None
+            place, tools = (row.file, row.number), row.tools()
             found = layout.convert(row, layout.columns)
-            records += [r._replace(columns=columns, place=(row.file, row.number)) for r in found]
+            records += [r._replace(columns=columns, place=place, tools=tools) for r in found]
+        except OddRowError as error:
+            odd.append(error)
         except UnusableRowError as reason:
             left_out[str(reason)] += 1
-    names = [each for each in unread if each not in grades and each != SYSTEM]
+    _count_odd_rows(odd, left_out, len(rows))
+    names = [each for each in unread if each not in (*grades, SYSTEM, TOOLS)]
     return Converted(records, layout.name, left_out, (*names, *_unread_keys(rows, layout.columns)))
+
+
+def _count_odd_rows(odd: Sequence[OddRowError], left_out: Counter[str], total: int) -> None:
+    """Count odd rows in ``left_out`` by reason, each with the first row; refuse most of the rows.
+
+    Raises:
+        DataError: if most of ``total`` rows are odd.
+    """
+    if 2 * len(odd) > total:
+        raise odd[0].fault
+    firsts = {str(error): error.row for error in reversed(odd)}
+    for error in odd:
+        row = firsts[str(error)]
+        left_out[f"{error} (first: {row.file}, row {row.number})"] += 1
 
 
 def unread_columns(rows: Sequence[Row], read: Container[str]) -> list[str]:
@@ -95,7 +114,7 @@ def unread_columns(rows: Sequence[Row], read: Container[str]) -> list[str]:
 
 def _unread_keys(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
     """Return keys with values in messages of ``columns``, except role and text, as COLUMN[].KEY."""
-    read = {*TEXT_OF, *TEXT_OF.values()}
+    read = MESSAGE_KEYS
     values = ((column, row.values.get(column)) for column in columns for row in rows)
     items = ((column, item) for column, v in values for item in (v if isinstance(v, list) else [v]))
     found = {

@@ -1,29 +1,61 @@
-"""Encode prompts, responses and the observations of episodes to token ids.
+"""Render prompts, answers and the observations of episodes as text, and encode them to token ids.
 
-With data.template=chat the tokenizer's chat template renders the messages of a prompt. A prompt of
-text with turns ("\\n\\nHuman: ..\\n\\nAssistant:") is first parsed into messages. Opening tokens
-then come from the template, not from the tokenizer. A response ends with the tokenizer's end token;
-text that the template writes after this token is cut off.
+A record is rendered as *sequences* of pieces: a context, and the answer that follows it. With plain
+turns and without several answers to learn, that is one piece, prompt and response. Messages reach
+the tokenizer's chat template (data.template=chat) as they were read; only a prompt that is text in
+its source ("\\n\\nHuman: ..\\n\\nAssistant:") is parsed into messages. Opening tokens then come
+from the template, not from the tokenizer. An answer ends with the tokenizer's end token; text that
+the template writes after this token belongs to the next context.
+
+The prompt of an answer is what the template renders with add_generation_prompt, and the answer is
+what the template adds to it for the conversation with the answer. So prompt and answer together are
+the text that transformers' apply_chat_template renders, and both are what the model reads and
+writes in a rollout. Where a template writes no thought but its prompt begins one (DeepSeek-R1's),
+the answer is what a model writes after that prompt: the rest of its thought, and its text.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise, takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.choices import Template
-from rlhf.data.layouts import ASSISTANT_TURN, render_prompt, split_turns
-from rlhf.data.records import SPEAKERS, Message, Record
+from rlhf.data.layouts import split_turns
+from rlhf.data.records import (
+    ASSISTANT_TURN,
+    CALLS,
+    SPEAKERS,
+    THOUGHT,
+    TOOL_SPEAKER,
+    Message,
+    Record,
+    find_learned_turns,
+    render_prompt,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PromptForm = str | tuple[Message, ...]  # a prompt: text, which may have turns, or messages
-PROBE = "probe42"  # a response that is searched for in rendered text
-OBSERVERS = {"user": "Human", "tool": "Tool"}  # role of an observation -> speaker in plain text
+
+class Asked(NamedTuple):
+    """The messages that an answer follows, the tools that it may call, and how it begins."""
+
+    messages: tuple[Message, ...]
+    tools: Sequence[Any] | None = None
+    begun: str = ""
+
+
+PromptForm = str | Asked  # a prompt: plain text, or messages for a chat template
+Piece = tuple[str, str]  # a context, and the answer that follows it
+EncodedPiece = tuple[list[int], list[int]]
+PROBE = "probe42"  # a text that is searched for in rendered text
+OBSERVERS = {"user": "Human", "tool": TOOL_SPEAKER}  # role of an observation -> its speaker
+OPEN_THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
+ENDS_OF_THOUGHTS = ("</think>", "<channel|>")  # in a prompt: it has ended the model's thought
 
 
 def build_plain_template(opening: str) -> str:
@@ -67,23 +99,35 @@ def all_end_in_assistant(prompts: Iterable[str]) -> bool:
 
 
 class UnusableTemplateError(DataError):
-    """The error for a chat template that cannot render a prompt; ``problem`` is the reason."""
+    """The error for messages that a template cannot show; ``problem`` is the counted reason."""
 
-    def __init__(self, problem: str, prompt: PromptForm) -> None:
+    def __init__(self, problem: str, asked: Asked, template: Template = Template.chat) -> None:
         """Build the error message from the problem and the prompt."""
-        text = prompt if isinstance(prompt, str) else prompt[-1].content
-        super().__init__(
-            f"data.template=chat: the chat template {problem}, for the prompt {text[:80]!r}; use "
-            "data.template=plain, or fix the tokenizer's chat_template"
-        )
+        text = asked.messages[-1].text if asked.messages else ""
+        fix = "use data.template=plain, or fix the tokenizer's chat_template"
+        if template is Template.plain:
+            fix = "use the tokenizer of a chat model with data.template=chat"
+        where = f"for the prompt {text[:80]!r}"
+        super().__init__(f"data.template={template}: {problem}, {where}; {fix}")
         self.problem = problem
+
+
+def require_plain_turns(prompt: Asked, *more: Message) -> None:
+    """Raise UnusableTemplateError if plain turns cannot show a message, or there are tools."""
+    messages = (*prompt.messages, *more)
+    hidden = [key for message in messages for key in message.shown]
+    hidden += ["a turn of a tool" for message in messages if message.role == "tool"]
+    hidden += ["tools"] if prompt.tools else []
+    if hidden:
+        what = ", ".join(dict.fromkeys(hidden))
+        raise UnusableTemplateError(f"plain turns cannot show {what}", prompt, Template.plain)
 
 
 class ChatTemplate:
     """A tokenizer's chat template, which renders prompts and responses and checks the result.
 
-    Every method raises a DataError if the template cannot render a turn, or renders earlier turns
-    differently because of a later turn.
+    Every method raises UnusableTemplateError if the template cannot render a turn, does not show
+    one, or renders earlier turns differently because of a later turn.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -99,36 +143,78 @@ class ChatTemplate:
                 "or the tokenizer of a chat model (model.tokenizer=FOLDER_OR_HUB_ID)"
             )
         self._tokenizer: Any = tokenizer
-        question = "\n\nHuman: question\n\nAssistant:"
-        self._head, found, self._tail = self._text_after_prompt(question, PROBE).rpartition(PROBE)
+        added = tokenizer.added_tokens_decoder.values()
+        specials = {tokenizer.eos_token, *(str(each) for each in added if each.special)}
+        self._special = re.compile("|".join(map(re.escape, sorted(specials, key=len)[::-1])))
+        self._hidden: dict[object, str] = {}  # shape of a conversation -> what is not shown of it
+        question = Asked((Message("user", "question"),))
+        answered = self._render(question, answer=Message("assistant", PROBE))
+        _, found, self._tail = answered.rpartition(PROBE)
         if not found:
-            raise UnusableTemplateError("drops the response", question)
+            raise UnusableTemplateError("the chat template drops the response", question)
         self._end = self._cut_after_end_token(self._tail)
 
-    def render_prompt(self, prompt: PromptForm) -> str:
+    def render_prompt(self, prompt: Asked) -> str:
         """Return the rendered prompt, which ends where the response begins."""
-        messages, begun = _messages_of(prompt)
-        return self._render(messages, prompt, add_generation_prompt=True) + begun
+        self._require_texts(prompt, prompt.messages)
+        self._require_shown(prompt)
+        return self._render(prompt) + prompt.begun
 
-    def render_response(self, prompt: PromptForm, response: str) -> str:
-        """Return the text after the rendered ``prompt``, up to and including the end token."""
-        following = self._text_after_prompt(prompt, response)
-        body = following.removesuffix(self._tail)
-        if not following.endswith(self._tail) or not body.removeprefix(self._head).strip():
+    def render_answer(self, prompt: Asked, answer: Message) -> Piece:
+        """Return the rendered prompt, and the text after it, up to and including the end token."""
+        opening = self.render_prompt(prompt)
+        self._require_texts(prompt, [answer])
+        if answer.shown:
+            self._require_shown(prompt._replace(messages=(*prompt.messages, answer)))
+        whole = self._render(prompt, answer=answer)
+        thought = answer.shown.get(THOUGHT) or "".join(OPEN_THOUGHT.findall(answer.content)[:1])
+        if whole.startswith(opening):
+            following, has_end = _remove_end(whole[len(opening) :], self._tail)
+        else:
+            following, has_end = self._complete_begun_answer(prompt, answer, opening, whole)
+        if thought.strip() not in following:
+            raise UnusableTemplateError("the chat template drops the thought of an answer", prompt)
+        said = OPEN_THOUGHT.sub("", answer.content).strip()
+        if not has_end or not following.strip() or said not in following:
             raise UnusableTemplateError(
-                "drops the response, or ends it differently from other responses", prompt
+                "the chat template drops the response, or ends it differently from other responses",
+                prompt,
             )
-        return body + self._end
+        return opening, following + self._end
+
+    def _complete_begun_answer(
+        self, prompt: Asked, answer: Message, opening: str, whole: str
+    ) -> tuple[str, bool]:
+        """Return what a model writes after a prompt that begins or ends a thought, and True.
+
+        ``whole`` has nothing of what ``opening`` adds for the model, such as ``<think>``.
+        """
+        shown = self._render(prompt, answer=Message("assistant", PROBE))
+        pairs = zip(opening, shown, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        common, begun = opening[:same], opening[same:]
+        text, shown_keys = answer.content, answer.shown
+        if thought := shown_keys.get(THOUGHT):
+            text = f"<think>\n{thought.strip()}\n</think>\n\n{text}"
+        following, has_end = _remove_end(whole, self._tail)
+        thinks = OPEN_THOUGHT.match(text)
+        if any(mark in begun for mark in ENDS_OF_THOUGHTS):  # the model's thought is over
+            if whole.startswith(common) and not thinks:
+                return following[len(common) :], has_end
+        elif begun.strip() == "<think>" and thinks and CALLS not in shown_keys:
+            begun = begun if text.startswith(begun) else begun.strip()
+            return text.strip().removeprefix(begun), has_end
+        raise UnusableTemplateError(
+            "the chat template renders a prompt differently if an answer follows", prompt
+        )
 
     def render_observation(self, role: str, text: str) -> str:
         """Return the text between a response's end token and the assistant's next turn."""
-        question = {"role": "user", "content": "question"}
         # The answer begins with a thought: some templates drop the thoughts of earlier turns.
-        answer = {"role": "assistant", "content": f"<think>\n{PROBE}\n</think>\n\n{PROBE}"}
-        said, added = [question, answer], {"role": role, "content": text}
-        before = self._render(said, PROBE, add_generation_prompt=False)
-        before = before.removesuffix(self._tail) + self._end
-        whole = self._render([*said, added], PROBE, add_generation_prompt=True)
+        answer = Message("assistant", f"<think>\n{PROBE}\n</think>\n\n{PROBE}")
+        said = Asked((Message("user", "question"),))
+        before = self._render(said, answer=answer).removesuffix(self._tail) + self._end
+        whole = self._render(Asked((*said.messages, answer, Message(role, text))))
         if not whole.startswith(before):
             raise DataError(
                 "data.template=chat: the chat template renders earlier messages differently "
@@ -138,27 +224,56 @@ class ChatTemplate:
             )
         return whole[len(before) :]
 
-    def _text_after_prompt(self, prompt: PromptForm, response: str) -> str:
-        messages, begun = _messages_of(prompt)
-        content = begun + _remove_joining_space(response, prompt, has_begun=bool(begun))
-        opening = self.render_prompt(prompt)
-        answered = [*messages, {"role": "assistant", "content": content}]
-        whole = self._render(answered, prompt, add_generation_prompt=False)
-        if not whole.startswith(opening):
-            raise UnusableTemplateError("renders a prompt differently if an answer follows", prompt)
-        return whole[len(opening) :]
+    def _require_texts(self, prompt: Asked, messages: Sequence[Message]) -> None:
+        """Raise an error for a text that holds a special token, which would end or begin a turn."""
+        for message in messages:
+            texts = (message.content, *map(str, message.shown.values()))
+            if found := next(filter(None, map(self._special.search, texts)), None):
+                raise UnusableTemplateError(
+                    f"a message holds the special token {found.group()} as text", prompt
+                )
 
-    def _render(
-        self, messages: list[dict[str, str]], prompt: PromptForm, *, add_generation_prompt: bool
-    ) -> str:
-        if not messages:
-            raise DataError(f"data.template=chat: there is no message in the prompt {prompt!r}")
+    def _require_shown(self, asked: Asked) -> None:
+        """Raise an error if the template does not show a message, a call or a tool.
+
+        Conversations of one shape, the roles and keys of their messages, are tried once, with words
+        of their own instead of their texts.
+        """
+        if not asked.messages:
+            raise UnusableTemplateError("there is no message in a prompt", asked)
+        shape = (tuple((each.role, *each.shown) for each in asked.messages), bool(asked.tools))
+        if shape not in self._hidden:
+            self._hidden[shape] = self._find_hidden(asked)
+        if self._hidden[shape]:
+            hidden = self._hidden[shape]
+            raise UnusableTemplateError(f"the chat template does not show {hidden}", asked)
+
+    def _find_hidden(self, asked: Asked) -> str:
+        """Return what the template does not show of a conversation; "" if it shows all."""
+        probes = Probes()
+        *before, last = map(probes.replace_texts, asked.messages)
+        tools = asked.tools and [probes.rename(tool, "tools") for tool in asked.tools]
+        if last.role == "assistant":
+            text = self._render(Asked(tuple(before), tools), answer=last)
+        else:
+            text = self._render(Asked((*before, last), tools))
+        return ", ".join(
+            dict.fromkeys(what for probe, what in probes.of.items() if probe not in text)
+        )
+
+    def _render(self, asked: Asked, *, answer: Message | None = None) -> str:
+        """Return the rendered conversation up to where an answer begins, or with the ``answer``."""
+        messages = [_to_dict(message) for message in asked.messages]
+        if answer is not None:
+            messages.append(_to_dict(answer._replace(content=asked.begun + answer.content)))
         roles = ", ".join(message["role"] for message in messages)
         with translate_errors(
-            lambda reason: UnusableTemplateError(f"fails on messages of {roles} ({reason})", prompt)
+            lambda reason: UnusableTemplateError(
+                f"the chat template fails on messages of {roles} ({reason})", asked
+            )
         ):
             rendered: str = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+                messages, tools=asked.tools, tokenize=False, add_generation_prompt=answer is None
             )
         return rendered
 
@@ -175,17 +290,42 @@ class ChatTemplate:
         )
 
 
-def _messages_of(prompt: PromptForm) -> tuple[list[dict[str, str]], str]:
-    messages, begun = split_turns(prompt) if isinstance(prompt, str) else (prompt, "")
-    return [message._asdict() for message in messages], begun
+class Probes:
+    """Words that stand for the texts of a conversation, to see which of them a template shows."""
+
+    def __init__(self) -> None:
+        """Begin without words."""
+        self.of: dict[str, str] = {}  # word -> what it stands for
+
+    def _add(self, what: str) -> str:
+        word = f"{PROBE}x{len(self.of)}x"
+        self.of[word] = what
+        return word
+
+    def replace_texts(self, message: Message) -> Message:
+        """Return the message with words for its text and for the names of its calls."""
+        content = self._add(f"a turn of the role {message.role}") if message.content else ""
+        more = dict(message.more or {})
+        if CALLS in more:
+            more[CALLS] = [self.rename(call, CALLS) for call in more[CALLS]]
+        return message._replace(content=content, more=more)
+
+    def rename(self, item: Any, what: str) -> Any:
+        """Return a tool, or the call of a tool, with a word instead of its name."""
+        if not isinstance(item, dict):
+            return item
+        if isinstance(item.get("function"), dict):
+            return {**item, "function": self.rename(item["function"], what)}
+        return {**item, "name": self._add(what)} if "name" in item else item
 
 
-def _remove_joining_space(response: str, prompt: PromptForm, *, has_begun: bool) -> str:
-    """Return a response without the space that joins it to the prompt."""
-    if not isinstance(prompt, str):
-        return response.removeprefix(" ")
-    is_joined = not has_begun and re.match(r" \S", response)
-    return response.rstrip()[1 if is_joined else 0 :]
+def _to_dict(message: Message) -> dict[str, Any]:
+    return {"role": message.role, "content": message.content, **message.shown}
+
+
+def _remove_end(text: str, tail: str) -> tuple[str, bool]:
+    """Return a text without ``tail`` at its end, and True if it ended so."""
+    return text.removesuffix(tail), text.endswith(tail)
 
 
 class Encoder:
@@ -215,65 +355,151 @@ class Encoder:
 
     def prompt_of(self, record: Record) -> PromptForm:
         """Return a record's prompt in the form that the template needs: messages, or text."""
-        if self._chat is None or record.messages is None:
+        if self._chat is None:
             return record.prompt or ""
-        return record.messages
+        if record.messages is None:
+            return _parse_prompt(record.prompt or "")._replace(tools=record.tools)
+        return Asked(record.messages, record.tools)
 
-    def find_template_error(self, record: Record, *answers: str) -> UnusableTemplateError | None:
-        """Render a record's prompt and its fields ``answers``; return the error, or None."""
-        try:
-            if self._chat is not None:
-                self._chat.render_prompt(self.prompt_of(record))
-                for name in answers:
-                    self._chat.render_response(self.prompt_of(record), getattr(record, name))
-        except UnusableTemplateError as error:
-            return error
-        return None
+    def render_prompt(self, record: Record) -> str:
+        """Return a record's prompt as text; raise UnusableTemplateError if it cannot be shown."""
+        if self._chat is None:
+            require_plain_turns(Asked(record.messages or (), record.tools))
+        return self._render_prompt(self.prompt_of(record))
+
+    def render_response(self, record: Record, response: str) -> Piece:
+        """Return the prompt and a response, such as ``record.chosen``, as texts."""
+        prompt = self.prompt_of(record)
+        if not isinstance(prompt, Asked):
+            return self.render_prompt(record), response
+        if record.messages is not None:
+            content = response.removeprefix(" ")  # layouts put it before the content of a message
+        else:
+            content = response[1:] if not prompt.begun and re.match(r" \S", response) else response
+        return self._render_answer(prompt, Message("assistant", content))
+
+    def render_answers(self, record: Record) -> list[list[Piece]]:
+        """Return the sequences with all answers of a record that SFT learns.
+
+        An answer continues the sequence of the one before it if its prompt begins with that whole
+        sequence. A template that renders earlier turns differently, for instance without their
+        thoughts, gives a sequence per answer.
+        """
+        if not record.turns:
+            return [[self.render_response(record, record.chosen or "")]]
+        if record.seed is not None:
+            return [self._render_episode(record)]
+        sequences: list[list[Piece]] = []
+        written = None
+        for index in find_learned_turns(record.turns):
+            asked = Asked(record.turns[:index], record.tools)
+            prompt, answer = self._render_answer(asked, record.turns[index])
+            if written is not None and prompt.startswith(written):
+                sequences[-1].append((prompt[len(written) :], answer))
+            else:
+                sequences.append([(prompt, answer)])
+            written = prompt + answer if self._chat else None  # plain answers have no end token
+        return sequences
 
     def encode_prompts(self, prompts: Sequence[PromptForm]) -> list[list[int]]:
         """Return the ids of prompts, with the opening token if there is one."""
-        if self._chat is None:
-            plain = (each if isinstance(each, str) else render_prompt(each) for each in prompts)
-            return self._encode_with_opening(list(plain))
-        return self._encode([self._chat.render_prompt(prompt) for prompt in prompts])
+        return self.encode_rendered_prompts([self._render_prompt(prompt) for prompt in prompts])
 
-    def encode_responses(self, prompts: Sequence[PromptForm], texts: list[str]) -> list[list[int]]:
-        """Return the ids of the responses ``texts`` to ``prompts``, the end token included."""
+    def encode_rendered_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of rendered prompts, with the opening token if there is one."""
+        return self._encode_contexts(prompts)
+
+    def encode_pieces(self, sequences: Sequence[Sequence[Piece]]) -> list[list[EncodedPiece]]:
+        """Return the ids of the context and of the answer, end token included, of every piece."""
+        starts = [index == 0 for sequence in sequences for index in range(len(sequence))]
+        pieces = [piece for sequence in sequences for piece in sequence]
+        contexts = self._encode_contexts([context for context, _ in pieces], starts)
+        answers = [answer for _, answer in pieces]
         if self._chat is None:
-            return self.encode_texts_with_end(texts)
-        pairs = list(zip(prompts, texts, strict=True))
-        openings = [self._chat.render_prompt(prompt) for prompt in prompts]
-        endings = [self._chat.render_response(prompt, text) for prompt, text in pairs]
-        wholes = self._encode([a + b for a, b in zip(openings, endings, strict=True)])
-        # A sequence must begin with the ids that the prompt has in a rollout. If the tokenizer
-        # merges letters of prompt and response into one token, the response is encoded separately.
-        return [
-            whole[len(opening) :] if whole[: len(opening)] == opening else apart
-            for whole, opening, apart in zip(
-                wholes, self._encode(openings), self._encode(endings), strict=True
-            )
-        ]
+            ids_of_answers = self.encode_texts_with_end(answers)
+        else:
+            wholes = self._encode_contexts([a + b for a, b in pieces], starts)
+            # A sequence must begin with the ids that the prompt has in a rollout. If the tokenizer
+            # merges letters of prompt and answer into one token, the answer is encoded separately.
+            ids_of_answers = [
+                whole[len(context) :] if whole[: len(context)] == context else apart
+                for whole, context, apart in zip(
+                    wholes, contexts, self._encode(answers), strict=True
+                )
+            ]
+        encoded = zip(contexts, ids_of_answers, strict=True)
+        return [[next(encoded) for _ in sequence] for sequence in sequences]
 
     def encode_observations(self, said: list[tuple[str, str]]) -> list[list[int]]:
         """Return the ids of each observation (role, text), up to where the next response begins."""
-        render = render_plain_observation if self._chat is None else self._chat.render_observation
-        return self._encode([render(role, text) for role, text in said])
+        return self._encode_after_end([self._render_observation(*each) for each in said])
 
-    def encode_texts_with_end(self, texts: list[str]) -> list[list[int]]:
+    def encode_texts_with_end(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of plain texts, without an opening token and with the end token."""
         return [[*ids, self.end_id] for ids in self._encode(texts)]
 
-    def _encode_with_opening(self, texts: list[str]) -> list[list[int]]:
+    def _render_prompt(self, prompt: PromptForm) -> str:
+        if self._chat is not None:
+            return self._chat.render_prompt(
+                prompt if isinstance(prompt, Asked) else _parse_prompt(prompt)
+            )
+        return prompt if isinstance(prompt, str) else render_prompt(prompt.messages)
+
+    def _render_answer(self, asked: Asked, answer: Message) -> Piece:
+        if self._chat is not None:
+            return self._chat.render_answer(asked, answer)
+        require_plain_turns(asked, answer)
+        return render_prompt(asked.messages), f" {answer.content}"
+
+    def _render_episode(self, record: Record) -> list[Piece]:
+        """Return the responses of an episode, each after what the environment said before it."""
+        pieces: list[Piece] = []
+        for before, turn in pairwise(record.turns):
+            if turn.role == "assistant":
+                prompt, answer = self.render_response(record, f" {turn.content}")
+                context = self._render_observation(*before[:2]) if pieces else prompt
+                pieces.append((context, answer))
+        return pieces
+
+    def _render_observation(self, role: str, text: str) -> str:
+        render = render_plain_observation if self._chat is None else self._chat.render_observation
+        return render(role, text)
+
+    def _encode_contexts(
+        self, texts: Sequence[str], starts: Sequence[bool] | None = None
+    ) -> list[list[int]]:
+        """Return the ids of texts that start a sequence, or else follow an end token."""
+        starts = [True] * len(texts) if starts is None else starts
+        encode_first = self._encode_with_opening if self._chat is None else self._encode
+        pairs = list(zip(texts, starts, strict=True))
+        firsts = iter(encode_first([text for text, is_first in pairs if is_first]))
+        others = [text for text, is_first in pairs if not is_first]
+        later = iter(self._encode_after_end(others))
+        return [next(firsts if is_first else later) for is_first in starts]
+
+    def _encode_after_end(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts that follow an end token, which some tokenizers encode apart."""
+        if self._chat is None:
+            return self._encode(texts)
+        return [ids[1:] for ids in self._encode([self._tokenizer.eos_token + t for t in texts])]
+
+    def _encode_with_opening(self, texts: Sequence[str]) -> list[list[int]]:
         encoded = self._encode(texts, add_special_tokens=True)
         return [ids[:-1] if len(ids) > 1 and ids[-1] == self.end_id else ids for ids in encoded]
 
-    def _encode(self, texts: list[str], *, add_special_tokens: bool = False) -> list[list[int]]:
+    def _encode(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[list[int]]:
         if not texts:
             return []
         encoded: list[list[int]] = self._tokenizer(
-            texts,
+            list(texts),
             add_special_tokens=add_special_tokens,
             return_attention_mask=False,  # building a mask takes as long as encoding
             return_token_type_ids=False,
         ).input_ids
         return encoded
+
+
+def _parse_prompt(text: str) -> Asked:
+    """Return the messages of a prompt that is text in its source, and an answer begun there."""
+    messages, begun = split_turns(text)
+    return Asked(tuple(messages), begun=begun)

@@ -23,9 +23,17 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.data.records import SPEAKERS, Message, Record, Row, UnusableRowError
+from rlhf.data.records import (
+    ASSISTANT_TURN,
+    SPEAKERS,
+    Message,
+    Record,
+    Row,
+    UnusableRowError,
+    find_learned_turns,
+    render_prompt,
+)
 
-ASSISTANT_TURN = "\n\nAssistant:"
 NO_COMMON_PROMPT = "chosen and rejected share no prompt up to their last answer"
 PROMPT_ELSEWHERE = (
     "; if the column {0} is the prompt, use data.sets.NAME.columns="
@@ -34,6 +42,7 @@ PROMPT_ELSEWHERE = (
 # The columns of each layout, and names of columns with a special meaning.
 NAMES: Mapping[str, Any] = read_yaml_beside(__file__, "columns.yaml")
 SYSTEM = "system"  # name of the column with a system turn, the first turn of a prompt
+TOOLS = "tools"  # name of the column with the tools that a conversation may call
 ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
 # The last turn may follow a space instead of a blank line, as in DeepSpeed-Chat's own files.
 TURN = re.compile(rf"(?:\A\s*|\n\n|\s(?=Assistant:\s*\Z))({'|'.join(ROLES)}):")
@@ -46,12 +55,6 @@ class ColumnKind(StrEnum):
     messages = "messages"
     texts = "texts"
     any = "text or messages"
-
-
-def render_prompt(messages: Sequence[Message]) -> str:
-    """Return the messages as text that ends where the answer begins; skip empty messages."""
-    said = [(SPEAKERS[role], content.strip()) for role, content in messages]
-    return "".join(f"\n\n{name}: {text}" for name, text in said if text) + ASSISTANT_TURN
 
 
 def split_turns(prompt: str) -> tuple[list[Message], str]:
@@ -75,15 +78,28 @@ Convert = Callable[[Row, Kinds], list[Record]]
 
 
 def _read_conversation(row: Row, columns: Kinds) -> list[Record]:
+    """Return a record of the last answer to learn, with all turns if they have more to learn."""
     (column,) = columns
-    *before, last = row.messages(column)
-    chosen = f" {_require_answer([last], column)}"
-    return [_record_of_messages(before, row)._replace(chosen=chosen)]
+    messages = row.messages(column)
+    learned = find_learned_turns(messages)
+    if not learned:
+        _require_answer(messages[-1:], column)
+        return [_record_of_messages(messages[:-1], row)]  # raises: its prompt is no prompt
+    *before, last = messages[: learned[-1] + 1]
+    asked = _record_of_messages(before, row)
+    turns = (*(asked.messages or ()), *messages[learned[-1] :])
+    has_more = last.shown or sum(each.role == "assistant" for each in turns) > 1
+    return [asked._replace(chosen=f" {last.text}", turns=turns if has_more else ())]
 
 
 def _read_completion(row: Row, columns: Kinds) -> list[Record]:
     asked = _read_prompt(row, columns)
     (column,) = columns.keys() - {"prompt"}
+    if asked.messages is not None and not _is_text(row, column, columns):
+        (answer, *_) = messages = row.messages(column)
+        if len(messages) == 1 and answer.is_learned and answer.shown:
+            said = tuple(each.without_weight() for each in asked.messages)
+            return [asked._replace(chosen=f" {answer.text}", turns=(*said, answer))]
     return [asked._replace(chosen=_read_response(row, column, columns, asked))]
 
 
@@ -186,7 +202,7 @@ def _record_of_text_prompt(prompt: str, row: Row) -> Record:
 
 def _record_of_messages(messages: Sequence[Message], row: Row) -> Record:
     """Return a record whose prompt is ``messages``, after the row's system turn if it has one."""
-    if not messages or not messages[-1].content.strip():
+    if not messages or not messages[-1].text.strip():
         raise UnusableRowError("prompt is empty")
     if messages[-1].role == "assistant":
         raise UnusableRowError("prompt ends in an assistant turn")
@@ -194,8 +210,7 @@ def _record_of_messages(messages: Sequence[Message], row: Row) -> Record:
         if any(message.role == SYSTEM for message in messages):
             raise UnusableRowError(f"has a system turn and a {SYSTEM} column")
         messages = [Message(SYSTEM, row.text(SYSTEM)), *messages]
-    said = tuple(message for message in messages if message.content.strip())
-    return Record(prompt=render_prompt(said), messages=said)
+    return Record(prompt=render_prompt(messages), messages=tuple(messages))
 
 
 def _has_system_turn(row: Row) -> bool:
@@ -208,9 +223,14 @@ def _require_answer(messages: Sequence[Message], column: str) -> str:
         asks = column in ("messages", "conversations")
         hint = ": name the column 'prompt' if it only asks" if asks else ""
         raise UnusableRowError(f"{column} does not end in one assistant turn{hint}")
-    if not messages[0].content.strip():
+    (answer,) = messages
+    if answer.shown:
+        raise UnusableRowError(f"{column} has {', '.join(answer.shown)} in an answer of a pair")
+    if not answer.content.strip():
         raise UnusableRowError(f"{column} ends in an empty turn")
-    return messages[0].content
+    if not answer.is_learned:
+        raise UnusableRowError("no answer may be learned (weight=0 or train=false)")
+    return answer.content
 
 
 def _make_pair(asked: Record, chosen: str, rejected: str) -> list[Record]:

@@ -95,12 +95,14 @@ def describe_dataset(dataset: RawDataset) -> str:
     without += f", {reversed_ones:,} with their reverse" if reversed_ones else ""
     examples = f"{len(records):,} examples{own_eval}{without}"
     skipped = _describe_dropped_rows(dataset.left_out)
-    said = [r.messages for r in records if r.messages is not None and r.chosen is not None]
-    earlier = sum(message.role == "assistant" for messages in said for message in messages)
-    learned = f"learns {len(said):,} of {len(said) + earlier:,} answers, the last of conversations"
+    talks = [r for r in records if r.messages is not None and r.chosen is not None]
+    total = sum(record.answers for record in talks)
+    learned = sum(record.learned_answers for record in talks)
+    share = f"{learned:,}" if learned == total else f"{learned:,} of {total:,}"
+    answers = f"learns {share} answers of {len(talks):,} conversations"
     notes = {
         f"{dataset.name}: {dataset.layout}, {examples}, {skipped}": True,
-        learned: earlier,
+        answers: total > len(talks),
         f"not read: {join_first_names(dataset.unread)}": dataset.unread,
         dataset.sides: dataset.sides,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections import Counter
@@ -13,14 +14,30 @@ from rlhf.base.hashing import blake2b_of
 from rlhf.config.choices import Phase
 
 SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant"}
-SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+TOOL_SPEAKER = "Tool"  # of an observation with the role tool, in plain text
+ASSISTANT_TURN = "\n\nAssistant:"
+# Names of roles in public files -> the role of a Message. Chat templates know these four.
+ROLES = {role: role for role in (*SPEAKERS, "tool")} | {
+    "developer": "system",  # OpenAI's
+    "human": "user",  # ShareGPT's, as gpt, bing, bard and chatgpt
+    "prompter": "user",
+    "gpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "observation": "tool",
+    "function": "tool",
+}
+CALL_ROLE = "function_call"  # an assistant's message whose text is the call of a tool, as JSON
 MESSAGE_RULE = "a message is an object with the keys 'role' and 'content' (or 'from' and 'value')."
 
 TEXT_OF = {"role": "content", "from": "value"}  # key of a message's role -> key of its text
 WEIGHTS = ("weight", "loss_weight", "train")  # keys whose value 0 excludes a message from the loss
-THOUGHT = "reasoning_content"
+THOUGHT, CALLS = "reasoning_content", "tool_calls"
+TEMPLATE_KEYS = (THOUGHT, "thinking", CALLS, "tool_call_id", "name")  # keys that templates read
+MESSAGE_KEYS = frozenset({*TEXT_OF, *TEXT_OF.values(), *WEIGHTS, *TEMPLATE_KEYS})
 WAY_OUT = "data.sets.NAME.columns can select a part of it (docs/data.md)."
-REMOVE_OR_SELECT = "remove such rows, or select what to read by data.sets.NAME.columns."
 LINE_ENDS = re.compile(r"[ \t]*(?:\r\n?|[\n\v\f\x85])")
 # Control characters other than whitespace, and lone surrogates, which UTF-8 cannot encode.
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
@@ -30,20 +47,33 @@ V = TypeVar("V")
 
 
 class Message(NamedTuple):
-    """One turn of a conversation; ``role`` is a key of ``SPEAKERS``."""
+    """One turn of a conversation; ``role`` is a key of ``SPEAKERS``, or tool."""
 
     role: str
     content: str
+    more: Mapping[str, Any] | None = None
+    """Other keys that chat templates read, and weight=0 if the message must not be learned."""
 
+    @property
+    def is_learned(self) -> bool:
+        """Return True if SFT may learn the message: an answer whose weight is not 0."""
+        is_said = self.content.strip() or self.shown
+        return self.role == "assistant" and bool(is_said) and (self.more or {}).get("weight") != 0
 
-class Exchange(NamedTuple):
-    """A response to learn, and the observation after it, in an example with several responses."""
+    @property
+    def shown(self) -> dict[str, Any]:
+        """Return the keys that only chat templates show, such as tool_calls."""
+        return {key: value for key, value in (self.more or {}).items() if key in TEMPLATE_KEYS}
 
-    response: str
-    observation: str | None
-    """The message that followed the response; None: no message followed."""
-    role: str = "user"
-    """The role of the observation: user or tool."""
+    @property
+    def text(self) -> str:
+        """Return the content, or the calls of tools if there is no content."""
+        calls = self.shown.get(CALLS)
+        return json.dumps(calls, ensure_ascii=False) if calls and not self.content else self.content
+
+    def without_weight(self) -> Message:
+        """Return the message, excluded from what SFT learns."""
+        return self._replace(more={**(self.more or {}), "weight": 0})
 
 
 class Record(NamedTuple):
@@ -61,10 +91,12 @@ class Record(NamedTuple):
     """Other columns of its row, which rewards read; None: no reward reads any."""
     seed: int | None = None
     """The seed of the episode that the prompt begins; None: the prompt begins no episode."""
-    exchanges: tuple[Exchange, ...] = ()
-    """The turns of an example that has several responses to learn."""
+    turns: tuple[Message, ...] = ()
+    """The whole conversation, if it has more to learn for SFT than the text of ``chosen``."""
     messages: tuple[Message, ...] | None = None
     """The messages of the prompt if its source has any; ``prompt`` shows them as text."""
+    tools: Sequence[Any] | None = None
+    """The tools that a conversation may call, as chat templates take them."""
     place: tuple[str, int] | None = None
     """The file and row that it was read from."""
     grade: bool | float | None = None
@@ -77,10 +109,47 @@ class Record(NamedTuple):
 
     @property
     def all_texts(self) -> tuple[str | None, ...]:
-        """Return ``texts``, and the response and the observation of every exchange."""
+        """Return ``texts``, and those of the turns that follow the prompt."""
+        after = self.turns[len(self.messages or ()) :]
         return self.texts + tuple(
-            text for each in self.exchanges for text in (each.response, each.observation)
+            f" {turn.text}" if turn.role == "assistant" else turn.text for turn in after
         )
+
+    @property
+    def answers(self) -> int:
+        """Return the number of answers in the conversation, the prompt's included."""
+        said = self.turns or self.messages or ()
+        earlier = sum(message.role == "assistant" for message in said)
+        return earlier + (self.chosen is not None and not self.turns)
+
+    @property
+    def learned_answers(self) -> int:
+        """Return the number of answers that SFT learns."""
+        if self.turns:
+            return len(find_learned_turns(self.turns))
+        return int(self.chosen is not None)
+
+
+def find_learned_turns(turns: Sequence[Message]) -> list[int]:
+    """Return the indices of the answers that SFT learns: those to a user, a tool or a system."""
+    asks = [False, *(message.role != "assistant" for message in turns)]
+    return [i for i, message in enumerate(turns) if asks[i] and message.is_learned]
+
+
+def learn_last_answer(record: Record) -> Record:
+    """Return the record with only the last of its learned answers to learn."""
+    *earlier, _ = find_learned_turns(record.turns) or [0]
+    turns = list(record.turns)
+    for index in earlier:
+        turns[index] = turns[index].without_weight()
+    return record._replace(turns=tuple(turns)) if earlier else record
+
+
+def render_prompt(messages: Sequence[Message]) -> str:
+    """Return the messages as text that ends where the answer begins; skip blank messages."""
+    speakers = {**SPEAKERS, "tool": TOOL_SPEAKER}
+    said = [(speakers[each.role], each.text) for each in messages if each.text.strip()]
+    return "".join(f"\n\n{name}: {text}" for name, text in said) + ASSISTANT_TURN
 
 
 def seeds_of_records(records: Sequence[Record]) -> list[int] | None:
@@ -109,14 +178,24 @@ class RawDataset(NamedTuple):
 
 
 class UnusableRowError(Exception):
-    """The error for a well-formed row that cannot be used; its message is the counted reason."""
+    """The error for a row that cannot be used; its message is the counted reason."""
+
+
+class OddRowError(UnusableRowError):
+    """The error for a row that is skipped only if most rows are well-formed."""
+
+    def __init__(self, reason: str, row: Row, fault: DataError) -> None:
+        """Store the row, and the error that is raised if most rows are odd."""
+        super().__init__(reason)
+        self.row, self.fault = row, fault
 
 
 class Row(NamedTuple):
     """One row as read, and its origin: ``file`` (or hub dataset) and ``number``, from 1.
 
     The methods ``text``, ``texts`` and ``messages`` raise UnusableRowError for null or blank text,
-    and a DataError that names the file and the row for a value of another type.
+    and a DataError that names the file and the row for a value of another type; ``messages`` raises
+    OddRowError for a message that is not as it must be.
     """
 
     file: str
@@ -147,11 +226,7 @@ class Row(NamedTuple):
         return texts
 
     def messages(self, column: str) -> list[Message]:
-        """Return the messages of ``column``, which holds a list of messages or a single message.
-
-        A last message of the assistant is a response to learn. UnusableRowError is raised if one of
-        its keys excludes it from the loss, and DataError if its thought has a key of its own.
-        """
+        """Return the messages of ``column``, which holds a list of messages or a single message."""
         if isinstance(value := self.values.get(column), dict):
             items, places = [value], [column]
         else:
@@ -159,26 +234,24 @@ class Row(NamedTuple):
             places = [f"{column}[{index}]" for index in range(len(items))]
         if not items:
             raise UnusableRowError(f"{column} is empty")
-        found = [self._read_message(item, at) for item, at in zip(items, places, strict=True)]
-        if found[-1].role == "assistant":
-            self._require_learnable(items[-1], places[-1])
-        return found
+        return [self._read_message(item, at) for item, at in zip(items, places, strict=True)]
 
-    def _require_learnable(self, item: Mapping[str, object], place: str) -> None:
-        for key in WEIGHTS:
-            weight = item.get(key)
-            if weight in (0, False):
-                raise UnusableRowError(f"the answer has {key}={weight}: not to be learned")
-            if weight not in (None, 1):
-                raise self.build_error(
-                    f"{place} has {key}={weight!r}; must be 0 (skip) or 1 (learn)."
-                )
-        if item.get(THOUGHT):
-            raise self.build_error(
-                f"{place} has {THOUGHT} beside its content, which would be lost. Learn both with "
-                "data.sets.NAME.columns={prompt: 'messages[:-1]', chosen: \"join('', ['<think>', "
-                f"messages[-1].{THOUGHT}, '</think>', messages[-1].content])\"}} (docs/data.md)."
-            )
+    def tools(self, column: str = "tools") -> list[Any] | None:
+        """Return the tools of ``column``, a list or its JSON; None if there are none."""
+        value = self.values.get(column)
+        if isinstance(value, str) and value.strip():
+            value = _read_json(value)
+            if value is None:
+                raise self._build_odd_row(column, "is not JSON")
+        if value and not isinstance(value, list):
+            raise self._build_odd_row(column, f"is of type {type(value).__name__}, not a list")
+        return list(value) if isinstance(value, list) and value else None
+
+    def _build_odd_row(self, place: str, problem: str) -> OddRowError:
+        """Return the error for a row whose value at ``place``, such as messages[1], is odd."""
+        kind = re.sub(r"\[\d+\]", "[]", place)
+        fault = self.build_error(f"{place} {problem}. {WAY_OUT}")
+        return OddRowError(f"{kind} {problem}", self, fault)
 
     def _read_value(self, column: str, wanted: type[V], rule: str) -> V:
         value = self.values.get(column)
@@ -194,23 +267,62 @@ class Row(NamedTuple):
 
     def _read_message(self, item: object, place: str) -> Message:
         if not isinstance(item, dict):
-            raise self.build_error(f"{place} is of type {type(item).__name__}; {MESSAGE_RULE}")
-        keys = next(((r, c) for r, c in TEXT_OF.items() if {r, c} <= item.keys()), None)
+            raise self._build_odd_row(place, f"is of type {type(item).__name__}; {MESSAGE_RULE}")
+        keys = next(((r, c) for r, c in TEXT_OF.items() if r in item and c in item), None)
+        if keys is None and item.get("role") and item.get(CALLS):
+            keys = ("role", "content")
         if keys is None:
-            raise self.build_error(f"{place} has the keys {list(item)}; {MESSAGE_RULE}")
-        role, content = (item[key] for key in keys)
-        if item.get("tool_calls"):
-            raise self.build_error(
-                f"{place} has tool_calls, which cannot be learned: {REMOVE_OR_SELECT}"
-            )
-        role = SHAREGPT_ROLES.get(str(role), role)
-        if role not in list(SPEAKERS):  # ``role`` may be unhashable, so a list is searched
-            known = f"must be one of {list(SPEAKERS)}"
-            raise self.build_error(f"{place} has the role {role!r}; {known}: {REMOVE_OR_SELECT}")
+            raise self._build_odd_row(place, f"has the keys {list(item)}; {MESSAGE_RULE}")
+        name, content = item[keys[0]], item.get(keys[1])
+        more = self._read_more(item, place)
+        if name == CALL_ROLE and isinstance(content, str):
+            call = _read_json(content)
+            if not isinstance(call, dict):
+                raise self._build_odd_row(place, f"has the role {name!r} and is not JSON")
+            more[CALLS] = [{"type": "function", "function": call}]
+            name, content = "assistant", ""
+        role = ROLES.get(name) if isinstance(name, str) else None
+        if role is None:
+            known = ", ".join((*ROLES, CALL_ROLE))
+            raise self._build_odd_row(place, f"has the role {name!r}; must be one of {known}")
+        if content is None and more.keys() & {CALLS, THOUGHT}:
+            content = ""
+        if isinstance(content, list):
+            content = self._join_parts(content, place)
         if not isinstance(content, str):
             kind = type(content).__name__
-            raise self.build_error(f"{place} has content of type {kind}; must be text. {WAY_OUT}")
-        return Message(role, content)
+            raise self._build_odd_row(place, f"has content of type {kind}; must be text")
+        return Message(role, content, more or None)
+
+    def _read_more(self, item: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """Return what ``Message.more`` stores; raise DataError for a weight between 0 and 1."""
+        more = {key: item[key] for key in TEMPLATE_KEYS if item.get(key)}
+        weights = {key: item[key] for key in WEIGHTS if item.get(key) is not None}
+        for key, weight in weights.items():
+            if weight not in (0, 1):
+                raise self.build_error(
+                    f"{place} has {key}={weight!r}; must be 0 (skip) or 1 (learn)."
+                )
+        return more | ({"weight": 0} if 0 in weights.values() else {})
+
+    def _join_parts(self, parts: list[Any], place: str) -> str:
+        """Return the text of a content that is a list of parts; raise OddRowError for an image."""
+        texts = []
+        for part in parts:
+            found = part if isinstance(part, dict) else {"type": "text", "text": part}
+            kind, text = found.get("type"), found.get("text", found.get("value"))
+            if kind != "text" or not isinstance(text, str):
+                raise self._build_odd_row(place, f"has a part of type {kind}; only text is read")
+            texts.append(text)
+        return "".join(texts)
+
+
+def _read_json(text: str) -> Any:
+    """Return the value of a JSON text; None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def clean_text(text: str) -> str:
@@ -233,11 +345,17 @@ def clean_dataset(dataset: RawDataset) -> RawDataset:
 def _clean_records(records: list[Record], left_out: Counter[str]) -> list[Record]:
     kept = []
     for record in records:
-        texts = [None if part is None else clean_text(part) for part in record.texts]
-        said = record.messages and tuple(Message(m[0], clean_text(m[1])) for m in record.messages)
-        prompt, chosen, rejected, text = texts
+        prompt, chosen, rejected, text = (part and clean_text(part) for part in record.texts)
+        messages, turns = _clean_messages(record.messages), _clean_messages(record.turns)
+        if messages:
+            prompt = render_prompt(messages)
         cleaned = record._replace(
-            prompt=prompt, chosen=chosen, rejected=rejected, text=text, messages=said
+            prompt=prompt,
+            chosen=chosen,
+            rejected=rejected,
+            text=text,
+            messages=messages,
+            turns=turns or (),
         )
         reason = _find_unusable_reason(cleaned)
         if reason:
@@ -245,6 +363,12 @@ def _clean_records(records: list[Record], left_out: Counter[str]) -> list[Record
         else:
             kept.append(cleaned)
     return kept
+
+
+def _clean_messages(messages: tuple[Message, ...] | None) -> tuple[Message, ...] | None:
+    if not messages:
+        return messages
+    return tuple(each._replace(content=clean_text(each.content)) for each in messages)
 
 
 def _find_unusable_reason(record: Record) -> str | None:

@@ -16,10 +16,11 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError, DataError
@@ -30,7 +31,7 @@ from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
 from rlhf.config.choices import Phase, Template
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.encoding import Encoder
+from rlhf.data.encoding import Encoder, UnusableTemplateError
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LEFT_OUT = "left_out.json"
-FORMAT_VERSION = 3  # increase it when columns of the cache change their meaning
+FORMAT_VERSION = 4  # increase it when columns of the cache change their meaning
 
 
 class TokenData(NamedTuple):
@@ -50,6 +51,7 @@ class TokenData(NamedTuple):
     left_out: dict[str, int]
 
 
+T = TypeVar("T")
 Columns = dict[str, list[Any]]
 Records = list[tuple[int, Record]]
 
@@ -82,62 +84,63 @@ def _add_row(
 def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
     """Return the columns of SFT sequences, and counts of dropped examples by reason.
 
-    The first ``prompt_tokens`` ids of a sequence precede the response. An example of plain text has
-    no prompt, and no template changes its text.
+    The first ``prompt_tokens`` ids of a sequence precede its first response. Column ``observed``,
+    which is absent if no sequence has several responses, has the start and the end of what stands
+    between two responses. An example of plain text has no prompt, and no template changes its text.
     """
-    if any(record.seed is not None for _, record in rows):
-        return exchange_columns(rows, encoder, limit)
+    texts = [(i, r) for i, r in rows if r.text is not None]
     answered = [(i, r) for i, r in rows if r.text is None and r.prompt and r.chosen]
-    plain = [(i, r) for i, r in rows if r.text is not None]
-    left_out = Counter({"no response": len(rows) - len(answered) - len(plain)})
-    answered = _keep_renderable(answered, encoder, left_out, "chosen")
-    questions = [encoder.prompt_of(r) for _, r in answered]
-    prompts = encoder.encode_prompts(questions) + [encoder.opening_ids()] * len(plain)
-    responses = encoder.encode_responses(questions, [r.chosen or "" for _, r in answered])
-    responses += encoder.encode_texts_with_end([r.text or "" for _, r in plain])
-    indices = [index for index, _ in (*answered, *plain)]
-    columns: Columns = {"row": [], "ids": [], "prompt_tokens": [], "length": []}
-    for index, prompt, response in sorted(zip(indices, prompts, responses, strict=True)):
-        length = len(prompt) + len(response)
-        _add_row(columns, left_out, limit, length, index, prompt + response, len(prompt), length)
-    return columns, left_out
-
-
-def exchange_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
-    """Return the columns of sequences with several responses, and counts of dropped sequences.
-
-    Column ``observed`` has the start and the end of each observation between two responses.
-    """
-    left_out: Counter[str] = Counter()
+    left_out = Counter({"no response": len(rows) - len(answered) - len(texts)})
+    answered = _keep_good(answered, left_out)
+    rendered = _render_rows(answered, encoder.render_answers, left_out)
+    sequences = [(index, sequence) for index, found in rendered for sequence in found]
+    encoded = encoder.encode_pieces([sequence for _, sequence in sequences])
+    opening = encoder.opening_ids()
+    plain = encoder.encode_texts_with_end([r.text or "" for _, r in texts])
+    examples = [(index, pieces) for (index, _), pieces in zip(sequences, encoded, strict=True)]
+    examples += [(index, [(opening, ids)]) for (index, _), ids in zip(texts, plain, strict=True)]
     columns: Columns = {"row": [], "ids": [], "prompt_tokens": [], "length": [], "observed": []}
-    for index, record in rows:
-        exchanges, prompt = record.exchanges, encoder.prompt_of(record)
-        said = [(each.role, each.observation or "") for each in exchanges[:-1]]
-        observations = [*encoder.encode_observations(said), []]
-        answers = [each.response for each in exchanges]
-        responses = encoder.encode_responses([prompt] * len(answers), answers)
-        (ids,), observed = encoder.encode_prompts([prompt]), []
-        length = len(ids)
-        for response, observation in zip(responses, observations, strict=True):
-            ids = ids + response + observation
-            observed.append([len(ids) - len(observation), len(ids)])
-        _add_row(columns, left_out, limit, len(ids), index, ids, length, len(ids), observed[:-1])
+    for index, pieces in sorted(examples, key=itemgetter(0)):
+        ids: list[int] = []
+        observed = []
+        for context, answer in pieces:
+            observed.append([len(ids), len(ids) + len(context)])
+            ids = ids + context + answer
+        prompt_tokens, length = len(pieces[0][0]), len(ids)
+        _add_row(columns, left_out, limit, length, index, ids, prompt_tokens, length, observed[1:])
+    if not any(columns["observed"]):
+        del columns["observed"]
     return columns, left_out
+
+
+def _keep_good(rows: Records, left_out: Counter[str]) -> Records:
+    """Return the rows whose response its source does not grade, or marks as good; count others."""
+    good: Records = []
+    for index, record in rows:
+        if record.grade is None or record.grade is True:
+            good.append((index, record))
+        else:
+            is_bad = record.grade is False
+            left_out[f"response {'marked as bad' if is_bad else 'with a score, not a mark'}"] += 1
+    return good
 
 
 def pair_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
     """Return the columns of pairs with a common prompt, and counts of dropped pairs by reason."""
     usable = [(i, r) for i, r in rows if r.prompt and r.chosen and r.rejected]
     left_out = Counter({"no pair of responses": len(rows) - len(usable)})
-    usable = _keep_renderable(usable, encoder, left_out, "chosen", "rejected")
-    asked = [encoder.prompt_of(r) for _, r in usable]
-    prompts = encoder.encode_prompts(asked)
-    chosen = encoder.encode_responses(asked, [r.chosen or "" for _, r in usable])
-    rejected = encoder.encode_responses(asked, [r.rejected or "" for _, r in usable])
+    rendered = _render_rows(
+        usable,
+        lambda r: [encoder.render_response(r, text or "") for text in (r.chosen, r.rejected)],
+        left_out,
+    )
+    encoded = encoder.encode_pieces([[piece] for _, pair in rendered for piece in pair])
+    pieces = [piece for (piece,) in encoded]
     names = ("row", "chosen_ids", "rejected_ids", "prompt_tokens", "length", "group")
     columns: Columns = {name: [] for name in names}
     groups: dict[tuple[int, ...], int] = {}
-    for (index, _), prompt, better, worse in zip(usable, prompts, chosen, rejected, strict=True):
+    for (index, _), chosen, (_, worse) in zip(rendered, pieces[::2], pieces[1::2], strict=True):
+        prompt, better = chosen
         length = len(prompt) + max(len(better), len(worse))
         if better == worse:
             left_out["both responses have the same tokens"] += 1
@@ -153,34 +156,42 @@ def prompt_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Colum
     """Return the columns of prompts without responses, and counts of dropped prompts by reason."""
     usable = [(i, r) for i, r in rows if r.prompt]
     left_out = Counter({"no prompt": len(rows) - len(usable)})
-    usable = _keep_renderable(usable, encoder, left_out)
+    rendered = _render_rows(usable, encoder.render_prompt, left_out)
+    encoded = encoder.encode_rendered_prompts([text for _, text in rendered])
     columns: Columns = {"row": [], "ids": []}
-    for (index, _), ids in zip(
-        usable, encoder.encode_prompts([encoder.prompt_of(r) for _, r in usable]), strict=True
-    ):
+    for (index, _), ids in zip(rendered, encoded, strict=True):
         _add_row(columns, left_out, limit, len(ids), index, ids)
     return columns, left_out
 
 
-def _keep_renderable(
-    rows: Records, encoder: Encoder, left_out: Counter[str], *answers: str
-) -> Records:
-    """Return the rows that the chat template can render; count the others in ``left_out``.
+def _render_rows(
+    rows: Records, render: Callable[[Record], T], left_out: Counter[str]
+) -> list[tuple[int, T]]:
+    """Return the index and ``render(record)`` of each row that the template can show; count others.
 
     Raises:
-        DataError: if the template cannot render most of the rows.
+        DataError: if the template cannot show most of the rows.
     """
     left_out += Counter()  # removes reasons whose count is 0
-    found = {index: encoder.find_template_error(record, *answers) for index, record in rows}
-    errors = {index: error for index, error in found.items() if error is not None}
-    if errors:
-        index, error = next(iter(errors.items()))
-        place = dict(rows)[index].place
-        first = f" (first: {place[0]}, row {place[1]})" if place else ""
-        if 2 * len(errors) > len(rows):
-            raise DataError(f"{error}. It fails for {len(errors)} of {len(rows)} examples{first}.")
-        left_out[f"the chat template {error.problem}{first}"] = len(errors)
-    return [row for row in rows if row[0] not in errors]
+    rendered: list[tuple[int, T]] = []
+    errors: list[tuple[UnusableTemplateError, Record]] = []
+    for index, record in rows:
+        try:
+            rendered.append((index, render(record)))
+        except UnusableTemplateError as error:
+            errors.append((error, record))
+    if 2 * len(errors) > len(rows):
+        first, record = errors[0]
+        places = f"for {len(errors)} of {len(rows)} examples{_describe_place(record)}"
+        raise DataError(f"{first}. It fails {places}.")
+    firsts = {each.problem: record for each, record in reversed(errors)}
+    for each, _ in errors:
+        left_out[f"{each.problem}{_describe_place(firsts[each.problem])}"] += 1
+    return rendered
+
+
+def _describe_place(record: Record) -> str:
+    return f" (first: {record.place[0]}, row {record.place[1]})" if record.place else ""
 
 
 # The function that converts the records of a phase to columns of token ids.
@@ -302,8 +313,8 @@ def cache_key(
         for records in (part.train, part.eval):
             yield "\x00side"
             for record in records:
-                exchanges = [] if record.seed is None else [record.exchanges]
-                yield json.dumps([*record.texts, *exchanges, record.messages])
+                known = [*record.texts, record.turns, record.messages, record.tools, record.grade]
+                yield json.dumps(known, default=str)
                 if record.columns and phase is Phase.reward:  # the reward loss may read the columns
                     yield json.dumps(record.columns, default=str, sort_keys=True)
 

@@ -200,7 +200,7 @@ class CountedData:
         records = [record for record in part.train[: self._most] if record.chosen]
         texts = [record.chosen or "" for record in records]
         lengths = [len(ids) for ids in encoder.encode_texts_with_end(texts)]
-        if any(record.exchanges for record in records):
+        if any(r.seed is not None for r in records):
             rows = list(enumerate(records))
             found, _ = COLUMNS_OF[Phase.sft](rows, encoder, Limit("", sys.maxsize))
             pairs = zip(found["length"], found["prompt_tokens"], strict=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlhf.base.seams import SourcesSeam
-from rlhf.config.choices import Phase
+from rlhf.config.choices import LossOn, Phase, TrainOn
 from rlhf.config.roles import reward_key_by_column
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import describe_dataset, load_datasets
+from rlhf.data.records import RawDataset, learn_last_answer
 from rlhf.data.splits import (
     PhaseData,
     blend_datasets,
@@ -32,6 +33,8 @@ def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase
         parts = source.load_records(config)
     else:
         datasets = load_datasets(data, seed=seed, keep=reward_key_by_column(config))
+        if config.sft.train_on is TrainOn.last or config.sft.loss_on is LossOn.all:
+            datasets = [_learn_last_answers(dataset) for dataset in datasets]
         for dataset in datasets:
             say(describe_dataset(dataset))
         divided = divide_over_phases(
@@ -47,3 +50,11 @@ def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase
     check_usable_examples(parts, order)
     say(describe_division(parts, order))
     return parts
+
+
+def _learn_last_answers(dataset: RawDataset) -> RawDataset:
+    train, held_out = dataset.train, dataset.eval
+    return dataset._replace(
+        train=[learn_last_answer(record) for record in train],
+        eval=held_out and [learn_last_answer(record) for record in held_out],
+    )

@@ -8,13 +8,14 @@ from tokenizers.processors import TemplateProcessing
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase, Template
 from rlhf.data.encoding import (
+    Asked,
     ChatTemplate,
     Encoder,
     all_end_in_assistant,
     build_plain_template,
 )
 from rlhf.data.layouts import split_turns
-from rlhf.data.records import Record
+from rlhf.data.records import Message, Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import Limit, cache_key, tokenise
 from rlhf.models.tokenizers import train_tokenizer
@@ -55,12 +56,16 @@ def with_template(template: str | None, *, end: str = "<|im_end|>"):
     return tokenizer
 
 
+def encode(encoder: Encoder, prompt: str, response: str) -> list[tuple[list[int], list[int]]]:
+    piece = encoder.render_response(Record(prompt=prompt), response)
+    return encoder.encode_pieces([[piece]])[0]
+
+
 def decoded(tokenizer, prompt: str, response: str) -> tuple[str, str]:
     encoder = Encoder(tokenizer, Template.chat)
-    (prompt_ids,), (response_ids,) = (
-        encoder.encode_prompts([prompt]),
-        encoder.encode_responses([prompt], [response]),
-    )
+    (prompt_ids,) = encoder.encode_prompts([prompt])
+    ((first_ids, response_ids),) = encode(encoder, prompt, response)
+    assert first_ids == prompt_ids
     assert response_ids[-1] == tokenizer.eos_token_id
     assert response_ids.count(tokenizer.eos_token_id) == 1
     return tokenizer.decode(prompt_ids), tokenizer.decode(response_ids)
@@ -97,14 +102,14 @@ def test_turns_are_read_back(prompt: str, roles: str, contents: list[str], begun
                 "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nsay kiwi<|im_end|>\n"
                 "<|im_start|>assistant\nkiwi<|im_end|>\n<|im_start|>user\nand fig<|im_end|>\n"
                 "<|im_start|>assistant\n",
-                "plum<|im_end|>",
+                "plum <|im_end|>",
             ),
         ),
         (
             CHATML,
             "<|im_end|>",
             "a bare text",
-            ("<|im_start|>user\na bare text<|im_end|>\n<|im_start|>assistant\n", "plum<|im_end|>"),
+            ("<|im_start|>user\na bare text<|im_end|>\n<|im_start|>assistant\n", "plum <|im_end|>"),
         ),
         (
             INST,
@@ -122,17 +127,17 @@ def test_turns_are_read_back(prompt: str, roles: str, contents: list[str], begun
             (
                 "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nsay kiwi<|im_end|>\n"
                 "<|im_start|>assistant\n",
-                "plum<|im_end|>",
+                "plum <|im_end|>",
             ),
         ),
-        (NO_END, "</s>", ONE, ("user: say kiwi\nassistant: ", "plum</s>")),
+        (NO_END, "</s>", ONE, ("user: say kiwi\nassistant: ", "plum </s>")),
         (
             CHATML,
             "<|im_end|>",
             ONE + " a red",
             (
                 "<|im_start|>user\nsay kiwi<|im_end|>\n<|im_start|>assistant\na red",
-                " plum<|im_end|>",
+                " plum <|im_end|>",
             ),
         ),
     ],
@@ -162,7 +167,7 @@ def test_the_template_alone_opens_a_sequence() -> None:
     bos = tokenizer.bos_token_id
     assert encoder.opening_ids() == [bos]
     assert encoder.encode_prompts([ONE])[0].count(bos) == 1
-    assert encoder.encode_responses([ONE], [" kiwi"])[0].count(bos) == 0
+    assert encode(encoder, ONE, " kiwi")[0][1].count(bos) == 0
 
 
 def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
@@ -171,7 +176,7 @@ def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
     opening = tokenizer("assistant: ").input_ids
     assert whole[: len(opening)] != opening, "this tokenizer joins the space with the response"
     encoder = Encoder(tokenizer, Template.chat)
-    (response,) = encoder.encode_responses([ONE], ["kiwi"])
+    ((_, response),) = encode(encoder, ONE, "kiwi")
     assert response == [*tokenizer("kiwi").input_ids, tokenizer.eos_token_id]
 
 
@@ -197,7 +202,7 @@ def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
             "fails on messages of user",
         ),
         (CHATML + "{{ '{:d}'.format('b') }}", "<|im_end|>", ONE, "fails on messages of user"),
-        (CHATML, "<|im_end|>", "\n\nAssistant:", "there is no message in the prompt"),
+        (CHATML, "<|im_end|>", "\n\nAssistant:", "there is no message in a prompt"),
     ],
 )
 def test_what_cannot_be_used_is_refused(
@@ -211,10 +216,11 @@ def test_what_cannot_be_used_is_refused(
 def test_a_response_that_the_template_drops_is_refused(before: str) -> None:
     answer = "{% if m.role == 'assistant' %}" + before + "{% endif %}"
     cut = CHATML.replace("{{ m.content }}", answer + "{{ m.content.split('</think>')[-1] }}")
-    chat = ChatTemplate(with_template(cut))
-    assert chat.render_response(ONE, "<think>hm</think>kiwi") == before + "kiwi<|im_end|>"
-    with pytest.raises(DataError, match="drops the response"):
-        chat.render_response(ONE, "<think>hm</think>")
+    chat, asked = ChatTemplate(with_template(cut)), Asked((Message("user", "say kiwi"),))
+    assert chat.render_answer(asked, Message("assistant", "kiwi"))[1] == before + "kiwi<|im_end|>"
+    for answer, what in (("<think>hm</think>kiwi", "thought"), ("</think>", "response")):
+        with pytest.raises(DataError, match=f"drops the {what}"):
+            chat.render_answer(asked, Message("assistant", answer))
 
 
 DROPS_THOUGHTS = (
@@ -280,7 +286,7 @@ def test_the_plain_template_renders_what_plain_training_sees(prompt: str, openin
     plain, chat = Encoder(tokenizer), Encoder(tokenizer, Template.chat)
     assert plain.opening_ids() == [tokenizer.bos_token_id] * bool(opening)
     assert chat.encode_prompts([prompt]) == plain.encode_prompts([prompt])
-    assert chat.encode_responses([prompt], [" kiwi"]) == plain.encode_responses([prompt], [" kiwi"])
+    assert encode(chat, prompt, " kiwi") == encode(plain, prompt, " kiwi")
 
 
 def test_prompts_without_turns_have_no_template() -> None:

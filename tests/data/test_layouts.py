@@ -9,8 +9,8 @@ import pytest
 
 from rlhf.base.errors import DataError
 from rlhf.data.detect import Converted, detect_layout, to_records
-from rlhf.data.layouts import LAYOUTS, ColumnKind, render_prompt
-from rlhf.data.records import Message, Record, Row
+from rlhf.data.layouts import LAYOUTS, ColumnKind
+from rlhf.data.records import Message, Record, Row, render_prompt
 
 PROMPT = "\n\nHuman: Hi\n\nAssistant:"
 ASK = [{"role": "user", "content": "Hi"}]
@@ -151,19 +151,22 @@ def test_conversation_is_rendered_as_turns() -> None:
     ]
     turns = "\n\nSystem: Be kind.\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: Bye\n\nAssistant:"
     assert render_prompt(messages) == turns
-    rows = [message._asdict() for message in messages]
+    rows = [{"role": message.role, "content": message.content} for message in messages]
     assert convert({"prompt": rows}).records == [Record(prompt=turns)]
     (record,) = convert({"messages": [*rows, *YES]}).records
-    assert record == Record(prompt=turns, chosen=" Yes")
+    assert record == Record(
+        prompt=turns, chosen=" Yes", turns=(*messages, Message("assistant", "Yes"))
+    )
 
 
-def test_prompts_lose_outer_white_space_and_empty_system_turns_but_answers_do_not() -> None:
+def test_white_space_of_messages_is_kept_but_blank_turns_are_not_shown() -> None:
     messages = [
         {"role": "system", "content": " "},
         {"role": "user", "content": " Hi\n"},
         {"role": "assistant", "content": "    Yes "},
     ]
-    assert convert({"messages": messages}).records == [Record(prompt=PROMPT, chosen="     Yes ")]
+    prompt = "\n\nHuman:  Hi\n\n\nAssistant:"
+    assert convert({"messages": messages}).records == [Record(prompt=prompt, chosen="     Yes ")]
 
 
 # ---------------------------------------------------------------------------------------- rankings
@@ -280,8 +283,8 @@ def test_text_of_the_wrong_type_is_refused(row: dict[str, Any], message: str) ->
         ("Hi", r"column 'messages' .* type str; must be a list of messages or null\."),
         ([*ASK, {"from": "gpt"}], r"messages\[1\] has the keys \['from'\]; a message is an object"),
         (
-            [{"role": "tool", "content": "x"}],
-            r"has the role 'tool'; must be one of \['system', ",
+            [{"role": "critic", "content": "x"}],
+            r"has the role 'critic'; must be one of system, user, assistant, tool, ",
         ),
         ([{"from": ["gpt"], "value": "x"}], r"has the role .*gpt.*; must be one of"),
         ([{"role": ["user"], "content": "x"}], r"has the role \['user'\]; must be one of"),
@@ -290,7 +293,17 @@ def test_text_of_the_wrong_type_is_refused(row: dict[str, Any], message: str) ->
 )
 def test_malformed_messages_are_refused(messages: Any, message: str) -> None:
     with pytest.raises(DataError, match=rf"^data\.jsonl, row 2: .*{message}"):
-        convert({"messages": ASK + YES}, {"messages": messages})
+        convert({"messages": ASK + YES}, {"messages": messages}, {"messages": messages})
+
+
+def test_a_row_with_an_odd_message_is_counted_with_its_place() -> None:
+    odd = {"messages": [*ASK, {"role": "critic", "content": "x"}]}
+    converted = convert({"messages": ASK + YES}, odd, {"messages": ASK + YES}, odd)
+    assert len(converted.records) == 2
+    ((reason, count),) = converted.left_out.items()
+    assert count == 2
+    assert reason.startswith("messages[] has the role 'critic'")
+    assert reason.endswith("(first: data.jsonl, row 2)")
 
 
 def test_unknown_columns_are_refused_with_the_known_layouts() -> None:

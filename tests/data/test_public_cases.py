@@ -52,6 +52,7 @@ def read(folder: Path, rows: Rows, **entry: Any) -> RawDataset:
 
 
 ASK = said("uHi")
+PARTS = [{"type": "text", "text": "y"}, {"type": "text", "value": "es"}]
 TALK = said("uHi", "aone", "uagain", "atwo")
 PREFERENCE = {"chosen": "fig", "rejected": "drum"}
 
@@ -79,7 +80,7 @@ USED: list[tuple[float, Rows, list[str]]] = [
         ],
         ["preference, ShareGPT, 1 examples"],
     ),
-    (14, [{"messages": TALK}] * 3, ["3 examples", "learns 3 of 6 answers, the last of conversa"]),
+    (14, [{"messages": TALK}] * 3, ["3 examples", "learns 6 answers of 3 conversations"]),
     (15, [{"messages": said("uHi", "uHello?", "ayes")}], ["1 examples, 0 skipped"]),
     (17, [{"messages": said("sBe kind.", "uHi", "ayes")}], ["1 examples, 0 skipped"]),
     (
@@ -87,11 +88,17 @@ USED: list[tuple[float, Rows, list[str]]] = [
         [{"text": "Hi", "role": "prompter"}],
         ["language modelling, 1 examples", "not read: role"],
     ),
-    (35, [{"messages": said("uHi", "ayes", weight=1)}], ["not read: messages[].weight"]),
+    (35, [{"messages": said("uHi", "ayes", weight=1, mood="x")}], ["not read: messages[].mood"]),
+    (10, [{"messages": said("uHi", "a", tool_calls=[{"name": "f"}])}], ["1 examples, 0 skipped"]),
+    (10.1, [{"messages": said("uHi", "t42", "aok")}], ["1 examples, 0 skipped"]),
+    (11, [{"messages": [*said("uHi"), {"role": "assistant", "content": PARTS}]}], ["1 examples"]),
+    (34, [{"conversations": shared("uHi", "byes")}], ["1 examples, 0 skipped"]),
+    (34.1, [{"messages": said("dBe kind.", "uHi", "ayes")}], ["1 examples, 0 skipped"]),
+    (35.2, [{"messages": said("uHi", "ayes", reasoning_content="hm")}], ["1 examples, 0 skipped"]),
     (
         35.1,
         [{"messages": said("uHi", "ayes", train=False)}, {"messages": TALK}],
-        ["1 skipped (1 the answer has train=False"],
+        ["1 skipped (1 no answer may be learned"],
     ),
     (23, [{"prompt": "Hi", "label": 1, "tags": ["x"]}], ["prompt-only", "not read: label, tags"]),
 ]
@@ -112,12 +119,10 @@ REFUSED: list[tuple[float, dict[str, Any], list[str]]] = [
     (6, {"instruction": "Do.", "input": "", **PREFERENCE}, ["human(instruction)", WAY_OUT]),
     (8, {"instruction": "Do.", "input": "", "output": "ok"}, ["instruction, input", WAY_OUT]),
     (9, {"conversations": shared("uHi", "fadd(1)", "o2", "a2")}, ["'function_call'", WAY_OUT]),
-    (10, {"messages": said("uHi", "a", tool_calls=[{"id": 1}])}, ["has tool_calls", WAY_OUT]),
-    (10.1, {"messages": said("uHi", "t42", "aok")}, ["role 'tool'", WAY_OUT]),
     (
         11,
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
-        ["content of type list", WAY_OUT],
+        {"messages": [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]},
+        ["messages[0] has a part of type image; only text is read", WAY_OUT],
     ),
     (13, {"messages": TALK, "images": ["a.png"]}, ["column 'images' is a part of", WAY_OUT]),
     (17, {"query": "Hi", "response": "yes", "history": []}, ["no known layout", WAY_OUT]),
@@ -128,13 +133,6 @@ REFUSED: list[tuple[float, dict[str, Any], list[str]]] = [
     (30.1, {"train": [{"text": "a"}], "test": []}, ["no known layout has the columns train, test"]),
     (30.2, {"prompt": {"0": "a"}, "chosen": {"0": "b"}}, ["has the keys ['0']", "'role'"]),
     (30, {"data": {"0": "a"}, "version": "1"}, ["no known layout", WAY_OUT]),
-    (34, {"conversations": shared("uHi", "byes")}, ["row 1", "role 'bing'", WAY_OUT]),
-    (34.1, {"messages": said("dBe kind.", "uHi", "ayes")}, ["role 'developer'", WAY_OUT]),
-    (
-        35,
-        {"messages": said("uHi", "ayes", reasoning_content="hm")},
-        ["messages[1] has reasoning_content", WAY_OUT],
-    ),
     (35.1, {"messages": said("uHi", "ayes", weight=0.5)}, ["has weight=0.5; must be 0"]),
 ]
 
@@ -313,17 +311,10 @@ def test_rows_that_a_template_cannot_render_are_counted_with_the_first_place(
         sft_columns([records[3], records[5], records[6]], encoder, LIMIT)
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        (CHATML, r"set model\.end_token=<\|im_end\|>"),  # 38
-        (CHATML.replace("assistant\n{%", "assistant\n<think>\n{%"), "data.template=plain"),  # 40
-    ],
-)
-def test_templates_are_refused_with_the_way_out(template: str, message: str) -> None:
+def test_templates_are_refused_with_the_way_out() -> None:
     tokenizer = train_tokenizer([CHATML], vocab_size=300, end_token="</s>")
-    tokenizer.chat_template = template
-    with pytest.raises(RlhfError, match=message):
+    tokenizer.chat_template = CHATML
+    with pytest.raises(RlhfError, match=r"set model\.end_token=<\|im_end\|>"):  # 38
         Encoder(tokenizer, Template.chat)
 
 

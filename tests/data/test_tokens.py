@@ -11,7 +11,7 @@ import pytest
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
 from rlhf.data.encoding import Encoder
-from rlhf.data.records import Exchange, Record
+from rlhf.data.records import Message, Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import Limit, cache_key, tokenise
 from rlhf.models.tokenizers import train_tokenizer
@@ -93,7 +93,7 @@ def test_the_opening_token_of_a_tokenizer_is_used_once(tokenizer) -> None:
 
     encoder = Encoder(Opening())
     assert encoder.encode_prompts(["a"]) == [[1, 5]]
-    assert encoder.encode_responses(["b"], ["a"]) == [[5, 7]]
+    assert encoder.encode_pieces([[("b", "a")]]) == [[([1, 5], [5, 7])]]
     assert encoder.opening_ids() == [1, 5]
 
 
@@ -113,8 +113,8 @@ def test_lengths_and_prompts_of_pairs_are_told(tokenizer, tmp_path: Path) -> Non
 
 def episode_of(role: str) -> PhaseData:
     """An episode of two turns, with an observation that ``role`` says."""
-    turns = (Exchange(" kiwi", "plum", role), Exchange(" fig", None))
-    return PhaseData([PAIR._replace(seed=1, exchanges=turns)], [])
+    said = [("user", "say kiwi"), ("assistant", "kiwi"), (role, "plum"), ("assistant", "fig")]
+    return PhaseData([PAIR._replace(seed=1, turns=tuple(Message(*each) for each in said))], [])
 
 
 def test_the_cache_is_keyed_by_all_that_changes_it(tokenizer) -> None:
@@ -137,7 +137,7 @@ def test_the_cache_is_keyed_by_all_that_changes_it(tokenizer) -> None:
 def test_the_cache_is_read_back(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = PhaseData([PAIR], [PAIR])
     first = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
-    monkeypatch.setattr(Encoder, "encode_prompts", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr(Encoder, "encode_pieces", lambda *_: pytest.fail("tokenised again"))
     again = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
     assert again.train[:] == first.train[:]
     assert not list(tmp_path.rglob("*.pt")), "no pickles in the cache"

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlhf.base.errors import refuse_broken_rule
-from rlhf.config.choices import DpoLossName, LossOn, LrSchedule, Phase, RewardLossName, Source
+from rlhf.config.choices import (
+    DpoLossName,
+    LossOn,
+    LrSchedule,
+    Phase,
+    RewardLossName,
+    Source,
+    TrainOn,
+)
 from rlhf.config.schema.keys import (
     ABOVE_0,
     AT_LEAST_0,
@@ -15,6 +23,7 @@ from rlhf.config.schema.keys import (
     FROM_0_TO_1,
     ROWS,
     AtResume,
+    Unread,
     key,
 )
 
@@ -70,12 +79,21 @@ class ExamplesConfig(OptimizerConfig):
     """Optimizer steps between evaluations; 0: only after training, with sft also before."""
 
 
+LEARNS_PROMPTS = Unread(
+    lambda sft: sft.loss_on is LossOn.all,
+    "{group}.loss_on=all learns every token of a conversation",
+    "use {group}.loss_on=response",
+)
+
+
 @dataclass(kw_only=True)
 class SftConfig(ExamplesConfig):
     """Keys for supervised fine-tuning."""
 
     loss_on: LossOn
     """Tokens that the loss covers: response (only the responses) or all."""
+    train_on: TrainOn = key(unread=[LEARNS_PROMPTS])
+    """Answers of a conversation (messages) to learn: all whose weight is not 0, or the last."""
 
 
 @dataclass(kw_only=True)

@@ -9,12 +9,11 @@ from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import record_of_observation
-from rlhf.data.records import Exchange, Record
+from rlhf.data.records import Message, Record
 from rlhf.data.splits import PhaseData, apportion
 from rlhf.options.environments.interface import (
     EnvironmentPool,
     EpisodeStart,
-    Observation,
     PlayedEpisode,
     Player,
     play_episodes,
@@ -76,13 +75,12 @@ def _play_records(
 
 
 def _build_record(start: EpisodeStart, episode: PlayedEpisode) -> Record:
-    turns = tuple(
-        Exchange(f" {turn.text}", *_text_and_role(turn.observation)) for turn in episode.turns
-    )
-    chosen = turns[0].response if turns else None
     first = record_of_observation(episode.first.role, episode.first.text)
-    return first._replace(chosen=chosen, columns={}, seed=start.seed, exchanges=turns)
-
-
-def _text_and_role(observation: Observation | None) -> tuple[str | None, str]:
-    return (None, "user") if observation is None else (observation.text, observation.role)
+    turns = [*(first.messages or ())]
+    for turn in episode.turns:
+        turns.append(Message("assistant", turn.text))
+        if turn.observation is not None:
+            turns.append(Message(turn.observation.role, turn.observation.text))
+    chosen = f" {episode.turns[0].text}" if episode.turns else None
+    played = tuple(turns) if episode.turns else ()
+    return first._replace(chosen=chosen, columns={}, seed=start.seed, turns=played)

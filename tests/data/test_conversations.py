@@ -1,0 +1,390 @@
+"""Conversations: their ids are those of transformers' chat template, and what is learned of them.
+
+``TEMPLATES`` has the ways in which public templates write turns. To try the texts of public
+templates themselves, put them in a folder and name it: RLHF_CHAT_TEMPLATES=FOLDER.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf.base.errors import DataError
+from rlhf.config.choices import Template
+from rlhf.data.detect import to_records
+from rlhf.data.encoding import Encoder, UnusableTemplateError
+from rlhf.data.records import Record, Row, learn_last_answer
+from rlhf.data.tokens import Limit, prompt_columns, sft_columns
+from rlhf.models.tokenizers import train_tokenizer
+
+LIMIT = Limit("sft.max_tokens", 10_000)
+BEGIN = "{% if add_generation_prompt %}"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    + BEGIN
+    + "<|im_start|>assistant\n{% endif %}"
+)
+TOOLS_FIRST = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+CALLS = (
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+)
+THOUGHT = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+LAST_THOUGHT = THOUGHT.replace("m.reasoning_content %}", "loop.last and m.reasoning_content %}", 1)
+WITH_CALLS = TOOLS_FIRST + CHATML.replace("{{ m.content }}", "{{ m.content }}" + CALLS)
+NO_HISTORY = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}"
+    "{% elif m.role == 'system' %}{{ m.content }}{% else %}<|assistant|>"
+    "{{ m.content.split('</think>')[-1] }}<|im_end|>{% endif %}{% endfor %}"
+)
+INST = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% elif m.role == 'assistant' %} {{ m.content | trim }}{{ eos_token }}{% else %}"
+    "{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
+)
+HEADERS = (
+    "{{ bos_token }}{% for m in messages %}<|start|>{{ m.role }}<|end|>\n\n"
+    "{{ m.content | trim }}<|im_end|>{% endfor %}"
+    + BEGIN
+    + "<|start|>assistant<|end|>\n\n{% endif %}"
+)
+CHANNELS = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<|start|>assistant{% if loop.last and "
+    "m.reasoning_content %}<|channel|>analysis<|message|>{{ m.reasoning_content }}<|end|><|start|>"
+    "assistant{% endif %}<|channel|>final<|message|>{{ m.content }}{{ '<|im_end|>' if loop.last "
+    "else '<|end|>' }}{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}"
+    "{% endfor %}" + BEGIN + "<|start|>assistant{% endif %}"
+)
+SYSTEM_IN_USER = (
+    "{% if messages[0].role == 'system' %}{% set first = messages[0].content + '\n\n' %}"
+    "{% set messages = messages[1:] %}{% else %}{% set first = '' %}{% endif %}"
+    "{% for m in messages %}<|start|>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ (first if loop.first else '') + m.content | trim }}<|im_end|>\n{% endfor %}"
+    + BEGIN
+    + "<|start|>model\n{% endif %}"
+)
+# What the template writes -> its text, and the conversations that it must render.
+TEMPLATES = {
+    "turns": (CHATML, "one two five system five_system"),
+    "turns that begin and end alike": (HEADERS, "one two five system five_system"),
+    "a default system turn": (
+        "{% if messages[0].role != 'system' %}<|im_start|>system\nbe brief<|im_end|>\n{% endif %}"
+        + CHATML,
+        "one two five system five_system",
+    ),
+    "the system in the first turn": (SYSTEM_IN_USER, "one two five system five_system"),
+    "no system turns": (INST, "one two five"),
+    "no system turns, and nothing raised": (
+        CHATML.replace("messages %}", "messages if m.role != 'system' %}", 1),
+        "one two five",
+    ),
+    "tools and calls": (WITH_CALLS, "one two five system five_system tools"),
+    "tools, and no calls": (TOOLS_FIRST + CHATML, "one two five system five_system"),
+    "all thoughts": (
+        CHATML.replace("{{ m.content }}", THOUGHT + "{{ m.content }}"),
+        "one two five system five_system thoughts",
+    ),
+    "the last thought": (
+        CHATML.replace("{{ m.content }}", LAST_THOUGHT + "{{ m.content }}"),
+        "one two five system five_system thoughts",
+    ),
+    "channels": (CHANNELS, "one two five system five_system thoughts"),
+    "no thought in the history": (
+        NO_HISTORY + BEGIN + "<|assistant|>{% endif %}",
+        "one two five system five_system",
+    ),
+    "a prompt that begins a thought": (
+        NO_HISTORY + BEGIN + "<|assistant|><think>\n{% endif %}",
+        "thoughts inline",
+    ),
+    "a prompt that ends a thought": (
+        NO_HISTORY + BEGIN + "<|assistant|><think>\n\n</think>\n\n{% endif %}",
+        "one two five system five_system",
+    ),
+}
+BEGUN = ("a prompt that begins a thought", "a prompt that ends a thought")
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def answer(text: str | None, **keys: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **keys}
+
+
+KIND = {"role": "system", "content": "Be kind."}
+CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+ADD = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
+FIVE = [turn for n in range(5) for turn in (user(f"Q{n}?"), answer(f"  def a{n}():\n"))]
+TALKS: dict[str, list[dict[str, Any]]] = {
+    "one": FIVE[:2],
+    "two": FIVE[:4],
+    "five": FIVE,
+    "system": [KIND, *FIVE[:2]],
+    "five_system": [KIND, *FIVE],
+    "thoughts": [
+        user("Hi"),
+        answer("Hello.", reasoning_content="They greet."),
+        user("And?"),
+        answer("Well.", reasoning_content="They ask."),
+    ],
+    "inline": [user("Hi"), answer("<think>\nThey greet.\n</think>\n\nHello.")],
+    "tools": [
+        KIND,
+        user("1+1?"),
+        answer(None, tool_calls=[CALL]),
+        {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": '{"sum": "2"}'},
+        answer("It is 2."),
+    ],
+}
+REASONS = (
+    "does not show",
+    "drops the",
+    "renders a prompt differently if an answer follows",
+    "fails on messages of",
+)
+BARS = "[|\uff5c]"  # the second is DeepSeek's
+MARKS = re.compile(rf"<{BARS}[^|>\s]+{BARS}>|<(?:start|end)_of_turn>|</?s>|<[be]os>|<turn\|>")
+
+
+def build_tokenizer(texts: list[str]) -> Any:
+    """A tokenizer whose special tokens are the marks of the templates ``texts``."""
+    marks = {mark for text in texts for mark in MARKS.findall(text)}
+    tokenizer = train_tokenizer(["def a(): They greet."], vocab_size=280, end_token="<|im_end|>")
+    tokenizer.add_special_tokens(
+        {"bos_token": "<s>", "additional_special_tokens": sorted(marks - {"<|im_end|>"})}
+    )
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return build_tokenizer([text for text, _ in TEMPLATES.values()])
+
+
+def read(*talks: list[dict[str, Any]], **columns: Any) -> list[tuple[int, Record]]:
+    rows = [Row("t.jsonl", n, {"messages": t, **columns}) for n, t in enumerate(talks, 1)]
+    return list(enumerate(to_records(rows, source="t.jsonl").records))
+
+
+def learned_texts(columns: dict[str, list[Any]], tokenizer: Any) -> list[list[str]]:
+    """The learned parts of each sequence."""
+    found = []
+    observed = columns.get("observed", [[]] * len(columns["ids"]))
+    for ids, start, spans in zip(columns["ids"], columns["prompt_tokens"], observed, strict=True):
+        bounds = [start, *(bound for span in spans for bound in span), len(ids)]
+        parts = zip(bounds[::2], bounds[1::2], strict=True)
+        found.append([tokenizer.decode(ids[begin:end]) for begin, end in parts])
+    return found
+
+
+def check_against_transformers(tokenizer: Any, name: str, *, may_begin: bool) -> bool:
+    """Compare each answer of a conversation; return False if it was refused with a reason."""
+    talk, tools = TALKS[name], [ADD] if name == "tools" else None
+    columns = {"tools": tools} if tools else {}
+    ((_, record),) = read(talk, **columns)
+    encoder, problem = Encoder(tokenizer, Template.chat), ""
+    try:
+        sequences = encoder.encode_pieces(encoder.render_answers(record))
+    except UnusableTemplateError as error:
+        problem = error.problem
+    if problem:
+        assert any(reason in problem for reason in REASONS), problem
+        return False
+    found = []
+    for sequence in sequences:
+        before: list[int] = []
+        for context, ids in sequence:
+            found.append((before + context, ids))
+            before = before + context + ids
+    asked = [index for index, turn in enumerate(talk) if turn["role"] == "assistant"]
+    for index, (prompt, ids) in zip(asked, found, strict=True):
+        options = {"tools": tools, "tokenize": True, "return_dict": False}
+        opening = tokenizer.apply_chat_template(talk[:index], add_generation_prompt=True, **options)
+        whole = tokenizer.apply_chat_template(talk[: index + 1], **options)
+        assert prompt == opening
+        assert ids[-1] == tokenizer.eos_token_id
+        if may_begin and whole[: len(opening)] != opening:
+            continue  # the form of these answers is tested by hand
+        assert (prompt + ids)[:-1] == whole[: len(prompt + ids) - 1]
+        rest = whole[len(prompt + ids) - 1 :]
+        assert rest[:1] == ids[-1:] or not tokenizer.decode(rest).strip()
+    return True
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_ids_are_those_of_transformers_or_a_reason_is_counted(tokenizer, template: str) -> None:
+    tokenizer.chat_template, rendered = TEMPLATES[template]
+    right = {
+        name
+        for name in TALKS
+        if check_against_transformers(tokenizer, name, may_begin=template in BEGUN)
+    }
+    expected = set(rendered.split())
+    assert right - {"inline"} == expected - {"inline"}
+
+
+def test_ids_of_public_templates_are_those_of_transformers() -> None:
+    folder = os.environ.get("RLHF_CHAT_TEMPLATES")
+    if folder is None:
+        pytest.skip("RLHF_CHAT_TEMPLATES=FOLDER names no folder of templates")
+    texts = {path.name: path.read_text() for path in sorted(Path(folder).glob("*.jinja"))}
+    tokenizer = build_tokenizer(list(texts.values()))
+    usable = 0
+    for text in texts.values():
+        tokenizer.chat_template = text
+        try:
+            Encoder(tokenizer, Template.chat)
+        except DataError as error:
+            end = re.search(r"set model\.end_token=(\S+)", str(error))
+            if end is None:
+                continue  # refused before any row is read
+            tokenizer.add_special_tokens({"eos_token": end.group(1)})
+        usable += all([check_against_transformers(tokenizer, n, may_begin=True) for n in ["one"]])
+        for name in TALKS:
+            check_against_transformers(tokenizer, name, may_begin=True)
+    assert usable >= 50
+
+
+# ------------------------------------------------------------------------------ what is learned
+
+
+def columns_of(records, tokenizer, template: Template) -> dict[str, list[Any]]:
+    columns, left_out = sft_columns(records, Encoder(tokenizer, template), LIMIT)
+    assert not any(left_out.values())
+    return columns
+
+
+def test_every_answer_is_learned_once(tokenizer) -> None:
+    tokenizer.chat_template = CHATML
+    records = read(TALKS["five_system"], TALKS["one"])
+    found = learned_texts(columns_of(records, tokenizer, Template.chat), tokenizer)
+    assert found == [
+        [f"  def a{n}():\n<|im_end|>" for n in range(5)],
+        ["  def a0():\n<|im_end|>"],
+    ]
+    found = learned_texts(columns_of(records, tokenizer, Template.plain), tokenizer)
+    assert found == [[f"   def a{n}():\n<|im_end|>"] for n in (0, 1, 2, 3, 4, 0)]
+    last = [(index, learn_last_answer(record)) for index, record in records]
+    found = learned_texts(columns_of(last, tokenizer, Template.chat), tokenizer)
+    assert found == [["  def a4():\n<|im_end|>"], ["  def a0():\n<|im_end|>"]]
+
+
+def test_a_template_that_rewrites_the_history_gives_an_example_per_answer(tokenizer) -> None:
+    tokenizer.chat_template, _ = TEMPLATES["the last thought"]
+    columns = columns_of(read(TALKS["thoughts"]), tokenizer, Template.chat)
+    assert columns["row"] == [0, 0]
+    assert learned_texts(columns, tokenizer) == [
+        ["<think>\nThey greet.\n</think>\n\nHello.<|im_end|>"],
+        ["<think>\nThey ask.\n</think>\n\nWell.<|im_end|>"],
+    ]
+    assert "They greet" not in tokenizer.decode(columns["ids"][1])
+
+
+@pytest.mark.parametrize(
+    ("template", "talk", "texts"),
+    [
+        (0, "inline", ["They greet.\n</think>\n\nHello.<|im_end|>"]),
+        (
+            0,
+            "thoughts",
+            [
+                f"{t}\n</think>\n\n{a}<|im_end|>"
+                for t, a in (("They greet.", "Hello."), ("They ask.", "Well."))
+            ],
+        ),
+        (1, "one", ["  def a0():\n<|im_end|>"]),
+    ],
+)
+def test_an_answer_continues_what_its_prompt_has_begun(
+    tokenizer, template: int, talk: str, texts: list[str]
+) -> None:
+    tokenizer.chat_template, _ = TEMPLATES[BEGUN[template]]
+    columns = columns_of(read(TALKS[talk]), tokenizer, Template.chat)
+    assert learned_texts(columns, tokenizer) == [[text] for text in texts]
+
+
+def test_messages_of_weight_0_are_read_and_not_learned(tokenizer) -> None:
+    tokenizer.chat_template = CHATML
+    talk = [*TALKS["five"], user("Bye")]
+    for index, key in ((1, "weight"), (5, "train"), (9, "loss_weight")):
+        talk[index] = {**talk[index], key: 0}
+    columns = columns_of(read(talk), tokenizer, Template.chat)
+    assert learned_texts(columns, tokenizer) == [
+        ["  def a1():\n<|im_end|>", "  def a3():\n<|im_end|>"]
+    ]
+    assert tokenizer.decode(columns["ids"][0]).count("<|im_start|>") == 8
+
+
+def test_only_good_responses_are_learned(tokenizer) -> None:
+    (_, record), *_ = read(TALKS["one"])
+    graded = [record._replace(grade=grade) for grade in (None, True, False, 0.0, 1.0)]
+    columns, left_out = sft_columns(list(enumerate(graded)), Encoder(tokenizer), LIMIT)
+    assert columns["row"] == [0, 1]
+    counts = {reason: count for reason, count in left_out.items() if count}
+    assert list(counts.values()) == [1, 2]
+    assert list(counts) == ["response marked as bad", "response with a score, not a mark"]
+
+
+@pytest.mark.parametrize("name", ["thoughts", "tools"])
+def test_plain_turns_count_what_they_cannot_show(tokenizer, name: str) -> None:
+    records = read(TALKS["one"], TALKS["one"], TALKS[name])
+    for make in (sft_columns, prompt_columns):
+        columns, left_out = make(records, Encoder(tokenizer), LIMIT)
+        assert columns["row"] == [0, 1]
+        reason = next(reason for reason, count in left_out.items() if count)
+        assert reason.startswith("plain turns cannot show ")
+        assert reason.endswith("(first: t.jsonl, row 3)")
+
+
+# ------------------------------------------------------------------------------ texts of messages
+
+WORDS = [
+    "\n\nHuman: ",
+    "\n\nAssistant:",
+    "\n\nSystem:",
+    "\nassistant\n",
+    " ",
+    "\n",
+    "a",
+    "é",
+    "[INST]",
+]
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<|assistant|>", "<|end|>", "<s>", "<|pad|>"]
+
+
+@settings(max_examples=60, deadline=None, database=None, derandomize=True)
+@given(
+    texts=st.lists(
+        st.lists(st.sampled_from(WORDS + SPECIAL), min_size=1, max_size=4).map("".join),
+        min_size=2,
+        max_size=6,
+    ),
+    template=st.sampled_from(["turns", "channels", "the system in the first turn"]),
+)
+def test_no_text_changes_the_number_of_turns(tokenizer, texts: list[str], template: str) -> None:
+    tokenizer.chat_template, _ = TEMPLATES[template]
+    texts = [f"a{text}" for text in texts[: len(texts) // 2 * 2]]
+    talk = [(user, answer)[n % 2](text) for n, text in enumerate(texts)]
+    plain = [(user, answer)[n % 2]("a") for n in range(len(texts))]
+    encoder = Encoder(tokenizer, Template.chat)
+    (_, record), (_, simple) = read(talk, plain)
+    expected = encoder.encode_pieces(encoder.render_answers(simple))
+    marks = set(tokenizer.convert_tokens_to_ids(SPECIAL))
+    if any(word in "".join(texts) for word in SPECIAL):
+        with pytest.raises(UnusableTemplateError, match="a message holds the special token"):
+            encoder.render_answers(record)
+        return
+    found = encoder.encode_pieces(encoder.render_answers(record))
+
+    def turns(sequences: Any) -> list[list[int]]:
+        pieces = [ids for sequence in sequences for piece in sequence for ids in piece]
+        return [[token for token in ids if token in marks] for ids in pieces]
+
+    assert turns(found) == turns(expected)
