@@ -98,7 +98,7 @@ SOURCES = [
     path
     for pattern in ("*.md", "Makefile", "*/**/*.py", "*/**/*.yaml", "*/**/*.md")
     for path in ROOT.glob(pattern)
-    if not any(part.startswith(".") or part in OTHER_FOLDERS for part in path.parts)
+    if not any(p.startswith(".") or p in OTHER_FOLDERS for p in path.relative_to(ROOT).parts[:1])
 ]
 
 

@@ -29,6 +29,7 @@ INSTRUMENTS = {
     "plan",
     "replay",
     "report",
+    "runs",
     "watch",
 }
 MOST_ROOMS = 24  # folders and files that a reader of rlhf/ meets first
@@ -49,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": SHARED | {"run"},
     "compare": SHARED | {"run", "data", "report"},
     "watch": SHARED | {"run", "report"},
+    "runs": SHARED | {"run", "report", "watch"},
     "chat": SHARED | {"data", "models", "engine", "rollout", "run", "report"},
     "export": CORE | OPTIONS,
     "evaluate": CORE | OPTIONS | {"export", "report"},

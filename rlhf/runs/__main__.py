@@ -1,0 +1,177 @@
+"""List runs, compare two of them, show which came from which, or remove what they left behind.
+
+python -m rlhf.runs [FOLDER ...] [KEY=VALUE ...]    list the runs in runs/, or in other folders
+python -m rlhf.runs diff RUN_DIR RUN_DIR            print the settings and results that differ
+python -m rlhf.runs tree [FOLDER ...]               print each run below the run that it came from
+python -m rlhf.runs clean [FOLDER ...]              list what can be removed; --remove removes it
+
+A filter is a field of the list (state=failed) or a key of the configuration (ppo.kl_ctl=0.1), and
+a value or a pattern ('name=smoke*'). Everything is read from the files of the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf.base.command import build_command_parser, run_to_exit_code
+from rlhf.base.errors import ConfigError
+from rlhf.base.finite_numbers import replace_non_finite
+from rlhf.base.user_paths import expand_user_path
+from rlhf.config.run_dir import RUNS
+from rlhf.report.comparison import command_line_text, read_compared_run
+from rlhf.run.console import build_console
+from rlhf.runs.registry import Filter, FoundRun, filter_runs, find_runs, sort_runs
+from rlhf.watch.progress import age_text
+
+GIB = 2**30
+
+
+def main(arguments: Sequence[str]) -> int:
+    """List, compare, relate or clean runs; return the exit code."""
+    names = {"list": _list, "diff": _diff, "tree": _tree, "clean": _clean}
+    first = arguments[0] if arguments and arguments[0] in names else "list"
+    parser = build_command_parser("rlhf.runs", __doc__)
+    parser.add_argument("words", nargs="*", metavar="FOLDER|KEY=VALUE")
+    parser.add_argument("--sort", metavar="KEY", help="list by this field or key, smallest first")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    parser.add_argument("--remove", action="store_true", help="with clean: remove what it lists")
+    options = parser.parse_args(arguments[1:] if arguments[:1] == [first] else arguments)
+    if options.remove and first != "clean":
+        parser.error("--remove belongs to clean")
+    return run_to_exit_code(lambda: names[first](options))
+
+
+def _find_asked_runs(words: Sequence[str]) -> list[FoundRun]:
+    """Return the runs in the folders among ``words`` that fit the filters among them."""
+    filters = [Filter(*word.split("=", 1)) for word in words if "=" in word]
+    folders = [expand_user_path(word, key="FOLDER") for word in words if "=" not in word]
+    return filter_runs(find_runs(folders or [RUNS]), filters)
+
+
+def _list(options: argparse.Namespace) -> None:
+    runs = _find_asked_runs(options.words)
+    if options.sort is not None:
+        runs = sort_runs(runs, options.sort)
+    if options.json:
+        _print_json({"runs": [run.as_json() for run in runs]})
+        return
+    console = build_console(is_main=True, log_every=1)
+    lines = [
+        f"{' '.join([str(run.folder), *run.changes])}\n    {', '.join(_describe_run(run))}"
+        for run in runs
+    ]
+    lines.append(f"{len(runs)} runs; python -m rlhf.report RUN_DIR RUN_DIR compares some of them")
+    console.say("\n".join(lines))
+
+
+def _describe_run(run: FoundRun) -> Iterator[str]:
+    yield f"{run.state} ({run.reason})" if run.reason else run.state
+    yield f"began {age_text(max(0.0, time.time() - run.started))} ago"
+    if {"phase", "step"} <= run.last_line.keys():
+        yield f"{run.last_line['phase']} {run.last_line['step']}"
+    if run.objective is not None:
+        yield f"objective {run.objective:.3f}"
+        low, high = run.gain_ci or (None, None)
+        if low is not None and high is not None:
+            yield f"gain {low:+.3f} to {high:+.3f}"
+    if run.alarms:
+        yield f"alarms: {', '.join(run.alarms)}"
+    yield _size_text(run.size)
+
+
+def _size_text(size: float) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.1f} MiB"
+
+
+def _diff(options: argparse.Namespace) -> None:
+    if len(options.words) != 2:  # noqa: PLR2004
+        raise ConfigError(f"diff compares two runs, and got {len(options.words)} names of folders")
+    first, second = (
+        read_compared_run(expand_user_path(word, key="RUN_DIR")) for word in options.words
+    )
+    found = {
+        kind: {
+            name: [mapping.get(name) for mapping in pair]
+            for name in dict.fromkeys([*pair[0], *pair[1]])
+            if pair[0].get(name) != pair[1].get(name)
+        }
+        for kind, pair in {
+            "settings": (first.keys, second.keys),
+            "results": (first.measures, second.measures),
+        }.items()
+    }
+    if options.json:
+        _print_json({"runs": [str(first.folder), str(second.folder)], **found})
+        return
+    console = build_console(is_main=True, log_every=1)
+    for kind, differences in found.items():
+        console.say(f"{kind}: {len(differences) or 'none'} differ")
+        for name, values in differences.items():
+            before, after = (command_line_text(value) for value in values)
+            console.say(f"  {name}: {before} -> {after}")
+
+
+def _tree(options: argparse.Namespace) -> None:
+    runs = _find_asked_runs(options.words)
+    by_path = {str(run.folder.resolve()): run for run in runs}
+    children: defaultdict[str, list[FoundRun]] = defaultdict(list)
+    for run in runs:
+        children[_parent_path(run)].append(run)
+    if options.json:
+        _print_json({"runs": [{"folder": str(r.folder), "parents": r.parents} for r in runs]})
+        return
+    console = build_console(is_main=True, log_every=1)
+    for parent in sorted(children.keys() - by_path.keys()):
+        if parent:
+            console.say(f"{parent} (not among the listed runs)")
+        for line in _branch_lines(parent, children, depth=int(bool(parent))):
+            console.say(line)
+
+
+def _parent_path(run: FoundRun) -> str:
+    """Return the absolute path of the run that ``run`` took phases from; "" if it has none."""
+    taken = {name: path for name, path in run.parents.items() if name != "sweep"}
+    return str(Path(next(iter(taken.values()))).resolve()) if taken else ""
+
+
+def _branch_lines(
+    parent: str, children: dict[str, list[FoundRun]], *, depth: int, above: tuple[str, ...] = ()
+) -> Iterator[str]:
+    for run in children.get(parent, ()):
+        own = str(run.folder.resolve())
+        yield f"{'  ' * depth}{run.folder}  {run.state}  {' '.join(run.changes)}".rstrip()
+        if own not in above:  # folders that were edited by hand could name each other
+            yield from _branch_lines(own, children, depth=depth + 1, above=(*above, own))
+
+
+def _clean(options: argparse.Namespace) -> None:
+    from rlhf.runs.removable import find_removable, remove_all  # imports torch
+
+    found = find_removable(_find_asked_runs(options.words))
+    if options.remove:
+        remove_all(found)
+    if options.json:
+        rows = [{"folder": str(e.folder), "what": e.what, "bytes": e.size} for e in found]
+        _print_json({"removed": options.remove, "found": rows})
+        return
+    console = build_console(is_main=True, log_every=1)
+    for each in found:
+        console.say(f"{_size_text(each.size):>10}  {each.what}: {each.folder}")
+    total = _size_text(sum(each.size for each in found))
+    told = "removed" if options.remove else "can be removed: repeat the command with --remove"
+    console.say(f"{len(found)} folders, {total}, {told}")
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(replace_non_finite(content), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

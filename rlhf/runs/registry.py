@@ -1,0 +1,308 @@
+"""Read what the directories of runs say about the runs: state, result, changes and origin.
+
+Only a few short files of each run are read, and no configuration is parsed as a whole, so that
+thousands of runs are listed in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.stored_files import (
+    MAYBE_FLOAT,
+    OTHERS,
+    DamagedFileError,
+    read_bytes,
+    read_json,
+    read_stored_text,
+)
+from rlhf.config.choices import Phase
+from rlhf.config.freeze import COMMAND, FROZEN, read_command
+from rlhf.run.results import finished_phases
+from rlhf.watch.progress import METRICS_FILE, RunProgress
+
+TAIL = 64 * 1024  # bytes at the end of metrics.jsonl that hold the last line of a run
+ALARMS, JOB_OUTPUT = "alarms.jsonl", "output.log"
+UNSHOWN = ("run_dir=", "name=", "resume=")  # overrides that say where a run is, not what it is
+# The form of the part of result.json that the list shows.
+INTERVAL = [MAYBE_FLOAT]
+MEASURES = {"reused_from?": str, "gold_gain_ci?": INTERVAL, "score_gain_ci?": INTERVAL}
+SHORT_RESULT = {"objective": MAYBE_FLOAT, "phases": {OTHERS: MEASURES}}
+
+
+class FoundRun:
+    """A run directory; every property is read from its files when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def started(self) -> float:
+        """Return when the run began, in seconds since 1970: its command is written once."""
+        path = self.folder / COMMAND
+        return (path if path.exists() else self.folder / FROZEN).stat().st_mtime
+
+    @cached_property
+    def state(self) -> str:
+        """Return waiting, running, silent, ended, failed, or finished."""
+        word = RunProgress(self.folder).state().word
+        return "failed" if word == "ended" and self.reason.startswith("error: ") else word
+
+    @cached_property
+    def reason(self) -> str:
+        """Return why a run ended before it finished: its last error, or the alarm that ended it."""
+        if (self.folder / "result.json").exists():
+            return ""
+        tail = (read_tail(self.folder / JOB_OUTPUT) or b"").decode(errors="replace")
+        errors = [line for line in tail.splitlines() if line.startswith("error: ")]
+        return errors[-1] if errors else ""
+
+    @cached_property
+    def last_line(self) -> Mapping[str, Any]:
+        """Return the last complete line of metrics.jsonl; {} if there is none."""
+        for line in reversed((read_tail(self.folder / METRICS_FILE) or b"").splitlines()):
+            with suppress(ValueError):
+                if isinstance(found := json.loads(line), dict):
+                    return found
+        return {}
+
+    @cached_property
+    def result(self) -> Mapping[str, Any] | None:
+        """Return the content of result.json; None if the run has not finished, or it is damaged."""
+        with suppress(DamagedFileError):
+            found: dict[str, Any] | None = read_json(self.folder / "result.json", SHORT_RESULT)
+            return found
+        return None
+
+    @property
+    def objective(self) -> float | None:
+        """Return the objective of a finished run; None if it was not a finite number."""
+        return None if self.result is None else self.result["objective"]
+
+    @property
+    def gain_ci(self) -> list[float | None] | None:
+        """Return the 95 % interval, over prompts, of what the last phase added to the objective."""
+        phases = {} if self.result is None else self.result["phases"]
+        last: Mapping[str, Any] = next((phases[p] for p in reversed(Phase) if p in phases), {})
+        found: list[float | None] | None = last.get("gold_gain_ci", last.get("score_gain_ci"))
+        return found
+
+    @cached_property
+    def changes(self) -> list[str]:
+        """Return the overrides of the run's command that change what it computes."""
+        with suppress(CheckpointError):
+            return [word for word in read_command(self.folder) if not word.startswith(UNSHOWN)]
+        return []
+
+    @cached_property
+    def alarms(self) -> Counter[str]:
+        """Return the number of alarms by name; lines that are damaged are not counted."""
+        found: Counter[str] = Counter()
+        for line in (read_bytes(self.folder / ALARMS) or b"").splitlines():
+            with suppress(ValueError, KeyError, TypeError):
+                found[str(json.loads(line)["name"])] += 1
+        return found
+
+    @cached_property
+    def parents(self) -> dict[str, str]:
+        """Return the run, the sweep and the store that this run has phases or its place from."""
+        found = {}
+        if isinstance(given := self.value("from_run"), str):
+            found["from_run"] = given
+        if (self.folder / "job.lock").exists():
+            found["sweep"] = str(self.folder.parent)
+        phases = {} if self.result is None else self.result["phases"]
+        for phase, measures in phases.items():
+            if (origin := measures.get("reused_from")) and origin != given:
+                found[f"{phase} of"] = origin
+        return found
+
+    @cached_property
+    def size(self) -> int:
+        """Return the bytes of the run's files, without what links point to."""
+        return folder_size(self.folder)
+
+    @cached_property
+    def _frozen(self) -> str:
+        with suppress(CheckpointError):
+            return read_stored_text(self.folder / FROZEN) or ""
+        return ""
+
+    def value(self, key: str) -> Any:
+        """Return the value of a dotted key of the run's configuration; ``...`` if it has none."""
+        return read_yaml_key(self._frozen, key)
+
+    def config_keys(self) -> set[str]:
+        """Return the dotted keys of the run's configuration."""
+        return set(_iterate_keys(self._frozen))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints of a run."""
+        return {name: read(self) for name, read in FIELDS.items()}
+
+
+FIELDS: Mapping[str, Callable[[FoundRun], Any]] = {
+    "folder": lambda run: str(run.folder),
+    "name": lambda run: None if (name := run.value("name")) is ... else name,
+    "started": lambda run: datetime.fromtimestamp(run.started).isoformat(timespec="seconds"),
+    "state": lambda run: run.state,
+    "reason": lambda run: run.reason,
+    "phase": lambda run: run.last_line.get("phase"),
+    "step": lambda run: run.last_line.get("step"),
+    "finished": lambda run: [str(phase) for phase in finished_phases(run.folder)],
+    "objective": lambda run: run.objective,
+    "gain_ci": lambda run: run.gain_ci,
+    "changes": lambda run: run.changes,
+    "alarms": lambda run: dict(run.alarms),
+    "parents": lambda run: run.parents,
+    "bytes": lambda run: run.size,
+}
+
+
+def find_runs(places: Iterable[Path]) -> list[FoundRun]:
+    """Return the runs in and below ``places``, the oldest first.
+
+    Raises:
+        ConfigError: if a place is no folder.
+    """
+    found: dict[str, FoundRun] = {}
+    for place in places:
+        if not place.is_dir():
+            raise ConfigError(
+                f"{place}: there is no such folder. Name a folder with runs; without a name, the "
+                "runs in runs/ are listed. Filters are KEY=VALUE, such as state=finished"
+            )
+        for folder in _walk_to_runs(place):
+            found.setdefault(os.path.realpath(folder), FoundRun(folder))
+    return sorted(found.values(), key=lambda run: (run.started, run.folder))
+
+
+def _walk_to_runs(place: Path) -> Iterator[Path]:
+    """Yield the run directories below ``place``; a run directory is not entered."""
+    if (place / FROZEN).is_file():
+        yield place
+        return
+    with os.scandir(place) as entries:
+        below = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for folder in sorted(below):
+        yield from _walk_to_runs(folder)
+
+
+class Filter(NamedTuple):
+    """A condition ``KEY=VALUE`` on a field of the list, or on a key of the configuration."""
+
+    key: str
+    text: str
+
+    def keeps(self, run: FoundRun) -> bool:
+        """Return True if the run's value equals the text as YAML, or fits it as a pattern."""
+        value = FIELDS[self.key](run) if self.key in FIELDS else run.value(self.key)
+        if value is ...:
+            return False
+        shown = value if isinstance(value, str) else json.dumps(value)
+        return value == _parse_value(self.text) or fnmatchcase(shown, self.text)
+
+
+def filter_runs(runs: list[FoundRun], filters: Iterable[Filter]) -> list[FoundRun]:
+    """Return the runs that fit all filters.
+
+    Raises:
+        ConfigError: if no run has the key of a filter.
+    """
+    for each in filters:
+        if runs and each.key not in FIELDS and all(r.value(each.key) is ... for r in runs):
+            raise _unknown_key_error(each.key, runs)
+        runs = [run for run in runs if each.keeps(run)]
+    return runs
+
+
+def sort_runs(runs: list[FoundRun], key: str) -> list[FoundRun]:
+    """Return the runs by a field or a key, the smallest first; those without a value come first.
+
+    Raises:
+        ConfigError: if no run has the key.
+    """
+    values = [FIELDS[key](run) if key in FIELDS else run.value(key) for run in runs]
+    if runs and key not in FIELDS and all(value is ... for value in values):
+        raise _unknown_key_error(key, runs)
+    pairs = zip(values, runs, strict=True)
+    return [run for _, run in sorted(pairs, key=lambda pair: _order(pair[0]))]
+
+
+def _order(value: object) -> tuple[int, float, str]:
+    """Return what values of any kind are sorted by: none, then numbers, then texts."""
+    if value is None or value is ...:
+        return 0, 0.0, ""
+    if isinstance(value, int | float):
+        return 1, float(value), ""
+    return 2, 0.0, value if isinstance(value, str) else json.dumps(value)
+
+
+def _unknown_key_error(key: str, runs: Iterable[FoundRun]) -> ConfigError:
+    known = [*FIELDS, *sorted({key for run in runs for key in run.config_keys()})]
+    near = get_close_matches(key, known, n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else "."
+    return ConfigError(
+        f"{key}: no run has this key{hint} The fields of the list are {', '.join(FIELDS)}; all "
+        "other keys are those of config.yaml"
+    )
+
+
+def read_yaml_key(text: str, key: str) -> Any:
+    """Return the value of a dotted key in YAML as OmegaConf writes it; ``...`` if it is missing."""
+    indent = ""
+    for name in key.split("."):
+        below = rf"(?:\n{indent}(?: |-).*)*"
+        found = re.search(rf"^{indent}{re.escape(name)}:(.*{below})$", text, re.MULTILINE)
+        if found is None:
+            return ...
+        text, indent = found[1], f"{indent}  "
+    return _parse_value(text)
+
+
+def _iterate_keys(text: str) -> Iterator[str]:
+    """Yield the dotted keys of YAML as OmegaConf writes it, those of blocks included."""
+    path: list[str] = []
+    for indent, name in re.findall(r"^( *)([^\s:#-][^:\n]*):", text, re.MULTILINE):
+        path[len(indent) // 2 :] = [name]
+        yield ".".join(path)
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError:
+        return text
+
+
+def read_tail(path: Path) -> bytes | None:
+    """Return the last ``TAIL`` bytes of a file; None if there is no file."""
+    with suppress(OSError):
+        return read_bytes(path, start=max(0, path.stat().st_size - TAIL))
+    return None
+
+
+def folder_size(folder: Path) -> int:
+    """Return the bytes of all files in a folder; links count as nothing."""
+    total = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                total += folder_size(Path(entry.path))
+            elif not entry.is_symlink():
+                total += entry.stat(follow_symlinks=False).st_size
+    return total
