@@ -68,7 +68,7 @@ def divide_over_phases(
     # Datasets of few phases are divided first: their prompts keep the phase in later datasets.
     order = sorted(range(len(datasets)), key=lambda i: sum(share > 0 for share in shares[i]))
     found = {i: _divide_dataset(datasets[i], shares[i], eval_share, seed, places) for i in order}
-    held_out = {_group_key(r) for parts in found.values() for part in parts for r in part.eval}
+    held_out = {prompt_key(r) for parts in found.values() for part in parts for r in part.eval}
     divided: dict[Phase, list[PhaseData]] = {}
     for index, phase in enumerate(SPLIT_PHASES):
         parts = [_drop_held_out_prompts(found[i][index], held_out) for i in range(len(datasets))]
@@ -208,12 +208,13 @@ def _train_and_eval_sizes(size: int, eval_share: float) -> tuple[int, int]:
     return size - held_out, held_out
 
 
-def _group_key(record: Record) -> Key:
+def prompt_key(record: Record) -> Key:
+    """Return the key of a record's group: a hash of its prompt, or without a prompt of its text."""
     return fingerprint(record.text if record.prompt is None else record.prompt)
 
 
 def _drop_held_out_prompts(part: PhaseData, held_out: Container[Key]) -> PhaseData:
-    train = [record for record in part.train if _group_key(record) not in held_out]
+    train = [record for record in part.train if prompt_key(record) not in held_out]
     return PhaseData(train, part.eval, part.removed + len(part.train) - len(train))
 
 
@@ -251,7 +252,7 @@ def _fill_bins(
     """
     by_key: defaultdict[Key, list[Record]] = defaultdict(list)
     for record in records:
-        by_key[_group_key(record)].append(record)
+        by_key[prompt_key(record)].append(record)
     bins: dict[Bin, list[Record]] = {bin_: [] for bin_ in sizes}
     removed = 0
     for key in [key for key in by_key if key in places]:

@@ -11,15 +11,17 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple, cast, get_args
 
+from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlhf.base.command import set_cuda_allocator, survive_output_errors
 from rlhf.base.cpu import cap_onednn_isa, require_linux
 from rlhf.base.safe_text import print_traceback
 from rlhf.config.choices import PlanMode
 from rlhf.config.hydra_errors import (
+    explain_hydra_error,
     refuse_unknown_flags,
     refuse_unreadable_words,
     refuse_words_of_other_programs,
@@ -120,6 +122,30 @@ def read_job(cfg: DictConfig) -> Job:
         folder=Path(job.runtime.output_dir) if job.mode is RunMode.MULTIRUN else None,
         at_a_time=jobs_at_a_time(),
     )
+
+
+@contextmanager
+def compose_job(words: Sequence[str], conf: Path) -> Iterator[Job]:
+    """Compose ``conf`` with the override ``words`` for a command that starts no run.
+
+    Raises:
+        ConfigError: if a word is a secret, or Hydra cannot apply it.
+    """
+    typed = [to_hydra_override(word) for word in words]
+    refuse_unreadable_words(typed)
+    refuse_secrets_in_command(typed, os.environ)
+    refuse_words_of_other_programs(typed)
+    try:
+        with initialize_config_dir(str(conf), version_base="1.3"):
+            cfg = compose("config", typed, return_hydra_config=True)
+            HydraConfig.instance().set_config(cfg)
+            with open_dict(cfg):
+                del cfg["hydra"]
+            yield Job(cfg, typed, is_plan=True)
+    except Exception as error:
+        if (explained := explain_hydra_error(error, typed)) is None:
+            raise
+        raise explained from error
 
 
 def print_completions(words: Sequence[str], environment: Mapping[str, str], sweeps: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rlhf.base.seams import SourcesSeam
 from rlhf.config.choices import LossOn, Phase, TrainOn
@@ -27,29 +27,50 @@ def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase
         DataError: if data is missing, malformed or not divisible, or a phase cannot use its part.
         ConfigError: if data.sets describes columns wrongly, or an environment has no expert.
     """
-    data, order, seed = config.data, config.phase.order, config.seed
     source: SourcesSeam | None = next(modules_of("sources", config), None)
-    if source is not None:
-        parts = source.load_records(config)
-    else:
-        datasets = load_datasets(data, seed=seed, keep=reward_key_by_column(config))
-        if config.sft.train_on is TrainOn.last or config.sft.loss_on is LossOn.all:
-            datasets = [_learn_last_answers(dataset) for dataset in datasets]
-        for dataset in datasets:
-            say(describe_dataset(dataset))
-        divided = divide_over_phases(
-            datasets, split=data.split, eval_share=data.eval_share, seed=seed
-        )
-        parts = {phase: blend_datasets(of_sets, seed=seed) for phase, of_sets in divided.items()}
+    if source is None:
+        return divide_datasets(read_datasets(config, say), config, say)
+    parts = source.load_records(config)
+    _describe_parts(parts, config, say)
+    return parts
+
+
+def read_datasets(config: RunConfig, say: Callable[[str], None]) -> list[RawDataset]:
+    """Read the data sets of a run; ``say`` prints a line on each."""
+    datasets = load_datasets(config.data, seed=config.seed, keep=reward_key_by_column(config))
+    if config.sft.train_on is TrainOn.last or config.sft.loss_on is LossOn.all:
+        datasets = [_learn_last_answers(dataset) for dataset in datasets]
+    for dataset in datasets:
+        say(describe_dataset(dataset))
+    return datasets
+
+
+def divide_datasets(
+    datasets: Sequence[RawDataset], config: RunConfig, say: Callable[[str], None]
+) -> dict[Phase, PhaseData]:
+    """Divide the examples of ``datasets`` over the phases of a run; ``say`` prints who gets what.
+
+    Raises:
+        DataError: if the data is not divisible, or a phase cannot use its part.
+    """
+    data, seed = config.data, config.seed
+    divided = divide_over_phases(datasets, split=data.split, eval_share=data.eval_share, seed=seed)
+    parts = {phase: blend_datasets(of_sets, seed=seed) for phase, of_sets in divided.items()}
+    _describe_parts(parts, config, say)
+    return parts
+
+
+def _describe_parts(
+    parts: dict[Phase, PhaseData], config: RunConfig, say: Callable[[str], None]
+) -> None:
     for phase, part in parts.items():
         if part.removed:
             say(
                 f"{phase}: {part.removed} examples removed because their prompt is held out, or "
                 "assigned to a phase that does not use their data set"
             )
-    check_usable_examples(parts, order)
-    say(describe_division(parts, order))
-    return parts
+    check_usable_examples(parts, config.phase.order)
+    say(describe_division(parts, config.phase.order))
 
 
 def _learn_last_answers(dataset: RawDataset) -> RawDataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +45,30 @@ def test_runs_of_one_phase_have_no_prompt_in_common(seed: int, compose: Compose)
         seen.append({record.prompt for record in (*part.train, *part.eval)})
     assert [len(prompts) for prompts in seen] == [60, 120, 120]
     assert len(set.union(*seen)) == 300
+
+
+def test_prompts_of_own_held_out_files_are_learned_by_no_phase_of_any_run(
+    compose: Compose, tmp_path: Path
+) -> None:
+    """By prompt and not by row, over several sets, whatever phases a run or its from_run has."""
+    paths = [tmp_path / f"{name}.jsonl" for name in ("one", "two", "held_one", "held_two")]
+    for path, numbers in zip(paths, (range(40), range(60), range(30, 50), [1, 70]), strict=True):
+        asked = [f"Q{n}{' ' * (n % 3)}" for n in numbers]
+        answers = [{"chosen": f"{path.stem}{a}", "rejected": "no"} for a in "ab"]
+        rows = [{"prompt": prompt, **answer} for prompt in asked for answer in answers]
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    one, two, *held_out = paths
+    config = run_of(compose, "data=local", f"data.path=[{one},{two}]")
+    config = changed(config, data={"eval_path": [str(path) for path in held_out]})
+    learned, held = set(), set()
+    for order, from_run in (([SFT], None), ([REWARD], None), ([SFT, REWARD, PPO], "runs/a")):
+        own = replace(changed(config, phase={"order": order}), from_run=from_run)
+        parts = load_phase_data(drop_shares_of_absent_phases(own), lambda _: None)
+        for phase in order:
+            learned |= {str(record.prompt).strip() for record in parts[phase].train}
+            held |= {str(record.prompt).strip() for record in parts[phase].eval}
+    assert held == {f"Q{n}" for n in (*range(30, 50), 1, 70)}
+    assert learned == {f"Q{n}" for n in range(60)} - held
 
 
 def test_one_line_says_who_gets_what(compose: Compose) -> None:

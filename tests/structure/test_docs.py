@@ -17,6 +17,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import to_hydra_override
 from rlhf.jobs.search_command import parse_search
 from rlhf.jobs.sweep_command import expand_sweep
+from rlhf.look.look_command import build_look_parser, compose_config
 from rlhf.run.trackers import build_tracker
 from tests.conftest import Compose
 from tests.runs import TINY_RUN, launch, python
@@ -146,12 +147,20 @@ def check_benchmark(command: str) -> None:
     assert {each for each in options if each.startswith("--")} <= known | {"--help"}
 
 
+def check_look(command: str) -> None:
+    """The words of the look compose; tests/look runs its options."""
+    options = build_look_parser().parse_intermixed_args(shlex.split(command)[3:])
+    assert compose_config(options.words).data.source
+
+
 def check(command: str, folder: Path, compose: Compose) -> None:
     """Execute ``command`` in the way of its kind; a command of an unknown kind fails."""
     if command.startswith("make "):
         check_make(command)
     elif command.startswith(".venv/bin/python -m pytest "):
         check_pytest(command)
+    elif command.startswith("python -m rlhf.data "):
+        check_look(command)
     elif command.startswith("python benchmarks/"):
         check_benchmark(command)
     elif command.startswith(("python launch.py", "PYTHONPATH=examples python launch.py")):

@@ -1,0 +1,248 @@
+"""Read the data of a configuration as a run does, and measure it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlhf.base.errors import ConfigError, DataError
+from rlhf.config.choices import Phase, Source
+from rlhf.config.roles import tokenizer_base
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.encoding import Encoder
+from rlhf.data.layouts import LAYOUTS
+from rlhf.data.records import RawDataset, Record
+from rlhf.data.splits import PhaseData
+from rlhf.data.tokens import Limit, find_token_limit
+from rlhf.look.repeats import NAMED_PLACES, DataFinding, find_repeats, place_text
+from rlhf.look.shown_examples import EncodedSample, ShownExample, encode_sample, show_examples
+from rlhf.models.sources import RUN_FOLDER
+from rlhf.models.tokenizers import load_or_train_tokenizer, load_tokenizer, tokenizer_place
+from rlhf.runtime.run_data import divide_datasets, read_datasets
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+KEPT = 0.99  # share of the examples that the proposed limit keeps
+BARS = 20
+FEWEST_PAIRS = 20  # pairs; with fewer, the lengths of their responses say nothing
+LOPSIDED = 0.8  # share of pairs in which one side is longer, from which a reward may learn length
+
+
+class Bar(NamedTuple):
+    """Examples of ``first`` tokens to below the next bar's; the last bar has all longer ones."""
+
+    first: int
+    examples: int
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a phase's examples, or of the answers in the data, beside their limit."""
+
+    title: str
+    key: str
+    limit: int
+    examples: int
+    """Examples that the phase gets; of these ``measured`` were encoded."""
+    measured: int
+    over: int
+    """Measured examples that are longer than the limit."""
+    over_places: list[str]
+    """The places of the first of these."""
+    shortest: int
+    median: int
+    longest: int
+    keeps_99: str
+    """The limit that keeps 99 % of the examples, as an override; "": the limit keeps them."""
+    bars: list[Bar]
+
+    def __str__(self) -> str:
+        """Return the lengths and the limit as one line."""
+        sample = "" if self.measured == self.examples else f" of a sample of {self.measured:,}"
+        return (
+            f"{self.title}: {self.shortest:,} to {self.longest:,}, median {self.median:,}{sample}; "
+            f"limit {self.key}={self.limit}, longer: {self.over:,}"
+        )
+
+
+@dataclass(frozen=True)
+class DatasetFigures:
+    """What was read of a data set, whose ``held_out`` is None if it holds no rows out itself."""
+
+    name: str
+    layout: str
+    read: list[str]
+    """The columns of the layout; []: ``data.sets.NAME.columns`` names them."""
+    unread: list[str]
+    train: int
+    held_out: int | None
+    files: str
+    dropped: dict[str, int]
+    """Rows that are not used, by reason."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """All figures of a look; ``lines`` are those that a run prints of its data."""
+
+    lines: list[str]
+    datasets: list[DatasetFigures]
+    tokenizer: str
+    template: str
+    lengths: list[Lengths]
+    findings: list[DataFinding]
+    examples: list[ShownExample]
+
+
+def inspect_data(config: RunConfig) -> Look:
+    """Read the data of ``config`` as a run does, and measure it.
+
+    Raises:
+        RlhfError: if no row can be used, or the tokenizer cannot be loaded.
+    """
+    if config.data.source is Source.environment:
+        raise ConfigError("data=environment: has episodes that a run plays, and no rows to look at")
+    lines: list[str] = []
+    datasets = read_datasets(config, lines.append)
+    parts: Mapping[Phase, PhaseData] = {}
+    findings = []
+    try:
+        parts = divide_datasets(datasets, config, lines.append)
+    except DataError as error:
+        findings.append(
+            DataFinding("refused", 1, f"A run with these words refuses the data: {error}")
+        )
+    tokenizer = _load_tokenizer(config, datasets, parts)
+    encoder = Encoder(tokenizer, config.data.template)
+    samples = [
+        encode_sample(phase, _records_for(phase, datasets), encoder) for phase in config.phase.order
+    ]
+    lengths = [found for sample in samples for found in _measure(sample, config)]
+    findings += [
+        *(finding for dataset in datasets for finding in _find_in_dataset(dataset)),
+        *(finding for sample in samples for finding in _find_unusable(sample)),
+        *(finding for found in lengths for finding in _find_too_long(found)),
+        *find_repeats(datasets, list(parts.values())),
+    ]
+    return Look(
+        lines,
+        [_describe_figures(dataset) for dataset in datasets],
+        tokenizer_place(tokenizer_base(config)[1], key="")[1] or "trained on this data",
+        config.data.template.value,
+        lengths,
+        findings,
+        show_examples(samples, encoder, tokenizer, config),
+    )
+
+
+def _load_tokenizer(
+    config: RunConfig, datasets: Sequence[RawDataset], parts: Mapping[Phase, PhaseData]
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of the run; one that a run would train is trained on the same texts."""
+    if config.from_run is not None:
+        return load_tokenizer(Path(config.from_run) / "tokenizer", key=RUN_FOLDER)
+    sides = [part.train for part in parts.values()] or [dataset.train for dataset in datasets]
+    texts = (text for side in sides for record in side for text in record.all_texts if text)
+    key, model = tokenizer_base(config)
+    return load_or_train_tokenizer(model, key=key, texts=texts)
+
+
+def _records_for(phase: Phase, datasets: Sequence[RawDataset]) -> list[Record]:
+    share = phase.phase_in_split
+    used = [each for each in datasets if each.phases is None or share in each.phases]
+    return [record for each in used for record in (*each.train, *(each.eval or ()))]
+
+
+def _describe_figures(dataset: RawDataset) -> DatasetFigures:
+    names = dataset.layout.split(" + ")
+    read = (column for layout in LAYOUTS if layout.name in names for column in layout.columns)
+    return DatasetFigures(
+        dataset.name,
+        dataset.layout,
+        list(dict.fromkeys(read)),
+        list(dataset.unread),
+        len(dataset.train),
+        None if dataset.eval is None else len(dataset.eval),
+        dataset.sides,
+        dict(+dataset.left_out),
+    )
+
+
+def _find_in_dataset(dataset: RawDataset) -> Iterator[DataFinding]:
+    for reason, count in dataset.left_out.most_common():
+        if count:
+            yield DataFinding(
+                "dropped", count, f"{count:,} rows of {dataset.name} are not used: {reason}"
+            )
+    if dataset.unread:
+        columns = ", ".join(dataset.unread)
+        yield DataFinding("unread", len(dataset.unread), f"{dataset.name}: not read: {columns}")
+    pairs = [r for r in dataset.train if r.chosen is not None and r.rejected is not None]
+    longer = sum(len(r.chosen or "") > len(r.rejected or "") for r in pairs)
+    if len(pairs) >= FEWEST_PAIRS and not 1 - LOPSIDED < longer / len(pairs) < LOPSIDED:
+        which = f"the longer one in {longer:,} of {len(pairs):,} pairs of {dataset.name}"
+        text = f"The chosen response is {which}: a reward model can learn length instead"
+        yield DataFinding("lopsided", longer, text)
+
+
+def _find_unusable(sample: EncodedSample) -> Iterator[DataFinding]:
+    for reason, count in sample.skipped.items() if sample.lengths else ():
+        of = f"Of {len(sample.records):,} examples the {sample.phase} phase cannot use"
+        yield DataFinding("unusable", count, f"{of} {count:,}: {reason}")
+
+
+def _find_too_long(found: Lengths) -> Iterator[DataFinding]:
+    if found.over:
+        text = f"{found.over:,} of {found.measured:,} are longer than {found.key}={found.limit}"
+        keeps = f"; {found.keeps_99} keeps 99 %" if found.keeps_99 else ""
+        yield DataFinding(
+            "too_long", found.over, f"{found.title}: {text}{keeps}", found.over_places
+        )
+
+
+def _measure(sample: EncodedSample, config: RunConfig) -> Iterator[Lengths]:
+    """Yield the lengths of a phase's examples; of SFT also of the answers, if PPO samples some."""
+    phase, lengths = sample.phase, sample.lengths
+    what = "a prompt" if phase is Phase.ppo else "an example"
+    if lengths:
+        limit = find_token_limit(phase, config)
+        yield _summarise(f"{phase}, tokens of {what}", limit, lengths, sample)
+    if lengths and phase is Phase.sft and {Phase.ppo, Phase.dpo} & {*config.phase.order}:
+        limit = Limit("rollout.max_response_tokens", config.rollout.max_response_tokens)
+        pairs = zip(lengths, sample.columns["prompt_tokens"], strict=True)
+        answers = [length - prompt for length, prompt in pairs]
+        yield _summarise("answers that PPO would have to sample, tokens", limit, answers, sample)
+
+
+def _summarise(title: str, limit: Limit, lengths: Sequence[int], sample: EncodedSample) -> Lengths:
+    rows = zip(lengths, sample.columns["row"], strict=True)
+    over = [place_text(sample.records[row]) for length, row in rows if length > limit.tokens]
+    found = sorted(lengths)
+    enough = found[math.ceil(KEPT * len(found)) - 1]
+    return Lengths(
+        title,
+        limit.key,
+        limit.tokens,
+        sample.examples,
+        len(sample.records),
+        len(over),
+        over[:NAMED_PLACES],
+        found[0],
+        found[len(found) // 2],
+        found[-1],
+        f"{limit.key}={enough}" if enough > limit.tokens else "",
+        _count_bars(found, limit.tokens, top=math.ceil(1.25 * enough)),
+    )
+
+
+def _count_bars(lengths: Sequence[int], limit: int, top: int) -> list[Bar]:
+    """Return a histogram of bars of equal width up to ``top``; a bar ends at the limit."""
+    width = max(1, math.ceil(top / BARS))
+    first = (limit + 1) % width if limit < top else 0
+    counts = Counter(max(0, (min(n, top) - first) // width + 1) for n in lengths)
+    return [Bar(max(0, first + (n - 1) * width), counts[n]) for n in range(max(counts) + 1)]

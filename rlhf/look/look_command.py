@@ -1,0 +1,128 @@
+"""Look at data before training: what is read, learned, skipped, cut, repeated and leaked.
+
+    python -m rlhf.data FILE_OR_FOLDER [KEY=VALUE ...]
+    python -m rlhf.data data=NAME [KEY=VALUE ...]
+
+FILE_OR_FOLDER may also be samples:NAME, or the id of a data set of the hub. KEY=VALUE are those of
+launch.py: with the words of a run, the look shows the data as that run reads it. Nothing is
+trained, and of the model only the tokenizer is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+
+from rlhf.base.atomic import write_text_atomically
+from rlhf.base.command import build_command_parser, quieten_libraries, run_to_exit_code
+from rlhf.base.errors import ConfigError
+from rlhf.base.user_paths import expand_user_path
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.files import find_reader
+from rlhf.jobs.completion import build_new_config
+from rlhf.jobs.launch_command import compose_job
+from rlhf.look.inspection import Look, inspect_data
+from rlhf.look.look_page import render_look
+from rlhf.run.console import Console, build_console, literal_text
+from rlhf.runtime.launch_mode import LAUNCHER
+
+LONGEST_SHOWN = 1500  # letters of a span on the terminal; the middle of a longer one is cut
+HUB_ID = r"[\w.-]+/[\w.-]+"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Look at the data that the command names; return the exit code."""
+    options = build_look_parser().parse_intermixed_args(arguments)
+    return run_to_exit_code(lambda: _look(options))
+
+
+def build_look_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's arguments."""
+    parser = build_command_parser("rlhf.data", __doc__)
+    parser.add_argument("words", nargs="+", metavar="FILE_OR_FOLDER|KEY=VALUE")
+    parser.add_argument("--html", metavar="FILE", help="write the look as a page")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead")
+    return parser
+
+
+def _look(options: argparse.Namespace) -> None:
+    quieten_libraries()
+    with redirect_stdout(StringIO()) as notes:  # lines on the template, also beside JSON
+        config = compose_config(options.words)
+    look = inspect_data(config)
+    if options.json:
+        sys.stdout.write(json.dumps(asdict(look), ensure_ascii=False, indent=1) + "\n")
+    else:
+        console = build_console(is_main=True, log_every=1)
+        for line in notes.getvalue().splitlines():
+            console.say(line)
+        print_look(look, console)
+    if options.html is not None:
+        path = expand_user_path(options.html, key="--html")
+        write_text_atomically(
+            path, render_look(look, "python -m rlhf.data " + shlex.join(options.words))
+        )
+        sys.stderr.write(f"wrote {path}\n")
+
+
+def compose_config(words: Sequence[str]) -> RunConfig:
+    """Return the configuration of a run with the ``words``, of which one may be a place of data.
+
+    Raises:
+        ConfigError: if several words are places, or a value is wrong.
+    """
+    places = [word for word in words if "=" not in word or Path(word).exists()]
+    if len(places) > 1:
+        raise ConfigError(
+            f"{' '.join(places)}: give one file or folder, or several as data.path=[ONE,OTHER]"
+        )
+    own = [word for word in words if word not in places]
+    for place in places:
+        own.insert(0, f"data={'hub' if _is_hub_id(place) else 'local'}")
+    with compose_job(own, LAUNCHER.with_name("conf")) as job:
+        for place in places:
+            job.cfg.data.path = place
+        return build_new_config(job)
+
+
+def _is_hub_id(place: str) -> bool:
+    is_here = expand_user_path(place, key="FILE_OR_FOLDER").exists()
+    is_file = is_here or find_reader(Path(place)) is not None
+    return not is_file and re.fullmatch(HUB_ID, place) is not None
+
+
+def print_look(look: Look, console: Console) -> None:
+    """Print the look; what is learned is green on a terminal, otherwise in [[ ]]."""
+    marks = "green" if console.is_terminal else "in [[ ]]"
+    for line in (
+        *look.lines,
+        *(f"{each.name}: reads {', '.join(each.read)}" for each in look.datasets if each.read),
+        f"\nTokens (tokenizer: {look.tokenizer}; data.template={look.template})",
+        *(f"  {lengths}" for lengths in look.lengths),
+        f"\nTo look at: {len(look.findings) or 'nothing was found'}",
+        *(f"  - {finding}" for finding in look.findings),
+        f"\nExamples, as the model sees them; what is learned is {marks}",
+    ):
+        console.say(line)
+    for example in look.examples:
+        console.say(f"--- {example.title} ({example.tokens:,} tokens; {example.place})")
+        texts = [(shorten_middle(span.text), span.is_learned) for span in example.spans]
+        if console.is_terminal:
+            spans = (literal_text(text, style="green" if green else "") for text, green in texts)
+            console.show(literal_text("").join(spans))
+        else:
+            console.say("".join(f"[[{text}]]" if marked else text for text, marked in texts))
+
+
+def shorten_middle(text: str) -> str:
+    """Return ``text`` without its middle if it is long."""
+    cut, half = len(text) - LONGEST_SHOWN, LONGEST_SHOWN // 2
+    return text if cut <= 0 else f"{text[:half]} ... ({cut:,} letters) ... {text[-half:]}"

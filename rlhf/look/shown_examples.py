@@ -1,0 +1,134 @@
+"""Encode examples as a phase does, and render some with the tokens marked that are learned."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlhf.config.choices import LossOn, Phase
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.encoding import Encoder
+from rlhf.data.records import Record
+from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_token_limit
+from rlhf.look.repeats import place_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MEASURED = 2000  # most examples of a phase that are encoded
+NO_LIMIT = Limit("", 2**62)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive tokens as text, which the phase learns, or only reads."""
+
+    text: str
+    is_learned: bool
+
+
+@dataclass(frozen=True)
+class ShownExample:
+    """One sequence of tokens that a phase gets."""
+
+    title: str
+    place: str
+    tokens: int
+    spans: list[Span]
+
+
+class EncodedSample(NamedTuple):
+    """Examples of a phase as token ids without a limit; column ``row`` is an index of records."""
+
+    phase: Phase
+    examples: int
+    """The number of examples from which the sample was drawn."""
+    records: Sequence[Record]
+    columns: Columns
+    skipped: dict[str, int]
+    """Records of the sample that the phase cannot use, by reason."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return the tokens of each example, of a pair the tokens of its longer sequence."""
+        columns = self.columns
+        return columns["length"] if "length" in columns else [len(ids) for ids in columns["ids"]]
+
+
+def encode_sample(phase: Phase, records: Sequence[Record], encoder: Encoder) -> EncodedSample:
+    """Encode ``records`` for ``phase``: all, or a random sample that is the same each time."""
+    sample = records
+    if len(records) > MEASURED:
+        sample = random.Random(f"look-{phase}").sample(records, MEASURED)
+    columns, left_out = COLUMNS_OF[phase](list(enumerate(sample)), encoder, NO_LIMIT)
+    skipped = {reason: count for reason, count in left_out.items() if count}
+    return EncodedSample(phase, len(records), sample, columns, skipped)
+
+
+def show_examples(
+    samples: Sequence[EncodedSample],
+    encoder: Encoder,
+    tokenizer: PreTrainedTokenizerBase,
+    config: RunConfig,
+) -> list[ShownExample]:
+    """Return the sequences that each phase gets of three examples within the limits.
+
+    All phases show the same examples if they can use them. A sequence that an earlier phase has
+    shown, or a prompt of PPO that is the beginning of one, is not shown again.
+    """
+    picked: list[Record] = []
+    shown: dict[tuple[int, ...], ShownExample] = {}
+    for sample in samples:
+        phase, convert = sample.phase, COLUMNS_OF[sample.phase]
+        again = [record for record in picked if convert([(0, record)], encoder, NO_LIMIT)[0]["row"]]
+        records = again or _pick_by_length(sample, find_token_limit(phase, config).tokens)
+        picked += [] if again else records
+        columns = convert(list(enumerate(records)), encoder, NO_LIMIT)[0]
+        learns_prompt = phase is Phase.sft and config.sft.loss_on is LossOn.all
+        for title, row, ids, is_learned in _sequences(phase, columns, learns_prompt):
+            if not any(known[: len(ids)] == tuple(ids) for known in shown):
+                spans = _join_spans(ids, is_learned, tokenizer)
+                place = place_text(records[row])
+                shown[tuple(ids)] = ShownExample(title, place, len(ids), spans)
+    order = [place_text(record) for record in picked]
+    return sorted(shown.values(), key=lambda example: order.index(example.place))
+
+
+def _pick_by_length(sample: EncodedSample, limit: int) -> list[Record]:
+    """Return the shortest, a middle and the longest example of at most ``limit`` tokens."""
+    rows = sorted(zip(sample.lengths, sample.columns["row"], strict=True))
+    fitting = list(dict.fromkeys(row for length, row in rows if length <= limit))
+    places = {0, len(fitting) // 2, len(fitting) - 1} if fitting else ()
+    return [sample.records[fitting[place]] for place in sorted(places)]
+
+
+def _sequences(
+    phase: Phase, columns: Columns, learns_prompt: bool
+) -> Iterator[tuple[str, int, list[int], list[bool]]]:
+    """Yield title, row, token ids and learned tokens of the sequences in ``columns``."""
+    if phase is Phase.ppo:
+        for row, ids in zip(columns["row"], columns["ids"], strict=True):
+            yield "ppo answers", row, ids, [False] * len(ids)
+        return
+    sides = {"sft learns": "ids"}
+    if phase.learns_from_pairs:
+        sides = {f"{phase} prefers": "chosen_ids", f"{phase} rejects": "rejected_ids"}
+    for number, (row, prompt) in enumerate(
+        zip(columns["row"], columns["prompt_tokens"], strict=True)
+    ):
+        for title, column in sides.items():
+            ids = columns[column][number]
+            is_learned = [learns_prompt or place >= prompt for place in range(len(ids))]
+            for start, end in columns["observed"][number] if "observed" in columns else ():
+                is_learned[start:end] = [learns_prompt] * (end - start)
+            yield title, row, ids, is_learned
+
+
+def _join_spans(
+    ids: Sequence[int], is_learned: Sequence[bool], tokenizer: PreTrainedTokenizerBase
+) -> list[Span]:
+    runs = groupby(zip(ids, is_learned, strict=True), key=lambda pair: pair[1])
+    return [Span(tokenizer.decode([i for i, _ in run]), learned) for learned, run in runs]

@@ -1,0 +1,158 @@
+"""``python -m rlhf.data``: the lines, the marks of what is learned, JSON and the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from runpy import run_module
+from typing import Any
+
+import pytest
+
+from rlhf.look.look_command import main
+
+Look = Callable[..., str]
+
+
+@pytest.fixture
+def look(capsys: pytest.CaptureFixture[str]) -> Look:
+    """Run the command in this process; return what it printed."""
+
+    def run(*words: object, rc: int = 0) -> str:
+        assert main([str(word) for word in words]) == rc
+        said = capsys.readouterr()
+        return said.out if rc == 0 else said.err
+
+    return run
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def pairs(count: int, start: int = 0) -> list[dict[str, str]]:
+    numbers = range(start, start + count)
+    return [
+        {"prompt": f"What is {n} + {n}?", "chosen": str(2 * n), "rejected": f"no idea of {n}"}
+        for n in numbers
+    ]
+
+
+def test_the_look_names_what_is_wrong_with_a_folder(look: Look, tmp_path: Path) -> None:
+    bad = [{"prompt": "a", "chosen": "", "rejected": "b"}]
+    train = [each | {"note": "n"} for each in pairs(40) + bad]
+    write(tmp_path / "pets" / "train.jsonl", train)
+    write(tmp_path / "pets" / "val.jsonl", pairs(10, start=35))
+    said = look(tmp_path / "pets")
+    first, *_ = said.splitlines()
+    assert first.endswith(
+        "preference, 50 examples (10 held out), 1 skipped (1 chosen is empty); not read: note; "
+        "trains on train.jsonl, holds out val.jsonl"
+    )
+    assert "data: 45 examples: sft 9 (2 held out)" in said
+    assert "reads prompt, chosen, rejected" in said
+    assert "not read: note" in said
+    assert "The chosen response is the longer one in 0 of 40 pairs" in said
+    assert "5 prompts stand on both sides of the data's own split" in said
+    assert "(train.jsonl, row 36 and val.jsonl, row 1; train.jsonl, row 37" in said
+
+
+def test_learned_tokens_are_marked(look: Look, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", pairs(30))
+    said = look(file, "seed=3")
+    assert "What is 15 + 15?[[ 30<|end|>]]" in said
+    for title in ("sft learns", "reward rejects"):
+        assert f"--- {title}" in said
+    assert "--- reward prefers" not in said  # the same tokens as in SFT
+
+
+def test_limits_that_keep_99_percent_are_words_to_type(look: Look, tmp_path: Path) -> None:
+    rows = pairs(96) + [row | {"chosen": "x " * 300} for row in pairs(4, start=200)]
+    file = write(tmp_path / "a.jsonl", rows)
+    (sft,) = [x for x in figures(look, file, "sft.max_tokens=64") if x["key"] == "sft.max_tokens"]
+    assert (sft["limit"], sft["over"], sft["examples"]) == (64, 4, 100)
+    word = sft["keeps_99"]
+    assert word in look(file, "sft.max_tokens=64")
+    (again,) = [x for x in figures(look, file, word) if x["key"] == "sft.max_tokens"]
+    assert again["over"] <= 1
+    assert again["keeps_99"] == ""
+    assert sum(count for _, count in sft["bars"]) == 100
+    over = sum(count for first, count in sft["bars"] if first > 64)
+    assert over == 4
+
+
+def figures(look: Look, *words: object) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(look(*words, "--json"))["lengths"]
+    return found
+
+
+def test_what_a_run_would_refuse_is_a_finding(look: Look, tmp_path: Path) -> None:
+    rows = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in pairs(30)]
+    file = write(tmp_path / "a.jsonl", rows)
+    said = look(file)
+    assert "A run with these words refuses the data: data: the reward phase finds no pairs" in said
+    assert "?[[ " in said
+    assert "refuses" not in look(file, "phase=sft")
+
+
+def test_json_has_one_schema(look: Look, tmp_path: Path) -> None:
+    whole = json.loads(look("samples:english", "--json"))
+    other = json.loads(look(write(tmp_path / "a.jsonl", [{"text": "a b c"}] * 9), "--json"))
+    assert whole.keys() == other.keys()
+    assert set(whole) == {
+        "lines", "datasets", "tokenizer", "template", "lengths", "findings", "examples",
+    }  # fmt: skip
+    assert {key for example in whole["examples"] for key in example} == {
+        "title", "place", "tokens", "spans",
+    }  # fmt: skip
+
+
+def test_page_is_one_file_that_loads_nothing_and_escapes_texts(look: Look, tmp_path: Path) -> None:
+    rows = [row | {"chosen": f"<script>alert({n})</script>"} for n, row in enumerate(pairs(30))]
+    page = tmp_path / "look.html"
+    look(write(tmp_path / "<b>.jsonl", rows), "--html", page)
+    text = page.read_text()
+    assert "&lt;script&gt;alert(" in text
+    assert "<script" not in text
+    assert "<b>.jsonl" not in text
+    assert "src=" not in text
+    assert "<mark>" in text
+    assert text.count('class="histogram"') == 4
+
+
+def test_data_of_the_launcher_is_looked_at_by_its_words(look: Look) -> None:
+    said = look("data=synthetic", "data.size=60", "phase=sft")
+    assert said.startswith("synthetic: preference, 60 examples")
+    assert "?\n\nAssistant:[[" in said or ".\n\nAssistant:[[" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["missing.jsonl"], "missing.jsonl: no such file"),
+        (["a.jsonl", "b.jsonl"], "give one file or folder, or several as data.path=[ONE,OTHER]"),
+        (["samples:latin"], "samples:latin: no such sample"),
+        (["samples:english", "sft.max_tokes=3"], "did you mean sft.max_tokens"),
+        (["samples:english", "sft.max_tokens=-3"], "sft.max_tokens=-3: must be"),
+        (["samples:english", "phase=nothing"], "unknown option phase=nothing"),
+        (["samples:english", "model=pretrained", "model.path=nowhere"], "model.path=nowhere"),
+        (["data=environment", "phase=pipeline_rule"], "environment"),
+    ],
+)
+def test_bad_input_is_one_sentence(look: Look, words: list[str], message: str) -> None:
+    said = look(*words, rc=2)
+    assert said.startswith("error: ")
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_the_command_is_a_module_of_the_data_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["rlhf.data", "samples:chinese"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        run_module("rlhf.data", run_name="__main__")
+    assert "samples:chinese: preference, 24 examples, 0 skipped" in capsys.readouterr().out

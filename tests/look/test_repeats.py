@@ -1,0 +1,102 @@
+"""What data has more than once: near repeats, reversed pairs, prompts on both sides of a split."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from rlhf.data.records import RawDataset, Record
+from rlhf.data.splits import PhaseData
+from rlhf.look.repeats import DataFinding, find_near_repeats, find_repeats
+
+
+def words(seed: int, count: int) -> str:
+    """Return ``count`` invented words of five letters."""
+    rng = random.Random(seed)
+    return " ".join("".join(rng.choices("abcdefghij", k=5)) for _ in range(count))
+
+
+def jaccard_by_hand(one: str, other: str) -> float:
+    a, b = ({text[i : i + 5] for i in range(len(text) - 4)} for text in (one, other))
+    return len(a & b) / len(a | b)
+
+
+def findings(
+    train: list[Record], held_out: list[Record] | None = None, parts: list[PhaseData] | None = None
+) -> dict[str, DataFinding]:
+    dataset = RawDataset("pets", train, held_out, "preference", Counter())
+    return {each.kind: each for each in find_repeats([dataset], parts or [])}
+
+
+def test_near_repeats_are_the_pairs_over_the_threshold_and_no_others() -> None:
+    texts = [words(seed, 40) for seed in range(300)]
+    expected = []
+    for place in range(0, 300, 10):  # replace 1 to 15 of the 40 words, in a row
+        changed = texts[place].split()
+        count = place // 20 + 1
+        changed[:count] = words(1000 + place, count).split()
+        texts.append(" ".join(changed))
+        if jaccard_by_hand(texts[place], texts[-1]) >= 0.8:
+            expected.append((len(texts) - 1, place))
+    assert 5 < len(expected) < 25
+    assert find_near_repeats(texts) == expected
+
+
+def test_near_repeats_ignore_case_and_space_and_handle_short_texts() -> None:
+    long = words(1, 30)
+    assert find_near_repeats([long, "a", "b", f"  {long.upper()}\n", "", "A "]) == [(3, 0), (5, 1)]
+    assert find_near_repeats([]) == []
+    assert find_near_repeats(["\ud800 lone", "好" * 30, "好" * 31]) == [(2, 1)]
+
+
+def test_near_repeats_are_found_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [words(seed, 30) for seed in range(40)]
+    texts += [f"{text} end" for text in texts]
+    monkeypatch.setattr("rlhf.look.repeats.CHUNK", 1000)
+    assert find_near_repeats(texts) == [(40 + place, place) for place in range(40)]
+
+
+def test_pairs_with_their_reverse_are_named_with_file_and_row() -> None:
+    pair = Record("Q:", " a", " b", place=("x/pairs.jsonl", 3))
+    reverse = Record("q:  ", " B", " a", place=("x/pairs.jsonl", 9))
+    other = Record("Q:", " a", " c", place=("x/pairs.jsonl", 4))
+    found = findings([pair, other, reverse, Record("Q:", " b")])["reversed"]
+    assert (found.count, found.places) == (1, ["pairs.jsonl, row 3 and row 9"])
+    assert "reversed" not in findings([pair, other])
+
+
+def test_prompts_on_both_sides_of_the_datas_own_split_are_named_once() -> None:
+    train = [Record("Which?", " a", place=("train.csv", n)) for n in (1, 2)]
+    held_out = [Record("which? ", " b", place=("val.csv", 5)), Record("Why?", " b")]
+    found = findings(train, held_out)["both_sides"]
+    assert (found.count, found.places) == (1, ["train.csv, row 1 and val.csv, row 5"])
+    assert "both_sides" not in findings(train)
+    assert "both_sides" not in findings(train, held_out[1:])
+
+
+def test_held_out_prompts_that_begin_a_longer_conversation_are_counted() -> None:
+    first = "\n\nHuman: Hi\n\nAssistant:"
+    longer = f"{first} Yes?\n\nHuman: Which?\n\nAssistant:"
+    last_only = "\n\nHuman: Which?\n\nAssistant:"
+    train, held_out = [Record(longer, " a")], [Record(first, " b"), Record(last_only, " c")]
+    assert findings(train, held_out)["begun"].count == 1
+    assert "begun" not in findings(held_out, train)  # only the longer one is held out
+
+
+def test_near_repeats_across_the_sides_of_the_divided_data_are_counted() -> None:
+    one, two, three = (Record(f"{words(1, 30)} {end}", " a") for end in "abc")
+    found = findings([one, two, three], parts=[PhaseData([one, two], [three])])
+    assert found["near"].count == 2
+    assert found["near_across"].count == 1
+    assert "near_across" not in findings([one, two, three])
+
+
+def test_frequent_texts_and_used_repeats_are_counted() -> None:
+    records = [Record(f"Q{n}", " nan") for n in range(4)] + [Record("Q0", "nan ")]
+    found = findings(records)
+    assert found["repeated"].count == 1
+    assert found["frequent_chosen"].count == 5
+    assert "'nan'" in found["frequent_chosen"].text
+    assert "frequent_prompt" not in found
