@@ -50,7 +50,7 @@ class Asked(NamedTuple):
 
 
 PromptForm = str | Asked  # a prompt: plain text, or messages for a chat template
-Piece = tuple[str, str]  # a context, and the answer that follows it
+TextPiece = tuple[str, str]  # a context, and the answer that follows it
 EncodedPiece = tuple[list[int], list[int]]
 PROBE = "probe42"  # a text that is searched for in rendered text
 OBSERVERS = {"user": "Human", "tool": TOOL_SPEAKER}  # role of an observation -> its speaker
@@ -160,7 +160,7 @@ class ChatTemplate:
         self._require_shown(prompt)
         return self._render(prompt) + prompt.begun
 
-    def render_answer(self, prompt: Asked, answer: Message) -> Piece:
+    def render_answer(self, prompt: Asked, answer: Message) -> TextPiece:
         """Return the rendered prompt, and the text after it, up to and including the end token."""
         opening = self.render_prompt(prompt)
         self._require_texts(prompt, [answer])
@@ -367,7 +367,7 @@ class Encoder:
             require_plain_turns(Asked(record.messages or (), record.tools))
         return self._render_prompt(self.prompt_of(record))
 
-    def render_response(self, record: Record, response: str) -> Piece:
+    def render_response(self, record: Record, response: str) -> TextPiece:
         """Return the prompt and a response, such as ``record.chosen``, as texts."""
         prompt = self.prompt_of(record)
         if not isinstance(prompt, Asked):
@@ -378,7 +378,7 @@ class Encoder:
             content = response[1:] if not prompt.begun and re.match(r" \S", response) else response
         return self._render_answer(prompt, Message("assistant", content))
 
-    def render_answers(self, record: Record) -> list[list[Piece]]:
+    def render_answers(self, record: Record) -> list[list[TextPiece]]:
         """Return the sequences with all answers of a record that SFT learns.
 
         An answer continues the sequence of the one before it if its prompt begins with that whole
@@ -389,7 +389,7 @@ class Encoder:
             return [[self.render_response(record, record.chosen or "")]]
         if record.seed is not None:
             return [self._render_episode(record)]
-        sequences: list[list[Piece]] = []
+        sequences: list[list[TextPiece]] = []
         written = None
         for index in find_learned_turns(record.turns):
             asked = Asked(record.turns[:index], record.tools)
@@ -409,7 +409,7 @@ class Encoder:
         """Return the ids of rendered prompts, with the opening token if there is one."""
         return self._encode_contexts(prompts)
 
-    def encode_pieces(self, sequences: Sequence[Sequence[Piece]]) -> list[list[EncodedPiece]]:
+    def encode_pieces(self, sequences: Sequence[Sequence[TextPiece]]) -> list[list[EncodedPiece]]:
         """Return the ids of the context and of the answer, end token included, of every piece."""
         starts = [index == 0 for sequence in sequences for index in range(len(sequence))]
         pieces = [piece for sequence in sequences for piece in sequence]
@@ -445,15 +445,15 @@ class Encoder:
             )
         return prompt if isinstance(prompt, str) else render_prompt(prompt.messages)
 
-    def _render_answer(self, asked: Asked, answer: Message) -> Piece:
+    def _render_answer(self, asked: Asked, answer: Message) -> TextPiece:
         if self._chat is not None:
             return self._chat.render_answer(asked, answer)
         require_plain_turns(asked, answer)
         return render_prompt(asked.messages), f" {answer.content}"
 
-    def _render_episode(self, record: Record) -> list[Piece]:
+    def _render_episode(self, record: Record) -> list[TextPiece]:
         """Return the responses of an episode, each after what the environment said before it."""
-        pieces: list[Piece] = []
+        pieces: list[TextPiece] = []
         for before, turn in pairwise(record.turns):
             if turn.role == "assistant":
                 prompt, answer = self.render_response(record, f" {turn.content}")
