@@ -185,25 +185,26 @@ class ChatTemplate:
     def _complete_begun_answer(
         self, prompt: Asked, answer: Message, opening: str, whole: str
     ) -> tuple[str, bool]:
-        """Return what a model writes after a prompt that begins or ends a thought, and True.
+        """Return what a model writes after a prompt that begins or ends a thought.
 
-        ``whole`` has nothing of what ``opening`` adds for the model, such as ``<think>``.
+        ``whole`` has nothing of what ``opening`` adds for the model, such as ``<think>``. The
+        second value is True if ``whole`` ends as responses do.
         """
         shown = self._render(prompt, answer=Message("assistant", PROBE))
         pairs = zip(opening, shown, strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         common, begun = opening[:same], opening[same:]
-        text, shown_keys = answer.content, answer.shown
-        if thought := shown_keys.get(THOUGHT):
+        text = answer.content
+        if thought := answer.shown.get(THOUGHT):
             text = f"<think>\n{thought.strip()}\n</think>\n\n{text}"
         following, has_end = _remove_end(whole, self._tail)
         thinks = OPEN_THOUGHT.match(text)
         if any(mark in begun for mark in ENDS_OF_THOUGHTS):  # the model's thought is over
             if whole.startswith(common) and not thinks:
                 return following[len(common) :], has_end
-        elif begun.strip() == "<think>" and thinks and CALLS not in shown_keys:
-            begun = begun if text.startswith(begun) else begun.strip()
-            return text.strip().removeprefix(begun), has_end
+        elif begun.strip() == "<think>" and thinks and CALLS not in answer.shown:
+            begun = begun if text.lstrip().startswith(begun) else begun.strip()
+            return text.lstrip().removeprefix(begun), has_end
         raise UnusableTemplateError(
             "the chat template renders a prompt differently if an answer follows", prompt
         )
@@ -244,8 +245,7 @@ class ChatTemplate:
         shape = (tuple((each.role, *each.shown) for each in asked.messages), bool(asked.tools))
         if shape not in self._hidden:
             self._hidden[shape] = self._find_hidden(asked)
-        if self._hidden[shape]:
-            hidden = self._hidden[shape]
+        if hidden := self._hidden[shape]:
             raise UnusableTemplateError(f"the chat template does not show {hidden}", asked)
 
     def _find_hidden(self, asked: Asked) -> str:

@@ -407,7 +407,8 @@ def drop_repeated_examples(datasets: Sequence[RawDataset]) -> list[RawDataset]:
 def _drop_repeated(records: list[Record], seen: set[bytes]) -> list[Record]:
     kept = []
     for record in records:
-        mark = fingerprint(*record.texts)
+        hidden = [str(turn.shown) for turn in record.turns if turn.shown]  # such as thoughts
+        mark = fingerprint(*record.texts, *hidden, *([str(record.tools)] if record.tools else []))
         if mark not in seen:
             seen.add(mark)
             kept.append(record)

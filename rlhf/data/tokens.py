@@ -313,7 +313,8 @@ def cache_key(
         for records in (part.train, part.eval):
             yield "\x00side"
             for record in records:
-                known = [*record.texts, record.turns, record.messages, record.tools, record.grade]
+                turns = record.turns if phase is Phase.sft else ()
+                known = [*record.texts, record.messages, turns, record.tools, record.grade]
                 yield json.dumps(known, default=str)
                 if record.columns and phase is Phase.reward:  # the reward loss may read the columns
                     yield json.dumps(record.columns, default=str, sort_keys=True)

@@ -1,25 +1,37 @@
 """Conversations: their ids are those of transformers' chat template, and what is learned of them.
 
 ``TEMPLATES`` has the ways in which public templates write turns. To try the texts of public
-templates themselves, put them in a folder and name it: RLHF_CHAT_TEMPLATES=FOLDER.
+templates themselves, put them in a folder and name it: RLHF_CHAT_TEMPLATES=FOLDER. This was done
+with trl/chat_templates of huggingface/trl (commit f2cd5771) and
+src/axolotl/utils/chat_templates/templates of axolotl-ai-cloud/axolotl (commit 067b021c), both under
+Apache-2.0: 89 texts, of which 85 can be used.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Template
 from rlhf.data.detect import to_records
 from rlhf.data.encoding import Encoder, UnusableTemplateError
-from rlhf.data.records import Record, Row, learn_last_answer
+from rlhf.data.records import (
+    RawDataset,
+    Record,
+    Row,
+    drop_repeated_examples,
+    learn_last_answer,
+)
 from rlhf.data.tokens import Limit, prompt_columns, sft_columns
 from rlhf.models.tokenizers import train_tokenizer
 
@@ -218,6 +230,17 @@ def check_against_transformers(tokenizer: Any, name: str, *, may_begin: bool) ->
     return True
 
 
+def test_a_tokenizer_that_marks_the_first_word_gives_the_same_ids() -> None:
+    letters = sorted(set("".join(map(str, FIVE)) + CHATML + "\u2581"))
+    model = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
+    model.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<|im_end|>")
+    tokenizer.chat_template = CHATML.replace("<|im_start|>", "")  # a turn begins with a word
+    assert tokenizer("a").input_ids != tokenizer("<|im_end|>a").input_ids[1:]
+    for name in ("one", "five", "five_system"):
+        assert check_against_transformers(tokenizer, name, may_begin=False)
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_ids_are_those_of_transformers_or_a_reason_is_counted(tokenizer, template: str) -> None:
     tokenizer.chat_template, rendered = TEMPLATES[template]
@@ -330,6 +353,29 @@ def test_only_good_responses_are_learned(tokenizer) -> None:
     counts = {reason: count for reason, count in left_out.items() if count}
     assert list(counts.values()) == [1, 2]
     assert list(counts) == ["response marked as bad", "response with a score, not a mark"]
+
+
+def test_a_thought_of_a_pair_is_counted_and_that_of_a_completion_learned(tokenizer) -> None:
+    tokenizer.chat_template, _ = TEMPLATES["all thoughts"]
+    *asked, last = TALKS["thoughts"]
+    row = {"prompt": asked, "chosen": [last], "rejected": [answer("No.")]}
+    fine = row | {"chosen": [answer("Well.")]}
+    rows = [Row("t.jsonl", n, each) for n, each in enumerate([fine, row], 1)]
+    converted = to_records(rows, source="t.jsonl")
+    assert len(converted.records) == 1
+    ((reason, count),) = converted.left_out.items()
+    assert (count, "chosen has reasoning_content" in reason) == (1, True)
+    rows = [Row("t.jsonl", 1, {"prompt": asked, "completion": [last]})]
+    records = list(enumerate(to_records(rows, source="t.jsonl").records))
+    found = learned_texts(columns_of(records, tokenizer, Template.chat), tokenizer)
+    assert found == [["<think>\nThey ask.\n</think>\n\nWell.<|im_end|>"]]
+
+
+def test_examples_that_differ_in_a_thought_are_no_repeats() -> None:
+    other = [*TALKS["thoughts"][:-1], answer("Well.", reasoning_content="Again.")]
+    records = [record for _, record in read(TALKS["thoughts"], other, other)]
+    (found,) = drop_repeated_examples([RawDataset("t", records, None, "", Counter())])
+    assert found.train == records[:2]
 
 
 @pytest.mark.parametrize("name", ["thoughts", "tools"])
