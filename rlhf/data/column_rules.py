@@ -1,13 +1,15 @@
-"""Convert rows to a known layout by JMESPath expressions in ``data.sets.NAME.columns``.
+"""Compute the targets of a layout (``layouts.py``) from rows, by JMESPath expressions.
 
-Every value of ``columns`` is a JMESPath expression (https://jmespath.org) on one row, such as
-``answers[0].text``. ``TextFunctions`` adds functions on texts to those of JMESPath.
+Each target has an expression (https://jmespath.org) on one row, such as ``answers[0].text``.
+``TextFunctions`` adds functions on texts to those of JMESPath. ``columns.yaml`` has the expressions
+of known layouts, and ``data.sets.NAME.columns`` those of a user.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jmespath import Options, compile
@@ -16,29 +18,25 @@ from jmespath.parser import ParsedResult
 
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.data.detect import (
-    NONE_WANTED,
-    Converted,
-    Wanted,
-    select_columns,
-    to_records,
-    unread_columns,
-)
-from rlhf.data.layouts import LAYOUTS, PARTIAL, RANKING, SYSTEM, TOOLS, Layout
-from rlhf.data.records import Row, UnusableRowError
+from rlhf.data.layouts import SCORES, expand_threads, is_blank, pair_rivals, read_records
+from rlhf.data.records import MESSAGE_KEYS, OddRowError, Record, Row, UnusableRowError
 
-# The sets of target columns that a user may define, and their layouts.
-TARGETS = {
-    frozenset({"prompt"}): PARTIAL,
-    frozenset({"prompt", "chosen"}): PARTIAL,
-    frozenset({"prompt", "chosen", "rejected"}): PARTIAL,
-    frozenset({"prompt", "responses"}): RANKING,
-    frozenset({"text"}): next(x for x in LAYOUTS if x.name == "language modelling"),
-}
+Wanted = Mapping[str, str]  # data columns that rewards read -> the config key that names the column
+NONE_WANTED: Wanted = {}
+# The sets of targets that a user may define; with a prompt or messages, also a system turn.
+TARGETS = [
+    frozenset(names.split(", "))
+    for names in (
+        "prompt; prompt, chosen; prompt, chosen, grade; prompt, chosen, rejected; "
+        "prompt, responses; prompt, responses, scores; prompt, responses, ranks; "
+        "chosen, rejected; messages; messages, grade; text"
+    ).split("; ")
+]
 LONGEST = 1000  # maximum characters of an expression; a longer one could exceed the recursion limit
 # Types of an argument, as JMESPath names them; [] stands for all types.
 TEXT: Any = {"types": ["string"]}
 NULLABLE: Any = {"types": ["string", "null"]}
+NULLABLE_LIST: Any = {"types": ["array", "null"]}
 ANY: Any = {"types": []}
 
 
@@ -66,6 +64,26 @@ class TextFunctions(Functions):
     def _func_human(self, text: str | None) -> list[object] | None:
         """Return the messages of a prompt: one message of the user, with the text."""
         return [_make_turn("user", text)] if text and text.strip() else None
+
+    @signature(NULLABLE | {"variadic": True})
+    def _func_lines(self, *texts: str | None) -> str | None:
+        """Return the texts that are not blank, each on a line of its own; null if all are blank."""
+        return "\n".join(text for text in texts if text and text.strip()) or None
+
+    @signature(NULLABLE_LIST)
+    def _func_turns(self, pairs: list[object] | None) -> list[object] | None:
+        """Return the messages of [request, answer] pairs, without those that are blank."""
+        said = (
+            zip(("user", "assistant"), pair, strict=False)
+            for pair in pairs or ()
+            if isinstance(pair, list)
+        )
+        return [
+            {"role": role, "content": text}
+            for turns in said
+            for role, text in turns
+            if not is_blank(text)
+        ]
 
     @signature(NULLABLE, TEXT, TEXT)
     def _func_conversation(
@@ -95,74 +113,202 @@ def _make_turn(role: str, text: str) -> dict[str, str]:
 OPTIONS = Options(custom_functions=TextFunctions())
 
 
-class ColumnRules(NamedTuple):
-    """The expressions that compute a data set's target columns, and the layout of these columns."""
+class Converted(NamedTuple):
+    """The records of one source, the layout of its rows, and its dropped rows counted by reason."""
 
-    key: str
+    records: list[Record]
+    layout: str
+    left_out: Counter[str]
+    read: tuple[str, ...] = ()
+    """Columns that hold values and are read."""
+    unread: tuple[str, ...] = ()
+    """Columns and keys of messages that hold values and are not read."""
+
+
+class Layout(NamedTuple):
+    """The expressions that compute the targets of a row; ``key`` is the user's key, or ""."""
+
+    name: str
     expressions: Mapping[str, ParsedResult]
-    layout: Layout
+    key: str = ""
+    optional: frozenset[str] = frozenset()
+    """Columns that rows may lack."""
+    when: Sequence[ParsedResult] = ()
+    """Expressions that are neither null nor false in a row of this layout."""
+    refuse: str = ""
+    """Reason for which rows of this layout cannot be used."""
+
+    @property
+    def columns(self) -> dict[str, None]:
+        """Return the columns that the expressions read, in their order."""
+        return dict.fromkeys(
+            name for each in self.expressions.values() for name in columns_read_by(each)
+        )
+
+    @property
+    def required(self) -> list[str]:
+        """Return the columns that rows must have."""
+        return [name for name in self.columns if name not in self.optional]
 
     def convert(self, rows: Sequence[Row], *, source: str, keep: Wanted = NONE_WANTED) -> Converted:
         """Convert ``rows`` to records; drop and count rows that cannot be used.
 
-        Each record also gets the columns of its row that ``keep`` names.
+        Each record also gets the columns of its row that ``keep`` names. Scored responses to the
+        same prompt become pairs.
 
         Raises:
-            DataError: if an expression reads a column that no row has, is null in every row, fails
-                on a row, or returns a value of the wrong type.
+            DataError: if an expression of a user reads a column that no row has, or is null in
+                every row; if an expression fails on a row, or returns a value of the wrong type;
+                if a column of ``keep`` is missing.
         """
-        self._require_columns(rows, source)
-        made, unusable = [], []
-        for row in rows:
+        first = find_first_values(rows)
+        present = [name for name, value in first.items() if value is not None]
+        self._require_columns(first, source)
+        records: list[Record] = []
+        left_out: Counter[str] = Counter()
+        odd: list[OddRowError] = []
+        unread = dict.fromkeys(n for n in present if n not in self.columns and n not in keep)
+        nulls = set(self.expressions)
+        for row, targets in self._compute_targets(rows):
+            nulls = {target for target in nulls if is_blank(targets.values.get(target))}
+            for name, value in targets.values.items():
+                if isinstance(value, list | dict):
+                    unread |= _unread_keys(name, value)
             try:
-                values = {column: self._compute_column(row, column) for column in self.expressions}
-                made.append(row._replace(values=select_columns(row, keep) | values))
+                found, tools = read_records(targets, left_out), targets.tools()
+            except OddRowError as error:
+                odd.append(error)
+                continue
             except UnusableRowError as reason:
-                unusable.append(str(reason))
-        for column, expression in self.expressions.items():
-            if made and all(row.values[column] is None for row in made):
-                raise DataError(
-                    f"{source}: {self.key}.{column}={expression.expression} is null in every row."
-                )
-        converted = to_records(made, source=source, layout=self.layout, keep=keep)
-        converted.left_out.update(unusable)
-        read = {n for each in self.expressions.values() for n in _columns_read_by(each.parsed)}
-        unread = unread_columns(rows, {*read, *keep})
-        return converted._replace(unread=(*unread, *converted.unread))
+                left_out[str(reason)] += 1
+                continue
+            for record in found:
+                made = record.columns or (isinstance(record.grade, float) and dict.fromkeys(SCORES))
+                columns = select_columns(row, keep, made or {})
+                place = (row.file, row.number)
+                records.append(record._replace(columns=columns, place=place, tools=tools))
+        _count_odd_rows(odd, left_out, len(rows))
+        for target, expression in self.expressions.items():
+            if self.key and target in nulls:
+                rule = f"{self.key}.{target}={expression.expression}"
+                raise DataError(f"{source}: {rule} is null in every row.")
+        read = tuple(name for name in self.columns if name in present)
+        return Converted(pair_rivals(records, left_out), self.name, left_out, read, tuple(unread))
 
-    def _require_columns(self, rows: Sequence[Row], source: str) -> None:
-        present = dict.fromkeys(name for row in rows for name in row.values)
-        for column, expression in self.expressions.items():
-            for name in _columns_read_by(expression.parsed):
-                if name not in present:
+    def _compute_targets(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+        """Yield each row and its targets; a layout of threads has targets of its own.
+
+        A blank text is null, except in a column that a known layout reads as it is.
+        """
+        if "threads" in self.expressions:
+            yield from expand_threads(rows)
+            return
+        given = {} if self.key else self.expressions
+        plain = {t: e.parsed["value"] for t, e in given.items() if e.parsed["type"] == "field"}
+        others = [target for target in self.expressions if target not in plain]
+        for row in rows:
+            values = {target: row.values.get(column) for target, column in plain.items()}
+            values |= {target: self._compute(row, target) for target in others}
+            yield row, Row(row.file, row.number, values)
+
+    def _require_columns(self, present: Mapping[str, object], source: str) -> None:
+        for target, expression in self.expressions.items():
+            for name in columns_read_by(expression):
+                if self.key and name not in present:
                     raise DataError(
-                        f"{source}: {self.key}.{column} reads '{name}', which no row has; "
+                        f"{source}: {self.key}.{target} reads '{name}', which no row has; "
                         f"the columns are {', '.join(present)}."
                     )
 
-    def _compute_column(self, row: Row, column: str) -> object:
-        with translate_errors(lambda reason: row.build_error(f"{self.key}.{column}: {reason}.")):
-            value = self.expressions[column].search(row.values, options=OPTIONS)
-        return None if isinstance(value, str) and not value.strip() else value
+    def _compute(self, row: Row, target: str) -> object:
+        place = f"{self.key}.{target}" if self.key else f"{target} of the layout {self.name}"
+        with translate_errors(lambda reason: row.build_error(f"{place}: {reason}.")):
+            value = self.expressions[target].search(row.values, options=OPTIONS)
+        return None if isinstance(value, str) and is_blank(value) else value
 
 
-def parse_columns(columns: Mapping[str, str], *, key: str) -> ColumnRules:
+def _count_odd_rows(odd: Sequence[OddRowError], left_out: Counter[str], total: int) -> None:
+    """Count odd rows in ``left_out`` by reason, each with the first row; refuse most of the rows.
+
+    Raises:
+        DataError: if most of ``total`` rows are odd.
+    """
+    if 2 * len(odd) > total:
+        raise odd[0].fault
+    firsts = {str(error): error.row for error in reversed(odd)}
+    for error in odd:
+        row = firsts[str(error)]
+        left_out[f"{error} (first: {row.file}, row {row.number})"] += 1
+
+
+def find_first_values(rows: Iterable[Row]) -> dict[str, object]:
+    """Return the first value of each column that is not blank; None if all are blank."""
+    found: dict[str, object] = {}
+    for row in rows:
+        for name, value in row.values.items():
+            if found.get(name) is None:
+                found[str(name)] = None if is_blank(value) else value
+    return found
+
+
+def _unread_keys(column: str, value: object) -> dict[str, None]:
+    """Return keys with values in the messages of ``column`` that are not read."""
+    items = value if isinstance(value, list) else [value]
+    return {
+        f"{column}[].{key}": None
+        for item in items
+        if isinstance(item, dict) and item.keys() - MESSAGE_KEYS
+        for key, inner in item.items()
+        if key not in MESSAGE_KEYS and not is_blank(inner)
+    }
+
+
+def select_columns(row: Row, wanted: Wanted, made: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the ``wanted`` columns of a row, or ``made`` of it; None if none is wanted.
+
+    A name with dots that is no column leads to a field of one: ``reward_model.ground_truth``.
+
+    Raises:
+        DataError: if a column is missing.
+    """
+    return {name: _select_column(row, name, key, made) for name, key in wanted.items()} or None
+
+
+def _select_column(row: Row, name: str, key: str, made: Mapping[str, Any]) -> Any:
+    if name in row.values or name in made:
+        return row.values.get(name, made.get(name))
+    value: Any = row.values
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise row.build_error(
+                f"column '{name}' is missing, which {key} names. The row "
+                f"has {', '.join(map(repr, row.values))}."
+            )
+        value = value[part]
+    return value
+
+
+def parse_columns(columns: Mapping[str, str], *, key: str) -> Layout:
     """Parse the expressions in ``columns``, the value of the configuration key ``key``.
 
     Raises:
         ConfigError: if the columns have no known layout, or a value is not an expression.
     """
-    layout = TARGETS.get(frozenset(columns) - ({SYSTEM, TOOLS} if "prompt" in columns else set()))
-    if layout is None:
-        known = "; ".join(", ".join(names) for names in map(sorted, TARGETS))
+    more = {"system", "tools"} if {"prompt", "messages"} & columns.keys() else set()
+    names = frozenset(columns) - more
+    if names not in TARGETS:
+        known = "; ".join(", ".join(sorted(names)) for names in TARGETS)
         raise ConfigError(
             f"{key} has the columns {', '.join(map(str, columns)) or '(none)'}; "
-            f"must have exactly one of these sets: {known} (with prompt also {SYSTEM}, {TOOLS})"
+            f"must have exactly one of these sets: {known} (and with a prompt, or messages, "
+            "also system and tools)"
         )
-    expressions = {
-        column: _parse_expression(text, f"{key}.{column}") for column, text in columns.items()
-    }
-    return ColumnRules(key, expressions, layout)
+    return Layout("columns", parse_expressions(columns, key), key)
+
+
+def parse_expressions(columns: Mapping[str, str], key: str) -> dict[str, ParsedResult]:
+    """Parse the expression of each column; raise a ConfigError if one is invalid."""
+    return {name: _parse_expression(text, f"{key}.{name}") for name, text in columns.items()}
 
 
 def _parse_expression(text: str, key: str) -> ParsedResult:
@@ -185,15 +331,19 @@ def _parse_expression(text: str, key: str) -> ParsedResult:
     return expression
 
 
-def _columns_read_by(node: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the columns that a parsed expression reads."""
+def columns_read_by(expression: ParsedResult) -> list[str]:
+    """Return the names of the columns that an expression reads."""
+    return list(_iterate_columns(expression.parsed))
+
+
+def _iterate_columns(node: Mapping[str, Any]) -> Iterator[str]:
     if node["type"] == "field":
         yield node["value"]
     elif node["type"].endswith(("subexpression", "index_expression", "projection", "pipe")):
-        yield from _columns_read_by(node["children"][0])  # only this child reads the row
+        yield from _iterate_columns(node["children"][0])  # only this child reads the row
     elif node["type"] != "expref":  # an expref reads items of a list, not columns
         for child in node["children"]:
-            yield from _columns_read_by(child)
+            yield from _iterate_columns(child)
 
 
 def _functions_called_by(node: Mapping[str, Any]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.data.layouts import KNOWN_COLUMNS
+from rlhf.data.detect import known_columns
 
 TOO_DEEP = "lists or objects are nested too deep; a row is an object of text or messages."
 NOT_LINES = "; call a file .json if its rows are not one object on each line"
@@ -143,7 +143,7 @@ def _rows_of_json(value: object) -> list[object]:
     """Return the rows of a whole JSON file: a list, the list under its only key, or one row."""
     if isinstance(value, dict) and len(value) == 1:
         ((key, inner),) = value.items()
-        if isinstance(inner, list) and key not in KNOWN_COLUMNS:
+        if isinstance(inner, list) and key not in known_columns():
             return inner
     return value if isinstance(value, list) else [value]
 

@@ -1,28 +1,39 @@
-"""Convert rows with known column layouts to ``Record``.
+"""Convert the values of a layout to records.
 
-``columns.yaml`` lists the supported layouts, named like TRL's dataset types. A column holds text,
-used unchanged, or messages (lists of ``{"role": ..., "content": ...}``). A record keeps the
-messages of its prompt, which chat templates render, and also stores them as text with turns:
+A layout computes these values, its targets, of each row (``columns.yaml``, ``column_rules.py``):
+
+    text                      a text without turns
+    messages                  a conversation; its last answer is the response
+    prompt, chosen, rejected  a prompt and its responses; without a prompt, each response is a whole
+                              conversation, and the prompt is what both have in common
+    prompt, responses         several responses, the best first, or with ``scores`` (higher is
+                              better) or ``ranks`` (lower is better)
+    grade, rank               a mark (True: good, False: bad) or a score of the only response
+    system                    the first turn of the prompt
+
+A prompt or response is text, used unchanged, or messages (lists of ``{"role": ..., "content":
+...}``). A record keeps the messages of its prompt, which chat templates render, and also stores
+them as text with turns:
 
     "\\n\\nSystem: ..."  "\\n\\nHuman: ..."  "\\n\\nAssistant: ..."
 
-A rendered prompt ends in ``"\\n\\nAssistant:"`` and a response starts with a space. In text columns
-one space is inserted between prompt and response if neither has whitespace there, as the json files
-of DeepSpeed-Chat require. The text in a column ``system`` is the first turn of the prompt. If there
-is a ``prompt`` column, ``rejected`` may be null: the row is not a pair, but its prompt and answer
-are kept. A ranking (K responses, the best first) becomes all of its K (K - 1) / 2 pairs
-(https://arxiv.org/abs/2203.02155, section 3.5).
+A rendered prompt ends in ``"\\n\\nAssistant:"`` and a response starts with a space. After a text
+prompt, one space is inserted before a response if neither has whitespace there, as the json files
+of DeepSpeed-Chat require. A row without ``rejected`` is not a pair, and a row without ``chosen`` is
+a prompt. K responses become all of their K (K - 1) / 2 pairs (https://arxiv.org/abs/2203.02155,
+section 3.5) except those with equal scores. A pair of scored responses has the columns ``margin``,
+``chosen_score`` and ``rejected_score``.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
-from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.data.records import (
     ASSISTANT_TURN,
     SPEAKERS,
@@ -35,26 +46,14 @@ from rlhf.data.records import (
 )
 
 NO_COMMON_PROMPT = "chosen and rejected share no prompt up to their last answer"
-PROMPT_ELSEWHERE = (
-    "; if the column {0} is the prompt, use data.sets.NAME.columns="
-    "{{prompt: 'human({0})', chosen: chosen, rejected: rejected}}"
-)
-# The columns of each layout, and names of columns with a special meaning.
-NAMES: Mapping[str, Any] = read_yaml_beside(__file__, "columns.yaml")
-SYSTEM = "system"  # name of the column with a system turn, the first turn of a prompt
-TOOLS = "tools"  # name of the column with the tools that a conversation may call
+NOT_LEARNED = "no answer may be learned (weight=0 or train=false)"
+TIE = "pairs of responses with equal scores"
+NOT_SCORED = "responses without text or score"
+SCORES = ("margin", "chosen_score", "rejected_score")  # columns of a pair of scored responses
+MARKS = {"true": True, "false": False}  # marks as the texts of a CSV file
 ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
 # The last turn may follow a space instead of a blank line, as in DeepSpeed-Chat's own files.
 TURN = re.compile(rf"(?:\A\s*|\n\n|\s(?=Assistant:\s*\Z))({'|'.join(ROLES)}):")
-
-
-class ColumnKind(StrEnum):
-    """The kind of the values in a column."""
-
-    text = "text"
-    messages = "messages"
-    texts = "texts"
-    any = "text or messages"
 
 
 def split_turns(prompt: str) -> tuple[list[Message], str]:
@@ -71,112 +70,217 @@ def split_turns(prompt: str) -> tuple[list[Message], str]:
     return [Message(role, text.strip()) for role, text in spoken if text.strip()], begun
 
 
-# ------------------------------------------------------- functions that convert a row of one layout
+def is_blank(value: object) -> bool:
+    """Return True if ``value`` is missing, or a blank text, or an empty list or object."""
+    if isinstance(value, str):
+        return not value or value.isspace()
+    return value in ([], {}) or is_missing(value)
 
-Kinds = Mapping[str, ColumnKind]
-Convert = Callable[[Row, Kinds], list[Record]]
+
+def is_missing(value: object) -> bool:
+    """Return True for null, and for NaN, which pandas writes for a missing value."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _read_conversation(row: Row, columns: Kinds) -> list[Record]:
-    """Return a record of the last answer to learn, with all turns if they have more to learn."""
-    (column,) = columns
-    messages = row.messages(column)
+def read_number(value: object) -> float | None:
+    """Return a number, which may be written as text; None for any other value and for NaN."""
+    try:
+        number = float(value) if isinstance(value, str | int | float) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def read_records(row: Row, left_out: Counter[str]) -> list[Record]:
+    """Return the records of a row of targets; count responses that are not used in ``left_out``.
+
+    Raises:
+        UnusableRowError: if the row has no record; the message is the counted reason.
+        DataError: if a value has the wrong type.
+    """
+    targets = row.values
+    if "text" in targets:
+        return [Record(text=row.text("text"))]
+    asked = _read_prompt(row) if "prompt" in targets else None
+    if "responses" in targets:
+        return _read_responses(row, asked, left_out)
+    if "rejected" in targets:
+        return [_read_pair(row, asked)]
+    answered = _read_response(row, "messages" if "messages" in targets else "chosen", asked)
+    return [answered if answered.chosen is None else answered._replace(grade=_read_grade(row))]
+
+
+def _read_pair(row: Row, asked: Record | None) -> Record:
+    better = _read_response(row, "chosen", asked)
+    if asked is not None and (better.chosen is None or is_missing(row.values["rejected"])):
+        return better
+    return _make_pair(better, _read_response(row, "rejected", asked))
+
+
+def _make_pair(better: Record, worse: Record) -> Record:
+    if (better.prompt, better.messages) != (worse.prompt, worse.messages):
+        raise UnusableRowError(NO_COMMON_PROMPT)
+    if better.chosen == worse.chosen:
+        raise UnusableRowError("chosen equals rejected")
+    return better._replace(rejected=worse.chosen, grade=None)
+
+
+def _read_responses(row: Row, asked: Record | None, left_out: Counter[str]) -> list[Record]:
+    responses = row.items("responses")
+    given = next((name for name in ("scores", "ranks") if name in row.values), None)
+    numbers = row.items(given) if given else range(len(responses))  # the best first: ranks
+    if len(numbers) != len(responses):
+        raise row.build_error(f"{given} has {len(numbers)} values for {len(responses)} responses.")
+    answered = []
+    for response, number in zip(responses, numbers, strict=True):
+        score = read_number(number)
+        if is_blank(response) or score is None:
+            left_out[NOT_SCORED] += 1
+            continue
+        one = row._replace(values={**row.values, "chosen": response})
+        grade = score if given == "scores" else -score
+        answered.append(_read_response(one, "chosen", asked)._replace(grade=grade))
+    if not responses or len({each.chosen for each in answered}) < len(answered):
+        raise UnusableRowError(
+            f"responses {'has the same text twice' if responses else 'is empty'}"
+        )
+    if len(answered) == 1:
+        return answered if given == "scores" else [answered[0]._replace(grade=None)]
+    pairs = compare_responses(answered, left_out)
+    return pairs if given == "scores" else [pair._replace(columns=None) for pair in pairs]
+
+
+def compare_responses(answered: Sequence[Record], left_out: Counter[str]) -> list[Record]:
+    """Return the pairs of responses to one prompt whose grades differ; count the others."""
+    pairs = []
+    for each, other in combinations(answered, 2):
+        worse, better = sorted((each, other), key=lambda record: record.grade or 0.0)
+        low, high = worse.grade or 0.0, better.grade or 0.0
+        if low == high:
+            left_out[TIE] += 1
+            continue
+        scores = dict(zip(SCORES, (high - low, high, low), strict=True))
+        try:
+            pair = _make_pair(better, worse)
+        except UnusableRowError as reason:
+            left_out[str(reason)] += 1
+        else:
+            pairs.append(pair._replace(columns={**(better.columns or {}), **scores}))
+    return pairs
+
+
+def pair_rivals(records: list[Record], left_out: Counter[str]) -> list[Record]:
+    """Return ``records`` with the pairs of all scored responses to the same prompt in their place.
+
+    A scored response without a rival, and a record without a score, stay as they are.
+    """
+    rivals: defaultdict[str | None, list[Record]] = defaultdict(list)
+    for record in records:
+        if isinstance(record.grade, float):
+            rivals[record.prompt].append(record)
+    found = []
+    for record in records:
+        same = rivals[record.prompt] if isinstance(record.grade, float) else []
+        if not same[1:]:
+            found.append(record)
+        elif record is same[0]:
+            names = record.columns or {}
+            for pair in compare_responses(same, left_out):
+                kept = {name: (pair.columns or {})[name] for name in names}
+                found.append(pair._replace(columns=kept or None))
+    return found
+
+
+# ----------------------------------------------------------------- prompts and responses of one row
+
+
+def _read_prompt(row: Row) -> Record:
+    if isinstance(row.values.get("prompt"), list | dict):
+        return _record_of_messages(row.messages("prompt"), row)
+    return _record_of_text_prompt(row.text("prompt"), row)
+
+
+def _read_response(row: Row, column: str, asked: Record | None) -> Record:
+    """Return a record of the response in ``column``, if it has one, and of the prompt before it.
+
+    Messages that begin with the user, or with the system, are a whole conversation with its prompt.
+    """
+    value = row.values.get(column)
+    if asked is not None and is_missing(value):
+        return asked
+    if isinstance(value, list | dict) or column == "messages":
+        return _read_message_response(row, column, asked)
+    if asked is not None:
+        return asked._replace(chosen=_add_space(asked, row.text(column)))
+    before, turn, answer = row.text(column).rpartition(ASSISTANT_TURN)
+    if not turn:
+        raise UnusableRowError(NO_COMMON_PROMPT)
+    for name, part in (("prompt", before), (column, answer)):
+        if not part.strip():
+            raise UnusableRowError(f"{name} is empty")
+    asked = _record_of_text_prompt(before + turn, row)
+    return asked._replace(chosen=_add_space(asked, answer))
+
+
+def _read_message_response(row: Row, column: str, asked: Record | None) -> Record:
+    *before, last = row.messages(column)
+    if column == "messages":
+        return _read_conversation([*before, last], row)
+    is_whole = asked is None or (bool(before) and before[0].role != "assistant")
+    if last.role != "assistant" or (before and not is_whole):
+        raise UnusableRowError(f"{column} does not end in one assistant turn")
+    if asked is None or is_whole:
+        asked = _record_of_messages(before, row)
+    if not last.is_learned:
+        raise _build_unlearned_error(last, column)
+    if not last.shown:
+        is_text = asked.messages is None
+        answer = _add_space(asked, last.content) if is_text else f" {last.content}"
+        return asked._replace(chosen=answer)
+    if asked.messages is None or not {"rejected", "responses"}.isdisjoint(row.values):
+        raise UnusableRowError(f"{column} has {', '.join(last.shown)} in an answer of a pair")
+    said = tuple(each.without_weight() for each in asked.messages)
+    return asked._replace(chosen=f" {last.text}", turns=(*said, last))
+
+
+def _build_unlearned_error(answer: Message, column: str) -> UnusableRowError:
+    is_said = answer.content.strip() or answer.shown
+    return UnusableRowError(NOT_LEARNED if is_said else f"{column} ends in an empty turn")
+
+
+def _read_conversation(messages: Sequence[Message], row: Row) -> Record:
+    """Return a record of the last answer to learn, with all turns if they have more to learn.
+
+    A conversation without such an answer is a prompt.
+    """
     learned = find_learned_turns(messages)
     if not learned:
-        _require_answer(messages[-1:], column)
-        return [_record_of_messages(messages[:-1], row)]  # raises: its prompt is no prompt
+        ends_in_answer = messages[-1].role == "assistant"
+        asked = _record_of_messages(messages[:-1] if ends_in_answer else messages, row)
+        if ends_in_answer:
+            raise _build_unlearned_error(messages[-1], "messages")
+        return asked
     *before, last = messages[: learned[-1] + 1]
     asked = _record_of_messages(before, row)
     turns = (*(asked.messages or ()), *messages[learned[-1] :])
     has_more = last.shown or sum(each.role == "assistant" for each in turns) > 1
-    return [asked._replace(chosen=f" {last.text}", turns=turns if has_more else ())]
+    return asked._replace(chosen=f" {last.text}", turns=turns if has_more else ())
 
 
-def _read_completion(row: Row, columns: Kinds) -> list[Record]:
-    asked = _read_prompt(row, columns)
-    (column,) = columns.keys() - {"prompt"}
-    if asked.messages is not None and not _is_text(row, column, columns):
-        (answer, *_) = messages = row.messages(column)
-        if len(messages) == 1 and answer.is_learned and answer.shown:
-            said = tuple(each.without_weight() for each in asked.messages)
-            return [asked._replace(chosen=f" {answer.text}", turns=(*said, answer))]
-    return [asked._replace(chosen=_read_response(row, column, columns, asked))]
-
-
-def _read_preference(row: Row, columns: Kinds) -> list[Record]:
-    asked = _read_prompt(row, columns)
-    chosen = _read_response(row, "chosen", columns, asked)
-    if row.values.get("rejected") is None:
-        return [asked._replace(chosen=chosen)]
-    return _make_pair(asked, chosen, _read_response(row, "rejected", columns, asked))
-
-
-def _read_partial_preference(row: Row, columns: Kinds) -> list[Record]:
-    """Return a record with the prompt, and with the chosen and rejected response if present."""
-    has_answer = row.values.get("chosen") is not None
-    return _read_preference(row, columns) if has_answer else [_read_prompt(row, columns)]
-
-
-def _read_ranking(row: Row, columns: Kinds) -> list[Record]:
-    asked = _read_prompt(row, columns)
-    responses = [_add_space(asked, response) for response in row.texts("responses")]
-    if len(set(responses)) < len(responses):
-        raise UnusableRowError("responses has the same text twice")
-    if len(responses) == 1:
-        return [asked._replace(chosen=responses[0])]
-    return [record for pair in combinations(responses, 2) for record in _make_pair(asked, *pair)]
-
-
-def _read_text_pair(row: Row, _: Kinds) -> list[Record]:
-    chosen, rejected = row.text("chosen"), row.text("rejected")
-    before, turn, chosen_answer = chosen.rpartition(ASSISTANT_TURN)
-    same, _turn, rejected_answer = rejected.rpartition(ASSISTANT_TURN)
-    if not turn or before != same:
-        asking = next((name for name in NAMES["asking"] if row.values.get(name)), None)
-        hint = PROMPT_ELSEWHERE.format(asking) if asking else ""
-        raise UnusableRowError(NO_COMMON_PROMPT + hint)
-    prompt = before + turn
-    parts = {"prompt": before, "chosen": chosen_answer, "rejected": rejected_answer}
-    for name, part in parts.items():
-        if not part.strip():
-            raise UnusableRowError(f"{name} is empty")
-    asked = _record_of_text_prompt(prompt, row)
-    return _make_pair(asked, _add_space(asked, chosen_answer), _add_space(asked, rejected_answer))
-
-
-def _read_message_pair(row: Row, columns: Kinds) -> list[Record]:
-    *before, chosen = row.messages("chosen")
-    *same, rejected = row.messages("rejected")
-    if before != same:
-        raise UnusableRowError(NO_COMMON_PROMPT)
-    if not before and "prompt" in columns:
-        return _read_preference(row, columns)
-    if not before and "conversations" in columns:
-        before = row.messages("conversations")
-    asked = _record_of_messages(before, row)
-    answers = (
-        f" {_require_answer([last], c)}" for c, last in (("chosen", chosen), ("rejected", rejected))
-    )
-    return _make_pair(asked, *answers)
-
-
-def _read_prompt(row: Row, columns: Kinds) -> Record:
-    if _is_text(row, "prompt", columns):
-        return _record_of_text_prompt(row.text("prompt"), row)
-    return _record_of_messages(row.messages("prompt"), row)
-
-
-def _read_response(row: Row, column: str, columns: Kinds, asked: Record) -> str:
-    if _is_text(row, column, columns):
-        return _add_space(asked, row.text(column))
-    answer = _require_answer(row.messages(column), column)
-    return _add_space(asked, answer) if asked.messages is None else f" {answer}"
-
-
-def _is_text(row: Row, column: str, columns: Kinds) -> bool:
-    if columns[column] is ColumnKind.any:
-        return not isinstance(row.values.get(column), list | dict)
-    return columns[column] is ColumnKind.text
+def _read_grade(row: Row) -> bool | float | None:
+    name = next((name for name in ("grade", "rank") if name in row.values), None)
+    if name is None:
+        return None
+    value = row.values[name]
+    if is_blank(value):
+        raise UnusableRowError(f"{name} is null")
+    mark = MARKS.get(value.strip().lower()) if isinstance(value, str) else value
+    if isinstance(mark, bool):
+        return mark
+    score = read_number(value)
+    if score is None:
+        raise row.build_error(f"the {name} is {value!r}; must be true, false or a number.")
+    return -score if name == "rank" else score
 
 
 def _add_space(asked: Record, response: str) -> str:
@@ -192,11 +296,11 @@ def _add_space(asked: Record, response: str) -> str:
 
 def _record_of_text_prompt(prompt: str, row: Row) -> Record:
     """Return a record of a text prompt, which is split into messages if there is a system turn."""
-    if not _has_system_turn(row):
+    if is_blank(row.values.get("system")):
         return Record(prompt=prompt)
     messages, begun = split_turns(prompt)
     if begun:
-        raise UnusableRowError(f"prompt has the start of an answer, and there is a {SYSTEM} column")
+        raise UnusableRowError("prompt has the start of an answer, and there is a system column")
     return _record_of_messages(messages, row)
 
 
@@ -206,70 +310,51 @@ def _record_of_messages(messages: Sequence[Message], row: Row) -> Record:
         raise UnusableRowError("prompt is empty")
     if messages[-1].role == "assistant":
         raise UnusableRowError("prompt ends in an assistant turn")
-    if _has_system_turn(row):
-        if any(message.role == SYSTEM for message in messages):
-            raise UnusableRowError(f"has a system turn and a {SYSTEM} column")
-        messages = [Message(SYSTEM, row.text(SYSTEM)), *messages]
+    if not is_blank(row.values.get("system")):
+        if any(message.role == "system" for message in messages):
+            raise UnusableRowError("has a system turn and a system column")
+        messages = [Message("system", row.text("system")), *messages]
     return Record(prompt=render_prompt(messages), messages=tuple(messages))
 
 
-def _has_system_turn(row: Row) -> bool:
-    value = row.values.get(SYSTEM)
-    return bool(value.strip() if isinstance(value, str) else value)
+# ------------------------------------------------------------------------- trees of conversations
 
 
-def _require_answer(messages: Sequence[Message], column: str) -> str:
-    if [message.role for message in messages] != ["assistant"]:
-        asks = column in ("messages", "conversations")
-        hint = ": name the column 'prompt' if it only asks" if asks else ""
-        raise UnusableRowError(f"{column} does not end in one assistant turn{hint}")
-    (answer,) = messages
-    if answer.shown:
-        raise UnusableRowError(f"{column} has {', '.join(answer.shown)} in an answer of a pair")
-    if not answer.content.strip():
-        raise UnusableRowError(f"{column} ends in an empty turn")
-    if not answer.is_learned:
-        raise UnusableRowError("no answer may be learned (weight=0 or train=false)")
-    return answer.content
+def expand_threads(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    """Yield the row and the targets of each question of oasst's trees, or of its flat messages.
+
+    Replies with a rank are the question's responses, the lowest rank being the best; every other
+    reply is a response without a rival.
+    """
+    nodes: dict[str, dict[str, Any]] = {
+        str(row.values["message_id"]): {**row.values, "replies": []}
+        for row in rows
+        if "message_id" in row.values
+    }
+    for node in nodes.values():
+        parent = nodes.get(str(node.get("parent_id")), {"replies": []})
+        parent["replies"].append(node)
+    for row in rows:
+        root = nodes.get(str(row.values.get("message_id")), row.values.get("prompt"))
+        if isinstance(root, dict) and str(root.get("parent_id")) not in nodes:
+            for targets in _iterate_questions(root):
+                yield row, row._replace(values=targets)
 
 
-def _make_pair(asked: Record, chosen: str, rejected: str) -> list[Record]:
-    if chosen == rejected:
-        raise UnusableRowError("chosen equals rejected")
-    return [asked._replace(chosen=chosen, rejected=rejected)]
-
-
-# ---------------------------------------------------------------------------- the table of layouts
-
-
-class Layout(NamedTuple):
-    """A set of columns with their kinds, and the function that converts a row to records."""
-
-    name: str
-    columns: Kinds
-    convert: Convert
-
-
-CONVERTERS: Mapping[str, Convert] = {
-    "preference": _read_preference,
-    "pair of messages": _read_message_pair,
-    "pair of texts": _read_text_pair,
-    "ranking": _read_ranking,
-    "completion": _read_completion,
-    "conversation": _read_conversation,
-    "prompt only": lambda row, columns: [_read_prompt(row, columns)],
-    "text": lambda row, _: [Record(text=row.text("text"))],
-}
-LAYOUTS = [
-    Layout(name, {column: ColumnKind(kind) for column, kind in columns.items()}, CONVERTERS[read])
-    for read, layouts in NAMES["layouts"]
-    for name, columns in layouts.items()
-]
-# The layout PARTIAL is used with data.sets.NAME.columns only. It cannot be detected from a file's
-# columns, since chosen and rejected may be absent.
-EITHER = dict.fromkeys(("prompt", "chosen", "rejected"), ColumnKind.any)
-PARTIAL = Layout("columns", EITHER, _read_partial_preference)
-RANKING = Layout(
-    "ranking", {"prompt": ColumnKind.any, "responses": ColumnKind.texts}, _read_ranking
-)
-KNOWN_COLUMNS = frozenset(column for layout in LAYOUTS for column in layout.columns)
+def _iterate_questions(root: dict[str, Any]) -> Iterator[dict[str, object]]:
+    waiting: list[tuple[dict[str, Any], list[object]]] = [(root, [])]
+    while waiting:
+        node, before = waiting.pop()
+        role = "user" if node.get("role") == "prompter" else "assistant"
+        thread = [*before, {"role": role, "content": node.get("text")}]
+        replies = node.get("replies")
+        replies = replies if isinstance(replies, list) else []
+        answers = [each for each in replies if isinstance(each, dict)]
+        waiting += [(each, thread) for each in reversed(answers)]
+        ranked = [each for each in answers if each.get("rank") is not None]
+        if role == "user" and len(ranked) > 1:
+            texts, ranks = ([each.get(key) for each in ranked] for key in ("text", "rank"))
+            yield {"prompt": thread, "responses": texts, "ranks": ranks}
+        for each in answers if role == "user" else []:
+            if len(ranked) == 1 or each.get("rank") is None:
+                yield {"prompt": thread, "chosen": each.get("text")}

@@ -7,8 +7,8 @@ from collections import Counter
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase, Source
 from rlhf.config.schema.data import DatasetConfig
-from rlhf.data.column_rules import ColumnRules, parse_columns
-from rlhf.data.detect import NONE_WANTED, Converted, Wanted, to_records
+from rlhf.data.column_rules import NONE_WANTED, Converted, Layout, Wanted, parse_columns
+from rlhf.data.detect import to_records
 from rlhf.data.records import RawDataset, clean_dataset, drop_repeated_examples
 from rlhf.data.synthetic_pairs import add_right_answers, generate_records
 from rlhf.data.tables import Table, Tables, find_tables, join_first_names, rows_of
@@ -103,6 +103,7 @@ def describe_dataset(dataset: RawDataset) -> str:
     notes = {
         f"{dataset.name}: {dataset.layout}, {examples}, {skipped}": True,
         answers: total > len(talks),
+        f"reads {join_first_names(dataset.read)}": dataset.read,
         f"not read: {join_first_names(dataset.unread)}": dataset.unread,
         dataset.sides: dataset.sides,
     }
@@ -143,9 +144,7 @@ def _load_dataset(path: str, eval_path: str | None, config: DataConfig, keep: Wa
     return _convert_dataset(path, tables, None, keep)
 
 
-def _convert_dataset(
-    name: str, tables: Tables, rules: ColumnRules | None, keep: Wanted
-) -> RawDataset:
+def _convert_dataset(name: str, tables: Tables, rules: Layout | None, keep: Wanted) -> RawDataset:
     held_out = _convert_tables(tables.eval, rules, keep) if tables.eval else None
     train = _convert_tables(tables.train, rules, keep)
     both = train if held_out is None else _join_parts([train, held_out])
@@ -155,12 +154,13 @@ def _convert_dataset(
         None if held_out is None else held_out.records,
         both.layout,
         both.left_out,
+        read=both.read,
         unread=both.unread,
         sides=tables.sides,
     )
 
 
-def _convert_tables(tables: list[Table], rules: ColumnRules | None, keep: Wanted) -> Converted:
+def _convert_tables(tables: list[Table], rules: Layout | None, keep: Wanted) -> Converted:
     convert = to_records if rules is None else rules.convert
     found = _join_parts(
         [convert(rows_of(table), source=table.place, keep=keep) for table in tables]
@@ -177,5 +177,6 @@ def _join_parts(parts: list[Converted]) -> Converted:
         [record for part in parts for record in part.records],
         " + ".join(dict.fromkeys(part.layout for part in parts)),
         sum((part.left_out for part in parts), Counter[str]()),
+        tuple(dict.fromkeys(name for part in parts for name in part.read)),
         tuple(dict.fromkeys(name for part in parts for name in part.unread)),
     )

@@ -171,6 +171,8 @@ class RawDataset(NamedTuple):
     """Number of times that its training records are used."""
     phases: Sequence[Phase] | None = None
     """The only phases that use it; None: all phases."""
+    read: tuple[str, ...] = ()
+    """Columns that hold values and are read."""
     unread: tuple[str, ...] = ()
     """Columns and keys of messages that hold values and are not read."""
     sides: str = ""
@@ -193,7 +195,7 @@ class OddRowError(UnusableRowError):
 class Row(NamedTuple):
     """One row as read, and its origin: ``file`` (or hub dataset) and ``number``, from 1.
 
-    The methods ``text``, ``texts`` and ``messages`` raise UnusableRowError for null or blank text,
+    The methods ``text``, ``items`` and ``messages`` raise UnusableRowError for null or blank text,
     and a DataError that names the file and the row for a value of another type; ``messages`` raises
     OddRowError for a message that is not as it must be.
     """
@@ -213,17 +215,9 @@ class Row(NamedTuple):
             raise UnusableRowError(f"{column} is empty")
         return value
 
-    def texts(self, column: str) -> list[str]:
-        """Return the texts of ``column``, at least one, and none of them blank."""
-        items: list[object] = self._read_value(column, list, "a list of texts")
-        for index, item in enumerate(items):
-            if not isinstance(item, str | None):
-                kind = type(item).__name__
-                raise self.build_error(f"{column}[{index}] is of type {kind}; must be text.")
-        texts = [item for item in items if isinstance(item, str) and item.strip()]
-        if not texts or len(texts) < len(items):
-            raise UnusableRowError(f"{column} is empty, or has an empty text")
-        return texts
+    def items(self, column: str) -> list[object]:
+        """Return the list of ``column``."""
+        return self._read_value(column, list, "a list")
 
     def messages(self, column: str) -> list[Message]:
         """Return the messages of ``column``, which holds a list of messages or a single message."""

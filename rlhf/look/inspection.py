@@ -14,7 +14,6 @@ from rlhf.config.choices import Phase, Source
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
-from rlhf.data.layouts import LAYOUTS
 from rlhf.data.records import RawDataset, Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import Limit, find_token_limit
@@ -159,12 +158,10 @@ def _records_for(phase: Phase, datasets: Sequence[RawDataset]) -> list[Record]:
 
 
 def _describe_figures(dataset: RawDataset) -> DatasetFigures:
-    names = dataset.layout.split(" + ")
-    read = (column for layout in LAYOUTS if layout.name in names for column in layout.columns)
     return DatasetFigures(
         dataset.name,
         dataset.layout,
-        list(dict.fromkeys(read)),
+        list(dataset.read),
         list(dataset.unread),
         len(dataset.train),
         None if dataset.eval is None else len(dataset.eval),

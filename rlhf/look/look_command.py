@@ -104,7 +104,6 @@ def print_look(look: Look, console: Console) -> None:
     marks = "green" if console.is_terminal else "in [[ ]]"
     for line in (
         *look.lines,
-        *(f"{each.name}: reads {', '.join(each.read)}" for each in look.datasets if each.read),
         f"\nTokens (tokenizer: {look.tokenizer}; data.template={look.template})",
         *(f"  {lengths}" for lengths in look.lengths),
         f"\nTo look at: {len(look.findings) or 'nothing was found'}",

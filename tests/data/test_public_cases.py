@@ -1,6 +1,6 @@
 """Public data files and templates of other projects, invented anew: used right, or refused by name.
 
-The numbers are those of a list of 71 public cases.
+The numbers are those of a list of 71 public cases; test_layouts.py has those of layouts.
 """
 
 from __future__ import annotations
@@ -58,37 +58,8 @@ PREFERENCE = {"chosen": "fig", "rejected": "drum"}
 
 # Row of the list, a row of a file, and parts of the line that describes the data.
 USED: list[tuple[float, Rows, list[str]]] = [
-    (
-        1,
-        [{"messages": said("uHi", f"a{n}"), "label": n % 3 == 0} for n in range(6)],
-        ["messages, 2 examples, 4 skipped (4 label is not true"],
-    ),
-    (
-        2,
-        [{"prompt": "Hi", "completion": str(n), "label": n % 3 == 0} for n in range(6)],
-        ["prompt-completion, 2 examples, 4 skipped (4 label is not true"],
-    ),
-    (4, [{"system": "Be kind.", "prompt": "Hi", **PREFERENCE}], ["preference, 1 examples, 0 skip"]),
-    (
-        7,
-        [
-            {
-                "conversations": shared("uHi"),
-                "chosen": shared("ayes")[0],
-                "rejected": shared("ano")[0],
-            }
-        ],
-        ["preference, ShareGPT, 1 examples"],
-    ),
-    (14, [{"messages": TALK}] * 3, ["3 examples", "learns 6 answers of 3 conversations"]),
-    (15, [{"messages": said("uHi", "uHello?", "ayes")}], ["1 examples, 0 skipped"]),
-    (17, [{"messages": said("sBe kind.", "uHi", "ayes")}], ["1 examples, 0 skipped"]),
-    (
-        25,
-        [{"text": "Hi", "role": "prompter"}],
-        ["language modelling, 1 examples", "not read: role"],
-    ),
     (35, [{"messages": said("uHi", "ayes", weight=1, mood="x")}], ["not read: messages[].mood"]),
+    (14, [{"messages": TALK}] * 3, ["3 examples", "learns 6 answers of 3 conversations"]),
     (10, [{"messages": said("uHi", "a", tool_calls=[{"name": "f"}])}], ["1 examples, 0 skipped"]),
     (10.1, [{"messages": said("uHi", "t42", "aok")}], ["1 examples, 0 skipped"]),
     (11, [{"messages": [*said("uHi"), {"role": "assistant", "content": PARTS}]}], ["1 examples"]),
@@ -100,7 +71,6 @@ USED: list[tuple[float, Rows, list[str]]] = [
         [{"messages": said("uHi", "ayes", train=False)}, {"messages": TALK}],
         ["1 skipped (1 no answer may be learned"],
     ),
-    (23, [{"prompt": "Hi", "label": 1, "tags": ["x"]}], ["prompt-only", "not read: label, tags"]),
 ]
 
 
@@ -113,26 +83,12 @@ def test_rows_are_used_right(case: float, rows: Rows, parts: list[str], tmp_path
 WAY_OUT = "data.sets."
 ORCA = {"system": "Be kind.", "question": "Name a fruit.", **PREFERENCE}
 REFUSED: list[tuple[float, dict[str, Any], list[str]]] = [
-    (3, {"prompt": "Hi", "response": "no", "helpfulness": 0}, ["'helpfulness' grades", WAY_OUT]),
-    (3.1, {"messages": TALK, "rating": 4.5}, ["'rating' grades the column messages", "columns="]),
-    (5, ORCA, ["share no prompt", "column question is the prompt, use data.sets.NAME.columns="]),
-    (6, {"instruction": "Do.", "input": "", **PREFERENCE}, ["human(instruction)", WAY_OUT]),
-    (8, {"instruction": "Do.", "input": "", "output": "ok"}, ["instruction, input", WAY_OUT]),
     (9, {"conversations": shared("uHi", "fadd(1)", "o2", "a2")}, ["'function_call'", WAY_OUT]),
     (
         11,
         {"messages": [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]},
         ["messages[0] has a part of type image; only text is read", WAY_OUT],
     ),
-    (13, {"messages": TALK, "images": ["a.png"]}, ["column 'images' is a part of", WAY_OUT]),
-    (17, {"query": "Hi", "response": "yes", "history": []}, ["no known layout", WAY_OUT]),
-    (19, {"messages": ASK}, ["does not end in one assistant turn: name the column 'prompt'"]),
-    (23, {"prompt": "Hi", "answers": ["a", "b"]}, ["column 'answers'", WAY_OUT]),
-    (23.1, {"prompt": "Hi", "response_0": "a", "response_1": "b"}, ["'response_0'", WAY_OUT]),
-    (24.1, {"conversation_a": TALK, "conversation_b": TALK, "winner": "a"}, ["no known", WAY_OUT]),
-    (30.1, {"train": [{"text": "a"}], "test": []}, ["no known layout has the columns train, test"]),
-    (30.2, {"prompt": {"0": "a"}, "chosen": {"0": "b"}}, ["has the keys ['0']", "'role'"]),
-    (30, {"data": {"0": "a"}, "version": "1"}, ["no known layout", WAY_OUT]),
     (35.1, {"messages": said("uHi", "ayes", weight=0.5)}, ["has weight=0.5; must be 0"]),
 ]
 
@@ -197,22 +153,14 @@ def test_files_are_refused_by_name(
     assert [part for part in parts if part not in str(refused.value)] == [], refused.value
 
 
-def test_columns_of_rewards_are_columns_of_the_file(tmp_path: Path) -> None:
-    row = {"prompt": "Hi", "answer": "#### 42", "reward_model": {"ground_truth": "42"}}
-    (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    key = "rewards.right.columns"
-    (found,) = load_datasets(config_of(tmp_path), seed=0, keep={"answer": key})  # 20
-    assert found.train[0].columns == {"answer": "#### 42"}
-    assert describe_dataset(found).endswith("not read: reward_model")
-    with pytest.raises(DataError, match=r"row 1: column 'reward_model\.g.* missing, which rewards"):
-        load_datasets(config_of(tmp_path), seed=0, keep={"reward_model.ground_truth": key})  # 21
-
-
 def test_text_cells_are_texts(tmp_path: Path) -> None:
     with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8-sig") as stream:  # 32, 33
         csv.writer(stream).writerows([["prompt", "completion"], ["a\u2028é", "None"], ["b", ""]])
     (found,) = load_datasets(config_of(tmp_path), seed=0)
-    assert [(each.prompt, each.chosen) for each in found.train] == [("a\u2028é", " None")]
+    assert [(each.prompt, each.chosen) for each in found.train] == [
+        ("a\u2028é", " None"),
+        ("b", None),
+    ]
 
 
 NAMES = "valid dev eval my-validation dev-00000-of-00001 HH.Val2 testset"

@@ -49,7 +49,8 @@ def test_the_look_names_what_is_wrong_with_a_folder(look: Look, tmp_path: Path) 
     said = look(tmp_path / "pets")
     first, *_ = said.splitlines()
     assert first.endswith(
-        "preference, 50 examples (10 held out), 1 skipped (1 chosen is empty); not read: note; "
+        "preference, 50 examples (10 held out), 1 skipped (1 chosen is empty); "
+        "reads prompt, chosen, rejected; not read: note; "
         "trains on train.jsonl, holds out val.jsonl"
     )
     assert "data: 45 examples: sft 9 (2 held out)" in said
