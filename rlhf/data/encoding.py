@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,9 +48,10 @@ class Asked(NamedTuple):
     messages: tuple[Message, ...]
     tools: Sequence[Any] | None = None
     begun: str = ""
+    text: str | None = None
+    """The prompt with plain turns, if it is not what ``render_prompt`` makes of the messages."""
 
 
-PromptForm = str | Asked  # a prompt: plain text, or messages for a chat template
 TextPiece = tuple[str, str]  # a context, and the answer that follows it
 EncodedPiece = tuple[list[int], list[int]]
 PROBE = "probe42"  # a text that is searched for in rendered text
@@ -143,9 +145,6 @@ class ChatTemplate:
                 "or the tokenizer of a chat model (model.tokenizer=FOLDER_OR_HUB_ID)"
             )
         self._tokenizer: Any = tokenizer
-        added = tokenizer.added_tokens_decoder.values()
-        specials = {tokenizer.eos_token, *(str(each) for each in added if each.special)}
-        self._special = re.compile("|".join(map(re.escape, sorted(specials, key=len)[::-1])))
         self._hidden: dict[object, str] = {}  # shape of a conversation -> what is not shown of it
         question = Asked((Message("user", "question"),))
         answered = self._render(question, answer=Message("assistant", PROBE))
@@ -156,14 +155,11 @@ class ChatTemplate:
 
     def render_prompt(self, prompt: Asked) -> str:
         """Return the rendered prompt, which ends where the response begins."""
-        self._require_texts(prompt, prompt.messages)
         self._require_shown(prompt)
         return self._render(prompt) + prompt.begun
 
-    def render_answer(self, prompt: Asked, answer: Message) -> TextPiece:
-        """Return the rendered prompt, and the text after it, up to and including the end token."""
-        opening = self.render_prompt(prompt)
-        self._require_texts(prompt, [answer])
+    def render_answer(self, prompt: Asked, answer: Message, opening: str) -> str:
+        """Return the text after the rendered prompt ``opening``, the end token included."""
         if answer.shown:
             self._require_shown(prompt._replace(messages=(*prompt.messages, answer)))
         whole = self._render(prompt, answer=answer)
@@ -180,7 +176,7 @@ class ChatTemplate:
                 "the chat template drops the response, or ends it differently from other responses",
                 prompt,
             )
-        return opening, following + self._end
+        return following + self._end
 
     def _complete_begun_answer(
         self, prompt: Asked, answer: Message, opening: str, whole: str
@@ -224,15 +220,6 @@ class ChatTemplate:
                 "as it was said, thoughts included"
             )
         return whole[len(before) :]
-
-    def _require_texts(self, prompt: Asked, messages: Sequence[Message]) -> None:
-        """Raise an error for a text that holds a special token, which would end or begin a turn."""
-        for message in messages:
-            texts = (message.content, *map(str, message.shown.values()))
-            if found := next(filter(None, map(self._special.search, texts)), None):
-                raise UnusableTemplateError(
-                    f"a message holds the special token {found.group()} as text", prompt
-                )
 
     def _require_shown(self, asked: Asked) -> None:
         """Raise an error if the template does not show a message, a call or a tool.
@@ -345,7 +332,7 @@ class Encoder:
                 "data.template=auto: the launcher could not read whether the tokenizer has a chat "
                 "template; set data.template=chat or data.template=plain"
             )
-        self._tokenizer = tokenizer
+        self._tokenizer: Any = tokenizer
         self._chat = ChatTemplate(tokenizer) if template is Template.chat else None
         self.end_id: int = tokenizer.eos_token_id
 
@@ -353,30 +340,27 @@ class Encoder:
         """Return the ids that the tokenizer puts before every text: [], or its opening token."""
         return self._encode_with_opening([""])[0]
 
-    def prompt_of(self, record: Record) -> PromptForm:
-        """Return a record's prompt in the form that the template needs: messages, or text."""
-        if self._chat is None:
-            return record.prompt or ""
-        if record.messages is None:
-            return _parse_prompt(record.prompt or "")._replace(tools=record.tools)
-        return Asked(record.messages, record.tools)
+    def prompt_of(self, record: Record) -> Asked:
+        """Return a record's prompt; for a chat template, a text is parsed into messages."""
+        text = record.prompt or ""
+        if record.messages is not None or self._chat is None:
+            return Asked(record.messages or (), record.tools, text=text)
+        messages, begun = split_turns(text)
+        return Asked(tuple(messages), record.tools, begun, text)
 
     def render_prompt(self, record: Record) -> str:
         """Return a record's prompt as text; raise UnusableTemplateError if it cannot be shown."""
-        if self._chat is None:
-            require_plain_turns(Asked(record.messages or (), record.tools))
         return self._render_prompt(self.prompt_of(record))
 
     def render_response(self, record: Record, response: str) -> TextPiece:
         """Return the prompt and a response, such as ``record.chosen``, as texts."""
-        prompt = self.prompt_of(record)
-        if not isinstance(prompt, Asked):
-            return self.render_prompt(record), response
+        asked, content = self.prompt_of(record), response
         if record.messages is not None:
             content = response.removeprefix(" ")  # layouts put it before the content of a message
-        else:
-            content = response[1:] if not prompt.begun and re.match(r" \S", response) else response
-        return self._render_answer(prompt, Message("assistant", content))
+        elif not asked.begun and re.match(r" \S", response):
+            content = response[1:]
+        prompt, answer = self._render_answer(asked, Message("assistant", content))
+        return prompt, response if self._chat is None else answer
 
     def render_answers(self, record: Record) -> list[list[TextPiece]]:
         """Return the sequences with all answers of a record that SFT learns.
@@ -401,24 +385,32 @@ class Encoder:
             written = prompt + answer if self._chat else None  # plain answers have no end token
         return sequences
 
-    def encode_prompts(self, prompts: Sequence[PromptForm]) -> list[list[int]]:
+    def encode_prompts(self, prompts: Sequence[str | Asked]) -> list[list[int]]:
         """Return the ids of prompts, with the opening token if there is one."""
-        return self.encode_rendered_prompts([self._render_prompt(prompt) for prompt in prompts])
+        asked = (p if isinstance(p, Asked) else self.prompt_of(Record(p)) for p in prompts)
+        return self.encode_contexts([self._render_prompt(each) for each in asked])
 
-    def encode_rendered_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of rendered prompts, with the opening token if there is one."""
-        return self._encode_contexts(prompts)
+    def encode_contexts(
+        self, texts: Sequence[str], starts: Sequence[bool] | None = None
+    ) -> list[list[int]]:
+        """Return the ids of rendered texts, which start a sequence or else follow an end token."""
+        starts = [True] * len(texts) if starts is None else starts
+        encode_first = self._encode_with_opening if self._chat is None else self._encode
+        pairs = list(zip(texts, starts, strict=True))
+        firsts = iter(encode_first([text for text, is_first in pairs if is_first]))
+        later = iter(self._encode_after_end([text for text, is_first in pairs if not is_first]))
+        return [next(firsts if is_first else later) for is_first in starts]
 
     def encode_pieces(self, sequences: Sequence[Sequence[TextPiece]]) -> list[list[EncodedPiece]]:
         """Return the ids of the context and of the answer, end token included, of every piece."""
         starts = [index == 0 for sequence in sequences for index in range(len(sequence))]
         pieces = [piece for sequence in sequences for piece in sequence]
-        contexts = self._encode_contexts([context for context, _ in pieces], starts)
+        contexts = self.encode_contexts([context for context, _ in pieces], starts)
         answers = [answer for _, answer in pieces]
         if self._chat is None:
             ids_of_answers = self.encode_texts_with_end(answers)
         else:
-            wholes = self._encode_contexts([a + b for a, b in pieces], starts)
+            wholes = self.encode_contexts([a + b for a, b in pieces], starts)
             # A sequence must begin with the ids that the prompt has in a rollout. If the tokenizer
             # merges letters of prompt and answer into one token, the answer is encoded separately.
             ids_of_answers = [
@@ -438,18 +430,30 @@ class Encoder:
         """Return the ids of plain texts, without an opening token and with the end token."""
         return [[*ids, self.end_id] for ids in self._encode(texts)]
 
-    def _render_prompt(self, prompt: PromptForm) -> str:
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        """A pattern of the tokenizer's special tokens, which would begin or end a turn."""
+        added = self._tokenizer.added_tokens_decoder.values()
+        names = sorted((each.content for each in added if each.special), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, names)) or "(?!)")
+
+    def _render_prompt(self, asked: Asked, *answer: Message) -> str:
+        """Return a prompt as text; raise UnusableTemplateError if it, or its answer, has none."""
+        for message in (*asked.messages, *answer) if asked.messages else ():
+            for text in (message.content, *map(str, message.shown.values())):
+                if found := self._special.search(text):
+                    problem = f"a message holds the special token {found.group()} as text"
+                    raise UnusableTemplateError(problem, asked)
         if self._chat is not None:
-            return self._chat.render_prompt(
-                prompt if isinstance(prompt, Asked) else _parse_prompt(prompt)
-            )
-        return prompt if isinstance(prompt, str) else render_prompt(prompt.messages)
+            return self._chat.render_prompt(asked)
+        require_plain_turns(asked, *answer)
+        return render_prompt(asked.messages) if asked.text is None else asked.text
 
     def _render_answer(self, asked: Asked, answer: Message) -> TextPiece:
-        if self._chat is not None:
-            return self._chat.render_answer(asked, answer)
-        require_plain_turns(asked, answer)
-        return render_prompt(asked.messages), f" {answer.content}"
+        prompt = self._render_prompt(asked, answer)
+        if self._chat is None:
+            return prompt, f" {answer.content}"
+        return prompt, self._chat.render_answer(asked, answer, prompt)
 
     def _render_episode(self, record: Record) -> list[TextPiece]:
         """Return the responses of an episode, each after what the environment said before it."""
@@ -464,18 +468,6 @@ class Encoder:
     def _render_observation(self, role: str, text: str) -> str:
         render = render_plain_observation if self._chat is None else self._chat.render_observation
         return render(role, text)
-
-    def _encode_contexts(
-        self, texts: Sequence[str], starts: Sequence[bool] | None = None
-    ) -> list[list[int]]:
-        """Return the ids of texts that start a sequence, or else follow an end token."""
-        starts = [True] * len(texts) if starts is None else starts
-        encode_first = self._encode_with_opening if self._chat is None else self._encode
-        pairs = list(zip(texts, starts, strict=True))
-        firsts = iter(encode_first([text for text, is_first in pairs if is_first]))
-        others = [text for text, is_first in pairs if not is_first]
-        later = iter(self._encode_after_end(others))
-        return [next(firsts if is_first else later) for is_first in starts]
 
     def _encode_after_end(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of texts that follow an end token, which some tokenizers encode apart."""
@@ -497,9 +489,3 @@ class Encoder:
             return_token_type_ids=False,
         ).input_ids
         return encoded
-
-
-def _parse_prompt(text: str) -> Asked:
-    """Return the messages of a prompt that is text in its source, and an answer begun there."""
-    messages, begun = split_turns(text)
-    return Asked(tuple(messages), begun=begun)

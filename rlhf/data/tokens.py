@@ -86,7 +86,8 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
 
     The first ``prompt_tokens`` ids of a sequence precede its first response. Column ``observed``,
     which is absent if no sequence has several responses, has the start and the end of what stands
-    between two responses. An example of plain text has no prompt, and no template changes its text.
+    between two responses. A sequence that is too long ends with the last response that fits. An
+    example of plain text has no prompt, and no template changes its text.
     """
     texts = [(i, r) for i, r in rows if r.text is not None]
     answered = [(i, r) for i, r in rows if r.text is None and r.prompt and r.chosen]
@@ -103,7 +104,10 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
     for index, pieces in sorted(examples, key=itemgetter(0)):
         ids: list[int] = []
         observed = []
-        for context, answer in pieces:
+        for number, (context, answer) in enumerate(pieces):
+            if number and len(ids) + len(context) + len(answer) > limit.tokens:
+                left_out[f"answers past {limit.key}={limit.tokens}"] += len(pieces) - number
+                break
             observed.append([len(ids), len(ids) + len(context)])
             ids = ids + context + answer
         prompt_tokens, length = len(pieces[0][0]), len(ids)
@@ -157,7 +161,7 @@ def prompt_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Colum
     usable = [(i, r) for i, r in rows if r.prompt]
     left_out = Counter({"no prompt": len(rows) - len(usable)})
     rendered = _render_rows(usable, encoder.render_prompt, left_out)
-    encoded = encoder.encode_rendered_prompts([text for _, text in rendered])
+    encoded = encoder.encode_contexts([text for _, text in rendered])
     columns: Columns = {"row": [], "ids": []}
     for (index, _), ids in zip(rendered, encoded, strict=True):
         _add_row(columns, left_out, limit, len(ids), index, ids)

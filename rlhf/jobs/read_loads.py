@@ -241,6 +241,7 @@ class _TokenCounter:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
+        self.added_tokens_decoder = tokenizer.get_added_tokens_decoder() if tokenizer else {}
 
     def __call__(
         self, texts: list[str], *, add_special_tokens: bool = True, **_no_masks: bool

@@ -217,10 +217,11 @@ def test_a_response_that_the_template_drops_is_refused(before: str) -> None:
     answer = "{% if m.role == 'assistant' %}" + before + "{% endif %}"
     cut = CHATML.replace("{{ m.content }}", answer + "{{ m.content.split('</think>')[-1] }}")
     chat, asked = ChatTemplate(with_template(cut)), Asked((Message("user", "say kiwi"),))
-    assert chat.render_answer(asked, Message("assistant", "kiwi"))[1] == before + "kiwi<|im_end|>"
+    prompt, said = chat.render_prompt(asked), Message("assistant", "kiwi")
+    assert chat.render_answer(asked, said, prompt) == before + "kiwi<|im_end|>"
     for answer, what in (("<think>hm</think>kiwi", "thought"), ("</think>", "response")):
         with pytest.raises(DataError, match=f"drops the {what}"):
-            chat.render_answer(asked, Message("assistant", answer))
+            chat.render_answer(asked, Message("assistant", answer), prompt)
 
 
 DROPS_THOUGHTS = (

@@ -299,6 +299,20 @@ def test_every_answer_is_learned_once(tokenizer) -> None:
     assert found == [["  def a4():\n<|im_end|>"], ["  def a0():\n<|im_end|>"]]
 
 
+def test_a_long_conversation_is_learned_as_far_as_it_fits(tokenizer) -> None:
+    tokenizer.chat_template = CHATML
+    encoder, records = Encoder(tokenizer, Template.chat), read(TALKS["five"])
+    ((whole,), _) = (sft_columns(records, encoder, LIMIT)[0][name] for name in ("ids", "row"))
+    for tokens, number in ((len(whole), 5), (len(whole) - 1, 4), (len(whole) // 2, 2)):
+        columns, left_out = sft_columns(records, encoder, Limit("sft.max_tokens", tokens))
+        assert len(learned_texts(columns, tokenizer)[0]) == number
+        assert left_out.total() == 5 - number
+        assert columns["ids"][0] == whole[: columns["length"][0]]
+    columns, left_out = sft_columns(records, encoder, Limit("sft.max_tokens", 5))
+    assert not columns["ids"]
+    assert left_out["longer than sft.max_tokens=5"] == 1
+
+
 def test_a_template_that_rewrites_the_history_gives_an_example_per_answer(tokenizer) -> None:
     tokenizer.chat_template, _ = TEMPLATES["the last thought"]
     columns = columns_of(read(TALKS["thoughts"]), tokenizer, Template.chat)
@@ -424,8 +438,9 @@ def test_no_text_changes_the_number_of_turns(tokenizer, texts: list[str], templa
     expected = encoder.encode_pieces(encoder.render_answers(simple))
     marks = set(tokenizer.convert_tokens_to_ids(SPECIAL))
     if any(word in "".join(texts) for word in SPECIAL):
-        with pytest.raises(UnusableTemplateError, match="a message holds the special token"):
-            encoder.render_answers(record)
+        for each in (encoder, Encoder(tokenizer)):
+            with pytest.raises(UnusableTemplateError, match="a message holds the special token"):
+                each.render_answers(record)
         return
     found = encoder.encode_pieces(encoder.render_answers(record))
 

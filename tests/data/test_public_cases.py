@@ -286,4 +286,4 @@ def test_a_first_observation_is_one_turn(role: str) -> None:
     chat, plain = Encoder(tokenizer, Template.chat), Encoder(tokenizer)
     (ids,) = chat.encode_prompts([chat.prompt_of(record)])
     assert tokenizer.decode(ids).count("<|im_start|>") == 2
-    assert plain.prompt_of(record) == record.prompt == render_plain_observation(role, QUOTED)
+    assert plain.render_prompt(record) == record.prompt == render_plain_observation(role, QUOTED)
