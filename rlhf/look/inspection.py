@@ -18,7 +18,13 @@ from rlhf.data.records import RawDataset, Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import Limit, find_token_limit
 from rlhf.look.repeats import NAMED_PLACES, DataFinding, find_repeats, place_text
-from rlhf.look.shown_examples import EncodedSample, ShownExample, encode_sample, show_examples
+from rlhf.look.shown_examples import (
+    EncodedSample,
+    ShownExample,
+    TokensOfRow,
+    encode_sample,
+    show_examples,
+)
 from rlhf.models.sources import RUN_FOLDER
 from rlhf.models.tokenizers import load_or_train_tokenizer, load_tokenizer, tokenizer_place
 from rlhf.runtime.run_data import divide_datasets, read_datasets
@@ -41,31 +47,29 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a phase's examples, or of the answers in the data, beside their limit."""
+    """Tokens of a phase's sequences, or of the answers in the data, beside their limit."""
 
     title: str
     key: str
     limit: int
-    examples: int
-    """Examples that the phase gets; of these ``measured`` were encoded."""
     measured: int
+    """Sequences that were measured: all, or those of a sample."""
     over: int
-    """Measured examples that are longer than the limit."""
+    """Measured sequences that are longer than the limit."""
     over_places: list[str]
     """The places of the first of these."""
     shortest: int
     median: int
     longest: int
     keeps_99: str
-    """The limit that keeps 99 % of the examples, as an override; "": the limit keeps them."""
+    """The limit that keeps 99 % of the sequences, as an override; "": the limit keeps them."""
     bars: list[Bar]
 
     def __str__(self) -> str:
         """Return the lengths and the limit as one line."""
-        sample = "" if self.measured == self.examples else f" of a sample of {self.measured:,}"
         return (
-            f"{self.title}: {self.shortest:,} to {self.longest:,}, median {self.median:,}{sample}; "
-            f"limit {self.key}={self.limit}, longer: {self.over:,}"
+            f"{self.title}: {self.shortest:,} to {self.longest:,} tokens, median {self.median:,}; "
+            f"limit {self.key}={self.limit}, longer: {self.over:,} of {self.measured:,}"
         )
 
 
@@ -195,40 +199,37 @@ def _find_unusable(sample: EncodedSample) -> Iterator[DataFinding]:
 
 def _find_too_long(found: Lengths) -> Iterator[DataFinding]:
     if found.over:
-        text = f"{found.over:,} of {found.measured:,} are longer than {found.key}={found.limit}"
         keeps = f"; {found.keeps_99} keeps 99 %" if found.keeps_99 else ""
-        yield DataFinding(
-            "too_long", found.over, f"{found.title}: {text}{keeps}", found.over_places
-        )
+        what = f"{found.over:,} of {found.measured:,} {found.title}"
+        text = f"{what} are longer than {found.key}={found.limit}{keeps}"
+        yield DataFinding("too_long", found.over, text, found.over_places)
 
 
 def _measure(sample: EncodedSample, config: RunConfig) -> Iterator[Lengths]:
-    """Yield the lengths of a phase's examples; of SFT also of the answers, if PPO samples some."""
-    phase, lengths = sample.phase, sample.lengths
-    what = "a prompt" if phase is Phase.ppo else "an example"
-    if lengths:
+    """Yield the lengths of a phase's sequences; for SFT also of answers, if PPO samples some."""
+    phase, order = sample.phase, config.phase.order
+    title = f"{phase} {'prompts' if phase is Phase.ppo else 'examples'}"
+    if sample.lengths:
         limit = find_token_limit(phase, config)
-        yield _summarise(f"{phase}, tokens of {what}", limit, lengths, sample)
-    if lengths and phase is Phase.sft and {Phase.ppo, Phase.dpo} & {*config.phase.order}:
+        yield _summarise(title, limit, sample.lengths, sample.records)
+    if sample.lengths and phase is Phase.sft and (Phase.ppo in order or Phase.dpo in order):
         limit = Limit("rollout.max_response_tokens", config.rollout.max_response_tokens)
-        pairs = zip(lengths, sample.columns["prompt_tokens"], strict=True)
-        answers = [length - prompt for length, prompt in pairs]
-        yield _summarise("answers that PPO would have to sample, tokens", limit, answers, sample)
+        yield _summarise("answers of the data", limit, sample.answers, sample.records)
 
 
-def _summarise(title: str, limit: Limit, lengths: Sequence[int], sample: EncodedSample) -> Lengths:
-    rows = zip(lengths, sample.columns["row"], strict=True)
-    over = [place_text(sample.records[row]) for length, row in rows if length > limit.tokens]
-    found = sorted(lengths)
+def _summarise(
+    title: str, limit: Limit, lengths: Sequence[TokensOfRow], records: Sequence[Record]
+) -> Lengths:
+    found = sorted(tokens for tokens, _ in lengths)
+    over = [place_text(records[row]) for tokens, row in lengths if tokens > limit.tokens]
     enough = found[math.ceil(KEPT * len(found)) - 1]
     return Lengths(
         title,
         limit.key,
         limit.tokens,
-        sample.examples,
-        len(sample.records),
+        len(found),
         len(over),
-        over[:NAMED_PLACES],
+        list(dict.fromkeys(over))[:NAMED_PLACES],
         found[0],
         found[len(found) // 2],
         found[-1],

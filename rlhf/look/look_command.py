@@ -59,7 +59,7 @@ def _look(options: argparse.Namespace) -> None:
         config = compose_config(options.words)
     look = inspect_data(config)
     if options.json:
-        sys.stdout.write(json.dumps(asdict(look), ensure_ascii=False, indent=1) + "\n")
+        sys.stdout.write(json.dumps(asdict(look), indent=1) + "\n")
     else:
         console = build_console(is_main=True, log_every=1)
         for line in notes.getvalue().splitlines():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.config.choices import LossOn, Phase
@@ -40,6 +40,9 @@ class ShownExample:
     spans: list[Span]
 
 
+TokensOfRow = tuple[int, int]  # a number of tokens, and the index of its record
+
+
 class EncodedSample(NamedTuple):
     """Examples of a phase as token ids without a limit; column ``row`` is an index of records."""
 
@@ -52,10 +55,22 @@ class EncodedSample(NamedTuple):
     """Records of the sample that the phase cannot use, by reason."""
 
     @property
-    def lengths(self) -> list[int]:
-        """Return the tokens of each example, of a pair the tokens of its longer sequence."""
+    def lengths(self) -> list[TokensOfRow]:
+        """Return the tokens of each sequence, or of the longer sequence of each pair."""
         columns = self.columns
-        return columns["length"] if "length" in columns else [len(ids) for ids in columns["ids"]]
+        is_prompt = self.phase is Phase.ppo
+        tokens = map(len, columns["ids"]) if is_prompt else columns["length"]
+        return list(zip(tokens, columns["row"], strict=True))
+
+    @property
+    def answers(self) -> list[TokensOfRow]:
+        """Return the tokens of each answer that SFT learns."""
+        found = []
+        for number, (length, row) in enumerate(self.lengths):
+            spans = self.columns["observed"][number] if "observed" in self.columns else []
+            ends = [self.columns["prompt_tokens"][number], *chain(*spans), length]
+            found += [(end - start, row) for start, end in zip(ends[::2], ends[1::2], strict=True)]
+        return found
 
 
 def encode_sample(phase: Phase, records: Sequence[Record], encoder: Encoder) -> EncodedSample:
@@ -99,8 +114,8 @@ def show_examples(
 
 def _pick_by_length(sample: EncodedSample, limit: int) -> list[Record]:
     """Return the shortest, a middle and the longest example of at most ``limit`` tokens."""
-    rows = sorted(zip(sample.lengths, sample.columns["row"], strict=True))
-    fitting = list(dict.fromkeys(row for length, row in rows if length <= limit))
+    rows = (row for length, row in sorted(sample.lengths) if length <= limit)
+    fitting = list(dict.fromkeys(rows))
     places = {0, len(fitting) // 2, len(fitting) - 1} if fitting else ()
     return [sample.records[fitting[place]] for place in sorted(places)]
 

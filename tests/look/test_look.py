@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from runpy import run_module
 from typing import Any
 
+import datasets
 import pytest
 
-from rlhf.look.look_command import main
+from rlhf.look.inspection import Look as Figures
+from rlhf.look.look_command import main, print_look
+from rlhf.look.shown_examples import ShownExample, Span
+from rlhf.run.console import Console
 
 Look = Callable[..., str]
 
@@ -74,7 +79,7 @@ def test_limits_that_keep_99_percent_are_words_to_type(look: Look, tmp_path: Pat
     rows = pairs(96) + [row | {"chosen": "x " * 300} for row in pairs(4, start=200)]
     file = write(tmp_path / "a.jsonl", rows)
     (sft,) = [x for x in figures(look, file, "sft.max_tokens=64") if x["key"] == "sft.max_tokens"]
-    assert (sft["limit"], sft["over"], sft["examples"]) == (64, 4, 100)
+    assert (sft["limit"], sft["over"], sft["measured"]) == (64, 4, 100)
     word = sft["keeps_99"]
     assert word in look(file, "sft.max_tokens=64")
     (again,) = [x for x in figures(look, file, word) if x["key"] == "sft.max_tokens"]
@@ -122,6 +127,48 @@ def test_page_is_one_file_that_loads_nothing_and_escapes_texts(look: Look, tmp_p
     assert "src=" not in text
     assert "<mark>" in text
     assert text.count('class="histogram"') == 4
+
+
+def test_every_answer_of_a_conversation_is_marked_and_measured(look: Look, tmp_path: Path) -> None:
+    turns = [("user", "one?"), ("assistant", "1"), ("user", "two?"), ("assistant", "2 " * 60)]
+    rows = [
+        {"messages": [{"role": role, "content": f"{text} {n}"} for role, text in turns]}
+        for n in range(20)
+    ]
+    file = write(tmp_path / "a.jsonl", rows)
+    said = look(file, "phase.order=[sft,ppo]", "rewards.a={kind: length, most: 9}")
+    assert "Assistant:[[ 1 " in said
+    assert "learns 40 answers of 20 conversations" in said
+    assert "20 of 40 answers of the data are longer than rollout.max_response_tokens=32" in said
+    assert "(a.jsonl, row 1; a.jsonl, row 2; " in said
+
+
+def test_what_is_learned_is_green_on_a_terminal() -> None:
+    shown = ShownExample("sft learns", "a.jsonl, row 1", 9, [Span("Q:", False), Span(" a", True)])
+    out = StringIO()
+    console = Console(log_every=1, file=out, force_terminal=True)
+    print_look(Figures([], [], "t", "plain", [], [], [shown]), console)
+    assert "Q:\x1b[32m a\x1b[0m" in out.getvalue()
+    assert "[[" not in out.getvalue()
+
+
+def test_the_middle_of_a_long_text_is_cut_on_the_terminal(look: Look, tmp_path: Path) -> None:
+    rows = [row | {"prompt": f"begin{'xy ' * 900}end {n}?"} for n, row in enumerate(pairs(20))]
+    said = look(write(tmp_path / "a.jsonl", rows), "phase=sft", "sft.max_tokens=1024")
+    assert " letters) ... " in said
+    assert "xy " * 600 not in said
+    assert "begin" in said
+
+
+def test_id_of_the_hub_is_looked_up_if_no_file_has_the_name(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_dataset(path: str, **_: object) -> datasets.DatasetDict:
+        assert path == "org/pets"
+        return datasets.DatasetDict(train=datasets.Dataset.from_list(pairs(30)))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert look("org/pets").startswith("org/pets: preference, 30 examples")
 
 
 def test_data_of_the_launcher_is_looked_at_by_its_words(look: Look) -> None:
