@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +20,7 @@ from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import Limit, find_token_limit
 from rlhf.look.repeats import NAMED_PLACES, DataFinding, find_repeats, place_text
 from rlhf.look.shown_examples import (
+    MEASURED,
     EncodedSample,
     ShownExample,
     TokensOfRow,
@@ -146,11 +148,12 @@ def inspect_data(config: RunConfig) -> Look:
 def _load_tokenizer(
     config: RunConfig, datasets: Sequence[RawDataset], parts: Mapping[Phase, PhaseData]
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of the run; one that a run would train is trained on the same texts."""
+    """Return the tokenizer of the run; if the run trains it, one of a sample of the same texts."""
     if config.from_run is not None:
         return load_tokenizer(Path(config.from_run) / "tokenizer", key=RUN_FOLDER)
     sides = [part.train for part in parts.values()] or [dataset.train for dataset in datasets]
-    texts = (text for side in sides for record in side for text in record.all_texts if text)
+    records = (record for side in sides for record in islice(side, MEASURED))
+    texts = (text for record in records for text in record.all_texts if text)
     key, model = tokenizer_base(config)
     return load_or_train_tokenizer(model, key=key, texts=texts)
 

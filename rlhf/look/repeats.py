@@ -8,6 +8,7 @@ candidates, with 0.9 over 99 %. The index of every candidate is then computed ex
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ BANDS, ROWS = 6, 4  # of a signature; texts with equal rows of one band are cand
 MOST_COMPARED = 100_000  # prompts that are compared with one another for near repeats
 CHUNK = 100_000  # letters that are hashed at a time, so that they fit in the CPU's cache
 NAMED_PLACES = 5  # places that a finding names
+SCRIPT_LETTERS = 40  # letters of an answer that decide its script
+JAPANESE = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}  # scripts that Japanese mixes with CJK
 FREQUENT = 3  # examples from which a text in several examples is named
 MIXERS = np.random.default_rng(0).integers(2**62, size=BANDS * ROWS, dtype=np.uint64) * 2 + 1
 
@@ -96,6 +99,19 @@ def find_repeats(
             if count >= FREQUENT:
                 what = f"The most frequent {part} text is in {count:,} examples: {text[:80]!r}"
                 yield DataFinding(f"frequent_{part}", count, what)
+
+    scripts = Counter(filter(None, (_script_of(r.chosen or "") for r in everything)))
+    if len(scripts) > 1:
+        named = ", ".join(f"{script} {count:,}" for script, count in scripts.most_common())
+        yield DataFinding("scripts", len(scripts), f"Answers are in several scripts: {named}")
+
+
+def _script_of(text: str) -> str:
+    """Return the script of most of the first letters, as Unicode names it; "" without letters."""
+    letters = filter(str.isalpha, text[:SCRIPT_LETTERS])
+    names = (unicodedata.name(letter, "UNKNOWN").split()[0] for letter in letters)
+    found = Counter(JAPANESE.get(name, name) for name in names)
+    return max(found, key=found.__getitem__, default="")
 
 
 def _by_prompt(records: Iterable[Record]) -> dict[bytes, Record]:

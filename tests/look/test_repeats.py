@@ -93,6 +93,20 @@ def test_near_repeats_across_the_sides_of_the_divided_data_are_counted() -> None
     assert "near_across" not in findings([one, two, three])
 
 
+@pytest.mark.parametrize(
+    ("answers", "named"),
+    [
+        ([" yes", " oui, ça va", " 42", " :-)"], ""),
+        ([" yes", " no", " 今天很好", " はい", " カメラ"], "CJK 3, LATIN 2"),
+        ([" да", " так", " 好"], "CYRILLIC 2, CJK 1"),
+    ],
+)
+def test_answers_in_several_scripts_are_counted(answers: list[str], named: str) -> None:
+    found = findings([Record(f"Q{n}", answer) for n, answer in enumerate(answers)])
+    assert ("scripts" in found) == bool(named)
+    assert not named or found["scripts"].text.endswith(named)
+
+
 def test_frequent_texts_and_used_repeats_are_counted() -> None:
     records = [Record(f"Q{n}", " nan") for n in range(4)] + [Record("Q0", "nan ")]
     found = findings(records)
