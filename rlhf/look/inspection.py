@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.choices import Phase, Source
@@ -40,13 +40,6 @@ FEWEST_PAIRS = 20  # pairs; with fewer, the lengths of their responses say nothi
 LOPSIDED = 0.8  # share of pairs in which one side is longer, from which a reward may learn length
 
 
-class Bar(NamedTuple):
-    """Examples of ``first`` tokens to below the next bar's; the last bar has all longer ones."""
-
-    first: int
-    examples: int
-
-
 @dataclass(frozen=True)
 class Lengths:
     """Tokens of a phase's sequences, or of the answers in the data, beside their limit."""
@@ -65,7 +58,8 @@ class Lengths:
     longest: int
     keeps_99: str
     """The limit that keeps 99 % of the sequences, as an override; "": the limit keeps them."""
-    bars: list[Bar]
+    bars: list[tuple[int, int]]
+    """A histogram: the fewest tokens of each bar, and its sequences; the last bar has no end."""
 
     def __str__(self) -> str:
         """Return the lengths and the limit as one line."""
@@ -76,27 +70,11 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class DatasetFigures:
-    """What was read of a data set, whose ``held_out`` is None if it holds no rows out itself."""
-
-    name: str
-    layout: str
-    read: list[str]
-    """The columns of the layout; []: ``data.sets.NAME.columns`` names them."""
-    unread: list[str]
-    train: int
-    held_out: int | None
-    files: str
-    dropped: dict[str, int]
-    """Rows that are not used, by reason."""
-
-
-@dataclass(frozen=True)
 class Look:
     """All figures of a look; ``lines`` are those that a run prints of its data."""
 
     lines: list[str]
-    datasets: list[DatasetFigures]
+    datasets: list[dict[str, object]]
     tokenizer: str
     template: str
     lengths: list[Lengths]
@@ -136,7 +114,7 @@ def inspect_data(config: RunConfig) -> Look:
     ]
     return Look(
         lines,
-        [_describe_figures(dataset) for dataset in datasets],
+        [_count_records(dataset) for dataset in datasets],
         tokenizer_place(tokenizer_base(config)[1], key="")[1] or "trained on this data",
         config.data.template.value,
         lengths,
@@ -164,17 +142,11 @@ def _records_for(phase: Phase, datasets: Sequence[RawDataset]) -> list[Record]:
     return [record for each in used for record in (*each.train, *(each.eval or ()))]
 
 
-def _describe_figures(dataset: RawDataset) -> DatasetFigures:
-    return DatasetFigures(
-        dataset.name,
-        dataset.layout,
-        list(dataset.read),
-        list(dataset.unread),
-        len(dataset.train),
-        None if dataset.eval is None else len(dataset.eval),
-        dataset.sides,
-        dict(+dataset.left_out),
-    )
+def _count_records(dataset: RawDataset) -> dict[str, object]:
+    """Return all that is known of a data set, with the numbers of its records as train and eval."""
+    held_out = None if dataset.eval is None else len(dataset.eval)
+    counts = {"train": len(dataset.train), "eval": held_out, "left_out": dict(+dataset.left_out)}
+    return dataset._asdict() | counts
 
 
 def _find_in_dataset(dataset: RawDataset) -> Iterator[DataFinding]:
@@ -241,9 +213,9 @@ def _summarise(
     )
 
 
-def _count_bars(lengths: Sequence[int], limit: int, top: int) -> list[Bar]:
+def _count_bars(lengths: Sequence[int], limit: int, top: int) -> list[tuple[int, int]]:
     """Return a histogram of bars of equal width up to ``top``; a bar ends at the limit."""
     width = max(1, math.ceil(top / BARS))
     first = (limit + 1) % width if limit < top else 0
     counts = Counter(max(0, (min(n, top) - first) // width + 1) for n in lengths)
-    return [Bar(max(0, first + (n - 1) * width), counts[n]) for n in range(max(counts) + 1)]
+    return [(max(0, first + (n - 1) * width), counts[n]) for n in range(max(counts) + 1)]

@@ -10,24 +10,11 @@ def render_look(look: Look, command: str) -> str:
     """Return the HTML of a look; ``command`` started it."""
     count = len(look.findings)
     told = f"{count} thing{'s' if count > 1 else ''} to look at" if count else "nothing was found"
-    rows = [
-        {
-            "data set": each.name,
-            "layout": each.layout,
-            "read": ", ".join(each.read) or "data.sets.NAME.columns",
-            "not read": ", ".join(each.unread),
-            "to train on": f"{each.train:,}",
-            "held out": "a share" if each.held_out is None else f"{each.held_out:,}",
-            "not used": f"{sum(each.dropped.values()):,}",
-        }
-        for each in look.datasets
-    ]
     return render_template(
         "look.html",
         package=__package__ or "",
-        title=f"Data: {', '.join(each.name for each in look.datasets)}",
+        title=f"Data: {', '.join(str(dataset['name']) for dataset in look.datasets)}",
         verdict=Headline(told, is_doubtful=bool(count)),
         place=command,
         look=look,
-        rows=rows,
     )
