@@ -1,6 +1,6 @@
-"""Pairwise losses of the reward model, and its calibration.
+"""Losses of the reward model, and its calibration.
 
-Shapes: B = pairs, S = tokens of whole sequences.
+Shapes: B = pairs, or single responses; S = tokens of whole sequences.
 
 Losses are sums over pairs; the caller divides by the number of pairs in the whole batch.
 """
@@ -60,15 +60,19 @@ def end_loss(
     return (label_smoothing - 1) * right_B - label_smoothing * swapped_B
 
 
-def regression_loss(
-    chosen_scores_B: Tensor,
-    rejected_scores_B: Tensor,
-    chosen_wanted_B: Tensor,
-    rejected_wanted_B: Tensor,
-) -> Tensor:
-    """Compute the squared error (B,) of the scores, averaged over the responses of a pair."""
-    chosen_B = (chosen_scores_B - chosen_wanted_B).square()
-    return (chosen_B + (rejected_scores_B - rejected_wanted_B).square()) / 2
+def regression_loss(scores_B: Tensor, wanted_B: Tensor) -> Tensor:
+    """Compute the squared error (B,) of the scores of responses."""
+    return (scores_B - wanted_B).square()
+
+
+def classification_loss(scores_B: Tensor, marks_B: Tensor) -> Tensor:
+    """Compute the binary cross-entropy (B,) of marks: 1.0 (good) or 0.0 (bad).
+
+    loss = -log sigmoid(score) of a good response, -log sigmoid(-score) of a bad one
+
+    The probability that a response is good is sigmoid(score): logistic regression on the score.
+    """
+    return -functional.logsigmoid(torch.where(marks_B > 0, scores_B, -scores_B))
 
 
 def divergence_loss(

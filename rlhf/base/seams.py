@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rlhf.models.language_model import LanguageModel, Scorer
     from rlhf.models.model_uses import ModelUse
     from rlhf.models.sources import ModelSource
+    from rlhf.phases.dpo import DpoTrainer
     from rlhf.phases.ppo.hooks import PpoHook
     from rlhf.phases.ppo.models import PpoModels
     from rlhf.phases.ppo.rlhf_engine import RLHFEngine
@@ -445,9 +446,9 @@ class Costs:
         return 0.0
 
     def added_step_seconds(
-        self, config: RunConfig, tokens: float, seconds: Mapping[str, float]
+        self, config: RunConfig, phase: Phase, tokens: float, seconds: Mapping[str, float]
     ) -> dict[str, float]:
-        """Return the seconds per PPO step of the option's activities, by name.
+        """Return the seconds per step of ``phase`` of the option's activities, by name.
 
         ``tokens`` is the expected length of a response; ``seconds`` has the core's activities.
         """
@@ -506,8 +507,8 @@ class ModelsSeam(Protocol):
     """``models``: changes how models are built, optimized, checked and saved.
 
     A module has only the functions that its option needs; ``hooks_of`` yields them. Used by
-    average, distillation, ensembles, fused_layers, hybrid_engine, lora, sequence_parallel and
-    trunk.
+    average, distillation, ensembles, fused_layers, hybrid_engine, kto, lora, sequence_parallel
+    and trunk.
     """
 
     def extend_model(
@@ -548,6 +549,9 @@ class ModelsSeam(Protocol):
         self, context: RunContext, steps: list[PairStep], pairs: Dataset
     ) -> RewardTrainer:
         """Return the reward model's trainer, which takes ``steps`` and then the option's steps."""
+
+    def build_dpo_trainer(self, context: RunContext, total_steps: int) -> DpoTrainer:
+        """Return the trainer of the dpo phase."""
 
     def build_sft_module(
         self, config: RunConfig, model: PreTrainedModel, ranks: Ranks

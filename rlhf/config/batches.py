@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import Phase
+from rlhf.config.choices import Phase, Unpaired
 from rlhf.config.schema.run import RunConfig
 from rlhf.options import hooks_of
 
@@ -103,27 +103,32 @@ def build_batch_plan(
     return BatchPlan(per_rank=per_rank, micro=micro_batch_size, accumulation=accumulation)
 
 
+def unpaired_feedback(config: RunConfig, phase: Phase) -> Unpaired | None:
+    """Return the feedback on single responses that a phase learns from; None: from none."""
+    found: Unpaired | None = getattr(getattr(config, phase.value), "unpaired", None)
+    return found
+
+
+def sequences_per_example(config: RunConfig, phase: Phase) -> int:
+    """Return 2 if an example of the phase is a pair of sequences, otherwise 1."""
+    is_paired = phase.phase_in_split is Phase.reward and unpaired_feedback(config, phase) is None
+    return 2 if is_paired else 1
+
+
 def batch_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
     """Return the batch plan of every phase that runs."""
     cap = config.hardware.max_micro_batch_size
-    pair_cap = max(1, cap // 2)  # a pair is two sequences
-    sft, reward, ppo, dpo = config.sft, config.reward, config.ppo, config.dpo
-    settings = {
-        Phase.sft: ("sft.batch_size", sft.batch_size, sft.micro_batch_size, cap),
-        Phase.reward: ("reward.batch_size", reward.batch_size, reward.micro_batch_size, pair_cap),
-        Phase.dpo: ("dpo.batch_size", dpo.batch_size, dpo.micro_batch_size, pair_cap),
-        Phase.ppo: ("ppo.mini_batch_size", ppo.mini_batch_size, ppo.micro_batch_size, cap),
-    }
     shares = list(hooks_of("sizes", "SHARING_KEY", config))
     plans = {}
     for phase in config.phase.order:
-        key, size, micro, phase_cap = settings[phase]
+        name = "mini_batch_size" if phase is Phase.ppo else "batch_size"
+        keys = getattr(config, phase.value)
         plans[phase] = build_batch_plan(
-            size,
-            key=key,
+            getattr(keys, name),
+            key=f"{phase}.{name}",
             ranks=num_data_parallel_ranks(config),
-            micro_batch_size=micro,
-            cap=phase_cap,
+            micro_batch_size=keys.micro_batch_size,
+            cap=max(1, cap // sequences_per_example(config, phase)),
             ranks_key="/".join([RANKS, *shares]),
         )
     return plans

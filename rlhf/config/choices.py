@@ -21,11 +21,6 @@ class Phase(StrEnum):
         """Return the phase whose share in data.split this phase uses: dpo uses reward's share."""
         return Phase.reward if self is Phase.dpo else self
 
-    @property
-    def learns_from_pairs(self) -> bool:
-        """Return True if an example of the phase is a pair of sequences."""
-        return self.phase_in_split is Phase.reward
-
 
 SPLIT_PHASES = (Phase.sft, Phase.reward, Phase.ppo)  # in the order of data.split
 
@@ -81,8 +76,11 @@ LossOn = StrEnum("LossOn", "response all")
 TrainOn = StrEnum("TrainOn", "all last")
 """Answers of a conversation that supervised fine-tuning learns."""
 
-RewardLossName = StrEnum("RewardLossName", "end from_divergence regression")
-"""Losses of the reward model: on end scores, on all differing tokens, or on given scores."""
+RewardLossName = StrEnum("RewardLossName", "end from_divergence classification regression")
+"""Losses of the reward model: on end scores, on all differing tokens, on marks, on given scores."""
+
+Unpaired = StrEnum("Unpaired", "marks scores")
+"""Feedback on single responses: marks (good or bad), or scores."""
 
 
 class KlEstimator(StrEnum):
@@ -101,7 +99,7 @@ KlPlacement = StrEnum("KlPlacement", "reward loss advantage")
 
 
 class DpoLossName(StrEnum):
-    """Losses of DPO: logistic (sigmoid) or squared (ipo)."""
+    """Losses of DPO on pairs: logistic (sigmoid) or squared (ipo)."""
 
     sigmoid = "sigmoid"
     ipo = "ipo"

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from rlhf.base.errors import DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
 from rlhf.data.records import RawDataset, Record, fingerprint
+from rlhf.options import UNPAIRED_LOSSES
 
 Key = bytes
 Bin = tuple[int, bool]  # index of the phase, True if held out
@@ -136,12 +137,24 @@ def describe_division(
     return f"{line} (data.split=[{everything}] uses all)"
 
 
-def check_usable_examples(parts: dict[Phase, PhaseData], phases: Sequence[Phase]) -> None:
-    """Raise a DataError if one of ``phases`` has no usable training or held-out examples."""
+def check_usable_examples(
+    parts: dict[Phase, PhaseData], phases: Sequence[Phase], unpaired: Container[Phase] = ()
+) -> None:
+    """Raise a DataError if one of ``phases`` has no usable training or held-out examples.
+
+    The phases in ``unpaired`` learn from single responses with a grade.
+    """
     for phase in phases:
         part = parts[phase.phase_in_split]
         for side, records in (("train on", part.train), ("hold out", part.eval)):
+            if phase in unpaired and any(record.grade is not None for record in records):
+                continue
             if not any(_is_usable(record, phase) for record in records):
+                if phase in UNPAIRED_LOSSES and any(r.grade is not None for r in records):
+                    raise DataError(
+                        f"data: the {phase} phase learns from pairs of responses, and its examples "
+                        f"are single responses with a grade. Use {UNPAIRED_LOSSES[phase]}."
+                    )
                 needed = {Phase.sft: "responses or texts", Phase.ppo: "prompts"}
                 everything = [r for each in parts.values() for r in (*each.train, *each.eval)]
                 others = [

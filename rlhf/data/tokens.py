@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -29,7 +30,7 @@ from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import MANIFEST, check_files, file_identities
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
-from rlhf.config.choices import Phase, Template
+from rlhf.config.choices import Phase, Template, Unpaired
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder, UnusableTemplateError
 from rlhf.data.records import Record
@@ -156,6 +157,41 @@ def pair_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns
     return columns, left_out
 
 
+def response_columns(
+    rows: Records, encoder: Encoder, limit: Limit, *, feedback: Unpaired
+) -> tuple[Columns, Counter[str]]:
+    """Return the columns of single responses with a grade, and counts of dropped ones by reason.
+
+    Column ``grade`` has scores, or marks: 1.0 (good) or 0.0 (bad). With marks, a pair is a good and
+    a bad response.
+    """
+    graded: Records = []
+    for index, record in rows:
+        if feedback is Unpaired.marks and record.chosen and record.rejected:
+            graded.append((index, record._replace(grade=True)))
+            graded.append((index, record._replace(chosen=record.rejected, grade=False)))
+        elif record.prompt and record.chosen and _has_grade(record, feedback):
+            graded.append((index, record))
+    numbers = [index for index, _ in graded]
+    left_out = Counter({f"no {feedback.value[:-1]}": len(rows) - len(set(numbers))})
+    places = [(place, record) for place, (_, record) in enumerate(graded)]
+    rendered = _render_rows(
+        places, lambda r: (encoder.render_response(r, r.chosen or ""), r.grade), left_out
+    )
+    encoded = encoder.encode_pieces([[piece] for _, (piece, _) in rendered])
+    columns: Columns = {"row": [], "ids": [], "prompt_tokens": [], "length": [], "grade": []}
+    for (place, (_, grade)), ((prompt, response),) in zip(rendered, encoded, strict=True):
+        length = len(prompt) + len(response)
+        values = (numbers[place], prompt + response, len(prompt), length, float(grade or 0.0))
+        _add_row(columns, left_out, limit, length, *values)
+    return columns, left_out
+
+
+def _has_grade(record: Record, feedback: Unpaired) -> bool:
+    is_mark = isinstance(record.grade, bool)
+    return is_mark if feedback is Unpaired.marks else record.grade is not None
+
+
 def prompt_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
     """Return the columns of prompts without responses, and counts of dropped prompts by reason."""
     usable = [(i, r) for i, r in rows if r.prompt]
@@ -198,18 +234,21 @@ def _describe_place(record: Record) -> str:
     return f" (first: {record.place[0]}, row {record.place[1]})" if record.place else ""
 
 
-# The function that converts the records of a phase to columns of token ids.
-COLUMNS_OF = {
+# The function that converts records to columns of token ids, for a phase, or for the feedback on
+# single responses that a phase learns from instead of pairs.
+Examples = Phase | Unpaired
+COLUMNS_OF: dict[Examples, Callable[[Records, Encoder, Limit], tuple[Columns, Counter[str]]]] = {
     Phase.sft: sft_columns,
     Phase.reward: pair_columns,
     Phase.dpo: pair_columns,
     Phase.ppo: prompt_columns,
+    **{each: partial(response_columns, feedback=each) for each in Unpaired},
 }
 
 
 def tokenise(
     part: PhaseData,
-    phase: Phase,
+    phase: Examples,
     tokenizer: PreTrainedTokenizerBase,
     *,
     limit: Limit,
@@ -255,7 +294,7 @@ def tokenise(
 
 
 def _write_tokens(
-    folder: Path, part: PhaseData, phase: Phase, encoder: Encoder, limit: Limit
+    folder: Path, part: PhaseData, phase: Examples, encoder: Encoder, limit: Limit
 ) -> None:
     from datasets import Dataset
 
@@ -300,7 +339,7 @@ def pause_garbage_collector() -> Iterator[None]:
 
 def cache_key(
     part: PhaseData,
-    phase: Phase,
+    phase: Examples,
     tokenizer: PreTrainedTokenizerBase,
     *,
     limit: int,

@@ -144,9 +144,10 @@ def run_benchmarks(folders: Mapping[str, Path], tasks: Sequence[str]) -> dict[st
 
 
 def _write_margins(evaluator: Evaluator, path: Path) -> None:
-    """Write chosen minus rejected score of each held-out pair, if a reward model was trained."""
-    pairs, scorer = _open_empty_file(path), evaluator.reward_model
-    if scorer is not None and Phase.reward in evaluator.config.phase.order:
+    """Write chosen minus rejected score of each held-out pair, if a reward model learned pairs."""
+    pairs, scorer, config = _open_empty_file(path), evaluator.reward_model, evaluator.config
+    learned_pairs = Phase.reward in config.phase.order and config.reward.unpaired is None
+    if scorer is not None and learned_pairs:
         examples = phase_tokens(evaluator.context, Phase.reward).eval
         micro = evaluator.plan.micro
         for margin in held_out_margins(evaluator.context, scorer, examples, micro=micro):

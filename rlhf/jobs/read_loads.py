@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.errors import DataError
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.batches import examples_per_step, num_phase_steps
+from rlhf.config.batches import (
+    examples_per_step,
+    num_phase_steps,
+    sequences_per_example,
+    unpaired_feedback,
+)
 from rlhf.config.choices import ModelInit, Phase, PlanMode, Source, Template
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.model import ModelConfig
@@ -157,7 +162,8 @@ class CountedData:
         config, part = self._config, self._parts[phase.phase_in_split]
         columns, train, left_out = self._encode(phase, part.train)
         _, held_out, more = self._encode(phase, part.eval)
-        sides = ("chosen_ids", "rejected_ids") if phase.learns_from_pairs else ("ids",)
+        is_paired = sequences_per_example(config, phase) > 1
+        sides = ("chosen_ids", "rejected_ids") if is_paired else ("ids",)
         lengths = sorted(len(ids) for side in sides for ids in columns[side])
         answered = 0
         if phase is Phase.dpo:
@@ -182,7 +188,8 @@ class CountedData:
         """Return a sample's columns, and the estimated numbers of used and skipped examples."""
         rows = list(islice(enumerate(records), self._most))
         limit = find_token_limit(phase, self._config)
-        columns, left_out = COLUMNS_OF[phase](rows, self._encoder, limit)
+        kind = unpaired_feedback(self._config, phase) or phase
+        columns, left_out = COLUMNS_OF[kind](rows, self._encoder, limit)
         scale = self._scale * len(records) / max(1, len(rows))
         used = len(columns["row"])
         if not self._knows_lengths:

@@ -16,9 +16,9 @@ from rlhf.algorithms.dpo import DpoLoss, dpo_loss, sequence_logprobs
 from rlhf.base.intervals import wilson_interval
 from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.random_streams import Shuffle, seed_for
-from rlhf.base.types import PreferenceBatch, TokenModel, TokenPositions
+from rlhf.base.types import SequenceBatch, TokenModel, TokenPositions
 from rlhf.config.batches import batch_plans, num_phase_steps
-from rlhf.config.choices import Phase
+from rlhf.config.choices import DpoLossName, Phase
 from rlhf.config.roles import Role
 from rlhf.data.splits import phase_of_dpo_prompts
 from rlhf.engine.devices import peak_memory_gib
@@ -27,6 +27,7 @@ from rlhf.engine.settings import optimizer_settings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import require_enough_positions
 from rlhf.models.language_model import kept_token_logprobs
+from rlhf.options import hooks_of
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.backends import build_rollout_backend
 from rlhf.phases.shared.checkpoints import Checkpoints
@@ -52,7 +53,7 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
     data = phase_tokens(context, Phase.dpo)
     held_out = HeldOutPrompts.from_phase(context, phase_of_dpo_prompts(context.parts))
     total_steps = num_phase_steps(context.config, Phase.dpo, examples=len(data.train))
-    trainer = DpoTrainer(context, total_steps=total_steps)
+    trainer = _build_trainer(context, total_steps)
     checkpoints = Checkpoints(context, Phase.dpo, {"policy": trainer.policy})
     if not checkpoints.is_resumed:
         checkpoints.results = _evaluate_answers(context, trainer, held_out, "before")
@@ -68,10 +69,10 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
         config,
         total_steps=total_steps,
         train_step=train_step,
-        evaluate=lambda: _held_out_metrics(*trainer.evaluate(data.eval)),
+        evaluate=lambda: trainer.measure(data.eval)[0],
     )
-    accuracy, eval_loss = trainer.evaluate(data.eval)
-    checkpoints.log_held_out(_held_out_metrics(accuracy, eval_loss))
+    metrics, measured = trainer.measure(data.eval)
+    checkpoints.log_held_out(metrics)
     result = checkpoints.results | _evaluate_answers(context, trainer, held_out, "after")
     save_trained_model(
         context,
@@ -82,8 +83,7 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
     )
     trainer.close()
     return result | {
-        "accuracy": accuracy.value(),
-        "accuracy_ci": list(wilson_interval(float(accuracy.total), float(accuracy.count))),
+        **measured,
         "kl_to_reference": result["kl_after"],
         "steps": checkpoints.step,
         "seconds": checkpoints.elapsed_seconds,
@@ -91,8 +91,11 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
     }
 
 
-def _held_out_metrics(accuracy: Mean, loss: Mean) -> dict[str, float]:
-    return {"dpo/eval_accuracy": accuracy.value(), "dpo/eval_loss": loss.value()}
+def _build_trainer(context: RunContext, total_steps: int) -> DpoTrainer:
+    for build in hooks_of("models", "build_dpo_trainer", context.config):
+        trainer: DpoTrainer = build(context, total_steps)
+        return trainer
+    return DpoTrainer(context, total_steps=total_steps)
 
 
 def _evaluate_answers(
@@ -107,12 +110,16 @@ def _evaluate_answers(
 
 
 class DpoTrainer:
-    """A trainer that updates the policy by DPO, one optimizer step on pairs per call."""
+    """A trainer that updates the policy by DPO, one optimizer step on pairs per call.
+
+    An option's subclass may learn from other examples, which ``unit`` names in metrics.
+    """
+
+    unit = "pairs"
 
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
         config, tokenizer = context.config, context.tokenizer
         self._context = context
-        self._collate = partial(collate_pair_rows, context, max_tokens=config.dpo.max_tokens)
         self._plan = batch_plans(config)[Phase.dpo]
         shared: Any = {"settings": context.settings, "plan": self._plan, "ranks": context.ranks}
         shard = build_parameter_placer(Role.actor, **shared)
@@ -152,23 +159,34 @@ class DpoTrainer:
     def train_step(self, rows: Rows) -> dict[str, float]:
         """Take an optimizer step on this rank's share of the batch ``rows``; return metrics."""
         started, context = time.monotonic(), self._context
-        num_pairs, micro = len(rows["chosen_ids"]), self._plan.micro
-        mine = share_of_this_rank(context, range(num_pairs), rows["length"], micro=micro)
+        count, micro = len(rows["length"]), self._plan.micro
+        mine = share_of_this_rank(context, range(count), rows["length"], micro=micro)
         rows = {name: [values[row] for row in mine] for name, values in rows.items()}
 
-        def compute_losses(batch: PreferenceBatch) -> Iterator[tuple[Tensor, Metrics]]:
-            result = self._compute_loss(batch)
-            yield result.loss / num_pairs, loss_metrics(Phase.dpo, result)
+        def compute_losses(rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
+            return ((loss / count, found) for loss, found in self.losses(rows))
 
-        batches = (self._collate(part) for part in split_table_rows(rows, micro))
-        _, values = take_optimizer_steps(context, Phase.dpo, [self.policy], batches, compute_losses)
-        return values | {"dpo/pairs_per_second": num_pairs / (time.monotonic() - started)}
+        parts = split_table_rows(rows, micro)
+        _, values = take_optimizer_steps(context, Phase.dpo, [self.policy], parts, compute_losses)
+        return values | {f"dpo/{self.unit}_per_second": count / (time.monotonic() - started)}
+
+    def losses(self, rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
+        """Yield the loss, a sum over ``rows``, and metrics."""
+        result = self._compute_loss(rows)
+        yield result.loss, loss_metrics(Phase.dpo, result)
+
+    def measure(self, examples: Any) -> tuple[dict[str, float], dict[str, Any]]:
+        """Return metrics of the held-out ``examples`` to log, and entries of result.json."""
+        accuracy, loss = self.evaluate(examples)
+        metrics = {"dpo/eval_accuracy": accuracy.value(), "dpo/eval_loss": loss.value()}
+        interval = wilson_interval(float(accuracy.total), float(accuracy.count))
+        return metrics, {"accuracy": accuracy.value(), "accuracy_ci": list(interval)}
 
     def evaluate(self, examples: Any) -> tuple[Mean, Mean]:
         """Return accuracy (of the implicit rewards) and loss on the held-out pairs ``examples``."""
 
         def measure_rows(rows: Rows, keep_B: Tensor) -> Metrics:
-            result = self._compute_loss(self._collate(rows), keep_B)
+            result = self._compute_loss(rows, keep_B)
             return {"accuracy": result.accuracy, "loss": result.mean_loss}
 
         context, micro = self._context, self._plan.micro
@@ -185,25 +203,25 @@ class DpoTrainer:
             if isinstance(model, AnyEngine):
                 model.close()
 
-    def _compute_loss(self, batch: PreferenceBatch, keep_B: Tensor | None = None) -> DpoLoss:
+    def _compute_loss(self, rows: Rows, keep_B: Tensor | None = None) -> DpoLoss:
+        config = self._context.config.dpo
+        batch = collate_pair_rows(self._context, rows, max_tokens=config.max_tokens)
+        both = batch.concatenate()
         with self._reference.evaluating():
-            reference = _pair_logprobs(self._reference, batch)
-        policy = _pair_logprobs(self.policy, batch)
-        parts = [*policy, *reference]
+            reference = logprobs_of_responses(self._reference, both).chunk(2)
+        parts = [*logprobs_of_responses(self.policy, both).chunk(2), *reference]
         if keep_B is not None:
             parts = [part_B[keep_B] for part_B in parts]
-        config = self._context.config.dpo
         return dpo_loss(
             *parts,
             beta=config.beta,
             label_smoothing=config.label_smoothing,
-            loss=config.loss.value,
+            loss=DpoLossName(config.loss).value,
         )
 
 
-def _pair_logprobs(model: TokenModel, batch: PreferenceBatch) -> tuple[Tensor, ...]:
-    """Return log-probabilities (B,) of chosen and rejected responses, from one forward pass."""
-    both = batch.concatenate()
-    logprobs_N, rows_N = kept_token_logprobs(model, both), TokenPositions.from_batch(both).rows_N
-    logprobs_B = sequence_logprobs(logprobs_N, rows_N, num_rows=len(both.ids_BS))
-    return logprobs_B.chunk(2)
+def logprobs_of_responses(model: TokenModel, sequences: SequenceBatch) -> Tensor:
+    """Return the log-probabilities (B,) of whole responses, from one forward pass."""
+    logprobs_N = kept_token_logprobs(model, sequences)
+    rows_N = TokenPositions.from_batch(sequences).rows_N
+    return sequence_logprobs(logprobs_N, rows_N, num_rows=len(sequences.ids_BS))

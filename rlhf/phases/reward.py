@@ -85,7 +85,7 @@ def _judge_and_group_results(
     found: dict[str, Any] = {}
     if (judge := context.judge) is not None:
         config, eval_records = context.config, context.parts[Phase.reward].eval
-        rows = held_out["row"][: config.reward.eval_examples]
+        rows = dict.fromkeys(held_out["row"][: config.reward.eval_examples])
         records = [eval_records[row] for row in rows]
         pairs: defaultdict[str, list[Record]] = defaultdict(list)
         for record in records:
@@ -95,6 +95,8 @@ def _judge_and_group_results(
                 pairs[kind].append(Record(prompt=record.prompt, chosen=right, rejected=flawed))
         found["best_possible_accuracy"] = judge.expected_gold_accuracy(records)
         found["minimal_pairs"] = measure_accuracies(pairs)
+        if config.reward.unpaired is not None:
+            found["pair_accuracy"] = measure_accuracies({"pairs": records})["pairs"]
     return found | ({"groups": measure_accuracies(groups)} if groups else {})
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from rlhf.algorithms.ranking import Ranking
 from rlhf.algorithms.reward import calibration_bins, calibration_error, end_scores
 from rlhf.base.intervals import wilson_interval
 from rlhf.base.metrics import Mean, Metrics
@@ -18,12 +19,14 @@ from rlhf.phases.shared.supervised import collate_pair_rows
 
 
 class RewardEvaluation(NamedTuple):
-    """Measures of a reward model, as means over held-out pairs.
+    """Measures of a reward model, as means over held-out pairs or graded responses.
 
     If a response has several scores, the measures use their mean.
     """
 
     means: dict[str, Mean]
+    ranking: Ranking | None = None
+    """The accuracy on graded responses; None: the measures are of pairs."""
 
     @property
     def accuracy(self) -> Mean:
@@ -32,6 +35,8 @@ class RewardEvaluation(NamedTuple):
 
     def results(self) -> dict[str, Any]:
         """Return the entries of result.json."""
+        if self.ranking is not None:
+            return self.ranking.results()
         accuracy = self.accuracy
         return {
             "accuracy": accuracy.value(),
@@ -41,6 +46,8 @@ class RewardEvaluation(NamedTuple):
     def metrics(self) -> dict[str, float]:
         """Return the metrics to log."""
         shown = {name: mean.value() for name, mean in self.means.items() if "/" not in name}
+        if self.ranking is not None:
+            shown["accuracy"] = self.ranking.accuracy
         return {f"reward/eval_{n}": each for n, each in (shown | self._calibration_metrics).items()}
 
     @property

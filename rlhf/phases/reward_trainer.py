@@ -1,7 +1,7 @@
-"""Train a reward model on preference pairs, and measure it.
+"""Train a reward model on preference pairs or on graded responses, and measure it.
 
-Shapes: B = pairs, S = tokens of whole sequences, M = scores per response (1, unless an option
-trains several models).
+Shapes: B = pairs or responses, S = tokens of whole sequences, M = scores per response (1, unless an
+option trains several models), N = held-out responses.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rlhf.algorithms.ranking import measure_ranking
 from rlhf.algorithms.reward import (
     build_reward_loss,
+    classification_loss,
     divergence_loss,
     end_loss,
     end_scores,
@@ -27,7 +29,7 @@ from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.random_streams import seed_for
 from rlhf.base.types import PreferenceBatch
 from rlhf.config.batches import batch_plans
-from rlhf.config.choices import Phase, RewardLossName
+from rlhf.config.choices import Phase, RewardLossName, Unpaired
 from rlhf.config.roles import Role
 from rlhf.data.collate import PairStep, divide_pairs_into_steps
 from rlhf.data.pair_numbers import PairColumn
@@ -43,6 +45,8 @@ from rlhf.phases.shared.policies import reward_model_source
 from rlhf.phases.shared.supervised import (
     Rows,
     collate_pair_rows,
+    collate_response_rows,
+    held_out_values,
     measure_held_out,
     split_table_rows,
     take_optimizer_steps,
@@ -59,6 +63,8 @@ class PairLoss(NamedTuple):
 
     def has_loss_columns(self, rows: Rows) -> bool:
         """Return True if ``rows`` have the columns (margins or scores) that the loss reads."""
+        if self.config.unpaired is not None:
+            return False
         if self.config.loss is RewardLossName.regression:
             return PairColumn.chosen_score in rows
         return self.config.margin_column is None or PairColumn.margin in rows
@@ -72,7 +78,8 @@ class PairLoss(NamedTuple):
         if self.config.loss is RewardLossName.regression:
             chosen_wanted_B = chosen_B.new_tensor(rows[PairColumn.chosen_score])
             rejected_wanted_B = chosen_B.new_tensor(rows[PairColumn.rejected_score])
-            return regression_loss(chosen_B, rejected_B, chosen_wanted_B, rejected_wanted_B)
+            error_B = regression_loss(chosen_B, chosen_wanted_B)
+            return (error_B + regression_loss(rejected_B, rejected_wanted_B)) / 2
         margin_B = torch.zeros_like(chosen_B)
         if self.config.margin_column is not None:
             margin_B = chosen_B.new_tensor(rows[PairColumn.margin])
@@ -89,6 +96,8 @@ class RewardTrainer:
 
     An option's subclass may add further models to ``engines``, and their steps to ``steps``.
     """
+
+    unit = "pairs"  # the examples, as metrics name them
 
     def __init__(self, context: RunContext, steps: Sequence[PairStep]) -> None:
         """Build the engine that trains the model in the optimizer steps ``steps``."""
@@ -165,18 +174,7 @@ class RewardTrainer:
         weights_MB = self.pair_weights_per_learner(pairs, weights)
 
         def compute_losses(rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
-            batch = self._collate(rows)
-            weights_BM = torch.tensor(rows["weights"], device=self.context.ranks.device)
-            values = self.token_values(batch.concatenate().ids_BS, trains=True)
-            for values_BS, weights_B in zip(values, weights_BM.unbind(1), strict=True):
-                chosen_BS, rejected_BS = _split_chosen_rejected(values_BS)
-                result = build_reward_loss(  # pairs that are repeated as padding have weight 0
-                    self._loss(chosen_BS, rejected_BS, batch, rows),
-                    end_scores(chosen_BS, batch.chosen.attend_BS),
-                    end_scores(rejected_BS, batch.rejected.attend_BS),
-                    weights_B,
-                )
-                yield result.loss / num_prompts, loss_metrics(Phase.reward, result)
+            return ((loss / num_prompts, found) for loss, found in self.losses(rows))
 
         parts = split_table_rows({**rows, "weights": weights_MB.T.tolist()}, self.plan.micro)
         metrics, values = take_optimizer_steps(
@@ -185,7 +183,22 @@ class RewardTrainer:
         loss = metrics["reward/loss"]
         assert isinstance(loss, Mean)
         count = int(loss.count) / len(learners)
-        return values | {"reward/pairs_per_second": count / (time.monotonic() - started)}
+        return values | {f"reward/{self.unit}_per_second": count / (time.monotonic() - started)}
+
+    def losses(self, rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
+        """Yield the loss of each learner, a sum over ``rows`` with their weights, and metrics."""
+        batch = self._collate(rows)
+        weights_BM = torch.tensor(rows["weights"], device=self.context.ranks.device)
+        values = self.token_values(batch.concatenate().ids_BS, trains=True)
+        for values_BS, weights_B in zip(values, weights_BM.unbind(1), strict=True):
+            chosen_BS, rejected_BS = _split_chosen_rejected(values_BS)
+            result = build_reward_loss(  # pairs that are repeated as padding have weight 0
+                self._loss(chosen_BS, rejected_BS, batch, rows),
+                end_scores(chosen_BS, batch.chosen.attend_BS),
+                end_scores(rejected_BS, batch.rejected.attend_BS),
+                weights_B,
+            )
+            yield result.loss, loss_metrics(Phase.reward, result)
 
     def evaluate(self, examples: Any) -> RewardEvaluation:
         """Return means over held-out pairs; the loss only if the pairs have the columns for it."""
@@ -235,13 +248,57 @@ class RewardTrainer:
         return build_engine(module, role=role, optimizer=optimizer, **self._shared)
 
 
+class ResponseTrainer(RewardTrainer):
+    """A trainer that updates the reward model, one optimizer step on graded responses per call."""
+
+    unit = "responses"
+
+    def losses(self, rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
+        """Yield the loss, a sum over the responses ``rows``, and metrics."""
+        scores_B = self._score(rows)
+        losses_B, found = self._measure(scores_B, scores_B.new_tensor(rows["grade"]))
+        yield losses_B.sum(), {f"reward/{name}": mean for name, mean in found.items()}
+
+    def evaluate(self, examples: Any) -> RewardEvaluation:
+        """Return measures of held-out responses, or of pairs, such as the pairs of groups."""
+        if "grade" not in examples.column_names:
+            return super().evaluate(examples)
+        limit, micro = self.context.config.reward.eval_examples, self.plan.micro
+        sizes = {"limit": limit, "micro": micro}
+        scores_N = held_out_values(self.context, self, examples, self._score, **sizes)
+        grades_N = scores_N.new_tensor(examples["grade"][:limit])
+        return RewardEvaluation(
+            self._measure(scores_N, grades_N)[1], measure_ranking(scores_N, grades_N)
+        )
+
+    def _score(self, rows: Rows) -> Tensor:
+        """Return the end scores (B,) of the responses ``rows``."""
+        max_tokens = self.context.config.reward.max_tokens
+        batch = collate_response_rows(self.context, rows, max_tokens=max_tokens)
+        (values_BS,) = self.token_values(batch.ids_BS, trains=True)
+        return end_scores(values_BS, batch.attend_BS)
+
+    def _measure(self, scores_B: Tensor, grades_B: Tensor) -> tuple[Tensor, dict[str, Mean]]:
+        """Return the loss (B,) of each score, and means over the responses."""
+        if self.context.config.reward.unpaired is Unpaired.scores:
+            losses_B = regression_loss(scores_B, grades_B)
+            return losses_B, {"loss": Mean.of(losses_B)}
+        losses_B, is_good_B = classification_loss(scores_B, grades_B), grades_B > 0
+        return losses_B, {
+            "loss": Mean.of(losses_B),
+            "chosen_score": Mean.of(scores_B, is_good_B),
+            "rejected_score": Mean.of(scores_B, ~is_good_B),
+        }
+
+
 def build_trainer(context: RunContext, pairs: Dataset) -> RewardTrainer:
     """Build the trainer for tokenised ``pairs``: an option's trainer, or a ``RewardTrainer``."""
     steps = plan_pair_steps(context, pairs, context.config.reward.epochs, "shuffle")
     for build in hooks_of("models", "build_reward_trainer", context.config):
         trainer: RewardTrainer = build(context, steps, pairs)
         return trainer
-    return RewardTrainer(context, steps)
+    kind = RewardTrainer if context.config.reward.unpaired is None else ResponseTrainer
+    return kind(context, steps)
 
 
 def plan_pair_steps(
@@ -250,7 +307,7 @@ def plan_pair_steps(
     """Return the optimizer steps of ``epochs`` passes; ``stream`` names the random numbers."""
     config = context.config.reward
     return divide_pairs_into_steps(
-        pairs["group"][:] if config.group_pairs else range(len(pairs)),
+        pairs["group"][:] if config.group_pairs and not config.unpaired else range(len(pairs)),
         batch_size=config.batch_size,
         epochs=epochs,
         seed=seed_for(context.config.seed, "reward", *stream),

@@ -12,6 +12,7 @@ from rlhf.config.batches import (
     divisors,
     num_added_micro_batches,
     rollout_plan,
+    sequences_per_example,
 )
 from rlhf.config.choices import Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
@@ -55,15 +56,14 @@ def _candidate_micro_batches(scene: PhaseMemory, plan: BatchPlan) -> list[int]:
     chosen = getattr(config, phase.value).micro_batch_size
     if chosen is not None:
         return [plan.micro]
-    pair = 2 if phase.learns_from_pairs else 1
-    cap = max(1, config.hardware.max_micro_batch_size // pair)
+    cap = max(1, config.hardware.max_micro_batch_size // sequences_per_example(config, phase))
     return [size for size in divisors(plan.per_rank) if size <= cap]
 
 
 def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePlan:
     """Plan SFT, reward model training or DPO with micro-batches of size ``micro``."""
     at = scene.at
-    pair = 2 if scene.phase.learns_from_pairs else 1
+    pair = sequences_per_example(scene.config, scene.phase)
     longest = scene.load.longest_length
     learner, *others = scene.models
     shape = {"sequences": pair * micro, "tokens": longest}
@@ -81,6 +81,10 @@ def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePl
         # Without a reference model, DPO's policy is the reference when its adapters are off.
         if not model.trained or (scene.phase is Phase.dpo and not others):
             seconds["score"] += time_model.no_grad_pass_seconds(at, model, work)
+    for option in at.options:
+        seconds |= option.added_step_seconds(
+            scene.config, scene.phase, scene.response_tokens, seconds
+        )
     return PhasePlan(
         phase=scene.phase,
         micro_batch=micro,
@@ -111,7 +115,7 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
         training = replace(training, moments=training.moments_with(kept))
     seconds = generation.step_seconds | training.step_seconds
     for option in scene.at.options:
-        seconds |= option.added_step_seconds(config, scene.response_tokens, seconds)
+        seconds |= option.added_step_seconds(config, Phase.ppo, scene.response_tokens, seconds)
     return replace(
         training,
         rows=generation.rows,

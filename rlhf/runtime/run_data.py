@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlhf.base.seams import SourcesSeam
+from rlhf.config.batches import unpaired_feedback
 from rlhf.config.choices import LossOn, Phase, TrainOn
 from rlhf.config.roles import reward_key_by_column
 from rlhf.config.schema.run import RunConfig
@@ -69,8 +70,9 @@ def _describe_parts(
                 f"{phase}: {part.removed} examples removed because their prompt is held out, or "
                 "assigned to a phase that does not use their data set"
             )
-    check_usable_examples(parts, config.phase.order)
-    say(describe_division(parts, config.phase.order))
+    order = config.phase.order
+    check_usable_examples(parts, order, [p for p in order if unpaired_feedback(config, p)])
+    say(describe_division(parts, order))
 
 
 def _learn_last_answers(dataset: RawDataset) -> RawDataset:

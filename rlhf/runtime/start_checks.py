@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.seams import MeasureNames
-from rlhf.config.choices import Phase, PlanMode, RewardLossName, Source
+from rlhf.config.choices import Phase, PlanMode, RewardLossName, Source, Unpaired
 from rlhf.config.hydra_errors import did_you_mean
 from rlhf.config.schema.run import RunConfig
 from rlhf.options import hooks_of
@@ -50,8 +50,13 @@ def held_out_metric_names(config: RunConfig, phase: Phase) -> list[str]:
     absent = ["one_item_wrong", "one_item_too_many", "one_item_missing"]
     if config.data.source is not Source.synthetic:
         absent += ["gold", "exact", "exact_greedy", "correct", "polite", "stops"]
-    if config.reward.loss is RewardLossName.regression:
+    reward = config.reward
+    if reward.loss is RewardLossName.regression or reward.unpaired is not None:
         absent.append("calibration_error")
+    if reward.unpaired is not None:
+        absent.append("prompt_variance")
+    if reward.unpaired is Unpaired.scores:
+        absent += ["chosen_score", "rejected_score"]
     on = _option_measures(config)
     off = {name for each in _option_measures() if each not in on for name in each.evaluated}
     found = []
@@ -101,7 +106,7 @@ def result_names(config: RunConfig) -> list[str]:
     answered = [f"{name}_{when}" for name in answers for when in whens]
     own = {
         Phase.sft: ["perplexity_before", "perplexity_after"],
-        Phase.reward: ["accuracy", "calibration_error", "best_possible_accuracy"],
+        Phase.reward: ["accuracy", "calibration_error", "best_possible_accuracy", "pair_accuracy"],
         Phase.dpo: ["accuracy", "kl_to_reference", *answered],
         Phase.ppo: ["kl_to_reference", "optimum", "random_return", *answered],
     }

@@ -15,6 +15,7 @@ from rlhf.algorithms.reward import (
     build_reward_loss,
     calibration_bins,
     calibration_error,
+    classification_loss,
     divergence_loss,
     end_loss,
     end_scores,
@@ -22,6 +23,7 @@ from rlhf.algorithms.reward import (
 )
 from rlhf.base.metrics import Mean
 from rlhf.base.types import PreferenceBatch, SequenceBatch
+from tests.algorithms import loop_reference as reference
 from tests.algorithms.padded_batches import (
     assert_close,
     f64,
@@ -173,9 +175,44 @@ def test_margins_and_smoothing_agree_with_a_loop(pairs: Pairs, seed: int, smooth
 
 
 def test_regression_loss_by_hand() -> None:
-    # ((1 - 3)^2 + (0 - 0.5)^2) / 2 = 2.125; ((2 - 2)^2 + (1 - 4)^2) / 2 = 4.5
-    found_B = regression_loss(f64(1, 2), f64(0, 1), f64(3, 2), f64(0.5, 4))
-    assert_close(found_B, [2.125, 4.5])
+    # (1 - 3)^2 = 4; (0 - 0.5)^2 = 0.25
+    assert_close(regression_loss(f64(1, 0), f64(3, 0.5)), [4, 0.25])
+
+
+@quick
+@given(keep=keeps(), seed=seeds)
+def test_losses_of_graded_responses_agree_with_a_loop_and_finite_differences(
+    keep: Tensor, seed: int
+) -> None:
+    values_BS = (3 * normal(*keep.shape, seed=seed)).double().requires_grad_()
+    grades_B = normal(len(keep), seed=seed + 1).double()
+    lists, marks = keep.tolist(), (grades_B > 0).tolist()
+
+    def ends(rows: reference.Rows) -> list[float]:
+        kept = (zip(row, keeps, strict=True) for row, keeps in zip(rows, lists, strict=True))
+        return [[value for value, is_kept in row if is_kept][-1] for row in kept]
+
+    def cross_entropy(rows: reference.Rows) -> float:
+        chances = [1 / (1 + math.exp(-score)) for score in ends(rows)]
+        right = [p if good else 1 - p for p, good in zip(chances, marks, strict=True)]
+        return -math.fsum(map(math.log, right))
+
+    def squared_error(rows: reference.Rows) -> float:
+        return math.fsum((s - y) ** 2 for s, y in zip(ends(rows), grades_B.tolist(), strict=True))
+
+    rows = values_BS.detach().tolist()
+    for losses, wanted_B, expected in (
+        (classification_loss, (grades_B > 0).double(), cross_entropy),
+        (regression_loss, grades_B, squared_error),
+    ):
+        total = losses(end_scores(values_BS, keep), wanted_B).sum()
+        (slopes_BS,) = torch.autograd.grad(total, values_BS)
+        assert_close(total.detach(), expected(rows))
+        assert_close(slopes_BS, reference.gradient(expected, rows), atol=1e-7)
+
+
+def test_far_scores_have_a_finite_cross_entropy() -> None:
+    assert_close(classification_loss(f64(1000, -1000, 1000), f64(1, 1, 0)), [0, 1000, 1000])
 
 
 @quick

@@ -105,12 +105,17 @@ def run(
     for module in (sft, reward):
         monkeypatch.setattr(module, "save_trained_model", lambda *_, **__: None)
 
-    def ran(runner: Callable[[RunContext], Any], *overrides: str) -> SimpleNamespace:
+    def ran(
+        runner: Callable[[RunContext], Any],
+        *overrides: str,
+        train: list[Record] = TRAIN,
+        held_out: list[Record] = EVAL,
+    ) -> SimpleNamespace:
         config = to_run_config(compose(["phase.order=[reward]", SHAPE, *PLAIN, *overrides]))
         config.data.cache_dir = str(tmp_path)
         texts = [text for record in TRAIN for text in record if text]
         logged: list[tuple[int, dict[str, float]]] = []
-        part = PhaseData(TRAIN, EVAL)
+        part = PhaseData(train, held_out)
         context = RunContext(
             config=config,
             run_dir=tmp_path,
@@ -173,6 +178,51 @@ def test_each_prompt_weighs_one_in_the_reward_loss(
     got = ran.engine.gradient()
     expected = reference_gradient(ran, batch_size=10, epochs=1)
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-4)
+
+
+def graded(records: list[Record]) -> list[Record]:
+    """Two single responses of each pair: one with a score, one with a mark."""
+    return [
+        each._replace(rejected=None, **how)
+        for number, each in enumerate(records)
+        for how in ({"grade": 0.5 * number}, {"chosen": each.rejected, "grade": number % 2 == 0})
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "micro", "buckets"), [("classification", 2, True), ("regression", 8, False)]
+)
+def test_each_response_weighs_one_in_the_losses_of_grades(
+    run: Callable[..., SimpleNamespace], *, loss: str, micro: int, buckets: bool
+) -> None:
+    batch = ["reward.batch_size=8", f"reward.micro_batch_size={micro}", "reward.epochs=1"]
+    batch += [f"reward.loss={loss}", "data=local", "data.path=x.jsonl"]
+    records = {"train": TRAIN, "held_out": EVAL}
+    if loss == "regression":
+        records = {side: graded(each) for side, each in records.items()}
+    ran = run(reward.run_reward, *batch, f"data.bucket_by_length={buckets}", **records)
+    assert ran.result["steps"] == 3  # 24 responses
+    got = ran.engine.gradient()
+    module, slow = ran.engine.module, []
+    module.zero_grad()
+    for row in phase_tokens(ran.context, Phase.reward).train:
+        score = module(torch.tensor([row["ids"]]))[0, -1]
+        if loss == "regression":
+            slow.append((score - row["grade"]) ** 2)
+        else:
+            chance = torch.sigmoid(score if row["grade"] else -score)
+            slow.append(-chance.log())
+    (torch.stack(slow).sum() / 8).backward()  # no weight moved: the sum over three steps
+    torch.testing.assert_close(got, ran.engine.gradient(), atol=1e-6, rtol=1e-4)
+    steps = [values["reward/loss"] for _, values in ran.logged if "reward/loss" in values]
+    assert sum(steps) / 3 == pytest.approx(float(torch.stack(slow).detach().mean()), rel=1e-4)
+    assert ran.result["responses"] == 8
+    logged = {name for _, values in ran.logged for name in values}
+    assert ("reward/eval_chosen_score" in logged) == (loss == "classification")
+    assert {"reward/eval_accuracy", "reward/eval_loss", "reward/responses_per_second"} <= logged
+    assert not logged & {"reward/pairs_per_second", "reward/eval_calibration_error"}
+    assert all(describe_undocumented_metric(name) is None for name in logged)
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4])

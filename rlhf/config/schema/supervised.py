@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import (
-    DpoLossName,
     LossOn,
     LrSchedule,
     Phase,
     RewardLossName,
     Source,
     TrainOn,
+    Unpaired,
 )
 from rlhf.config.schema.keys import (
     ABOVE_0,
@@ -63,7 +63,7 @@ class OptimizerConfig(AdamWConfig):
 
 @dataclass(kw_only=True)
 class ExamplesConfig(OptimizerConfig):
-    """Keys for training on fixed examples: sequences in sft, pairs of sequences otherwise."""
+    """Keys for training on fixed examples: sequences in sft, otherwise pairs or responses."""
 
     epochs: float = key(ABOVE_0)
     """Passes over the examples of the phase."""
@@ -98,7 +98,7 @@ class SftConfig(ExamplesConfig):
 
 @dataclass(kw_only=True)
 class PairsConfig(ExamplesConfig):
-    """Keys for training on pairs of a chosen and a rejected response."""
+    """Keys for training on pairs of a chosen and a rejected response, or on graded responses."""
 
     label_smoothing: float = key(FROM_0_BELOW_HALF)
     """Share of pairs whose label is assumed to be wrong; 0: none."""
@@ -111,16 +111,26 @@ class RewardKeys(PairsConfig):
     """Keys for training the reward model."""
 
     loss: RewardLossName
-    """end: on the end scores (InstructGPT); from_divergence: on all differing tokens; regression:
-    squared error of both end scores, whose right values are in ``score_columns``."""
+    """end: on the end scores (InstructGPT); from_divergence: on all differing tokens;
+    classification: cross-entropy on marks of single responses; regression: squared error on their
+    scores, or on the scores of pairs in ``score_columns``."""
     margin_column: str | None
     """Column with the margin by which the chosen score should be higher (Llama 2); null: none."""
     score_columns: list[str] | None
-    """Columns with the scores of the chosen and of the rejected response, for loss=regression."""
+    """Columns with the scores of chosen and rejected responses, for loss=regression; null: learn
+    single responses with a score."""
     group_pairs: bool
     """Keep all pairs of one prompt in one batch, each prompt with weight 1 (InstructGPT)."""
     groups_path: str | None
     """JSON Lines file of held-out pairs with a column ``group``; null: none."""
+
+    @property
+    def unpaired(self) -> Unpaired | None:
+        """Return the feedback on single responses that the loss reads; None: it reads pairs."""
+        if self.loss is RewardLossName.classification:
+            return Unpaired.marks
+        is_single = self.loss is RewardLossName.regression and self.score_columns is None
+        return Unpaired.scores if is_single else None
 
     @property
     def reads_numeric_columns(self) -> bool:
@@ -134,39 +144,43 @@ def check_reward(config: RunConfig) -> None:
         return
     reward, source, columns = config.reward, config.data.source, config.reward.score_columns
     is_regression = reward.loss is RewardLossName.regression
+    is_pairwise = not is_regression and reward.unpaired is None
+    is_made = source in (Source.synthetic, Source.environment)
     key = "label_smoothing" if reward.margin_column is None else "margin_column"
     wanted = [*(columns or ()), *filter(None, [reward.margin_column])]
     broken = {
         f"reward.loss=regression with reward.score_columns={columns}: it needs two columns with "
         "numbers, such as reward.score_columns=[score_chosen,score_rejected]": (
-            is_regression and len(columns or ()) != 2  # noqa: PLR2004
+            is_regression and columns is not None and len(columns) != 2  # noqa: PLR2004
+        ),
+        "reward.loss=regression: data=synthetic and environments have no scores; use data=local "
+        "data.path=FILE, or reward.loss=classification": (
+            is_regression and columns is None and is_made
         ),
         f"reward.score_columns={columns}: only reward.loss=regression reads them; add "
         "reward.loss=regression, or use reward.margin_column": (
             columns is not None and not is_regression
         ),
-        f"reward.{key}={getattr(reward, key)}: a squared error has none; remove it, or use "
-        "reward.loss=end": (
-            is_regression and (reward.margin_column is not None or reward.label_smoothing > 0)
+        f"reward.{key}={getattr(reward, key)}: reward.loss={reward.loss} has none; remove it, or "
+        "use reward.loss=end": (
+            not is_pairwise and (reward.margin_column is not None or reward.label_smoothing > 0)
         ),
-        f"reward.label_noise={reward.label_noise}: reward.loss=regression reads scores, not which "
-        "answer was preferred; remove it, or use reward.loss=end": (
-            is_regression and reward.label_noise > 0
+        f"reward.label_noise={reward.label_noise}: reward.loss={reward.loss} reads grades, not "
+        "which answer was preferred; remove it, or use reward.loss=end": (
+            not is_pairwise and reward.label_noise > 0
         ),
         f"reward.{'margin_column' if columns is None else 'score_columns'}: data=synthetic and "
         f"environments have no column {''.join(wanted[:1])}; use data=local data.path=FILE": (
-            bool(wanted) and source in (Source.synthetic, Source.environment)
+            bool(wanted) and is_made
         ),
     }
     refuse_broken_rule(broken)
 
 
 @dataclass(kw_only=True)
-class DpoConfig(PairsConfig):
+class DpoKeys(PairsConfig):
     """Keys for direct preference optimisation, instead of reward model training and PPO."""
 
-    loss: DpoLossName
-    """sigmoid: DPO's logistic loss; ipo: a squared loss, which bounds the pull of a single pair."""
     beta: float = key(ABOVE_0)
     """Strength of the pull to the reference; the implicit reward is beta * log(pi / pi_ref)."""
     eval_prompts: int = key(ABOVE_0)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from rlhf.base.seams import Costs
+from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.options.branches.keys import ValueTargets
 
@@ -14,9 +15,11 @@ class BranchCosts(Costs):
     """Costs of branches: the seconds in which they are sampled and scored."""
 
     def added_step_seconds(
-        self, config: RunConfig, tokens: float, seconds: Mapping[str, float]
+        self, config: RunConfig, phase: Phase, tokens: float, seconds: Mapping[str, float]
     ) -> dict[str, float]:
-        """Return the seconds per step in which branches are sampled and scored."""
+        """Return the seconds per PPO step in which branches are sampled and scored."""
+        if phase is not Phase.ppo:
+            return {}
         branches = _num_branches_per_response(config, tokens)
         # A branch begins, on average, in the middle of a response; the whole response is scored.
         return {"branch": branches * (seconds["generate"] / 2 + seconds["score"])}

@@ -11,13 +11,15 @@ def check(config: RunConfig) -> None:
     """Check that a run with several members has a reward model, and does not shard its weights."""
     if config.reward.members == 1:
         return
-    best = config.checkpoint.best
+    best, loss = config.checkpoint.best, config.reward.loss
     stages = {stage_of(role, config.zero) for role in (Role.reward_training, Role.reward)}
     broken = {
         ": this run has no reward model, only rules or a judge; set reward.members=1, or add "
         "rewards.model={kind: model}": not has_reward_model(config),
         f" with checkpoint.best={best}: the further members learn after the first, and no earlier "
         "step has all of them; set checkpoint.best=null": (best or "").startswith("reward/"),
+        f" with reward.loss={loss} on single responses: members learn from pairs; set "
+        "reward.members=1, or use reward.loss=end": config.reward.unpaired is not None,
         " with sharded weights (ZeRO stage 3): members start from hidden states of the first "
         "member's layers; use zero=stage2, or set reward.members=1": SHARDED_WEIGHTS in stages,
     }

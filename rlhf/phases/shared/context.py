@@ -13,6 +13,7 @@ from rlhf.base.hashing import sha256_of
 from rlhf.base.heartbeat import Heartbeat
 from rlhf.base.ranks import Ranks
 from rlhf.base.user_paths import expand_user_path
+from rlhf.config.batches import unpaired_feedback
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import PairsConfig
@@ -92,7 +93,7 @@ def phase_data_hash(context: RunContext, phase: Phase) -> str:
     measured = sha256_of(repr(sorted(groups.items())).encode()) if groups else ""
     return measured + cache_key(
         records_with_label_noise(context, phase),
-        phase,
+        unpaired_feedback(config, phase) or phase,
         context.tokenizer,
         limit=find_token_limit(phase, config).tokens,
         template=config.data.template,
@@ -103,7 +104,7 @@ def _tokenise(context: RunContext, part: PhaseData, phase: Phase) -> TokenData:
     config = context.config
     return tokenise(
         part,
-        phase,
+        unpaired_feedback(config, phase) or phase,
         context.tokenizer,
         limit=find_token_limit(phase, config),
         cache_dir=expand_user_path(config.data.cache_dir, key="data.cache_dir"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from rlhf.base.heartbeat import beat
@@ -13,11 +14,17 @@ from rlhf.base.intervals import mean_of
 from rlhf.base.metrics import Metrics, merge_metrics
 from rlhf.base.random_streams import seed_dropout
 from rlhf.base.ranks import Ranks
-from rlhf.base.types import Engine, Model, PreferenceBatch
+from rlhf.base.types import Engine, Model, PreferenceBatch, SequenceBatch
 from rlhf.config.batches import num_data_parallel_ranks, ranks_per_sequence
-from rlhf.config.schema.supervised import DpoConfig, SftConfig
-from rlhf.data.collate import assign_rows_to_ranks, collate_pairs, eval_batches
-from rlhf.options import RewardConfig
+from rlhf.config.schema.supervised import SftConfig
+from rlhf.data.collate import (
+    EvalRows,
+    assign_rows_to_ranks,
+    collate_pairs,
+    collate_sequences,
+    eval_batches,
+)
+from rlhf.options import DpoConfig, RewardConfig
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.console import Console
@@ -110,6 +117,17 @@ def collate_pair_rows(context: RunContext, rows: Rows, *, max_tokens: int) -> Pr
     )
 
 
+def collate_response_rows(context: RunContext, rows: Rows, *, max_tokens: int) -> SequenceBatch:
+    """Return rows of the tokenised single responses as a batch on this rank's device."""
+    return collate_sequences(
+        rows["ids"],
+        rows["prompt_tokens"],
+        pad_id=context.tokenizer.pad_token_id,
+        device=context.ranks.device,
+        max_width=max_tokens,
+    )
+
+
 def take_optimizer_steps(
     context: RunContext,
     phase: str,
@@ -152,15 +170,45 @@ def measure_held_out(
     ``measure_rows`` returns the metrics of ``micro`` rows, given a mask (B,) that is False for
     padding rows.
     """
-    total = min(len(examples), limit)
     metrics: Metrics = {}
+    for rows, keep_B in _held_out_batches(context, model, examples, limit=limit, micro=micro):
+        metrics = merge_metrics(metrics, measure_rows(examples[rows], keep_B))
+    return context.ranks.reduce_metrics(metrics)
+
+
+def held_out_values(
+    context: RunContext,
+    model: Model,
+    examples: Any,
+    measure_rows: Callable[[Rows], Tensor],
+    *,
+    limit: int,
+    micro: int,
+) -> Tensor:
+    """Return the number of each of the first ``limit`` held-out examples, on every rank.
+
+    ``measure_rows`` returns the numbers (B,) of ``micro`` rows. The result (N,) is in fp64.
+    """
+    values_N = torch.zeros(
+        min(len(examples), limit), dtype=torch.float64, device=context.ranks.device
+    )
+    for rows, keep_B in _held_out_batches(context, model, examples, limit=limit, micro=micro):
+        places_B = torch.tensor(rows, device=values_N.device)
+        values_N[places_B[keep_B]] = measure_rows(examples[rows])[keep_B].double()
+    return context.ranks.sum(values_N).cpu() / ranks_per_sequence(context.config)
+
+
+def _held_out_batches(
+    context: RunContext, model: Model, examples: Any, *, limit: int, micro: int
+) -> Iterator[EvalRows]:
+    """Yield this rank's rows of the first ``limit`` examples while ``model`` is evaluating."""
+    total = min(len(examples), limit)
     with model.evaluating():
-        for rows, keep_B in eval_batches(
+        for each in eval_batches(
             total,
             batch_size=micro,
             ranks=data_parallel_ranks(context),
             lengths=examples["length"][:total],
         ):
             beat()
-            metrics = merge_metrics(metrics, measure_rows(examples[rows], keep_B))
-    return context.ranks.reduce_metrics(metrics)
+            yield each
