@@ -172,18 +172,15 @@ def response_columns(
             graded.append((index, record._replace(chosen=record.rejected, grade=False)))
         elif record.prompt and record.chosen and _has_grade(record, feedback):
             graded.append((index, record))
-    numbers = [index for index, _ in graded]
-    left_out = Counter({f"no {feedback.value[:-1]}": len(rows) - len(set(numbers))})
-    places = [(place, record) for place, (_, record) in enumerate(graded)]
+    left_out = Counter({f"no {feedback.value[:-1]}": len(rows) - len(dict(graded))})
     rendered = _render_rows(
-        places, lambda r: (encoder.render_response(r, r.chosen or ""), r.grade), left_out
+        graded, lambda r: (encoder.render_response(r, r.chosen or ""), r.grade), left_out
     )
     encoded = encoder.encode_pieces([[piece] for _, (piece, _) in rendered])
     columns: Columns = {"row": [], "ids": [], "prompt_tokens": [], "length": [], "grade": []}
-    for (place, (_, grade)), ((prompt, response),) in zip(rendered, encoded, strict=True):
-        length = len(prompt) + len(response)
-        values = (numbers[place], prompt + response, len(prompt), length, float(grade or 0.0))
-        _add_row(columns, left_out, limit, length, *values)
+    for (index, (_, grade)), ((prompt, response),) in zip(rendered, encoded, strict=True):
+        ids, score = prompt + response, float(grade or 0.0)
+        _add_row(columns, left_out, limit, len(ids), index, ids, len(prompt), len(ids), score)
     return columns, left_out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlhf.config.batches import sequences_per_example
 from rlhf.config.choices import Phase, Source
 from rlhf.config.machine_rates import GB, GIB
 from rlhf.config.schema.keys import ANSWERING_PHASES
@@ -104,10 +105,14 @@ def plan_summary(plan: Plan) -> str:
 def describe_steps_and_examples(plan: Plan) -> str:
     """Return as text the numbers of steps and examples on which time and price are based."""
     config = plan.config
+    units = {
+        phase: "pairs" if sequences_per_example(config, phase) > 1 else "responses"
+        for phase in (Phase.reward, Phase.dpo)
+    }
     batches = {
         Phase.sft: f"{config.sft.batch_size} examples",
-        Phase.reward: f"{config.reward.batch_size} pairs",
-        Phase.dpo: f"{config.dpo.batch_size} pairs",
+        Phase.reward: f"{config.reward.batch_size} {units[Phase.reward]}",
+        Phase.dpo: f"{config.dpo.batch_size} {units[Phase.dpo]}",
         Phase.ppo: f"{config.ppo.rollout_batch_size} responses "
         f"of up to {config.token_limit_after_prompt[1]} tokens",
     }

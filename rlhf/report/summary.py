@@ -199,7 +199,9 @@ def _reward_rows(reward: Mapping[str, Any]) -> Iterator[SummaryRow]:
 
 def _accuracy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
     low, high = measures["accuracy_ci"]
-    yield SummaryRow("held-out accuracy", after=_number_text(measures["accuracy"]))
+    # Single responses are compared with all others; the two of a pair answer the same prompt.
+    name = "held-out ranking" if "responses" in measures else "held-out accuracy"
+    yield SummaryRow(name, after=_number_text(measures["accuracy"]))
     yield SummaryRow("  95 % interval", after=_interval_text(low, high, "{:.3f}-{:.3f}"))
 
 

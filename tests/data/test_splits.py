@@ -353,6 +353,21 @@ def test_phase_needs_its_kind_of_example() -> None:
                     check_usable_examples(parts, [phase])
 
 
+@pytest.mark.parametrize("grade", [True, False, 3.5])
+def test_single_responses_with_a_grade_need_a_loss_that_reads_grades(
+    grade: bool | float,
+) -> None:
+    graded = ANSWERED._replace(grade=grade)
+    parts = dict.fromkeys(SPLIT_PHASES, PhaseData([graded], [graded]))
+    for phase, loss in ((Phase.reward, r"reward\.loss=regression"), (Phase.dpo, r"dpo\.loss=kto")):
+        with pytest.raises(
+            DataError, match=rf"the {phase} phase learns from pairs .* Use .*{loss}"
+        ):
+            check_usable_examples(parts, [phase])
+        check_usable_examples(parts, [phase], [phase])
+    check_usable_examples(parts, [Phase.ppo])
+
+
 def test_phase_needs_a_usable_example_to_hold_out() -> None:
     parts = dict.fromkeys(SPLIT_PHASES, PhaseData([PAIR], [ANSWERED]))
     with pytest.raises(DataError, match=r"no pairs of responses to hold out among its 1 examples"):

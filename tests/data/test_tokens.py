@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import DataError
-from rlhf.config.choices import Phase
+from rlhf.config.choices import Phase, Unpaired
 from rlhf.data.encoding import Encoder
 from rlhf.data.records import Message, Record
 from rlhf.data.splits import PhaseData
@@ -79,6 +79,39 @@ def test_what_does_not_fit_is_counted(tokenizer, tmp_path: Path) -> None:
     }
     assert [len(data.train) + sum(data.left_out.values()) for data in by_phase.values()] == [4] * 4
     assert by_phase[Phase.reward].train["row"][:] == [0]
+
+
+def test_single_responses_have_grades_and_pairs_count_as_both_marks(
+    tokenizer, tmp_path: Path
+) -> None:
+    asked = Record(prompt="\n\nHuman: Hi\n\nAssistant:", chosen=" ok")
+    records = [
+        asked._replace(grade=True),
+        asked._replace(chosen=" no", grade=False),
+        asked._replace(chosen=" fine", grade=2.5),
+        asked._replace(rejected=" never"),
+        asked,
+    ]
+    part = PhaseData(records, records[:1])
+    found = {}
+    for feedback in Unpaired:
+        data = tokenise(part, feedback, tokenizer, limit=Limit("k", 99), cache_dir=tmp_path)
+        rows = data.train[:]
+        texts = [
+            tokenizer.decode(ids[n:-1])
+            for ids, n in zip(rows["ids"], rows["prompt_tokens"], strict=True)
+        ]
+        found[feedback] = list(zip(rows["row"], texts, rows["grade"], strict=True))
+        assert rows["length"] == [len(ids) for ids in rows["ids"]]
+        assert all(ids[-1] == tokenizer.eos_token_id for ids in rows["ids"])
+        assert data.left_out == {f"no {feedback[:-1]}": 2}
+    assert found[Unpaired.marks] == [
+        (0, " ok", 1.0),
+        (1, " no", 0.0),
+        (3, " ok", 1.0),
+        (3, " never", 0.0),
+    ]
+    assert found[Unpaired.scores] == [(0, " ok", 1.0), (1, " no", 0.0), (2, " fine", 2.5)]
 
 
 def test_the_opening_token_of_a_tokenizer_is_used_once(tokenizer) -> None:

@@ -106,6 +106,15 @@ class PairsConfig(ExamplesConfig):
     """Share of training pairs whose answers are exchanged, to study wrong labels; 0: none."""
 
 
+SINGLE_RESPONSES = (
+    Unread(
+        lambda reward: reward.unpaired is not None,
+        "{group}.loss learns from single responses",
+        "add {group}.loss=end",
+    ),
+)
+
+
 @dataclass(kw_only=True)
 class RewardKeys(PairsConfig):
     """Keys for training the reward model."""
@@ -119,7 +128,7 @@ class RewardKeys(PairsConfig):
     score_columns: list[str] | None
     """Columns with the scores of chosen and rejected responses, for loss=regression; null: learn
     single responses with a score."""
-    group_pairs: bool
+    group_pairs: bool = key(unread=SINGLE_RESPONSES)
     """Keep all pairs of one prompt in one batch, each prompt with weight 1 (InstructGPT)."""
     groups_path: str | None
     """JSON Lines file of held-out pairs with a column ``group``; null: none."""
