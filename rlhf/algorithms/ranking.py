@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
@@ -37,9 +38,10 @@ def measure_ranking(scores_N: Tensor, grades_N: Tensor) -> Ranking:
     """
     size, scores_N, grades_N = len(scores_N), scores_N.double(), grades_N.double()
     right, compared = [], []
-    for scores_C, grades_C in zip(scores_N.split(CHUNK), grades_N.split(CHUNK), strict=True):
-        better_CN = (grades_C[:, None] - grades_N).sign()
-        agrees_CN = better_CN * (scores_C[:, None] - scores_N).sign()
+    for start in range(0, size, CHUNK):
+        chunk = slice(start, start + CHUNK)
+        better_CN = (grades_N[chunk, None] - grades_N).sign()
+        agrees_CN = better_CN * (scores_N[chunk, None] - scores_N).sign()
         right.append(((1 + agrees_CN) / 2).masked_fill(better_CN == 0, 0.0).sum(1))
         compared.append((better_CN != 0).double().sum(1))
     right_N, compared_N = torch.cat(right), torch.cat(compared)
@@ -49,8 +51,8 @@ def measure_ranking(scores_N: Tensor, grades_N: Tensor) -> Ranking:
     accuracy = float(right_N.sum() / total)
     without_N = (right_N.sum() - 2 * right_N) / (total - 2 * compared_N)  # each left out in turn
     variance = float((size - 1) * without_N.var(correction=0))
-    largest = int(grades_N.unique(return_counts=True)[1].max())
-    independent = min(size // 2, size - largest)  # comparisons without a common response
+    largest = max(Counter(grades_N.tolist()).values())
+    independent: float = min(size // 2, size - largest)  # comparisons without a common response
     if variance > 0:
         independent = accuracy * (1 - accuracy) / variance
     low, high = wilson_interval(accuracy * independent, independent)

@@ -30,6 +30,7 @@ from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import MANIFEST, check_files, file_identities
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
+from rlhf.config.batches import unpaired_feedback
 from rlhf.config.choices import Phase, Template, Unpaired
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder, UnusableTemplateError
@@ -55,6 +56,7 @@ class TokenData(NamedTuple):
 T = TypeVar("T")
 Columns = dict[str, list[Any]]
 Records = list[tuple[int, Record]]
+Examples = Phase | Unpaired  # of a phase, or the feedback that it learns from instead of pairs
 
 
 class Limit(NamedTuple):
@@ -69,6 +71,11 @@ def find_token_limit(phase: Phase, config: RunConfig) -> Limit:
     if phase is Phase.ppo:
         return Limit("rollout.max_prompt_tokens", config.rollout.max_prompt_tokens)
     return Limit(f"{phase}.max_tokens", getattr(config, phase.value).max_tokens)
+
+
+def find_examples(phase: Phase, config: RunConfig) -> Examples:
+    """Return the examples that a phase learns from, a key of ``COLUMNS_OF``."""
+    return unpaired_feedback(config, phase) or phase
 
 
 def _add_row(
@@ -231,9 +238,7 @@ def _describe_place(record: Record) -> str:
     return f" (first: {record.place[0]}, row {record.place[1]})" if record.place else ""
 
 
-# The function that converts records to columns of token ids, for a phase, or for the feedback on
-# single responses that a phase learns from instead of pairs.
-Examples = Phase | Unpaired
+# The function that converts records to columns of token ids.
 COLUMNS_OF: dict[Examples, Callable[[Records, Encoder, Limit], tuple[Columns, Counter[str]]]] = {
     Phase.sft: sft_columns,
     Phase.reward: pair_columns,

@@ -23,7 +23,6 @@ from rlhf.config.batches import (
     examples_per_step,
     num_phase_steps,
     sequences_per_example,
-    unpaired_feedback,
 )
 from rlhf.config.choices import ModelInit, Phase, PlanMode, Source, Template
 from rlhf.config.roles import tokenizer_base
@@ -39,7 +38,7 @@ from rlhf.data.phase_needs import (
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData, describe_division, phase_of_dpo_prompts
 from rlhf.data.tables import find_snapshot, list_files
-from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_token_limit
+from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_examples, find_token_limit
 from rlhf.jobs.input_files import data_keys_and_paths
 from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
 from rlhf.options import DataConfig, modules_of
@@ -188,8 +187,9 @@ class CountedData:
         """Return a sample's columns, and the estimated numbers of used and skipped examples."""
         rows = list(islice(enumerate(records), self._most))
         limit = find_token_limit(phase, self._config)
-        kind = unpaired_feedback(self._config, phase) or phase
-        columns, left_out = COLUMNS_OF[kind](rows, self._encoder, limit)
+        columns, left_out = COLUMNS_OF[find_examples(phase, self._config)](
+            rows, self._encoder, limit
+        )
         scale = self._scale * len(records) / max(1, len(rows))
         used = len(columns["row"])
         if not self._knows_lengths:

@@ -103,7 +103,8 @@ def inspect_data(config: RunConfig) -> Look:
     tokenizer = _load_tokenizer(config, datasets, parts)
     encoder = Encoder(tokenizer, config.data.template)
     samples = [
-        encode_sample(phase, _records_for(phase, datasets), encoder) for phase in config.phase.order
+        encode_sample(phase, _records_for(phase, datasets), encoder, config)
+        for phase in config.phase.order
     ]
     lengths = [found for sample in samples for found in _measure(sample, config)]
     findings += [

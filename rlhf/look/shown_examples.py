@@ -12,7 +12,7 @@ from rlhf.config.choices import LossOn, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.records import Record
-from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_token_limit
+from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_examples, find_token_limit
 from rlhf.look.repeats import place_text
 
 if TYPE_CHECKING:
@@ -73,12 +73,16 @@ class EncodedSample(NamedTuple):
         return found
 
 
-def encode_sample(phase: Phase, records: Sequence[Record], encoder: Encoder) -> EncodedSample:
+def encode_sample(
+    phase: Phase, records: Sequence[Record], encoder: Encoder, config: RunConfig
+) -> EncodedSample:
     """Encode ``records`` for ``phase``: all, or a random sample that is the same each time."""
     sample = records
     if len(records) > MEASURED:
         sample = random.Random(f"look-{phase}").sample(records, MEASURED)
-    columns, left_out = COLUMNS_OF[phase](list(enumerate(sample)), encoder, NO_LIMIT)
+    columns, left_out = COLUMNS_OF[find_examples(phase, config)](
+        list(enumerate(sample)), encoder, NO_LIMIT
+    )
     skipped = {reason: count for reason, count in left_out.items() if count}
     return EncodedSample(phase, len(records), sample, columns, skipped)
 
@@ -97,7 +101,8 @@ def show_examples(
     picked: list[Record] = []
     shown: dict[tuple[int, ...], ShownExample] = {}
     for sample in samples:
-        phase, convert = sample.phase, COLUMNS_OF[sample.phase]
+        phase = sample.phase
+        convert = COLUMNS_OF[find_examples(phase, config)]
         again = [record for record in picked if convert([(0, record)], encoder, NO_LIMIT)[0]["row"]]
         records = again or _pick_by_length(sample, find_token_limit(phase, config).tokens)
         picked += [] if again else records
@@ -128,8 +133,8 @@ def _sequences(
         for row, ids in zip(columns["row"], columns["ids"], strict=True):
             yield "ppo answers", row, ids, [False] * len(ids)
         return
-    sides = {"sft learns": "ids"}
-    if phase.learns_from_pairs:
+    sides = {f"{phase} learns": "ids"}
+    if "chosen_ids" in columns:
         sides = {f"{phase} prefers": "chosen_ids", f"{phase} rejects": "rejected_ids"}
     for number, (row, prompt) in enumerate(
         zip(columns["row"], columns["prompt_tokens"], strict=True)
@@ -139,7 +144,8 @@ def _sequences(
             is_learned = [learns_prompt or place >= prompt for place in range(len(ids))]
             for start, end in columns["observed"][number] if "observed" in columns else ():
                 is_learned[start:end] = [learns_prompt] * (end - start)
-            yield title, row, ids, is_learned
+            grade = f" (grade {columns['grade'][number]:g})" if "grade" in columns else ""
+            yield title + grade, row, ids, is_learned
 
 
 def _join_spans(

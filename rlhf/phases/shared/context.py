@@ -13,14 +13,13 @@ from rlhf.base.hashing import sha256_of
 from rlhf.base.heartbeat import Heartbeat
 from rlhf.base.ranks import Ranks
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.batches import unpaired_feedback
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import PairsConfig
 from rlhf.data.pair_numbers import add_pair_numbers, read_pair_groups
 from rlhf.data.splits import PhaseData, swap_answers
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.data.tokens import TokenData, cache_key, find_token_limit, tokenise
+from rlhf.data.tokens import TokenData, cache_key, find_examples, find_token_limit, tokenise
 from rlhf.engine.settings import EngineSettings
 from rlhf.phases.shared.step_signals import StopRequests
 from rlhf.run.console import Console
@@ -93,7 +92,7 @@ def phase_data_hash(context: RunContext, phase: Phase) -> str:
     measured = sha256_of(repr(sorted(groups.items())).encode()) if groups else ""
     return measured + cache_key(
         records_with_label_noise(context, phase),
-        unpaired_feedback(config, phase) or phase,
+        find_examples(phase, config),
         context.tokenizer,
         limit=find_token_limit(phase, config).tokens,
         template=config.data.template,
@@ -104,7 +103,7 @@ def _tokenise(context: RunContext, part: PhaseData, phase: Phase) -> TokenData:
     config = context.config
     return tokenise(
         part,
-        unpaired_feedback(config, phase) or phase,
+        find_examples(phase, config),
         context.tokenizer,
         limit=find_token_limit(phase, config),
         cache_dir=expand_user_path(config.data.cache_dir, key="data.cache_dir"),
