@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from jmespath import Options, compile
 from jmespath.functions import Functions, signature
 from jmespath.parser import ParsedResult
+from jmespath.visitor import TreeInterpreter
 
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.base.foreign_errors import translate_errors
@@ -91,13 +92,17 @@ class TextFunctions(Functions):
     ) -> list[object] | None:
         """Return the messages of a text in which ``human:`` and ``assistant:`` begin the turns.
 
-        Text before the first of these words is a message from the user.
+        Only a word is followed by a colon; another mark, such as ``<user>``, is not. Text before
+        the first mark is a message from the user.
         """
         if not text or not text.strip():
             return None
         roles = {human: "user", assistant: "assistant"}
-        marks = "|".join(map(re.escape, roles))
-        first, *rest = re.split(rf"\s*(?<!\S)({marks}):\s*", text)
+        marks = "|".join(
+            rf"(?<!\S){re.escape(mark)}(?=:)" if mark[:1].isalnum() else re.escape(mark)
+            for mark in roles
+        )
+        first, *rest = re.split(rf"\s*({marks}):?\s*", text)
         messages: list[object] = [_make_turn("user", first)] if first.strip() else []
         for mark, content in zip(rest[::2], rest[1::2], strict=True):
             messages.append(_make_turn(roles[mark], content))
@@ -110,7 +115,8 @@ def _make_turn(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text.strip()}
 
 
-OPTIONS = Options(custom_functions=TextFunctions())
+# One interpreter for all rows, since each one has to find its methods anew.
+INTERPRETER = TreeInterpreter(Options(custom_functions=TextFunctions()))
 
 
 class Converted(NamedTuple):
@@ -223,7 +229,7 @@ class Layout(NamedTuple):
     def _compute(self, row: Row, target: str) -> object:
         place = f"{self.key}.{target}" if self.key else f"{target} of the layout {self.name}"
         with translate_errors(lambda reason: row.build_error(f"{place}: {reason}.")):
-            value = self.expressions[target].search(row.values, options=OPTIONS)
+            value = INTERPRETER.visit(self.expressions[target].parsed, row.values)
         return None if isinstance(value, str) and is_blank(value) else value
 
 

@@ -13,8 +13,8 @@ from jmespath.parser import ParsedResult
 from rlhf.base.errors import DataError
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.data.column_rules import (
+    INTERPRETER,
     NONE_WANTED,
-    OPTIONS,
     Converted,
     Layout,
     Wanted,
@@ -144,7 +144,7 @@ def _find_missing(layout: Layout, typical: Mapping[str, object]) -> list[str]:
 
 def _holds(condition: ParsedResult, typical: Mapping[str, object]) -> bool:
     try:
-        value = condition.search(typical, options=OPTIONS)
+        value = INTERPRETER.visit(condition.parsed, typical)
     except JMESPathError:
         return False
     return value is not False and not is_blank(value)

@@ -235,6 +235,33 @@ def test_ranking_from_another_column() -> None:
         convert(columns | {"responses": "n"}, {"q": "Q", "n": 5})
 
 
+@pytest.mark.parametrize(
+    ("columns", "row", "records"),
+    [
+        ({"chosen": "a", "grade": "ok"}, {"ok": False}, [Record("Q", " A", grade=False)]),
+        ({"chosen": "a", "grade": "n"}, {"n": "0.5"}, [Record("Q", " A", grade=0.5)]),
+        ({"responses": "[a, b]", "scores": "[n, `1`]"}, {"n": 0}, [Record("Q", " B", " A")]),
+        ({"responses": "[a, b]", "ranks": "[n, `1`]"}, {"n": 0}, [Record("Q", " A", " B")]),
+        ({"responses": "[a, b]", "scores": "[n, `1`]"}, {"n": 1}, []),
+    ],
+)
+def test_grades_and_scores_of_other_columns(
+    columns: dict[str, str], row: dict[str, Any], records: list[Record]
+) -> None:
+    found = convert({"prompt": "q"} | columns, {"q": "Q", "a": "A", "b": "B"} | row)
+    assert [each._replace(columns=None) for each in found.records] == records
+
+
+def test_messages_of_pairs_and_of_lines() -> None:
+    columns = {"messages": "turns([history, [[lines(q, more), a]]][])"}
+    history = [["H", "I"], ["", None]]
+    converted = convert(columns, {"q": "Q", "more": "M", "a": "A", "history": history})
+    prompt = "\n\nHuman: H\n\nAssistant: I\n\nHuman: Q\nM\n\nAssistant:"
+    assert [each._replace(turns=()) for each in converted.records] == [Record(prompt, " A")]
+    (asking,) = convert(columns, {"q": "", "more": "M", "a": None, "history": None}).records
+    assert asking == Record("\n\nHuman: M\n\nAssistant:")
+
+
 # ---------------------------------------------------------------------------------- what is refused
 
 

@@ -29,7 +29,10 @@ from .test_reading import config_of
 
 Rows = list[dict[str, Any]]
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool", "d": "developer"}
-SHAREGPT = {"u": "human", "a": "gpt", "s": "system", "f": "function_call", "o": "observation"}
+SHAREGPT = {"u": "human", "a": "gpt", "b": "bing", "f": "function_call", "o": "observation"}
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 6}}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 
 
 def said(*turns: str, **keys: Any) -> Rows:
@@ -194,11 +197,76 @@ USED: dict[str, Case] = {
         },
         lambda n: pair(asked("uHi", f"u{n}"), "Yes", "No"),
     ),
+    "implicit prompt with a system column #4": Case(
+        lambda n: {
+            "system": "Be kind." if n else " ",
+            "chosen": f"{asked(f'u{n}')} Yes",
+            "rejected": f"{asked(f'u{n}')} No",
+        },
+        lambda n: pair(asked(*(["sBe kind."] if n else []), f"u{n}"), "Yes", "No"),
+    ),
+    "texts that look like missing values #32": Case(
+        lambda n: {"prompt": f"é\u2028{n}", "completion": ["None", "nan", "null"][n % 3]},
+        lambda n: answer(f"é\u2028{n}", ["None", "nan", "null"][n % 3]),
+    ),
     "implicit prompt of messages": Case(
         lambda n: {"chosen": said("uHi", f"a{n}"), "rejected": said("uHi", "aNo")},
         lambda n: pair(asked("uHi"), f"{n}", "No"),
     ),
+    "messages whose last answer calls a tool #10": Case(
+        lambda n: {"messages": said(f"u{n}", "a", tool_calls=[CALL]), "tools": [TOOL]},
+        lambda n: answer(asked(f"u{n}"), json.dumps([CALL]))._replace(tools=[TOOL]),
+        ["reads messages, tools"],
+    ),
+    "messages with a tool's result #10": Case(
+        lambda n: {"messages": [*said(f"u{n}"), CALLED, *said("t42", "aIt is 42.")]},
+        lambda n: answer(
+            f"\n\nHuman: {n}\n\nAssistant: {json.dumps([CALL])}\n\nTool: 42\n\nAssistant:",
+            "It is 42.",
+        ),
+        ["learns 12 answers of 6 conversations"],
+    ),
+    "messages with a thought, and a key that is not read": Case(
+        lambda n: {"messages": said(f"u{n}", "aok", reasoning_content="hm", weight=1, mood="x")},
+        lambda n: answer(asked(f"u{n}"), "ok"),
+        ["0 skipped", "not read: messages[].mood"],
+    ),
+    "messages whose answer is not to be learned": Case(
+        lambda n: {"messages": said(f"u{n}", "aok", train=n > 0)},
+        lambda n: answer(asked(f"u{n}"), "ok") if n else [],
+        ["1 skipped (1 no answer may be learned"],
+    ),
+    "messages of parts #11": Case(
+        lambda n: {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": f"{n}"}]},
+                {"role": "assistant", "content": [{"type": "text", "value": "ok"}]},
+            ]
+        },
+        lambda n: answer(asked(f"u{n}"), "ok"),
+    ),
+    "OpenAI's role developer #34": Case(
+        lambda n: {"messages": said("dBe kind.", f"u{n}", "aok")},
+        lambda n: answer(asked("sBe kind.", f"u{n}"), "ok"),
+    ),
     # -------------------------------------------------------------------- Alpaca and LLaMA-Factory
+    "LLaMA-Factory's tools #9": Case(
+        lambda n: {
+            "conversations": shared(
+                f"u{n}", f"f{json.dumps(CALL['function'])}", "o42", "aIt is 42."
+            ),
+            "tools": json.dumps([TOOL]),
+        },
+        lambda n: answer(
+            f"\n\nHuman: {n}\n\nAssistant: {json.dumps([CALL])}\n\nTool: 42\n\nAssistant:",
+            "It is 42.",
+        )._replace(tools=[TOOL]),
+        ["reads conversations, tools", "learns 12 answers of 6 conversations"],
+    ),
+    "ShareGPT's other roles #34": Case(
+        lambda n: {"conversations": shared(f"u{n}", "bok")},
+        lambda n: answer(asked(f"u{n}"), "ok"),
+    ),
     "Alpaca #8": Case(
         lambda n: {
             "instruction": f"Do {n}.",
@@ -308,11 +376,11 @@ USED: dict[str, Case] = {
     ),
     "OpenAI's preference #24": Case(
         lambda n: {
-            "input": {"messages": said("uHi"), "tools": [], "parallel_tool_calls": True},
+            "input": {"messages": said("uHi"), "tools": [TOOL] if n else []},
             "preferred_output": said(f"a{n}"),
             "non_preferred_output": said("aNo"),
         },
-        lambda n: pair(asked("uHi"), f"{n}", "No"),
+        lambda n: pair(asked("uHi"), f"{n}", "No")._replace(tools=[TOOL] if n else None),
     ),
     "verl #21": Case(
         lambda n: {
@@ -376,6 +444,14 @@ USED: dict[str, Case] = {
         ],
         lambda n: [] if n == 2 else pair(asked(f"u{n}"), *(("a", "b") if n > 2 else ("b", "a"))),
         ["5 examples", "1 pairs of responses with equal", "not read: verbosity"],
+    ),
+    "HelpSteer 2, several turns": Case(
+        lambda n: {
+            "prompt": f"Hi\n<extra_id_1>Assistant\nYes?\n<extra_id_1>User\nWhy: {n}",
+            "response": "a",
+            "helpfulness": 4,
+        },
+        lambda n: answer(asked("uHi", "aYes?", f"uWhy: {n}"), "a", 4.0),
     ),
     "HelpSteer, one response each": Case(
         lambda n: {"prompt": f"{n}", "response": "a", "helpfulness": 4 - n % 2},
@@ -629,6 +705,18 @@ REFUSED: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
         {"messages": TALK, "images": ["a.png"]},
         ["'images' is a part", "messages: mess"],
     ),
+    "an image in a message #11": (
+        {"messages": [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]},
+        ["row 1: messages[0] has a part of type image; only text is read", "data.sets.NAME.colu"],
+    ),
+    "the call of a tool that is not JSON #9": (
+        {"conversations": shared("uHi", "fadd(1)", "o2", "a2")},
+        ["row 1: messages[1] has the role 'function_call' and is not JSON", "data.sets.NAME.colu"],
+    ),
+    "a weight between 0 and 1": (
+        {"messages": said("uHi", "aYes", weight=0.5)},
+        ["row 1: messages[1] has weight=0.5; must be 0"],
+    ),
     "audio": (
         {"prompt": "Hi", "completion": "a", "audio": "a.wav"},
         ["'audio' is a part", WAY_OUT],
@@ -746,7 +834,7 @@ def test_the_table_has_every_layout(tmp_path: Path) -> None:
 
 # Files; of the same rows where their form allows it. Another form is another row.
 NESTED = ("messages, several turns #14", "UltraFeedback", "ShareGPT, preference #7", "verl #21")
-FLAT = ("preference", "Alpaca #8", "SHP", "HelpSteer 2 #3")
+FLAT = ("texts that look like missing values #32", "Alpaca #8", "SHP", "HelpSteer 2 #3")
 FORMS = {
     "rows.jsonl": NESTED + FLAT,
     "rows.json": NESTED + FLAT,

@@ -5,7 +5,6 @@ The numbers are those of a list of 71 public cases; test_layouts.py has those of
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -56,50 +55,7 @@ PARTS = [{"type": "text", "text": "y"}, {"type": "text", "value": "es"}]
 TALK = said("uHi", "aone", "uagain", "atwo")
 PREFERENCE = {"chosen": "fig", "rejected": "drum"}
 
-# Row of the list, a row of a file, and parts of the line that describes the data.
-USED: list[tuple[float, Rows, list[str]]] = [
-    (35, [{"messages": said("uHi", "ayes", weight=1, mood="x")}], ["not read: messages[].mood"]),
-    (14, [{"messages": TALK}] * 3, ["3 examples", "learns 6 answers of 3 conversations"]),
-    (10, [{"messages": said("uHi", "a", tool_calls=[{"name": "f"}])}], ["1 examples, 0 skipped"]),
-    (10.1, [{"messages": said("uHi", "t42", "aok")}], ["1 examples, 0 skipped"]),
-    (11, [{"messages": [*said("uHi"), {"role": "assistant", "content": PARTS}]}], ["1 examples"]),
-    (34, [{"conversations": shared("uHi", "byes")}], ["1 examples, 0 skipped"]),
-    (34.1, [{"messages": said("dBe kind.", "uHi", "ayes")}], ["1 examples, 0 skipped"]),
-    (35.2, [{"messages": said("uHi", "ayes", reasoning_content="hm")}], ["1 examples, 0 skipped"]),
-    (
-        35.1,
-        [{"messages": said("uHi", "ayes", train=False)}, {"messages": TALK}],
-        ["1 skipped (1 no answer may be learned"],
-    ),
-]
-
-
-@pytest.mark.parametrize(("case", "rows", "parts"), USED, ids=lambda value: str(value)[:6])
-def test_rows_are_used_right(case: float, rows: Rows, parts: list[str], tmp_path: Path) -> None:
-    line = describe_dataset(read(tmp_path, rows))
-    assert [part for part in parts if part not in line] == [], line
-
-
-WAY_OUT = "data.sets."
 ORCA = {"system": "Be kind.", "question": "Name a fruit.", **PREFERENCE}
-REFUSED: list[tuple[float, dict[str, Any], list[str]]] = [
-    (9, {"conversations": shared("uHi", "fadd(1)", "o2", "a2")}, ["'function_call'", WAY_OUT]),
-    (
-        11,
-        {"messages": [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]},
-        ["messages[0] has a part of type image; only text is read", WAY_OUT],
-    ),
-    (35.1, {"messages": said("uHi", "ayes", weight=0.5)}, ["has weight=0.5; must be 0"]),
-]
-
-
-@pytest.mark.parametrize(("case", "row", "parts"), REFUSED, ids=lambda value: str(value)[:6])
-def test_rows_are_refused_by_name(
-    case: float, row: dict[str, Any], parts: list[str], tmp_path: Path
-) -> None:
-    with pytest.raises(DataError) as refused:
-        read(tmp_path, [row])
-    assert [part for part in parts if part not in str(refused.value)] == [], refused.value
 
 
 def test_explicit_columns_read_what_detection_refuses(tmp_path: Path) -> None:
@@ -119,23 +75,6 @@ def test_explicit_columns_read_what_detection_refuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": "Hi", **PREFERENCE},
-        {"prompt": "\n\nHuman: Hi\n\nAssistant:", **PREFERENCE},
-        {"messages": said("uHi", "afig")},
-        {"chosen": "\n\nHuman: Hi\n\nAssistant: fig", "rejected": "\n\nHuman: Hi\n\nAssistant: x"},
-    ],
-)
-def test_a_system_column_is_the_first_turn(row: dict[str, Any], tmp_path: Path) -> None:
-    (record,) = read(tmp_path, [row | {"system": "Be kind."}]).train  # 4
-    turns = "\n\nSystem: Be kind.\n\nHuman: Hi\n\nAssistant: fig"
-    assert f"{record.prompt}{record.chosen}" == turns
-    (record,) = read(tmp_path, [row | {"system": " "}]).train
-    assert "System:" not in f"{record.prompt}"
-
-
-@pytest.mark.parametrize(
     ("name", "content", "parts"),
     [
         ("a.jsonl", b'{\n  "prompt": "a"\n}', ["row 1: not JSON", "call a file .json"]),  # 29
@@ -151,16 +90,6 @@ def test_files_are_refused_by_name(
     with pytest.raises(DataError) as refused:
         load_datasets(config_of(tmp_path), seed=0)
     assert [part for part in parts if part not in str(refused.value)] == [], refused.value
-
-
-def test_text_cells_are_texts(tmp_path: Path) -> None:
-    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8-sig") as stream:  # 32, 33
-        csv.writer(stream).writerows([["prompt", "completion"], ["a\u2028é", "None"], ["b", ""]])
-    (found,) = load_datasets(config_of(tmp_path), seed=0)
-    assert [(each.prompt, each.chosen) for each in found.train] == [
-        ("a\u2028é", " None"),
-        ("b", None),
-    ]
 
 
 NAMES = "valid dev eval my-validation dev-00000-of-00001 HH.Val2 testset"
