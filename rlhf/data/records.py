@@ -402,7 +402,8 @@ def _drop_repeated(records: list[Record], seen: set[bytes]) -> list[Record]:
     kept = []
     for record in records:
         hidden = [str(turn.shown) for turn in record.turns if turn.shown]  # such as thoughts
-        mark = fingerprint(*record.texts, *hidden, *([str(record.tools)] if record.tools else []))
+        more = [str(each) for each in (record.tools, record.grade) if each is not None]
+        mark = fingerprint(*record.texts, *hidden, *more)
         if mark not in seen:
             seen.add(mark)
             kept.append(record)

@@ -79,6 +79,11 @@ def find_repeats(
         list(_find_reverses(everything)),
         "pairs have their own reverse in the data; both are used, and contradict each other",
     )
+    yield from _name_matches(
+        "contradictory",
+        list(_find_contradictions(everything)),
+        "responses are there with another grade too; both are used",
+    )
     prompts = dict(islice(_by_prompt(everything).items(), MOST_COMPARED))
     records = list(prompts.values())
     found = find_near_repeats([record.prompt or record.text or "" for record in records])
@@ -89,7 +94,8 @@ def find_repeats(
     yield from _name_matches(
         "near_across", across, "near repeats have one prompt trained on and the other held out"
     )
-    repeated = len(everything) - len({fingerprint(*record.texts) for record in everything})
+    distinct = {fingerprint(*record.texts, str(record.grade)) for record in everything}
+    repeated = len(everything) - len(distinct)
     if repeated:
         yield DataFinding("repeated", repeated, f"{repeated:,} used examples repeat an earlier one")
     for part in ("prompt", "chosen"):
@@ -138,6 +144,16 @@ def _find_reverses(records: Sequence[Record]) -> Iterator[Match]:
             if (earlier := first.get(fingerprint(prompt, worse, better))) is not None:
                 yield earlier, record
             first.setdefault(fingerprint(prompt, better, worse), record)
+
+
+def _find_contradictions(records: Sequence[Record]) -> Iterator[Match]:
+    """Yield each graded response that came earlier with another grade, after the earlier one."""
+    first: dict[bytes, Record] = {}
+    for record in records:
+        if record.grade is not None:
+            earlier = first.setdefault(fingerprint(*record.texts), record)
+            if earlier.grade != record.grade:
+                yield earlier, record
 
 
 def place_text(record: Record) -> str:

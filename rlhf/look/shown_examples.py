@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,6 +41,7 @@ class ShownExample:
     spans: list[Span]
 
 
+Convert = Callable[[list[tuple[int, Record]], Encoder, Limit], tuple[Columns, Counter[str]]]
 TokensOfRow = tuple[int, int]  # a number of tokens, and the index of its record
 
 
@@ -47,8 +49,7 @@ class EncodedSample(NamedTuple):
     """Examples of a phase as token ids without a limit; column ``row`` is an index of records."""
 
     phase: Phase
-    examples: int
-    """The number of examples from which the sample was drawn."""
+    convert: Convert
     records: Sequence[Record]
     columns: Columns
     skipped: dict[str, int]
@@ -80,11 +81,10 @@ def encode_sample(
     sample = records
     if len(records) > MEASURED:
         sample = random.Random(f"look-{phase}").sample(records, MEASURED)
-    columns, left_out = COLUMNS_OF[find_examples(phase, config)](
-        list(enumerate(sample)), encoder, NO_LIMIT
-    )
+    convert = COLUMNS_OF[find_examples(phase, config)]
+    columns, left_out = convert(list(enumerate(sample)), encoder, NO_LIMIT)
     skipped = {reason: count for reason, count in left_out.items() if count}
-    return EncodedSample(phase, len(records), sample, columns, skipped)
+    return EncodedSample(phase, convert, sample, columns, skipped)
 
 
 def show_examples(
@@ -101,8 +101,7 @@ def show_examples(
     picked: list[Record] = []
     shown: dict[tuple[int, ...], ShownExample] = {}
     for sample in samples:
-        phase = sample.phase
-        convert = COLUMNS_OF[find_examples(phase, config)]
+        phase, convert = sample.phase, sample.convert
         again = [record for record in picked if convert([(0, record)], encoder, NO_LIMIT)[0]["row"]]
         records = again or _pick_by_length(sample, find_token_limit(phase, config).tokens)
         picked += [] if again else records

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from rlhf.data.records import RawDataset, Record
+from rlhf.data.records import RawDataset, Record, drop_repeated_examples
 from rlhf.data.splits import PhaseData
 from rlhf.look.repeats import DataFinding, find_near_repeats, find_repeats
 
@@ -91,6 +91,18 @@ def test_near_repeats_across_the_sides_of_the_divided_data_are_counted() -> None
     assert found["near"].count == 2
     assert found["near_across"].count == 1
     assert "near_across" not in findings([one, two, three])
+
+
+def test_responses_with_two_grades_are_no_repeats_and_are_named() -> None:
+    good = Record("Q:", " a", grade=True, place=("kto.jsonl", 2))
+    bad = Record("q:", " A", grade=False, place=("kto.jsonl", 7))
+    other = Record("Q:", " b", grade=False, place=("kto.jsonl", 8))
+    dataset = RawDataset("pets", [good, bad, other, good], None, "marks", Counter())
+    (kept,) = drop_repeated_examples([dataset])
+    assert kept.train == [good, bad, other]
+    found = findings(kept.train)["contradictory"]
+    assert (found.count, found.places) == (1, ["kto.jsonl, row 2 and row 7"])
+    assert "contradictory" not in findings([good, other])
 
 
 @pytest.mark.parametrize(
