@@ -37,6 +37,7 @@ from typing import Any
 from rlhf.data.records import (
     ASSISTANT_TURN,
     SPEAKERS,
+    WAY_OUT,
     Message,
     Record,
     Row,
@@ -46,6 +47,7 @@ from rlhf.data.records import (
 )
 
 NO_COMMON_PROMPT = "chosen and rejected share no prompt up to their last answer"
+PROMPT_ELSEWHERE = "if the prompt is another column, data.sets.NAME.columns says which"
 NOT_LEARNED = "no answer may be learned (weight=0 or train=false)"
 TIE = "pairs of responses with equal scores"
 NOT_SCORED = "responses without text or score"
@@ -214,7 +216,7 @@ def _read_response(row: Row, column: str, asked: Record | None) -> Record:
         return asked._replace(chosen=_add_space(asked, row.text(column)))
     before, turn, answer = row.text(column).rpartition(ASSISTANT_TURN)
     if not turn:
-        raise UnusableRowError(NO_COMMON_PROMPT)
+        raise UnusableRowError(f"{NO_COMMON_PROMPT}; {PROMPT_ELSEWHERE}")
     for name, part in (("prompt", before), (column, answer)):
         if not part.strip():
             raise UnusableRowError(f"{name} is empty")
@@ -279,7 +281,9 @@ def _read_grade(row: Row) -> bool | float | None:
         return mark
     score = read_number(value)
     if score is None:
-        raise row.build_error(f"the {name} is {value!r}; must be true, false or a number.")
+        raise row.build_error(
+            f"the {name} is {value!r}; must be true, false or a number. {WAY_OUT}"
+        )
     return -score if name == "rank" else score
 
 

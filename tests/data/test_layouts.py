@@ -472,6 +472,37 @@ USED: dict[str, Case] = {
         ),
         ["1 pairs of responses with equal scores", "not read: domain"],
     ),
+    "HelpSteer 2, preferences": Case(
+        lambda n: {
+            "prompt": f"{n}",
+            "response_1": "a",
+            "response_2": "b",
+            "preference_strength": [-3, -1, 0, 1, 2, 3][n],
+        },
+        lambda n: [] if n == 2 else pair(asked(f"u{n}"), *(("a", "b") if n < 2 else ("b", "a"))),
+        ["1 skipped (1 pairs of responses with equal scores)"],
+    ),
+    "AlpacaFarm": Case(
+        lambda n: {
+            "instruction": f"{n}",
+            "input": "x" if n else "",
+            "output_1": "a",
+            "output_2": "b",
+            "preference": 1 + n % 2,
+        },
+        lambda n: pair(asked(f"u{n}\nx" if n else "u0"), *(("b", "a") if n % 2 else ("a", "b"))),
+    ),
+    "TL;DR, graded summaries": Case(
+        lambda n: {
+            "info": {"title": "T", "post": f"{n}"},
+            "summary": {"text": "short", "axes": {"overall": n + 1, "accuracy": 7}},
+        },
+        lambda n: answer(asked(f"uT\n{n}\nTL;DR:"), "short", n + 1.0),
+    ),
+    "UltraInteract": Case(
+        lambda n: {"trajectory": shared(f"u{n}"), "chosen": "Yes", "rejected": "No"},
+        lambda n: pair(asked(f"u{n}"), "Yes", "No"),
+    ),
     "Nectar #23": Case(
         lambda n: {
             "prompt": f"\n\nHuman: {n}\n\nAssistant: ",
@@ -741,6 +772,10 @@ REFUSED: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
     "a grade of another kind": (
         {"prompt": "Hi", "response": "no", "rating": "good"},
         ["row 1: the grade is 'good'; must be true, false or a number"],
+    ),
+    "a prompt of another name": (
+        {"topic": "Hi", "chosen": "a", "rejected": "b"},
+        ["5 chosen and rejected share no prompt", "data.sets.NAME.columns says which"],
     ),
     "scores of other responses": (
         {"prompt": "Hi", "responses": ["a", "b"], "scores": [1]},
