@@ -30,7 +30,6 @@ from rlhf.data.records import (
     ASSISTANT_TURN,
     CALLS,
     SPEAKERS,
-    THOUGHT,
     TOOL_SPEAKER,
     Message,
     Record,
@@ -163,7 +162,7 @@ class ChatTemplate:
         if answer.shown:
             self._require_shown(prompt._replace(messages=(*prompt.messages, answer)))
         whole = self._render(prompt, answer=answer)
-        thought = answer.shown.get(THOUGHT) or "".join(OPEN_THOUGHT.findall(answer.content)[:1])
+        thought = answer.thought or "".join(OPEN_THOUGHT.findall(answer.content)[:1])
         if whole.startswith(opening):
             following, has_end = _remove_end(whole[len(opening) :], self._tail)
         else:
@@ -191,8 +190,8 @@ class ChatTemplate:
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         common, begun = opening[:same], opening[same:]
         text = answer.content
-        if thought := answer.shown.get(THOUGHT):
-            text = f"<think>\n{thought.strip()}\n</think>\n\n{text}"
+        if answer.thought:
+            text = f"<think>\n{answer.thought.strip()}\n</think>\n\n{text}"
         following, has_end = _remove_end(whole, self._tail)
         thinks = OPEN_THOUGHT.match(text)
         if any(mark in begun for mark in ENDS_OF_THOUGHTS):  # the model's thought is over
@@ -201,9 +200,10 @@ class ChatTemplate:
         elif begun.strip() == "<think>" and thinks and CALLS not in answer.shown:
             begun = begun if text.lstrip().startswith(begun) else begun.strip()
             return text.lstrip().removeprefix(begun), has_end
-        raise UnusableTemplateError(
-            "the chat template renders a prompt differently if an answer follows", prompt
-        )
+        problem = "the chat template renders a prompt differently if an answer follows"
+        if opening.rstrip().endswith("<think>") and not thinks:
+            problem = "the chat template's prompt begins a thought, and the answer has none"
+        raise UnusableTemplateError(problem, prompt)
 
     def render_observation(self, role: str, text: str) -> str:
         """Return the text between a response's end token and the assistant's next turn."""

@@ -30,12 +30,12 @@ ROLES = {role: role for role in (*SPEAKERS, "tool")} | {
     "function": "tool",
 }
 CALL_ROLE = "function_call"  # an assistant's message whose text is the call of a tool, as JSON
-MESSAGE_RULE = "a message is an object with the keys 'role' and 'content' (or 'from' and 'value')."
+MESSAGE_RULE = "a message is an object with the keys 'role' and 'content' (or 'from' and 'value')"
 
 TEXT_OF = {"role": "content", "from": "value"}  # key of a message's role -> key of its text
 WEIGHTS = ("weight", "loss_weight", "train")  # keys whose value 0 excludes a message from the loss
-THOUGHT, CALLS = "reasoning_content", "tool_calls"
-TEMPLATE_KEYS = (THOUGHT, "thinking", CALLS, "tool_call_id", "name")  # keys that templates read
+THOUGHTS, CALLS = ("reasoning_content", "thinking"), "tool_calls"
+TEMPLATE_KEYS = (*THOUGHTS, CALLS, "tool_call_id", "name")  # keys that templates read
 MESSAGE_KEYS = frozenset({*TEXT_OF, *TEXT_OF.values(), *WEIGHTS, *TEMPLATE_KEYS})
 WAY_OUT = "data.sets.NAME.columns can select a part of it (docs/data.md)."
 LINE_ENDS = re.compile(r"[ \t]*(?:\r\n?|[\n\v\f\x85])")
@@ -64,6 +64,11 @@ class Message(NamedTuple):
     def shown(self) -> dict[str, Any]:
         """Return the keys that only chat templates show, such as tool_calls."""
         return {key: value for key, value in (self.more or {}).items() if key in TEMPLATE_KEYS}
+
+    @property
+    def thought(self) -> str:
+        """Return the thought that the message has beside its content; "" if it has none."""
+        return str(next((self.shown[key] for key in THOUGHTS if key in self.shown), ""))
 
     @property
     def text(self) -> str:
@@ -234,17 +239,16 @@ class Row(NamedTuple):
         """Return the tools of ``column``, a list or its JSON; None if there are none."""
         value = self.values.get(column)
         if isinstance(value, str) and value.strip():
-            value = _read_json(value)
-            if value is None:
-                raise self._build_odd_row(column, "is not JSON")
+            value = _read_json(value) or value
         if value and not isinstance(value, list):
-            raise self._build_odd_row(column, f"is of type {type(value).__name__}, not a list")
+            kind = type(value).__name__
+            raise self._build_odd_row(column, f"is of type {kind}", "must be a list, or its JSON")
         return list(value) if isinstance(value, list) and value else None
 
-    def _build_odd_row(self, place: str, problem: str) -> OddRowError:
+    def _build_odd_row(self, place: str, problem: str, rule: str = "must be text") -> OddRowError:
         """Return the error for a row whose value at ``place``, such as messages[1], is odd."""
         kind = re.sub(r"\[\d+\]", "[]", place)
-        fault = self.build_error(f"{place} {problem}. {WAY_OUT}")
+        fault = self.build_error(f"{place} {problem}; {rule}. {WAY_OUT}")
         return OddRowError(f"{kind} {problem}", self, fault)
 
     def _read_value(self, column: str, wanted: type[V], rule: str) -> V:
@@ -261,31 +265,30 @@ class Row(NamedTuple):
 
     def _read_message(self, item: object, place: str) -> Message:
         if not isinstance(item, dict):
-            raise self._build_odd_row(place, f"is of type {type(item).__name__}; {MESSAGE_RULE}")
+            raise self._build_odd_row(place, f"is of type {type(item).__name__}", MESSAGE_RULE)
         keys = next(((r, c) for r, c in TEXT_OF.items() if r in item and c in item), None)
         if keys is None and item.get("role") and item.get(CALLS):
             keys = ("role", "content")
         if keys is None:
-            raise self._build_odd_row(place, f"has the keys {list(item)}; {MESSAGE_RULE}")
+            raise self._build_odd_row(place, f"has the keys {list(item)}", MESSAGE_RULE)
         name, content = item[keys[0]], item.get(keys[1])
         more = self._read_more(item, place)
         if name == CALL_ROLE and isinstance(content, str):
             call = _read_json(content)
             if not isinstance(call, dict):
-                raise self._build_odd_row(place, f"has the role {name!r} and is not JSON")
+                raise self._build_odd_row(place, f"has the role {name!r}", "must be JSON")
             more[CALLS] = [{"type": "function", "function": call}]
             name, content = "assistant", ""
         role = ROLES.get(name) if isinstance(name, str) else None
         if role is None:
-            known = ", ".join((*ROLES, CALL_ROLE))
-            raise self._build_odd_row(place, f"has the role {name!r}; must be one of {known}")
-        if content is None and more.keys() & {CALLS, THOUGHT}:
+            known = f"must be one of {', '.join((*ROLES, CALL_ROLE))}"
+            raise self._build_odd_row(place, f"has the role {name!r}", known)
+        if content is None and more.keys() & {CALLS, *THOUGHTS}:
             content = ""
         if isinstance(content, list):
             content = self._join_parts(content, place)
         if not isinstance(content, str):
-            kind = type(content).__name__
-            raise self._build_odd_row(place, f"has content of type {kind}; must be text")
+            raise self._build_odd_row(place, f"has content of type {type(content).__name__}")
         return Message(role, content, more or None)
 
     def _read_more(self, item: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -304,9 +307,9 @@ class Row(NamedTuple):
         texts = []
         for part in parts:
             found = part if isinstance(part, dict) else {"type": "text", "text": part}
-            kind, text = found.get("type"), found.get("text", found.get("value"))
+            kind, text = found.get("type"), found.get("text") or found.get("value") or ""
             if kind != "text" or not isinstance(text, str):
-                raise self._build_odd_row(place, f"has a part of type {kind}; only text is read")
+                raise self._build_odd_row(place, f"has a part of type {kind}")
             texts.append(text)
         return "".join(texts)
 

@@ -190,7 +190,7 @@ def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
             ONE,
             r"ends a response with '<\|im_end\|>'.*set model\.end_token=<\|im_end",
         ),
-        (THINKS_FIRST, "<|im_end|>", ONE, "renders a prompt differently if an answer follows"),
+        (THINKS_FIRST, "<|im_end|>", ONE, "prompt begins a thought, and the answer has none"),
         (DROPS_ANSWER, "<|im_end|>", ONE, "drops the response"),
         (NO_SYSTEM, "<|im_end|>", MANY, r"fails on messages of system, user.*no system turns"),
         (CHATML + "{{ 1 + 'a' }}", "<|im_end|>", ONE, "fails on messages of user"),

@@ -9,6 +9,7 @@ Apache-2.0: 89 texts, of which 85 can be used.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
@@ -34,6 +35,8 @@ from rlhf.data.records import (
 )
 from rlhf.data.tokens import Limit, prompt_columns, sft_columns
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.runtime.run_data import load_phase_data
+from tests.plan.planned import run_of
 
 LIMIT = Limit("sft.max_tokens", 10_000)
 BEGIN = "{% if add_generation_prompt %}"
@@ -159,6 +162,7 @@ REASONS = (
     "does not show",
     "drops the",
     "renders a prompt differently if an answer follows",
+    "begins a thought, and the answer has none",
     "fails on messages of",
 )
 BARS = "[|\uff5c]"  # the second is DeepSeek's
@@ -297,6 +301,24 @@ def test_every_answer_is_learned_once(tokenizer) -> None:
     last = [(index, learn_last_answer(record)) for index, record in records]
     found = learned_texts(columns_of(last, tokenizer, Template.chat), tokenizer)
     assert found == [["  def a4():\n<|im_end|>"], ["  def a0():\n<|im_end|>"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "learns 22 answers of 7 conversations"),
+        (["sft.train_on=last"], "learns 7 of 22 answers of 7 conversations"),
+        (["sft.loss_on=all"], "learns 7 of 22 answers of 7 conversations"),
+    ],
+)
+def test_the_line_of_the_data_counts_answers(compose, tmp_path, words, line: str) -> None:
+    talks = [[*TALKS["five"][2 * n :], *TALKS["one"]] for n in range(5)] + [TALKS["one"]] * 2
+    talks = [[user(f"{n}"), *talk[1:]] for n, talk in enumerate(talks)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"messages": t}) + "\n" for t in talks))
+    given = ["phase=sft", "data=local", f"data.path={tmp_path}/t.jsonl", "data.split=[1,0,0]"]
+    lines: list[str] = []
+    load_phase_data(run_of(compose, *given, *words), lines.append)
+    assert line in lines[0]
 
 
 def test_a_long_conversation_is_learned_as_far_as_it_fits(tokenizer) -> None:
@@ -443,6 +465,7 @@ def test_no_text_changes_the_number_of_turns(tokenizer, texts: list[str], templa
                 each.render_answers(record)
         return
     found = encoder.encode_pieces(encoder.render_answers(record))
+    assert len(Encoder(tokenizer).render_answers(record)) == len(texts) // 2
 
     def turns(sequences: Any) -> list[list[int]]:
         pieces = [ids for sequence in sequences for piece in sequence for ids in piece]

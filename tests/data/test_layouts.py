@@ -738,11 +738,11 @@ REFUSED: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
     ),
     "an image in a message #11": (
         {"messages": [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]},
-        ["row 1: messages[0] has a part of type image; only text is read", "data.sets.NAME.colu"],
+        ["row 1: messages[0] has a part of type image; must be text", "data.sets.NAME.colu"],
     ),
     "the call of a tool that is not JSON #9": (
         {"conversations": shared("uHi", "fadd(1)", "o2", "a2")},
-        ["row 1: messages[1] has the role 'function_call' and is not JSON", "data.sets.NAME.colu"],
+        ["row 1: messages[1] has the role 'function_call'; must be JSON", "data.sets.NAME.colu"],
     ),
     "a weight between 0 and 1": (
         {"messages": said("uHi", "aYes", weight=0.5)},
