@@ -359,7 +359,10 @@ class Encoder:
             content = response.removeprefix(" ")  # layouts put it before the content of a message
         elif not asked.begun and re.match(r" \S", response):
             content = response[1:]
-        prompt, answer = self._render_answer(asked, Message("assistant", content))
+        said = Message("assistant", content)
+        if record.seed is None and record.turns and response == record.chosen:
+            said = record.turns[find_learned_turns(record.turns)[-1]]  # with its thought and calls
+        prompt, answer = self._render_answer(asked, said)
         return prompt, response if self._chat is None else answer
 
     def render_answers(self, record: Record) -> list[list[TextPiece]]:

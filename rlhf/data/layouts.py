@@ -124,7 +124,10 @@ def _make_pair(better: Record, worse: Record) -> Record:
         raise UnusableRowError(NO_COMMON_PROMPT)
     if better.chosen == worse.chosen:
         raise UnusableRowError("chosen equals rejected")
-    return better._replace(rejected=worse.chosen, grade=None)
+    for answer in (*better.turns[-1:], *worse.turns[-1:]):
+        if answer.shown:
+            raise UnusableRowError(f"{', '.join(answer.shown)} in an answer of a pair")
+    return better._replace(rejected=worse.chosen, grade=None, turns=())
 
 
 def _read_responses(row: Row, asked: Record | None, left_out: Counter[str]) -> list[Record]:

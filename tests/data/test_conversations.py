@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rlhf.base.errors import DataError
-from rlhf.config.choices import Template
+from rlhf.config.choices import Template, Unpaired
 from rlhf.data.detect import to_records
 from rlhf.data.encoding import Encoder, UnusableTemplateError
 from rlhf.data.records import (
@@ -33,7 +33,7 @@ from rlhf.data.records import (
     drop_repeated_examples,
     learn_last_answer,
 )
-from rlhf.data.tokens import Limit, prompt_columns, sft_columns
+from rlhf.data.tokens import Limit, prompt_columns, response_columns, sft_columns
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.runtime.run_data import load_phase_data
 from tests.plan.planned import run_of
@@ -401,10 +401,20 @@ def test_a_thought_of_a_pair_is_counted_and_that_of_a_completion_learned(tokeniz
     assert len(converted.records) == 1
     ((reason, count),) = converted.left_out.items()
     assert (count, "chosen has reasoning_content" in reason) == (1, True)
+    scored = [{"messages": [*asked, last], "score": 1.0}, {"messages": TALKS["one"], "score": 2.0}]
+    scored.append({"messages": [*asked, answer("No.")], "score": 0.0})
+    rows = [Row("t.jsonl", n, each) for n, each in enumerate(scored, 1)]
+    converted = to_records(rows, source="t.jsonl")
+    assert list(converted.left_out) == ["reasoning_content in an answer of a pair"]
     rows = [Row("t.jsonl", 1, {"prompt": asked, "completion": [last]})]
     records = list(enumerate(to_records(rows, source="t.jsonl").records))
     found = learned_texts(columns_of(records, tokenizer, Template.chat), tokenizer)
     assert found == [["<think>\nThey ask.\n</think>\n\nWell.<|im_end|>"]]
+    graded = [(index, record._replace(grade=True)) for index, record in records]
+    columns, _ = response_columns(
+        graded, Encoder(tokenizer, Template.chat), LIMIT, feedback=Unpaired.marks
+    )
+    assert learned_texts(columns, tokenizer) == found
 
 
 def test_examples_that_differ_in_a_thought_are_no_repeats() -> None:
