@@ -67,9 +67,9 @@ class TextFunctions(Functions):
         return [_make_turn("user", text)] if text and text.strip() else None
 
     @signature(NULLABLE | {"variadic": True})
-    def _func_lines(self, *texts: str | None) -> str | None:
+    def _func_lines(self, *texts: Any) -> str | None:
         """Return the texts that are not blank, each on a line of its own; null if all are blank."""
-        return "\n".join(text for text in texts if text and text.strip()) or None
+        return "\n".join(text for text in texts if not is_blank(text)) or None
 
     @signature(NULLABLE_LIST)
     def _func_turns(self, pairs: list[object] | None) -> list[object] | None:
@@ -189,10 +189,12 @@ class Layout(NamedTuple):
                 left_out[str(reason)] += 1
                 continue
             for record in found:
-                made = record.columns or (isinstance(record.grade, float) and dict.fromkeys(SCORES))
-                columns = select_columns(row, keep, made or {})
+                made = record.columns or {}
+                if isinstance(record.grade, float):  # pair_rivals makes them
+                    made = dict.fromkeys(SCORES)
+                columns = {name: _select_column(row, name, key, made) for name, key in keep.items()}
                 place = (row.file, row.number)
-                records.append(record._replace(columns=columns, place=place, tools=tools))
+                records.append(record._replace(columns=columns or None, place=place, tools=tools))
         _count_odd_rows(odd, left_out, len(rows))
         for target, expression in self.expressions.items():
             if self.key and target in nulls:
@@ -269,18 +271,14 @@ def _unread_keys(column: str, value: object) -> dict[str, None]:
     }
 
 
-def select_columns(row: Row, wanted: Wanted, made: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the ``wanted`` columns of a row, or ``made`` of it; None if none is wanted.
+def _select_column(row: Row, name: str, key: str, made: Mapping[str, Any]) -> Any:
+    """Return the column ``name`` of a row, or what was ``made`` of the row under this name.
 
     A name with dots that is no column leads to a field of one: ``reward_model.ground_truth``.
 
     Raises:
-        DataError: if a column is missing.
+        DataError: if the column, which the configuration key ``key`` names, is missing.
     """
-    return {name: _select_column(row, name, key, made) for name, key in wanted.items()} or None
-
-
-def _select_column(row: Row, name: str, key: str, made: Mapping[str, Any]) -> Any:
     if name in row.values or name in made:
         return row.values.get(name, made.get(name))
     value: Any = row.values

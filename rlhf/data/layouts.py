@@ -9,7 +9,8 @@ A layout computes these values, its targets, of each row (``columns.yaml``, ``co
     prompt, responses         several responses, the best first, or with ``scores`` (higher is
                               better) or ``ranks`` (lower is better)
     grade, rank               a mark (True: good, False: bad) or a score of the only response
-    system                    the first turn of the prompt
+    system, tools             the first turn of the prompt, and the tools of a conversation
+    threads                   nothing: ``expand_threads`` makes the targets of trees
 
 A prompt or response is text, used unchanged, or messages (lists of ``{"role": ..., "content":
 ...}``). A record keeps the messages of its prompt, which chat templates render, and also stores
@@ -84,7 +85,7 @@ def is_missing(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def read_number(value: object) -> float | None:
+def _read_number(value: object) -> float | None:
     """Return a number, which may be written as text; None for any other value and for NaN."""
     try:
         number = float(value) if isinstance(value, str | int | float) else math.nan
@@ -138,24 +139,24 @@ def _read_responses(row: Row, asked: Record | None, left_out: Counter[str]) -> l
         raise row.build_error(f"{given} has {len(numbers)} values for {len(responses)} responses.")
     answered = []
     for response, number in zip(responses, numbers, strict=True):
-        score = read_number(number)
+        score = _read_number(number)
         if is_blank(response) or score is None:
             left_out[NOT_SCORED] += 1
             continue
         one = row._replace(values={**row.values, "chosen": response})
         grade = score if given == "scores" else -score
         answered.append(_read_response(one, "chosen", asked)._replace(grade=grade))
-    if not responses or len({each.chosen for each in answered}) < len(answered):
-        raise UnusableRowError(
-            f"responses {'has the same text twice' if responses else 'is empty'}"
-        )
+    if not responses:
+        raise UnusableRowError("responses is empty")
+    if len({each.chosen for each in answered}) < len(answered):
+        raise UnusableRowError("responses has the same text twice")
     if len(answered) == 1:
         return answered if given == "scores" else [answered[0]._replace(grade=None)]
-    pairs = compare_responses(answered, left_out)
+    pairs = _compare_responses(answered, left_out)
     return pairs if given == "scores" else [pair._replace(columns=None) for pair in pairs]
 
 
-def compare_responses(answered: Sequence[Record], left_out: Counter[str]) -> list[Record]:
+def _compare_responses(answered: Sequence[Record], left_out: Counter[str]) -> list[Record]:
     """Return the pairs of responses to one prompt whose grades differ; count the others."""
     pairs = []
     for each, other in combinations(answered, 2):
@@ -190,7 +191,7 @@ def pair_rivals(records: list[Record], left_out: Counter[str]) -> list[Record]:
             found.append(record)
         elif record is same[0]:
             names = record.columns or {}
-            for pair in compare_responses(same, left_out):
+            for pair in _compare_responses(same, left_out):
                 kept = {name: (pair.columns or {})[name] for name in names}
                 found.append(pair._replace(columns=kept or None))
     return found
@@ -282,7 +283,7 @@ def _read_grade(row: Row) -> bool | float | None:
     mark = MARKS.get(value.strip().lower()) if isinstance(value, str) else value
     if isinstance(mark, bool):
         return mark
-    score = read_number(value)
+    score = _read_number(value)
     if score is None:
         raise row.build_error(
             f"the {name} is {value!r}; must be true, false or a number. {WAY_OUT}"

@@ -798,6 +798,14 @@ REFUSED: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
         {"prompt": {"0": "a"}, "chosen": {"0": "b"}},
         ["has the keys ['0']", "'role'"],
     ),
+    "rows of the hub's viewer #30": (
+        {"features": [], "rows": [{"row_idx": 0, "row": {"prompt": "Hi"}}], "partial": False},
+        ["no known layout has the columns features, rows, partial", WAY_OUT],
+    ),
+    "an input of another type": (
+        {"instruction": "Do.", "input": 5, "output": "ok"},
+        ["row 1: messages of the layout Alpaca: TypeError: sequence item 1: expected str"],
+    ),
     "SQuAD #30": ({"data": {"0": "a"}, "version": "1"}, ["no known layout", WAY_OUT]),
     "a prompt of another type": ({"prompt": 5}, ["'prompt' holds a value of type int; must be"]),
     "responses of another type": (
