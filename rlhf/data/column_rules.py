@@ -122,7 +122,7 @@ INTERPRETER = TreeInterpreter(Options(custom_functions=TextFunctions()))
 class Converted(NamedTuple):
     """The records of one source, the layout of its rows, and its dropped rows counted by reason."""
 
-    records: list[Record]
+    records: Sequence[Record]
     layout: str
     left_out: Counter[str]
     read: tuple[str, ...] = ()

@@ -95,8 +95,8 @@ def record_of_observation(role: str, text: str) -> Record:
 
 def all_end_in_assistant(prompts: Iterable[str]) -> bool:
     """Return True if there is a prompt and every prompt ends in "Assistant:"."""
-    found = [prompt.rstrip().endswith(ASSISTANT_TURN) for prompt in prompts]
-    return bool(found) and all(found)
+    found = (prompt.rstrip().endswith(ASSISTANT_TURN) for prompt in prompts)
+    return next(found, False) and all(found)
 
 
 class UnusableTemplateError(DataError):

@@ -12,7 +12,6 @@ import gzip
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -83,9 +82,11 @@ def _read_json_lines(file: Path) -> Iterator[Chunk]:
 
 def _parse_lines(numbered: Iterable[tuple[int, str]], file: Path) -> Iterator[Numbered]:
     for number, line in numbered:
-        if line.strip():
-            with _convert_json_errors(f"{file}, row {number}", names_line=False):
-                value = DECODER.decode(line.rstrip())
+        if text := line.rstrip():
+            try:
+                value = DECODER.decode(text)
+            except (RecursionError, ValueError) as error:
+                raise _build_json_error(error, f"{file}, row {number}") from error
             yield number, value
 
 
@@ -98,28 +99,26 @@ def _parse_json(file: Path) -> Iterator[Numbered]:
         text = opened.read().strip()
     if not text:
         return
-    with _convert_json_errors(str(file), names_line=True):
+    try:
         first, end = DECODER.raw_decode(text)
+    except (RecursionError, ValueError) as error:
+        raise _build_json_error(error, str(file), names_line=True) from error
     if end < len(text):
         yield from _parse_lines(enumerate(text.split("\n"), 1), file)
     else:
         yield from enumerate(_rows_of_json(first), 1)
 
 
-@contextmanager
-def _convert_json_errors(place: str, *, names_line: bool) -> Iterator[None]:
-    """Convert JSON errors in the block to a DataError, which names the line if ``names_line``."""
-    try:
-        yield
-    except RecursionError as error:
-        raise DataError(f"{place}: {TOO_DEEP}") from error
-    except ValueError as error:  # invalid JSON, a repeated key or a number of over 4,300 digits
-        reason = str(error).partition("; use sys.")[0]
-        if isinstance(error, json.JSONDecodeError):
-            line = f"line {error.lineno}, " if names_line else ""
-            reason = f"{error.msg} at {line}character {error.colno}"
-            reason += NOT_LINES if error.doc.strip() in ("[", "{") else ""
-        raise DataError(f"{place}: not JSON: {reason}.") from error
+def _build_json_error(error: Exception, place: str, *, names_line: bool = False) -> DataError:
+    """Return the DataError for invalid JSON, a repeated key or a number of over 4,300 digits."""
+    if isinstance(error, RecursionError):
+        return DataError(f"{place}: {TOO_DEEP}")
+    reason = str(error).partition("; use sys.")[0]
+    if isinstance(error, json.JSONDecodeError):
+        line = f"line {error.lineno}, " if names_line else ""
+        reason = f"{error.msg} at {line}character {error.colno}"
+        reason += NOT_LINES if error.doc.strip() in ("[", "{") else ""
+    return DataError(f"{place}: not JSON: {reason}.")
 
 
 def _build_json_object(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -3,40 +3,72 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from rlhf.base.errors import DataError
+from rlhf.base.hashing import blake2b_of
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase, Source
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.column_rules import NONE_WANTED, Converted, Layout, Wanted, parse_columns
-from rlhf.data.detect import to_records
-from rlhf.data.records import RawDataset, clean_dataset, drop_repeated_examples
+from rlhf.data.detect import detect_layout
+from rlhf.data.large_files import Conversion, is_large, join_counts, store_tables
+from rlhf.data.records import RawDataset, Record, Row, clean_records
+from rlhf.data.stored import counts_of, drop_repeated_examples
 from rlhf.data.synthetic_pairs import add_right_answers, generate_records
 from rlhf.data.tables import Table, Tables, find_tables, join_first_names, rows_of
 from rlhf.options import DataConfig
 
 
-def load_datasets(config: DataConfig, *, seed: int, keep: Wanted = NONE_WANTED) -> list[RawDataset]:
+class _Settings(NamedTuple):
+    """What applies to every dataset of a run."""
+
+    keep: Wanted
+    prepare: Callable[[Sequence[Record], Counter[str]], list[Record]]
+    """Returns the records to use, cleaned; counts the others by reason."""
+    folder: Path
+    """The folder for the records of large files."""
+
+
+def load_datasets(
+    config: DataConfig,
+    *,
+    seed: int,
+    keep: Wanted = NONE_WANTED,
+    change: Callable[[Record], Record] | None = None,
+) -> list[RawDataset]:
     """Return every dataset that ``config`` names, in order; only generated data uses ``seed``.
 
     ``keep`` names columns that rewards or the reward model's loss read. A record gets a column only
-    if its dataset is used by the phase that reads the column.
+    if its dataset is used by the phase that reads the column. ``change`` replaces each record.
 
     Raises:
         DataError: if data is missing, unreadable, malformed or without a usable row.
         ConfigError: if data.sets.NAME.columns is invalid.
     """
-    datasets = _read_datasets(config, seed=seed, keep=keep)
-    if config.clean:
-        datasets = [clean_dataset(dataset) for dataset in datasets]
+
+    def prepare(records: Sequence[Record], left_out: Counter[str]) -> list[Record]:
+        kept = clean_records(records, left_out) if config.clean else list(records)
+        return kept if change is None else [change(record) for record in kept]
+
+    folder = expand_user_path(config.cache_dir, key="data.cache_dir")
+    datasets = _read_datasets(config, seed, _Settings(keep, prepare, folder))
     return drop_repeated_examples(datasets) if config.deduplicate else datasets
 
 
-def _read_datasets(config: DataConfig, *, seed: int, keep: Wanted) -> list[RawDataset]:
+def _read_datasets(config: DataConfig, seed: int, settings: _Settings) -> list[RawDataset]:
     if config.source is Source.synthetic:
-        records = add_right_answers(generate_records(config.size, seed=seed), keep)
-        return [RawDataset("synthetic", records, None, "preference", Counter())]
+        records = add_right_answers(generate_records(config.size, seed=seed), settings.keep)
+        left_out: Counter[str] = Counter()
+        prepared = settings.prepare(records, left_out)
+        return [RawDataset("synthetic", prepared, None, "preference", left_out)]
     if config.sets:
-        return _read_blended_datasets(config, keep)
+        return _read_blended_datasets(config, settings)
     paths = _list_data_paths(config.path, key="data.path")
     eval_paths: list[str] | list[None] = [None] * len(paths)
     if config.eval_path is not None:
@@ -48,10 +80,10 @@ def _read_datasets(config: DataConfig, *, seed: int, keep: Wanted) -> list[RawDa
             "out a share of each data set."
         )
     pairs = zip(paths, eval_paths, strict=True)
-    return [_load_dataset(path, eval_path, config, keep) for path, eval_path in pairs]
+    return [_load_dataset(path, eval_path, config, settings) for path, eval_path in pairs]
 
 
-def _read_blended_datasets(config: DataConfig, keep: Wanted) -> list[RawDataset]:
+def _read_blended_datasets(config: DataConfig, settings: _Settings) -> list[RawDataset]:
     for key, value in (("data.path", config.path), ("data.eval_path", config.eval_path)):
         if value is not None:
             raise DataError(
@@ -68,10 +100,10 @@ def _read_blended_datasets(config: DataConfig, keep: Wanted) -> list[RawDataset]
         tables = find_tables(dataset, config.source, key=f"data.sets.{name}.path")
         wanted = {
             column: key
-            for column, key in keep.items()
+            for column, key in settings.keep.items()
             if _find_reading_phase(key) in (dataset.phases or Phase)
         }
-        raw = _convert_dataset(name, tables, rules.get(name), wanted)
+        raw = _convert_dataset(name, tables, rules.get(name), settings._replace(keep=wanted))
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
 
@@ -84,30 +116,42 @@ def _find_reading_phase(key: str) -> Phase:
 def describe_dataset(dataset: RawDataset) -> str:
     """Return one line for the terminal: name, layout, examples, and dropped rows by reason."""
     own_eval = "" if dataset.eval is None else f" ({len(dataset.eval):,} held out)"
-    records = [*dataset.train, *(dataset.eval or [])]
-    prompted = [record for record in records if record.prompt is not None]
+    sides = [dataset.train, dataset.eval or []]
+    counts = np.concatenate([counts_of(side) for side in sides])
     without = ""
     for part in ("chosen", "rejected"):
-        count = sum(getattr(record, part) is None for record in prompted)
-        without += f", {count:,} without {part}" if 0 < count < len(records) else ""
-    pairs = {(each.prompt, each.chosen, each.rejected) for each in records if each.rejected}
-    reversed_ones = sum((prompt, worse, better) in pairs for prompt, better, worse in pairs)
+        count = int((counts["has_prompt"] & ~counts[f"has_{part}"]).sum())
+        without += f", {count:,} without {part}" if 0 < count < len(counts) else ""
+    reversed_ones = _count_reversed_pairs(sides) if counts["has_rejected"].any() else 0
     without += f", {reversed_ones:,} with their reverse" if reversed_ones else ""
-    examples = f"{len(records):,} examples{own_eval}{without}"
+    examples = f"{len(counts):,} examples{own_eval}{without}"
     skipped = _describe_dropped_rows(dataset.left_out)
-    talks = [r for r in records if r.messages is not None and r.chosen is not None]
-    total = sum(record.answers for record in talks)
-    learned = sum(record.learned_answers for record in talks)
+    talks = int((counts["answers"] > 0).sum())
+    total, learned = int(counts["answers"].sum()), int(counts["learned"].sum())
     share = f"{learned:,}" if learned == total else f"{learned:,} of {total:,}"
-    answers = f"learns {share} answers of {len(talks):,} conversations"
+    answers = f"learns {share} answers of {talks:,} conversations"
     notes = {
         f"{dataset.name}: {dataset.layout}, {examples}, {skipped}": True,
-        answers: total > len(talks),
+        answers: total > talks,
         f"reads {join_first_names(dataset.read)}": dataset.read,
         f"not read: {join_first_names(dataset.unread)}": dataset.unread,
         dataset.sides: dataset.sides,
     }
     return "; ".join(note for note, is_given in notes.items() if is_given)
+
+
+def _count_reversed_pairs(sides: Sequence[Sequence[Record]]) -> int:
+    pairs = ((r.prompt, r.chosen, r.rejected) for r in chain(*sides) if r.rejected)
+    marks = [
+        (_mark(p, chosen, rejected), _mark(p, rejected, chosen)) for p, chosen, rejected in pairs
+    ]
+    found = {mark for mark, _ in marks}
+    return sum(reverse in found for _, reverse in marks)
+
+
+def _mark(*texts: str | None) -> bytes:
+    """Return a hash of ``texts``: the texts of millions of pairs would not fit into memory."""
+    return blake2b_of(repr(texts).encode())
 
 
 def _describe_dropped_rows(left_out: Counter[str]) -> str:
@@ -123,7 +167,9 @@ def _list_data_paths(value: object, *, key: str) -> list[str]:
     return texts
 
 
-def _load_dataset(path: str, eval_path: str | None, config: DataConfig, keep: Wanted) -> RawDataset:
+def _load_dataset(
+    path: str, eval_path: str | None, config: DataConfig, settings: _Settings
+) -> RawDataset:
     given = DatasetConfig(
         path=path,
         subset=config.subset,
@@ -141,42 +187,53 @@ def _load_dataset(path: str, eval_path: str | None, config: DataConfig, keep: Wa
         given.path = eval_path
         others = find_tables(given, config.source, key="data.eval_path")
         tables = Tables(tables.train, others.eval or others.train, tables.sides)
-    return _convert_dataset(path, tables, None, keep)
+    return _convert_dataset(path, tables, None, settings)
 
 
-def _convert_dataset(name: str, tables: Tables, rules: Layout | None, keep: Wanted) -> RawDataset:
-    held_out = _convert_tables(tables.eval, rules, keep) if tables.eval else None
-    train = _convert_tables(tables.train, rules, keep)
-    both = train if held_out is None else _join_parts([train, held_out])
+def _convert_dataset(
+    name: str, tables: Tables, rules: Layout | None, settings: _Settings
+) -> RawDataset:
+    sides = [side for side in (tables.train, tables.eval) if side]
+    found = [_convert_tables(side, rules, settings) for side in sides]
+    both = join_counts([converted for converted, _ in found])
+    records = [converted.records for converted, _ in found]
     return RawDataset(
         name,
-        train.records,
-        None if held_out is None else held_out.records,
+        records[0],
+        records[1] if tables.eval else None,
         both.layout,
-        both.left_out,
+        sum((dropped for _, dropped in found), both.left_out),
         read=both.read,
         unread=both.unread,
         sides=tables.sides,
     )
 
 
-def _convert_tables(tables: list[Table], rules: Layout | None, keep: Wanted) -> Converted:
-    convert = to_records if rules is None else rules.convert
-    found = _join_parts(
-        [convert(rows_of(table), source=table.place, keep=keep) for table in tables]
-    )
-    if not found.records:
+def _convert_tables(
+    tables: list[Table], rules: Layout | None, settings: _Settings
+) -> tuple[Converted, Counter[str]]:
+    """Return the records of ``tables``, and the numbers of those that ``prepare`` dropped."""
+    keep, prepare = settings.keep, settings.prepare
+
+    def find_layout(rows: Sequence[Row], source: str) -> Layout:
+        return rules or detect_layout(rows, source=source, keep=keep)
+
+    found = None
+    if is_large(tables):
+        conversion = Conversion(find_layout, keep, prepare)
+        found = store_tables(tables, conversion, folder=settings.folder)
+    if found is None:
+        parts = []
+        for table in tables:
+            rows = rows_of(table)
+            layout = find_layout(rows, table.place)
+            parts.append(layout.convert(rows, source=table.place, keep=keep))
+        dropped: Counter[str] = Counter()
+        records = prepare([record for part in parts for record in part.records], dropped)
+        found = join_counts(parts)._replace(records=records), dropped
+    converted, dropped = found
+    if not len(converted.records) + dropped.total():
         places = ", ".join(table.place for table in tables)
-        reasons = _describe_dropped_rows(found.left_out)
+        reasons = _describe_dropped_rows(converted.left_out)
         raise DataError(f"{places}: no row can be used: {reasons}.")
-    return found
-
-
-def _join_parts(parts: list[Converted]) -> Converted:
-    return Converted(
-        [record for part in parts for record in part.records],
-        " + ".join(dict.fromkeys(part.layout for part in parts)),
-        sum((part.left_out for part in parts), Counter[str]()),
-        tuple(dict.fromkeys(name for part in parts for name in part.read)),
-        tuple(dict.fromkeys(name for part in parts for name in part.unread)),
-    )
+    return converted, dropped

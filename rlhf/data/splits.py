@@ -9,19 +9,22 @@ by PPO on, a prompt whose answers an earlier phase was trained on.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
-from rlhf.data.records import RawDataset, Record, fingerprint
+from rlhf.data.records import RawDataset, Record
+from rlhf.data.stored import Numbers, join, number_groups, prompt_keys, take
 from rlhf.options import UNPAIRED_LOSSES
 
-Key = bytes
-Bin = tuple[int, bool]  # index of the phase, True if held out
-BINS: list[Bin] = [(phase, side) for phase in range(len(SPLIT_PHASES)) for side in (False, True)]
+Bin = int  # 2 * index of the phase, and 1 more if held out
+BINS: Sequence[Bin] = range(2 * len(SPLIT_PHASES))
+NO_BIN, REMOVED = -1, -2
 
 
 class PhaseData(NamedTuple):
@@ -31,9 +34,20 @@ class PhaseData(NamedTuple):
     to a phase that does not use their dataset.
     """
 
-    train: list[Record]
-    eval: list[Record]
+    train: Sequence[Record]
+    eval: Sequence[Record]
     removed: int = 0
+
+
+class _Places(NamedTuple):
+    """The records of a phase in one dataset, as numbers of the dataset's records.
+
+    If the dataset has held-out records of its own, ``eval`` numbers these.
+    """
+
+    train: Numbers
+    eval: Numbers
+    removed: int
 
 
 def apportion(total: int, proportions: Sequence[float]) -> list[int]:
@@ -64,20 +78,39 @@ def divide_over_phases(
     Raises:
         DataError: if a phase with a positive share gets no training or no held-out records.
     """
-    places: dict[Key, Bin] = {}
+    sides = [side for each in datasets for side in (each.train, each.eval or [])]
+    ends = np.cumsum([0, *map(len, sides)])
+    numbers = number_groups(np.concatenate([prompt_keys(side) for side in sides]))
+    parts_of_groups = [numbers[start:end] for start, end in pairwise(ends)]
+    groups = list(zip(parts_of_groups[::2], parts_of_groups[1::2], strict=True))
+    bins = np.full(int(numbers.max(initial=-1)) + 1, NO_BIN, np.int8)  # of each group
     shares = [_phase_shares(dataset, split) for dataset in datasets]
     # Datasets of few phases are divided first: their prompts keep the phase in later datasets.
     order = sorted(range(len(datasets)), key=lambda i: sum(share > 0 for share in shares[i]))
-    found = {i: _divide_dataset(datasets[i], shares[i], eval_share, seed, places) for i in order}
-    held_out = {prompt_key(r) for parts in found.values() for part in parts for r in part.eval}
+    found = {
+        i: _divide_dataset(datasets[i], groups[i], shares[i], eval_share, seed, bins) for i in order
+    }
+    is_held_out = np.zeros(len(bins), bool)
+    for i, places in found.items():
+        for part in places:
+            is_held_out[_eval_groups(datasets[i], groups[i])[part.eval]] = True
     divided: dict[Phase, list[PhaseData]] = {}
     for index, phase in enumerate(SPLIT_PHASES):
-        parts = [_drop_held_out_prompts(found[i][index], held_out) for i in range(len(datasets))]
+        parts = [
+            _drop_held_out_prompts(found[i][index], is_held_out[groups[i][0]])
+            for i in range(len(datasets))
+        ]
         is_for_some = any(share[index] > 0 for share in shares)
-        if is_for_some and not (any(p.train for p in parts) and any(p.eval for p in parts)):
+        if is_for_some and not (
+            any(len(p.train) for p in parts) and any(len(p.eval) for p in parts)
+        ):
             raise DataError(_too_small_message(datasets, phase, parts, split))
         divided[phase] = [
-            part._replace(train=_repeat_by_weight(part.train, d.weight, f"weight-{phase}-{seed}"))
+            PhaseData(
+                take(d.train, _repeat_by_weight(part.train, d.weight, f"weight-{phase}-{seed}")),
+                take(d.train if d.eval is None else d.eval, part.eval),
+                part.removed,
+            )
             for part, d in zip(parts, datasets, strict=True)
         ]
     return divided
@@ -85,11 +118,15 @@ def divide_over_phases(
 
 def blend_datasets(parts: list[PhaseData], *, seed: int) -> PhaseData:
     """Merge one phase's parts of several datasets; shuffle the training and held-out records."""
-    train = [record for part in parts for record in part.train]
-    held_out = [record for part in parts for record in part.eval]
-    random.Random(f"blend-train-{seed}").shuffle(train)
-    random.Random(f"blend-eval-{seed}").shuffle(held_out)
+    train = _shuffle(join([part.train for part in parts]), f"blend-train-{seed}")
+    held_out = _shuffle(join([part.eval for part in parts]), f"blend-eval-{seed}")
     return PhaseData(train, held_out, sum(part.removed for part in parts))
+
+
+def _shuffle(records: Sequence[Record], stream: str) -> Sequence[Record]:
+    order = list(range(len(records)))
+    random.Random(stream).shuffle(order)
+    return take(records, order)
 
 
 def swap_answers(part: PhaseData, *, share: float, seed: int) -> PhaseData:
@@ -190,29 +227,38 @@ def _phase_shares(dataset: RawDataset, split: list[float]) -> list[float]:
 
 def _divide_dataset(
     dataset: RawDataset,
+    groups: tuple[Numbers, Numbers],
     shares: list[float],
     eval_share: float,
     seed: int,
-    places: dict[Key, Bin],
-) -> list[PhaseData]:
-    """Divide ``dataset`` into a part per phase; store each group's phase and side in ``places``."""
+    bins: Numbers,
+) -> list[_Places]:
+    """Divide ``dataset`` into a part per phase; store each group's bin in ``bins``.
+
+    ``groups`` has the group of each training record, and of each record that comes held out.
+    """
     rng = random.Random(f"split-{seed}")
     sizes = apportion(len(dataset.train), shares)
-    wanted = {(phase, False): size for phase, size in enumerate(sizes)}
+    wanted = {2 * phase: size for phase, size in enumerate(sizes)}
     if dataset.eval is None:
         sides = [_train_and_eval_sizes(size, eval_share) for size in sizes]
-        wanted = dict(zip(BINS, (size for pair in sides for size in pair), strict=True))
-    bins, removed = _fill_bins(dataset.train, wanted, places, shares=shares, rng=rng)
+        wanted = dict(enumerate(size for pair in sides for size in pair))
+    filled, removed = _fill_bins(groups[0], wanted, bins, shares=shares, rng=rng)
     if dataset.eval is not None:
         own = apportion(len(dataset.eval), shares)
-        wanted = {(phase, True): size for phase, size in enumerate(own)}
-        held_out, more = _fill_bins(dataset.eval, wanted, places, shares=shares, rng=rng)
-        bins, removed = bins | held_out, removed + more
+        wanted = {2 * phase + 1: size for phase, size in enumerate(own)}
+        held_out, more = _fill_bins(groups[1], wanted, bins, shares=shares, rng=rng)
+        filled, removed = filled | held_out, removed + more
     first = next(phase for phase, share in enumerate(shares) if share > 0)
     return [
-        PhaseData(bins[phase, False], bins[phase, True], removed if phase == first else 0)
+        _Places(filled[2 * phase], filled[2 * phase + 1], removed if phase == first else 0)
         for phase in range(len(SPLIT_PHASES))
     ]
+
+
+def _eval_groups(dataset: RawDataset, groups: tuple[Numbers, Numbers]) -> Numbers:
+    """Return the groups of the records that ``_Places.eval`` numbers."""
+    return groups[0 if dataset.eval is None else 1]
 
 
 def _train_and_eval_sizes(size: int, eval_share: float) -> tuple[int, int]:
@@ -221,83 +267,124 @@ def _train_and_eval_sizes(size: int, eval_share: float) -> tuple[int, int]:
     return size - held_out, held_out
 
 
-def prompt_key(record: Record) -> Key:
-    """Return the key of a record's group: a hash of its prompt, or without a prompt of its text."""
-    return fingerprint(record.text if record.prompt is None else record.prompt)
+def _drop_held_out_prompts(part: _Places, is_held_out: Numbers) -> _Places:
+    train = part.train[~is_held_out[part.train]]
+    return part._replace(train=train, removed=part.removed + len(part.train) - len(train))
 
 
-def _drop_held_out_prompts(part: PhaseData, held_out: Container[Key]) -> PhaseData:
-    train = [record for record in part.train if prompt_key(record) not in held_out]
-    return PhaseData(train, part.eval, part.removed + len(part.train) - len(train))
-
-
-def _repeat_by_weight(records: list[Record], weight: float, stream: str) -> list[Record]:
-    """Repeat ``records`` ``weight`` times; return at least one record if there are any.
+def _repeat_by_weight(places: Numbers, weight: float, stream: str) -> Numbers:
+    """Repeat ``places`` ``weight`` times; return at least one place if there are any.
 
     For the fractional part of ``weight`` a random subset is added; ``stream`` is its seed.
     """
     whole, fraction = divmod(weight, 1)
-    count = int(fraction * len(records) + 0.5)
-    if records and not whole:
+    count = int(fraction * len(places) + 0.5)
+    if len(places) and not whole:
         count = max(count, 1)
-    chosen = sorted(random.Random(stream).sample(range(len(records)), count))
-    return records * int(whole) + [records[index] for index in chosen]
+    chosen = sorted(random.Random(stream).sample(range(len(places)), count))
+    return np.concatenate([*[places] * int(whole), places[chosen]])
 
 
 def _fill_bins(
-    records: list[Record],
+    groups: Numbers,
     sizes: dict[Bin, int],
-    places: dict[Key, Bin],
+    bins: Numbers,
     *,
     shares: list[float],
     rng: random.Random,
-) -> tuple[dict[Bin, list[Record]], int]:
-    """Divide groups of records over bins; return the bins, and the number of removed records.
+) -> tuple[dict[Bin, Numbers], int]:
+    """Divide records by their ``groups``; return the records of each bin, and how many are removed.
 
     A bin is the training or the held-out side of a phase, with about as many records as in
-    ``sizes``. A group in ``places`` goes to the bin there, or is removed if that bin's phase has no
-    share of this dataset. If ``sizes`` has only held-out bins, a group whose place is a training
-    bin gets a new place. If ``sizes`` has only training bins, a group whose place is a held-out bin
-    goes to the training bin of its phase, and is removed as a leak later.
+    ``sizes``. A group with a bin in ``bins`` goes there, or is removed if that bin's phase has no
+    share of this dataset. If ``sizes`` has only held-out bins, a group whose bin is a training bin
+    gets a new bin. If ``sizes`` has only training bins, a group whose bin is held out goes to the
+    training bin of its phase, and is removed as a leak later.
 
-    The sizes are exact if every group is a single record without a place. No bin with a positive
+    The sizes are exact if every group is a single record without a bin. No bin with a positive
     size stays empty if there are at least as many groups as such bins.
     """
-    by_key: defaultdict[Key, list[Record]] = defaultdict(list)
-    for record in records:
-        by_key[prompt_key(record)].append(record)
-    bins: dict[Bin, list[Record]] = {bin_: [] for bin_ in sizes}
-    removed = 0
-    for key in [key for key in by_key if key in places]:
-        place, for_training = places[key], (places[key][0], False)
-        if shares[place[0]] == 0:
-            removed += len(by_key.pop(key))
-        elif place in bins or for_training in bins:
-            bins[place if place in bins else for_training].extend(by_key.pop(key))
-    groups = list(by_key.items())
-    rng.shuffle(groups)
-    groups.sort(key=lambda item: len(item[1]), reverse=True)  # small groups last, to even out sizes
-    for left, (key, group) in zip(range(len(groups), 0, -1), groups, strict=True):
-        places[key] = _choose_bin(len(group), bins, sizes=sizes, groups_left=left)
-        bins[places[key]].extend(group)
-    return bins, removed
+    known, first, own, counts = np.unique(
+        groups, return_index=True, return_inverse=True, return_counts=True
+    )
+    known_bins = np.full(len(BINS) + 1, NO_BIN)  # where a group with a bin goes; the last: no bin
+    for bin_ in BINS:
+        wanted = bin_ if bin_ in sizes else bin_ - bin_ % 2
+        has_share = shares[bin_ // 2] > 0
+        known_bins[bin_] = (wanted if wanted in sizes else NO_BIN) if has_share else REMOVED
+    chosen = known_bins[bins[known]]
+    in_order = np.argsort(first)  # groups by their first record
+    rest = in_order[chosen[in_order] == NO_BIN].tolist()
+    rng.shuffle(rest)
+    rest = np.array(rest, np.int64)
+    rest = rest[np.argsort(-counts[rest], kind="stable")]  # small groups last, to even out sizes
+    filled = {bin_: int(counts[chosen == bin_].sum()) for bin_ in sizes}
+    chosen_before = in_order[chosen[in_order] >= 0]
+    chosen[rest] = _choose_bins(counts[rest], filled, sizes)
+    bins[known[rest]] = chosen[rest]
+    position = np.zeros(len(known), np.int64)
+    position[np.concatenate([chosen_before, rest])] = np.arange(len(chosen_before) + len(rest))
+    order = np.argsort(position[own], kind="stable")
+    bin_of_record = chosen[own][order]
+    removed = int((bin_of_record == REMOVED).sum())
+    return {bin_: order[bin_of_record == bin_] for bin_ in sizes}, removed
+
+
+def _choose_bins(groups: Numbers, filled: dict[Bin, int], sizes: dict[Bin, int]) -> Numbers:
+    """Return the bin of each group; ``groups`` has their sizes, the largest first.
+
+    Each group goes where ``_choose_bin`` puts it, given the records that are ``filled`` before.
+    """
+    num_bins = sum(size > 0 for size in sizes.values())
+    falling, chosen, done = -groups, np.empty(len(groups), np.int64), 0
+    while done < len(groups):
+        size, left = int(groups[done]), len(groups) - done
+        same = int(np.searchsorted(falling, -size, side="right")) - done
+        # While more groups are left than there are bins, no bin has to be filled by the next group.
+        run = _fill_evenly(size, min(same, left - num_bins), filled, sizes)
+        if not len(run):
+            run = np.array([_choose_bin(size, filled, sizes=sizes, groups_left=left)])
+            filled[run[0]] += size
+        chosen[done : done + len(run)] = run
+        done += len(run)
+    return chosen
+
+
+def _fill_evenly(group: int, most: int, filled: dict[Bin, int], sizes: dict[Bin, int]) -> Numbers:
+    """Return the bins of up to ``most`` groups of one size that fit; add them to ``filled``.
+
+    The room of a bin decreases with each of its groups. To take the emptiest bin again and again
+    is therefore to sort the rooms that all bins will have.
+    """
+    rooms = {
+        bin_: np.arange(size - filled[bin_], group - 1, -group)[: max(most, 0)]
+        for bin_, size in sizes.items()
+        if size
+    }
+    lengths = [len(room) for room in rooms.values()]
+    bins, room = np.repeat(list(rooms), lengths), np.concatenate(list(rooms.values()))
+    share = room / np.repeat([sizes[bin_] for bin_ in rooms], lengths)
+    order = np.lexsort((np.repeat(range(len(rooms)), lengths), -room, -share))[: max(most, 0)]
+    for bin_ in rooms:
+        filled[bin_] += group * int((bins[order] == bin_).sum())
+    return bins[order]
 
 
 def _choose_bin(
-    group: int, bins: dict[Bin, list[Record]], *, sizes: dict[Bin, int], groups_left: int
+    group: int, filled: dict[Bin, int], *, sizes: dict[Bin, int], groups_left: int
 ) -> Bin:
     """Return the emptiest bin with room for ``group`` records; if none has, the emptiest bin."""
     wanted = [bin_ for bin_, size in sizes.items() if size]
-    empty = [bin_ for bin_ in wanted if not bins[bin_]]
+    empty = [bin_ for bin_ in wanted if not filled[bin_]]
     if groups_left <= len(empty):  # each remaining group must fill an empty bin
         wanted = empty
-    room = {bin_: sizes[bin_] - len(bins[bin_]) for bin_ in wanted}
+    room = {bin_: sizes[bin_] - filled[bin_] for bin_ in wanted}
     fitting = [bin_ for bin_ in wanted if group <= room[bin_]]
     return max(fitting or wanted, key=lambda bin_: (room[bin_] / sizes[bin_], room[bin_]))
 
 
 def _too_small_message(
-    datasets: Sequence[RawDataset], phase: Phase, parts: list[PhaseData], split: list[float]
+    datasets: Sequence[RawDataset], phase: Phase, parts: list[_Places], split: list[float]
 ) -> str:
     names = ", ".join(dataset.name for dataset in datasets)
     what = f"Data set {names} has" if len(datasets) == 1 else f"Data sets {names} have"

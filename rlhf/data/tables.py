@@ -29,7 +29,15 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
-from rlhf.data.files import CHUNK, DECOMPRESSORS, READERS, Chunk, Reader, find_reader
+from rlhf.data.files import (
+    CHUNK,
+    DECOMPRESSORS,
+    READERS,
+    Chunk,
+    Reader,
+    estimate_text_bytes,
+    find_reader,
+)
 from rlhf.data.records import Row
 
 if TYPE_CHECKING:
@@ -62,6 +70,8 @@ class Table(NamedTuple):
     read_chunks: Callable[[], Iterator[Chunk]]
     split: str = ""
     """The split that its data set declares; "": its name decides."""
+    bytes: int = 0
+    """The bytes of its text, which may be an estimate."""
 
 
 class Tables(NamedTuple):
@@ -225,7 +235,7 @@ def _tables_of_files(
         raise DataError(f"{place}: no file that can be read; {known}.")
     _require_regular_files(file for _, file, _ in found.values())
     return {
-        name: Table(str(file), partial(reader, file), split)
+        name: Table(str(file), partial(reader, file), split, estimate_text_bytes(file))
         for name, (split, file, reader) in found.items()
     }
 
@@ -324,7 +334,9 @@ def _tables_of_splits(path: str, loaded: Dataset | DatasetDict) -> dict[str, Tab
 
     splits = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
     return {
-        name: Table(f"{path}, split {name}", partial(_chunks_of_split, split), name)
+        name: Table(
+            f"{path}, split {name}", partial(_chunks_of_split, split), name, split.data.nbytes
+        )
         for name, split in splits.items()
     }
 

@@ -36,6 +36,8 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder, UnusableTemplateError
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
+from rlhf.data.stored import is_in_memory
+from rlhf.data.tokens_on_demand import TokensOnDemand, find_usable
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -48,8 +50,8 @@ FORMAT_VERSION = 4  # increase it when columns of the cache change their meaning
 class TokenData(NamedTuple):
     """A phase's examples as token ids; column ``row`` is the record's index in train or eval."""
 
-    train: Dataset
-    eval: Dataset
+    train: Dataset | TokensOnDemand
+    eval: Dataset | TokensOnDemand
     left_out: dict[str, int]
 
 
@@ -259,6 +261,8 @@ def tokenise(
 ) -> TokenData:
     """Return the token ids of a phase's examples, from the cache if it has them.
 
+    Plain examples that are stored in files are encoded when a step reads them, and not cached.
+
     The first process that gets the lock builds the cache. The other processes of the node wait for
     the lock, not in a collective, which would time out if tokenizing took an hour. The cache is in
     Arrow format, keyed by everything that determines its content. It is rebuilt, with a line on
@@ -268,6 +272,10 @@ def tokenise(
         DataError: if the cache folder cannot be created, others can write in it, or the template
             cannot be used.
     """
+    if template is Template.plain and (phase is Phase.sft or phase is Phase.ppo):
+        found = _find_on_demand(part, phase, tokenizer, limit)
+        if found is not None:
+            return found
     from datasets import Dataset
     from filelock import FileLock
 
@@ -293,6 +301,27 @@ def tokenise(
             left_out = json.loads((folder / LEFT_OUT).read_text())
             sides = [Dataset.load_from_disk(str(folder / side)) for side in ("train", "eval")]
             return TokenData(sides[0], sides[1], left_out)
+
+
+def _find_on_demand(
+    part: PhaseData, phase: Phase, tokenizer: PreTrainedTokenizerBase, limit: Limit
+) -> TokenData | None:
+    """Return the examples of stored records, to be encoded later; None if all must be encoded."""
+    if is_in_memory(part.train) and is_in_memory(part.eval):
+        return None
+    encoder = Encoder(tokenizer)
+    find = partial(
+        find_usable,
+        phase=phase,
+        tokenizer=tokenizer,
+        limit=limit.tokens,
+        encode=lambda rows: COLUMNS_OF[phase](rows, encoder, limit),
+    )
+    train = find(part.train)
+    held_out = None if train is None else find(part.eval)
+    if train is None or held_out is None:
+        return None
+    return TokenData(train[0], held_out[0], dict(train[1] + held_out[1]))
 
 
 def _write_tokens(

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf.data.records import ASSISTANT_TURN, RawDataset, Record, fingerprint
-from rlhf.data.splits import PhaseData, prompt_key
+from rlhf.data.records import ASSISTANT_TURN, RawDataset, Record, fingerprint, prompt_key
+from rlhf.data.splits import PhaseData
 
 NEAR = 0.8
 LETTERS = 5

@@ -47,14 +47,13 @@ def run_sft(context: RunContext) -> dict[str, Any]:
         checkpoints.results["before"] = trainer.evaluate(data.eval)
         checkpoints.log_held_out(checkpoints.results["before"])
 
-    lengths = data.train["length"][:]
     shuffle = Shuffle(len(data.train), seed=seed_for(context.config.seed, "sft", "shuffle"))
 
     def train_step(step: int) -> dict[str, float]:
-        rows = shuffle.batch_indices(step - 1, config.batch_size)
-        row_lengths = [lengths[row] for row in rows]
-        mine = share_of_this_rank(context, rows, row_lengths, micro=trainer.plan.micro)
-        return trainer.train_step(data.train[mine])
+        batch = data.train[shuffle.batch_indices(step - 1, config.batch_size)]
+        places, lengths = range(config.batch_size), batch["length"]
+        mine = share_of_this_rank(context, places, lengths, micro=trainer.plan.micro)
+        return trainer.train_step({name: [v[i] for i in mine] for name, v in batch.items()})
 
     run_supervised(
         context,

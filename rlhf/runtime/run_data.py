@@ -38,9 +38,13 @@ def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase
 
 def read_datasets(config: RunConfig, say: Callable[[str], None]) -> list[RawDataset]:
     """Read the data sets of a run; ``say`` prints a line on each."""
-    datasets = load_datasets(config.data, seed=config.seed, keep=reward_key_by_column(config))
-    if config.sft.train_on is TrainOn.last or config.sft.loss_on is LossOn.all:
-        datasets = [_learn_last_answers(dataset) for dataset in datasets]
+    learns_last = config.sft.train_on is TrainOn.last or config.sft.loss_on is LossOn.all
+    datasets = load_datasets(
+        config.data,
+        seed=config.seed,
+        keep=reward_key_by_column(config),
+        change=learn_last_answer if learns_last else None,
+    )
     for dataset in datasets:
         say(describe_dataset(dataset))
     return datasets
@@ -73,11 +77,3 @@ def _describe_parts(
     order = config.phase.order
     check_usable_examples(parts, order, [p for p in order if unpaired_feedback(config, p)])
     say(describe_division(parts, order))
-
-
-def _learn_last_answers(dataset: RawDataset) -> RawDataset:
-    train, held_out = dataset.train, dataset.eval
-    return dataset._replace(
-        train=[learn_last_answer(record) for record in train],
-        eval=held_out and [learn_last_answer(record) for record in held_out],
-    )

@@ -274,7 +274,7 @@ def create_or_load_tokenizer(
             else:
                 tokenizer = load_tokenizer(Path(config.from_run) / "tokenizer", key=RUN_FOLDER)
             if config.data.template is Template.plain and config.from_run is None:
-                prompts = [r.prompt for part in parts.values() for r in part.train if r.prompt]
+                prompts = (r.prompt for part in parts.values() for r in part.train if r.prompt)
                 opening = tokenizer.decode(Encoder(tokenizer).opening_ids())
                 tokenizer.chat_template = (
                     build_plain_template(opening) if all_end_in_assistant(prompts) else None

@@ -15,11 +15,11 @@ from rlhf.data.reading import load_datasets
 from rlhf.data.records import (
     RawDataset,
     Record,
-    clean_dataset,
+    clean_records,
     clean_text,
-    drop_repeated_examples,
     fingerprint,
 )
+from rlhf.data.stored import drop_repeated_examples
 from rlhf.options import DataConfig
 
 
@@ -63,20 +63,21 @@ def test_clean_text_is_stable_and_can_be_written(text: str) -> None:
 
 def test_what_is_empty_after_cleaning_is_left_out_and_counted() -> None:
     kept = pair("\x07Q", "a\r\n", "b")
-    cleaned = clean_dataset(
-        dataset(
+    left_out = Counter({"old": 1})
+    cleaned = clean_records(
+        [
             kept,
             pair("\x07"),
             pair("Q", "\x00"),
             pair("Q", "a", "\x00 "),
             pair("Q", "a\x00", "a"),
             Record(text="\x00"),
-            held_out=[Record(prompt="\r"), Record(prompt="R")],
-        )
+            Record(prompt="\r"),
+        ],
+        left_out,
     )
-    assert cleaned.train == [pair("Q", "a\n", "b")]
-    assert cleaned.eval == [Record(prompt="R")]
-    assert cleaned.left_out == {
+    assert cleaned == [pair("Q", "a\n", "b")]
+    assert left_out == {
         "old": 1,
         "prompt is empty after cleaning": 2,
         "chosen is empty after cleaning": 1,

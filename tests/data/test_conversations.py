@@ -30,9 +30,9 @@ from rlhf.data.records import (
     RawDataset,
     Record,
     Row,
-    drop_repeated_examples,
     learn_last_answer,
 )
+from rlhf.data.stored import drop_repeated_examples
 from rlhf.data.tokens import Limit, prompt_columns, response_columns, sft_columns
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.runtime.run_data import load_phase_data

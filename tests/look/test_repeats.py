@@ -7,8 +7,9 @@ from collections import Counter
 
 import pytest
 
-from rlhf.data.records import RawDataset, Record, drop_repeated_examples
+from rlhf.data.records import RawDataset, Record
 from rlhf.data.splits import PhaseData
+from rlhf.data.stored import drop_repeated_examples
 from rlhf.look.repeats import DataFinding, find_near_repeats, find_repeats
 
 

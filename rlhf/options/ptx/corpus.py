@@ -129,7 +129,7 @@ def load_ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[st
     return texts[held_out:], texts[:held_out]
 
 
-def _encode_sft_examples(records: list[Record], encoder: Encoder) -> Iterator[list[int]]:
+def _encode_sft_examples(records: Sequence[Record], encoder: Encoder) -> Iterator[list[int]]:
     """Yield the token ids of the sequence that SFT makes of each record."""
     for start in range(0, len(records), CHUNK):
         rows = list(enumerate(records[start : start + CHUNK]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -48,7 +48,7 @@ class HeldOutPrompts(NamedTuple):
     """Prompts to answer, as token ids; column ``row`` is the index of each prompt's record."""
 
     examples: Dataset
-    records: list[Record]
+    records: Sequence[Record]
 
     @classmethod
     def from_phase(cls, context: RunContext, phase: Phase) -> HeldOutPrompts:
