@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jmespath import Options, compile
+from jmespath.exceptions import JMESPathTypeError
 from jmespath.functions import Functions, signature
 from jmespath.parser import ParsedResult
 from jmespath.visitor import TreeInterpreter
@@ -69,6 +70,9 @@ class TextFunctions(Functions):
     @signature(NULLABLE | {"variadic": True})
     def _func_lines(self, *texts: Any) -> str | None:
         """Return the texts that are not blank, each on a line of its own; null if all are blank."""
+        for text in texts:  # jmespath checks the first one only
+            if not isinstance(text, str | None):
+                raise JMESPathTypeError("lines", text, type(text).__name__, NULLABLE["types"])
         return "\n".join(text for text in texts if not is_blank(text)) or None
 
     @signature(NULLABLE_LIST)

@@ -804,7 +804,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
     ),
     "an input of another type": (
         {"instruction": "Do.", "input": 5, "output": "ok"},
-        ["row 1: messages of the layout Alpaca: TypeError: sequence item 1: expected str"],
+        ["row 1: messages of the layout Alpaca: ", "lines(), invalid type for value: 5"],
     ),
     "SQuAD #30": ({"data": {"0": "a"}, "version": "1"}, ["no known layout", WAY_OUT]),
     "a prompt of another type": ({"prompt": 5}, ["'prompt' holds a value of type int; must be"]),
