@@ -163,13 +163,15 @@ class ChatTemplate:
             self._require_shown(prompt._replace(messages=(*prompt.messages, answer)))
         whole = self._render(prompt, answer=answer)
         thought = answer.thought or "".join(OPEN_THOUGHT.findall(answer.content)[:1])
+        body = whole.removesuffix(self._tail)
         if whole.startswith(opening):
-            following, has_end = _remove_end(whole[len(opening) :], self._tail)
+            following = body[len(opening) :]
         else:
-            following, has_end = self._complete_begun_answer(prompt, answer, opening, whole)
+            following = self._complete_begun_answer(prompt, answer, opening, body)
         if thought.strip() not in following:
             raise UnusableTemplateError("the chat template drops the thought of an answer", prompt)
         said = OPEN_THOUGHT.sub("", answer.content).strip()
+        has_end = whole.endswith(self._tail)
         if not has_end or not following.strip() or said not in following:
             raise UnusableTemplateError(
                 "the chat template drops the response, or ends it differently from other responses",
@@ -178,12 +180,12 @@ class ChatTemplate:
         return following + self._end
 
     def _complete_begun_answer(
-        self, prompt: Asked, answer: Message, opening: str, whole: str
-    ) -> tuple[str, bool]:
+        self, prompt: Asked, answer: Message, opening: str, body: str
+    ) -> str:
         """Return what a model writes after a prompt that begins or ends a thought.
 
-        ``whole`` has nothing of what ``opening`` adds for the model, such as ``<think>``. The
-        second value is True if ``whole`` ends as responses do.
+        ``body``, the conversation with the answer, lacks what ``opening`` adds for the model, such
+        as ``<think>``.
         """
         shown = self._render(prompt, answer=Message("assistant", PROBE))
         pairs = zip(opening, shown, strict=False)
@@ -192,14 +194,13 @@ class ChatTemplate:
         text = answer.content
         if answer.thought:
             text = f"<think>\n{answer.thought.strip()}\n</think>\n\n{text}"
-        following, has_end = _remove_end(whole, self._tail)
         thinks = OPEN_THOUGHT.match(text)
         if any(mark in begun for mark in ENDS_OF_THOUGHTS):  # the model's thought is over
-            if whole.startswith(common) and not thinks:
-                return following[len(common) :], has_end
+            if body.startswith(common) and not thinks:
+                return body[len(common) :]
         elif begun.strip() == "<think>" and thinks and CALLS not in answer.shown:
             begun = begun if text.lstrip().startswith(begun) else begun.strip()
-            return text.lstrip().removeprefix(begun), has_end
+            return text.lstrip().removeprefix(begun)
         problem = "the chat template renders a prompt differently if an answer follows"
         if opening.rstrip().endswith("<think>") and not thinks:
             problem = "the chat template's prompt begins a thought, and the answer has none"
@@ -308,11 +309,6 @@ class Probes:
 
 def _to_dict(message: Message) -> dict[str, Any]:
     return {"role": message.role, "content": message.content, **message.shown}
-
-
-def _remove_end(text: str, tail: str) -> tuple[str, bool]:
-    """Return a text without ``tail`` at its end, and True if it ended so."""
-    return text.removesuffix(tail), text.endswith(tail)
 
 
 class Encoder:
