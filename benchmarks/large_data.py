@@ -5,8 +5,10 @@
 The file has invented prompts and answers of 30 to 60 tokens together; a run of ``phase=sft`` on the
 CPU starts from it with the default model and a byte-level tokenizer. The seconds are from the
 command to the end of the first step, with imports, the measurement of 512 held-out examples, and
-a page cache that has just seen the file. The memory is the peak of the proportional set sizes of
-all processes, sampled five times a second: pages that processes share count once.
+a page cache that has just seen the file. The CPU seconds, of all processes, show what the machine
+would need without other programs: on two cores at least half of them. The memory is the peak of
+the proportional set sizes of all processes, sampled five times a second: pages that processes
+share count once.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from rlhf.data.files import open_text
 from rlhf.models.tokenizers import train_tokenizer
@@ -51,37 +55,47 @@ def train_on_first_rows(file: Path, folder: Path) -> float:
     return sum(map(len, tokenizer(texts[:1000]).input_ids)) / 1000
 
 
-def memory_of_tree(process: int) -> int:
-    """Return the KiB of a process and of all processes that it started."""
-    found, waiting = 0, [process]
+class Use(NamedTuple):
+    """What a process and all that it started use: KiB now, and CPU seconds so far."""
+
+    memory: int
+    cpu_seconds: float
+
+
+def use_of_tree(process: int) -> Use:
+    """Return the use of a process and of all processes that it started."""
+    memory, ticks, waiting = 0, 0, [process]
     while waiting:
         here = Path(f"/proc/{waiting.pop()}")
         try:
             lines = (here / "smaps_rollup").read_text().splitlines()
-            found += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+            memory += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+            fields = (here / "stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))  # its own, and those of ended processes
             for task in (here / "task").iterdir():
                 waiting += map(int, (task / "children").read_text().split())
-        except OSError:  # it has ended
+        except (OSError, StopIteration):  # it has ended
             continue
-    return found
+    return Use(memory, ticks / os.sysconf("SC_CLK_TCK"))
 
 
-def measure_start(file: Path, folder: Path) -> tuple[float, float]:
-    """Return the seconds until the first step of a run, and its peak memory in GB."""
+def measure_start(file: Path, folder: Path) -> tuple[float, float, float]:
+    """Return the seconds until the first step of a run, CPU seconds, and its peak memory in GB."""
     run_dir = folder / f"run{file.suffix}"
     words = [
         *("phase=sft", "data=local", f"data.path={file}", "data.split=[1,0,0]", "hardware=cpu"),
         *(f"model.tokenizer={folder / 'tokenizer'}", "sft.batch_size=16", f"run_dir={run_dir}"),
         *("checkpoint.stop_after=sft/1", f"data.cache_dir={folder / 'cache'}"),
     ]
-    begun, peak = time.monotonic(), 0
+    begun, peak, cpu_seconds = time.monotonic(), 0, 0.0
     process = subprocess.Popen([sys.executable, "launch.py", *words], cwd=ROOT)
     while process.poll() is None and not has_step(run_dir / "metrics.jsonl"):
-        peak = max(peak, memory_of_tree(process.pid))
+        use = use_of_tree(process.pid)
+        peak, cpu_seconds = max(peak, use.memory), max(cpu_seconds, use.cpu_seconds)
         time.sleep(TICK)
     seconds = time.monotonic() - begun
     process.wait()
-    return seconds, peak * 1024 / 1e9
+    return seconds, cpu_seconds, peak * 1024 / 1e9
 
 
 def has_step(file: Path) -> bool:
@@ -101,9 +115,9 @@ def main() -> None:
             file = Path(place) / f"rows{suffix}"
             write_rows(file, options.rows)
             tokens = train_on_first_rows(file, Path(place) / "tokenizer")
-            seconds, memory = measure_start(file, Path(place))
-            size = file.stat().st_size / 1e6
-            lines.append(f"| {suffix} | {size:.0f} | {tokens:.0f} | {seconds:.1f} | {memory:.2f} |")
+            seconds, cpu_seconds, memory = measure_start(file, Path(place))
+            use = f"{seconds:.0f} | {cpu_seconds:.0f} | {memory:.2f}"
+            lines.append(f"| {suffix} | {file.stat().st_size / 1e6:.0f} | {tokens:.0f} | {use} |")
             file.unlink()
     print(
         "| form | MB | tokens per row | seconds to the first step | GB |\n| --- |" + 4 * " ---: |"

@@ -110,12 +110,13 @@ def test_values_that_json_cannot_hold(tmp_path: Path) -> None:
     assert small[0].train[0].columns == {"when": datetime(2026, 1, 1)}
 
 
-LATE = [*PROMPTS, {"prompt": "q", "completion": "r", "tag": "x"}]
+LATE: Rows = [{"prompt": "q", "completion": "r", "tag": "x"}]
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_column_with_values_in_a_part_of_the_rows(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", LATE)
+@pytest.mark.parametrize("rows", [PROMPTS + LATE, [r | {"tag": None} for r in PROMPTS] + LATE])
+def test_a_column_with_values_in_a_part_of_the_rows(rows: Rows, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", rows)
     small, large = read(file, cache=None), read(file, cache=tmp_path / "cache")
     assert large == small
     assert isinstance(large[0].train, list)
