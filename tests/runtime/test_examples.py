@@ -15,6 +15,7 @@ EXAMPLES = ROOT / "examples"
 SAID = {
     "plain_ppo_loop": ["step 0: score", "step 1: score", "Name a fruit. ->"],
     "custom_data_set": ["step 1: 16 prompts, such as 'Human: Where is parcel"],
+    "graded_responses": ["9,000 responses with scores, and 500 pairs"],
     "custom_estimator": ["their advantages: tensor", "actor loss:"],
 }
 ELSEWHERE = {"my_rewards": "test_rewards", "arithmetic": "test_docs", "tutorial_data": "below"}

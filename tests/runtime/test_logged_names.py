@@ -23,6 +23,10 @@ ON_GPUS = {"rollout/accelerated_layers"}
 MEASURES = ("error", "bias", "explained_variance", "slope", "ranking")
 OF_CHECKS = {"time/critic_check_seconds", *(f"ppo/critic_{measure}" for measure in MEASURES)}
 
+# Logged by losses of single responses (tests/phases/test_fixed_examples.py, tests/options/kto).
+OF_SINGLE_RESPONSES = {f"{phase}/responses_per_second" for phase in ("reward", "dpo")}
+OF_SINGLE_RESPONSES |= {"dpo/reference_point"}
+
 
 def names(run_dir: Path) -> set[str]:
     lines = read_json_lines(run_dir / "metrics.jsonl", LINES)
@@ -34,7 +38,7 @@ def test_runs_log_every_name_of_the_table_and_no_other(
 ) -> None:
     found = names(option_run) | names(dpo_run) | names(episode_run)
     logged = {documented_name(name) for name in found}
-    assert logged | ON_GPUS | OF_CHECKS == set(METRICS)
+    assert logged | ON_GPUS | OF_CHECKS | OF_SINGLE_RESPONSES == set(METRICS)
 
 
 def test_names_that_searches_and_checkpoints_may_use_are_those_of_a_run(option_run: Path) -> None:
