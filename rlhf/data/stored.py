@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -59,6 +60,7 @@ FACTS = np.dtype(
 MORE = ("seed", "turns", "tools", "grade")
 read_more = itemgetter(*map(Record._fields.index, MORE))
 NO_MORE = read_more(Record())
+MAY_BE_SPECIAL = re.compile(r"<[|/\w\uff5c]|\[[A-Z]")  # how names of special tokens begin
 PACK = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 
 
@@ -90,6 +92,7 @@ def _describe(record: Record) -> tuple[Any, ...]:
         text is not None,
         read_more(record) == NO_MORE
         and all(map(_is_plain, record.messages or ()))
+        and not (record.messages and any(MAY_BE_SPECIAL.search(t) for t in record.texts if t))
         and all(each is None or is_normalized("NFC", each) for each in record.texts),
     )
 

@@ -170,6 +170,7 @@ def test_a_process_that_fails(work: Callable[[int], int], message: str) -> None:
 
 # ----------------------------------------------------------------------------------- token ids
 
+MARKED = (Message("user", "a <|pad|>"),)
 SAID = (Message("user", "Hi there"), Message("assistant", "one"), Message("user", "and?"))
 RECORDS = [
     *[Record(prompt=f"p{n} ", chosen="ab" * (n % 9)) for n in range(30)],
@@ -182,6 +183,8 @@ RECORDS = [
     Record(prompt="good", chosen="answer", grade=True),
     Record(prompt="a pair", chosen="b", rejected="c"),
     Record(prompt=render_prompt(SAID[:1]), chosen=" one", messages=SAID[:1]),
+    Record(prompt=render_prompt(MARKED), chosen=" one", messages=MARKED),
+    Record(prompt=render_prompt(SAID[:1]), chosen=" <|pad|>", messages=SAID[:1]),
     Record(
         prompt=render_prompt(SAID), chosen=" two", messages=SAID, turns=(*SAID, SAID[1]), columns={}
     ),
