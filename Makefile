@@ -6,8 +6,10 @@ ENVIRONMENT := .venv/.made
 PACKAGE := .venv/.installed-package
 PINS := .venv/.pins
 STAMP := .venv/.installed
-# One worker for each core; a worker that has nothing left to do takes over tests of another.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+# A worker more than cores, as some tests wait for processes; a worker that has nothing left to do
+# takes over tests of another.
+WORKERS := -n $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN)) --maxprocesses 8 --dist worksteal
+PYTEST := $(BIN)/python -m pytest $(WORKERS)
 
 # Bytecode is kept beside the environment, even where the user's shell forbids __pycache__: without
 # it each new interpreter compiles torch and deepspeed again, for three seconds.
@@ -71,7 +73,7 @@ SELECT ?= -m "not slow and not soak"
 ON_SMOKE = cd "$$(mktemp -d)" && $(CURDIR)/.venv-$*/bin/python $(CURDIR)/launch.py experiment=smoke
 
 test-newest test-lowest: test-%: .venv-%/.installed
-	.venv-$*/bin/python -m pytest -n logical --maxprocesses 8 --dist worksteal $(SELECT)
+	.venv-$*/bin/python -m pytest $(WORKERS) $(SELECT)
 	$(ON_SMOKE)
 
 .venv-newest/.installed: pyproject.toml
