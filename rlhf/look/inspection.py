@@ -159,12 +159,21 @@ def _find_in_dataset(dataset: RawDataset) -> Iterator[DataFinding]:
     if dataset.unread:
         columns = ", ".join(dataset.unread)
         yield DataFinding("unread", len(dataset.unread), f"{dataset.name}: not read: {columns}")
-    pairs = [r for r in dataset.train if r.chosen is not None and r.rejected is not None]
-    longer = sum(len(r.chosen or "") > len(r.rejected or "") for r in pairs)
-    if len(pairs) >= FEWEST_PAIRS and not 1 - LOPSIDED < longer / len(pairs) < LOPSIDED:
-        which = f"the longer one in {longer:,} of {len(pairs):,} pairs of {dataset.name}"
-        text = f"The chosen response is {which}: a reward model can learn length instead"
-        yield DataFinding("lopsided", longer, text)
+    yield from _find_lopsided_pairs(dataset)
+
+
+def _find_lopsided_pairs(dataset: RawDataset) -> Iterator[DataFinding]:
+    """Yield a finding if the chosen responses of nearly all pairs are longer, or shorter."""
+    pairs = [(r.chosen, r.rejected) for r in dataset.train if r.chosen and r.rejected]
+    counts = {
+        "longer": sum(len(better) > len(worse) for better, worse in pairs),
+        "shorter": sum(len(better) < len(worse) for better, worse in pairs),
+    }
+    for which, count in counts.items():
+        if len(pairs) >= FEWEST_PAIRS and count >= LOPSIDED * len(pairs):
+            what = f"the {which} one in {count:,} of {len(pairs):,} pairs of {dataset.name}"
+            text = f"The chosen response is {what}: a reward model can learn length instead"
+            yield DataFinding("lopsided", count, text)
 
 
 def _find_unusable(sample: EncodedSample) -> Iterator[DataFinding]:

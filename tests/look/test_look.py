@@ -61,7 +61,7 @@ def test_the_look_names_what_is_wrong_with_a_folder(look: Look, tmp_path: Path) 
     assert "data: 45 examples: sft 9 (2 held out)" in said
     assert "reads prompt, chosen, rejected" in said
     assert "not read: note" in said
-    assert "The chosen response is the longer one in 0 of 40 pairs" in said
+    assert "The chosen response is the shorter one in 40 of 40 pairs" in said
     assert "5 prompts stand on both sides of the data's own split" in said
     assert "(train.jsonl, row 36 and val.jsonl, row 1; train.jsonl, row 37" in said
 
@@ -102,6 +102,14 @@ def test_what_a_run_would_refuse_is_a_finding(look: Look, tmp_path: Path) -> Non
     assert "A run with these words refuses the data: data: the reward phase finds no pairs" in said
     assert "?[[ " in said
     assert "refuses" not in look(file, "phase=sft")
+
+
+def test_pairs_of_equal_lengths_teach_no_length(look: Look, tmp_path: Path) -> None:
+    rows = [row | {"rejected": row["chosen"][::-1] + "0"} for row in pairs(30, start=50)]
+    longer = [row | {"chosen": row["chosen"] + "!!"} for row in rows]
+    equal = [row | {"chosen": row["chosen"] + "!"} for row in rows]
+    assert "the longer one in 30 of 30" in look(write(tmp_path / "a.jsonl", longer), "phase=reward")
+    assert "The chosen response" not in look(write(tmp_path / "b.jsonl", equal), "phase=reward")
 
 
 def test_json_has_one_schema(look: Look, tmp_path: Path) -> None:
