@@ -56,7 +56,7 @@ class StoredChunk(NamedTuple):
     facts: Numbers
 
 
-class Failure(NamedTuple):
+class FailedChunk(NamedTuple):
     """Why chunk ``number`` was not converted; the error is None if it cannot be alone."""
 
     number: int
@@ -91,7 +91,7 @@ def store_tables(
             folder.mkdir(parents=True, exist_ok=True)
             files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in range(processes)]
 
-        def store_own(own: int) -> tuple[list[StoredChunk], Failure | None]:
+        def store_own(own: int) -> tuple[list[StoredChunk], FailedChunk | None]:
             return _ChunkStore(conversion, files[own], own, processes).store(tables)
 
         results = run_in_processes(store_own, processes)
@@ -133,14 +133,14 @@ class _ChunkStore:
         self._chunks: list[StoredChunk] = []
         self._number = 0
 
-    def store(self, tables: Sequence[Table]) -> tuple[list[StoredChunk], Failure | None]:
+    def store(self, tables: Sequence[Table]) -> tuple[list[StoredChunk], FailedChunk | None]:
         """Convert and store the chunks, up to the first that fails."""
         try:
             is_done = all(self._store_table(table) for table in tables)
         except DataError as error:
-            return self._chunks, Failure(self._number, error)
+            return self._chunks, FailedChunk(self._number, error)
         self._file.flush()
-        return self._chunks, None if is_done else Failure(self._number, None)
+        return self._chunks, None if is_done else FailedChunk(self._number, None)
 
     def _store_table(self, table: Table) -> bool:
         """Store the chunks of a table; return False if a chunk cannot be converted alone."""

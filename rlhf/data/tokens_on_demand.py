@@ -22,8 +22,7 @@ from rlhf.data.stored import Numbers, facts_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Columns = dict[str, list[Any]]
-Encode = Callable[[list[tuple[int, Record]]], tuple[Columns, Counter[str]]]
+Encode = Callable[[list[tuple[int, Record]]], tuple[dict[str, list[Any]], Counter[str]]]
 MOST_DOUBTFUL = 50_000  # if more examples must be encoded, all are, and their ids are cached
 KEPT_WHOLE = {"Split", "Digits", "Punctuation"}  # pre-tokenizers that add no bytes
 
