@@ -6,9 +6,8 @@ ENVIRONMENT := .venv/.made
 PACKAGE := .venv/.installed-package
 PINS := .venv/.pins
 STAMP := .venv/.installed
-# A worker more than cores, as some tests wait for processes; a worker that has nothing left to do
-# takes over tests of another.
-WORKERS := -n $(shell expr 1 + $$(getconf _NPROCESSORS_ONLN)) --maxprocesses 8 --dist worksteal
+# One worker for each core; a worker that has nothing left to do takes over tests of another.
+WORKERS := -n logical --maxprocesses 8 --dist worksteal
 PYTEST := $(BIN)/python -m pytest $(WORKERS)
 
 # Bytecode is kept beside the environment, even where the user's shell forbids __pycache__: without

@@ -36,8 +36,9 @@ MOST_SHAPES = 1000  # maximum number of batch shapes (rows, padded width) to com
 # The config fields in which model families store their dropout probabilities.
 DROPOUT_FIELDS = (
     "dropout attention_dropout hidden_dropout activation_dropout resid_pdrop embd_pdrop attn_pdrop "
-    "classifier_dropout layerdrop"
+    "classifier_dropout"
 ).split()
+LAYERDROP = "layerdrop"  # OPT's probability to skip a layer, which is no dropout
 
 
 def find_model_extensions(config: RunConfig, role: Role, *, seed: int) -> list[Extension]:
@@ -305,13 +306,17 @@ def _call_compiled_unless_kv_cache(
 
 
 def set_dropout(model: PreTrainedModel, probability: float) -> None:
-    """Set every dropout probability of the model, in its config and in the built modules."""
-    for name in DROPOUT_FIELDS:
+    """Set every dropout probability of the model, in its config and in the built modules.
+
+    No layer is skipped: ranks that shard the weights would skip different layers.
+    """
+    wanted = dict.fromkeys(DROPOUT_FIELDS, probability) | {LAYERDROP: 0.0}
+    for name, value in wanted.items():
         if isinstance(model.config.to_dict().get(name), float):
-            setattr(model.config, name, probability)
+            setattr(model.config, name, value)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = probability
-        for name in ("dropout", "attention_dropout", "activation_dropout", "layerdrop"):
+        for name in ("dropout", "attention_dropout", "activation_dropout", LAYERDROP):
             if isinstance(module.__dict__.get(name), float):
-                setattr(module, name, probability)
+                setattr(module, name, wanted[name])

@@ -69,6 +69,7 @@ def test_dropout_is_what_is_asked_for(family: str, tokenizer) -> None:
     noisy = build_actor(source_of(family, dropout=0.5), tokenizer, seed=1).train()
     assert probabilities(noisy) <= {0.5}
     assert not torch.equal(noisy(ids).logits, noisy(ids).logits)
+    assert getattr(noisy.config, "layerdrop", 0.0) == 0.0, "no layer is skipped"
 
 
 def test_models_are_drawn_without_the_states_of_eight_gpus(

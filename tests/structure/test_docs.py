@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException
 
@@ -150,7 +151,10 @@ def check_benchmark(command: str) -> None:
 def check_look(command: str) -> None:
     """The words of the look compose; tests/look runs its options."""
     options = build_look_parser().parse_intermixed_args(shlex.split(command)[3:])
+    # The fixture ``compose`` has initialized Hydra; afterwards there is another instance.
+    other, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
     assert compose_config(options.words).data.source
+    GlobalHydra.instance().hydra = other
 
 
 def check(command: str, folder: Path, compose: Compose) -> None:
