@@ -63,7 +63,7 @@ def find_repeats(
     yield from _name_matches(
         "both_sides",
         [(ours[key], theirs[key]) for key in ours if key in theirs],
-        "prompts stand on both sides of the data's own split; a run only holds them out",
+        "prompts stand on both sides of the data's own split; a run trains on none of them",
     )
     if parts:
         train = [record for part in parts for record in part.train]
