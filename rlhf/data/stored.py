@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -136,7 +137,25 @@ def _unpack(packed: bytes) -> Record:
     )
 
 
-class StoredRecords(Sequence[Record]):
+class ReadRecords(Sequence[Record], ABC):
+    """Records that are read one by one."""
+
+    @abstractmethod
+    def _read(self, index: int) -> Record:
+        """Return the record at ``index``."""
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        """Return a record, or a list of records."""
+        if isinstance(index, slice):
+            return [self._read(each) for each in range(*index.indices(len(self)))]
+        return self._read(index)
+
+
+class StoredRecords(ReadRecords):
     """Records in temporary files that have no name, and end with this process."""
 
     def __init__(self, files: Sequence[IO[bytes]], facts: Numbers) -> None:
@@ -147,20 +166,13 @@ class StoredRecords(Sequence[Record]):
         """Return the number of records."""
         return len(self.facts)
 
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        """Read a record, or a list of records, from the files."""
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+    def _read(self, index: int) -> Record:
         fact = self.facts[index]
         file = self._files[fact["file"]].fileno()
         return _unpack(os.pread(file, int(fact["size"]), int(fact["start"])))
 
 
-class Selection(Sequence[Record]):
+class Selection(ReadRecords):
     """Some records of other sequences, in an order of their own."""
 
     def __init__(self, sources: Sequence[Sequence[Record]], source_N: Numbers, row_N: Numbers):
@@ -171,14 +183,7 @@ class Selection(Sequence[Record]):
         """Return the number of records."""
         return len(self.row_N)
 
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        """Return a record, or a list of records."""
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+    def _read(self, index: int) -> Record:
         source: Sequence[Record] = self.sources[self.source_N[index]]
         return source[int(self.row_N[index])]
 
