@@ -18,7 +18,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf.data.records import ASSISTANT_TURN, RawDataset, Record, fingerprint, prompt_key
+from rlhf.data.records import (
+    ASSISTANT_TURN,
+    RawDataset,
+    Record,
+    example_key,
+    fingerprint,
+    prompt_key,
+)
 from rlhf.data.splits import PhaseData
 
 NEAR = 0.8
@@ -94,8 +101,7 @@ def find_repeats(
     yield from _name_matches(
         "near_across", across, "near repeats have one prompt trained on and the other held out"
     )
-    distinct = {fingerprint(*record.texts, str(record.grade)) for record in everything}
-    repeated = len(everything) - len(distinct)
+    repeated = len(everything) - len({example_key(record) for record in everything})
     if repeated:
         yield DataFinding("repeated", repeated, f"{repeated:,} used examples repeat an earlier one")
     for part in ("prompt", "chosen"):
