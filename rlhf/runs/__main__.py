@@ -12,21 +12,19 @@ a value or a pattern ('name=smoke*'). Everything is read from the files of the r
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError
-from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.run_dir import RUNS
 from rlhf.report.comparison import command_line_text, read_compared_run
 from rlhf.run.console import build_console
+from rlhf.run.results import format_json
 from rlhf.runs.registry import Filter, FoundRun, filter_runs, find_runs, sort_runs
 from rlhf.watch.progress import age_text
 
@@ -60,7 +58,7 @@ def _list(options: argparse.Namespace) -> None:
     if options.sort is not None:
         runs = sort_runs(runs, options.sort)
     if options.json:
-        _print_json({"runs": [run.as_json() for run in runs]})
+        sys.stdout.write(format_json({"runs": [run.as_json() for run in runs]}))
         return
     console = build_console(is_main=True, log_every=1)
     lines = [
@@ -108,7 +106,7 @@ def _diff(options: argparse.Namespace) -> None:
         }.items()
     }
     if options.json:
-        _print_json({"runs": [str(first.folder), str(second.folder)], **found})
+        sys.stdout.write(format_json({"runs": [str(first.folder), str(second.folder)], **found}))
         return
     console = build_console(is_main=True, log_every=1)
     for kind, differences in found.items():
@@ -125,7 +123,9 @@ def _tree(options: argparse.Namespace) -> None:
     for run in runs:
         children[_parent_path(run)].append(run)
     if options.json:
-        _print_json({"runs": [{"folder": str(r.folder), "parents": r.parents} for r in runs]})
+        sys.stdout.write(
+            format_json({"runs": [{"folder": str(r.folder), "parents": r.parents} for r in runs]})
+        )
         return
     console = build_console(is_main=True, log_every=1)
     for parent in sorted(children.keys() - by_path.keys()):
@@ -159,7 +159,7 @@ def _clean(options: argparse.Namespace) -> None:
         remove_all(found)
     if options.json:
         rows = [{"folder": str(e.folder), "what": e.what, "bytes": e.size} for e in found]
-        _print_json({"removed": options.remove, "found": rows})
+        sys.stdout.write(format_json({"removed": options.remove, "found": rows}))
         return
     console = build_console(is_main=True, log_every=1)
     for each in found:
@@ -167,10 +167,6 @@ def _clean(options: argparse.Namespace) -> None:
     total = _size_text(sum(each.size for each in found))
     told = "removed" if options.remove else "can be removed: repeat the command with --remove"
     console.say(f"{len(found)} folders, {total}, {told}")
-
-
-def _print_json(content: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(replace_non_finite(content), indent=2) + "\n")
 
 
 if __name__ == "__main__":
