@@ -168,7 +168,22 @@ def adapt_deepspeed_layers(module: nn.Module) -> int:
         layer.forward = _return_only_hidden_state(layer.forward, counts=number == 0)
         # At stage 3 DeepSpeed 0.19.8 adds a bias that Llama lacks, from uninitialised memory.
         layer.attention._qkv_buffers[1].zero_()
+        products = layer.mlp.mlp_gemm_func
+        products.mlp_gemm_func = _keep_residual(products.mlp_gemm_func)
     return len(containers)
+
+
+def _keep_residual(products: Callable[..., Any]) -> Callable[..., Any]:
+    """Let ``products`` work on a copy of the residual, its second argument.
+
+    The kernel of DeepSpeed 0.19.8 adds attention's output to the residual in place
+    (``ds_rms_mlp_gemm``), and ``ResidualAddOp`` adds it once more.
+    """
+
+    def multiply(attention_BSH: Tensor, residual_BSH: Tensor, *args: Any) -> Any:
+        return products(attention_BSH, residual_BSH.clone(), *args)
+
+    return multiply
 
 
 def _return_only_hidden_state(

@@ -93,12 +93,13 @@ class Nothing:
 def torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed's inference layers, new, with its own torch versions of the kernels.
 
-    These call transformers' rotary embedding in the form of its version 4, which it gets here.
+    These call transformers' rotary embedding in the form of its version 4, which it gets here. As
+    the kernel does, the products of an MLP add attention's output to the residual in place.
     """
     current_ranks(Device.cpu)  # tells DeepSpeed the device before its first import
     from deepspeed.model_implementations.transformers import ds_transformer
     from deepspeed.ops.transformer.inference import ds_attention, ds_mlp
-    from deepspeed.ops.transformer.inference.op_binding import workspace
+    from deepspeed.ops.transformer.inference.op_binding import mlp_gemm, workspace
     from deepspeed.ops.transformer.inference.op_binding.base import BaseOp
     from transformers.models.llama import modeling_llama
 
@@ -121,6 +122,13 @@ def torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         columns = slice(first, first + tokens)
         return rotate(q, k, cos[None, columns].to(q.dtype), sin[None, columns].to(q.dtype))
 
+    multiply = mlp_gemm.MLPGemmOp.rms_mlp_gemm_fallback
+
+    def multiply_in_place(op: Any, attention: Tensor, residual: Tensor, *args: Any) -> Any:
+        found, total = multiply(op, attention, residual, *args)
+        return [found, residual.copy_(total)]
+
+    monkeypatch.setattr(mlp_gemm.MLPGemmOp, "rms_mlp_gemm_fallback", multiply_in_place)
     monkeypatch.setattr(BaseOp, "inference_module", Nothing())
     monkeypatch.setattr(context, "_InferenceContext__instance", None)
     monkeypatch.setattr(context, "get_rotary", rotary_of)
