@@ -31,7 +31,7 @@ from rlhf.config.schema.hardware import HardwareConfig
 
 GIB = 2**30
 GB = 10**9
-LAUNCH_SECONDS = 7e-6  # host time per kernel launch: an estimate
+LAUNCH_SECONDS = 3e-5  # host time per torch operation of a pass: benchmarks/gpu.md
 HOST_MEMORY_BANDWIDTH = 150 * GB  # bytes per second of a node: estimate, two sockets with DDR4
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlhf.config import machine_rates
 from rlhf.config.choices import Phase, When
 from rlhf.config.machine_rates import GIB, machine_of
 from rlhf.config.roles import Role
@@ -147,8 +148,7 @@ def test_micro_batches_are_chosen_within_the_cap(compose: Compose) -> None:
     batches = {"sft": {"batch_size": 96}, "reward": {"batch_size": 96}}
     config = eight_gpus(compose, hardware={"max_micro_batch_size": 8}, **batches)
     assert phase(config, Phase.sft).micro_batch == 6  # of 12, the largest divisor up to 8
-    # Pairs: 4 are less than 5 % faster, and take more memory.
-    assert phase(config, Phase.reward).micro_batch == 3
+    assert phase(config, Phase.reward).micro_batch == 4  # pairs have two sequences each
     given = changed(config, sft={"micro_batch_size": 3})
     assert phase(given, Phase.sft).micro_batch == 3
 
@@ -255,8 +255,9 @@ def test_a_rollout_layer_by_layer_holds_some_gathered_weights(compose: Compose) 
     ],
 )
 def test_how_often_the_actor_reads_a_rollout(
-    groups: dict[str, Any], readings: int, compose: Compose
+    groups: dict[str, Any], readings: int, compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(machine_rates, "LAUNCH_SECONDS", 0.0)
     config = eight_gpus(compose, **groups)
     here = scene(config, Phase.ppo)
     spent = 0.0
