@@ -60,16 +60,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Deal the tests to the workers: each begins with whole runs, and ends with quick tests.
 
     A worker gets a part of the list, and later the end of the part of a worker that has more left.
+    The first gets all runs on a pretended GPU, so that one worker has a zygote for them.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    first = sorted(slow, key=lambda path: (path.parent.name != "runtime", path))
-    quick = [item for item in items if item.path not in slow]
-    modules = {path: [item for item in items if item.path == path] for path in first}
+    on_gpu = {item.path for item in items if hasattr(getattr(item, "module", None), "ON_GPU")}
+    by_folder = sorted(slow | on_gpu, key=lambda path: (path.parent.name != "runtime", path))
+    first = [path for path in by_folder if path not in on_gpu]
+    quick = [item for item in items if item.path not in slow | on_gpu]
+    modules = {path: [item for item in items if item.path == path] for path in by_folder}
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     dealt: list[pytest.Item] = []
     for worker in range(workers):
         end = len(dealt) + (len(items) - len(dealt)) // (workers - worker)
-        for path in first[worker::workers]:
+        own = [path for path in by_folder if path in on_gpu] if worker == 0 else []
+        for path in [*first[worker::workers], *own]:
             dealt += modules[path]
         room = max(0, end - len(dealt))
         dealt += quick[:room]
