@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -94,18 +95,20 @@ def test_every_alarm_has_a_remedy_and_its_condition() -> None:
             assert steps.startswith(f"{RULES[name].patience} ")
 
 
-SOURCES = [
-    path
-    for pattern in ("*.md", "Makefile", "*/**/*.py", "*/**/*.yaml", "*/**/*.md")
-    for path in ROOT.glob(pattern)
-    if not any(p.startswith(".") or p in OTHER_FOLDERS for p in path.relative_to(ROOT).parts[:1])
-]
+def sources() -> Iterator[Path]:
+    """Yield the pages, source and settings of the project."""
+    for pattern in ("*.md", "Makefile"):
+        yield from ROOT.glob(pattern)
+    folders = (path for path in ROOT.iterdir() if path.is_dir())
+    for folder in (f for f in folders if f.name[0] != "." and f.name not in OTHER_FOLDERS):
+        for kind in ("py", "yaml", "md"):
+            yield from folder.rglob(f"*.{kind}")
 
 
 def test_pages_exist_that_source_and_settings_name() -> None:
     named = {
         (path.relative_to(ROOT).as_posix(), page)
-        for path in SOURCES
+        for path in sources()
         for page in re.findall(r"docs/[a-z_]{2,}\.md", path.read_text(encoding="utf-8"))
     }
     assert ("conf/config.yaml", "docs/operations.md") in named

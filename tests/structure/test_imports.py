@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -120,19 +121,27 @@ def public_names(source: str) -> list[str]:
     return [name for name in names if not name.startswith("_")]
 
 
-SOURCES = {path: (ROOT / path).read_text() for path in FILES}
-GRAPH = import_graph(SOURCES)
+def read_sources() -> dict[str, str]:
+    """Path -> source, for each file of the package and launch.py."""
+    return {path: (ROOT / path).read_text() for path in FILES}
+
+
+@cache
+def package_graph() -> dict[str, set[str]]:
+    """The import graph of the package and launch.py."""
+    return import_graph(read_sources())
 
 
 def test_the_loss_is_four_imports_from_the_command() -> None:
-    path = shortest_path(GRAPH, PATH_TO_THE_LOSS[0], PATH_TO_THE_LOSS[-1])
+    graph = package_graph()
+    path = shortest_path(graph, PATH_TO_THE_LOSS[0], PATH_TO_THE_LOSS[-1])
     assert path is not None
     assert len(path) - 1 <= 4
-    assert all(after in GRAPH[module] for module, after in pairwise(PATH_TO_THE_LOSS))
+    assert all(after in graph[module] for module, after in pairwise(PATH_TO_THE_LOSS))
 
 
 def test_no_modules_import_one_another_in_a_circle() -> None:
-    assert circle(GRAPH) is None
+    assert circle(package_graph()) is None
 
 
 def test_no_file_name_stands_twice() -> None:
@@ -144,6 +153,6 @@ SAME_EVERYWHERE = {"main", "tasks"}
 
 
 def test_no_public_name_stands_twice() -> None:
-    sources = (source for path, source in SOURCES.items() if not plugs_in(path))
+    sources = (source for path, source in read_sources().items() if not plugs_in(path))
     names = (name for source in sources for name in public_names(source))
     assert set(repeated(names)) <= SAME_EVERYWHERE
