@@ -24,6 +24,10 @@ FILES = sorted(path for path in CONF.rglob("*.yaml") if path.parent != CONF)
 HELP = CONF / "hydra" / "help" / "rlhf.yaml"
 SCORERS = ("sft_model", "gold")  # of the group model, for the reward model only
 TOGETHER = ("model", "sft", "reward", "dpo", "ppo", "data", "tracking", "launcher")
+TOGETHER += ("hardware", "zero", "lora")
+# Many ranks have no micro-batches for all batch sizes, and weights on NVMe no average.
+ALONE = ("hardware=64xa100_80g", "zero=stage3_nvme")
+SCRIPTS = "experiment=dsc/"  # test_recipes.py composes and checks them
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -56,7 +60,10 @@ def commands() -> Iterator[list[str]]:
     """The choices, those of groups that restrict no other group joined: one option of each."""
     joined: list[list[str]] = []
     for words in choices():
-        if words[0].partition("=")[0] not in {*TOGETHER, "model@reward_model"}:
+        if words[0].startswith(SCRIPTS):
+            continue
+        group = words[0].partition("=")[0]
+        if words[0] in ALONE or group not in {*TOGETHER, "model@reward_model"}:
             yield words
             continue
         keys = {word.partition("=")[0] for word in words}

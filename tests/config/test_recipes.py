@@ -15,6 +15,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import load_datasets
 from rlhf.data.splits import divide_over_phases
 from rlhf.options.lora.keys import LoraRole
+from tests.config.test_compose import check_experiment
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +93,7 @@ def test_every_script_has_its_experiment() -> None:
 def test_pipeline_is_that_of_the_scripts(name: str, compose: Compose) -> None:
     model, gpus, batches, lrs, decays, stage = SCRIPTS[name]
     config = to_run_config(compose([f"experiment={name}"]))
+    check_experiment(name, config)
     sft, reward, ppo, rollout = config.sft, config.reward, config.ppo, config.rollout
     llama = "meta-llama/Llama-2-7b-hf"
     paths = (llama, llama) if model == "llama" else (OPT + model, OPT + "350m")
@@ -159,6 +161,7 @@ def test_samples_fill_a_batch_of_each_phase(language: str, compose: Compose) -> 
 def test_dpo_is_that_of_the_script(name: str, compose: Compose) -> None:
     gpus, micro, accumulation, lr, stage, rank = DPO_SCRIPTS[name]
     config = to_run_config(compose([f"experiment={name}"]))
+    check_experiment(name, config)
     plan = batch_plans(config)[Phase.dpo]
     assert num_ranks(config) == gpus
     assert (plan.micro, plan.accumulation) == (micro, accumulation)
@@ -173,6 +176,7 @@ def test_dpo_is_that_of_the_script(name: str, compose: Compose) -> None:
 )
 def test_other_languages_are_fine_tuned_only(name: str, model: str, compose: Compose) -> None:
     config = to_run_config(compose([f"experiment={name}"]))
+    check_experiment(name, config)
     plan = batch_plans(config)
     assert list(plan) == [Phase.sft]
     assert (num_ranks(config), plan[Phase.sft].micro, config.model.path) == (8, 8, model)
