@@ -15,6 +15,7 @@ from rlhf.config.freeze import flatten_keys
 from rlhf.runs.__main__ import main
 from rlhf.runs.registry import FoundRun, read_yaml_key
 from tests.conftest import Compose
+from tests.documents import read_document
 from tests.watch.watched import RESULT, append, ppo_lines, started_run
 
 Capture = pytest.CaptureFixture[str]
@@ -35,7 +36,7 @@ def a_run(folder: Path, *words: str, objective: float | None = None, at: int = 0
 
 def listed(capsys: Capture, *words: object) -> list[dict[str, Any]]:
     assert main([*map(str, words), "--json"]) == 0
-    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["runs"]
+    rows: list[dict[str, Any]] = read_document("runs", capsys.readouterr().out)["runs"]
     return rows
 
 
@@ -128,7 +129,7 @@ def test_two_runs_differ_in_settings_and_results(tmp_path: Path, capsys: Capture
     config = (runs[1] / "config.yaml").read_text()
     (runs[1] / "config.yaml").write_text(config.replace("seed: 3", "seed: 5"))
     assert main(["diff", *map(str, runs), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = read_document("runs", capsys.readouterr().out)
     assert found["settings"] == {"seed": [3, 5]}
     assert found["results"] == {"objective": [0.3, 0.5]}
     assert main(["diff", *map(str, runs)]) == 0
@@ -165,7 +166,7 @@ def test_only_what_no_command_needs_is_removed(tmp_path: Path, capsys: Capture) 
     assert "2 folders" in out_lines(capsys)[-1]
     assert {path for path in tmp_path.rglob("*")} == everything, "dry by default"
     assert main(["clean", str(tmp_path), "--remove", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["found"]
+    found = read_document("runs", capsys.readouterr().out)["found"]
     assert [(row["folder"], row["what"]) for row in found] == [
         (str(abandoned), "start without a step"),
         (str(done / "ppo" / "state" / "step-00000004"), "checkpoint of ppo"),

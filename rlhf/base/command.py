@@ -9,21 +9,49 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from typing import Any, NamedTuple, NoReturn
 
-from rlhf.base.errors import USER_ERROR, RlhfError
+from rlhf.base.errors import USER_ERROR, ConfigError, RlhfError
+from rlhf.base.finite_numbers import format_json
 from rlhf.base.foreign_errors import convert_drive_errors
+from rlhf.base.refusals import refusal_as_json
 from rlhf.base.safe_text import sanitize_for_terminal
 
 
+class Result(NamedTuple):
+    """The result of a command: the JSON object that --json prints, and the exit code."""
+
+    content: Mapping[str, Any]
+    exit_code: int = 0
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """A parser that reports a wrong argument as JSON too if the command line has --json."""
+
+    def parse_known_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse ``args``, as the methods of the base class do."""
+        self._is_json = "--json" in args
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Report a wrong argument, and exit with code 2."""
+        if self._is_json:
+            refused = refusal_as_json(ConfigError(message.removeprefix("argument ")))
+            sys.stdout.write(format_json({"error": refused}))
+        super().error(message)
+
+
 def build_command_parser(
-    module: str, description: str | None, *, runs_code: bool = False
+    module: str, description: str | None, *, runs_code: bool = False, has_json: bool = False
 ) -> argparse.ArgumentParser:
     """Return a parser for ``python -m MODULE``, which keeps the line breaks of ``description``.
 
     With ``runs_code`` the command has the option --trust-code: the user agrees to run a run's code.
+    With ``has_json`` it has the option --json, which ``run_to_exit_code`` explains.
     """
-    parser = argparse.ArgumentParser(
+    parser = _CommandParser(
         prog=f"python -m {module}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -31,19 +59,46 @@ def build_command_parser(
     if runs_code:
         text = "run the code that the run's config.yaml names: a model's, environment's or reward's"
         parser.add_argument("--trust-code", action="store_true", help=text)
+    if has_json:
+        text = "print one JSON document on stdout, and everything else on stderr"
+        parser.add_argument("--json", action="store_true", help=text)
     return parser
 
 
-def run_to_exit_code(work: Callable[[], int | None]) -> int:
-    """Call ``work`` and return its exit code; print an RlhfError that it raises, and return 2."""
+def run_to_exit_code(work: Callable[[], Result | int | None], *, as_json: bool = False) -> int:
+    """Call ``work`` and return its exit code; print an RlhfError that it raises, and return 2.
+
+    With ``as_json``, ``work`` returns a Result. Its content, or {"error": ...} after an RlhfError,
+    is the only text on stdout: what ``work`` and its child processes print goes to stderr.
+    """
     survive_output_errors()
     set_cuda_allocator()
+    with _send_output_to_stderr() if as_json else nullcontext():
+        try:
+            with convert_drive_errors():
+                found = work()
+        except RlhfError as error:
+            sys.stderr.write(f"error: {sanitize_for_terminal(str(error))}\n")
+            found = Result({"error": refusal_as_json(error)}, USER_ERROR)
+    if not isinstance(found, Result):
+        return found or 0
+    if as_json:
+        sys.stdout.write(format_json(found.content))
+    return found.exit_code
+
+
+@contextmanager
+def _send_output_to_stderr() -> Iterator[None]:
+    """Send to stderr what this process and its child processes write to stdout."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
     try:
-        with convert_drive_errors():
-            return work() or 0
-    except RlhfError as error:
-        sys.stderr.write(f"error: {sanitize_for_terminal(str(error))}\n")
-        return USER_ERROR
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def set_cuda_allocator() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,11 @@ def replace_non_finite(value: object) -> object:
     if isinstance(value, tuple):
         return tuple(replace_non_finite(each) for each in value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def format_json(content: Mapping[str, Any], *, indent: int | None = 2) -> str:
+    """Return ``content`` as the text of a JSON file, with null for numbers that are not finite."""
+    return json.dumps(replace_non_finite(content), indent=indent, allow_nan=False) + "\n"
 
 
 def restore_nan(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def divide_exactly(total: int, part: int, *, total_key: str, part_key: str) -> i
     found = divisors(total)
     parts = [*[d for d in found if d < part][-1:], *[d for d in found if d > part][:1]]
     raise ConfigError(
-        f"{total_key}={total} is not a multiple of {part_key}={part}: "
+        f"{total_key}={total}: must be a multiple of {part_key}={part}; "
         f"use {total_key}={' or '.join(map(str, totals))}, "
         f"or {part_key}={' or '.join(map(str, parts))}"
     )

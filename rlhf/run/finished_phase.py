@@ -21,11 +21,12 @@ from typing import Any
 
 from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError
+from rlhf.base.finite_numbers import format_json
 from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import MANIFEST, Identity, check_files, file_identities
 from rlhf.base.stored_files import open_regular_file
 from rlhf.config.choices import Phase
-from rlhf.run.results import format_json, read_json_object, read_phase_result, write_json
+from rlhf.run.results import read_json_object, read_phase_result, write_json
 
 STATE = "state"  # the checkpoints of a phase in progress, see phase_state.py
 RESULT = "result.json"

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import CheckpointError
-from rlhf.base.finite_numbers import replace_non_finite, restore_nan
+from rlhf.base.finite_numbers import format_json, restore_nan
 from rlhf.base.stored_files import (
     MAYBE_FLOAT,
     OTHERS,
@@ -30,11 +30,6 @@ def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 2
     """Write a JSON file atomically; numbers that are not finite become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(path, format_json(content, indent=indent))
-
-
-def format_json(content: Mapping[str, Any], *, indent: int | None = 2) -> str:
-    """Return the text that ``write_json`` writes."""
-    return json.dumps(replace_non_finite(content), indent=indent, allow_nan=False) + "\n"
 
 
 def phase_result_path(run_dir: Path, phase: str) -> Path:

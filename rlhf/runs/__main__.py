@@ -18,13 +18,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlhf.base.command import build_command_parser, run_to_exit_code
+from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.run_dir import RUNS
 from rlhf.report.comparison import command_line_text, read_compared_run
 from rlhf.run.console import build_console
-from rlhf.run.results import format_json
 from rlhf.runs.registry import Filter, FoundRun, filter_runs, find_runs, sort_runs
 from rlhf.watch.progress import age_text
 
@@ -35,15 +34,14 @@ def main(arguments: Sequence[str]) -> int:
     """List, compare, relate or clean runs; return the exit code."""
     names = {"list": _list, "diff": _diff, "tree": _tree, "clean": _clean}
     first = arguments[0] if arguments and arguments[0] in names else "list"
-    parser = build_command_parser("rlhf.runs", __doc__)
+    parser = build_command_parser("rlhf.runs", __doc__, has_json=True)
     parser.add_argument("words", nargs="*", metavar="FOLDER|KEY=VALUE")
     parser.add_argument("--sort", metavar="KEY", help="list by this field or key, smallest first")
-    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     parser.add_argument("--remove", action="store_true", help="with clean: remove what it lists")
     options = parser.parse_args(arguments[1:] if arguments[:1] == [first] else arguments)
     if options.remove and first != "clean":
         parser.error("--remove belongs to clean")
-    return run_to_exit_code(lambda: names[first](options))
+    return run_to_exit_code(lambda: names[first](options), as_json=options.json)
 
 
 def _find_asked_runs(words: Sequence[str]) -> list[FoundRun]:
@@ -53,13 +51,12 @@ def _find_asked_runs(words: Sequence[str]) -> list[FoundRun]:
     return filter_runs(find_runs(folders or [RUNS]), filters)
 
 
-def _list(options: argparse.Namespace) -> None:
+def _list(options: argparse.Namespace) -> Result | None:
     runs = _find_asked_runs(options.words)
     if options.sort is not None:
         runs = sort_runs(runs, options.sort)
     if options.json:
-        sys.stdout.write(format_json({"runs": [run.as_json() for run in runs]}))
-        return
+        return Result({"runs": [run.as_json() for run in runs]})
     console = build_console(is_main=True, log_every=1)
     lines = [
         f"{' '.join([str(run.folder), *run.changes])}\n    {', '.join(_describe_run(run))}"
@@ -67,6 +64,7 @@ def _list(options: argparse.Namespace) -> None:
     ]
     lines.append(f"{len(runs)} runs; python -m rlhf.report RUN_DIR RUN_DIR compares some of them")
     console.say("\n".join(lines))
+    return None
 
 
 def _describe_run(run: FoundRun) -> Iterator[str]:
@@ -88,7 +86,7 @@ def _size_text(size: float) -> str:
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.1f} MiB"
 
 
-def _diff(options: argparse.Namespace) -> None:
+def _diff(options: argparse.Namespace) -> Result | None:
     if len(options.words) != 2:  # noqa: PLR2004
         raise ConfigError(f"diff compares two runs, and got {len(options.words)} names of folders")
     first, second = (
@@ -106,33 +104,31 @@ def _diff(options: argparse.Namespace) -> None:
         }.items()
     }
     if options.json:
-        sys.stdout.write(format_json({"runs": [str(first.folder), str(second.folder)], **found}))
-        return
+        return Result({"runs": [str(first.folder), str(second.folder)], **found})
     console = build_console(is_main=True, log_every=1)
     for kind, differences in found.items():
         console.say(f"{kind}: {len(differences) or 'none'} differ")
         for name, values in differences.items():
             before, after = (command_line_text(value) for value in values)
             console.say(f"  {name}: {before} -> {after}")
+    return None
 
 
-def _tree(options: argparse.Namespace) -> None:
+def _tree(options: argparse.Namespace) -> Result | None:
     runs = _find_asked_runs(options.words)
     by_path = {str(run.folder.resolve()): run for run in runs}
     children: defaultdict[str, list[FoundRun]] = defaultdict(list)
     for run in runs:
         children[_parent_path(run)].append(run)
     if options.json:
-        sys.stdout.write(
-            format_json({"runs": [{"folder": str(r.folder), "parents": r.parents} for r in runs]})
-        )
-        return
+        return Result({"runs": [{"folder": str(r.folder), "parents": r.parents} for r in runs]})
     console = build_console(is_main=True, log_every=1)
     for parent in sorted(children.keys() - by_path.keys()):
         if parent:
             console.say(f"{parent} (not among the listed runs)")
         for line in _branch_lines(parent, children, depth=int(bool(parent))):
             console.say(line)
+    return None
 
 
 def _parent_path(run: FoundRun) -> str:
@@ -151,7 +147,7 @@ def _branch_lines(
             yield from _branch_lines(own, children, depth=depth + 1, above=(*above, own))
 
 
-def _clean(options: argparse.Namespace) -> None:
+def _clean(options: argparse.Namespace) -> Result | None:
     from rlhf.runs.removable import find_removable, remove_all  # imports torch
 
     found = find_removable(_find_asked_runs(options.words))
@@ -159,14 +155,14 @@ def _clean(options: argparse.Namespace) -> None:
         remove_all(found)
     if options.json:
         rows = [{"folder": str(e.folder), "what": e.what, "bytes": e.size} for e in found]
-        sys.stdout.write(format_json({"removed": options.remove, "found": rows}))
-        return
+        return Result({"removed": options.remove, "found": rows})
     console = build_console(is_main=True, log_every=1)
     for each in found:
         console.say(f"{_size_text(each.size):>10}  {each.what}: {each.folder}")
     total = _size_text(sum(each.size for each in found))
     told = "removed" if options.remove else "can be removed: repeat the command with --remove"
     console.say(f"{len(found)} folders, {total}, {told}")
+    return None
 
 
 if __name__ == "__main__":

@@ -75,7 +75,9 @@ def replace_rank_counts(config: RunConfig) -> RunConfig:
     world = read_whole_number(os.environ, "WORLD_SIZE", least=1)
     per_node = read_whole_number(os.environ, sizes[0], least=1)
     if world % per_node:
-        raise ConfigError(f"WORLD_SIZE={world} is not a multiple of the {per_node} ranks per node")
+        raise ConfigError(
+            f"WORLD_SIZE={world}: must be a multiple of the {per_node} ranks per node"
+        )
     hardware = replace(config.hardware, nodes=world // per_node, ranks_per_node=per_node)
     config = replace(config, hardware=hardware)
     validate(config)

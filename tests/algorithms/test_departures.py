@@ -249,7 +249,7 @@ def test_bug_13_the_schedule_ends_with_the_last_update() -> None:
         "cosine", warmup_steps=0, total_steps=int(rollouts * 10 / 4), min_ratio=0.0
     )
     assert [theirs(step) for step in range(updates - 6, updates)] == pytest.approx([0.0] * 6)
-    with pytest.raises(ConfigError, match="rollout=10 is not a multiple of mini_batch=4"):
+    with pytest.raises(ConfigError, match="rollout=10: must be a multiple of mini_batch=4"):
         divide_exactly(10, 4, total_key="rollout", part_key="mini_batch")
     updates = rollouts * divide_exactly(12, 4, total_key="rollout", part_key="mini_batch")
     ours = build_lr_schedule("cosine", warmup_steps=0, total_steps=updates, min_ratio=0.0)

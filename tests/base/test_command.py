@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
+import subprocess
 
 import pytest
 
-from rlhf.base.command import run_to_exit_code
+from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import convert_drive_errors
+from tests.documents import read_document
 
 
 def refuse() -> None:
@@ -21,6 +25,34 @@ def test_an_error_is_one_safe_line_and_exit_code_2(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "error: \ufffd[31mno run; WANDB_API_KEY=[redacted]\n"
     assert run_to_exit_code(lambda: None) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_json_is_all_that_stdout_has(capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> Result:
+        print("a notice")
+        subprocess.run(["echo", "a child's notice"], check=True)
+        return Result({"loss": math.nan}, exit_code=1)
+
+    assert run_to_exit_code(work, as_json=True) == 1
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {"loss": None}
+    assert err == "a notice\na child's notice\n"
+    assert run_to_exit_code(work) == 1
+    assert capfd.readouterr().out.startswith("a ")
+
+
+def test_a_refusal_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_to_exit_code(refuse, as_json=True) == 2
+    out, err = capsys.readouterr()
+    refused = read_document("any", out)["error"]
+    assert err == f"error: {refused['message']}\n"
+    assert (refused["key"], refused["rule"]) == (None, refused["message"])
+    parser = build_command_parser("rlhf.none", None, has_json=True)
+    parser.add_argument("--minutes", type=float)
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["--json", "--minutes", "long"])
+    refused = read_document("any", capsys.readouterr().out)["error"]
+    assert (refused["key"], refused["rule"]) == ("--minutes", "invalid float value: 'long'")
 
 
 def test_a_mistake_of_the_program_is_not_hidden() -> None:

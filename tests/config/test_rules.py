@@ -118,10 +118,10 @@ def test_divisors_are_found_in_pairs() -> None:
 
 
 def test_divide_exactly_names_the_nearest_values() -> None:
-    message = "a=60 is not a multiple of b=8: use a=56 or 64, or b=6 or 10"
+    message = "a=60: must be a multiple of b=8; use a=56 or 64, or b=6 or 10"
     with pytest.raises(ConfigError, match=f"^{message}$"):
         divide_exactly(60, 8, total_key="a", part_key="b")
-    with pytest.raises(ConfigError, match=r"^a=3 is not a multiple of b=8: use a=8, or b=3$"):
+    with pytest.raises(ConfigError, match=r"^a=3: must be a multiple of b=8; use a=8, or b=3$"):
         divide_exactly(3, 8, total_key="a", part_key="b")
 
 
@@ -130,7 +130,7 @@ def test_values_that_divide_exactly_names_work(total: int, part: int) -> None:
     try:
         assert divide_exactly(total, part, total_key="a", part_key="b") * part == total
     except ConfigError as error:
-        named = str(error).partition(": use ")[2]
+        named = str(error).partition("; use ")[2]
         totals, parts = (re.findall(r"\d+", half) for half in named.split(", or "))
         assert totals
         assert parts

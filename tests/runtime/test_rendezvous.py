@@ -48,7 +48,7 @@ def test_batches_must_divide_over_the_started_ranks(
     compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     be_rank(monkeypatch, rank=0, world=3, per_node=3)
-    with pytest.raises(ConfigError, match=r"sft\.batch_size=32 is not a multiple of"):
+    with pytest.raises(ConfigError, match=r"sft\.batch_size=32: must be a multiple of"):
         replace_rank_counts(to_run_config(compose([])))
 
 

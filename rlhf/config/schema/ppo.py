@@ -171,10 +171,10 @@ def check_ppo(ppo: PpoConfig) -> None:
         "ppo.lam_length_alpha": ppo.lam_length_alpha,
     }
     broken = {
-        "ppo.steps and ppo.epochs are both null: set one, or both, as caps": (
+        "ppo.steps=null: ppo.epochs is null too; set one, or both, as caps": (
             ppo.steps is None and ppo.epochs is None
         ),
-        f"ppo.advantage_estimator={estimator} compares the responses of one prompt, and "
+        f"ppo.advantage_estimator={estimator}: compares the responses of one prompt, and "
         "ppo.responses_per_prompt=1; use 2 or more": compares and ppo.responses_per_prompt == 1,
         f"ppo.whiten_rewards=true: {estimator} compares whole responses, not tokens; set "
         "ppo.whiten_rewards=false": compares and ppo.whiten_rewards,

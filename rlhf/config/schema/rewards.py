@@ -141,7 +141,7 @@ def check_reward_term(key: str, part: RewardTerm) -> None:
         f"{key}.function={function}: must be MODULE:FUNCTION, such as my_rewards:brief": (
             function is not None and not re.fullmatch(r"[\w.]+:\w+", function)
         ),
-        f"{key}.function={function} runs code; if you have read it, add {key}.run_code=true": (
+        f"{key}.function={function}: runs code; if you have read it, add {key}.run_code=true": (
             function is not None and not part.run_code
         ),
     }

@@ -93,7 +93,7 @@ def check_environment_keys(environment: EnvironmentConfig) -> None:
         )
     if kind in OF_CODE and not environment.run_code:
         raise ConfigError(
-            f"environment.target={environment.target} runs code; if you have read it, add "
+            f"environment.target={environment.target}: runs code; if you have read it, add "
             "environment.run_code=true"
         )
     if environment.processes == 0 and kind not in EMBEDDED:

@@ -32,7 +32,7 @@ SFT = ["phase=sft", "zero=stage1", "hardware=cpu", "hardware.ranks_per_node=4", 
         (["model.attention=eager"], [f"{SIZE} with model.attention=eager", "matmul or sdpa"]),
         (
             ["sft.batch_size=3"],
-            ["sft.batch_size=3 is not a multiple of", "_node/zero.sequence_parallel_size=2: use"],
+            ["sft.batch_size=3: must be a multiple of", "_node/zero.sequence_parallel_size=2; use"],
         ),
         (["zero.engine=torch"], ["zero.engine=torch", "use zero.engine=auto"]),
         (

@@ -200,7 +200,7 @@ def test_a_rollout_must_divide_into_mini_batches(
 ) -> None:
     engine.plan = BatchPlan(per_rank=3, micro=3, accumulation=1)
     trainer = PPOTrainer(engine, to_run_config(compose([])).ppo)
-    with pytest.raises(ConfigError, match="rollout=4 is not a multiple of"):
+    with pytest.raises(ConfigError, match="rollout=4: must be a multiple of"):
         trainer.train_rlhf(rollout)
 
 

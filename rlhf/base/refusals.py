@@ -1,0 +1,52 @@
+"""Split the message of an error into key, value, rule and remedy, for programs that read JSON.
+
+A message has the form ``KEY=VALUE: rule; remedy``, with these variants: ``KEY: rule``,
+``KEY=VALUE with OTHER=VALUE: rule``, ``KEY is missing: remedy``, ``unknown key KEY; remedy``,
+``FILE, row N: rule``, ``--OPTION VALUE: rule``. CONTRIBUTING.md asks for it of every new message.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rlhf.base.errors import USER_ERROR, RlhfError
+from rlhf.base.safe_text import sanitize_for_terminal
+
+_FORM = re.compile(
+    r"(?P<kind>unknown (?:key|option)|cannot (?:read|choose))? ?"
+    r"(?P<key>[^\s=:;,]+(?: \+ [^\s=:;,]+)*)"
+    r"(?:=(?P<value>\[[^\]]*\]|\{[^}]*\}|.*?))?"
+    r"(?P<said>(?:, row \d+| (?:with|without|is|are|has|holds|contains|cannot|does)\b).*?)?"
+    r"(?P<end>: |; |$)(?P<rest>.*)",
+    re.DOTALL,
+)
+_OPTION = r"^(--[\w-]+) (\S+:)"  # an option of a command with its value
+
+
+def refusal_as_json(error: RlhfError) -> dict[str, Any]:
+    """Return the JSON object of an error: key, value, rule, remedy, message and exit code.
+
+    A part that the message does not state is null; a message of another form is the rule. The key
+    is the file if a file is wrong.
+    """
+    message = sanitize_for_terminal(str(error))
+    return {**_split_message(message), "message": message, "exit_code": USER_ERROR}
+
+
+def _split_message(message: str) -> dict[str, str | None]:
+    found = _FORM.match(re.sub(_OPTION, r"\1=\2", message))
+    if found is None or not (
+        found["end"] == ": " or found["kind"] or found["said"] or found["value"] is not None
+    ):
+        return {"key": None, "value": None, "rule": message, "remedy": None}
+    said = found["kind"] or (found["said"] or "").lstrip(" ,")
+    rule, _, remedy = found["rest"].partition("; ")
+    if found["end"] == "; " or (said == "is missing" and rule.startswith("add ")):
+        rule, remedy = "", found["rest"]
+    return {
+        "key": found["key"],
+        "value": found["value"],
+        "rule": ": ".join(filter(None, (said, rule))),
+        "remedy": remedy or None,
+    }
