@@ -8,12 +8,13 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
+from rlhf.base.command import run_to_exit_code
 from rlhf.base.errors import RlhfError
 from rlhf.base.foreign_errors import to_drive_error
 from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.config.hydra_errors import explain_hydra_error
 from rlhf.jobs.completion import complete_config
-from rlhf.jobs.job import begin_run, show_commands, show_plan
+from rlhf.jobs.job import begin_run, plan_result, show_commands, show_plan
 from rlhf.jobs.launch_command import Command, Job, parse_command, read_job, set_up_process
 from rlhf.jobs.search import run_search
 from rlhf.jobs.sweep_jobs import end_with_launcher, run_job
@@ -98,6 +99,8 @@ def launch() -> int:
     """Run the launcher, or a rank that torchrun or deepspeed started; return the exit code."""
     try:
         set_up_process()
+        if "--json" in sys.argv[1:]:
+            return run_to_exit_code(lambda: plan_result(sys.argv[1:], ROOT / "conf"), as_json=True)
         leads = rank_from_environment() in {None, 0}
         with parse_command(sys.argv[1:], ROOT / "sweeps", leads=leads) as command:
             sys.argv[1:] = command.words

@@ -53,6 +53,7 @@ def test_yaml_of_omegaconf_is_read_key_by_key(compose: Compose) -> None:
 def test_a_run_says_what_became_of_it(tiny_run: Path, capsys: Capture) -> None:
     (row,) = listed(capsys, tiny_run)
     result = json.loads((tiny_run / "result.json").read_text())
+    read_document("plan", (tiny_run / "plan.json").read_text())
     assert row["state"] == "finished"
     assert (row["phase"], row["step"]) == ("ppo", result["phases"]["ppo"]["steps"])
     assert row["finished"] == ["sft", "reward", "ppo"]

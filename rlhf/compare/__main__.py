@@ -5,6 +5,8 @@
 
 The page shows a prompt and two anonymous answers. Choices become rows of preferences, which
 data=local data.path=FILE trains a reward model on.
+
+With --json no page is served, and the choices so far are counted.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from threading import Lock
 from urllib.parse import parse_qs
 
-from rlhf.base.command import build_command_parser, run_to_exit_code
+from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.compare.preference_file import (
@@ -150,7 +152,7 @@ def _render_page(**shown: object) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Serve the page until Ctrl-C, then print the win rate; return the exit code."""
-    parser = build_command_parser("rlhf.compare", __doc__)
+    parser = build_command_parser("rlhf.compare", __doc__, has_json=True)
     parser.add_argument("run_dir", type=Path, nargs="?", help="a run that has finished PPO")
     parser.add_argument("--against", type=Path, help="another run; default: the run's SFT model")
     parser.add_argument("--answers", type=Path, help="a file with prompt, response and model")
@@ -159,10 +161,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="decides which answer is on the left")
     parser.add_argument("--port", type=int, help="default: a free port from 7860 on")
     options = parser.parse_args(arguments)
-    return run_to_exit_code(lambda: _serve_comparison(options))
+    return run_to_exit_code(lambda: _serve_comparison(options), as_json=options.json)
 
 
-def _serve_comparison(options: argparse.Namespace) -> None:
+def _serve_comparison(options: argparse.Namespace) -> Result | None:
     if (options.run_dir is None) == (options.answers is None):
         raise ConfigError("name either RUN_DIR or --answers FILE; python -m rlhf.compare --help")
     if options.answers is not None:
@@ -178,12 +180,15 @@ def _serve_comparison(options: argparse.Namespace) -> None:
     console = build_console(is_main=True, log_every=1)
     with closing(PreferenceFile(expand_user_path(options.out or beside, key="--out"))) as file:
         comparison = Comparison(pairs, (models[0].name, models[1].name), file)
+        if options.json:
+            return Result({"choices": str(file.path), **comparison.win_rate.as_json()})
         with ComparisonServer(comparison, options.port) as server, suppress(KeyboardInterrupt):
             console.say(
                 f"open {server.address} in a browser; choices go to {file.path}; Ctrl-C ends"
             )
             server.serve_forever()
         console.say(str(comparison.win_rate))
+    return None
 
 
 if __name__ == "__main__":

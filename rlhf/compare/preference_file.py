@@ -255,12 +255,26 @@ class WinRate(NamedTuple):
         """Return the number of choices."""
         return self.wins + self.losses + self.undecided
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Return the 95 % interval of the win rate; undecided choices count half."""
+        return wilson_interval(self.wins + self.undecided / 2, self.num_choices)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the counts with the win rate and its interval, null without a choice."""
+        rate = (self.wins + self.undecided / 2) / self.num_choices if self.num_choices else None
+        return {
+            **self._asdict(),
+            "win_rate": rate,
+            "win_rate_ci": self.interval if self.num_choices else None,
+        }
+
     def __str__(self) -> str:
         first, second = self.models
         if not self.num_choices:
             return f"No choice yet between {first} and {second}."
         won = self.wins + self.undecided / 2
-        low, high = wilson_interval(won, self.num_choices)
+        low, high = self.interval
         return (
             f"{first} was preferred to {second} in {won / self.num_choices:.0%} of "
             f"{self.num_choices} comparisons (95 % interval {low:.0%} to {high:.0%}): {self.wins} "

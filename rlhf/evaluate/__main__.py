@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.command import build_command_parser, run_to_exit_code
+from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.metrics import perplexity
@@ -187,7 +187,7 @@ def _open_empty_file(path: Path) -> JsonlWriter:
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate the run that the command names; return the exit code."""
-    parser = build_command_parser("rlhf.evaluate", __doc__, runs_code=True)
+    parser = build_command_parser("rlhf.evaluate", __doc__, runs_code=True, has_json=True)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--against", type=Path, nargs="+", default=[], help="finished runs")
     parser.add_argument("--prompts", type=int, help="default: ppo.eval_prompts of the run")
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--temperature", type=float, nargs="+", default=[], help="more decoders")
     parser.add_argument("--lm-eval", nargs="+", default=[], metavar="TASK", help="of lm-eval")
     options = parser.parse_args(arguments)
-    return run_to_exit_code(lambda: _evaluate(options))
+    return run_to_exit_code(lambda: _evaluate(options), as_json=options.json)
 
 
 @contextmanager
@@ -213,7 +213,7 @@ def lock_evaluation(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def _evaluate(options: argparse.Namespace) -> None:
+def _evaluate(options: argparse.Namespace) -> Result:
     for name in ("prompts", "samples"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -257,6 +257,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         console.print_table("lm-eval", rows)
     console.say(f"wrote {run_dir / EVALUATION}, answers.jsonl beside it")
     console.say(f"wrote {write_report(run_dir)}")
+    return Result(found)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from rlhf.base.command import build_command_parser, run_to_exit_code
+from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.gpu_check.processes import BY_NAME, PARTS, run_part
@@ -30,6 +30,7 @@ from rlhf.gpu_check.rows import (
     Size,
     advice,
     expected_suffix,
+    results_as_json,
     write_results,
 )
 from rlhf.run.console import build_console
@@ -40,8 +41,8 @@ FAILED = 1
 
 def run_check(
     folder: Path, parts: Sequence[CheckPart], *, seconds: float, size: Size, command: str
-) -> int:
-    """Run ``parts``, print their rows, write all results after each part; return the exit code.
+) -> Result:
+    """Run ``parts``, print their rows, write all results after each part; return all results.
 
     Raises:
         ConfigError: if ``folder`` is not empty.
@@ -70,7 +71,7 @@ def run_check(
         write_results(folder, check)
     console.say(advice(check))
     console.say(f"wrote {folder / PAGE}")
-    return FAILED if check.failed_parts else 0
+    return Result(results_as_json(check), FAILED if check.failed_parts else 0)
 
 
 def require_gpu() -> None:
@@ -86,17 +87,17 @@ def require_gpu() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the check that the command describes; return the exit code."""
-    parser = build_command_parser("rlhf.gpu_check", __doc__)
+    parser = build_command_parser("rlhf.gpu_check", __doc__, has_json=True)
     parser.add_argument("out", nargs="?", metavar="OUT_FOLDER", help="default: runs/gpu_check/TIME")
     parser.add_argument("--only", nargs="+", metavar="PART", choices=list(BY_NAME))
     parser.add_argument("--minutes", type=float, default=math.inf, help="for all parts together")
     parser.add_argument("--size", choices=list(Size), type=Size, default=Size.full)
     options = parser.parse_args(arguments)
     command = shlex.join(["python", "-m", "rlhf.gpu_check", *arguments])
-    return run_to_exit_code(lambda: _run_with_options(options, command))
+    return run_to_exit_code(lambda: _run_with_options(options, command), as_json=options.json)
 
 
-def _run_with_options(options: argparse.Namespace, command: str) -> int:
+def _run_with_options(options: argparse.Namespace, command: str) -> Result:
     if not options.minutes > 0:
         raise ConfigError(f"--minutes {options.minutes}: must be above 0")
     now = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"

@@ -180,11 +180,12 @@ class CheckResults:
 
 def write_results(folder: Path, check: CheckResults) -> None:
     """Write gpu_check.json and gpu_check.md to ``folder``; replace each older file atomically."""
-    write_json(folder / JSON, _results_as_json(check))
+    write_json(folder / JSON, results_as_json(check))
     write_text_atomically(folder / PAGE, "\n".join(_page_lines(check)))
 
 
-def _results_as_json(check: CheckResults) -> dict[str, Any]:
+def results_as_json(check: CheckResults) -> dict[str, Any]:
+    """Return the content of gpu_check.json."""
     parts = [
         {"name": each.part.name, "verdict": each.verdict, "seconds": each.seconds}
         | {"rows": [asdict(row) for row in each.rows]}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from rlhf.base.errors import ConfigError
+from rlhf.base.command import Result
+from rlhf.base.errors import USER_ERROR, ConfigError
+from rlhf.base.refusals import refusal_as_json
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import (
     FROZEN,
@@ -22,9 +25,10 @@ from rlhf.config.freeze import (
 )
 from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir, refuse_existing_run
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs.completion import CompletedConfig
+from rlhf.jobs.completion import CompletedConfig, complete_config
 from rlhf.jobs.input_files import check_input_hashes, write_input_hashes
-from rlhf.jobs.launch_command import Job
+from rlhf.jobs.launch_command import Job, compose_job
+from rlhf.jobs.sweep_command import is_sweep
 from rlhf.jobs.sweep_jobs import open_log
 from rlhf.jobs.this_machine import find_hardware, is_hardware_auto
 from rlhf.plan.plan_tables import plan_as_json, plan_summary, render_plan
@@ -109,6 +113,31 @@ def show_plan(completed: CompletedConfig, job: Job) -> float | None:
         if not plan.fits:
             raise ConfigError(f"plan=only: {plan.misfit_reason}")
     return plan.hours
+
+
+def plan_result(words: Sequence[str], conf: Path) -> Result:
+    """Return the plan that ``plan=only --json`` prints; with an error if the run does not fit.
+
+    ``words`` are the words of the command, and ``conf`` is the folder of configurations.
+
+    Raises:
+        ConfigError: if the words ask for something else than the plan of one run.
+    """
+    words = [word for word in words if word != "--json"]
+    if "plan=only" not in words or is_sweep(words) or any("dry_run=" in word for word in words):
+        raise ConfigError(
+            "--json: launch.py prints JSON only for the plan of one run; add plan=only, and remove "
+            "-m and launcher.dry_run; for the result of a run, python -m rlhf.report RUN_DIR --json"
+        )
+    with compose_job(words, conf) as job:
+        completed = complete_config(job)
+        assert completed.plan is not None, "plan=only has a plan, or was refused"
+        content = plan_as_json(completed.plan)
+        try:
+            show_plan(completed, job)
+        except ConfigError as error:  # it does not fit
+            return Result(content | {"error": refusal_as_json(error)}, USER_ERROR)
+    return Result(content)
 
 
 def show_commands(config: RunConfig, job: Job, script: str) -> None:

@@ -110,18 +110,25 @@ class Job(NamedTuple):
 def read_job(cfg: DictConfig) -> Job:
     """Return the job of the configuration ``cfg`` that Hydra composed."""
     job = HydraConfig.get()
-    resume = OmegaConf.select(cfg, "resume")
-    if continues := resume == "auto":
-        cfg.resume = resume = None
+    resume, continues = _read_resume(cfg)
     return Job(
         cfg,
         cast(list[str], OmegaConf.to_container(job.overrides.task, resolve=False)),
         is_plan=OmegaConf.select(cfg, "plan") == PlanMode.only.value,
-        resume=None if resume is None else str(resume),
+        resume=resume,
         continues=continues,
         folder=Path(job.runtime.output_dir) if job.mode is RunMode.MULTIRUN else None,
         at_a_time=jobs_at_a_time(),
     )
+
+
+def _read_resume(cfg: DictConfig) -> tuple[str | None, bool]:
+    """Return the run to resume, and True for resume=auto, which is removed from ``cfg``."""
+    resume = OmegaConf.select(cfg, "resume")
+    if resume == "auto":
+        cfg.resume = None
+        return None, True
+    return None if resume is None else str(resume), False
 
 
 @contextmanager
@@ -141,7 +148,7 @@ def compose_job(words: Sequence[str], conf: Path) -> Iterator[Job]:
             HydraConfig.instance().set_config(cfg)
             with open_dict(cfg):
                 del cfg["hydra"]
-            yield Job(cfg, typed, is_plan=True)
+            yield Job(cfg, typed, is_plan=True, resume=_read_resume(cfg)[0])
     except Exception as error:
         if (explained := explain_hydra_error(error, typed)) is None:
             raise

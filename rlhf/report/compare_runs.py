@@ -26,6 +26,7 @@ from rlhf.report.comparison import (
     command_line_text,
     compare_with_first,
     comparison_json,
+    differences_json,
     estimate_text,
     find_run_folders,
     group_runs_by_setting,
@@ -62,8 +63,8 @@ DOUBTS = {  # the sentence for each verdict that reports no difference
 Ranked = tuple[int, Setting]  # the index of a setting among all settings, and the setting
 
 
-def print_comparison(paths: Sequence[Path], html: Path | None = None) -> None:
-    """Print a comparison of the runs in ``paths``, and write it as a page to the file ``html``.
+def print_comparison(paths: Sequence[Path], html: Path | None = None) -> dict[str, Any]:
+    """Print and return a comparison of the runs in ``paths``; write its page to the file ``html``.
 
     If ``paths`` is one sweep, its page and its numbers are also written to the sweep's folder.
 
@@ -91,6 +92,7 @@ def print_comparison(paths: Sequence[Path], html: Path | None = None) -> None:
         count = sum(len(setting.runs) for setting in settings)
         write_text_atomically(html, sweep_page(f"{count} runs", settings))
         console.say(f"wrote {html}")
+    return comparison_json(settings) | differences_json(settings, found)
 
 
 def legend_lines(settings: Sequence[Setting]) -> Iterator[str]:

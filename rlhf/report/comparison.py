@@ -336,6 +336,19 @@ def compare_with_first(settings: Sequence[Setting]) -> SettingsComparison:
     return SettingsComparison(first, titles, found, keep_significant(probabilities), left_out)
 
 
+def differences_json(settings: Sequence[Setting], found: SettingsComparison) -> dict[str, Any]:
+    """Return the differences from the reference as JSON data; settings are numbered from 0."""
+    return {
+        "reference": next((n for n, each in enumerate(settings) if each is found.reference), None),
+        "differences": [
+            {"setting": number, "measure": title, "verdict": found.verdict(number, title)}
+            | {"mean": difference.estimate.mean, "half": difference.estimate.half}
+            for (number, title), difference in found.differences.items()
+        ],
+        "not_compared": dict(found.left_out),
+    }
+
+
 def keep_significant(probabilities: Mapping[SettingMeasure, float]) -> frozenset[SettingMeasure]:
     """Return the keys of the p-values that are significant after Holm's correction."""
     tested = {place: p for place, p in probabilities.items() if not math.isnan(p)}

@@ -3,6 +3,7 @@
 python -m rlhf.watch RUN_DIR                serve a page on this machine, and print its address
 python -m rlhf.watch SWEEP_DIR              the same, with a row for each job
 python -m rlhf.watch RUN_DIR --terminal     fill the terminal instead; Ctrl-C ends
+python -m rlhf.watch RUN_DIR --json         print the state now, and end
 
 Only files are read, so the run may be on another machine that shares the folder.
 """
@@ -15,9 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rlhf.base.command import build_command_parser, run_to_exit_code
+from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN
 from rlhf.report.charts import Point
@@ -158,27 +159,54 @@ def _draw_sweep(sweep: LiveSweep) -> RenderableType:
 
 def main(arguments: Sequence[str]) -> int:
     """Serve the page, or fill the terminal, until Ctrl-C; return the exit code."""
-    parser = build_command_parser("rlhf.watch", __doc__)
+    parser = build_command_parser("rlhf.watch", __doc__, has_json=True)
     parser.add_argument("folder", metavar="RUN_DIR|SWEEP_DIR")
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--terminal", action="store_true", help="no page: one screen of the terminal")
     way.add_argument("--port", type=int, help="of the page; default: a free port from 7860 on")
     options = parser.parse_args(arguments)
     with suppress(KeyboardInterrupt):
-        return run_to_exit_code(lambda: _watch(options))
+        return run_to_exit_code(lambda: _watch(options), as_json=options.json)
     return 0
 
 
-def _watch(options: argparse.Namespace) -> None:
+def _watch(options: argparse.Namespace) -> Result | None:
     folder = expand_user_path(options.folder, key="RUN_DIR").resolve()  # runs/latest may move on
+    if options.json:
+        return Result(snapshot(folder))
     if options.terminal:
         show_in_terminal(folder)
-        return
+        return None
     with WatchServer(folder, options.port) as server:
         build_console(is_main=True, log_every=1).say(
             f"open {server.address} in a browser; Ctrl-C ends. Without a browser: add --terminal"
         )
         server.serve_forever()
+    return None
+
+
+def snapshot(folder: Path) -> dict[str, Any]:
+    """Return the state of the run or sweep in ``folder`` as JSON data."""
+    if not (folder / FROZEN).is_file():
+        jobs = [
+            {"job": row.name, "state": row.state.word, "step": row.step, "so_far": row.reached}
+            for row in LiveSweep(folder).rows
+        ]
+        return {"folder": str(folder), "jobs": jobs}
+    run = LiveRun(folder)
+    run.poll()
+    progress = run.progress
+    return {
+        "folder": str(folder),
+        "state": progress.state().word,
+        "headline": run.headline().text,
+        "phase": progress.phase,
+        "hours_left": progress.hours_left(),
+        "phases": [phase._asdict() for phase in progress.phases()],
+        "metrics": progress.latest,
+        "alarms": [alarm._asdict() for alarm in run.alarms],
+        "faults": run.faults,
+    }
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from rlhf.compare.preference_file import (
 )
 from rlhf.data.tables import read_table_rows
 from tests.compare.compared import prompt, run_with
+from tests.documents import read_document
 
 ONE, TWO = AnsweringModel("one", {"p": "x", "q": "y"}), AnsweringModel("two", {"p": "z", "q": "w"})
 MODELS = ("one", "two")
@@ -136,6 +137,23 @@ def test_win_rate_by_hand(file: PreferenceFile) -> None:
         "one was preferred to two in 80% of 10 comparisons (95 % interval 49% to 94%): "
         "7 better, 1 worse, 2 undecided, which count half."
     )
+    assert WinRate(MODELS, 7, 1, 2).as_json()["win_rate"] == pytest.approx(0.8)
+
+
+def test_choices_are_counted_for_a_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = run_with(tmp_path / "runs" / "run", ["old"], ["new"])
+    assert main([str(run_dir), "--json"]) == 0
+    found = read_document("compare", capsys.readouterr().out)
+    assert (found["wins"], found["losses"], found["win_rate"]) == (0, 0, None)
+    (pair,) = make_pairs(*read_models_of_runs(run_dir, None), seed=0)
+    with closing(PreferenceFile(Path(found["choices"]))) as file:
+        file.add_choice(pair, Verdict.a)
+    assert main([str(run_dir), "--json"]) == 0
+    found = read_document("compare", capsys.readouterr().out)
+    assert found["wins"] + found["losses"] == 1
+    assert found["win_rate"] == found["wins"]
 
 
 @pytest.mark.parametrize(

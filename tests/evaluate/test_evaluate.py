@@ -21,6 +21,7 @@ from rlhf.evaluate.__main__ import evaluate, main
 from rlhf.evaluate.answer_rows import Evaluator, last_trained_policy
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policy_evaluation import HeldOutPrompts
+from tests.documents import read_document
 from tests.runs import ROOT, finished
 
 SMALL_PPO = ["ppo.rollout_batch_size=16", "ppo.mini_batch_size=8", "ppo.eval_prompts=8"]
@@ -72,8 +73,8 @@ def test_figures_are_those_of_the_run(run: Path, found: dict[str, Any]) -> None:
 def test_the_command_and_the_script_of_the_page_compute_the_same_win_rate(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(run)]) == 0
-    said = capsys.readouterr().out
+    assert main([str(run), "--json"]) == 0
+    out, said = capsys.readouterr()
     assert "ppo_ema" in said
     assert "win rates" in said
     assert "lm-eval" not in said
@@ -82,6 +83,7 @@ def test_the_command_and_the_script_of_the_page_compute_the_same_win_rate(
     assert "Scores, from the lowest to the highest" in report
     assert "answered by each model and decoder" in report
     again = json.loads((run / "evaluation" / "evaluation.json").read_text())
+    assert read_document("evaluate", out) == again
     scripts = re.findall(r"```python\n(.*?)```", (ROOT / "docs/use.md").read_text(), re.S)
     (script,) = (each for each in scripts if "answers.jsonl" in each)
     ran = subprocess.run(

@@ -24,6 +24,7 @@ from rlhf.gpu_check.rows import (
 )
 from rlhf.gpu_check.runs import EndedRun
 from rlhf.runtime.launch_mode import LAUNCHER
+from tests.documents import read_document
 from tests.pretend_cuda.gpu import Gpu, missing_to_pretend
 from tests.runs import ROOT, python
 from tests.runtime.test_resume import is_there, wait_for
@@ -125,7 +126,7 @@ def run_main(
         return rows
 
     monkeypatch.setattr(command, "run_part", fake)
-    return command.main([str(folder), "--only", "machine", "resume"]), before
+    return command.main([str(folder), "--only", "machine", "resume", "--json"]), before
 
 
 def test_exit_codes_and_a_page_after_every_part(
@@ -135,9 +136,14 @@ def test_exit_codes_and_a_page_after_every_part(
     assert code == 0
     assert before[0] == {}
     assert before[1]["waiting"] == ["resume"]
+    assert read_document("gpu_check", capsys.readouterr().out)["failed"] == []
     assert run_main(monkeypatch, tmp_path / "bad", [PASSED, FAILED])[0] == 1
+    printed = read_document("gpu_check", capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "bad" / "gpu_check.json").read_text())
     assert run_main(monkeypatch, tmp_path / "bad", [PASSED])[0] == 2
-    assert f"OUT_FOLDER={tmp_path / 'bad'}: is not empty; name a new" in capsys.readouterr().err
+    refused = read_document("gpu_check", capsys.readouterr().out)["error"]
+    assert (refused["key"], refused["value"]) == ("OUT_FOLDER", str(tmp_path / "bad"))
+    assert (refused["rule"], refused["remedy"]) == ("is not empty", "name a new folder")
 
 
 def test_wrong_options_and_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

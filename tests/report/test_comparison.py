@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from rlhf.base.finite_numbers import format_json
 from rlhf.base.intervals import t_quantile
 from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.report.compare_runs import comparison_table, legend_lines, note_lines
@@ -21,6 +22,7 @@ from rlhf.report.comparison import (
     Setting,
     compare_with_first,
     comparison_json,
+    differences_json,
     estimate_difference,
     find_run_folders,
     group_runs_by_setting,
@@ -28,6 +30,7 @@ from rlhf.report.comparison import (
     read_compared_run,
 )
 from rlhf.run.console import Console
+from tests.documents import read_document
 
 
 def run(kl_ctl: float, seed: int, **measures: float) -> ComparedRun:
@@ -160,6 +163,11 @@ def test_results_that_settings_share_are_not_shown() -> None:
     found = compare_with_first(settings)
     assert found.titles == ["gold", "minutes"]
     assert list(found.differences) == [(1, "gold")]
+    stored = comparison_json(settings) | differences_json(settings, found)
+    (difference,) = read_document("report", format_json(stored))["differences"]
+    assert (difference["setting"], difference["measure"]) == (1, "gold")
+    assert difference["mean"] == pytest.approx(0.1)
+    assert difference["verdict"] == "two seeds"
 
 
 def test_table_fits_80_columns_and_tells_settings_apart() -> None:

@@ -23,6 +23,7 @@ from rlhf.report.run_page import write_report
 from rlhf.run.metric_table import METRICS
 from rlhf.run.step_alarms import Alarm
 from tests.browser import needs_chromium, show, tab
+from tests.documents import read_document
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 Made = Callable[..., Path]
@@ -180,6 +181,10 @@ def test_command_writes_the_report(made: Made, capsys: pytest.CaptureFixture[str
     assert f"wrote {run_dir / 'report.html'}" in capsys.readouterr().out
     assert report.main([str(run_dir.parent / "none")]) == 2
     assert "holds no run" in capsys.readouterr().err
+    assert report.main([str(run_dir), "--json"]) == 0
+    found = read_document("report", capsys.readouterr().out)
+    assert found["page"] == str(run_dir / "report.html")
+    assert [alarm["name"] for alarm in found["alarms"]]
     with pytest.raises(CheckpointError, match=r"it has no config\.yaml"):
         write_report(run_dir.parent)
 

@@ -15,6 +15,7 @@ from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.report import __main__ as report
 from rlhf.report.charts import PointsByMetric
 from rlhf.report.sweep_charts import MOST_STEPS, seed_mean_line
+from tests.documents import read_document
 
 Compose = Callable[[list[str]], DictConfig]
 
@@ -77,5 +78,9 @@ def test_command_draws_runs_in_one_chart(
     assert [[line["y"][0] for line in chart["lines"]] for chart in drawn] == [[0.5, 2]]
     assert drawn[0]["lines"][0]["low"] == [0.25] * 3
 
+    assert report.main([*map(str, (first, again, other)), "--json"]) == 0
+    found = read_document("report", capsys.readouterr().out)
+    assert found["settings"][1]["values"] == {"ppo.kl_ctl": 0.5}
+    assert (found["reference"], found["differences"]) == (None, [])
     assert report.main([str(first), "--html", str(tmp_path / "none" / "page.html")]) == 2
     assert "--html" in capsys.readouterr().err

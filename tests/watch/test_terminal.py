@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from io import StringIO
 from pathlib import Path
@@ -13,6 +14,7 @@ from rlhf.run.console import Console
 from rlhf.watch import __main__ as command
 from rlhf.watch import __main__ as terminal
 from rlhf.watch.__main__ import build_draw_function, draw_trend
+from tests.documents import read_document
 from tests.watch.watched import (
     alarm,
     append,
@@ -67,6 +69,8 @@ def test_a_finished_run_and_a_sweep_are_shown(tmp_path: Path) -> None:
     assert screen(finished)[1] == "finished, objective 0.750, alarms: 3"
     text = "\n".join(screen(tmp_path / "sweep"))
     assert "1 of 2 jobs finished" in text
+    (job, _) = read_document("watch", json.dumps(command.snapshot(tmp_path / "sweep")))["jobs"]
+    assert (job["state"], job["so_far"]) == ("finished", "objective 0.750")
     assert re.search(r"kl_ctl=0.1\S+ +finished +ppo 10 of 40 +objective 0.750", text)
     assert re.search(r"kl_ctl=0.2\S+ +waiting", text)
 
@@ -86,6 +90,9 @@ def test_ctrl_c_leaves_the_screen_and_without_a_terminal_it_is_printed_once(
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
+    assert command.main([str(folder), "--json"]) == 0
+    found = read_document("watch", capsys.readouterr().out)
+    assert (found["phase"], found["state"]) == ("ppo", "running")
     monkeypatch.setattr(terminal.time, "sleep", interrupt)
     assert command.main([str(folder), "--terminal"]) == 0
     assert "pets, seed 3" in capsys.readouterr().out
