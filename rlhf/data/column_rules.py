@@ -40,6 +40,7 @@ TEXT: Any = {"types": ["string"]}
 NULLABLE: Any = {"types": ["string", "null"]}
 NULLABLE_LIST: Any = {"types": ["array", "null"]}
 ANY: Any = {"types": []}
+NESTED = (list, dict)
 
 
 class TextFunctions(Functions):
@@ -180,9 +181,10 @@ class Layout(NamedTuple):
         unread = dict.fromkeys(n for n in present if n not in self.columns and n not in keep)
         nulls = set(self.expressions)
         for row, targets in self._compute_targets(rows):
-            nulls = {target for target in nulls if is_blank(targets.values.get(target))}
+            if nulls:
+                nulls = {target for target in nulls if is_blank(targets.values.get(target))}
             for name, value in targets.values.items():
-                if isinstance(value, list | dict):
+                if isinstance(value, NESTED):
                     unread |= _unread_keys(name, value)
             try:
                 found, tools = read_records(targets, left_out), targets.tools()
@@ -192,13 +194,10 @@ class Layout(NamedTuple):
             except UnusableRowError as reason:
                 left_out[str(reason)] += 1
                 continue
+            place = (row.file, row.number)
             for record in found:
-                made = record.columns or {}
-                if isinstance(record.grade, float):  # pair_rivals makes them
-                    made = dict.fromkeys(SCORES)
-                columns = {name: _select_column(row, name, key, made) for name, key in keep.items()}
-                place = (row.file, row.number)
-                records.append(record._replace(columns=columns or None, place=place, tools=tools))
+                columns = _select_columns(row, record, keep) if keep else None
+                records.append(record._replace(columns=columns, place=place, tools=tools))
         _count_odd_rows(odd, left_out, len(rows))
         for target, expression in self.expressions.items():
             if self.key and target in nulls:
@@ -220,7 +219,8 @@ class Layout(NamedTuple):
         others = [target for target in self.expressions if target not in plain]
         for row in rows:
             values = {target: row.values.get(column) for target, column in plain.items()}
-            values |= {target: self._compute(row, target) for target in others}
+            for target in others:
+                values[target] = self._compute(row, target)
             yield row, Row(row.file, row.number, values)
 
     def _require_columns(self, present: Mapping[str, object], source: str) -> None:
@@ -256,10 +256,14 @@ def _count_odd_rows(odd: Sequence[OddRowError], left_out: Counter[str], total: i
 def find_first_values(rows: Iterable[Row]) -> dict[str, object]:
     """Return the first value of each column that is not blank; None if all are blank."""
     found: dict[str, object] = {}
+    has_all = False
     for row in rows:
+        if has_all and found.keys() >= row.values.keys():
+            continue
         for name, value in row.values.items():
             if found.get(name) is None:
                 found[str(name)] = None if is_blank(value) else value
+        has_all = all(value is not None for value in found.values())
     return found
 
 
@@ -273,6 +277,13 @@ def _unread_keys(column: str, value: object) -> dict[str, None]:
         for key, inner in item.items()
         if key not in MESSAGE_KEYS and not is_blank(inner)
     }
+
+
+def _select_columns(row: Row, record: Record, keep: Wanted) -> dict[str, Any]:
+    made = record.columns or {}
+    if isinstance(record.grade, float):  # pair_rivals makes them
+        made = dict.fromkeys(SCORES)
+    return {name: _select_column(row, name, key, made) for name, key in keep.items()}
 
 
 def _select_column(row: Row, name: str, key: str, made: Mapping[str, Any]) -> Any:

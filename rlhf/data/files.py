@@ -70,21 +70,21 @@ def find_reader(file: Path, readers: Mapping[str, Reader] | None = None) -> Read
 
 
 def _read_json_lines(file: Path) -> Iterator[Chunk]:
+    first = 1
     with open_text(file) as lines:
-        numbered = enumerate(lines, 1)
-        while chunk := list(islice(numbered, CHUNK)):
-            first = next((line for _, line in chunk if not line.isspace()), "")
-            if chunk[0][0] == 1 and first.lstrip().startswith("["):
+        while text := "".join(islice(lines, CHUNK)):
+            if first == 1 and text.lstrip().startswith("["):
                 yield from _read_json(file)  # one array, in spite of the name
                 return
-            yield partial(_parse_lines, chunk, file)
+            yield partial(_parse_lines, text, file, first)
+            first += CHUNK
 
 
-def _parse_lines(numbered: Iterable[tuple[int, str]], file: Path) -> Iterator[Numbered]:
-    for number, line in numbered:
-        if text := line.rstrip():
+def _parse_lines(text: str, file: Path, first: int = 1) -> Iterator[Numbered]:
+    for number, line in enumerate(text.split("\n"), first):
+        if content := line.rstrip():
             try:
-                value = DECODER.decode(text)
+                value = DECODER.decode(content)
             except (RecursionError, ValueError) as error:
                 raise _build_json_error(error, f"{file}, row {number}") from error
             yield number, value
@@ -104,7 +104,7 @@ def _parse_json(file: Path) -> Iterator[Numbered]:
     except (RecursionError, ValueError) as error:
         raise _build_json_error(error, str(file), names_line=True) from error
     if end < len(text):
-        yield from _parse_lines(enumerate(text.split("\n"), 1), file)
+        yield from _parse_lines(text, file)
     else:
         yield from enumerate(_rows_of_json(first), 1)
 

@@ -1,34 +1,36 @@
 """Convert the rows of large files to stored records, in chunks and with several processes.
 
-Each process reads the whole file, and parses and converts its own chunks. Records, their order and
-counts are those of a conversion of all rows at once, whatever the number of processes.
+This process reads the chunks and writes the records; the others parse and convert. Records, their
+order and counts are those of a conversion of all rows at once, whatever the number of processes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple, TypeVar
-from weakref import finalize
-
-import numpy as np
+from typing import NamedTuple, TypeVar
 
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.supervisor import PR_SET_PDEATHSIG
 from rlhf.data.column_rules import Converted, Layout, Wanted, find_first_values
+from rlhf.data.files import Chunk
 from rlhf.data.records import Record, Row
-from rlhf.data.stored import Numbers, StoredRecords, write_records
+from rlhf.data.stored import PackedRecords, StoredRecords, pack_records
 from rlhf.data.tables import Table, rows_of_chunk, translate_read_errors
 
 LARGE = 2**25  # bytes of text; the records of smaller data are kept in lists
 MOST_PROCESSES = 8
+WAITING = 2  # chunks per process that are read ahead, or converted and not yet stored
 MARKS = {"grade", "rank"}  # targets that compare the responses of several rows
 FIRST = " (first: "  # begins the place of the first of several rows, at the end of a reason
 
@@ -42,25 +44,21 @@ class Conversion(NamedTuple):
     """Returns the layout of the rows of a source."""
     keep: Wanted
     prepare: Callable[[Sequence[Record], Counter[str]], list[Record]]
-    """Returns the records to use, cleaned; counts the others by reason."""
+    """Returns the records to use, cleaned; counts the others by reason. It can be pickled."""
 
 
-class StoredChunk(NamedTuple):
-    """What one chunk of a table became; ``number`` counts the chunks of all tables."""
+class ConvertedChunk(NamedTuple):
+    """The result of the conversion of one chunk."""
 
-    number: int
+    packed: PackedRecords
     counts: Converted
     """The result of the conversion, without its records."""
     dropped: Counter[str]
     """The numbers of records that ``Conversion.prepare`` dropped, by reason."""
-    facts: Numbers
 
 
-class FailedChunk(NamedTuple):
-    """Why chunk ``number`` was not converted; the error is None if it cannot be alone."""
-
-    number: int
-    error: DataError | None
+class NotAloneError(Exception):
+    """The error for a chunk that cannot be converted without the other rows."""
 
 
 def is_large(tables: Sequence[Table]) -> bool:
@@ -73,39 +71,35 @@ def store_tables(
 ) -> tuple[Converted, Counter[str]] | None:
     """Convert all rows of ``tables``; return records, counts, and the counts of ``prepare``.
 
-    The records are stored in files without a name in ``folder``. Return None if the rows must be
+    The records are stored in a file without a name in ``folder``. Return None if the rows must be
     converted at once: a column has no value in the first chunk, or responses of several rows are
     compared, or a chunk is refused, while all rows may be accepted.
 
     Raises:
         DataError: if a table cannot be read.
     """
-    processes = count_processes()
-    with ExitStack() as stack:
-        with translate_errors(
-            lambda reason: DataError(
-                f"data.cache_dir={folder} cannot be used ({reason}): choose another folder "
-                "with data.cache_dir=FOLDER, or RLHF_CACHE in the environment"
-            )
-        ):
-            folder.mkdir(parents=True, exist_ok=True)
-            files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in range(processes)]
+    with translate_errors(
+        lambda reason: DataError(
+            f"data.cache_dir={folder} cannot be used ({reason}): choose another folder "
+            "with data.cache_dir=FOLDER, or RLHF_CACHE in the environment"
+        )
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = TemporaryFile(dir=folder)  # noqa: SIM115 (StoredRecords closes it)
+    counts: list[Converted] = []
+    dropped: Counter[str] = Counter()
 
-        def store_own(own: int) -> tuple[list[StoredChunk], FailedChunk | None]:
-            return _ChunkStore(conversion, files[own], own, processes).store(tables)
+    def convert_chunks() -> Iterator[PackedRecords]:
+        for chunk in run_in_order(_list_tasks(tables, conversion), count_processes()):
+            counts.append(chunk.counts)
+            dropped.update(chunk.dropped)
+            yield chunk.packed
 
-        results = run_in_processes(store_own, processes)
-        failures = [failure for _, failure in results if failure is not None]
-        if failures:
-            first = min(failures, key=lambda failure: failure.number)
-            if first.error is not None:
-                raise first.error
-            return None
-        chunks = sorted((chunk for found, _ in results for chunk in found), key=lambda c: c.number)
-        records = StoredRecords(files, np.concatenate([chunk.facts for chunk in chunks]))
-        finalize(records, stack.pop_all().close)
-    converted = join_counts([chunk.counts for chunk in chunks])._replace(records=records)
-    return converted, sum((chunk.dropped for chunk in chunks), Counter[str]())
+    try:
+        records = StoredRecords(convert_chunks(), file)
+    except NotAloneError:
+        return None
+    return join_counts(counts)._replace(records=records), dropped
 
 
 def join_counts(parts: Sequence[Converted]) -> Converted:
@@ -124,65 +118,55 @@ def join_counts(parts: Sequence[Converted]) -> Converted:
     )
 
 
-class _ChunkStore:
-    """The chunks of one process: every ``processes``-th chunk, from chunk ``own``."""
-
-    def __init__(self, conversion: Conversion, file: IO[bytes], own: int, processes: int) -> None:
-        self._conversion, self._file = conversion, file
-        self._own, self._processes = own, processes
-        self._chunks: list[StoredChunk] = []
-        self._number = 0
-
-    def store(self, tables: Sequence[Table]) -> tuple[list[StoredChunk], FailedChunk | None]:
-        """Convert and store the chunks, up to the first that fails."""
-        try:
-            is_done = all(self._store_table(table) for table in tables)
-        except DataError as error:
-            return self._chunks, FailedChunk(self._number, error)
-        self._file.flush()
-        return self._chunks, None if is_done else FailedChunk(self._number, None)
-
-    def _store_table(self, table: Table) -> bool:
-        """Store the chunks of a table; return False if a chunk cannot be converted alone."""
+def _list_tasks(
+    tables: Sequence[Table], conversion: Conversion
+) -> Iterator[Callable[[], ConvertedChunk]]:
+    """Yield a function for each chunk, which converts it by the layout of its table's first."""
+    keep, prepare = conversion.keep, conversion.prepare
+    for table in tables:
         layout = None
-        with translate_read_errors(table):
+        with translate_read_errors(table.place):
             for chunk in table.read_chunks():
-                is_own = self._number % self._processes == self._own
-                if layout is None or is_own:
-                    rows = list(rows_of_chunk(table, chunk))
-                    values = find_first_values(rows)
-                    if layout is None:
-                        first = values
-                        layout = self._find_layout(rows, table)
-                    if layout is None or not _is_alike(values, first):
-                        return False
-                    if is_own and not self._store_chunk(rows, layout, table):
-                        return False
-                self._number += 1
-        return layout is not None
+                if layout is None:
+                    rows = list(rows_of_chunk(chunk, table.place))
+                    first = find_first_values(rows)
+                    layout = _find_layout(rows, table, conversion)
+                yield partial(_convert_chunk, chunk, table.place, layout, first, keep, prepare)
+        if layout is None:
+            raise NotAloneError
 
-    def _find_layout(self, rows: Sequence[Row], table: Table) -> Layout | None:
-        try:
-            layout = self._conversion.find_layout(rows, table.place)
-        except DataError:
-            return None
-        return None if "threads" in layout.expressions else layout
 
-    def _store_chunk(self, rows: Sequence[Row], layout: Layout, table: Table) -> bool:
-        try:
-            found = layout.convert(rows, source=table.place, keep=self._conversion.keep)
-        except DataError:
-            return False
+def _find_layout(rows: Sequence[Row], table: Table, conversion: Conversion) -> Layout:
+    try:
+        layout = conversion.find_layout(rows, table.place)
+    except DataError as error:
+        raise NotAloneError from error
+    if "threads" in layout.expressions:
+        raise NotAloneError
+    return layout
+
+
+def _convert_chunk(
+    chunk: Chunk,
+    place: str,
+    layout: Layout,
+    first: dict[str, object],
+    keep: Wanted,
+    prepare: Callable[[Sequence[Record], Counter[str]], list[Record]],
+) -> ConvertedChunk:
+    with translate_read_errors(place):
+        rows = list(rows_of_chunk(chunk, place))
+    if not _is_alike(find_first_values(rows), first):
+        raise NotAloneError
+    try:
+        found = layout.convert(rows, source=place, keep=keep)
         if MARKS & layout.expressions.keys() and not all(map(_is_marked, found.records)):
-            return False
+            raise NotAloneError
         dropped: Counter[str] = Counter()
-        kept = self._conversion.prepare(found.records, dropped)
-        try:
-            facts = write_records(kept, self._file, self._own)
-        except TypeError:
-            return False
-        self._chunks.append(StoredChunk(self._number, found._replace(records=[]), dropped, facts))
-        return True
+        packed = pack_records(prepare(found.records, dropped))
+    except (DataError, TypeError) as error:
+        raise NotAloneError from error
+    return ConvertedChunk(packed, found._replace(records=[]), dropped)
 
 
 def _is_marked(record: Record) -> bool:
@@ -204,48 +188,48 @@ def count_processes() -> int:
     return min(MOST_PROCESSES, max(1, len(os.sched_getaffinity(0)) // ranks))
 
 
-def run_in_processes(work: Callable[[int], T], processes: int) -> list[T]:
-    """Return ``work(0)``, ``work(1)``, ..., each from a copy of this process.
+def run_in_order(tasks: Iterable[Callable[[], T]], processes: int) -> Iterator[T]:
+    """Yield the results of ``tasks`` in their order; several processes run them.
 
     Raises:
-        DataError: if a process ends without a result.
+        DataError: if a process ends before its task.
+        Exception: the error of the first task that fails.
     """
     if processes == 1:
-        return [work(0)]
-    context = get_context("fork")  # the copies share what was read and imported
-    started = []
+        yield from (task() for task in tasks)
+        return
+    context = get_context("fork")  # the processes share what was imported
+    pool = ProcessPoolExecutor(processes, context, _end_with_parent, (os.getpid(),))
+    waiting: deque[Future[T]] = deque()
     try:
-        for number in range(processes):
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_send_result, args=(work, number, sender), daemon=True)
-            process.start()
-            started.append((process, receiver))
-            sender.close()
-        return [_receive_result(receiver) for _, receiver in started]
-    finally:
-        for process, receiver in started:
-            process.terminate()
-            process.join()
-            process.close()
-            receiver.close()
-
-
-def _send_result(work: Callable[[int], T], number: int, sender: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its copies
-    try:
-        sender.send((work(number), None))
-    except Exception as error:
-        sender.send((None, error))
-
-
-def _receive_result(receiver: Connection) -> Any:
-    try:
-        result, error = receiver.recv()
-    except EOFError as error:
+        for future in _submit_all(tasks, pool):
+            waiting.append(future)
+            if len(waiting) > WAITING * processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
         raise DataError(
             "a process that read data ended early; another program may have ended it, or memory "
             "may have run out"
         ) from error
-    if error is not None:
-        raise error
-    return result
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _submit_all(tasks: Iterable[Callable[[], T]], pool: ProcessPoolExecutor) -> Iterator[Future[T]]:
+    """Yield the future of each task; if ``tasks`` raises an error, it is that of the last."""
+    try:
+        for task in tasks:
+            yield pool.submit(task)
+    except Exception as error:
+        failed: Future[T] = Future()
+        failed.set_exception(error)
+        yield failed
+
+
+def _end_with_parent(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its processes
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -77,7 +77,7 @@ def is_blank(value: object) -> bool:
     """Return True if ``value`` is missing, or a blank text, or an empty list or object."""
     if isinstance(value, str):
         return not value or value.isspace()
-    return value in ([], {}) or is_missing(value)
+    return is_missing(value) or value in ([], {})
 
 
 def is_missing(value: object) -> bool:
@@ -110,7 +110,8 @@ def read_records(row: Row, left_out: Counter[str]) -> list[Record]:
     if "rejected" in targets:
         return [_read_pair(row, asked)]
     answered = _read_response(row, "messages" if "messages" in targets else "chosen", asked)
-    return [answered if answered.chosen is None else answered._replace(grade=_read_grade(row))]
+    grade = None if answered.chosen is None else _read_grade(row)
+    return [answered if grade is None else answered._replace(grade=grade)]
 
 
 def _read_pair(row: Row, asked: Record | None) -> Record:

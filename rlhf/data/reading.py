@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from rlhf.data.column_rules import NONE_WANTED, Converted, Layout, Wanted, parse
 from rlhf.data.detect import detect_layout
 from rlhf.data.large_files import Conversion, is_large, join_counts, store_tables
 from rlhf.data.records import RawDataset, Record, Row, clean_records
-from rlhf.data.stored import counts_of, drop_repeated_examples
+from rlhf.data.stored import drop_repeated_examples, facts_of
 from rlhf.data.synthetic_pairs import add_right_answers, generate_records
 from rlhf.data.tables import Table, Tables, find_tables, join_first_names, rows_of
 from rlhf.options import DataConfig
@@ -51,14 +52,21 @@ def load_datasets(
         DataError: if data is missing, unreadable, malformed or without a usable row.
         ConfigError: if data.sets.NAME.columns is invalid.
     """
-
-    def prepare(records: Sequence[Record], left_out: Counter[str]) -> list[Record]:
-        kept = clean_records(records, left_out) if config.clean else list(records)
-        return kept if change is None else [change(record) for record in kept]
-
+    prepare = partial(_prepare, is_cleaned=config.clean, change=change)
     folder = expand_user_path(config.cache_dir, key="data.cache_dir")
     datasets = _read_datasets(config, seed, _Settings(keep, prepare, folder))
     return drop_repeated_examples(datasets) if config.deduplicate else datasets
+
+
+def _prepare(
+    records: Sequence[Record],
+    left_out: Counter[str],
+    *,
+    is_cleaned: bool,
+    change: Callable[[Record], Record] | None,
+) -> list[Record]:
+    kept = clean_records(records, left_out) if is_cleaned else list(records)
+    return kept if change is None else [change(record) for record in kept]
 
 
 def _read_datasets(config: DataConfig, seed: int, settings: _Settings) -> list[RawDataset]:
@@ -117,7 +125,7 @@ def describe_dataset(dataset: RawDataset) -> str:
     """Return one line for the terminal: name, layout, examples, and dropped rows by reason."""
     own_eval = "" if dataset.eval is None else f" ({len(dataset.eval):,} held out)"
     sides = [dataset.train, dataset.eval or []]
-    counts = np.concatenate([counts_of(side) for side in sides])
+    counts = np.concatenate([facts_of(side, "counts") for side in sides])
     without = ""
     for part in ("chosen", "rejected"):
         count = int((counts["has_prompt"] & ~counts[f"has_{part}"]).sum())

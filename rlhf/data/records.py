@@ -6,7 +6,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from rlhf.base.errors import DataError
@@ -328,7 +328,7 @@ def clean_text(text: str) -> str:
     Trailing whitespace of inner lines is removed too. Whitespace at the end of the text stays,
     since a prompt or a response may need it.
     """
-    if text.isprintable() and unicodedata.is_normalized("NFC", text):
+    if text.isprintable() and (text.isascii() or unicodedata.is_normalized("NFC", text)):
         return text  # most texts of one line: many times faster
     return LINE_ENDS.sub("\n", UNPRINTABLE.sub("", unicodedata.normalize("NFC", text)))
 
@@ -348,9 +348,9 @@ def clean_records(records: Sequence[Record], left_out: Counter[str]) -> list[Rec
 
 def _clean_record(record: Record) -> Record:
     texts = tuple([part and clean_text(part) for part in record.texts])
-    messages, turns = _clean_messages(record.messages), _clean_messages(record.turns)
-    if not messages and not turns and texts == record.texts:
+    if not record.messages and not record.turns and texts == record.texts:
         return record
+    messages, turns = _clean_messages(record.messages), _clean_messages(record.turns)
     prompt, chosen, rejected, text = texts
     return record._replace(
         prompt=render_prompt(messages) if messages else prompt,
@@ -370,7 +370,7 @@ def _clean_messages(messages: tuple[Message, ...] | None) -> tuple[Message, ...]
 
 def _find_unusable_reason(record: Record) -> str | None:
     for name, part in zip(TEXT_FIELDS, record.texts, strict=True):
-        if part is not None and not part.strip():
+        if part is not None and (not part or part.isspace()):
             return f"{name} is empty"
     if record.rejected is not None and record.chosen == record.rejected:
         return "chosen equals rejected"
@@ -384,15 +384,10 @@ def normalize_text(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def hash_normal(texts: Iterable[str | None]) -> bytes:
-    """Return a 16-byte hash of texts of ``normalize_text``, which contain no separators."""
-    joined = "\x1f".join(["\x1e" if text is None else text for text in texts])
-    return blake2b_of(joined.encode(errors="surrogatepass"))
-
-
 def fingerprint(*texts: str | None) -> bytes:
     """Return a 16-byte hash that is equal for texts that differ only in white space and case."""
-    return hash_normal([None if text is None else normalize_text(text) for text in texts])
+    normal = ["\x1e" if text is None else normalize_text(text) for text in texts]  # no separators
+    return blake2b_of("\x1f".join(normal).encode(errors="surrogatepass"))
 
 
 def prompt_key(record: Record) -> bytes:

@@ -19,7 +19,7 @@ import numpy as np
 from rlhf.base.errors import DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
 from rlhf.data.records import RawDataset, Record
-from rlhf.data.stored import Numbers, join, number_groups, prompt_keys, take
+from rlhf.data.stored import Numbers, facts_of, join, number_groups, take
 from rlhf.options import UNPAIRED_LOSSES
 
 Bin = int  # 2 * index of the phase, and 1 more if held out
@@ -80,7 +80,7 @@ def divide_over_phases(
     """
     sides = [side for each in datasets for side in (each.train, each.eval or [])]
     ends = np.cumsum([0, *map(len, sides)])
-    numbers = number_groups(np.concatenate([prompt_keys(side) for side in sides]))
+    numbers = number_groups(np.concatenate([facts_of(side, "prompt_key") for side in sides]))
     parts_of_groups = [numbers[start:end] for start, end in pairwise(ends)]
     groups = list(zip(parts_of_groups[::2], parts_of_groups[1::2], strict=True))
     bins = np.full(int(numbers.max(initial=-1)) + 1, NO_BIN, np.int8)  # of each group

@@ -1,6 +1,6 @@
-"""Sequences of records that are no lists: records in temporary files, and selections of others.
+"""Sequences of records that are no lists: records in a temporary file, and selections of others.
 
-A list of two million records needs over 3 GB. ``StoredRecords`` keeps records in files, and in
+A list of two million records needs over 3 GB. ``StoredRecords`` keeps records in a file, and in
 memory only fixed-size ``FACTS``, by which a data set is cleaned of repeats and divided.
 """
 
@@ -11,25 +11,16 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import IO, Any, overload
+from typing import IO, Any, NamedTuple, overload
 from unicodedata import is_normalized
+from weakref import finalize
 
 import numpy as np
 
-from rlhf.data.records import (
-    SPEAKERS,
-    Message,
-    RawDataset,
-    Record,
-    example_key,
-    hash_normal,
-    hidden_texts,
-    normalize_text,
-    prompt_key,
-)
+from rlhf.data.records import SPEAKERS, Message, RawDataset, Record, example_key, prompt_key
 
 Numbers = np.ndarray[Any, Any]
 REPEATED = "repeats an earlier example"
@@ -46,15 +37,14 @@ COUNTS = np.dtype(
 FACTS = np.dtype(
     [
         ("counts", COUNTS),
-        ("prompt_key", KEY),
-        ("example_key", KEY),
+        ("prompt_key", KEY),  # of the prompt, or of the text if there is no prompt
+        ("example_key", KEY),  # of all texts
         ("prompt_bytes", np.uint32),  # UTF-8 bytes of the prompt
         ("answer_bytes", np.uint32),  # UTF-8 bytes of the response, or of the text
         ("has_text", np.bool_),
         ("is_plain", np.bool_),  # True if its texts are in NFC, and plain turns show all of it
-        ("file", np.uint16),  # index of the file that stores it
-        ("start", np.uint64),  # byte in this file
-        ("size", np.uint32),  # bytes in this file
+        ("start", np.uint64),  # byte in its file
+        ("size", np.uint32),  # bytes in its file
     ]
 )
 # Fields that must have their defaults in a record whose texts are all that is learned of it.
@@ -65,48 +55,15 @@ MAY_BE_SPECIAL = re.compile(r"<[|/\w\uff5c]|\[[A-Z]")  # how names of special to
 PACK = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 
 
-def write_records(records: Iterable[Record], file: IO[bytes], number: int) -> Numbers:
-    """Append ``records`` to ``file``, the file of this ``number``; return their ``FACTS``.
-
-    Raises:
-        TypeError: if a value, such as a date in a column of rewards, cannot be written as JSON.
-    """
-    facts = []
-    start = file.tell()
-    for record in records:
-        size = file.write(_pack(record))
-        facts.append((*_describe(record), number, start, size))
-        start += size
-    return np.array(facts, FACTS)
-
-
-def _describe(record: Record) -> tuple[Any, ...]:
-    """Return the facts of a record, without its place in a file."""
-    prompt, chosen, _, text = record.texts
-    normal = [None if each is None else normalize_text(each) for each in record.texts]
-    return (
-        _count_parts(record),
-        hash_normal([normal[3] if prompt is None else normal[0]]),
-        hash_normal([*normal, *map(normalize_text, hidden_texts(record))]),
-        _count_bytes(prompt),
-        _count_bytes(chosen if text is None else text),
-        text is not None,
-        read_more(record) == NO_MORE
-        and all(map(_is_plain, record.messages or ()))
-        and not (record.messages and any(MAY_BE_SPECIAL.search(t) for t in record.texts if t))
-        and all(each is None or is_normalized("NFC", each) for each in record.texts),
-    )
-
-
-def _is_plain(message: Message) -> bool:
-    return message.more is None and message.role in SPEAKERS
-
-
 def _count_parts(record: Record) -> tuple[bool, bool, bool, int, int]:
     prompt, chosen, rejected, _ = record.texts
     is_talk = record.messages is not None and chosen is not None
     answers = (record.answers, record.learned_answers) if is_talk else (0, 0)
     return prompt is not None, chosen is not None, rejected is not None, *answers
+
+
+def _join_keys(keys: Iterable[bytes]) -> Numbers:
+    return np.array(bytearray(b"".join(keys)), np.uint8).view(KEY)
 
 
 def _count_bytes(text: str | None) -> int:
@@ -115,17 +72,61 @@ def _count_bytes(text: str | None) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
+def _is_plain(record: Record) -> bool:
+    return (
+        read_more(record) == NO_MORE
+        and all([t is None or t.isascii() or is_normalized("NFC", t) for t in record.texts])
+        and (record.messages is None or _is_shown_whole(record.messages, record.texts))
+    )
+
+
+def _is_shown_whole(messages: Sequence[Message], texts: Sequence[str | None]) -> bool:
+    return all(each.more is None and each.role in SPEAKERS for each in messages) and not (
+        messages and any(MAY_BE_SPECIAL.search(text) for text in texts if text)
+    )
+
+
+FIND_FACT: dict[str, Callable[[Sequence[Record]], Any]] = {
+    "counts": lambda records: [_count_parts(each) for each in records],
+    "prompt_key": lambda records: _join_keys(map(prompt_key, records)),
+    "example_key": lambda records: _join_keys(map(example_key, records)),
+    "prompt_bytes": lambda records: [_count_bytes(each.prompt) for each in records],
+    "answer_bytes": lambda records: [
+        _count_bytes(each.chosen if each.text is None else each.text) for each in records
+    ],
+    "has_text": lambda records: [each.text is not None for each in records],
+    "is_plain": lambda records: [_is_plain(each) for each in records],
+}
+
+
+class PackedRecords(NamedTuple):
+    """Some records as bytes, and their ``FACTS``."""
+
+    data: bytes
+    facts: Numbers
+
+
+def pack_records(records: Sequence[Record]) -> PackedRecords:
+    """Return ``records`` as bytes, with their facts.
+
+    Raises:
+        TypeError: if a value, such as a date in a column of rewards, changes as JSON.
+    """
+    packed = [_pack(record) for record in records]
+    facts = np.empty(len(records), FACTS)
+    for name, find in FIND_FACT.items():
+        facts[name] = find(records)
+    facts["size"] = [len(each) for each in packed]
+    facts["start"] = np.cumsum(facts["size"]) - facts["size"]
+    return PackedRecords(b"".join(packed), facts)
+
+
 def _pack(record: Record) -> bytes:
-    """Return a record as JSON; raise a TypeError if ``_unpack`` would return another record."""
     packed = PACK(record).encode()
-    has_values = record.columns or record.tools or any(map(_has_more, record.turns))
+    has_values = record.columns or record.tools or any([each.more for each in record.turns])
     if has_values and _unpack(packed) != record:
         raise TypeError("a value of a column changes as JSON")
     return packed
-
-
-def _has_more(message: Message) -> bool:
-    return message.more is not None
 
 
 def _unpack(packed: bytes) -> Record:
@@ -156,11 +157,19 @@ class ReadRecords(Sequence[Record], ABC):
 
 
 class StoredRecords(ReadRecords):
-    """Records in temporary files that have no name, and end with this process."""
+    """Records in a temporary file that has no name, and ends with this process."""
 
-    def __init__(self, files: Sequence[IO[bytes]], facts: Numbers) -> None:
-        """Store the open ``files``, and the facts of the records in their order."""
-        self._files, self.facts = files, facts
+    def __init__(self, parts: Iterable[PackedRecords], file: IO[bytes]) -> None:
+        """Write the records of all ``parts`` to the empty ``file``, which is closed with them."""
+        self._file = file
+        finalize(self, file.close)
+        found, start = [np.empty(0, FACTS)], 0
+        for data, facts in parts:
+            facts["start"] += np.uint64(start)
+            found.append(facts)
+            start += file.write(data)
+        file.flush()
+        self.facts = np.concatenate(found)
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -168,8 +177,8 @@ class StoredRecords(ReadRecords):
 
     def _read(self, index: int) -> Record:
         fact = self.facts[index]
-        file = self._files[fact["file"]].fileno()
-        return _unpack(os.pread(file, int(fact["size"]), int(fact["start"])))
+        packed = os.pread(self._file.fileno(), int(fact["size"]), int(fact["start"]))
+        return _unpack(packed)
 
 
 class Selection(ReadRecords):
@@ -218,43 +227,16 @@ def join(parts: Sequence[Sequence[Record]]) -> Sequence[Record]:
     )
 
 
-def prompt_keys(records: Sequence[Record]) -> Numbers:
-    """Return the key of each record's prompt, or of its text if it has no prompt."""
-    if is_in_memory(records):
-        return _join_keys(map(prompt_key, records))
-    return facts_of(records, "prompt_key")
-
-
-def example_keys(records: Sequence[Record]) -> Numbers:
-    """Return a key of all texts of each record."""
-    if is_in_memory(records):
-        return _join_keys(map(example_key, records))
-    return facts_of(records, "example_key")
-
-
-def counts_of(records: Sequence[Record]) -> Numbers:
-    """Return the ``COUNTS`` of each record."""
-    if is_in_memory(records):
-        return np.array([_count_parts(record) for record in records], COUNTS)
-    return facts_of(records, "counts")
-
-
-def _join_keys(keys: Iterable[bytes]) -> Numbers:
-    return np.array(bytearray(b"".join(keys)), np.uint8).view(KEY)
-
-
 def facts_of(records: Sequence[Record], name: str) -> Numbers:
-    """Return the fact ``name`` of each record, for records that are no list or few."""
-    whole = _as_selection(records)
+    """Return the fact ``name`` of each record; it is computed now for records in memory."""
+    if isinstance(records, StoredRecords):
+        return np.array(records.facts[name])
+    if not isinstance(records, Selection):
+        return np.array(FIND_FACT[name](records), FACTS[name])
     found = np.empty(len(records), FACTS[name])
-    for number, source in enumerate(whole.sources):
-        own = whole.source_N == number
-        rows = whole.row_N[own]
-        if isinstance(source, StoredRecords):
-            found[own] = source.facts[name][rows]
-        else:
-            facts = [(*_describe(source[row]), 0, 0, 0) for row in rows]
-            found[own] = np.array(facts, FACTS)[name]
+    for number, source in enumerate(records.sources):
+        own = records.source_N == number
+        found[own] = facts_of(source, name)[records.row_N[own]]
     return found
 
 
@@ -304,7 +286,7 @@ def drop_repeated_examples(datasets: Sequence[RawDataset]) -> list[RawDataset]:
 
 
 def _drop_repeated(parts: Sequence[Sequence[Record]]) -> list[Sequence[Record]]:
-    keys = np.concatenate([example_keys(part) for part in parts])
+    keys = np.concatenate([facts_of(part, "example_key") for part in parts])
     is_first = first_of_groups(number_groups(keys))
     ends = np.cumsum([0, *map(len, parts)])
     return [

@@ -170,15 +170,14 @@ def iterate_rows(table: Table) -> Iterator[Row]:
     Raises:
         DataError: if the table cannot be read, or a row is not an object.
     """
-    with translate_read_errors(table):
+    with translate_read_errors(table.place):
         for chunk in table.read_chunks():
-            yield from rows_of_chunk(table, chunk)
+            yield from rows_of_chunk(chunk, table.place)
 
 
 @contextmanager
-def translate_read_errors(table: Table) -> Iterator[None]:
-    """Raise a DataError that names the table if it cannot be read in the block."""
-    place = table.place
+def translate_read_errors(place: str) -> Iterator[None]:
+    """Raise a DataError that names the ``place`` of a table if it cannot be read in the block."""
     with translate_errors(lambda reason: DataError(f"{place}: cannot be read ({reason}).")):
         try:
             yield
@@ -186,15 +185,13 @@ def translate_read_errors(table: Table) -> Iterator[None]:
             raise DataError(f"{place}: not UTF-8 text ({error}). Save it as UTF-8.") from error
 
 
-def rows_of_chunk(table: Table, chunk: Chunk) -> Iterator[Row]:
-    """Yield the rows of one chunk of a table; raise a DataError if a row is not an object."""
+def rows_of_chunk(chunk: Chunk, place: str) -> Iterator[Row]:
+    """Yield the rows of a chunk of the table at ``place``; raise a DataError for a row of text."""
     for number, values in chunk():
         if not isinstance(values, dict):
             kind = type(values).__name__
-            raise DataError(
-                f"{table.place}, row {number}: of type {kind}; a row must be an object."
-            )
-        yield Row(table.place, number, values)
+            raise DataError(f"{place}, row {number}: of type {kind}; a row must be an object.")
+        yield Row(place, number, values)
 
 
 def _find_sample_file(path: str) -> Path | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gzip
 import os
 import signal
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
@@ -18,11 +19,11 @@ from tokenizers.processors import TemplateProcessing
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
 from rlhf.data import files, large_files, tokens_on_demand
-from rlhf.data.large_files import run_in_processes
+from rlhf.data.large_files import run_in_order
 from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.records import Message, RawDataset, Record, render_prompt
 from rlhf.data.splits import PhaseData, blend_datasets, divide_over_phases
-from rlhf.data.stored import StoredRecords, take, write_records
+from rlhf.data.stored import StoredRecords, pack_records, take
 from rlhf.data.tokens import Limit, tokenise
 from rlhf.data.tokens_on_demand import TokensOnDemand, is_byte_level
 from rlhf.models.tokenizers import train_tokenizer
@@ -165,7 +166,30 @@ def fail(number: int) -> int:
 )
 def test_a_process_that_fails(work: Callable[[int], int], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        run_in_processes(work, 2)
+        list(run_in_order([partial(work, number) for number in range(9)], 2))
+
+
+def test_tasks_are_run_in_order_and_not_far_ahead() -> None:
+    begun = []
+
+    def list_tasks() -> Iterator[Callable[[], int]]:
+        for number in range(30):
+            begun.append(number)
+            yield partial(abs, -number)
+
+    results = run_in_order(list_tasks(), 2)
+    assert [next(results), next(results)] == [0, 1]
+    assert len(begun) < 10
+    assert list(results) == list(range(2, 30))
+
+
+def test_the_error_of_an_earlier_chunk_comes_first() -> None:
+    def list_tasks() -> Iterator[Callable[[], int]]:
+        yield partial(fail, 0)
+        raise DataError("the file ends early")
+
+    with pytest.raises(DataError, match="process 0"):
+        list(run_in_order(list_tasks(), 2))
 
 
 # ----------------------------------------------------------------------------------- token ids
@@ -193,12 +217,8 @@ TOOLS = Record(prompt="asks a tool", chosen=" x", messages=SAID[:1], tools=[{"na
 
 
 def stored(records: list[Record], folder: Path) -> Sequence[Record]:
-    file = (folder / "records").open("w+b")
-    facts = write_records(records, file, 0)
-    file.flush()
-    found = StoredRecords([file], facts)
-    weakref.finalize(found, file.close)
-    return found
+    parts = [pack_records(records[:7]), pack_records(records[7:])]
+    return StoredRecords(parts, TemporaryFile(dir=folder))
 
 
 @pytest.mark.parametrize("phase", [Phase.sft, Phase.ppo])
