@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -145,8 +146,10 @@ class ChatTemplate:
             )
         self._tokenizer: Any = tokenizer
         self._hidden: dict[object, str] = {}  # shape of a conversation -> what is not shown of it
-        question = Asked((Message("user", "question"),))
-        answered = self._render(question, answer=Message("assistant", PROBE))
+        question, answer = Asked((Message("user", "question"),)), Message("assistant", PROBE)
+        self._in_parts = False
+        self._set_form_of_contents(question, answer)
+        answered = self._render(question, answer=answer)
         _, found, self._tail = answered.rpartition(PROBE)
         if not found:
             raise UnusableTemplateError("the chat template drops the response", question)
@@ -222,6 +225,17 @@ class ChatTemplate:
             )
         return whole[len(before) :]
 
+    def _set_form_of_contents(self, asked: Asked, answer: Message) -> None:
+        """Select contents as text, or as lists of parts if only these are shown.
+
+        Templates of models that read images too, such as SmolVLM's, take lists of parts.
+        """
+        for self._in_parts in (False, True):
+            with suppress(UnusableTemplateError):
+                if PROBE in self._render(asked, answer=answer):
+                    return
+        self._in_parts = False
+
     def _require_shown(self, asked: Asked) -> None:
         """Raise an error if the template does not show a message, a call or a tool.
 
@@ -251,9 +265,9 @@ class ChatTemplate:
 
     def _render(self, asked: Asked, *, answer: Message | None = None) -> str:
         """Return the rendered conversation up to where an answer begins, or with the ``answer``."""
-        messages = [_to_dict(message) for message in asked.messages]
+        messages = [self._to_dict(message) for message in asked.messages]
         if answer is not None:
-            messages.append(_to_dict(answer._replace(content=asked.begun + answer.content)))
+            messages.append(self._to_dict(answer._replace(content=asked.begun + answer.content)))
         roles = ", ".join(message["role"] for message in messages)
         with translate_errors(
             lambda reason: UnusableTemplateError(
@@ -264,6 +278,11 @@ class ChatTemplate:
                 messages, tools=asked.tools, tokenize=False, add_generation_prompt=answer is None
             )
         return rendered
+
+    def _to_dict(self, message: Message) -> dict[str, Any]:
+        text = message.content
+        content = [{"type": "text", "text": text}] if self._in_parts else text
+        return {"role": message.role, "content": content, **message.shown}
 
     def _cut_after_end_token(self, tail: str) -> str:
         end: str = self._tokenizer.eos_token
@@ -305,10 +324,6 @@ class Probes:
         if isinstance(item.get("function"), dict):
             return {**item, "function": self.rename(item["function"], what)}
         return {**item, "name": self._add(what)} if "name" in item else item
-
-
-def _to_dict(message: Message) -> dict[str, Any]:
-    return {"role": message.role, "content": message.content, **message.shown}
 
 
 class Encoder:
