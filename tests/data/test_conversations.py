@@ -1,19 +1,13 @@
 """Conversations: their ids are those of transformers' chat template, and what is learned of them.
 
-``TEMPLATES`` has the ways in which public templates write turns. To try the texts of public
-templates themselves, put them in a folder and name it: RLHF_CHAT_TEMPLATES=FOLDER. This was done
-with trl/chat_templates of huggingface/trl (commit f2cd5771) and
-src/axolotl/utils/chat_templates/templates of axolotl-ai-cloud/axolotl (commit 067b021c), both under
-Apache-2.0: 89 texts, of which 85 can be used.
+``TEMPLATES`` has the ways in which public templates write turns; test_public_templates.py has
+their texts.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,20 +16,26 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rlhf.base.errors import DataError
 from rlhf.config.choices import Template, Unpaired
 from rlhf.data.detect import to_records
 from rlhf.data.encoding import Encoder, UnusableTemplateError
 from rlhf.data.records import (
     RawDataset,
-    Record,
     Row,
     learn_last_answer,
 )
 from rlhf.data.stored import drop_repeated_examples
 from rlhf.data.tokens import Limit, prompt_columns, response_columns, sft_columns
-from rlhf.models.tokenizers import train_tokenizer
 from rlhf.runtime.run_data import load_phase_data
+from tests.data.talks import (
+    FIVE,
+    TALKS,
+    answer,
+    build_tokenizer,
+    compare_with_transformers,
+    read,
+    user,
+)
 from tests.plan.planned import run_of
 
 LIMIT = Limit("sft.max_tokens", 10_000)
@@ -85,30 +85,30 @@ SYSTEM_IN_USER = (
 )
 # What the template writes -> its text, and the conversations that it must render.
 TEMPLATES = {
-    "turns": (CHATML, "one two five system five_system"),
-    "turns that begin and end alike": (HEADERS, "one two five system five_system"),
+    "turns": (CHATML, "one two five inline system five_system"),
+    "turns that begin and end alike": (HEADERS, "one two five inline system five_system"),
     "a default system turn": (
         "{% if messages[0].role != 'system' %}<|im_start|>system\nbe brief<|im_end|>\n{% endif %}"
         + CHATML,
-        "one two five system five_system",
+        "one two five inline system five_system",
     ),
-    "the system in the first turn": (SYSTEM_IN_USER, "one two five system five_system"),
-    "no system turns": (INST, "one two five"),
+    "the system in the first turn": (SYSTEM_IN_USER, "one two five inline system five_system"),
+    "no system turns": (INST, "one two five inline"),
     "no system turns, and nothing raised": (
         CHATML.replace("messages %}", "messages if m.role != 'system' %}", 1),
-        "one two five",
+        "one two five inline",
     ),
-    "tools and calls": (WITH_CALLS, "one two five system five_system tools"),
-    "tools, and no calls": (TOOLS_FIRST + CHATML, "one two five system five_system"),
+    "tools and calls": (WITH_CALLS, "one two five inline system five_system tools"),
+    "tools, and no calls": (TOOLS_FIRST + CHATML, "one two five inline system five_system"),
     "all thoughts": (
         CHATML.replace("{{ m.content }}", THOUGHT + "{{ m.content }}"),
-        "one two five system five_system thoughts",
+        "one two five inline system five_system thoughts",
     ),
     "the last thought": (
         CHATML.replace("{{ m.content }}", LAST_THOUGHT + "{{ m.content }}"),
-        "one two five system five_system thoughts",
+        "one two five inline system five_system thoughts",
     ),
-    "channels": (CHANNELS, "one two five system five_system thoughts"),
+    "channels": (CHANNELS, "one two five inline system five_system thoughts"),
     "no thought in the history": (
         NO_HISTORY + BEGIN + "<|assistant|>{% endif %}",
         "one two five system five_system",
@@ -125,68 +125,9 @@ TEMPLATES = {
 BEGUN = ("a prompt that begins a thought", "a prompt that ends a thought")
 
 
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def answer(text: str | None, **keys: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": text, **keys}
-
-
-KIND = {"role": "system", "content": "Be kind."}
-CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-ADD = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
-FIVE = [turn for n in range(5) for turn in (user(f"Q{n}?"), answer(f"  def a{n}():\n"))]
-TALKS: dict[str, list[dict[str, Any]]] = {
-    "one": FIVE[:2],
-    "two": FIVE[:4],
-    "five": FIVE,
-    "system": [KIND, *FIVE[:2]],
-    "five_system": [KIND, *FIVE],
-    "thoughts": [
-        user("Hi"),
-        answer("Hello.", reasoning_content="They greet."),
-        user("And?"),
-        answer("Well.", reasoning_content="They ask."),
-    ],
-    "inline": [user("Hi"), answer("<think>\nThey greet.\n</think>\n\nHello.")],
-    "tools": [
-        KIND,
-        user("1+1?"),
-        answer(None, tool_calls=[CALL]),
-        {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": '{"sum": "2"}'},
-        answer("It is 2."),
-    ],
-}
-REASONS = (
-    "does not show",
-    "drops the",
-    "renders a prompt differently if an answer follows",
-    "begins a thought, and the answer has none",
-    "fails on messages of",
-)
-BARS = "[|\uff5c]"  # the second is DeepSeek's
-MARKS = re.compile(rf"<{BARS}[^|>\s]+{BARS}>|<(?:start|end)_of_turn>|</?s>|<[be]os>|<turn\|>")
-
-
-def build_tokenizer(texts: list[str]) -> Any:
-    """A tokenizer whose special tokens are the marks of the templates ``texts``."""
-    marks = {mark for text in texts for mark in MARKS.findall(text)}
-    tokenizer = train_tokenizer(["def a(): They greet."], vocab_size=280, end_token="<|im_end|>")
-    tokenizer.add_special_tokens(
-        {"bos_token": "<s>", "additional_special_tokens": sorted(marks - {"<|im_end|>"})}
-    )
-    return tokenizer
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return build_tokenizer([text for text, _ in TEMPLATES.values()])
-
-
-def read(*talks: list[dict[str, Any]], **columns: Any) -> list[tuple[int, Record]]:
-    rows = [Row("t.jsonl", n, {"messages": t, **columns}) for n, t in enumerate(talks, 1)]
-    return list(enumerate(to_records(rows, source="t.jsonl").records))
 
 
 def learned_texts(columns: dict[str, list[Any]], tokenizer: Any) -> list[list[str]]:
@@ -200,40 +141,6 @@ def learned_texts(columns: dict[str, list[Any]], tokenizer: Any) -> list[list[st
     return found
 
 
-def check_against_transformers(tokenizer: Any, name: str, *, may_begin: bool) -> bool:
-    """Compare each answer of a conversation; return False if it was refused with a reason."""
-    talk, tools = TALKS[name], [ADD] if name == "tools" else None
-    columns = {"tools": tools} if tools else {}
-    ((_, record),) = read(talk, **columns)
-    encoder, problem = Encoder(tokenizer, Template.chat), ""
-    try:
-        sequences = encoder.encode_pieces(encoder.render_answers(record))
-    except UnusableTemplateError as error:
-        problem = error.problem
-    if problem:
-        assert any(reason in problem for reason in REASONS), problem
-        return False
-    found = []
-    for sequence in sequences:
-        before: list[int] = []
-        for context, ids in sequence:
-            found.append((before + context, ids))
-            before = before + context + ids
-    asked = [index for index, turn in enumerate(talk) if turn["role"] == "assistant"]
-    for index, (prompt, ids) in zip(asked, found, strict=True):
-        options = {"tools": tools, "tokenize": True, "return_dict": False}
-        opening = tokenizer.apply_chat_template(talk[:index], add_generation_prompt=True, **options)
-        whole = tokenizer.apply_chat_template(talk[: index + 1], **options)
-        assert prompt == opening
-        assert ids[-1] == tokenizer.eos_token_id
-        if may_begin and whole[: len(opening)] != opening:
-            continue  # the form of these answers is tested by hand
-        assert (prompt + ids)[:-1] == whole[: len(prompt + ids) - 1]
-        rest = whole[len(prompt + ids) - 1 :]
-        assert rest[:1] == ids[-1:] or not tokenizer.decode(rest).strip()
-    return True
-
-
 def test_a_tokenizer_that_marks_the_first_word_gives_the_same_ids() -> None:
     letters = sorted(set("".join(map(str, FIVE)) + CHATML + "\u2581"))
     model = Tokenizer(models.BPE({letter: n for n, letter in enumerate(letters)}, []))
@@ -242,41 +149,18 @@ def test_a_tokenizer_that_marks_the_first_word_gives_the_same_ids() -> None:
     tokenizer.chat_template = CHATML.replace("<|im_start|>", "")  # a turn begins with a word
     assert tokenizer("a").input_ids != tokenizer("<|im_end|>a").input_ids[1:]
     for name in ("one", "five", "five_system"):
-        assert check_against_transformers(tokenizer, name, may_begin=False)
+        encoder = Encoder(tokenizer, Template.chat)
+        assert compare_with_transformers(encoder, tokenizer, name) == "equal"
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_ids_are_those_of_transformers_or_a_reason_is_counted(tokenizer, template: str) -> None:
     tokenizer.chat_template, rendered = TEMPLATES[template]
-    right = {
-        name
-        for name in TALKS
-        if check_against_transformers(tokenizer, name, may_begin=template in BEGUN)
-    }
-    expected = set(rendered.split())
-    assert right - {"inline"} == expected - {"inline"}
-
-
-def test_ids_of_public_templates_are_those_of_transformers() -> None:
-    folder = os.environ.get("RLHF_CHAT_TEMPLATES")
-    if folder is None:
-        pytest.skip("RLHF_CHAT_TEMPLATES=FOLDER names no folder of templates")
-    texts = {path.name: path.read_text() for path in sorted(Path(folder).glob("*.jinja"))}
-    tokenizer = build_tokenizer(list(texts.values()))
-    usable = 0
-    for text in texts.values():
-        tokenizer.chat_template = text
-        try:
-            Encoder(tokenizer, Template.chat)
-        except DataError as error:
-            end = re.search(r"set model\.end_token=(\S+)", str(error))
-            if end is None:
-                continue  # refused before any row is read
-            tokenizer.add_special_tokens({"eos_token": end.group(1)})
-        usable += all([check_against_transformers(tokenizer, n, may_begin=True) for n in ["one"]])
-        for name in TALKS:
-            check_against_transformers(tokenizer, name, may_begin=True)
-    assert usable >= 50
+    encoder = Encoder(tokenizer, Template.chat)
+    found = {name: compare_with_transformers(encoder, tokenizer, name) for name in TALKS}
+    kind = "begun" if template in BEGUN else "equal"
+    assert {name for name in TALKS if found[name] in ("equal", "begun")} == set(rendered.split())
+    assert {found[name] for name in rendered.split()} == {kind}
 
 
 # ------------------------------------------------------------------------------ what is learned
