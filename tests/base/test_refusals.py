@@ -11,7 +11,7 @@ from rlhf.base.refusals import refusal_as_json
 PARTS = {
     "ppo.lam=1.1: must be from 0 to 1": ("ppo.lam", "1.1", "must be from 0 to 1", None),
     "data.path=/my data/a.jsonl: a; b; c": ("data.path", "/my data/a.jsonl", "a", "b; c"),
-    "a.b=[1, 2] with c=3: too many; use 1": ("a.b", "[1, 2]", "with c=3: too many", "use 1"),
+    "a.b=['x: y'] with c=3: too many; use 1": ("a.b", "['x: y']", "with c=3: too many", "use 1"),
     "a + b=9: at most 8; use 8": ("a + b", "9", "at most 8", "use 8"),
     "model.path=/x holds no model; use y": ("model.path", "/x", "holds no model", "use y"),
     "data.path is missing: add data.path=X": ("data.path", None, "is missing", "add data.path=X"),

@@ -69,6 +69,9 @@ RUN_ELSEWHERE = {
     "python -m rlhf.runs": "tests/test_runs_command.py",
     "python -m rlhf.runs state=finished ppo.kl_ctl=0.1 --sort objective": "same",
     "python -m rlhf.runs diff RUN_DIR RUN_DIR": "same",
+    "python -m rlhf.runs state=finished --json": "same",
+    "python -m rlhf.report runs/latest --json": "tests/report/test_run_page.py",
+    "python -m rlhf.watch runs/latest --json": "tests/watch/test_terminal.py",
     "python -m rlhf.runs tree": "same",
     "python -m rlhf.runs clean": "same",
     "python -m rlhf.watch SWEEP_DIR": "tests/watch/test_watch_in_browser.py",
@@ -99,7 +102,7 @@ def composing(command: str, data_file: Path) -> list[list[str]]:
     given = [re.sub(r"^(data\.(?:eval_)?path)=.*", rf"\1={data_file}", a) for a in asked]
     if "--help" in given:
         return [given]
-    flags = {"-m", "--cfg", "job"}
+    flags = {"-m", "--cfg", "job", "--json"}
     overrides = OverridesParser.create().parse_overrides([a for a in given if a not in flags])
     (jobs,) = BasicSweeper.split_arguments(overrides, max_batch_size=None)
     return [["--cfg", "job", *job] for job in (jobs[0], jobs[-1])[: len(jobs)]]
