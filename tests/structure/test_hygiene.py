@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.structure.parsed import nodes_of
+
 ROOT = Path(__file__).parents[2]
 FILES = [*sorted(ROOT.glob("rlhf/**/*.py")), ROOT / "launch.py"]
 CONF = [*sorted(ROOT.glob("conf/**/*.yaml")), *sorted(ROOT.glob("sweeps/**/*.yaml"))]
@@ -21,7 +23,7 @@ def check_print(source: str, path: str) -> list[str]:
     """Calls of print outside the console; launch.py may print its error to stderr."""
     calls = (
         node
-        for node in ast.walk(ast.parse(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {"print", "builtins.print"}
     )
     return [
@@ -36,7 +38,7 @@ def check_global(source: str, path: str) -> list[str]:
     """Global statements."""
     return [
         f"{path}:{node.lineno}: global {', '.join(node.names)}"
-        for node in ast.walk(ast.parse(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.Global)
     ]
 
@@ -45,7 +47,7 @@ def check_bare_except(source: str, path: str) -> list[str]:
     """Handlers that catch everything without a name."""
     return [
         f"{path}:{node.lineno}: bare except"
-        for node in ast.walk(ast.parse(source))
+        for node in nodes_of(source)
         if isinstance(node, ast.ExceptHandler) and node.type is None
     ]
 
@@ -53,7 +55,7 @@ def check_bare_except(source: str, path: str) -> list[str]:
 def check_unpickling(source: str, path: str) -> list[str]:
     """Ways to run code that hides in a file: pickle, its kin, and torch.load."""
     used = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             used += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 
+from tests.structure.parsed import parsed
 from tests.structure.test_layers import FILES, ROOT, TYPE_CHECKING, imported_modules
 
 # The path that the documentation names, from the command to the loss.
@@ -37,20 +38,17 @@ def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
     modules = {module_of(path) for path in sources}
     graph = {}
     for path, source in sources.items():
-        names = {name for _, name in imported_modules(executed(ast.parse(source)), path)}
+        names = {name for _, name in imported_modules(executed(source), path)}
         found = {name if name in modules else name.rpartition(".")[0] for name in names}
         graph[module_of(path)] = (found & modules) - {module_of(path)}
     return graph
 
 
-def executed(tree: ast.Module) -> ast.Module:
-    """``tree`` without what only type checkers read."""
-    tree.body = [
-        node
-        for node in tree.body
-        if not (isinstance(node, ast.If) and ast.unparse(node.test) in TYPE_CHECKING)
-    ]
-    return tree
+def executed(source: str) -> Iterator[ast.AST]:
+    """Yield the nodes of a file, but for what only type checkers read."""
+    for node in parsed(source).body:
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) in TYPE_CHECKING):
+            yield from ast.walk(node)
 
 
 def shortest_path(graph: Graph, start: str, end: str) -> list[str] | None:
@@ -110,7 +108,7 @@ def is_group(name: str) -> bool:
 def public_names(source: str) -> list[str]:
     """Names of the classes, functions and type aliases of a file, unless they start with _."""
     names: list[str] = []
-    for node in ast.parse(source).body:
+    for node in parsed(source).body:
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
                 names.append(name)

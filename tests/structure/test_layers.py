@@ -6,10 +6,12 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.structure.parsed import nodes_of, parsed
 
 ROOT = Path(__file__).parents[2]
 FILES = [*sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("rlhf/**/*.py")), "launch.py"]
@@ -112,9 +114,9 @@ HEAVY = {"torch", "datasets", *INSIDE_FUNCTIONS}
 TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
-def imported_modules(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything that is imported, at any depth."""
-    for node in ast.walk(tree):
+def imported_modules(nodes: Iterable[ast.AST], path: str) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything that the nodes import."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -151,7 +153,7 @@ def check_direction(source: str, path: str) -> list[str]:
         return [f"{path}: {part} has no place in MAY_IMPORT"]
     return [
         f"{path}:{line}: {part} may not import {name}"
-        for line, name in imported_modules(ast.parse(source), path)
+        for line, name in imported_modules(nodes_of(source), path)
         if part_of(name) not in {None, part, *MAY_IMPORT[part]} or name.startswith(DOORS)
     ]
 
@@ -160,7 +162,7 @@ def check_places(source: str, path: str) -> list[str]:
     """Third-party modules outside their places."""
     return [
         f"{path}:{line}: {name} may not be imported here"
-        for line, name in imported_modules(ast.parse(source), path)
+        for line, name in imported_modules(nodes_of(source), path)
         if not path.startswith(places(ONLY_IN, name) or "")
         or path.startswith(places(NEVER_IN, name))
     ]
@@ -175,8 +177,8 @@ def check_lazy(source: str, path: str) -> list[str]:
     """Heavy modules that importing the file would import."""
     return [
         f"{path}:{line}: import {name} inside the function that needs it"
-        for statement in run_at_import(ast.parse(source))
-        for line, name in imported_modules(statement, path)
+        for statement in run_at_import(parsed(source))
+        for line, name in imported_modules([statement], path)
         if name.split(".")[0] in INSIDE_FUNCTIONS
     ]
 
@@ -187,7 +189,7 @@ def check_auto_classes(source: str, path: str) -> list[str]:
         return []
     names = (
         (node.lineno, name)
-        for node in ast.walk(ast.parse(source))
+        for node in nodes_of(source)
         for name in (getattr(node, field, None) for field in ("id", "attr", "name"))
         if isinstance(name, str)
     )
@@ -258,6 +260,6 @@ def test_a_default_run_imports_no_option_and_no_module_imports_the_lazy_ones() -
 def test_no_option_imports_another() -> None:
     for path in FILES:
         own = OPTION.match(path.removesuffix(".py").replace("/", "."))
-        for _, name in imported_modules(ast.parse((ROOT / path).read_text()), path):
+        for _, name in imported_modules(nodes_of((ROOT / path).read_text()), path):
             other = OPTION.match(name)
             assert not own or not other or own[1] == other[1], (path, name)
