@@ -20,6 +20,9 @@ from rlhf.options.phase_store.phase_store import phase_key
 Compose = Callable[[list[str]], DictConfig]
 
 ORDERS = ([Phase.sft, Phase.reward, Phase.ppo], [Phase.sft, Phase.dpo], [Phase.ppo])
+# The phase of checkpoint.best is the first, the last, the only one, one that is left out, or none.
+BEST = [(order, "sft/eval_loss") for order in ORDERS]
+BEST += [(order, "ppo/eval_score") for order in ORDERS[::2]] + [(ORDERS[0], None)]
 # Each takes a reason: a run of tests/runtime/test_effects.py, or a look at what reads it.
 NO_EFFECT = """
 alarms.* checkpoint.* data.cache_dir environment.max_failures environment.processes
@@ -66,8 +69,7 @@ def says(config: RunConfig, key: str, phase: Phase) -> bool:
     return bool(effect_of(key).affects(config) & set(so_far))
 
 
-@pytest.mark.parametrize("best", [None, "sft/eval_loss", "ppo/eval_score"])
-@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+@pytest.mark.parametrize(("order", "best"), BEST)
 def test_a_phase_has_another_key_exactly_if_the_schema_says_so(
     order: list[Phase], best: str | None, compose: Compose
 ) -> None:

@@ -1,4 +1,4 @@
-"""Hostile inputs at every door: six at each here, hundreds in ``make soak``."""
+"""Hostile inputs at every door: three at each here, hundreds in ``make soak``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf.base.errors import ConfigError
 from tests.fuzz.case import FAULTS, Case, Verdict, judged
 from tests.fuzz.doors import mixed
 
-CASES, SEED = 54, 34
+CASES, SEED = 27, 34
 
 
 @pytest.mark.slow
