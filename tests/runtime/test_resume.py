@@ -17,7 +17,6 @@ from rlhf.gpu_check.runs import differing_files
 from rlhf.run.phase_state import checkpoint_folders, find_latest_intact_checkpoint
 from tests.killer import PATH
 from tests.runs import (
-    EPISODES,
     KEEP_ALL,
     ROOT,
     TINY_RUN,
@@ -36,13 +35,13 @@ STEPS = ["sft.epochs=0.5", "reward.epochs=0.5", "ppo.steps=4", "checkpoint.every
 STEPS += ["ppo.eval_every=3", "ppo.sample_every=2", "ppo.eval_prompts=4"]
 ALL_OPTIONS = ["zero=stage0", "ppo.scale_reward=running", "ppo.lr_guard_kl=0.01"]
 ALL_OPTIONS += ["ppo.actor_dropout=0.1", "sft.eval_every=2", "ppo.actor_freeze_steps=3"]
-# Some ways to keep weights, masters, moments and averages; tests/soak_matrix.py has all.
+# Some ways to keep weights, masters, moments and averages; tests/soak_matrix.py has all, and
+# tests/options/environments/test_environment_run.py resumes episodes.
 CASES = {
     "DeepSpeed, stage 2, bf16": [
         *("zero=stage2", "zero.engine=deepspeed", "hardware.dtype=bf16", "sft.epochs=0.1"),
         *("phase.order=[sft,ppo]", "model@reward_model=gold"),  # no reward model to train
     ],
-    "episodes": [*EPISODES, "ppo.gae_unit=turn"],
     "LoRA and DPO": [
         *("lora=default", "phase=pipeline_dpo", "dpo.batch_size=16", "dpo.epochs=0.2"),
         *("dpo.eval_prompts=4", "dpo.eval_examples=8"),

@@ -15,7 +15,17 @@ from rlhf.evaluate.__main__ import main as evaluate
 from rlhf.gpu_check.runs import differing_files
 from rlhf.runtime.start_checks import check_before_start
 from tests.conftest import Compose
-from tests.runs import EPISODES, ROOT, TINY_RUN, finished, metrics, words_that_are_read
+from tests.runs import (
+    EPISODES,
+    KEEP_ALL,
+    ROOT,
+    TINY_RUN,
+    finished,
+    launch,
+    metrics,
+    unfinished_copy,
+    words_that_are_read,
+)
 from tests.soak import EVERY_STEP, progress, soak
 
 pytestmark = pytest.mark.slow
@@ -25,7 +35,19 @@ KNOWN = {"success", "turns", "truncated", "return", "failures"}
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finished(tmp_path_factory.mktemp("runs") / "run", *EPISODES)
+    words = [*EPISODES, "ppo.gae_unit=turn", "checkpoint.every_steps=1", *KEEP_ALL]
+    return finished(tmp_path_factory.mktemp("runs") / "run", *words)
+
+
+def test_continued_episodes_equal_those_that_never_were_stopped(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    stopped = tmp_path / "stopped"
+    unfinished_copy(run_dir, stopped, "ppo", after_step=1)
+    run = launch(f"resume={stopped}", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "ppo: continues after step 1" in run.stdout
+    assert differing_files(stopped, run_dir) == []
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
