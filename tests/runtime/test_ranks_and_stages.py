@@ -126,10 +126,10 @@ def test_ranks_with_sharded_weights_give_the_responses_of_one(
     assert first_responses(run) == first_responses(plain)
 
 
-HALF = [
-    ("bf16", 0, "torch", "sft"),
+HALF = [  # what tests/engine compares at stage 0 is left to soak
+    pytest.param("bf16", 0, "torch", "sft", marks=pytest.mark.soak),
     ("bf16", 1, "torch", "sft"),
-    ("bf16", 0, "deepspeed", "sft"),
+    pytest.param("bf16", 0, "deepspeed", "sft", marks=pytest.mark.soak),
     ("bf16", 3, "deepspeed", "sft"),
     ("fp16", 2, "auto", "pipeline"),
 ]

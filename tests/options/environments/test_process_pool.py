@@ -254,10 +254,10 @@ WORDS = ["a", "sleep", "raise", "die", "nan", "endless", "end"]
 
 @pytest.mark.slow
 def test_environments_that_misbehave_are_counted_exactly() -> None:
-    """Play 12 turns: episode e says WORDS[e % 7] in turn e % 5, and "go on" in the others."""
+    """Play 12 turns: episode e says WORDS[e % 7] in turn e % 3, and "go on" in the others."""
     pool = pool_of(processes=3, step_seconds=2.0)
     counts: Counter[str] = Counter()
-    turns = dict.fromkeys(range(35), 0)
+    turns = dict.fromkeys(range(21), 0)
     waiting, until = len(turns), time.monotonic() + 120
     for episode in turns:
         pool.reset(episode, seed=episode, row={})
@@ -269,7 +269,7 @@ def test_environments_that_misbehave_are_counted_exactly() -> None:
                 counts[reply.failure or "end"] += 1
                 del turns[episode]
             elif turns[episode] < 12:
-                said = WORDS[episode % 7] if turns[episode] == episode % 5 else "go on"
+                said = WORDS[episode % 7] if turns[episode] == episode % 3 else "go on"
                 if turns[episode] > 0:
                     text = reply.step.observation.text
                     assert text.startswith(f"turn {turns[episode]} "), "it lost a turn"
@@ -278,8 +278,8 @@ def test_environments_that_misbehave_are_counted_exactly() -> None:
                 continue
             waiting -= 1
     pool.close()
-    assert counts == Counter(timeout=5, exception=5, died=5, invalid=5, end=5)
-    assert turns == {e: 12 for e in range(35) if WORDS[e % 7] in ("a", "endless")}
+    assert counts == Counter(timeout=3, exception=3, died=3, invalid=3, end=3)
+    assert turns == {e: 12 for e in range(21) if WORDS[e % 7] in ("a", "endless")}
 
 
 def test_a_call_that_hangs_delays_no_other_process() -> None:

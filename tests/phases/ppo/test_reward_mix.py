@@ -25,7 +25,6 @@ from tests.phases.ppo.ppo_pieces import engine_config
 
 TOKENIZER = train_tokenizer(["one two three"], vocab_size=260)
 TEXTS = ["one", "two three", "three"]
-Mix = Callable[..., RewardMix]
 
 
 class Fake:
