@@ -8,7 +8,6 @@ of known layouts, and ``data.sets.NAME.columns`` those of a user.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from jmespath.visitor import TreeInterpreter
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.data.layouts import SCORES, expand_threads, is_blank, pair_rivals, read_records
-from rlhf.data.records import MESSAGE_KEYS, OddRowError, Record, Row, UnusableRowError
+from rlhf.data.records import MESSAGE_KEYS, Dropped, OddRowError, Record, Row, UnusableRowError
 
 Wanted = Mapping[str, str]  # data columns that rewards read -> the config key that names the column
 NONE_WANTED: Wanted = {}
@@ -129,7 +128,7 @@ class Converted(NamedTuple):
 
     records: Sequence[Record]
     layout: str
-    left_out: Counter[str]
+    left_out: Dropped
     read: tuple[str, ...] = ()
     """Columns that hold values and are read."""
     unread: tuple[str, ...] = ()
@@ -176,7 +175,7 @@ class Layout(NamedTuple):
         present = [name for name, value in first.items() if value is not None]
         self._require_columns(first, source)
         records: list[Record] = []
-        left_out: Counter[str] = Counter()
+        left_out = Dropped()
         odd: list[OddRowError] = []
         unread = dict.fromkeys(n for n in present if n not in self.columns and n not in keep)
         nulls = set(self.expressions)
@@ -184,7 +183,7 @@ class Layout(NamedTuple):
             if nulls:
                 nulls = {target for target in nulls if is_blank(targets.values.get(target))}
             for name, value in targets.values.items():
-                if isinstance(value, NESTED):
+                if isinstance(value, NESTED) and name != "tools":
                     unread |= _unread_keys(name, value)
             try:
                 found, tools = read_records(targets, left_out), targets.tools()
@@ -192,12 +191,11 @@ class Layout(NamedTuple):
                 odd.append(error)
                 continue
             except UnusableRowError as reason:
-                left_out[str(reason)] += 1
+                left_out.drop(str(reason), row.place)
                 continue
-            place = (row.file, row.number)
             for record in found:
                 columns = _select_columns(row, record, keep) if keep else None
-                records.append(record._replace(columns=columns, place=place, tools=tools))
+                records.append(record._replace(columns=columns, place=row.place, tools=tools))
         _count_odd_rows(odd, left_out, len(rows))
         for target, expression in self.expressions.items():
             if self.key and target in nulls:
@@ -239,18 +237,16 @@ class Layout(NamedTuple):
         return None if isinstance(value, str) and is_blank(value) else value
 
 
-def _count_odd_rows(odd: Sequence[OddRowError], left_out: Counter[str], total: int) -> None:
-    """Count odd rows in ``left_out`` by reason, each with the first row; refuse most of the rows.
+def _count_odd_rows(odd: Sequence[OddRowError], left_out: Dropped, total: int) -> None:
+    """Count odd rows in ``left_out`` by reason; refuse most of the rows.
 
     Raises:
         DataError: if most of ``total`` rows are odd.
     """
     if 2 * len(odd) > total:
         raise odd[0].fault
-    firsts = {str(error): error.row for error in reversed(odd)}
     for error in odd:
-        row = firsts[str(error)]
-        left_out[f"{error} (first: {row.file}, row {row.number})"] += 1
+        left_out.drop(str(error), error.row.place)
 
 
 def find_first_values(rows: Iterable[Row]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -24,7 +24,7 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.supervisor import PR_SET_PDEATHSIG
 from rlhf.data.column_rules import Converted, Layout, Wanted, find_first_values
 from rlhf.data.files import Chunk
-from rlhf.data.records import Record, Row
+from rlhf.data.records import Dropped, Record, Row, join_dropped
 from rlhf.data.stored import PackedRecords, StoredRecords, pack_records
 from rlhf.data.tables import Table, rows_of_chunk, translate_read_errors
 
@@ -32,7 +32,6 @@ LARGE = 2**25  # bytes of text; the records of smaller data are kept in lists
 MOST_PROCESSES = 8
 WAITING = 2  # chunks per process that are read ahead, or converted and not yet stored
 MARKS = {"grade", "rank"}  # targets that compare the responses of several rows
-FIRST = " (first: "  # begins the place of the first of several rows, at the end of a reason
 
 T = TypeVar("T")
 
@@ -43,7 +42,7 @@ class Conversion(NamedTuple):
     find_layout: Callable[[Sequence[Row], str], Layout]
     """Returns the layout of the rows of a source."""
     keep: Wanted
-    prepare: Callable[[Sequence[Record], Counter[str]], list[Record]]
+    prepare: Callable[[Sequence[Record], Dropped], list[Record]]
     """Returns the records to use, cleaned; counts the others by reason. It can be pickled."""
 
 
@@ -53,8 +52,8 @@ class ConvertedChunk(NamedTuple):
     packed: PackedRecords
     counts: Converted
     """The result of the conversion, without its records."""
-    dropped: Counter[str]
-    """The numbers of records that ``Conversion.prepare`` dropped, by reason."""
+    dropped: Dropped
+    """The records that ``Conversion.prepare`` dropped, by reason."""
 
 
 class NotAloneError(Exception):
@@ -68,7 +67,7 @@ def is_large(tables: Sequence[Table]) -> bool:
 
 def store_tables(
     tables: Sequence[Table], conversion: Conversion, *, folder: Path
-) -> tuple[Converted, Counter[str]] | None:
+) -> tuple[Converted, Dropped] | None:
     """Convert all rows of ``tables``; return records, counts, and the counts of ``prepare``.
 
     The records are stored in a file without a name in ``folder``. Return None if the rows must be
@@ -87,32 +86,27 @@ def store_tables(
         folder.mkdir(parents=True, exist_ok=True)
         file = TemporaryFile(dir=folder)  # noqa: SIM115 (StoredRecords closes it)
     counts: list[Converted] = []
-    dropped: Counter[str] = Counter()
+    dropped: list[Dropped] = []
 
     def convert_chunks() -> Iterator[PackedRecords]:
         for chunk in run_in_order(_list_tasks(tables, conversion), count_processes()):
             counts.append(chunk.counts)
-            dropped.update(chunk.dropped)
+            dropped.append(chunk.dropped)
             yield chunk.packed
 
     try:
         records = StoredRecords(convert_chunks(), file)
     except NotAloneError:
         return None
-    return join_counts(counts)._replace(records=records), dropped
+    return join_counts(counts)._replace(records=records), join_dropped(dropped)
 
 
 def join_counts(parts: Sequence[Converted]) -> Converted:
     """Return layouts, counts and columns of all ``parts``, without their records."""
-    left_out: Counter[str] = Counter()
-    reasons: dict[str, str] = {}
-    for part in parts:
-        for reason, count in part.left_out.items():
-            left_out[reasons.setdefault(reason.partition(FIRST)[0], reason)] += count
     return Converted(
         [],
         " + ".join(dict.fromkeys(part.layout for part in parts)),
-        left_out,
+        join_dropped(part.left_out for part in parts),
         tuple(dict.fromkeys(name for part in parts for name in part.read)),
         tuple(dict.fromkeys(name for part in parts for name in part.unread)),
     )
@@ -152,7 +146,7 @@ def _convert_chunk(
     layout: Layout,
     first: dict[str, object],
     keep: Wanted,
-    prepare: Callable[[Sequence[Record], Counter[str]], list[Record]],
+    prepare: Callable[[Sequence[Record], Dropped], list[Record]],
 ) -> ConvertedChunk:
     with translate_read_errors(place):
         rows = list(rows_of_chunk(chunk, place))
@@ -162,7 +156,7 @@ def _convert_chunk(
         found = layout.convert(rows, source=place, keep=keep)
         if MARKS & layout.expressions.keys() and not all(map(_is_marked, found.records)):
             raise NotAloneError
-        dropped: Counter[str] = Counter()
+        dropped = Dropped()
         packed = pack_records(prepare(found.records, dropped))
     except (DataError, TypeError) as error:
         raise NotAloneError from error

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
@@ -39,6 +39,7 @@ from rlhf.data.records import (
     ASSISTANT_TURN,
     SPEAKERS,
     WAY_OUT,
+    Dropped,
     Message,
     Record,
     Row,
@@ -51,6 +52,7 @@ NO_COMMON_PROMPT = "chosen and rejected share no prompt up to their last answer"
 PROMPT_ELSEWHERE = "if the prompt is another column, data.sets.NAME.columns says which"
 NOT_LEARNED = "no answer may be learned (weight=0 or train=false)"
 TIE = "pairs of responses with equal scores"
+NOT_ANSWERED = "last turns that no answer follows; the turns before them are used"
 NOT_SCORED = "responses without text or score"
 SCORES = ("margin", "chosen_score", "rejected_score")  # columns of a pair of scored responses
 MARKS = {"true": True, "false": False}  # marks as the texts of a CSV file
@@ -94,7 +96,7 @@ def _read_number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def read_records(row: Row, left_out: Counter[str]) -> list[Record]:
+def read_records(row: Row, left_out: Dropped) -> list[Record]:
     """Return the records of a row of targets; count responses that are not used in ``left_out``.
 
     Raises:
@@ -109,7 +111,10 @@ def read_records(row: Row, left_out: Counter[str]) -> list[Record]:
         return _read_responses(row, asked, left_out)
     if "rejected" in targets:
         return [_read_pair(row, asked)]
-    answered = _read_response(row, "messages" if "messages" in targets else "chosen", asked)
+    if "messages" in targets:
+        answered = _read_conversation(row, left_out)
+    else:
+        answered = _read_response(row, "chosen", asked)
     grade = None if answered.chosen is None else _read_grade(row)
     return [answered if grade is None else answered._replace(grade=grade)]
 
@@ -132,7 +137,7 @@ def _make_pair(better: Record, worse: Record) -> Record:
     return better._replace(rejected=worse.chosen, grade=None, turns=())
 
 
-def _read_responses(row: Row, asked: Record | None, left_out: Counter[str]) -> list[Record]:
+def _read_responses(row: Row, asked: Record | None, left_out: Dropped) -> list[Record]:
     responses = row.items("responses")
     given = next((name for name in ("scores", "ranks") if name in row.values), None)
     numbers = row.items(given) if given else range(len(responses))  # the best first: ranks
@@ -142,11 +147,12 @@ def _read_responses(row: Row, asked: Record | None, left_out: Counter[str]) -> l
     for response, number in zip(responses, numbers, strict=True):
         score = _read_number(number)
         if is_blank(response) or score is None:
-            left_out[NOT_SCORED] += 1
+            left_out.drop(NOT_SCORED, row.place)
             continue
         one = row._replace(values={**row.values, "chosen": response})
         grade = score if given == "scores" else -score
-        answered.append(_read_response(one, "chosen", asked)._replace(grade=grade))
+        read = _read_response(one, "chosen", asked)
+        answered.append(read._replace(grade=grade, place=row.place))
     if not responses:
         raise UnusableRowError("responses is empty")
     if len({each.chosen for each in answered}) < len(answered):
@@ -157,26 +163,26 @@ def _read_responses(row: Row, asked: Record | None, left_out: Counter[str]) -> l
     return pairs if given == "scores" else [pair._replace(columns=None) for pair in pairs]
 
 
-def _compare_responses(answered: Sequence[Record], left_out: Counter[str]) -> list[Record]:
+def _compare_responses(answered: Sequence[Record], left_out: Dropped) -> list[Record]:
     """Return the pairs of responses to one prompt whose grades differ; count the others."""
     pairs = []
     for each, other in combinations(answered, 2):
         worse, better = sorted((each, other), key=lambda record: record.grade or 0.0)
         low, high = worse.grade or 0.0, better.grade or 0.0
         if low == high:
-            left_out[TIE] += 1
+            left_out.drop(TIE, better.place)
             continue
         scores = dict(zip(SCORES, (high - low, high, low), strict=True))
         try:
             pair = _make_pair(better, worse)
         except UnusableRowError as reason:
-            left_out[str(reason)] += 1
+            left_out.drop(str(reason), better.place)
         else:
             pairs.append(pair._replace(columns={**(better.columns or {}), **scores}))
     return pairs
 
 
-def pair_rivals(records: list[Record], left_out: Counter[str]) -> list[Record]:
+def pair_rivals(records: list[Record], left_out: Dropped) -> list[Record]:
     """Return ``records`` with the pairs of all scored responses to the same prompt in their place.
 
     A scored response without a rival, and a record without a score, stay as they are.
@@ -215,7 +221,7 @@ def _read_response(row: Row, column: str, asked: Record | None) -> Record:
     value = row.values.get(column)
     if asked is not None and is_missing(value):
         return asked
-    if isinstance(value, list | dict) or column == "messages":
+    if isinstance(value, list | dict):
         return _read_message_response(row, column, asked)
     if asked is not None:
         return asked._replace(chosen=_add_space(asked, row.text(column)))
@@ -231,8 +237,6 @@ def _read_response(row: Row, column: str, asked: Record | None) -> Record:
 
 def _read_message_response(row: Row, column: str, asked: Record | None) -> Record:
     *before, last = row.messages(column)
-    if column == "messages":
-        return _read_conversation([*before, last], row)
     is_whole = asked is None or (bool(before) and before[0].role != "assistant")
     if last.role != "assistant" or (before and not is_whole):
         raise UnusableRowError(f"{column} does not end in one assistant turn")
@@ -255,11 +259,12 @@ def _build_unlearned_error(answer: Message, column: str) -> UnusableRowError:
     return UnusableRowError(NOT_LEARNED if is_said else f"{column} ends in an empty turn")
 
 
-def _read_conversation(messages: Sequence[Message], row: Row) -> Record:
+def _read_conversation(row: Row, left_out: Dropped) -> Record:
     """Return a record of the last answer to learn, with all turns if they have more to learn.
 
-    A conversation without such an answer is a prompt.
+    A conversation without such an answer is a prompt. Turns that no answer follows are counted.
     """
+    messages = row.messages("messages")
     learned = find_learned_turns(messages)
     if not learned:
         ends_in_answer = messages[-1].role == "assistant"
@@ -269,6 +274,8 @@ def _read_conversation(messages: Sequence[Message], row: Row) -> Record:
         return asked
     *before, last = messages[: learned[-1] + 1]
     asked = _record_of_messages(before, row)
+    if messages[-1].role != "assistant":
+        left_out.drop(NOT_ANSWERED, row.place)
     turns = (*(asked.messages or ()), *messages[learned[-1] :])
     has_more = last.shown or sum(each.role == "assistant" for each in turns) > 1
     return asked._replace(chosen=f" {last.text}", turns=turns if has_more else ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
@@ -12,14 +11,22 @@ from typing import NamedTuple
 import numpy as np
 
 from rlhf.base.errors import DataError
-from rlhf.base.hashing import blake2b_of
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase, Source
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.column_rules import NONE_WANTED, Converted, Layout, Wanted, parse_columns
 from rlhf.data.detect import detect_layout
 from rlhf.data.large_files import Conversion, is_large, join_counts, store_tables
-from rlhf.data.records import RawDataset, Record, Row, clean_records
+from rlhf.data.records import (
+    Dropped,
+    RawDataset,
+    Record,
+    Row,
+    clean_records,
+    describe_first_place,
+    find_reversed_pairs,
+    join_dropped,
+)
 from rlhf.data.stored import drop_repeated_examples, facts_of
 from rlhf.data.synthetic_pairs import add_right_answers, generate_records
 from rlhf.data.tables import Table, Tables, find_tables, join_first_names, rows_of
@@ -30,7 +37,7 @@ class _Settings(NamedTuple):
     """What applies to every dataset of a run."""
 
     keep: Wanted
-    prepare: Callable[[Sequence[Record], Counter[str]], list[Record]]
+    prepare: Callable[[Sequence[Record], Dropped], list[Record]]
     """Returns the records to use, cleaned; counts the others by reason."""
     folder: Path
     """The folder for the records of large files."""
@@ -60,7 +67,7 @@ def load_datasets(
 
 def _prepare(
     records: Sequence[Record],
-    left_out: Counter[str],
+    left_out: Dropped,
     *,
     is_cleaned: bool,
     change: Callable[[Record], Record] | None,
@@ -72,7 +79,7 @@ def _prepare(
 def _read_datasets(config: DataConfig, seed: int, settings: _Settings) -> list[RawDataset]:
     if config.source is Source.synthetic:
         records = add_right_answers(generate_records(config.size, seed=seed), settings.keep)
-        left_out: Counter[str] = Counter()
+        left_out = Dropped()
         prepared = settings.prepare(records, left_out)
         return [RawDataset("synthetic", prepared, None, "preference", left_out)]
     if config.sets:
@@ -126,12 +133,14 @@ def describe_dataset(dataset: RawDataset) -> str:
     own_eval = "" if dataset.eval is None else f" ({len(dataset.eval):,} held out)"
     sides = [dataset.train, dataset.eval or []]
     counts = np.concatenate([facts_of(side, "counts") for side in sides])
+    has_pairs = counts["has_rejected"].any()
     without = ""
     for part in ("chosen", "rejected"):
         count = int((counts["has_prompt"] & ~counts[f"has_{part}"]).sum())
-        without += f", {count:,} without {part}" if 0 < count < len(counts) else ""
-    reversed_ones = _count_reversed_pairs(sides) if counts["has_rejected"].any() else 0
-    without += f", {reversed_ones:,} with their reverse" if reversed_ones else ""
+        what = part if has_pairs else "a response"
+        without += f", {count:,} without {what}" if 0 < count < len(counts) else ""
+    reverses = sum(1 for _ in find_reversed_pairs(chain(*sides))) if has_pairs else 0
+    without += f", {reverses:,} the reverse of an earlier one" if reverses else ""
     examples = f"{len(counts):,} examples{own_eval}{without}"
     skipped = _describe_dropped_rows(dataset.left_out)
     talks = int((counts["answers"] > 0).sum())
@@ -148,22 +157,12 @@ def describe_dataset(dataset: RawDataset) -> str:
     return "; ".join(note for note, is_given in notes.items() if is_given)
 
 
-def _count_reversed_pairs(sides: Sequence[Sequence[Record]]) -> int:
-    pairs = ((r.prompt, r.chosen, r.rejected) for r in chain(*sides) if r.rejected)
-    marks = [
-        (_mark(p, chosen, rejected), _mark(p, rejected, chosen)) for p, chosen, rejected in pairs
-    ]
-    found = {mark for mark, _ in marks}
-    return sum(reverse in found for _, reverse in marks)
-
-
-def _mark(*texts: str | None) -> bytes:
-    """Return a hash of ``texts``: the texts of millions of pairs would not fit into memory."""
-    return blake2b_of(repr(texts).encode())
-
-
-def _describe_dropped_rows(left_out: Counter[str]) -> str:
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.most_common() if count)
+def _describe_dropped_rows(left_out: Dropped) -> str:
+    reasons = ", ".join(
+        f"{count:,} {reason}{describe_first_place(left_out.places.get(reason))}"
+        for reason, count in left_out.most_common()
+        if count
+    )
     return f"{left_out.total():,} skipped" + (f" ({reasons})" if reasons else "")
 
 
@@ -210,7 +209,7 @@ def _convert_dataset(
         records[0],
         records[1] if tables.eval else None,
         both.layout,
-        sum((dropped for _, dropped in found), both.left_out),
+        join_dropped([both.left_out, *(dropped for _, dropped in found)]),
         read=both.read,
         unread=both.unread,
         sides=tables.sides,
@@ -219,7 +218,7 @@ def _convert_dataset(
 
 def _convert_tables(
     tables: list[Table], rules: Layout | None, settings: _Settings
-) -> tuple[Converted, Counter[str]]:
+) -> tuple[Converted, Dropped]:
     """Return the records of ``tables``, and the numbers of those that ``prepare`` dropped."""
     keep, prepare = settings.keep, settings.prepare
 
@@ -236,7 +235,7 @@ def _convert_tables(
             rows = rows_of(table)
             layout = find_layout(rows, table.place)
             parts.append(layout.convert(rows, source=table.place, keep=keep))
-        dropped: Counter[str] = Counter()
+        dropped = Dropped()
         records = prepare([record for part in parts for record in part.records], dropped)
         found = join_counts(parts)._replace(records=records), dropped
     converted, dropped = found

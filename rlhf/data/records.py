@@ -6,7 +6,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from rlhf.base.errors import DataError
@@ -44,6 +44,46 @@ LINE_ENDS = re.compile(r"[ \t]*(?:\r\n?|[\n\v\f\x85])")
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 
 V = TypeVar("V")
+Place = tuple[str, int]  # a file (or hub dataset), and the number of a row in it, from 1
+FIRST_PLACES = 5  # places that are kept of the rows that are dropped for one reason
+
+
+class Dropped(Counter[str]):
+    """Numbers of dropped rows by reason; ``places`` has the places of the first of each reason."""
+
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        """Start with ``counts`` of rows whose places are not known."""
+        super().__init__(counts or {})
+        self.places: dict[str, list[Place]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the places in a copy of another process."""
+        return Dropped, (dict(self),), {"places": self.places}
+
+    def drop(self, reason: str, place: Place | None) -> None:
+        """Count one row."""
+        self.drop_all(reason, 1, [place] if place else [])
+
+    def drop_all(self, reason: str, count: int, places: Sequence[Place]) -> None:
+        """Count several rows, of which ``places`` are the first."""
+        self[reason] += count
+        known = self.places.setdefault(reason, [])
+        known += places[: FIRST_PLACES - len(known)]
+
+
+def join_dropped(parts: Iterable[Dropped]) -> Dropped:
+    """Return the numbers and places of all ``parts``."""
+    whole = Dropped()
+    for part in parts:
+        for reason, count in part.items():
+            whole.drop_all(reason, count, part.places.get(reason, []))
+    return whole
+
+
+def describe_first_place(places: Sequence[Place | None] | None) -> str:
+    """Return the end of a reason that names the first of ``places``; "" if no place is known."""
+    first = places[0] if places else None
+    return f" (first: {first[0]}, row {first[1]})" if first else ""
 
 
 class Message(NamedTuple):
@@ -102,7 +142,7 @@ class Record(NamedTuple):
     """The messages of the prompt if its source has any; ``prompt`` shows them as text."""
     tools: Sequence[Any] | None = None
     """The tools that a conversation may call, as chat templates take them."""
-    place: tuple[str, int] | None = None
+    place: Place | None = None
     """The file and row that it was read from."""
     grade: bool | float | None = None
     """How good ``chosen`` is by its source, if it is the only response: a mark, or a score."""
@@ -170,8 +210,8 @@ class RawDataset(NamedTuple):
     eval: Sequence[Record] | None
     """Held-out records that come with the dataset; None: it has none."""
     layout: str
-    left_out: Counter[str]
-    """Number of dropped rows, by reason."""
+    left_out: Dropped
+    """Dropped rows, by reason."""
     weight: float = 1.0
     """Number of times that its training records are used."""
     phases: Sequence[Phase] | None = None
@@ -209,6 +249,11 @@ class Row(NamedTuple):
     number: int
     values: Mapping[str, object]
 
+    @property
+    def place(self) -> Place:
+        """Return the file and the number."""
+        return self.file, self.number
+
     def build_error(self, problem: str) -> DataError:
         """Return a ``DataError`` that names the file and row of the ``problem``."""
         return DataError(f"{self.file}, row {self.number}: {problem}")
@@ -217,7 +262,7 @@ class Row(NamedTuple):
         """Return the text of ``column``."""
         value = self._read_value(column, str, "text")
         if not value.strip():
-            raise UnusableRowError(f"{column} is empty")
+            raise UnusableRowError(f"{self._name(column)} is empty")
         return value
 
     def items(self, column: str) -> list[object]:
@@ -232,7 +277,7 @@ class Row(NamedTuple):
             items = self._read_value(column, list, "a list of messages")
             places = [f"{column}[{index}]" for index in range(len(items))]
         if not items:
-            raise UnusableRowError(f"{column} is empty")
+            raise UnusableRowError(f"{self._name(column)} is empty")
         return [self._read_message(item, at) for item, at in zip(items, places, strict=True)]
 
     def tools(self, column: str = "tools") -> list[Any] | None:
@@ -245,6 +290,11 @@ class Row(NamedTuple):
             raise self._build_odd_row(column, f"is of type {kind}", "must be a list, or its JSON")
         return list(value) if isinstance(value, list) and value else None
 
+    def _name(self, column: str) -> str:
+        """Return the name of a target: a response is chosen only if another one is rejected."""
+        is_only = column == "chosen" and "rejected" not in self.values
+        return "response" if is_only else column
+
     def _build_odd_row(self, place: str, problem: str, rule: str = "must be text") -> OddRowError:
         """Return the error for a row whose value at ``place``, such as messages[1], is odd."""
         kind = re.sub(r"\[\d+\]", "[]", place)
@@ -254,7 +304,7 @@ class Row(NamedTuple):
     def _read_value(self, column: str, wanted: type[V], rule: str) -> V:
         value = self.values.get(column)
         if value is None:
-            raise UnusableRowError(f"{column} is null")
+            raise UnusableRowError(f"{self._name(column)} is null")
         if not isinstance(value, wanted):
             is_nested = isinstance(value, list | dict)
             raise self.build_error(
@@ -333,14 +383,14 @@ def clean_text(text: str) -> str:
     return LINE_ENDS.sub("\n", UNPRINTABLE.sub("", unicodedata.normalize("NFC", text)))
 
 
-def clean_records(records: Sequence[Record], left_out: Counter[str]) -> list[Record]:
+def clean_records(records: Sequence[Record], left_out: Dropped) -> list[Record]:
     """Return ``records`` with clean texts; drop and count those that are unusable afterwards."""
     kept = []
     for record in records:
         cleaned = _clean_record(record)
         reason = _find_unusable_reason(cleaned)
         if reason:
-            left_out[f"{reason} after cleaning"] += 1
+            left_out.drop(f"{reason} after cleaning", record.place)
         else:
             kept.append(cleaned)
     return kept
@@ -371,7 +421,8 @@ def _clean_messages(messages: tuple[Message, ...] | None) -> tuple[Message, ...]
 def _find_unusable_reason(record: Record) -> str | None:
     for name, part in zip(TEXT_FIELDS, record.texts, strict=True):
         if part is not None and (not part or part.isspace()):
-            return f"{name} is empty"
+            is_only = name == "chosen" and record.rejected is None
+            return f"{'response' if is_only else name} is empty"
     if record.rejected is not None and record.chosen == record.rejected:
         return "chosen equals rejected"
     return None
@@ -398,6 +449,20 @@ def prompt_key(record: Record) -> bytes:
 def example_key(record: Record) -> bytes:
     """Return a hash that is equal for examples that repeat one another."""
     return fingerprint(*record.texts, *hidden_texts(record))
+
+
+def find_reversed_pairs(records: Iterable[Record]) -> Iterator[tuple[int, int]]:
+    """Yield (earlier index, index) of each pair that is the reverse of an earlier pair.
+
+    Differences in white space and case are ignored, as in ``example_key``.
+    """
+    first: dict[bytes, int] = {}
+    for index, record in enumerate(records):
+        if record.prompt is not None and record.chosen and record.rejected:
+            prompt, better, worse, _ = record.texts
+            if (earlier := first.get(fingerprint(prompt, worse, better))) is not None:
+                yield earlier, index
+            first.setdefault(fingerprint(prompt, better, worse), index)
 
 
 def hidden_texts(record: Record) -> list[str]:

@@ -10,7 +10,6 @@ import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
@@ -20,7 +19,17 @@ from weakref import finalize
 
 import numpy as np
 
-from rlhf.data.records import SPEAKERS, Message, RawDataset, Record, example_key, prompt_key
+from rlhf.data.records import (
+    FIRST_PLACES,
+    SPEAKERS,
+    Dropped,
+    Message,
+    RawDataset,
+    Record,
+    example_key,
+    join_dropped,
+    prompt_key,
+)
 
 Numbers = np.ndarray[Any, Any]
 REPEATED = "repeats an earlier example"
@@ -277,19 +286,24 @@ def drop_repeated_examples(datasets: Sequence[RawDataset]) -> list[RawDataset]:
     train = _drop_repeated([each.train for each in datasets])
     held_out = _drop_repeated([each.eval or [] for each in datasets])
     found = []
-    for each, kept, kept_eval in zip(datasets, train, held_out, strict=True):
-        repeated = len(each.train) - len(kept) + len(each.eval or ()) - len(kept_eval)
-        left_out = each.left_out + Counter({REPEATED: repeated})
+    for each, (kept, dropped), (kept_eval, more) in zip(datasets, train, held_out, strict=True):
+        left_out = join_dropped([each.left_out, dropped, more])
         own_eval = None if each.eval is None else kept_eval
         found.append(each._replace(train=kept, eval=own_eval, left_out=left_out))
     return found
 
 
-def _drop_repeated(parts: Sequence[Sequence[Record]]) -> list[Sequence[Record]]:
+def _drop_repeated(parts: Sequence[Sequence[Record]]) -> list[tuple[Sequence[Record], Dropped]]:
+    """Return for each part the records that do not repeat an earlier one, and those that do."""
     keys = np.concatenate([facts_of(part, "example_key") for part in parts])
     is_first = first_of_groups(number_groups(keys))
     ends = np.cumsum([0, *map(len, parts)])
-    return [
-        take(part, np.flatnonzero(is_first[start:end]))
-        for part, (start, end) in zip(parts, pairwise(ends), strict=True)
-    ]
+    found = []
+    for part, (start, end) in zip(parts, pairwise(ends), strict=True):
+        repeats = np.flatnonzero(~is_first[start:end])
+        places = (part[int(row)].place for row in repeats[:FIRST_PLACES])
+        dropped = Dropped()
+        if len(repeats):
+            dropped.drop_all(REPEATED, len(repeats), list(filter(None, places)))
+        found.append((take(part, np.flatnonzero(is_first[start:end])), dropped))
+    return found

@@ -34,7 +34,7 @@ from rlhf.config.batches import unpaired_feedback
 from rlhf.config.choices import Phase, Template, Unpaired
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder, UnusableTemplateError
-from rlhf.data.records import Record
+from rlhf.data.records import Record, describe_first_place
 from rlhf.data.splits import PhaseData
 from rlhf.data.stored import is_in_memory
 from rlhf.data.tokens_on_demand import TokensOnDemand, find_usable
@@ -228,16 +228,14 @@ def _render_rows(
             errors.append((error, record))
     if 2 * len(errors) > len(rows):
         first, record = errors[0]
-        places = f"for {len(errors)} of {len(rows)} examples{_describe_place(record)}"
+        at = describe_first_place([record.place])
+        places = f"for {len(errors)} of {len(rows)} examples{at}"
         raise DataError(f"{first}. It fails {places}.")
     firsts = {each.problem: record for each, record in reversed(errors)}
     for each, _ in errors:
-        left_out[f"{each.problem}{_describe_place(firsts[each.problem])}"] += 1
+        at = describe_first_place([firsts[each.problem].place])
+        left_out[f"{each.problem}{at}"] += 1
     return rendered
-
-
-def _describe_place(record: Record) -> str:
-    return f" (first: {record.place[0]}, row {record.place[1]})" if record.place else ""
 
 
 # The function that converts records to columns of token ids.

@@ -15,10 +15,20 @@ from rlhf.config.choices import Phase, Source
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
-from rlhf.data.records import RawDataset, Record
+from rlhf.data.records import FIRST_PLACES, RawDataset, Record
 from rlhf.data.splits import PhaseData
+from rlhf.data.stored import join
 from rlhf.data.tokens import Limit, find_token_limit
-from rlhf.look.repeats import NAMED_PLACES, DataFinding, find_repeats, place_text
+from rlhf.look.grades import GradedSample, find_doubtful_marks, sample_grades
+from rlhf.look.odd_responses import find_odd_responses
+from rlhf.look.repeats import (
+    MOST_COMPARED,
+    DataFinding,
+    find_repeats,
+    name_place,
+    name_records,
+    place_text,
+)
 from rlhf.look.shown_examples import (
     MEASURED,
     EncodedSample,
@@ -51,8 +61,10 @@ class Lengths:
     """Sequences that were measured: all, or those of a sample."""
     over: int
     """Measured sequences that are longer than the limit."""
+    over_rows: int
+    """Rows with such sequences."""
     over_places: list[str]
-    """The places of the first of these."""
+    """The places of the first of these rows."""
     shortest: int
     median: int
     longest: int
@@ -79,11 +91,12 @@ class Look:
     template: str
     lengths: list[Lengths]
     findings: list[DataFinding]
+    grades: list[GradedSample]
     examples: list[ShownExample]
 
 
-def inspect_data(config: RunConfig) -> Look:
-    """Read the data of ``config`` as a run does, and measure it.
+def inspect_data(config: RunConfig, command: str) -> Look:
+    """Read the data of ``config`` as a run does, and measure it; ``command`` starts the run.
 
     Raises:
         RlhfError: if no row can be used, or the tokenizer cannot be loaded.
@@ -97,9 +110,7 @@ def inspect_data(config: RunConfig) -> Look:
     try:
         parts = divide_datasets(datasets, config, lines.append)
     except DataError as error:
-        findings.append(
-            DataFinding("refused", 1, f"A run with these words refuses the data: {error}")
-        )
+        findings.append(DataFinding("refused", 1, f"`{command}` would be refused: {error}"))
     tokenizer = _load_tokenizer(config, datasets, parts)
     encoder = Encoder(tokenizer, config.data.template)
     samples = [
@@ -107,10 +118,15 @@ def inspect_data(config: RunConfig) -> Look:
         for phase in config.phase.order
     ]
     lengths = [found for sample in samples for found in _measure(sample, config)]
+    first = join([side for each in datasets for side in (each.train, each.eval or [])])
+    first = first[:MOST_COMPARED]
     findings += [
         *(finding for dataset in datasets for finding in _find_in_dataset(dataset)),
         *(finding for sample in samples for finding in _find_unusable(sample)),
         *(finding for found in lengths for finding in _find_too_long(found)),
+        *_find_unanswered(first),
+        *find_odd_responses(first),
+        *find_doubtful_marks(first),
         *find_repeats(datasets, list(parts.values())),
     ]
     return Look(
@@ -120,6 +136,7 @@ def inspect_data(config: RunConfig) -> Look:
         config.data.template.value,
         lengths,
         findings,
+        sample_grades(first),
         show_examples(samples, encoder, tokenizer, config),
     )
 
@@ -137,10 +154,10 @@ def _load_tokenizer(
     return load_or_train_tokenizer(model, key=key, texts=texts)
 
 
-def _records_for(phase: Phase, datasets: Sequence[RawDataset]) -> list[Record]:
+def _records_for(phase: Phase, datasets: Sequence[RawDataset]) -> Sequence[Record]:
     share = phase.phase_in_split
     used = [each for each in datasets if each.phases is None or share in each.phases]
-    return [record for each in used for record in (*each.train, *(each.eval or ()))]
+    return join([side for each in used for side in (each.train, each.eval or [])])
 
 
 def _count_records(dataset: RawDataset) -> dict[str, object]:
@@ -152,10 +169,9 @@ def _count_records(dataset: RawDataset) -> dict[str, object]:
 
 def _find_in_dataset(dataset: RawDataset) -> Iterator[DataFinding]:
     for reason, count in dataset.left_out.most_common():
-        if count:
-            yield DataFinding(
-                "dropped", count, f"{count:,} rows of {dataset.name} are not used: {reason}"
-            )
+        places = [name_place(place) for place in dataset.left_out.places.get(reason, [])]
+        text = f"Not used of {dataset.name}, {count:,} times: {reason}"
+        yield DataFinding("dropped", count, text, places)
     if dataset.unread:
         columns = ", ".join(dataset.unread)
         yield DataFinding("unread", len(dataset.unread), f"{dataset.name}: not read: {columns}")
@@ -164,7 +180,8 @@ def _find_in_dataset(dataset: RawDataset) -> Iterator[DataFinding]:
 
 def _find_lopsided_pairs(dataset: RawDataset) -> Iterator[DataFinding]:
     """Yield a finding if the chosen responses of nearly all pairs are longer, or shorter."""
-    pairs = [(r.chosen, r.rejected) for r in dataset.train if r.chosen and r.rejected]
+    first = dataset.train[:MOST_COMPARED]
+    pairs = [(r.chosen, r.rejected) for r in first if r.chosen and r.rejected]
     counts = {
         "longer": sum(len(better) > len(worse) for better, worse in pairs),
         "shorter": sum(len(better) < len(worse) for better, worse in pairs),
@@ -176,10 +193,23 @@ def _find_lopsided_pairs(dataset: RawDataset) -> Iterator[DataFinding]:
             yield DataFinding("lopsided", count, text)
 
 
+def _find_unanswered(records: Sequence[Record]) -> Iterator[DataFinding]:
+    """Yield the prompts without a response, if other prompts have one."""
+    found = [r for r in records if r.chosen is None and r.text is None]
+    if len(found) < len(records):
+        text = "examples have no response, or end with the user: only PPO uses them, as prompts"
+        yield from name_records("unanswered", found, text)
+
+
 def _find_unusable(sample: EncodedSample) -> Iterator[DataFinding]:
     for reason, count in sample.skipped.items() if sample.lengths else ():
         of = f"Of {len(sample.records):,} examples the {sample.phase} phase cannot use"
-        yield DataFinding("unusable", count, f"{of} {count:,}: {reason}")
+        used = set(sample.columns["row"])
+        places = [place_text(r) for row, r in enumerate(sample.records) if row not in used]
+        is_only = len(places) == count  # no other reason, and each example has one sequence
+        first = places[:FIRST_PLACES] if is_only else []
+        why = reason.partition(" (first: ")[0] if first else reason
+        yield DataFinding("unusable", count, f"{of} {count:,}: {why}", first)
 
 
 def _find_too_long(found: Lengths) -> Iterator[DataFinding]:
@@ -187,7 +217,7 @@ def _find_too_long(found: Lengths) -> Iterator[DataFinding]:
         keeps = f"; {found.keeps_99} keeps 99 %" if found.keeps_99 else ""
         what = f"{found.over:,} of {found.measured:,} {found.title}"
         text = f"{what} are longer than {found.key}={found.limit}{keeps}"
-        yield DataFinding("too_long", found.over, text, found.over_places)
+        yield DataFinding("too_long", found.over_rows, text, found.over_places)
 
 
 def _measure(sample: EncodedSample, config: RunConfig) -> Iterator[Lengths]:
@@ -206,7 +236,8 @@ def _summarise(
     title: str, limit: Limit, lengths: Sequence[TokensOfRow], records: Sequence[Record]
 ) -> Lengths:
     found = sorted(tokens for tokens, _ in lengths)
-    over = [place_text(records[row]) for tokens, row in lengths if tokens > limit.tokens]
+    over = [row for tokens, row in lengths if tokens > limit.tokens]
+    rows = list(dict.fromkeys(over))
     enough = found[math.ceil(KEPT * len(found)) - 1]
     return Lengths(
         title,
@@ -214,7 +245,8 @@ def _summarise(
         limit.tokens,
         len(found),
         len(over),
-        list(dict.fromkeys(over))[:NAMED_PLACES],
+        len(rows),
+        [place_text(records[row]) for row in rows[:FIRST_PLACES]],
         found[0],
         found[len(found) // 2],
         found[-1],

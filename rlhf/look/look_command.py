@@ -31,6 +31,7 @@ from rlhf.jobs.completion import build_new_config
 from rlhf.jobs.launch_command import compose_job
 from rlhf.look.inspection import Look, inspect_data
 from rlhf.look.look_page import render_look
+from rlhf.look.shown_examples import shorten_middle
 from rlhf.run.console import Console, build_console, literal_text
 from rlhf.runtime.launch_mode import LAUNCHER
 
@@ -56,8 +57,10 @@ def build_look_parser() -> argparse.ArgumentParser:
 def _look(options: argparse.Namespace) -> None:
     quieten_libraries()
     with redirect_stdout(StringIO()) as notes:  # lines on the template, also beside JSON
-        config = compose_config(options.words)
-    look = inspect_data(config)
+        words, place = split_words(options.words)
+        config = compose_config(words, place)
+    own = words if place is None else [*words, f"data.path={place}"]
+    look = inspect_data(config, f"python launch.py {shlex.join(own)}")
     if options.json:
         sys.stdout.write(json.dumps(asdict(look), indent=1) + "\n")
     else:
@@ -73,11 +76,23 @@ def _look(options: argparse.Namespace) -> None:
         sys.stderr.write(f"wrote {path}\n")
 
 
-def compose_config(words: Sequence[str]) -> RunConfig:
-    """Return the configuration of a run with the ``words``, of which one may be a place of data.
+def compose_config(words: Sequence[str], place: str | None) -> RunConfig:
+    """Return the configuration of a run with the ``words``, and with the data at ``place``.
 
     Raises:
-        ConfigError: if several words are places, or a value is wrong.
+        ConfigError: if a value is wrong.
+    """
+    with compose_job(words, LAUNCHER.with_name("conf")) as job:
+        if place is not None:
+            job.cfg.data.path = place
+        return build_new_config(job)
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return the words for the launcher, and the place of data if a word is one.
+
+    Raises:
+        ConfigError: if several words are places.
     """
     places = [word for word in words if "=" not in word or Path(word).exists()]
     if len(places) > 1:
@@ -87,10 +102,7 @@ def compose_config(words: Sequence[str]) -> RunConfig:
     own = [word for word in words if word not in places]
     for place in places:
         own.insert(0, f"data={'hub' if _is_hub_id(place) else 'local'}")
-    with compose_job(own, LAUNCHER.with_name("conf")) as job:
-        for place in places:
-            job.cfg.data.path = place
-        return build_new_config(job)
+    return own, next(iter(places), None)
 
 
 def _is_hub_id(place: str) -> bool:
@@ -108,20 +120,21 @@ def print_look(look: Look, console: Console) -> None:
         *(f"  {lengths}" for lengths in look.lengths),
         f"\nTo look at: {len(look.findings) or 'nothing was found'}",
         *(f"  - {finding}" for finding in look.findings),
+        *(["\nGrades to check"] if look.grades else []),
+        *(
+            f"  {each.grade}: {each.prompt} -> {each.response} ({each.place})"
+            for each in look.grades
+        ),
         f"\nExamples, as the model sees them; what is learned is {marks}",
     ):
         console.say(line)
     for example in look.examples:
         console.say(f"--- {example.title} ({example.tokens:,} tokens; {example.place})")
-        texts = [(shorten_middle(span.text), span.is_learned) for span in example.spans]
+        texts = [
+            (shorten_middle(span.text, LONGEST_SHOWN), span.is_learned) for span in example.spans
+        ]
         if console.is_terminal:
             spans = (literal_text(text, style="green" if green else "") for text, green in texts)
             console.show(literal_text("").join(spans))
         else:
             console.say("".join(f"[[{text}]]" if marked else text for text, marked in texts))
-
-
-def shorten_middle(text: str) -> str:
-    """Return ``text`` without its middle if it is long."""
-    cut, half = len(text) - LONGEST_SHOWN, LONGEST_SHOWN // 2
-    return text if cut <= 0 else f"{text[:half]} ... ({cut:,} letters) ... {text[-half:]}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from rlhf.look.inspection import Look
 from rlhf.report.page import Headline, render_template
 
@@ -17,4 +19,5 @@ def render_look(look: Look, command: str) -> str:
         verdict=Headline(told, is_doubtful=bool(count)),
         place=command,
         look=look,
+        grades=[asdict(each) for each in look.grades],
     )

@@ -8,11 +8,8 @@ candidates, with 0.9 over 99 %. The index of every candidate is then computed ex
 
 from __future__ import annotations
 
-import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,23 +17,22 @@ from numpy.typing import NDArray
 
 from rlhf.data.records import (
     ASSISTANT_TURN,
+    FIRST_PLACES,
+    Place,
     RawDataset,
     Record,
-    example_key,
+    find_reversed_pairs,
     fingerprint,
     prompt_key,
 )
 from rlhf.data.splits import PhaseData
+from rlhf.data.stored import facts_of, first_of_groups, join, number_groups, take
 
 NEAR = 0.8
 LETTERS = 5
 BANDS, ROWS = 6, 4  # of a signature; texts with equal rows of one band are candidates
-MOST_COMPARED = 100_000  # prompts that are compared with one another for near repeats
+MOST_COMPARED = 100_000  # prompts that are compared for near repeats, and examples that are read
 CHUNK = 100_000  # letters that are hashed at a time, so that they fit in the CPU's cache
-NAMED_PLACES = 5  # places that a finding names
-SCRIPT_LETTERS = 40  # letters of an answer that decide its script
-JAPANESE = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}  # scripts that Japanese mixes with CJK
-FREQUENT = 3  # examples from which a text in several examples is named
 MIXERS = np.random.default_rng(0).integers(2**62, size=BANDS * ROWS, dtype=np.uint64) * 2 + 1
 
 Match = tuple[Record, Record]
@@ -53,7 +49,9 @@ class DataFinding:
 
     def __str__(self) -> str:
         """Return the finding as one line."""
-        return self.text + (f" ({'; '.join(self.places)})" if self.places else "")
+        more = self.count - len(self.places)
+        places = [*self.places, *([f"and {more:,} more"] if more > 0 else [])]
+        return self.text + (f" ({'; '.join(places)})" if self.places else "")
 
 
 def find_repeats(
@@ -63,75 +61,64 @@ def find_repeats(
 
     ``parts`` are the same records as a run's phases get them; [] if a run would refuse them.
     """
-    train = [record for dataset in datasets for record in dataset.train]
-    held_out = [record for dataset in datasets for record in dataset.eval or ()]
-    everything = [*train, *held_out]
-    ours, theirs = _by_prompt(train), _by_prompt(held_out)
-    yield from _name_matches(
+    train = join([dataset.train for dataset in datasets])
+    held_out = join([dataset.eval or [] for dataset in datasets])
+    everything = join([train, held_out])
+    yield from name_matches(
         "both_sides",
-        [(ours[key], theirs[key]) for key in ours if key in theirs],
+        _find_common_prompts(train, held_out),
         "prompts stand on both sides of the data's own split; a run trains on none of them",
     )
     if parts:
-        train = [record for part in parts for record in part.train]
-        theirs = _by_prompt(record for part in parts for record in part.eval)
-    begun = {key: (theirs[key], r) for r in train for key in _earlier_keys(r) if key in theirs}
-    yield from _name_matches(
+        train = join([part.train for part in parts])
+        held_out = join([part.eval for part in parts])
+    theirs = {key.tobytes(): index for index, key in enumerate(facts_of(held_out, "prompt_key"))}
+    begun = {
+        key: (held_out[theirs[key]], record)
+        for record in train
+        for key in _earlier_keys(record)
+        if key in theirs
+    }
+    yield from name_matches(
         "begun",
         list(begun.values()),
         "held-out prompts begin a longer conversation that is trained on",
     )
-    yield from _name_matches(
+    yield from name_matches(
         "reversed",
-        list(_find_reverses(everything)),
-        "pairs have their own reverse in the data; both are used, and contradict each other",
+        [(everything[earlier], everything[i]) for earlier, i in find_reversed_pairs(everything)],
+        "pairs are the reverse of an earlier one; both are used, and contradict each other",
     )
-    yield from _name_matches(
+    yield from name_matches(
         "contradictory",
         list(_find_contradictions(everything)),
         "responses are there with another grade too; both are used",
     )
-    prompts = dict(islice(_by_prompt(everything).items(), MOST_COMPARED))
-    records = list(prompts.values())
-    found = find_near_repeats([record.prompt or record.text or "" for record in records])
-    near = [(records[earlier], records[index]) for index, earlier in found]
+    numbers = number_groups(facts_of(everything, "prompt_key"))
+    prompts = list(take(everything, np.flatnonzero(first_of_groups(numbers))[:MOST_COMPARED]))
+    found = find_near_repeats([record.prompt or record.text or "" for record in prompts])
+    near = [(prompts[earlier], prompts[index]) for index, earlier in found]
     across = [(a, b) for a, b in near if (prompt_key(a) in theirs) != (prompt_key(b) in theirs)]
-    how = f"of {len(records):,} prompts nearly repeat an earlier one (at least {NEAR:.0%} the same)"
-    yield from _name_matches("near", near, how)
-    yield from _name_matches(
+    how = f"of {len(prompts):,} prompts nearly repeat an earlier one (at least {NEAR:.0%} the same)"
+    yield from name_matches("near", near, how)
+    yield from name_matches(
         "near_across", across, "near repeats have one prompt trained on and the other held out"
     )
-    repeated = len(everything) - len({example_key(record) for record in everything})
-    if repeated:
-        yield DataFinding("repeated", repeated, f"{repeated:,} used examples repeat an earlier one")
-    for part in ("prompt", "chosen"):
-        texts = Counter(" ".join((getattr(r, part) or "").split()) for r in everything)
-        del texts[""]
-        for text, count in texts.most_common(1):
-            if count >= FREQUENT:
-                what = f"The most frequent {part} text is in {count:,} examples: {text[:80]!r}"
-                yield DataFinding(f"frequent_{part}", count, what)
-
-    scripts = Counter(filter(None, (_script_of(r.chosen or "") for r in everything)))
-    if len(scripts) > 1:
-        named = ", ".join(f"{script} {count:,}" for script, count in scripts.most_common())
-        yield DataFinding("scripts", len(scripts), f"Answers are in several scripts: {named}")
+    repeats = np.flatnonzero(~first_of_groups(number_groups(facts_of(everything, "example_key"))))
+    if len(repeats):
+        text = f"{len(repeats):,} used examples repeat an earlier one"
+        places = [place_text(everything[int(row)]) for row in repeats[:FIRST_PLACES]]
+        yield DataFinding("repeated", len(repeats), text, places)
 
 
-def _script_of(text: str) -> str:
-    """Return the script of most of the first letters, as Unicode names it; "" without letters."""
-    letters = filter(str.isalpha, text[:SCRIPT_LETTERS])
-    names = (unicodedata.name(letter, "UNKNOWN").split()[0] for letter in letters)
-    found = Counter(JAPANESE.get(name, name) for name in names)
-    return max(found, key=found.__getitem__, default="")
-
-
-def _by_prompt(records: Iterable[Record]) -> dict[bytes, Record]:
-    """Return the first record of each different prompt."""
-    found: dict[bytes, Record] = {}
-    for record in records:
-        found.setdefault(prompt_key(record), record)
-    return found
+def _find_common_prompts(train: Sequence[Record], held_out: Sequence[Record]) -> list[Match]:
+    """Return the first record of either side with each prompt that both sides have."""
+    numbers = number_groups(
+        np.concatenate([facts_of(train, "prompt_key"), facts_of(held_out, "prompt_key")])
+    )
+    sides = numbers[: len(train)], numbers[len(train) :]
+    _, ours, theirs = np.intersect1d(*sides, return_indices=True)
+    return [(train[int(a)], held_out[int(b)]) for a, b in zip(ours, theirs, strict=True)]
 
 
 def _earlier_keys(record: Record) -> Iterator[bytes]:
@@ -141,18 +128,7 @@ def _earlier_keys(record: Record) -> Iterator[bytes]:
         yield fingerprint(ASSISTANT_TURN.join(turns[:end]) + ASSISTANT_TURN)
 
 
-def _find_reverses(records: Sequence[Record]) -> Iterator[Match]:
-    """Yield each pair of responses that is the reverse of an earlier one, after the earlier one."""
-    first: dict[bytes, Record] = {}
-    for record in records:
-        if record.rejected is not None:
-            prompt, better, worse, _ = record.texts
-            if (earlier := first.get(fingerprint(prompt, worse, better))) is not None:
-                yield earlier, record
-            first.setdefault(fingerprint(prompt, better, worse), record)
-
-
-def _find_contradictions(records: Sequence[Record]) -> Iterator[Match]:
+def _find_contradictions(records: Iterable[Record]) -> Iterator[Match]:
     """Yield each graded response that came earlier with another grade, after the earlier one."""
     first: dict[bytes, Record] = {}
     for record in records:
@@ -166,19 +142,31 @@ def place_text(record: Record) -> str:
     """Return the file and the row of a record, or the beginning of a generated record's prompt."""
     if record.place is None:
         return repr((record.prompt or record.text or "")[:60])
-    return f"{Path(record.place[0]).name}, row {record.place[1]}"
+    return name_place(record.place)
 
 
-def _name_matches(kind: str, matches: Sequence[Match], text: str) -> Iterator[DataFinding]:
+def name_place(place: Place) -> str:
+    """Return the name of the file, and the row."""
+    return f"{Path(place[0]).name}, row {place[1]}"
+
+
+def name_matches(kind: str, matches: Sequence[Match], text: str) -> Iterator[DataFinding]:
     """Yield a finding of ``matches`` with its first places, if there are any matches."""
     places = []
-    for one, other in matches[:NAMED_PLACES]:
+    for one, other in matches[:FIRST_PLACES]:
         second = place_text(other)
         if one.place and other.place and one.place[0] == other.place[0]:
             second = f"row {other.place[1]}"
         places.append(f"{place_text(one)} and {second}")
     if matches:
         yield DataFinding(kind, len(matches), f"{len(matches):,} {text}", places)
+
+
+def name_records(kind: str, records: Sequence[Record], text: str) -> Iterator[DataFinding]:
+    """Yield a finding of ``records`` with their first places, if there are any records."""
+    if records:
+        places = [place_text(record) for record in records[:FIRST_PLACES]]
+        yield DataFinding(kind, len(records), f"{len(records):,} {text}", places)
 
 
 def find_near_repeats(texts: Sequence[str]) -> list[tuple[int, int]]:
@@ -192,16 +180,18 @@ def find_near_repeats(texts: Sequence[str]) -> list[tuple[int, int]]:
     for band in range(BANDS):
         rows = signatures[:, band * ROWS : (band + 1) * ROWS]
         for index, earlier in _equal_rows(rows):
-            if index not in found and _jaccard(plain[index], plain[earlier]) >= NEAR:
+            if index not in found and jaccard(plain[index], plain[earlier]) >= NEAR:
                 found[index] = earlier
     return sorted(found.items())
 
 
 def _pieces(text: str) -> set[str]:
+    text = text.ljust(LETTERS)
     return {text[start : start + LETTERS] for start in range(len(text) - LETTERS + 1)}
 
 
-def _jaccard(one: str, other: str) -> float:
+def jaccard(one: str, other: str) -> float:
+    """Return the share of the different pieces of two texts that are in both."""
     a, b = _pieces(one), _pieces(other)
     return len(a & b) / len(a | b)
 

@@ -124,6 +124,12 @@ def _pick_by_length(sample: EncodedSample, limit: int) -> list[Record]:
     return [sample.records[fitting[place]] for place in sorted(places)]
 
 
+def shorten_middle(text: str, most: int) -> str:
+    """Return ``text`` without its middle if it has over ``most`` letters."""
+    cut, half = len(text) - most, most // 2
+    return text if cut <= 0 else f"{text[:half]} ... ({cut:,} letters) ... {text[-half:]}"
+
+
 def _sequences(
     phase: Phase, columns: Columns, learns_prompt: bool
 ) -> Iterator[tuple[str, int, list[int], list[bool]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from rlhf.config.choices import Source, Template
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import (
+    Dropped,
     RawDataset,
     Record,
     clean_records,
@@ -24,7 +24,7 @@ from rlhf.options import DataConfig
 
 
 def dataset(*train: Record, held_out: list[Record] | None = None) -> RawDataset:
-    return RawDataset("pets", list(train), held_out, "preference", Counter({"old": 1}))
+    return RawDataset("pets", list(train), held_out, "preference", Dropped({"old": 1}))
 
 
 def pair(prompt: str, chosen: str = "a", rejected: str = "b") -> Record:
@@ -63,7 +63,7 @@ def test_clean_text_is_stable_and_can_be_written(text: str) -> None:
 
 def test_what_is_empty_after_cleaning_is_left_out_and_counted() -> None:
     kept = pair("\x07Q", "a\r\n", "b")
-    left_out = Counter({"old": 1})
+    left_out = Dropped({"old": 1})
     cleaned = clean_records(
         [
             kept,

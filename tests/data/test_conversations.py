@@ -7,7 +7,6 @@ their texts.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from rlhf.config.choices import Template, Unpaired
 from rlhf.data.detect import to_records
 from rlhf.data.encoding import Encoder, UnusableTemplateError
 from rlhf.data.records import (
+    Dropped,
     RawDataset,
     Row,
     learn_last_answer,
@@ -304,7 +304,7 @@ def test_a_thought_of_a_pair_is_counted_and_that_of_a_completion_learned(tokeniz
 def test_examples_that_differ_in_a_thought_are_no_repeats() -> None:
     other = [*TALKS["thoughts"][:-1], answer("Well.", reasoning_content="Again.")]
     records = [record for _, record in read(TALKS["thoughts"], other, other)]
-    (found,) = drop_repeated_examples([RawDataset("t", records, None, "", Counter())])
+    (found,) = drop_repeated_examples([RawDataset("t", records, None, "", Dropped())])
     assert found.train == records[:2]
 
 

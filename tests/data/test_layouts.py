@@ -87,6 +87,11 @@ USED: dict[str, Case] = {
         lambda n: {"messages": said("sBe kind.", f"u{n}")},
         lambda n: Record(asked("sBe kind.", f"u{n}")),
     ),
+    "messages whose last turns have no answer": Case(
+        lambda n: {"messages": said(f"u{n}", "aYes", "uMore?")},
+        lambda n: answer(asked(f"u{n}"), "Yes"),
+        ["6 skipped (6 last turns that no answer follows; the turns before them are used (first: "],
+    ),
     "messages beside their prompt (UltraChat)": Case(
         lambda n: {"prompt": "Hi", "prompt_id": "x", "messages": said("uHi", f"a{n}")},
         lambda n: answer(asked("uHi"), f"{n}"),
@@ -139,6 +144,11 @@ USED: dict[str, Case] = {
         lambda n: {"prompt": f"Q{n}:", "response": "Yes", "is_good": str(GOOD[n])},
         lambda n: answer(f"Q{n}:", "Yes", GOOD[n]),
     ),
+    "marks named label as texts of a CSV file": Case(
+        lambda n: {"prompt": f"Q{n}:", "completion": "Yes", "label": str(GOOD[n])},
+        lambda n: answer(f"Q{n}:", "Yes", GOOD[n]),
+        ["prompt-completion, 6 examples"],
+    ),
     "a score each": Case(
         lambda n: {"prompt": f"Q{n}:", "response": "Yes", "score": n / 2},
         lambda n: answer(f"Q{n}:", "Yes", n / 2),
@@ -188,7 +198,7 @@ USED: dict[str, Case] = {
             [],
             [pair(f"Q{n}:", "Yes", "No")],
         ][n],
-        ["1 without chosen, 3 without rejected, 2 skipped (1 chosen is empty, 1 rejected is emp"],
+        ["1 without chosen, 3 without rejected, 2 skipped (1 chosen is empty (first: "],
     ),
     "implicit prompt (Anthropic's HH)": Case(
         lambda n: {
@@ -401,7 +411,7 @@ USED: dict[str, Case] = {
     "ranking of one": Case(
         lambda n: {"prompt": f"Q{n}:", "responses": ["a", ""]},
         lambda n: answer(f"Q{n}:", "a"),
-        ["6 skipped (6 responses without text or score)"],
+        ["6 skipped (6 responses without text or score (first: "],
     ),
     "scored responses": Case(
         lambda n: {
@@ -422,7 +432,7 @@ USED: dict[str, Case] = {
             for text, score in (("a", 1), ("b", 3), ("c", 3))
         ],
         lambda n: [pair(f"Q{n}:", "b", "a"), pair(f"Q{n}:", "c", "a")],
-        ["6 skipped (6 pairs of responses with equal scores)"],
+        ["6 skipped (6 pairs of responses with equal scores (first: "],
     ),
     "UltraFeedback": Case(
         lambda n: {
@@ -480,7 +490,7 @@ USED: dict[str, Case] = {
             "preference_strength": [-3, -1, 0, 1, 2, 3][n],
         },
         lambda n: [] if n == 2 else pair(asked(f"u{n}"), *(("a", "b") if n < 2 else ("b", "a"))),
-        ["1 skipped (1 pairs of responses with equal scores)"],
+        ["1 skipped (1 pairs of responses with equal scores (first: "],
     ),
     "AlpacaFarm": Case(
         lambda n: {
@@ -976,7 +986,9 @@ def test_unusable_row_is_counted(row: dict[str, Any], reason: str) -> None:
     converted = to_records(rows, source="a.jsonl")
     assert len(converted.records) == 2
     assert list(converted.left_out.values()) == [2]
-    assert reason in next(iter(converted.left_out))
+    ((found, places),) = converted.left_out.places.items()
+    assert reason in found
+    assert places == [("a.jsonl", 2), ("a.jsonl", 4)]
 
 
 # --------------------------------------------------------------------------- columns, marks, spaces
@@ -1072,4 +1084,4 @@ def test_a_row_with_an_odd_message_is_counted_with_its_place() -> None:
     ((reason, count),) = converted.left_out.items()
     assert count == 2
     assert reason.startswith("messages[] has the role 'critic'")
-    assert reason.endswith("(first: f, row 2)")
+    assert converted.left_out.places[reason] == [("f", 2), ("f", 4)]

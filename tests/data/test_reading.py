@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -330,7 +329,8 @@ def test_description_is_one_line_with_all_counts(tmp_path: Path) -> None:
     rows = [*rows_of("a", 1200), {"prompt": ""}, {"prompt": "a", "chosen": ""}, {"prompt": ""}]
     file = write(tmp_path / "a.jsonl", rows)
     assert describe_dataset(load(file)) == (
-        f"{file}: preference, 1,200 examples, 3 skipped (2 prompt is empty, 1 chosen is empty)"
+        f"{file}: preference, 1,200 examples, 3 skipped (2 prompt is empty "
+        f"(first: {file}, row 1201), 1 chosen is empty (first: {file}, row 1202))"
         "; reads prompt, chosen, rejected"
     )
     held_out = write(tmp_path / "b.jsonl", rows_of("b"))
@@ -342,15 +342,18 @@ def test_description_is_one_line_with_all_counts(tmp_path: Path) -> None:
     )
 
 
-def test_description_counts_pairs_whose_reverse_is_there_too(tmp_path: Path) -> None:
+def test_description_counts_pairs_that_reverse_an_earlier_one(tmp_path: Path) -> None:
     row = {"prompt": "a", "chosen": "b", "rejected": "c"}
-    rows = [*rows_of("a", 3), row, row | {"chosen": "c", "rejected": "b"}]
+    rows = [*rows_of("a", 3), row, row | {"chosen": "C ", "rejected": "b"}]
     dataset = load(write(tmp_path / "a.jsonl", rows))
     assert len(dataset.train) == 5
-    assert "5 examples, 2 with their reverse, 0 skipped" in describe_dataset(dataset)
+    assert "5 examples, 1 the reverse of an earlier one, 0 skipped" in describe_dataset(dataset)
     held_out = write(tmp_path / "b.jsonl", rows[-1:])
     only_one = load(write(tmp_path / "c.jsonl", rows[:-1]), eval_path=str(held_out))
-    assert "5 examples (1 held out), 2 with their reverse, 0 skipped" in describe_dataset(only_one)
+    assert (
+        "5 examples (1 held out), 1 the reverse of an earlier one, 0 skipped"
+        in describe_dataset(only_one)
+    )
 
 
 @pytest.mark.skipif(not HH.exists(), reason=f"{HH} is not on this machine")
@@ -428,7 +431,7 @@ def test_every_row_of_a_sample_is_used_and_survives_a_tokenizer(
 ) -> None:
     config = to_run_config(compose([f"data=sample_{language}"]))
     (dataset,) = load_datasets(config.data, seed=config.seed)
-    assert (len(dataset.train), dataset.eval, dataset.left_out) == (24, None, Counter())
+    assert (len(dataset.train), dataset.eval, dataset.left_out) == (24, None, {})
     assert len({record.prompt for record in dataset.train}) == 24
     tokenizer = train_tokenizer(
         (text for r in dataset.train for text in r.texts if text), vocab_size=600

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
-from rlhf.data.records import RawDataset, Record
+from rlhf.data.records import Dropped, RawDataset, Record
 from rlhf.data.splits import PhaseData, apportion, blend_datasets, check_usable_examples
 from rlhf.data.splits import divide_over_phases as divide_all
 
@@ -20,7 +20,7 @@ FEW = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 
 
 def dataset(train: list[Record], held_out: list[Record] | None = None) -> RawDataset:
-    return RawDataset("pets.jsonl", train, held_out, "preference", Counter())
+    return RawDataset("pets.jsonl", train, held_out, "preference", Dropped())
 
 
 def divide_over_phases(

@@ -54,7 +54,8 @@ def test_the_look_names_what_is_wrong_with_a_folder(look: Look, tmp_path: Path) 
     said = look(tmp_path / "pets")
     first, *_ = said.splitlines()
     assert first.endswith(
-        "preference, 50 examples (10 held out), 1 skipped (1 chosen is empty); "
+        "preference, 50 examples (10 held out), 1 skipped (1 chosen is empty "
+        f"(first: {tmp_path / 'pets' / 'train.jsonl'}, row 41)); "
         "reads prompt, chosen, rejected; not read: note; "
         "trains on train.jsonl, holds out val.jsonl"
     )
@@ -99,9 +100,10 @@ def test_what_a_run_would_refuse_is_a_finding(look: Look, tmp_path: Path) -> Non
     rows = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in pairs(30)]
     file = write(tmp_path / "a.jsonl", rows)
     said = look(file)
-    assert "A run with these words refuses the data: data: the reward phase finds no pairs" in said
+    command = f"`python launch.py data=local data.path={file}`"
+    assert f"{command} would be refused: data: the reward phase finds no pairs" in said
     assert "?[[ " in said
-    assert "refuses" not in look(file, "phase=sft")
+    assert "refused" not in look(file, "phase=sft")
 
 
 def test_pairs_of_equal_lengths_teach_no_length(look: Look, tmp_path: Path) -> None:
@@ -112,12 +114,59 @@ def test_pairs_of_equal_lengths_teach_no_length(look: Look, tmp_path: Path) -> N
     assert "The chosen response" not in look(write(tmp_path / "b.jsonl", equal), "phase=reward")
 
 
+def said(turns: str) -> list[dict[str, str]]:
+    """Return messages: u or a, then the content, which is empty after _."""
+    roles = {"u": "user", "a": "assistant"}
+    texts = turns.split()
+    return [{"role": roles[t[0]], "content": t[1:].removeprefix("_")} for t in texts]
+
+
+def test_conversations_that_end_with_the_user_are_counted_with_rows(
+    look: Look, tmp_path: Path
+) -> None:
+    talks = [f"uHi{n} aYes uMore aOk{n}" for n in range(20)]
+    talks[3] = talks[5] = "uHi aYes uMore"
+    talks[8] = "uHello{n}"
+    talks[9] = "uHi9 a_ uMore aOk9"
+    file = write(tmp_path / "a.jsonl", [{"messages": said(each)} for each in talks])
+    lines = look(file, "phase=sft", "data.deduplicate=false").splitlines()
+    unanswered = "last turns that no answer follows; the turns before them are used"
+    assert f"2 skipped (2 {unanswered} (first: {file}, row 4))" in lines[0]
+    assert (
+        f"  - Not used of {file}, 2 times: {unanswered} (a.jsonl, row 4; a.jsonl, row 6)" in lines
+    )
+    assert (
+        "  - 1 examples have no response, or end with the user: only PPO uses them, as prompts "
+        "(a.jsonl, row 9)"
+    ) in lines
+    assert "  - 1 examples have an empty turn, which is skipped (a.jsonl, row 10)" in lines
+
+
+def test_grades_to_check_are_shown(look: Look, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"What is {n}?", "completion": f"A number\n of {n}.", "label": n % 2 == 0}
+        for n in range(40)
+    ]
+    file = write(tmp_path / "a.jsonl", rows)
+    words = (file, "phase=reward", "reward.loss=classification")
+    lines = look(*words).splitlines()
+    shown = [line for line in lines[lines.index("Grades to check") :] if " -> " in line]
+    assert len(shown) == 20
+    assert [line[:6] for line in shown] == ["  good"] * 10 + ["  bad:"] * 10
+    assert all("A number of " in line for line in shown)
+    assert "  good: What is 8? -> A number of 8. (a.jsonl, row 9)" in shown
+    page = tmp_path / "page.html"
+    look(*words, "--html", page)
+    assert "A number of 8." in page.read_text()
+
+
 def test_json_has_one_schema(look: Look, tmp_path: Path) -> None:
     whole = json.loads(look("samples:english", "--json"))
     other = json.loads(look(write(tmp_path / "a.jsonl", [{"text": "a b c"}] * 9), "--json"))
     assert whole.keys() == other.keys()
     assert set(whole) == {
-        "lines", "datasets", "tokenizer", "template", "lengths", "findings", "examples",
+        "lines", "datasets", "tokenizer", "template", "lengths", "findings", "grades",
+        "examples",
     }  # fmt: skip
     assert {key for example in whole["examples"] for key in example} == {
         "title", "place", "tokens", "spans",
@@ -148,14 +197,14 @@ def test_every_answer_of_a_conversation_is_marked_and_measured(look: Look, tmp_p
     assert "Assistant:[[ 1 " in said
     assert "learns 40 answers of 20 conversations" in said
     assert "20 of 40 answers of the data are longer than rollout.max_response_tokens=32" in said
-    assert "(a.jsonl, row 1; a.jsonl, row 2; " in said
+    assert "a.jsonl, row 5; and 15 more)" in said
 
 
 def test_what_is_learned_is_green_on_a_terminal() -> None:
     shown = ShownExample("sft learns", "a.jsonl, row 1", 9, [Span("Q:", False), Span(" a", True)])
     out = StringIO()
     console = Console(log_every=1, file=out, force_terminal=True)
-    print_look(Figures([], [], "t", "plain", [], [], [shown]), console)
+    print_look(Figures([], [], "t", "plain", [], [], [], [shown]), console)
     assert "Q:\x1b[32m a\x1b[0m" in out.getvalue()
     assert "[[" not in out.getvalue()
 

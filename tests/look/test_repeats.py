@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from rlhf.data.records import RawDataset, Record
+from rlhf.data.records import Dropped, RawDataset, Record
 from rlhf.data.splits import PhaseData
-from rlhf.data.stored import drop_repeated_examples
+from rlhf.data.stored import StoredRecords, drop_repeated_examples, pack_records
 from rlhf.look.repeats import DataFinding, find_near_repeats, find_repeats
 
 
@@ -27,7 +27,7 @@ def jaccard_by_hand(one: str, other: str) -> float:
 def findings(
     train: list[Record], held_out: list[Record] | None = None, parts: list[PhaseData] | None = None
 ) -> dict[str, DataFinding]:
-    dataset = RawDataset("pets", train, held_out, "preference", Counter())
+    dataset = RawDataset("pets", train, held_out, "preference", Dropped())
     return {each.kind: each for each in find_repeats([dataset], parts or [])}
 
 
@@ -98,7 +98,7 @@ def test_responses_with_two_grades_are_no_repeats_and_are_named() -> None:
     good = Record("Q:", " a", grade=True, place=("kto.jsonl", 2))
     bad = Record("q:", " A", grade=False, place=("kto.jsonl", 7))
     other = Record("Q:", " b", grade=False, place=("kto.jsonl", 8))
-    dataset = RawDataset("pets", [good, bad, other, good], None, "marks", Counter())
+    dataset = RawDataset("pets", [good, bad, other, good], None, "marks", Dropped())
     (kept,) = drop_repeated_examples([dataset])
     assert kept.train == [good, bad, other]
     found = findings(kept.train)["contradictory"]
@@ -106,24 +106,26 @@ def test_responses_with_two_grades_are_no_repeats_and_are_named() -> None:
     assert "contradictory" not in findings([good, other])
 
 
-@pytest.mark.parametrize(
-    ("answers", "named"),
-    [
-        ([" yes", " oui, ça va", " 42", " :-)"], ""),
-        ([" yes", " no", " 今天很好", " はい", " カメラ"], "CJK 3, LATIN 2"),
-        ([" да", " так", " 好"], "CYRILLIC 2, CJK 1"),
-    ],
-)
-def test_answers_in_several_scripts_are_counted(answers: list[str], named: str) -> None:
-    found = findings([Record(f"Q{n}", answer) for n, answer in enumerate(answers)])
-    assert ("scripts" in found) == bool(named)
-    assert not named or found["scripts"].text.endswith(named)
+def test_repeats_that_are_used_are_counted_with_their_places() -> None:
+    records = [Record("Q0", " a", place=("a.csv", 1)), Record("q0", "a ", place=("a.csv", 2))]
+    found = findings(records)["repeated"]
+    assert (found.count, found.places) == (1, ["a.csv, row 2"])
 
 
-def test_frequent_texts_and_used_repeats_are_counted() -> None:
-    records = [Record(f"Q{n}", " nan") for n in range(4)] + [Record("Q0", "nan ")]
-    found = findings(records)
-    assert found["repeated"].count == 1
-    assert found["frequent_chosen"].count == 5
-    assert "'nan'" in found["frequent_chosen"].text
-    assert "frequent_prompt" not in found
+def test_a_finding_says_how_many_places_it_does_not_name() -> None:
+    records = [Record(f"Q{n}", " a", place=("a.csv", n)) for n in (1, 1, 2, 2, 3, 3, 4, 4, 5, 5)]
+    records += [Record(f"Q{n}", " a", place=("a.csv", n)) for n in (6, 6, 7, 7)]
+    assert str(findings(records)["repeated"]).endswith("a.csv, row 5; and 2 more)")
+    assert "more" not in str(findings(records[:10])["repeated"])
+
+
+def test_large_files_are_compared_without_lists_of_all_records(tmp_path: Path) -> None:
+    records = [Record("Which?", f" {n}", " no", place=("a.csv", n)) for n in range(9)]
+    records.append(Record("which? ", " no", " 4", place=("a.csv", 9)))
+    held_out = [Record("Which?", " b", place=("val.csv", 5))]
+    stored = StoredRecords([pack_records(records)], (tmp_path / "records").open("w+b"))
+    for train in (records, stored):
+        dataset = RawDataset("pets", train, held_out, "preference", Dropped())
+        found = {each.kind: str(each) for each in find_repeats([dataset], [])}
+        assert found["both_sides"].endswith("(a.csv, row 0 and val.csv, row 5)")
+        assert found["reversed"].endswith("(a.csv, row 4 and row 9)")

@@ -1,0 +1,161 @@
+"""Find odd texts, turns and responses. No rule here knows a right answer."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from rlhf.data.records import (
+    ASSISTANT_TURN,
+    Message,
+    Record,
+    find_learned_turns,
+    normalize_text,
+)
+from rlhf.look.repeats import DataFinding, name_records
+
+SCRIPT_LETTERS = 40  # letters of an answer that decide its script
+JAPANESE = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}  # scripts that Japanese mixes with CJK
+FREQUENT = 3  # examples from which a text in several examples is named
+MOST_FREQUENT = 3  # texts that are named
+LONG = 40  # letters from which a response is expected to be a sentence, or a request to be unique
+UNFINISHED = ",;:-("
+USUAL = 0.8  # share of long responses that end in punctuation, from which the others are named
+LOOP = 5  # words for each different word, from which a response goes in circles
+
+TEXT_FAULTS = {
+    "wrong_encoding": (r"\ufffd|[ÃÂ][\x80-\xbf]|â[€\x80]", "have letters of a wrong encoding"),
+    "html": (
+        r"</?(?:a|b|br|div|em|font|i|li|p|span|strong|td|tr|ul)\b[^<>]*>|&(?:\w{2,6}|#\d+);",
+        "have marks of HTML",
+    ),
+    "escaped": (
+        r"\\[nt](?![a-zA-Z])",
+        "have a line end or a tab written as two letters, \\n or \\t",
+    ),
+    "unfilled": (
+        r"\{\{ *\w+ *\}\}|\[(?:INSERT|YOUR|NAME)\b[^\]]*\]|(?i:lorem ipsum)",
+        "have a place that was not filled, such as {{name}} or lorem ipsum",
+    ),
+}
+NEXT_TURN = re.compile(r"\n\s*(?:#+ *)?(?:Human|User|Instruction|USER|<\|im_start\|>) *(?::|\n|\Z)")
+
+
+def find_odd_responses(records: Sequence[Record]) -> Iterator[DataFinding]:
+    """Yield what is odd in the texts of ``records``, and in responses that are not marked bad."""
+    for kind, (pattern, text) in TEXT_FAULTS.items():
+        is_faulty = re.compile(pattern).search
+        found = [r for r in records if any(is_faulty(each) for each in r.all_texts if each)]
+        yield from name_records(kind, found, f"examples {text}")
+    for kind, (is_unusual, text) in TURN_FAULTS.items():
+        found = [r for r in records if is_unusual(r.turns or r.messages or ())]
+        yield from name_records(kind, found, f"examples {text}")
+    answered = [r for r in records if r.chosen is not None and r.grade is not False]
+    for kind, (is_odd, text) in RESPONSE_FAULTS.items():
+        odd = [r for r in answered if any(is_odd(each, r) for each in _answers_of(r))]
+        yield from name_records(kind, odd, f"{_name_responses(odd)} {text}")
+    yield from _find_unfinished(answered)
+    yield from _find_frequent(records)
+    yield from _find_scripts(records)
+
+
+def _name_responses(records: Iterable[Record]) -> str:
+    marks = {(record.grade is True, record.rejected is not None) for record in records}
+    names = {(True, False): "responses marked good", (False, True): "chosen responses"}
+    return names.get(marks.pop(), "responses") if len(marks) == 1 else "responses"
+
+
+def _answers_of(record: Record) -> list[str]:
+    """Return the answers that SFT learns, without white space at their ends."""
+    learned = [record.turns[index].text for index in find_learned_turns(record.turns)]
+    return [text.strip() for text in learned or [record.chosen or ""]]
+
+
+def request_of(record: Record) -> str:
+    """Return the last request of a prompt, without the names of plain turns."""
+    if record.messages:
+        return record.messages[-1].text
+    *_, request = re.split(r"\n\nHuman:", (record.prompt or "").removesuffix(ASSISTANT_TURN))
+    return request
+
+
+def _has_next_turn(answer: str, _: Record) -> bool:
+    return NEXT_TURN.search(answer) is not None
+
+
+def _is_echo(answer: str, record: Record) -> bool:
+    request, response = normalize_text(request_of(record)), normalize_text(answer)
+    return response.startswith(request) and (response == request or len(request) >= LONG)
+
+
+def _goes_in_circles(answer: str, _: Record) -> bool:
+    words = answer.split()
+    return len(words) > 3 * LOOP and len(words) >= LOOP * len(set(words))
+
+
+RESPONSE_FAULTS: dict[str, tuple[Callable[[str, Record], bool], str]] = {
+    "next_turn": (_has_next_turn, "go on with a turn of the user"),
+    "echo": (_is_echo, "begin with the whole request"),
+    "loop": (_goes_in_circles, "say the same few words again and again"),
+}
+
+
+def _has_blank_turn(turns: Sequence[Message]) -> bool:
+    return any(not turn.text.strip() and not turn.shown for turn in turns)
+
+
+def _has_two_in_a_row(turns: Sequence[Message]) -> bool:
+    roles = (turn.role for turn in turns)
+    return any(one == other != "tool" for one, other in pairwise(roles))
+
+
+TURN_FAULTS: dict[str, tuple[Callable[[Sequence[Message]], bool], str]] = {
+    "blank_turn": (_has_blank_turn, "have an empty turn, which is skipped"),
+    "two_in_a_row": (_has_two_in_a_row, "have two turns of the same role in a row"),
+}
+
+
+def _find_unfinished(records: Sequence[Record]) -> Iterator[DataFinding]:
+    long = [r for r in records if any(len(text) >= LONG for text in _answers_of(r))]
+    cut = [r for r in long if any(map(_is_unfinished, _answers_of(r)))]
+    if len(cut) <= (1 - USUAL) * len(long):
+        text = f"long {_name_responses(cut)} may be cut: they end in a letter or a comma"
+        yield from name_records("unfinished", cut, f"of {len(long):,} {text}")
+
+
+def _is_unfinished(answer: str) -> bool:
+    return len(answer) >= LONG and (answer[-1].isalnum() or answer[-1] in UNFINISHED)
+
+
+def _find_frequent(records: Sequence[Record]) -> Iterator[DataFinding]:
+    has_pairs = any(record.rejected is not None for record in records)
+    names = {"prompt": "prompts", "chosen": "chosen responses" if has_pairs else "responses"}
+    for part, name in names.items():
+        texts = Counter(" ".join((getattr(r, part) or "").split()) for r in records)
+        del texts[""]
+        often = [(text, n) for text, n in texts.most_common(MOST_FREQUENT) if n >= FREQUENT]
+        if often:
+            shown = "; ".join(f"{text[:80]!r} in {count:,} examples" for text, count in often)
+            yield DataFinding(f"frequent_{part}", len(often), f"The most frequent {name}: {shown}")
+
+
+def _find_scripts(records: Sequence[Record]) -> Iterator[DataFinding]:
+    scripts = [(record, _script_of(record.chosen or "")) for record in records]
+    counts = Counter(script for _, script in scripts if script)
+    if len(counts) > 1:
+        named = ", ".join(f"{script} {count:,}" for script, count in counts.most_common())
+        ((usual, _),) = counts.most_common(1)
+        others = [record for record, script in scripts if script not in ("", usual)]
+        text = f"answers are in another script than most ({named})"
+        yield from name_records("scripts", others, text)
+
+
+def _script_of(text: str) -> str:
+    """Return the script of most of the first letters, as Unicode names it; "" without letters."""
+    letters = filter(str.isalpha, text[:SCRIPT_LETTERS])
+    names = (unicodedata.name(letter, "UNKNOWN").split()[0] for letter in letters)
+    found = Counter(JAPANESE.get(name, name) for name in names)
+    return max(found, key=found.__getitem__, default="")
