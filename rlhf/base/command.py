@@ -30,9 +30,11 @@ class Result(NamedTuple):
 class _CommandParser(argparse.ArgumentParser):
     """A parser that reports a wrong argument as JSON too if the command line has --json."""
 
+    _is_json = False
+
     def parse_known_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse ``args``, as the methods of the base class do."""
-        self._is_json = "--json" in args
+        self._is_json |= "--json" in args  # a later call may get only the arguments that are left
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:

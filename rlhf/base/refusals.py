@@ -21,6 +21,7 @@ _FORM = re.compile(
     r"(?P<end>: |; |$)(?P<rest>.*)",
     re.DOTALL,
 )
+_OUTSIDE_BRACKETS = r"; (?![^()]*\))"
 _OPTION = r"^(--[\w-]+) (\S+:)"  # an option of a command with its value
 
 
@@ -41,7 +42,8 @@ def _split_message(message: str) -> dict[str, str | None]:
     ):
         return {"key": None, "value": None, "rule": message, "remedy": None}
     said = found["kind"] or (found["said"] or "").lstrip(" ,")
-    rule, _, remedy = found["rest"].partition("; ")
+    rule, *rest = re.split(_OUTSIDE_BRACKETS, found["rest"], maxsplit=1)
+    remedy = "".join(rest)
     if found["end"] == "; " or (said == "is missing" and rule.startswith("add ")):
         rule, remedy = "", found["rest"]
     return {

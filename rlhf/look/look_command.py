@@ -11,7 +11,6 @@ trained, and of the model only the tokenizer is loaded.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
 import sys
@@ -22,7 +21,7 @@ from io import StringIO
 from pathlib import Path
 
 from rlhf.base.atomic import write_text_atomically
-from rlhf.base.command import build_command_parser, quieten_libraries, run_to_exit_code
+from rlhf.base.command import Result, build_command_parser, quieten_libraries, run_to_exit_code
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.schema.run import RunConfig
@@ -42,28 +41,25 @@ HUB_ID = r"[\w.-]+/[\w.-]+"
 def main(arguments: Sequence[str]) -> int:
     """Look at the data that the command names; return the exit code."""
     options = build_look_parser().parse_intermixed_args(arguments)
-    return run_to_exit_code(lambda: _look(options))
+    return run_to_exit_code(lambda: _look(options), as_json=options.json)
 
 
 def build_look_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
-    parser = build_command_parser("rlhf.data", __doc__)
+    parser = build_command_parser("rlhf.data", __doc__, has_json=True)
     parser.add_argument("words", nargs="+", metavar="FILE_OR_FOLDER|KEY=VALUE")
     parser.add_argument("--html", metavar="FILE", help="write the look as a page")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     return parser
 
 
-def _look(options: argparse.Namespace) -> None:
+def _look(options: argparse.Namespace) -> Result:
     quieten_libraries()
     with redirect_stdout(StringIO()) as notes:  # lines on the template, also beside JSON
         words, place = split_words(options.words)
         config = compose_config(words, place)
     own = words if place is None else [*words, f"data.path={place}"]
     look = inspect_data(config, f"python launch.py {shlex.join(own)}")
-    if options.json:
-        sys.stdout.write(json.dumps(asdict(look), indent=1) + "\n")
-    else:
+    if not options.json:
         console = build_console(is_main=True, log_every=1)
         for line in notes.getvalue().splitlines():
             console.say(line)
@@ -74,6 +70,7 @@ def _look(options: argparse.Namespace) -> None:
             path, render_look(look, "python -m rlhf.data " + shlex.join(options.words))
         )
         sys.stderr.write(f"wrote {path}\n")
+    return Result(asdict(look))
 
 
 def compose_config(words: Sequence[str], place: str | None) -> RunConfig:

@@ -16,6 +16,7 @@ from rlhf.look.inspection import Look as Figures
 from rlhf.look.look_command import main, print_look
 from rlhf.look.shown_examples import ShownExample, Span
 from rlhf.run.console import Console
+from tests.documents import read_document
 
 Look = Callable[..., str]
 
@@ -160,17 +161,19 @@ def test_grades_to_check_are_shown(look: Look, tmp_path: Path) -> None:
     assert "A number of 8." in page.read_text()
 
 
-def test_json_has_one_schema(look: Look, tmp_path: Path) -> None:
-    whole = json.loads(look("samples:english", "--json"))
-    other = json.loads(look(write(tmp_path / "a.jsonl", [{"text": "a b c"}] * 9), "--json"))
-    assert whole.keys() == other.keys()
-    assert set(whole) == {
-        "lines", "datasets", "tokenizer", "template", "lengths", "findings", "grades",
-        "examples",
-    }  # fmt: skip
-    assert {key for example in whole["examples"] for key in example} == {
-        "title", "place", "tokens", "spans",
-    }  # fmt: skip
+def test_json_has_one_schema(
+    look: Look, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read_document("data", look("samples:english", "--json"))
+    texts = write(tmp_path / "a.jsonl", [{"text": "a b c"}] * 9)
+    assert read_document("data", look(texts, "--json"))["findings"]
+    assert main([str(tmp_path / "none.jsonl"), "--json"]) == 2
+    refused = read_document("data", capsys.readouterr().out)["error"]
+    assert refused["key"] == str(tmp_path / "none.jsonl")
+    assert refused["rule"].startswith("no such file or folder. ")
+    with pytest.raises(SystemExit, match="2"):
+        main(["samples:english", "--json", "--colour"])
+    assert read_document("data", capsys.readouterr().out)["error"]["rule"].endswith("--colour")
 
 
 def test_page_is_one_file_that_loads_nothing_and_escapes_texts(look: Look, tmp_path: Path) -> None:
