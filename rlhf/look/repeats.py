@@ -49,9 +49,14 @@ class DataFinding:
 
     def __str__(self) -> str:
         """Return the finding as one line."""
-        more = self.count - len(self.places)
-        places = [*self.places, *([f"and {more:,} more"] if more > 0 else [])]
-        return self.text + (f" ({'; '.join(places)})" if self.places else "")
+        shown, named = [], ""
+        for place in self.places:
+            file, _, row = place.partition(", row ")
+            shown.append(f"row {row}" if row and file == named else place)
+            named = file
+        if shown and self.count > len(shown):
+            shown.append(f"and {self.count - len(shown):,} more")
+        return self.text + (f" ({'; '.join(shown)})" if shown else "")
 
 
 def find_repeats(

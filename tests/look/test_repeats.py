@@ -115,7 +115,7 @@ def test_repeats_that_are_used_are_counted_with_their_places() -> None:
 def test_a_finding_says_how_many_places_it_does_not_name() -> None:
     records = [Record(f"Q{n}", " a", place=("a.csv", n)) for n in (1, 1, 2, 2, 3, 3, 4, 4, 5, 5)]
     records += [Record(f"Q{n}", " a", place=("a.csv", n)) for n in (6, 6, 7, 7)]
-    assert str(findings(records)["repeated"]).endswith("a.csv, row 5; and 2 more)")
+    assert str(findings(records)["repeated"]).endswith("row 5; and 2 more)")
     assert "more" not in str(findings(records[:10])["repeated"])
 
 
