@@ -84,7 +84,7 @@ def store_tables(
         )
     ):
         folder.mkdir(parents=True, exist_ok=True)
-        file = TemporaryFile(dir=folder)  # noqa: SIM115 (StoredRecords closes it)
+        opened = TemporaryFile(dir=folder)  # noqa: SIM115
     counts: list[Converted] = []
     dropped: list[Dropped] = []
 
@@ -95,7 +95,8 @@ def store_tables(
             yield chunk.packed
 
     try:
-        records = StoredRecords(convert_chunks(), file)
+        with opened as file:
+            records = StoredRecords(convert_chunks(), file)
     except NotAloneError:
         return None
     return join_counts(counts)._replace(records=records), join_dropped(dropped)
@@ -158,7 +159,7 @@ def _convert_chunk(
             raise NotAloneError
         dropped = Dropped()
         packed = pack_records(prepare(found.records, dropped))
-    except (DataError, TypeError) as error:
+    except (DataError, TypeError, UnicodeEncodeError) as error:
         raise NotAloneError from error
     return ConvertedChunk(packed, found._replace(records=[]), dropped)
 

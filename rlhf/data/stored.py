@@ -1,27 +1,27 @@
 """Sequences of records that are no lists: records in a temporary file, and selections of others.
 
-A list of two million records needs over 3 GB. ``StoredRecords`` keeps records in a file, and in
-memory only fixed-size ``FACTS``, by which a data set is cleaned of repeats and divided.
+A list of two million records needs over 3 GB. ``StoredRecords`` keeps records in an Arrow file, and
+in memory only fixed-size ``FACTS``, by which a data set is cleaned of repeats and divided.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from mmap import ACCESS_READ, mmap
 from operator import itemgetter
-from typing import IO, Any, NamedTuple, overload
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, overload
 from unicodedata import is_normalized
-from weakref import finalize
 
 import numpy as np
 
 from rlhf.data.records import (
     FIRST_PLACES,
     SPEAKERS,
+    TEXT_FIELDS,
     Dropped,
     Message,
     RawDataset,
@@ -30,6 +30,9 @@ from rlhf.data.records import (
     join_dropped,
     prompt_key,
 )
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Schema  # type: ignore[import-untyped]
 
 Numbers = np.ndarray[Any, Any]
 REPEATED = "repeats an earlier example"
@@ -52,8 +55,6 @@ FACTS = np.dtype(
         ("answer_bytes", np.uint32),  # UTF-8 bytes of the response, or of the text
         ("has_text", np.bool_),
         ("is_plain", np.bool_),  # True if its texts are in NFC, and plain turns show all of it
-        ("start", np.uint64),  # byte in its file
-        ("size", np.uint32),  # bytes in its file
     ]
 )
 # Fields that must have their defaults in a record whose texts are all that is learned of it.
@@ -61,6 +62,10 @@ MORE = ("seed", "turns", "tools", "grade")
 read_more = itemgetter(*map(Record._fields.index, MORE))
 NO_MORE = read_more(Record())
 MAY_BE_SPECIAL = re.compile(r"<[|/\w\uff5c]|\[[A-Z]")  # how names of special tokens begin
+# Fields that few records have beside their texts and place; they are stored as JSON.
+REST = ("columns", "turns", "messages", "tools", "seed", "grade")
+read_rest = itemgetter(*map(Record._fields.index, REST))
+NO_REST = read_rest(Record())
 PACK = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 
 
@@ -109,42 +114,57 @@ FIND_FACT: dict[str, Callable[[Sequence[Record]], Any]] = {
 
 
 class PackedRecords(NamedTuple):
-    """Some records as bytes, and their ``FACTS``."""
+    """Some records as a record batch of Arrow, and their ``FACTS``."""
 
-    data: bytes
+    batch: RecordBatch
     facts: Numbers
 
 
 def pack_records(records: Sequence[Record]) -> PackedRecords:
-    """Return ``records`` as bytes, with their facts.
+    """Return ``records`` as a record batch, with their facts.
 
     Raises:
         TypeError: if a value, such as a date in a column of rewards, changes as JSON.
+        UnicodeEncodeError: if a text has a lone surrogate.
     """
-    packed = [_pack(record) for record in records]
+    import pyarrow
+
+    places = [each.place or (None, None) for each in records]
+    columns = {name: [getattr(each, name) for each in records] for name in TEXT_FIELDS} | {
+        "file": [file for file, _ in places],
+        "row": [row for _, row in places],
+        "rest": [_pack_rest(each) for each in records],
+    }
     facts = np.empty(len(records), FACTS)
     for name, find in FIND_FACT.items():
         facts[name] = find(records)
-    facts["size"] = [len(each) for each in packed]
-    facts["start"] = np.cumsum(facts["size"]) - facts["size"]
-    return PackedRecords(b"".join(packed), facts)
+    return PackedRecords(pyarrow.record_batch(columns, _build_schema()), facts)
 
 
-def _pack(record: Record) -> bytes:
-    packed = PACK(record).encode()
+def _build_schema() -> Schema:
+    import pyarrow
+
+    text = pyarrow.large_string()
+    types = {name: text for name in TEXT_FIELDS}
+    return pyarrow.schema(types | {"file": text, "row": pyarrow.int64(), "rest": text})
+
+
+def _pack_rest(record: Record) -> str | None:
+    rest = read_rest(record)
+    if rest == NO_REST:
+        return None
+    packed = PACK(rest)
     has_values = record.columns or record.tools or any([each.more for each in record.turns])
-    if has_values and _unpack(packed) != record:
+    if has_values and tuple(_unpack_rest(packed).values()) != rest:
         raise TypeError("a value of a column changes as JSON")
     return packed
 
 
-def _unpack(packed: bytes) -> Record:
-    record = Record(*json.loads(packed))
-    return record._replace(
-        turns=tuple(Message(*each) for each in record.turns),
-        messages=record.messages and tuple(Message(*each) for each in record.messages),
-        place=record.place and (record.place[0], record.place[1]),
-    )
+def _unpack_rest(packed: str) -> dict[str, Any]:
+    rest = dict(zip(REST, json.loads(packed), strict=True))
+    for name in ("turns", "messages"):
+        rest[name] = rest[name] and tuple([Message(*each) for each in rest[name]])
+    return rest | {"turns": rest["turns"] or ()}
 
 
 class ReadRecords(Sequence[Record], ABC):
@@ -169,15 +189,17 @@ class StoredRecords(ReadRecords):
     """Records in a temporary file that has no name, and ends with this process."""
 
     def __init__(self, parts: Iterable[PackedRecords], file: IO[bytes]) -> None:
-        """Write the records of all ``parts`` to the empty ``file``, which is closed with them."""
-        self._file = file
-        finalize(self, file.close)
-        found, start = [np.empty(0, FACTS)], 0
-        for data, facts in parts:
-            facts["start"] += np.uint64(start)
-            found.append(facts)
-            start += file.write(data)
+        """Write the records of all ``parts`` to the empty ``file``, and map it into memory."""
+        from pyarrow import ipc, py_buffer
+
+        found = [np.empty(0, FACTS)]
+        with ipc.new_stream(file, _build_schema()) as writer:
+            for batch, facts in parts:
+                writer.write_batch(batch)
+                found.append(facts)
         file.flush()
+        mapped = py_buffer(mmap(file.fileno(), 0, access=ACCESS_READ))  # outlives ``file``
+        self._columns = ipc.open_stream(mapped).read_all().columns
         self.facts = np.concatenate(found)
 
     def __len__(self) -> int:
@@ -185,9 +207,11 @@ class StoredRecords(ReadRecords):
         return len(self.facts)
 
     def _read(self, index: int) -> Record:
-        fact = self.facts[index]
-        packed = os.pread(self._file.fileno(), int(fact["size"]), int(fact["start"]))
-        return _unpack(packed)
+        values = [column[int(index)].as_py() for column in self._columns]
+        prompt, chosen, rejected, text, file, row, rest = values
+        place = None if file is None else (file, row)
+        more = {} if rest is None else _unpack_rest(rest)
+        return Record(prompt, chosen, rejected, text, place=place, **more)
 
 
 class Selection(ReadRecords):
@@ -204,10 +228,6 @@ class Selection(ReadRecords):
     def _read(self, index: int) -> Record:
         source: Sequence[Record] = self.sources[self.source_N[index]]
         return source[int(self.row_N[index])]
-
-    def __iter__(self) -> Iterator[Record]:
-        """Yield the records in order."""
-        return (self[index] for index in range(len(self)))
 
 
 def is_in_memory(records: Sequence[Record]) -> bool:

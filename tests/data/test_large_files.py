@@ -111,6 +111,15 @@ def test_values_that_json_cannot_hold(tmp_path: Path) -> None:
     assert small[0].train[0].columns == {"when": datetime(2026, 1, 1)}
 
 
+@pytest.mark.usefixtures("processes")
+def test_a_text_that_utf8_cannot_hold(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(f'{{"prompt": "p{n}", "completion": "\\ud800"}}\n' for n in range(20)))
+    small = read(file, cache=None, clean=False)
+    assert read(file, cache=tmp_path / "cache", clean=False) == small
+    assert small[0].train[3].chosen == " \ud800"
+
+
 LATE: Rows = [{"prompt": "q", "completion": "r", "tag": "x"}]
 
 
@@ -217,8 +226,8 @@ TOOLS = Record(prompt="asks a tool", chosen=" x", messages=SAID[:1], tools=[{"na
 
 
 def stored(records: list[Record], folder: Path) -> Sequence[Record]:
-    parts = [pack_records(records[:7]), pack_records(records[7:])]
-    return StoredRecords(parts, TemporaryFile(dir=folder))
+    with TemporaryFile(dir=folder) as file:
+        return StoredRecords([pack_records(records[:7]), pack_records(records[7:])], file)
 
 
 @pytest.mark.parametrize("phase", [Phase.sft, Phase.ppo])

@@ -123,7 +123,8 @@ def test_large_files_are_compared_without_lists_of_all_records(tmp_path: Path) -
     records = [Record("Which?", f" {n}", " no", place=("a.csv", n)) for n in range(9)]
     records.append(Record("which? ", " no", " 4", place=("a.csv", 9)))
     held_out = [Record("Which?", " b", place=("val.csv", 5))]
-    stored = StoredRecords([pack_records(records)], (tmp_path / "records").open("w+b"))
+    with (tmp_path / "records").open("w+b") as file:
+        stored = StoredRecords([pack_records(records)], file)
     for train in (records, stored):
         dataset = RawDataset("pets", train, held_out, "preference", Dropped())
         found = {each.kind: str(each) for each in find_repeats([dataset], [])}
