@@ -54,12 +54,7 @@ class TensorBoardTracker(Tracker):
         """Write all responses as one text."""
         if step <= self._written.get(f"{phase}/samples/text_summary", -1):
             return
-        text = "\n\n".join(
-            f"{each.model}, score {each.score:.2f}, KL {each.kl:.2f}\n\n"
-            f"{_quote_as_markdown(each.prompt + each.response)}"
-            for each in samples
-        )
-        self._writer.add_text(f"{phase}/samples", text, step)
+        self._writer.add_text(f"{phase}/samples", format_samples(samples), step)
 
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Write the hyper-parameters and the objective."""
@@ -86,6 +81,15 @@ def _last_step_by_tag(folder: Path) -> dict[str, int]:
     tags = events.Tags()
     last = {tag: events.Scalars(tag)[-1].step for tag in tags["scalars"]}
     return last | {tag: events.Tensors(tag)[-1].step for tag in tags["tensors"]}
+
+
+def format_samples(samples: Sequence[Sample]) -> str:
+    """Return all responses as one Markdown text."""
+    return "\n\n".join(
+        f"{each.model}, score {each.score:.2f}, KL {each.kl:.2f}\n\n"
+        f"{_quote_as_markdown(each.prompt + each.response)}"
+        for each in samples
+    )
 
 
 def _quote_as_markdown(text: str) -> str:

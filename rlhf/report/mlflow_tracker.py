@@ -1,0 +1,109 @@
+"""A run in MLflow: ``python launch.py tracking=mlflow``.
+
+MLflow stores it at MLFLOW_TRACKING_URI, or else in mlflow.db and mlruns of the current folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rlhf.base.errors import CapabilityError
+from rlhf.base.stored_files import read_stored_text
+from rlhf.config.freeze import flatten_keys
+from rlhf.config.schema.run import RunConfig
+from rlhf.run.step_alarms import Alarm
+from rlhf.run.tracker import Sample, Tracker
+from rlhf.run.trackers import format_samples
+
+MOST_PARAMS, LONGEST_PARAM = 100, 6000  # parameters of one call, characters of a value
+
+
+class MlflowTracker(Tracker):
+    """A tracker that writes one MLflow run per run directory, and continues it on resume."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        """Start the MLflow run, or continue that whose id is in RUN_DIR/mlflow_id.
+
+        Raises:
+            CapabilityError: if the package mlflow is not installed.
+        """
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        try:
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise CapabilityError(
+                "tracking=mlflow: the package mlflow is not installed; pip install 'rlhf[mlflow]', "
+                "or use tracking=local"
+            ) from error
+        logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of each table it makes
+        self._client, self._is_concluded = MlflowClient(), False
+        self._logged: dict[str, int] = {}
+        id_file = run_dir / "mlflow_id"
+        if (stored := read_stored_text(id_file)) is None:
+            self._id = self._start_run(config, run_dir.resolve())
+            id_file.write_text(self._id + "\n")
+        else:
+            self._id = stored.strip()
+            self._client.set_terminated(self._id, "RUNNING")
+            for name in self._client.get_run(self._id).data.metrics:
+                history = self._client.get_metric_history(self._id, name)
+                self._logged[name] = max(each.step for each in history)
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - metric names begin with the phase
+        """Write the metrics of one step, except those that MLflow has already."""
+        from mlflow.entities import Metric
+
+        now = round(1000 * time.time())
+        new = [
+            Metric(name, value, now, step)
+            for name, value in values.items()
+            if step > self._logged.get(name, -1)
+        ]
+        if new:
+            self._client.log_batch(self._id, metrics=new)
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - Tracker requires it
+        """Write all responses as one text."""
+        name = f"samples/{phase}_{step:06}.md"
+        self._client.log_text(self._id, format_samples(samples), name)
+
+    def alert(self, alarm: Alarm) -> None:
+        """Set a tag with the alarm."""
+        self._client.set_tag(self._id, f"alarm.{alarm.phase}.{alarm.name}", alarm.line)
+
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """Write the objective and result.json."""
+        self._client.log_metric(self._id, "objective", result["objective"])
+        self._client.log_dict(self._id, dict(result), "result.json")
+        self._is_concluded = True
+
+    def finish(self) -> None:
+        """End the MLflow run."""
+        self._client.set_terminated(self._id, "FINISHED" if self._is_concluded else "KILLED")
+
+    def _start_run(self, config: RunConfig, run_dir: Path) -> str:
+        """Start an MLflow run with the configuration as its parameters; return its id."""
+        from mlflow.entities import Param
+
+        project = config.tracking.project
+        if (experiment := self._client.get_experiment_by_name(project)) is None:
+            of_project = self._client.create_experiment(project)
+        else:
+            of_project = experiment.experiment_id
+        names = {"run_dir": str(run_dir), "phases": "+".join(config.phase.order)}
+        names |= {"group": config.name} | dict.fromkeys(config.tracking.tags, "true")
+        run = self._client.create_run(of_project, run_name=run_dir.name, tags=names)
+        params = [
+            Param(key, str(value)[:LONGEST_PARAM])
+            for key, value in flatten_keys(asdict(config)).items()
+        ]
+        for first in range(0, len(params), MOST_PARAMS):
+            self._client.log_batch(run.info.run_id, params=params[first : first + MOST_PARAMS])
+        run_id: str = run.info.run_id
+        return run_id

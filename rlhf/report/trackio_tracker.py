@@ -1,0 +1,88 @@
+"""A run in Trackio: ``python launch.py tracking=trackio``.
+
+Trackio stores it in TRACKIO_DIR (default: the cache of Hugging Face), or sends it to the Space
+TRACKIO_SPACE_ID or the server TRACKIO_SERVER_URL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rlhf.base.errors import CapabilityError
+from rlhf.config.freeze import flatten_keys
+from rlhf.config.schema.run import RunConfig
+from rlhf.run.step_alarms import Alarm
+from rlhf.run.tracker import Sample, Tracker
+from rlhf.run.trackers import format_samples
+
+
+class TrackioTracker(Tracker):
+    """A tracker that writes one Trackio run per run directory, and continues it on resume.
+
+    Steps that a resumed run repeats are written once if Trackio stores them on this machine.
+    """
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        """Start the run PARENT/RUN_DIR of the project, or continue it.
+
+        Raises:
+            CapabilityError: if the package trackio is not installed.
+        """
+        try:
+            import trackio
+            from trackio.sqlite_storage import SQLiteStorage
+        except ImportError as error:
+            raise CapabilityError(
+                "tracking=trackio: the package trackio is not installed; pip install "
+                "'rlhf[trackio]', or use tracking=local"
+            ) from error
+        place, project = run_dir.resolve(), config.tracking.project
+        name = f"{place.parent.name}/{place.name}"
+        self._logged: dict[str, int] = {}
+        for line in SQLiteStorage.get_logs(project, name):
+            for metric in line:
+                self._logged[metric] = max(line["step"], self._logged.get(metric, 0))
+        with redirect_stdout(StringIO()):  # it prints how to open its dashboard
+            self._run = trackio.init(
+                project=project,
+                name=name,
+                group=config.name,
+                config=flatten_keys(asdict(config)),
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - metric names begin with the phase
+        """Write the metrics of one step, except those that are stored already."""
+        new = {name: value for name, value in values.items() if step > self._logged.get(name, -1)}
+        if new:
+            self._run.log(new, step=step)
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - Tracker requires it
+        """Write all responses as one text."""
+        import trackio
+
+        if step > self._logged.get(name := f"{phase}/samples", -1):
+            self._run.log({name: trackio.Markdown(format_samples(samples))}, step=step)
+
+    def alert(self, alarm: Alarm) -> None:
+        """Send an alarm as an alert, which Trackio forwards as its user has configured."""
+        self._run.alert(title=f"{alarm.name} in {alarm.phase}", text=alarm.line)
+
+    def conclude(self, result: Mapping[str, Any]) -> None:
+        """Write the objective."""
+        self._run.log({"objective": result["objective"]})
+
+    def finish(self) -> None:
+        """Store the remaining data and end the run."""
+        import trackio
+
+        with redirect_stdout(StringIO()):
+            trackio.finish()  # type: ignore[no-untyped-call]

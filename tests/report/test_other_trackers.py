@@ -1,0 +1,115 @@
+"""Runs in MLflow and Trackio, read back by their own clients."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf.base.errors import CapabilityError
+from rlhf.run.step_alarms import Alarm, AlarmName
+from rlhf.run.tracker import Sample, Tracker
+from rlhf.run.trackers import build_tracker
+from tests.plan.planned import Compose, run_of
+
+SAMPLE = Sample("2+2?", " *4*", True, 0.5, 0.25, [])
+ALARM = Alarm("ppo", 4, AlarmName.no_change, "ppo/kl", 9.0, "Raise ppo.kl_ctl.")
+KL = [(step, step / 8) for step in (1, 2, 3, 4, 5)]
+
+
+@pytest.fixture
+def mlflow_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    uri = (tmp_path / "mlruns").as_uri()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database takes seconds to make
+    return uri
+
+
+@pytest.fixture
+def trackio_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from trackio import sqlite_storage
+
+    monkeypatch.setattr(sqlite_storage, "TRACKIO_DIR", tmp_path / "trackio")
+    return tmp_path / "trackio"
+
+
+def record_twice(compose: Compose, tracking: str, run_dir: Path) -> list[str]:
+    """Record a run that is killed after step 4 and resumed after step 2; return what it said."""
+    run_dir.mkdir(parents=True)
+    said: list[str] = []
+    for steps in ((1, 2, 3, 4), (3, 4, 5)):
+        config = run_of(compose, f"tracking={tracking}", "tracking.tags=[a]", "ppo.kl_ctl=0.25")
+        tracker = build_tracker(config, run_dir, is_main=True, say=said.append)
+        record(tracker, steps, is_last=5 in steps)
+    return said
+
+
+def record(tracker: Tracker, steps: Sequence[int], *, is_last: bool) -> None:
+    tracker.log("sft", 9, {"sft/loss": 2.5})
+    for step in steps:
+        tracker.log("ppo", step, {"ppo/kl": step / 8})
+        if step == 4:
+            tracker.samples("ppo", step, [SAMPLE], steps=8)
+            tracker.alert(ALARM)
+    if is_last:
+        tracker.conclude({"objective": 0.75, "phases": {}})
+    tracker.finish()
+
+
+@pytest.mark.usefixtures("mlflow_uri")
+def test_mlflow_has_one_run_with_each_step_once(compose: Compose, tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    run_dir = tmp_path / "runs" / "one"
+    assert not [line for line in record_twice(compose, "mlflow", run_dir) if "failed" in line]
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("rlhf")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("one", "FINISHED")
+    history = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+    assert [(each.step, each.value) for each in history["ppo/kl"]] == KL
+    assert [(each.step, each.value) for each in history["sft/loss"]] == [(9, 2.5)]
+    assert run.data.metrics["objective"] == 0.75
+    assert run.data.params["ppo.kl_ctl"] == "0.25"
+    assert run.data.tags["run_dir"] == str(run_dir)
+    assert run.data.tags["a"] == "true"
+    assert run.data.tags["alarm.ppo.no_change"] == ALARM.line
+    text = client.download_artifacts(run.info.run_id, "samples/ppo_000004.md", str(tmp_path))
+    assert Path(text).read_text() == "actor, score 0.50, KL 0.25\n\n    2+2? *4*"
+    result = client.download_artifacts(run.info.run_id, "result.json", str(tmp_path))
+    assert json.loads(Path(result).read_text())["objective"] == 0.75
+
+
+@pytest.mark.usefixtures("trackio_folder")
+def test_trackio_has_one_run_with_each_step_once(compose: Compose, tmp_path: Path) -> None:
+    import trackio
+    from trackio.sqlite_storage import SQLiteStorage
+
+    said = record_twice(compose, "trackio", tmp_path / "runs" / "one")
+    assert not [line for line in said if "failed" in line]
+    (run,) = trackio.Api().runs("rlhf")
+    assert run.name == "runs/one"
+    lines: list[dict[str, Any]] = SQLiteStorage.get_logs("rlhf", "runs/one")
+    assert [(line["step"], line["ppo/kl"]) for line in lines if "ppo/kl" in line] == KL
+    assert [line["step"] for line in lines if "sft/loss" in line] == [9]
+    assert [line["objective"] for line in lines if "objective" in line] == [0.75]
+    (text,) = [line["ppo/samples"] for line in lines if "ppo/samples" in line]
+    assert text["_value"] == "actor, score 0.50, KL 0.25\n\n    2+2? *4*"
+    assert run.config is not None
+    assert run.config["ppo.kl_ctl"] == 0.25
+    assert ALARM.line in [each["text"] for each in run.alerts()]
+
+
+@pytest.mark.parametrize("name", ["mlflow", "trackio"])
+def test_without_the_package_the_run_is_refused(
+    name: str, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [name, f"{name}.tracking", f"{name}.sqlite_storage"]:
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(CapabilityError, match=rf"tracking={name}: .*rlhf\[{name}\]"):
+        build_tracker(run_of(compose, f"tracking={name}"), tmp_path, is_main=True, say=[].append)
