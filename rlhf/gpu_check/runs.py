@@ -79,17 +79,17 @@ def run_to_end(run_dir: Path, text: str, *words: str) -> EndedRun:
     Raises:
         TimeoutExpired: if the run does not end in ``limit_of_run()`` seconds; the run is killed.
     """
-    last = {word.partition("=")[0]: word for word in (*split_words(text), *words)}
+    last = {word.partition("=")[0]: word for word in (*expand_words(text), *words)}
     return _run_launcher(run_dir, [*drop_unread_overrides([*last.values()]), f"run_dir={run_dir}"])
 
 
-def split_words(text: str) -> list[str]:
+def expand_words(text: str) -> list[str]:
     """Split ``text`` into overrides; replace a word in capitals by the words under its name."""
     return [
         each
         for word in shlex.split(text)
         for each in (
-            split_words(RUNS[word.lower()]) if word.isupper() and "=" not in word else [word]
+            expand_words(RUNS[word.lower()]) if word.isupper() and "=" not in word else [word]
         )
     ]
 

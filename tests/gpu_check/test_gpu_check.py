@@ -179,7 +179,7 @@ def test_a_slow_run_raises_the_limit_of_later_runs(
 def test_words_of_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     table = {"two": 'ONE b=2 "c={d: e}"', "one": "a=1 b=1"}
     monkeypatch.setattr(runs, "RUNS", table)
-    assert runs.split_words("TWO A=TWO") == ["a=1", "b=1", "b=2", "c={d: e}", "A=TWO"]
+    assert runs.expand_words("TWO A=TWO") == ["a=1", "b=1", "b=2", "c={d: e}", "A=TWO"]
     monkeypatch.setattr(runs, "_run_launcher", lambda _, words: words)
     place = "model.path=/a folder/TWO"
     words = runs.run_to_end(tmp_path, "TWO A=TWO a=3", place)  # the last of a key counts
