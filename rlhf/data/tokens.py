@@ -33,7 +33,8 @@ from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folde
 from rlhf.config.batches import unpaired_feedback
 from rlhf.config.choices import Phase, Template, Unpaired
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.encoding import Encoder, UnusableTemplateError
+from rlhf.data.encoding import Encoder
+from rlhf.data.plain_turns import UnusableTemplateError
 from rlhf.data.records import Record, describe_first_place
 from rlhf.data.splits import PhaseData
 from rlhf.data.stored import is_in_memory

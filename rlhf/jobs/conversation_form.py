@@ -10,7 +10,7 @@ from pathlib import Path
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Template
 from rlhf.config.schema.model import ModelConfig
-from rlhf.data.encoding import is_plain_template
+from rlhf.data.plain_turns import is_plain_template
 from rlhf.models.tokenizers import tokenizer_place
 
 ReadFile = Callable[[str], str | None]

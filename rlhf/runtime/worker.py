@@ -25,7 +25,8 @@ from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.run_dir import lock_run_dir, refuse_changed_config, refuse_links
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.encoding import Encoder, all_end_in_assistant, build_plain_template
+from rlhf.data.encoding import Encoder
+from rlhf.data.plain_turns import all_end_in_assistant, build_plain_template
 from rlhf.data.splits import PhaseData
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.devices import current_ranks, resolve_dtype, set_torch_threads

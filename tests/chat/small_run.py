@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config, write_frozen_config
-from rlhf.data.encoding import build_plain_template
+from rlhf.data.plain_turns import build_plain_template
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.tokenizers import train_tokenizer
 from tests.models_on_disk import source_of

@@ -18,7 +18,8 @@ from rlhf.chat.dialogue import COMMANDS, Dialogue
 from rlhf.chat.run_models import RunModels
 from rlhf.chat.talker import SampledAnswer, Talker
 from rlhf.config.choices import Template
-from rlhf.data.encoding import Encoder, build_plain_template
+from rlhf.data.encoding import Encoder
+from rlhf.data.plain_turns import build_plain_template
 from rlhf.rollout.sampling import SamplingSettings
 from tests.chat.small_run import POSITIONS, save_run
 

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from rlhf.data.detect import to_records
-from rlhf.data.encoding import Encoder, UnusableTemplateError
+from rlhf.data.encoding import Encoder
+from rlhf.data.plain_turns import UnusableTemplateError
 from rlhf.data.records import Record, Row
 from rlhf.models.tokenizers import train_tokenizer
 

@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 from rlhf.config.choices import Template, Unpaired
 from rlhf.data.detect import to_records
-from rlhf.data.encoding import Encoder, UnusableTemplateError
+from rlhf.data.encoding import Encoder
+from rlhf.data.plain_turns import UnusableTemplateError
 from rlhf.data.records import (
     Dropped,
     RawDataset,

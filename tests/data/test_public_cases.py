@@ -14,7 +14,8 @@ import pytest
 from rlhf.base.errors import DataError, RlhfError
 from rlhf.config.choices import Phase, Source, Template
 from rlhf.config.schema.data import DatasetConfig
-from rlhf.data.encoding import Encoder, record_of_observation, render_plain_observation
+from rlhf.data.encoding import Encoder
+from rlhf.data.plain_turns import record_of_observation, render_plain_observation
 from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.records import RawDataset
 from rlhf.data.splits import PhaseData, check_usable_examples
@@ -22,7 +23,7 @@ from rlhf.data.tokens import Limit, prompt_columns, sft_columns
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.rewards.rules import find_last_number
 
-from .test_chat import CHATML, INST, NO_SYSTEM, with_template
+from .test_chat_template import CHATML, INST, NO_SYSTEM, with_template
 from .test_reading import config_of
 
 Rows = list[dict[str, Any]]
@@ -213,6 +214,6 @@ def test_a_first_observation_is_one_turn(role: str) -> None:
     tokenizer = with_template(CHATML)  # 36, in an environment
     record = record_of_observation(role, QUOTED)
     chat, plain = Encoder(tokenizer, Template.chat), Encoder(tokenizer)
-    (ids,) = chat.encode_prompts([chat.prompt_of(record)])
+    (ids,) = chat.encode_contexts([chat.render_prompt(record)])
     assert tokenizer.decode(ids).count("<|im_start|>") == 2
     assert plain.render_prompt(record) == record.prompt == render_plain_observation(role, QUOTED)

@@ -15,7 +15,8 @@ from rlhf.config.choices import Template
 from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.encoding import Encoder, build_plain_template
+from rlhf.data.encoding import Encoder
+from rlhf.data.plain_turns import build_plain_template
 from rlhf.jobs.completion import build_new_config, read_stopped_config
 from rlhf.jobs.conversation_form import describe_template
 from rlhf.jobs.launch_command import Job

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Source
 from rlhf.config.freeze import load_run
-from rlhf.data.encoding import Encoder, record_of_observation
+from rlhf.data.encoding import Encoder
+from rlhf.data.plain_turns import record_of_observation
 from rlhf.options.environments.interface import EnvironmentPool, Reply
 from rlhf.options.environments.process_pool import build_pool
 
@@ -53,8 +54,8 @@ def play_episode(
         reply = _next_reply(pool)
         first = reply.observation
         write(f"{first.role}: {first.text}\n")
-        ids = encoder.encode_prompts(
-            [encoder.prompt_of(record_of_observation(first.role, first.text))]
+        ids = encoder.encode_contexts(
+            [encoder.render_prompt(record_of_observation(first.role, first.text))]
         )[0]
         for _ in range(config.environment.max_turns):
             if reply.has_ended:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from rlhf.base.errors import RolloutError
 from rlhf.base.types import PromptBatch
-from rlhf.data.encoding import Encoder, render_plain_observation
+from rlhf.data.encoding import Encoder
+from rlhf.data.plain_turns import render_plain_observation
 from rlhf.options.environments.episodes import EpisodeLimits, Outcome
 from rlhf.options.environments.interface import (
     EnvironmentPool,

@@ -8,7 +8,7 @@ from random import Random
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.encoding import record_of_observation
+from rlhf.data.plain_turns import record_of_observation
 from rlhf.data.records import Message, Record
 from rlhf.data.splits import PhaseData, apportion
 from rlhf.options.environments.interface import (

@@ -7,14 +7,10 @@ from tokenizers.processors import TemplateProcessing
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase, Template
-from rlhf.data.encoding import (
-    Asked,
-    ChatTemplate,
-    Encoder,
-    all_end_in_assistant,
-    build_plain_template,
-)
+from rlhf.data.chat_template import ChatTemplate
+from rlhf.data.encoding import Encoder
 from rlhf.data.layouts import split_turns
+from rlhf.data.plain_turns import Asked, all_end_in_assistant, build_plain_template
 from rlhf.data.records import Message, Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.tokens import Limit, cache_key, tokenise
@@ -217,11 +213,11 @@ def test_a_response_that_the_template_drops_is_refused(before: str) -> None:
     answer = "{% if m.role == 'assistant' %}" + before + "{% endif %}"
     cut = CHATML.replace("{{ m.content }}", answer + "{{ m.content.split('</think>')[-1] }}")
     chat, asked = ChatTemplate(with_template(cut)), Asked((Message("user", "say kiwi"),))
-    prompt, said = chat.render_prompt(asked), Message("assistant", "kiwi")
-    assert chat.render_answer(asked, said, prompt) == before + "kiwi<|im_end|>"
+    _, answer = chat.render_piece(asked, Message("assistant", "kiwi"))
+    assert answer == before + "kiwi<|im_end|>"
     for answer, what in (("<think>hm</think>kiwi", "thought"), ("</think>", "response")):
         with pytest.raises(DataError, match=f"drops the {what}"):
-            chat.render_answer(asked, Message("assistant", answer), prompt)
+            chat.render_piece(asked, Message("assistant", answer))
 
 
 DROPS_THOUGHTS = (
