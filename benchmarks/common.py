@@ -281,6 +281,13 @@ def capped_ways(ways: Mapping[str, Way], levels: Sequence[str], *, prefix: str) 
     }
 
 
+def add_busy_option(options: argparse.ArgumentParser) -> None:
+    """Add the option whose counts ``busy_ways`` takes."""
+    options.add_argument(
+        "--busy", nargs="+", type=int, default=[], help="also beside so many busy processes"
+    )
+
+
 def busy_ways(ways: Mapping[str, Way], counts: Sequence[int]) -> dict[str, Way]:
     """Return the ways beside each count of busy processes."""
     return {

@@ -35,6 +35,7 @@ from common import (
     KEPT_MEMORY,
     Samples,
     Way,
+    add_busy_option,
     busy_ways,
     capped_ways,
     cpu_kind,
@@ -214,9 +215,7 @@ def read_options() -> argparse.Namespace:
     options.add_argument("--dtype", nargs="+", choices=BYTES, default=["bf16"])
     options.add_argument("--rollout", choices=("fast", "hf"), default="fast")
     options.add_argument("--isa", nargs="+", choices=Isa.__members__, default=[])
-    options.add_argument(
-        "--busy", nargs="+", type=int, default=[], help="also beside so many busy processes"
-    )
+    add_busy_option(options)
     options.add_argument("--overrides", nargs="*", default=[], help="further config overrides")
     options.add_argument("--peer", choices=("trl",))
     options.add_argument("--peer-python", type=Path, help="interpreter of the peer's environment")

