@@ -90,7 +90,10 @@ USED: dict[str, Case] = {
     "messages whose last turns have no answer": Case(
         lambda n: {"messages": said(f"u{n}", "aYes", "uMore?")},
         lambda n: answer(asked(f"u{n}"), "Yes"),
-        ["6 skipped (6 last turns that no answer follows; the turns before them are used (first: "],
+        [
+            "6 skipped (6 turns after the last answer of a conversation that ends with the user or "
+            "a tool (first: "
+        ],
     ),
     "messages beside their prompt (UltraChat)": Case(
         lambda n: {"prompt": "Hi", "prompt_id": "x", "messages": said("uHi", f"a{n}")},
