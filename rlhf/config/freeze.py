@@ -197,12 +197,13 @@ def keep_reduced_sizes(stored: RunConfig, asked: RunConfig) -> RunConfig:
 
     All sizes of ``asked`` are kept if it has, for example, another number of ranks.
     """
+    changes = {change.partition("=")[0] for change in batch_division_changes(stored, asked)}
+    if not changes or not changes <= REDUCED_SIZES:
+        return asked
     config = OmegaConf.structured(asked)
     kept = values_by_key(stored)
-    changes = {change.partition("=")[0] for change in batch_division_changes(stored, asked)}
-    if changes <= REDUCED_SIZES:
-        for key in changes:
-            OmegaConf.update(config, key, kept[key])
+    for key in changes:
+        OmegaConf.update(config, key, kept[key])
     return to_run_config(config)
 
 
