@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError
 
 from rlhf.config.machine_rates import cpu_rates, store_rates
+from tests.fork_server import ON_GPU
 from tests.pretend_cuda.gpu import Gpu, load, missing_to_pretend
 from tests.quick_hydra import compose_quickly
 
@@ -63,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The first gets all runs on a pretended GPU, so that one worker has a zygote for them.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    on_gpu = {item.path for item in items if hasattr(getattr(item, "module", None), "ON_GPU")}
+    on_gpu = {i.path for i in items if getattr(getattr(i, "module", None), "ON_GPU", 0) is ON_GPU}
     by_folder = sorted(slow | on_gpu, key=lambda path: (path.parent.name != "runtime", path))
     first = [path for path in by_folder if path not in on_gpu]
     quick = [item for item in items if item.path not in slow | on_gpu]
@@ -73,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for worker in range(workers):
         end = len(dealt) + (len(items) - len(dealt)) // (workers - worker)
         own = [path for path in by_folder if path in on_gpu] if worker == 0 else []
-        for path in [*first[worker::workers], *own]:
+        for path in [*own, *first[worker::workers]]:
             dealt += modules[path]
         room = max(0, end - len(dealt))
         dealt += quick[:room]
