@@ -45,7 +45,8 @@ def test_neither_loading_nor_saving_takes_a_whole_copy(ranks: Any, source: str, 
     for number, rank in enumerate(ranks(source=source, dtype=dtype, zero="stage3")):
         whole, shard = rank["whole"], rank["shard"]
         assert shard == pytest.approx(whole / 2, rel=0.01)
-        assert shard < rank["loading"]["peak"] < shard + 0.35 * whole
+        # Some megabytes that imports have freed are used again.
+        assert 0.85 * shard < rank["loading"]["peak"] < shard + 0.35 * whole
         # A file of 20 MB on the first rank, and on all the largest parameter as it is gathered.
         assert rank["saving"]["peak"] < (0.35 if number else 0.6) * whole
 
