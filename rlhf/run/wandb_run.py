@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import CapabilityError
+from rlhf.base.hashing import sha256_of
 from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_json_lines, read_stored_text
 from rlhf.config.choices import Phase, WandbMode
 from rlhf.config.schema.run import TrackingConfig
@@ -81,6 +82,9 @@ class WandbTracker(Tracker):
                 f"tracking.wandb={config.wandb}: Weights & Biases refused: {error}. "
                 "Check the network and `wandb login --verify`, or use tracking=wandb_offline."
             ) from error
+        self._run_dir, self._uploads = run_dir.resolve(), config.upload
+        if config.wandb is WandbMode.online:  # offline runs cannot name what they use
+            self._run.use_artifact(_build_data_artifact(run_config["data"]))
         self._sent = self._last_sent_steps(run_dir, is_offline=config.wandb is WandbMode.offline)
         self._tables: dict[str, wandb.Table] = {}
         # Prompts and their responses before training; a resumed run reads them from samples.jsonl.
@@ -126,7 +130,7 @@ class WandbTracker(Tracker):
         self._run.alert(title=f"{alarm.name} in {alarm.phase}", text=alarm.line)
 
     def conclude(self, result: Mapping[str, Any]) -> None:
-        """Write the objective and the numbers of all phases to the run's summary."""
+        """Write the objective and all numbers to the run's summary; log the models as artifacts."""
         numbers = {
             f"result/{phase}/{name}": value
             for phase, measures in result["phases"].items()
@@ -136,6 +140,25 @@ class WandbTracker(Tracker):
         for when in ("planned", "measured"):
             numbers |= {f"{when}/{name}": value for name, value in result.get(when, {}).items()}
         self._run.summary.update({"objective": result["objective"]} | numbers)
+        for phase in result["phases"]:
+            for folder in sorted(
+                {p.parent for p in self._run_dir.glob(f"{phase}/*/*.safetensors")}
+            ):
+                self._log_model(phase, folder)
+
+    def _log_model(self, phase: str, folder: Path) -> None:
+        """Log a model's folder as an artifact: a reference, or its files with tracking.upload."""
+        import wandb
+
+        name = f"{phase}-{folder.name}"
+        manifest = read_stored_text(folder.parent / "manifest.json") or ""
+        metadata = {"run_dir": str(self._run_dir), "manifest": sha256_of(manifest.encode())}
+        artifact = wandb.Artifact(f"{self._run.id}-{name}", type="model", metadata=metadata)
+        if self._uploads:
+            artifact.add_dir(str(folder))
+        else:
+            artifact.add_reference(folder.as_uri(), name=name, checksum=False)
+        self._run.log_artifact(artifact, aliases=[self._run_dir.name])
 
     def finish(self) -> None:
         """Upload the remaining data and end the run."""
@@ -177,6 +200,20 @@ class WandbTracker(Tracker):
                 kinds = [f"{phase}/samples", f"{phase}/eval_", phase]
                 sent |= {_common_prefix(phase, [kind]): step for kind in kinds}
         return sent
+
+
+def _build_data_artifact(data: Mapping[str, Any]) -> wandb.Artifact:
+    """Return the artifact of a run's data: its keys, and references to local files."""
+    import wandb
+
+    kind = data["source"]
+    artifact = wandb.Artifact(f"data-{kind}", type="dataset", metadata=dict(data))
+    paths = data["path"] if isinstance(data["path"], list) else [data["path"]]
+    for number, path in enumerate(paths if kind == "local" else []):
+        place = Path(path).expanduser().resolve()
+        if place.exists():  # not a pattern of several files
+            artifact.add_reference(place.as_uri(), name=f"{number}-{place.name}", checksum=False)
+    return artifact
 
 
 def phase_of_metric(metric: str) -> Phase:

@@ -49,6 +49,7 @@ def run_config(
         project="p",
         entity=None,
         tags=[],
+        upload=False,
         tensorboard=tensorboard,
         others=list(others),
         show_config=False,

@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 import wandb
+import yaml
 from wandb.errors import CommError
 from wandb.proto.wandb_internal_pb2 import Record
+from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
-from rlhf.config.choices import WandbMode
+from rlhf.config.choices import Source, WandbMode
 from rlhf.config.freeze import to_run_config
 from rlhf.run.tracker import Sample, Token
 from rlhf.run.trackers import FileTracker, build_tracker
@@ -53,6 +55,7 @@ config = TrackingConfig(
     project="rlhf",
     entity=None,
     tags=["tiny"],
+    upload=False,
     tensorboard=False,
     others=[],
     show_config=False,
@@ -62,7 +65,7 @@ try:
     tracker = wandb_run.WandbTracker(
         config,
         Path(sys.argv[2]),
-        {"ppo": {"kl_ctl": 0.05}},
+        {"ppo": {"kl_ctl": 0.05}, "data": {"source": "local", "path": ["pets.jsonl"]}},
         name="monday",
         group="default",
         job_type="sft+ppo",
@@ -121,6 +124,9 @@ def machine(tmp_path: Path) -> Machine:
 
 @pytest.mark.slow
 def test_offline_needs_no_account_and_prints_nothing(machine: Machine) -> None:
+    actor = machine.run_dir / "ppo" / "actor"
+    actor.mkdir(parents=True)
+    (actor / "model.safetensors").write_bytes(b"weights")
     done = machine.track("offline")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     (record,) = machine.records()
@@ -135,6 +141,8 @@ def test_offline_needs_no_account_and_prints_nothing(machine: Machine) -> None:
         line for line in read_wandb_history(machine.run_dir) if "time/step_seconds" in line
     ]
     assert (logged["ppo/step"], logged["time/step_seconds"]) == (1, 3.0)
+    actor = f"{run_id}-ppo-actor", ["ppo-actor/model.safetensors"]
+    assert logged_models(runs[-1]) == [actor]
     (table,) = [line for line in read_wandb_history(machine.run_dir) if "ppo/samples/nrows" in line]
     assert table["ppo/step"] == 1
     found = [each.summary for each in read_wandb_records(runs[-1]) if each.HasField("summary")]
@@ -142,6 +150,12 @@ def test_offline_needs_no_account_and_prints_nothing(machine: Machine) -> None:
     assert {"objective", "result/ppo/gold_after"} <= written
     for path in (*machine.run_dir.rglob("*"), *machine.home.rglob("*")):
         assert not path.is_file() or KEY.encode() not in path.read_bytes(), "the key is a secret"
+
+
+def logged_models(path: Path) -> list[tuple[str, list[str]]]:
+    """Name and entries of each model's artifact in a .wandb file."""
+    found = [each.artifact for each in read_wandb_records(path) if each.HasField("artifact")]
+    return [(a.name, [e.path for e in a.manifest.contents]) for a in found if a.type == "model"]
 
 
 @pytest.mark.slow
@@ -227,10 +241,19 @@ class FakeRun:
     def log(self, values: dict[str, object]) -> None:
         self.logged.append(values)
 
+    id = "a1"
+
+    def use_artifact(self, artifact: wandb.Artifact) -> None:
+        self.used = artifact
+
+    def log_artifact(self, artifact: wandb.Artifact, aliases: list[str]) -> None:
+        self.model, self.aliases = artifact, aliases
+
 
 def fake_tracker(run_dir: Path, mode: WandbMode = WandbMode.offline) -> WandbTracker:
     config = run_config(mode).tracking
-    return WandbTracker(config, run_dir, {}, name="n", group="g", job_type="ppo")
+    data = {"data": {"source": Source.local, "path": "pets.jsonl"}}
+    return WandbTracker(config, run_dir, data, name="n", group="g", job_type="ppo")
 
 
 @pytest.mark.parametrize(
@@ -299,6 +322,18 @@ def test_the_id_of_a_sweep_agent_goes_first(
     assert (tmp_path / "wandb_id").read_text() == "theirs\n"
 
 
+def test_the_agent_of_a_sweep_gives_overrides(compose: Compose) -> None:
+    """The agent of wandb puts its values into the command of examples/wandb_sweep.yaml."""
+    sweep = yaml.safe_load((ROOT / "examples" / "wandb_sweep.yaml").read_text())
+    values = {"ppo.kl_ctl": {"value": 0.25}, "ppo.cliprange": {"value": 0.125}}
+    assert sweep["parameters"].keys() == values.keys()
+    words = create_sweep_command_args({"args": values})["args_no_hyphens"]
+    assert sweep["command"][-1] == "${args_no_hyphens}"
+    config = to_run_config(compose([*sweep["command"][3:-1], *words]))
+    found = (config.tracking.wandb, config.ppo.kl_ctl, config.ppo.cliprange)
+    assert found == (WandbMode.online, 0.25, 0.125)
+
+
 def test_long_phases_stay_below_a_hundred_increments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +376,38 @@ def test_steps_that_the_server_has_are_not_sent_again(
     tracker.log("sft", 1, {"sft/loss": 0.1})
     steps = [(name, line[name]) for line in run.logged for name in line if name.endswith("/step")]
     assert steps == [("ppo/step", 4), ("ppo/step", 4), ("sft/step", 1)]
+
+
+def test_an_online_run_uses_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = FakeRun()
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    monkeypatch.setattr(wandb, "login", lambda **_: True)
+    monkeypatch.chdir(tmp_path)
+    Path("pets.jsonl").write_text("{}\n")
+    fake_tracker(tmp_path, WandbMode.online)
+    assert (run.used.name, run.used.type) == ("data-local", "dataset")
+    (entry,) = run.used.manifest.entries.values()
+    assert (entry.path, entry.ref) == ("0-pets.jsonl", (tmp_path / "pets.jsonl").as_uri())
+
+
+@pytest.mark.parametrize("upload", [False, True])
+def test_models_are_referred_to_or_uploaded(
+    upload: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun()
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    weights = tmp_path / "sft" / "model" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+    config = run_config(WandbMode.offline).tracking
+    config.upload = upload
+    tracker = WandbTracker(config, tmp_path, {}, name="n", group="g", job_type="sft")
+    tracker.conclude({"objective": 0.5, "phases": {"sft": {}}})
+    assert (run.model.name, run.aliases) == ("a1-sft-model", [tmp_path.name])
+    (entry,) = run.model.manifest.entries.values()
+    assert (entry.ref, entry.local_path is not None) == (
+        (None, True) if upload else (weights.as_uri(), False)
+    )
 
 
 def test_the_padding_of_a_block_is_no_record(tmp_path: Path) -> None:

@@ -109,6 +109,8 @@ class TrackingConfig:
     """Weights & Biases team; null: your default."""
     tags: list[str]
     """Tags of the Weights & Biases run."""
+    upload: bool
+    """Upload the models to Weights & Biases; false: its artifacts refer to their folders."""
     tensorboard: bool
     """Also write TensorBoard event files to RUN_DIR/tensorboard."""
     others: list[str]
