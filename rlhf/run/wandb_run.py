@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.base.errors import CapabilityError
 from rlhf.base.hashing import sha256_of
 from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_json_lines, read_stored_text
-from rlhf.config.choices import Phase, WandbMode
+from rlhf.config.choices import Phase, Source, WandbMode
 from rlhf.config.schema.run import TrackingConfig
 from rlhf.run.step_alarms import Alarm
 from rlhf.run.tracker import Sample, Tracker
@@ -206,10 +206,11 @@ def _build_data_artifact(data: Mapping[str, Any]) -> wandb.Artifact:
     """Return the artifact of a run's data: its keys, and references to local files."""
     import wandb
 
-    kind = data["source"]
+    kind, given = data["source"], data["path"]
     artifact = wandb.Artifact(f"data-{kind}", type="dataset", metadata=dict(data))
-    paths = data["path"] if isinstance(data["path"], list) else [data["path"]]
-    for number, path in enumerate(paths if kind == "local" else []):
+    paths = given if isinstance(given, list) else [given] if given is not None else []
+    paths = [*paths, *(each["path"] for each in data["sets"].values())]
+    for number, path in enumerate(paths if kind == Source.local else []):
         place = Path(path).expanduser().resolve()
         if place.exists():  # not a pattern of several files
             artifact.add_reference(place.as_uri(), name=f"{number}-{place.name}", checksum=False)

@@ -252,8 +252,9 @@ class FakeRun:
 
 def fake_tracker(run_dir: Path, mode: WandbMode = WandbMode.offline) -> WandbTracker:
     config = run_config(mode).tracking
-    data = {"data": {"source": Source.local, "path": "pets.jsonl"}}
-    return WandbTracker(config, run_dir, data, name="n", group="g", job_type="ppo")
+    sets = {"more": {"path": "cats.jsonl"}, "hub": {"path": "owner/name"}}
+    data = {"source": Source.local, "path": ["pets.jsonl"], "sets": sets}
+    return WandbTracker(config, run_dir, {"data": data}, name="n", group="g", job_type="ppo")
 
 
 @pytest.mark.parametrize(
@@ -383,11 +384,27 @@ def test_an_online_run_uses_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(wandb, "init", lambda **_: run)
     monkeypatch.setattr(wandb, "login", lambda **_: True)
     monkeypatch.chdir(tmp_path)
-    Path("pets.jsonl").write_text("{}\n")
+    for name in ("pets.jsonl", "cats.jsonl"):
+        Path(name).write_text("{}\n")
     fake_tracker(tmp_path, WandbMode.online)
     assert (run.used.name, run.used.type) == ("data-local", "dataset")
-    (entry,) = run.used.manifest.entries.values()
-    assert (entry.path, entry.ref) == ("0-pets.jsonl", (tmp_path / "pets.jsonl").as_uri())
+    found = {entry.path: entry.ref for entry in run.used.manifest.entries.values()}
+    assert found == {
+        "0-pets.jsonl": (tmp_path / "pets.jsonl").as_uri(),
+        "1-cats.jsonl": (tmp_path / "cats.jsonl").as_uri(),
+    }
+
+
+def test_an_online_run_of_blended_data_alone_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun()
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    monkeypatch.setattr(wandb, "login", lambda **_: True)
+    data = {"source": Source.local, "path": None, "sets": {"one": {"path": "nowhere.jsonl"}}}
+    config = run_config(WandbMode.online).tracking
+    WandbTracker(config, tmp_path, {"data": data}, name="n", group="g", job_type="ppo")
+    assert not run.used.manifest.entries
 
 
 @pytest.mark.parametrize("upload", [False, True])
