@@ -19,7 +19,7 @@ from rlhf.config.freeze import flatten_keys
 from rlhf.config.schema.run import RunConfig
 from rlhf.run.step_alarms import Alarm
 from rlhf.run.tracker import Sample, Tracker
-from rlhf.run.trackers import format_samples
+from rlhf.run.trackers import drop_logged_metrics, format_samples
 
 MOST_PARAMS, LONGEST_PARAM = 100, 6000  # parameters of one call, characters of a value
 
@@ -60,13 +60,10 @@ class MlflowTracker(Tracker):
         from mlflow.entities import Metric
 
         now = round(1000 * time.time())
-        new = [
-            Metric(name, value, now, step)
-            for name, value in values.items()
-            if step > self._logged.get(name, -1)
-        ]
-        if new:
-            self._client.log_batch(self._id, metrics=new)
+        new = drop_logged_metrics(values, step, self._logged)
+        metrics = [Metric(name, value, now, step) for name, value in new.items()]
+        if metrics:
+            self._client.log_batch(self._id, metrics=metrics)
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - Tracker requires it
         """Write all responses as one text."""
@@ -99,11 +96,11 @@ class MlflowTracker(Tracker):
         names = {"run_dir": str(run_dir), "phases": "+".join(config.phase.order)}
         names |= {"group": config.name} | dict.fromkeys(config.tracking.tags, "true")
         run = self._client.create_run(of_project, run_name=run_dir.name, tags=names)
+        run_id: str = run.info.run_id
         params = [
             Param(key, str(value)[:LONGEST_PARAM])
             for key, value in flatten_keys(asdict(config)).items()
         ]
         for first in range(0, len(params), MOST_PARAMS):
-            self._client.log_batch(run.info.run_id, params=params[first : first + MOST_PARAMS])
-        run_id: str = run.info.run_id
+            self._client.log_batch(run_id, params=params[first : first + MOST_PARAMS])
         return run_id

@@ -18,7 +18,7 @@ from rlhf.config.freeze import flatten_keys
 from rlhf.config.schema.run import RunConfig
 from rlhf.run.step_alarms import Alarm
 from rlhf.run.tracker import Sample, Tracker
-from rlhf.run.trackers import format_samples
+from rlhf.run.trackers import drop_logged_metrics, format_samples
 
 
 class TrackioTracker(Tracker):
@@ -61,8 +61,7 @@ class TrackioTracker(Tracker):
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - metric names begin with the phase
         """Write the metrics of one step, except those that are stored already."""
-        new = {name: value for name, value in values.items() if step > self._logged.get(name, -1)}
-        if new:
+        if new := drop_logged_metrics(values, step, self._logged):
             self._run.log(new, step=step)
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - Tracker requires it

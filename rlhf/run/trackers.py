@@ -46,9 +46,8 @@ class TensorBoardTracker(Tracker):
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - metric names begin with the phase
         """Write the metrics of one step, except those that the event files have already."""
-        for name, value in values.items():
-            if step > self._written.get(name, -1):
-                self._writer.add_scalar(name, value, step)
+        for name, value in drop_logged_metrics(values, step, self._written).items():
+            self._writer.add_scalar(name, value, step)
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - Tracker requires it
         """Write all responses as one text."""
@@ -81,6 +80,13 @@ def _last_step_by_tag(folder: Path) -> dict[str, int]:
     tags = events.Tags()
     last = {tag: events.Scalars(tag)[-1].step for tag in tags["scalars"]}
     return last | {tag: events.Tensors(tag)[-1].step for tag in tags["tensors"]}
+
+
+def drop_logged_metrics(
+    values: Mapping[str, float], step: int, last: Mapping[str, int]
+) -> dict[str, float]:
+    """Return the metrics of a step without those whose last logged step is not before it."""
+    return {name: value for name, value in values.items() if step > last.get(name, -1)}
 
 
 def format_samples(samples: Sequence[Sample]) -> str:
