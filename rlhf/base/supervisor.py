@@ -21,6 +21,12 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
 AWAITED = {signal.SIGCHLD, signal.SIGTERM}
 
 
+def be_killed_after(parent: int) -> bool:
+    """Let Linux kill this process when its parent process ends; return True if it has ended."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.getppid() != parent
+
+
 def main() -> None:
     """Call the function in a forked process; once it or the run ends, kill all descendants."""
     target, descriptor, parent = sys.argv[1], *map(int, sys.argv[2:])

@@ -6,7 +6,6 @@ order and counts are those of a conversion of all rows at once, whatever the num
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from collections import deque
@@ -21,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.base.supervisor import PR_SET_PDEATHSIG
+from rlhf.base.supervisor import be_killed_after
 from rlhf.data.column_rules import Converted, Layout, Wanted, find_first_values
 from rlhf.data.files import Chunk
 from rlhf.data.records import Dropped, Record, Row, join_dropped
@@ -225,6 +224,5 @@ def _submit_all(tasks: Iterable[Callable[[], T]], pool: ProcessPoolExecutor) -> 
 
 def _end_with_parent(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its processes
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if be_killed_after(parent):
         os._exit(1)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +19,7 @@ from rlhf.base.command import wait_for_exit
 from rlhf.base.cpu import SHARED_BY
 from rlhf.base.errors import CapabilityError, RlhfError
 from rlhf.base.stored_files import open_regular_file
+from rlhf.base.supervisor import be_killed_after
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.run.console import build_console
@@ -30,7 +29,6 @@ from rlhf.run.step_alarms import read_alarms
 OUTPUT = "output.log"
 PARENT = "RLHF_PARENT"  # variable with the id of a process; when it ends, launch.py ends too
 LAUNCHER = "RLHF_LAUNCHER"  # variable with the process id of launch.py
-PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
@@ -53,8 +51,7 @@ def end_with_launcher() -> None:
 
 
 def _end_with_process(parent: int) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if be_killed_after(parent):
         sys.stderr.write("the sweep that started this run has ended\n")
         os._exit(1)  # not an exception: a worker of joblib would send it to the ended launcher
 
