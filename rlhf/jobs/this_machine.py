@@ -73,8 +73,7 @@ def apply_auto_hardware(cfg: DictConfig, find_hardware: Callable[[], ThisMachine
     asked = OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task))
     typed = {each.key_or_group.removeprefix("hardware.") for each in asked}
     auto, profile = (
-        dict(compose("config", [f"hardware={option}"]).hardware)
-        for option in (AUTO, machine.profile)
+        dict(compose(f"hardware/{option}").hardware) for option in (AUTO, machine.profile)
     )
     for key, value in (profile | machine.found).items():
         if key not in typed and cfg.hardware[key] == auto[key]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 
 from rlhf.config.freeze import load_run
 from rlhf.config.machine_rates import GIB
-from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding
-from rlhf.gpu_check.runs import RUNS, EndedRun, planned_gib, run_to_end
+from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, checked_finding
+from rlhf.gpu_check.runs import RUNS, SIDE_BY_SIDE, EndedRun, planned_gib, run_to_end
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.run.tracker import Tracker
@@ -40,19 +41,27 @@ class LiveMemory(Tracker):
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield a task for each phase of each run, and one for steps with the first run's models."""
-    for number, (name, words) in enumerate(RUNS["memory"][setting.size].items(), start=1):
-        folder = setting.folder / f"shape_{number}"
-        trained = f"model.path={setting.folder / 'shape_2' / 'sft' / 'model'}"
-        places = [trained] if "model=pretrained" in words else []
-        run = cache(partial(run_to_end, folder, f"FEW {words}", *places))
+    # Small models fit beside each other; a full one may need the whole card.
+    pool = SIDE_BY_SIDE if setting.size is Size.tiny else ThreadPoolExecutor(1)
+    runs: Mapping[str, str] = RUNS["memory"][setting.size]
+    started: list[Future[EndedRun]] = []
+    for number, words in enumerate(runs.values(), start=1):
+        run = partial(_run_on_trained, started[-1]) if "model=pretrained" in words else run_to_end
+        started.append(pool.submit(run, setting.folder / f"shape_{number}", f"FEW {words}"))
+    for (name, words), ended in zip(runs.items(), started, strict=True):
         for phase in ["sft"] if "phase=sft" in words else ["sft", "reward", "ppo"]:
-            yield Task(f"{name}: {phase}", partial(_compare_with_plan, run, phase))
+            yield Task(f"{name}: {phase}", partial(_compare_with_plan, ended, phase))
     yield Task(f"growth over {STEPS} PPO steps", partial(_check_growth, setting.folder / "shape_1"))
 
 
-def _compare_with_plan(run: Callable[[], EndedRun], phase: str) -> Finding:
-    """Compare a phase's peak memory with its plan; the first call starts the run."""
-    ended = run()
+def _run_on_trained(earlier: Future[EndedRun], folder: Path, text: str) -> EndedRun:
+    """Start a run on the SFT model of an earlier run, after its end."""
+    return run_to_end(folder, text, f"model.path={earlier.result().run_dir / 'sft' / 'model'}")
+
+
+def _compare_with_plan(run: Future[EndedRun], phase: str) -> Finding:
+    """Compare a phase's peak memory with its plan."""
+    ended = run.result()
     measured = ended.result["phases"][phase]["measured"]["memory_gib"]
     live = json.loads(ended.run_dir.with_suffix(".live.json").read_text())[phase]
     planned = planned_gib(ended.run_dir, phase)
