@@ -14,9 +14,10 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.types import Engine
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.choices import Device, Dtype, Phase, RewardKind, TrainingEngine
+from rlhf.config.choices import Device, Dtype, Phase, RewardKind
 from rlhf.config.freeze import MICRO_BATCHES, OF_MODELS, load_run, refuse_code_of_run
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
@@ -37,7 +38,7 @@ from rlhf.models.pretrained import find_adapter_chain
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.weight_files import stored_dtype
-from rlhf.options import ZeroConfig, hooks_of
+from rlhf.options import hooks_of
 from rlhf.phases.dpo import DpoTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.reward_trainer import RewardTrainer
@@ -55,6 +56,24 @@ from rlhf.run.tracker import Tracker
 # The engine and the folder of each phase's main model; phases stand in the order of preference.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
 FOLDERS = {Phase.ppo: "actor", Phase.dpo: "actor", Phase.sft: "model", Phase.reward: "model"}
+
+
+# Values of the keys that divide models over ranks, for one rank; options add theirs.
+ON_ONE_RANK: Mapping[str, object] = {
+    "hardware.nodes": 1,
+    "hardware.ranks_per_node": 1,
+    "zero.engine": "auto",
+    "zero.reference_stage": None,
+    "zero.reward_stage": None,
+    "zero.offload_optimizer": False,
+    "zero.offload_parameters": False,
+    "zero.offload_reference": False,
+    "zero.offload_reward": False,
+    "zero.nvme_path": None,
+    "zero.quantize_weights": False,
+    "zero.quantize_gradients": False,
+    "zero.hpz_partition_size": 1,
+}
 
 
 def export_final_model(
@@ -276,46 +295,30 @@ def _write_chosen_model(options: argparse.Namespace, folder: Path) -> None:
 def config_for_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunConfig:
     """Return the configuration for one rank on ``device``, without sharding, offloading or servers.
 
+    Stages above 1 become 1, which keeps the precision of the weights and their master copies.
     Micro-batch sizes are kept on a GPU and become null on a CPU. ``dtype`` must not be auto.
     """
+    changes: dict[str, Any] = {
+        **ON_ONE_RANK,
+        "zero.extra": {},
+        "hardware.device": device,
+        "hardware.dtype": dtype,
+        "ppo.steps": config.ppo.steps or 1,
+    }
     for values in hooks_of("keys", "ON_ONE_RANK", config):
-        for key, value in values.items():
-            group, name = key.split(".")
-            old = getattr(config, group)
-            new = replace(old, **{name: type(getattr(old, name))(value)})
-            config = replace(config, **{group: new})
-    hardware = replace(config.hardware, device=device, dtype=dtype, nodes=1, ranks_per_node=1)
-    groups: dict[str, Any] = {key.partition(".")[0]: None for key in MICRO_BATCHES}
-    for name in groups:
-        micro = getattr(config, name).micro_batch_size if device is Device.cuda else None
-        groups[name] = replace(getattr(config, name), micro_batch_size=micro)
-    groups["ppo"] = replace(groups["ppo"], steps=groups["ppo"].steps or 1)
-    zero = _remove_sharding(config.zero)
-    return replace(config, hardware=hardware, zero=zero, **groups)
-
-
-def _remove_sharding(zero: ZeroConfig) -> ZeroConfig:
-    """Return ``zero`` without sharded weights, offloading, quantization and extra keys.
-
-    Stages above 1 become 1, which keeps the precision of the weights and their master copies.
-    """
-    return replace(
-        zero,
-        engine=TrainingEngine.auto,
-        stage=min(zero.stage, 1),
-        critic_stage=None if zero.critic_stage is None else min(zero.critic_stage, 1),
-        reference_stage=None,
-        reward_stage=None,
-        offload_optimizer=False,
-        offload_parameters=False,
-        offload_reference=False,
-        offload_reward=False,
-        nvme_path=None,
-        quantize_weights=False,
-        quantize_gradients=False,
-        hpz_partition_size=1,
-        extra={},
-    )
+        changes |= values
+    for name in ("stage", "critic_stage"):
+        stage = getattr(config.zero, name)
+        changes[f"zero.{name}"] = stage and min(stage, 1)
+    if device is not Device.cuda:
+        changes |= dict.fromkeys(MICRO_BATCHES)
+    for key, value in changes.items():
+        group, name = key.split(".")
+        old = getattr(config, group)
+        kind = type(getattr(old, name))
+        new = kind(value) if issubclass(kind, Enum) else value
+        config = replace(config, **{group: replace(old, **{name: new})})
+    return config
 
 
 if __name__ == "__main__":
