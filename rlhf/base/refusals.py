@@ -2,7 +2,8 @@
 
 A message has the form ``KEY=VALUE: rule; remedy``, with these variants: ``KEY: rule``,
 ``KEY=VALUE with OTHER=VALUE: rule``, ``KEY is missing: remedy``, ``unknown key KEY; remedy``,
-``FILE, row N: rule``, ``--OPTION VALUE: rule``. CONTRIBUTING.md asks for it of every new message.
+``FILE, row N: rule``, ``--OPTION VALUE: rule``, and a remedy on a line of its own. CONTRIBUTING.md
+asks for it of every new message.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _FORM = re.compile(
     r"(?P<end>: |; |$)(?P<rest>.*)",
     re.DOTALL,
 )
-_OUTSIDE_BRACKETS = r"; (?![^()]*\))"
+_OUTSIDE_BRACKETS = r"; (?![^()]*\))|\n"
 _OPTION = r"^(--[\w-]+) (\S+:)"  # an option of a command with its value
 
 

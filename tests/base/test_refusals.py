@@ -20,6 +20,7 @@ PARTS = {
     "cannot read a=[: no end; write b": ("a", "[", "cannot read: no end", "write b"),
     "--prompts 0: must be 1 or more": ("--prompts", "0", "must be 1 or more", None),
     "/a/b.jsonl, row 3: no text; add it": ("/a/b.jsonl", None, "row 3: no text", "add it"),
+    "a.csv: no text.\nTo read it: b=c; or d": ("a.csv", None, "no text.", "To read it: b=c; or d"),
     "f.csv: no rows (a; b); add some": ("f.csv", None, "no rows (a; b)", "add some"),
     "a server ended": (None, None, "a server ended", None),
 }
