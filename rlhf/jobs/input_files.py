@@ -10,21 +10,17 @@ from pathlib import Path
 
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.base.manifest import Identity, file_identity
-from rlhf.base.stored_files import OTHERS, read_json
+from rlhf.base.manifest import file_identity
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.files import find_reader
 from rlhf.data.tables import SAMPLE, find_snapshot, has_configs, list_files
 from rlhf.options import DataConfig, hooks_of
-from rlhf.run.results import write_json
+from rlhf.run.results import INPUTS, Inputs, read_inputs, write_json
 
-INPUTS = "inputs.json"
 MORE = {".arrow", ".txt"}
 # Option keys that name a file or code (MODULE:NAME), from FILES in each option's module ``keys``.
 OF_OPTIONS = [key for files in hooks_of("keys", "FILES") for key in files]
-# Key of the configuration -> absolute path -> size and SHA-256.
-Inputs = dict[str, dict[str, Identity]]
 
 
 def data_keys_and_paths(data: DataConfig) -> Iterator[tuple[str, str]]:
@@ -48,7 +44,7 @@ def check_input_hashes(config: RunConfig, run_dir: Path) -> None:
         DataError: if a file of data has changed or is missing, or a relative path now names
             another file.
     """
-    began: Inputs | None = read_json(run_dir / INPUTS, {OTHERS: {OTHERS: [int, str]}})
+    began = read_inputs(run_dir)
     if began is None:  # the run was given no file, or an older version began it
         return
     for key, files in _hash_inputs(config).items():

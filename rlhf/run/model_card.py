@@ -7,16 +7,19 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rlhf.base.safe_text import redact
 from rlhf.config.choices import Source
 from rlhf.config.freeze import FROZEN, read_command, read_frozen_keys
-from rlhf.run.results import finished_phases, read_phase_result
+from rlhf.run.results import finished_phases, read_inputs, read_phase_result
 
 PLACES = ("run_dir", "resume")  # config keys that are places, not settings of the model
-TIMES = ("seconds", "planned", "measured")  # entries of results on time and memory, not the model
+# Entries of results on time and memory, and on the run that a phase is from: not on the model.
+NOT_MEASURES = ("seconds", "planned", "measured", "reused_from")
+MOST_FILES = 20  # files of data that a card lists
 LIMITS = """\
 - It was trained for research. Nobody has tested it for harmful, false, biased or private output:
   it is not safe to deploy.
@@ -31,7 +34,7 @@ QUESTION = re.compile(r"\bHuman:\s*((?:(?!Human:).)+?)\s*Assistant:\s*\Z", re.DO
 
 
 def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> str:
-    """Return the sections on command, settings, data and limits; "" if the run has no config.
+    """Return the sections on run, command, settings, data and limits; "" without a config.
 
     ``rows`` has the numbers of training and held-out examples of each phase, if they are known.
     """
@@ -41,11 +44,14 @@ def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> st
     words = read_command(run_dir)
     command = shlex.join(["python", "launch.py", *words])
     sections = {
+        "Run": markdown_table(("what", "value"), _run_table_rows(run_dir, keys)),
         "Command": f"```bash\n{command}\n```" if words else "",
         "Settings that differ from the presets": markdown_table(
             ("key", "value"), _settings_of_command(words, keys)
         ),
-        "Data": markdown_table(("what", "value"), _data_table_rows(keys, rows)),
+        "Data": markdown_table(
+            ("what", "value"), chain(_data_table_rows(keys, rows), _data_file_rows(run_dir))
+        ),
         "Limits": LIMITS + (SYNTHETIC if keys["data.source"] == Source.synthetic else ""),
     }
     text = "".join(f"\n\n## {title}\n\n{body}" for title, body in sections.items() if body)
@@ -58,7 +64,7 @@ def results_section(run_dir: Path) -> str:
         (f"{phase}: {name.replace('_', ' ')}", _format_value(value))
         for phase in finished_phases(run_dir)
         for name, value in (read_phase_result(run_dir, phase) or {}).items()
-        if name not in TIMES
+        if name not in NOT_MEASURES
     ]
     return f"\n\n## Results\n\n{markdown_table(('measure', 'value'), rows)}" if rows else ""
 
@@ -80,6 +86,28 @@ def _settings_of_command(
         key, sign, typed = word.lstrip("+~").partition("=")
         if sign and not word.startswith("-") and key not in PLACES:
             yield key, _format_value(keys.get(key, typed))
+
+
+def _run_table_rows(run_dir: Path, keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the last two parts of the directory of the run, and of runs that it has phases from."""
+    given = keys.get("from_run")
+    places = {"run": str(run_dir.resolve()), "started from": given}
+    for phase in finished_phases(run_dir):
+        origin = (read_phase_result(run_dir, phase) or {}).get("reused_from")
+        places[f"{phase} of"] = None if origin == given else origin
+    for what, place in places.items():
+        if place is not None:
+            yield what, "/".join(Path(str(place)).parts[-2:])
+
+
+def _data_file_rows(run_dir: Path) -> Iterator[tuple[str, str]]:
+    """Yield the files of data as they were when the run began; a card names few of many."""
+    given = (read_inputs(run_dir) or {}).items()
+    files = [pair for key, of_key in given if key.startswith("data.") for pair in of_key.items()]
+    for path, (size, sha256) in files[:MOST_FILES]:
+        yield f"file {Path(path).name}", f"{size} bytes, SHA-256 {sha256}"
+    if len(files) > MOST_FILES:
+        yield "more files", f"{len(files) - MOST_FILES}, in inputs.json of the run"
 
 
 def _data_table_rows(

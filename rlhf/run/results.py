@@ -10,6 +10,7 @@ from typing import Any
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import format_json, restore_nan
+from rlhf.base.manifest import Identity
 from rlhf.base.stored_files import (
     MAYBE_FLOAT,
     OTHERS,
@@ -21,8 +22,10 @@ from rlhf.base.stored_files import (
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
-PLAN = "plan.json"
+PLAN, INPUTS = "plan.json", "inputs.json"
 COST = {"hours": MAYBE_FLOAT, "memory_gib_per_rank": float, "steps?": (int, type(None))}
+# Key of the configuration -> absolute path -> size and SHA-256, of each file that a run was given.
+Inputs = dict[str, dict[str, Identity]]
 STORED_PLAN = {"hours": MAYBE_FLOAT, "memory_gib_limit": float, "phases": {OTHERS: COST}}
 
 
@@ -89,6 +92,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
             f"{path} is damaged: {error or type(error).__name__}. Restore the file; or remove it, "
             "and resume the run to make it again"
         ) from error
+    return found
+
+
+def read_inputs(run_dir: Path) -> Inputs | None:
+    """Return the files that a run was given, as they were at its start; None if none are stored."""
+    found: Inputs | None = read_json(run_dir / INPUTS, {OTHERS: {OTHERS: [int, str]}})
     return found
 
 
