@@ -1,10 +1,12 @@
-"""Export a model of a run as a Hugging Face folder, or upload it to the hub.
+"""Export a model of a run as a Hugging Face folder, or a run as one file; upload it to the hub.
 
     python -m rlhf.export RUN_DIR                       the final policy, to RUN_DIR/exported
     python -m rlhf.export RUN_DIR --checkpoint N        the policy of a kept checkpoint
     python -m rlhf.export RUN_DIR --push OWNER/NAME     upload to a private repository
+    python -m rlhf.export RUN_DIR --bundle FILE.zip     a run without weights, as one file
 
 Adapters are merged into their base model. Models are built on this machine's CPU, in one process.
+With --bundle and --push, the file becomes a data set of the hub.
 """
 
 from __future__ import annotations
@@ -46,18 +48,18 @@ from rlhf.phases.sft import SftTrainer
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import build_export, save_export
 from rlhf.rewards.isolated import HERE
-from rlhf.run.console import build_console
+from rlhf.run.console import Console, build_console
 from rlhf.run.finished_phase import verify_model
 from rlhf.run.model_card import results_section
 from rlhf.run.model_folder import replace_folder_atomically
 from rlhf.run.phase_state import checkpoint_folder, load_checkpoint
 from rlhf.run.tracker import Tracker
+from rlhf.runs.bundle import build_bundle_card, write_bundle
+from rlhf.runs.registry import FoundRun
 
 # The engine and the folder of each phase's main model; phases stand in the order of preference.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
 FOLDERS = {Phase.ppo: "actor", Phase.dpo: "actor", Phase.sft: "model", Phase.reward: "model"}
-
-
 # Values of the keys that divide models over ranks, for one rank; options add theirs.
 ON_ONE_RANK: Mapping[str, object] = {
     "hardware.nodes": 1,
@@ -161,10 +163,11 @@ def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
     return checkpoint_folder(run_dir / found[0], step)
 
 
-def push_to_hub(folder: Path, hub_id: str, *, public: bool) -> str:
+def push_to_hub(folder: Path, hub_id: str, *, public: bool, kind: str = "model") -> str:
     """Upload a folder to a repository of the Hugging Face hub; return the repository's address.
 
-    The access token comes from the environment, or from ``hf auth login``.
+    ``kind`` is "model" or "dataset". The access token comes from the environment, or from
+    ``hf auth login``.
 
     Raises:
         CapabilityError: if the hub is out of reach, or refuses the upload.
@@ -174,10 +177,10 @@ def push_to_hub(folder: Path, hub_id: str, *, public: bool) -> str:
 
     api = HfApi()
     try:
-        address = str(api.create_repo(hub_id, private=not public, exist_ok=True))
-        may_upload = public or api.model_info(hub_id).private
+        address = str(api.create_repo(hub_id, repo_type=kind, private=not public, exist_ok=True))
+        may_upload = public or api.repo_info(hub_id, repo_type=kind).private
         if may_upload:
-            api.upload_folder(repo_id=hub_id, folder_path=folder)
+            api.upload_folder(repo_id=hub_id, repo_type=kind, folder_path=folder)
     except Exception as error:
         raise CapabilityError(
             f"--push {hub_id}: the Hugging Face hub refused, or is out of reach ({error}). Type "
@@ -250,6 +253,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", type=int, metavar="N", help="the kept checkpoint of step N")
     parser.add_argument("--average", action="store_true", help="PPO's moving average")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: RUN_DIR/exported")
+    parser.add_argument("--bundle", type=Path, metavar="FILE", help="one .zip without weights")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload instead; no folder stays")
     parser.add_argument("--public", action="store_true", help="upload to a public repository")
     options = parser.parse_args(arguments)
@@ -259,6 +263,11 @@ def main(arguments: Sequence[str]) -> int:
 def _export(options: argparse.Namespace) -> None:
     console = build_console(is_main=True, log_every=1)
     options.run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
+    if options.push is not None and (options.out is not None or options.push.count("/") != 1):
+        raise ConfigError(f"--push {options.push}: must be OWNER/NAME, without --out")
+    if options.bundle is not None:
+        _export_bundle(options, console)
+        return
     if options.push is None:
         folder = expand_user_path(
             options.out or options.run_dir / "exported", key="--out"
@@ -267,12 +276,35 @@ def _export(options: argparse.Namespace) -> None:
         _write_path_into_card(folder)
         console.say(f"wrote {folder}")
         return
-    if options.out is not None or options.push.count("/") != 1:
-        raise ConfigError(f"--push {options.push}: must be OWNER/NAME, without --out")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, options.push)  # the model card names the path's last two parts
         _write_chosen_model(options, folder)
         console.say(f"uploaded to {push_to_hub(folder, options.push, public=options.public)}")
+
+
+def _export_bundle(options: argparse.Namespace, console: Console) -> None:
+    """Write a run as one file; with --push upload this file and a card as a data set."""
+    file = expand_user_path(options.bundle, key="--bundle")
+    for_models = ("phase", "checkpoint", "average", "out")
+    if given := [name for name in for_models if getattr(options, name)]:
+        raise ConfigError(f"--bundle {file}: holds the whole run; remove --{given[0]}")
+    about = write_bundle(FoundRun(options.run_dir), file)
+    left_out = about["left_out"].values()
+    console.say(
+        f"wrote {file}: {len(about['files'])} files. It lists sizes and hashes of "
+        f"{len(left_out)} files of models, {sum(size for size, _ in left_out):,} bytes, which stay"
+    )
+    if about["changed"]:
+        changed = ", ".join(about["changed"])
+        console.say(f"secrets, or the path of the home folder, were replaced in {changed}")
+    if options.push is not None:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            shutil.copy(file, folder)
+            card = build_bundle_card(options.run_dir, options.push, file.name, about)
+            (folder / "README.md").write_text(card, encoding="utf-8")
+            address = push_to_hub(folder, options.push, public=options.public, kind="dataset")
+        console.say(f"uploaded to {address}")
 
 
 def _write_path_into_card(folder: Path) -> None:

@@ -22,7 +22,7 @@ from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.run.model_card import origin_sections
 from rlhf.run.model_folder import save_model
 from rlhf.run.phase_state import checkpoint_folder, write_checkpoint
-from rlhf.run.results import phase_result_path, write_json
+from rlhf.run.results import INPUTS, phase_result_path, write_json
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import (
     disturb,
@@ -49,14 +49,17 @@ class Hub:
         self.private = private
         monkeypatch.setattr("huggingface_hub.HfApi", lambda: self)
 
-    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> str:
+    def create_repo(self, repo_id: str, *, repo_type: str, private: bool, exist_ok: bool) -> str:
         self.asked.append(("create", private))
+        self.kinds = {repo_type}
         return f"https://hub.example/{repo_id}"
 
-    def model_info(self, repo_id: str) -> SimpleNamespace:
+    def repo_info(self, repo_id: str, *, repo_type: str) -> SimpleNamespace:
+        self.kinds.add(repo_type)
         return SimpleNamespace(private=self.private)
 
-    def upload_folder(self, *, repo_id: str, folder_path: Path) -> None:
+    def upload_folder(self, *, repo_id: str, repo_type: str, folder_path: Path) -> None:
+        self.kinds.add(repo_type)
         names = {path.name for path in folder_path.iterdir()}
         self.asked.append(("upload", names))
         self.card = (folder_path / "README.md").read_text()
@@ -77,6 +80,9 @@ def run(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Run:
     write_frozen_config(to_run_config(compose(words)), folder)
     write_command([*words, "run_dir=x", f"model.path={TOKEN}"], folder)
     write_json(phase_result_path(folder, "ppo"), {"score_after": 1.25, "seconds": 3.0})
+    write_json(phase_result_path(folder, "sft"), {"reused_from": "/home/ann/runs/pets/first"})
+    inputs = {"data.path": {"/home/ann/pairs.jsonl": [12, "ab" * 32]}}
+    write_json(folder / INPUTS, inputs | {"rewards.a.function": {"/home/ann/code.py": [1, "cd"]}})
     tokenizer = small_tokenizer()
     save_base(base, "llama", tokenizer)
     (base / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
@@ -112,11 +118,16 @@ def test_a_final_policy_is_merged_and_its_card_has_everything(run: Run, tmp_path
         r"name | a\|b",
         "source | synthetic",
         "ppo: score after | 1.25",
+        f"run | {tmp_path.name}/run",
+        "sft of | pets/first",
+        f"file pairs.jsonl | 12 bytes, SHA-256 {'ab' * 32}",
     ):
         assert f"| {row} |" in card
     assert "| ppo: examples | 90 to train on, 10 held out |" in card
     assert not re.search(r"\| (run_dir|ppo: seconds) \|", card)
     assert "not safe to deploy" in card
+    assert "code.py" not in card, "the run's code is no data"
+    assert "/home/ann" not in card
     assert "a generated task" in card
 
 
@@ -129,6 +140,7 @@ def test_the_hub_gets_a_private_repository(
     assert hub.asked[0] == ("create", True)
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= hub.asked[1][1]
     assert '"me/mine")' in hub.card
+    assert hub.kinds == {"model"}
     assert not (run.folder / "exported").exists()
     assert main([str(run.folder), "--push", "me/mine", "--public"]) == 0
     assert hub.asked[2] == ("create", False)

@@ -31,7 +31,8 @@ FORMS: Mapping[str, str] = {
     "a Hugging Face token": r"\b()hf_[A-Za-z0-9]{20,}",
     "an API key": r"\b()sk-(?:(?:proj|ant|svcacct|admin)-[\w-]{20,}|\w{20,})",
     # Older W&B keys look like commit hashes, which are kept in revisions and in paths.
-    "a W&B key": r"()\bwandb_v1_\w{20,}|(?<![\w/@])(?<!revision=)[0-9a-f]{40}(?![\w/])",
+    "a W&B key": r"()\bwandb_v1_\w{20,}|"
+    r"(?<![\w/@])(?<!revision=)(?<!revision: )[0-9a-f]{40}(?![\w/])",
     "a GitHub token": r"\b()(?:gh[pousr]_|github_pat_)\w{20,}",
     "a GitLab token": r"\b()glpat-[\w-]{20,}",
     "a Google key": r"\b()AIza[\w-]{30,}",

@@ -109,6 +109,7 @@ class DamagedFileError(CheckpointError):
     """The error for a file of a run directory whose content differs from what runs write."""
 
     def __init__(self, path: Path, reason: str) -> None:
+        self.reason = reason
         super().__init__(
             f"{path} is damaged, or no run wrote it: {reason}. Restore the file from a copy, or "
             "remove it if you can do without it"

@@ -1,9 +1,10 @@
-"""List runs, compare two of them, show which came from which, or remove what they left behind.
+"""List runs, compare two, show which came from which, import them, or remove what they left.
 
 python -m rlhf.runs [FOLDER ...] [KEY=VALUE ...]    list the runs in runs/, or in other folders
 python -m rlhf.runs diff RUN_DIR RUN_DIR            print the settings and results that differ
 python -m rlhf.runs tree [FOLDER ...]               print each run below the run that it came from
 python -m rlhf.runs clean [FOLDER ...]              list what can be removed; --remove removes it
+python -m rlhf.runs import FILE [FOLDER]            unpack a bundle of rlhf.export --bundle
 
 A filter is a field of the list (state=failed) or a key of the configuration (ppo.kl_ctl=0.1), and
 a value or a pattern ('name=smoke*'). Everything is read from the files of the runs.
@@ -15,7 +16,7 @@ import argparse
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
@@ -24,6 +25,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.run_dir import RUNS
 from rlhf.report.comparison import command_line_text, read_compared_run
 from rlhf.run.console import build_console
+from rlhf.runs.bundle import import_bundle
 from rlhf.runs.registry import Filter, FoundRun, filter_runs, find_runs, sort_runs
 from rlhf.watch.progress import age_text
 
@@ -31,8 +33,8 @@ GIB = 2**30
 
 
 def main(arguments: Sequence[str]) -> int:
-    """List, compare, relate or clean runs; return the exit code."""
-    names = {"list": _list, "diff": _diff, "tree": _tree, "clean": _clean}
+    """List, compare, relate, clean or import runs; return the exit code."""
+    names = {"list": _list, "diff": _diff, "tree": _tree, "clean": _clean, "import": _import}
     first = arguments[0] if arguments and arguments[0] in names else "list"
     parser = build_command_parser("rlhf.runs", __doc__, has_json=True)
     parser.add_argument("words", nargs="*", metavar="FOLDER|KEY=VALUE")
@@ -69,6 +71,8 @@ def _list(options: argparse.Namespace) -> Result | None:
 
 def _describe_run(run: FoundRun) -> Iterator[str]:
     yield f"{run.state} ({run.reason})" if run.reason else run.state
+    if run.imported_from is not None:
+        yield f"imported, was {run.imported_from}"
     yield f"began {age_text(max(0.0, time.time() - run.started))} ago"
     if {"phase", "step"} <= run.last_line.keys():
         yield f"{run.last_line['phase']} {run.last_line['step']}"
@@ -117,9 +121,10 @@ def _diff(options: argparse.Namespace) -> Result | None:
 def _tree(options: argparse.Namespace) -> Result | None:
     runs = _find_asked_runs(options.words)
     by_path = {str(run.folder.resolve()): run for run in runs}
+    moved = {run.imported_from: path for path, run in by_path.items() if run.imported_from}
     children: defaultdict[str, list[FoundRun]] = defaultdict(list)
     for run in runs:
-        children[_parent_path(run)].append(run)
+        children[_parent_path(run, moved)].append(run)
     if options.json:
         return Result({"runs": [{"folder": str(r.folder), "parents": r.parents} for r in runs]})
     console = build_console(is_main=True, log_every=1)
@@ -131,10 +136,15 @@ def _tree(options: argparse.Namespace) -> Result | None:
     return None
 
 
-def _parent_path(run: FoundRun) -> str:
-    """Return the absolute path of the run that ``run`` took phases from; "" if it has none."""
-    taken = {name: path for name, path in run.parents.items() if name != "sweep"}
-    return str(Path(next(iter(taken.values()))).resolve()) if taken else ""
+def _parent_path(run: FoundRun, moved: Mapping[str, str]) -> str:
+    """Return the absolute path of the run that ``run`` took phases from; "" if it has none.
+
+    ``moved`` has the present paths of imported runs by the paths that they had where they ran.
+    """
+    taken = next((path for name, path in run.parents.items() if name != "sweep"), "")
+    if run.imported_from is not None:
+        return moved.get(taken, taken)  # a path of another machine
+    return str(Path(taken).resolve()) if taken else ""
 
 
 def _branch_lines(
@@ -145,6 +155,21 @@ def _branch_lines(
         yield f"{'  ' * depth}{run.folder}  {run.state}  {' '.join(run.changes)}".rstrip()
         if own not in above:  # folders that were edited by hand could name each other
             yield from _branch_lines(own, children, depth=depth + 1, above=(*above, own))
+
+
+def _import(options: argparse.Namespace) -> Result | None:
+    if not 1 <= len(options.words) <= 2:  # noqa: PLR2004
+        raise ConfigError(f"import takes a file and a folder, and got {len(options.words)} names")
+    file = expand_user_path(options.words[0], key="FILE")
+    folder = expand_user_path([RUNS / "imported" / file.stem, *options.words[1:]][-1], key="FOLDER")
+    import_bundle(file, folder)
+    if options.json:
+        return Result({"runs": [FoundRun(folder).as_json()]})
+    build_console(is_main=True, log_every=1).say(
+        f"imported {folder}; python -m rlhf.runs lists it, python -m rlhf.report RUN_DIR {folder} "
+        "compares it with a run of yours"
+    )
+    return None
 
 
 def _clean(options: argparse.Namespace) -> Result | None:

@@ -36,11 +36,14 @@ from rlhf.run.results import finished_phases
 from rlhf.watch.progress import METRICS_FILE, RunProgress
 
 TAIL = 64 * 1024  # bytes at the end of metrics.jsonl that hold the last line of a run
-ALARMS, JOB_OUTPUT = "alarms.jsonl", "output.log"
+ALARMS, JOB_OUTPUT, BUNDLE = "alarms.jsonl", "output.log", "bundle.json"
 UNSHOWN = ("run_dir=", "name=", "resume=")  # overrides that say where a run is, not what it is
 # The form of the part of result.json that the list shows.
 INTERVAL = [MAYBE_FLOAT]
 MEASURES = {"reused_from?": str, "gold_gain_ci?": INTERVAL, "score_gain_ci?": INTERVAL}
+# The form of bundle.json, which only an imported run has (bundle.py).
+BUNDLE_FORM: dict[str, Any] = {"run": str, "started": float, "state": str, "reason": str}
+BUNDLE_FORM |= {name: {OTHERS: [(int, str)]} for name in ("files", "changed", "left_out")}
 SHORT_RESULT = {"objective": MAYBE_FLOAT, "phases": {OTHERS: MEASURES}}
 
 
@@ -57,14 +60,31 @@ class FoundRun:
         return (path if path.exists() else self.folder / FROZEN).stat().st_mtime
 
     @cached_property
+    def bundle(self) -> Mapping[str, Any] | None:
+        """Return the content of bundle.json; None if the run was not imported."""
+        with suppress(DamagedFileError):
+            found: dict[str, Any] | None = read_json(self.folder / BUNDLE, BUNDLE_FORM)
+            return found
+        return None
+
+    @property
+    def imported_from(self) -> str | None:
+        """Return the directory that an imported run had where it ran; None if it ran here."""
+        return None if self.bundle is None else str(self.bundle["run"])
+
+    @cached_property
     def state(self) -> str:
         """Return waiting, running, silent, ended, failed, or finished."""
+        if self.bundle is not None:
+            return str(self.bundle["state"])
         word = RunProgress(self.folder).state().word
         return "failed" if word == "ended" and self.reason.startswith("error: ") else word
 
     @cached_property
     def reason(self) -> str:
         """Return why a run ended before it finished: its last error, or the alarm that ended it."""
+        if self.bundle is not None:
+            return str(self.bundle["reason"])
         if (self.folder / "result.json").exists():
             return ""
         tail = (read_tail(self.folder / JOB_OUTPUT) or b"").decode(errors="replace")
@@ -169,6 +189,7 @@ FIELDS: Mapping[str, Callable[[FoundRun], Any]] = {
     "changes": lambda run: run.changes,
     "alarms": lambda run: dict(run.alarms),
     "parents": lambda run: run.parents,
+    "imported_from": lambda run: run.imported_from,
     "bytes": lambda run: run.size,
 }
 

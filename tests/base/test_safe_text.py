@@ -56,6 +56,7 @@ def test_what_looks_like_a_secret_is_redacted(text: str, shown: str) -> None:
     [
         "model.end_token=<|end|> model.vocab_size=300 ppo.policy_loss=token_mean",
         f"model.revision={SHA}",
+        f"model:\n  revision: {SHA}\n",
         f"~/.cache/hub/snapshots/{SHA}/config.json",
         "Type `wandb login`, set WANDB_API_KEY, or use tracking=wandb_offline.",
         "launcher.master_addr=host:29500 data.path=/data/sk-learn/ask-me-anything-dataset",

@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "watch": SHARED | {"run", "report"},
     "runs": SHARED | {"run", "report", "watch"},
     "chat": SHARED | {"data", "models", "engine", "rollout", "run", "report"},
-    "export": CORE | OPTIONS,
+    "export": CORE | OPTIONS | {"runs"},
     "evaluate": CORE | OPTIONS | {"export", "report"},
     "replay": SHARED | {"run", "runtime"},
     "gpu_check": CORE | OPTIONS | {"jobs", "plan"},
