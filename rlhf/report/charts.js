@@ -2,6 +2,7 @@
 // values under the pointer, a shared step, smoothing, and a table of the values.
 const HEIGHT = 220;
 const MOST_DOTS = 40; // points of a line that are also drawn as dots
+const MOST_RAW = 500; // points of a line beyond which smoothing is on at first
 const DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3]];
 
 const show = (group, view) => {
@@ -214,10 +215,13 @@ const add = (box, data) => {
   charts.set(box, read(box, data));
   sizes.observe(box);
 };
-for (const box of document.querySelectorAll("[data-chart]")) {
-  const data = JSON.parse(box.dataset.chart);
-  if (data.lines) add(box, data); // a page that follows a run sends them later
+const found = [...document.querySelectorAll("[data-chart]")].map((box) => [box, JSON.parse(box.dataset.chart)]);
+// Lines of very many points would be solid bands.
+if (found.some(([, data]) => data.lines?.some((line) => line.joined && line.x.length > MOST_RAW))) {
+  look.smoothing = 0.6;
+  document.getElementById("smoothing").value = "0.6";
 }
+for (const [box, data] of found) if (data.lines) add(box, data); // a page that follows a run sends them later
 // A page that follows a run passes new data of a chart to the box of the chart, which may be new. The zoom stays.
 document.addEventListener("chart", ({target, detail}) => {
   target.chart = detail;

@@ -77,8 +77,8 @@ class Chart(NamedTuple):
     healthy: str  # the legend of the healthy range; "": the chart has none
     keys: Sequence[LegendKey]
     flags: Sequence[Flag]
-    note: str
     data: dict[str, Any]
+    note: str = ""
 
 
 def line_chart(
@@ -104,9 +104,7 @@ def line_chart(
         f"{line.label} from {number_text(line.points[0][1])} to {number_text(line.points[-1][1])}"
         for line in shown
     )
-    longest = max(len(line.points) for line in shown)
     highest = max(y for line in shown for _, y in line.points)
-    thinned = f"Of {longest:,} points the lowest and the highest of each bucket are drawn."
     return Chart(
         title,
         f"{title}: {said}",
@@ -117,7 +115,6 @@ def line_chart(
             for n, each in enumerate(shown)
         ],
         flags,
-        thinned if longest > MOST_POINTS else "",
         {
             "xLabel": x_label,
             "ticks": x_ticks,

@@ -107,7 +107,8 @@ def _curve_over_kl(
         for step, value in series.get(name, ())
         if math.isfinite(kls.get(step, math.nan))
     )
-    line = line_or_dots(label, [(x, value) for x, value, _ in found])
+    # Not joined: KL rises and falls from step to step, so a line would run back and forth.
+    line = Line(label, [(x, value) for x, value, _ in found], is_joined=False)
     if len(found) > MOST_BARS:
         return line
     names = [f"step {step:g}, square root of KL {number_text(x)}" for x, _, step in found]
@@ -153,7 +154,8 @@ def _panel_chart(run: RunFiles, panel: Panel) -> Chart | None:
     lines = [
         line_or_dots(label, run.series[name])
         for name, label in zip(panel.metrics, labels, strict=True)
-        if name in run.series
+        # Behind the first, a line that stays 0 is of something that is switched off.
+        if name in run.series and (name == panel.metrics[0] or any(y for _, y in run.series[name]))
     ]
     first = METRICS[documented_name(panel.metrics[0])]
     flags = [

@@ -19,6 +19,7 @@ from rlhf.config.freeze import read_command
 from rlhf.options import modules_of
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import Chart, Line, RunFiles, line_chart, read_run_files
+from rlhf.report.first_screen import build_tiles
 from rlhf.report.page import Headline, render_template
 from rlhf.report.run_charts import (
     alarm_element_id,
@@ -27,12 +28,13 @@ from rlhf.report.run_charts import (
     over_optimisation_section,
     panel_sections,
 )
-from rlhf.report.summary import replaced_kernel_lines, summary_blocks
+from rlhf.report.summary import find_changed_answers, replaced_kernel_lines, summary_blocks
 from rlhf.run.step_alarms import Alarm, describe_divergence
 
 REPORT = "report.html"
 EVALUATION = Path("evaluation") / "evaluation.json"
 MOST_PROMPTS = 12  # most prompts for which answers are shown side by side
+MOST_CHANGED = 3  # prompts whose first and last answers stand at the top
 MOST_LINES = 4  # most models in one chart
 # Columns of the table of models: title -> name of the value in evaluation.json.
 COLUMNS = {
@@ -60,16 +62,19 @@ def run_page(run: RunFiles) -> str:
     """Return the HTML of a run's report."""
     result = run.result
     words = read_command(run.folder)
-    sections = [over_optimisation_section(run), *panel_sections(run), critic_section(run)]
+    first, *panels = panel_sections(run)
+    sections = [first, over_optimisation_section(run), *panels, critic_section(run)]
     for module in modules_of("report"):
         sections += module.REPORT.chart_sections(run)
     return render_template(
         "run.html",
         scripts=["tokens.js", "samples.js"],
-        title=f"{run.config['name']}, seed {run.config['seed']}",
+        title=f"{run.folder.name}: {run.config['name']}, seed {run.config['seed']}",
         verdict=_headline(run),
         place=run.folder,
         run=run,
+        tiles=[] if result is None else build_tiles(result),
+        changed=find_changed_answers(run.samples, MOST_CHANGED),
         results=[] if result is None else list(summary_blocks(result)),
         kernels=[] if result is None else replaced_kernel_lines(result),
         evaluation=read_evaluation(run.folder),
@@ -92,12 +97,32 @@ def _headline(run: RunFiles) -> Headline:
         done = f"finished phases: {', '.join(phases)}" if phases else "no phase finished"
         return Headline(f"{diverged or 'This run has not finished'}; {done}.", is_doubtful=True)
     doubts = len(run.alarms) + len(find_doubts(run.result["phases"], run.series))
-    ppo = run.result["phases"].get("ppo", {})
-    reached = diverged or f"objective {run.result['objective']:.3f}"
-    if "exact_after" in ppo and diverged is None:
-        reached = f"exactly right {ppo['exact_before']:.1%} → {ppo['exact_after']:.1%}, {reached}"
+    phases = run.result["phases"]
+    gain = _judged_gain(phases.get("ppo") or phases.get("dpo") or {})
+    reached = diverged or ", ".join(
+        [*([gain.text] if gain else []), f"objective {run.result['objective']:.3f}"]
+    )
     told = f"{doubts} reason{'s' if doubts > 1 else ''} to doubt it" if doubts else "no alarms"
-    return Headline(f"{reached}; {told}", is_doubtful=bool(doubts))
+    return Headline(f"{reached}; {told}", is_doubtful=bool(doubts or (gain and gain.is_doubtful)))
+
+
+def _judged_gain(measures: Mapping[str, Any]) -> Headline | None:
+    """Return in words what a phase changed, by its best judge; None if nothing judged its policy.
+
+    It is doubtful unless the 95 % interval of the gain over prompts is above 0.
+    """
+    judges = {"exact": "exactly right", "gold": "gold score", "score": "score"}
+    key = next((name for name in judges if f"{name}_before" in measures), None)
+    if key is None:
+        return None
+    form = "{:.1%} → {:.1%}" if key == "exact" else "{:.3f} → {:.3f}"
+    text = f"{judges[key]} {form.format(measures[f'{key}_before'], measures[f'{key}_after'])}"
+    if (interval := measures.get(f"{key}_gain_ci")) is None:
+        return Headline(text, is_doubtful=False)
+    low, high = interval
+    word = "better" if low > 0 else "worse" if high < 0 else "no measurable change"
+    shown = f"{word}: {text} (95 % interval of the gain {low:+.3f} to {high:+.3f})"
+    return Headline(shown, is_doubtful=word != "better")
 
 
 def _step_of_last_samples(run: RunFiles, alarm: Alarm) -> int | None:

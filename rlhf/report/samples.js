@@ -1,5 +1,34 @@
 "use strict";
 (() => {
+  // Marks the words of a text that an earlier text lacks, by their longest common subsequence.
+  const markChanges = (box, before) => {
+    const old = before.match(/\s*\S+/g) ?? [], now = box.textContent.match(/\s*\S+/g) ?? [];
+    if (!now.length || before === box.textContent || old.length * now.length > 1e6) return;
+    const same = (i, j) => old[i].trim() === now[j].trim();
+    const longest = Array.from({length: old.length + 1}, () => new Array(now.length + 1).fill(0));
+    for (let i = old.length - 1; i >= 0; i--) {
+      for (let j = now.length - 1; j >= 0; j--) {
+        longest[i][j] = same(i, j) ? longest[i + 1][j + 1] + 1 : Math.max(longest[i + 1][j], longest[i][j + 1]);
+      }
+    }
+    box.replaceChildren();
+    for (let i = 0, j = 0; j < now.length;) {
+      if (i < old.length && same(i, j)) {
+        box.append(now[j++]);
+        i++;
+      } else if (i < old.length && longest[i + 1][j] >= longest[i][j + 1]) i++;
+      else box.appendChild(document.createElement("mark")).append(now[j++]);
+    }
+  };
+  // A prompt without the words that all have: "Human: Hi. Assistant:" is "Hi."
+  const question = (prompt) => prompt.trim().match(/^Human: ((?:(?!\nHuman: )[^])*?)\s*Assistant:$/)?.[1] ?? prompt.trim();
+  for (const pair of document.querySelectorAll(".changed .prompt")) {
+    const title = pair.querySelector("h3");
+    title.textContent = question(title.textContent);
+    const [before, after] = pair.querySelectorAll(".text");
+    markChanges(after, before.textContent);
+  }
+
   const data = document.getElementById("samples");
   if (!data) return;
   const samples = JSON.parse(data.textContent);
@@ -55,15 +84,14 @@
     if (text !== undefined) made.textContent = text;
     return made;
   };
-  const facts = (sample) => {
-    const words = [`step ${sample.step}`, `score ${cut(sample.score)}`];
-    if (sample.model === "actor_ema") words.splice(1, 0, "moving average");
-    if (sample.gold !== undefined) words.push(`gold ${cut(sample.gold)}`);
-    if (sample.kl !== undefined) words.push(`KL ${cut(sample.kl)}`);
-    if (!sample.ended) words.push("never ended");
-    return words.join(", ");
+  // The numbers of an answer, one in each column.
+  const shows = (key) => samples.some((sample) => sample[key] !== undefined);
+  const columns = {
+    step: (sample) => sample.model === "actor_ema" ? `${sample.step}, average` : sample.step,
+    score: (sample) => cut(sample.score),
+    ...(shows("gold") ? {gold: (sample) => cut(sample.gold)} : {}),
+    ...(shows("kl") ? {KL: (sample) => cut(sample.kl)} : {}),
   };
-
   // The text of a response; with shading, each token's background shows its value.
   const textOf = (sample) => {
     const key = shade.value;
@@ -139,14 +167,26 @@
     count.textContent = `${found.length} of ${prompts.size} prompts`;
     browser.replaceChildren(...found.slice(0, 100).map(([prompt, answers], place) => {
       const card = element("article", "prompt");
-      card.append(element("h3", "", prompt.trim()));
+      card.append(element("h3", "", question(prompt)));
+      const table = element("table", "answers");
+      const head = table.createTHead().insertRow();
+      for (const name of [...Object.keys(columns), "answer"]) head.append(element("th", "", name));
+      const body = table.createTBody();
+      let before = null;
       for (const answer of answers) {
         if (!everyStep.checked && answer.step !== steps[step.value]) continue;
-        const row = element("div", "answer");
-        row.append(element("span", "facts", facts(answer)), textOf(answer));
-        card.append(row);
-        if (opened.has(prompt)) card.append(tokenTable(answer, largest));
+        const row = body.insertRow();
+        for (const read of Object.values(columns)) row.append(element("td", "number", read(answer)));
+        const cell = row.appendChild(element("td", "text"));
+        const isSame = before?.response === answer.response && !shade.value;
+        cell.append(isSame ? element("span", "same", "the same") : textOf(answer));
+        if (before && !isSame && !shade.value && !answer.turns) markChanges(cell, before.response);
+        if (!answer.ended) cell.append(element("span", "same", " (never ended)"));
+        if (opened.has(prompt)) body.insertRow().appendChild(element("td")).append(tokenTable(answer, largest));
+        before = answer;
       }
+      for (const cell of table.querySelectorAll("td:only-child")) cell.colSpan = head.cells.length;
+      card.append(table);
       if (answers.some((answer) => answer.token_texts)) {
         card.append(tokensButton(prompt));
         card.lastChild.id = `tokens-${place}`;

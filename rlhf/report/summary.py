@@ -136,25 +136,43 @@ def describe_objective(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
-    """Return lines with the first and the last sampled answers to up to ``prompts`` prompts."""
-    rows = read_json_lines(run_dir / "samples.jsonl", SAMPLE)
-    samples = [row for row in rows if row.get("model") not in DERIVED_MODELS]
-    if not samples:
+    """Return lines with the first and the last answers to the prompts whose score changed most."""
+    lines = ["Answers before and after training, where the score changed most (samples.jsonl)"]
+    samples = [*read_json_lines(run_dir / "samples.jsonl", SAMPLE)]
+    if not (found := find_changed_answers(samples, prompts)):
         return []
-    first, last = (
-        {each["prompt"]: each for each in samples if each["step"] == step}
-        for step in (samples[0]["step"], samples[-1]["step"])
-    )
-    both = [prompt for prompt in first if prompt in last][:prompts]
-    if samples[0]["step"] == samples[-1]["step"] or not both:
-        return []
-    lines = ["Answers before and after training (samples.jsonl)"]
-    for prompt in both:
-        lines.append(f"  {_one_line(prompt)}")
-        for when, answer in (("before", first[prompt]), ("after", last[prompt])):
+    for first, last in found:
+        lines.append(f"  {_one_line(last['prompt'])}")
+        for when, answer in (("before", first), ("after", last)):
             end = "" if answer["ended"] else " (never ended)"
             lines.append(f"    {when:<7}{_one_line(answer['response'])}{end}")
     return lines
+
+
+def find_changed_answers(
+    samples: Sequence[Mapping[str, Any]], most: int
+) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Return the first and the last answer to each of ``most`` prompts.
+
+    These are the prompts whose gold score (without one, the score) changed most, up or down, from
+    the first evaluation to the last; [] if there was one evaluation only.
+    """
+    own = [sample for sample in samples if sample.get("model") not in DERIVED_MODELS]
+    if not own or own[0]["step"] == own[-1]["step"]:
+        return []
+    first, last = (
+        {each["prompt"]: each for each in own if each["step"] == step}
+        for step in (own[0]["step"], own[-1]["step"])
+    )
+    pairs = [(first[prompt], answer) for prompt, answer in last.items() if prompt in first]
+    return sorted(pairs, key=lambda pair: -abs(_change_of_score(*pair)))[:most]
+
+
+def _change_of_score(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
+    """Return the change of the gold score or score; 0 if one of them is unknown."""
+    name = "gold" if None not in (first.get("gold"), last.get("gold")) else "score"
+    before, after = first.get(name), last.get(name)
+    return 0.0 if before is None or after is None else float(after - before)
 
 
 def _one_line(text: str) -> str:

@@ -37,9 +37,9 @@ from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.progress import short_number_text, time_text
 
 OTHERS = "All other metrics"
-REWARD, *PANEL_TITLES = PANELS
+MAIN, *PANEL_TITLES = PANELS
 # The parts of the page in their order; parts without content are hidden.
-PARTS = ("status", "alarms", "over KL", REWARD, "answers", *PANEL_TITLES, "critic", OTHERS)
+PARTS = ("status", "alarms", MAIN, "answers", "over KL", *PANEL_TITLES, "critic", OTHERS)
 LEAST_SECONDS = 1.0  # least time between reads of the files, however many pages are open
 MOST_VERSIONS = 10  # views that are kept; a page with an older view gets the whole new view
 ROOM = "rlhf.watch"
@@ -236,8 +236,8 @@ class _WatchRequest(LocalRequest):
         elif name == "updates":
             self._send_updates({key: values[0] for key, values in parse_qs(query).items()})
         elif not name:
-            page = render_template("shell.html", package=ROOM, path=self.server.path, parts=PARTS)
-            self.send(HTTPStatus.OK, page)
+            values = {"path": self.server.path, "parts": PARTS, "main": MAIN}
+            self.send(HTTPStatus.OK, render_template("shell.html", package=ROOM, **values))
         else:
             self._send_refusal(HTTPStatus.NOT_FOUND)
 

@@ -158,6 +158,84 @@ def test_verdict_and_alarms_come_first(made: Made) -> None:
     assert 'href="#alarm-clipping"' in text
 
 
+def test_first_screen_answers_whether_the_run_was_good(made: Made) -> None:
+    run_dir = made()
+    path = run_dir / "samples.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["gold"] = [0.0, -0.5, 0.25][int(row["prompt"][0])] * (row["step"] > 0)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = write_report(run_dir).read_text()
+    parts = (
+        *("<h1>run: pets, seed 1</h1>", 'class="verdict', 'class="tiles"'),
+        *("Answers before and after", "Reasons to doubt", "<h2>PPO</h2>", '<h2 id="samples-title'),
+        *("<summary>Results", "<summary>PPO: health", "<summary>Settings"),
+    )
+    places = [text.find(part) for part in parts]
+    assert -1 not in places
+    assert places == sorted(places)
+    tiles = re.findall(r"<dt>(.*?)</dt><dd>(?:<span.*?>(.*?) →</span> )?(.*?)</dd>", text)
+    assert tiles == [
+        ("exactly right", "0.500", "0.500"),
+        ("KL to reference, nats", "", "1.000"),
+        ("response tokens", "0.500", "0.500"),
+        ("time", "", "0:06:00"),
+    ]
+    changed = text.partition("Answers before and after")[2].partition("Reasons to doubt")[0]
+    assert re.findall(r"<h3>(\d)", changed) == ["1", "2", "0"], "the largest change first"
+    main = text.partition("<h2>PPO</h2>")[2].partition("</section>")[0]
+    titles = re.findall(r"<figcaption>([^<]*?) <", main)
+    assert titles == [
+        *("Score", "Gold score", "KL to the reference"),
+        *("Response length", "Entropy", "Clip fraction"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("interval", "told", "is_doubtful"),
+    [
+        (
+            [0.1, 0.3],
+            "better: exactly right 50.0% → 50.0% (95 % interval of the gain +0.100",
+            False,
+        ),
+        ([-0.3, -0.1], "worse: exactly right", True),
+        ([-0.1, 0.1], "no measurable change: exactly right", True),
+    ],
+)
+def test_verdict_is_the_interval_of_the_best_judge(
+    made: Made, interval: list[float], told: str, *, is_doubtful: bool
+) -> None:
+    run_dir = made()
+    (run_dir / "alarms.jsonl").unlink()
+    phases = {
+        "ppo": RESULT["phases"]["ppo"] | {"exact_gain_ci": interval, "ended_share_after": 1.0}
+    }
+    (run_dir / "result.json").write_text(json.dumps(RESULT | {"phases": phases}))
+    verdict = re.search(
+        r'<p class="verdict( doubtful)?">(.*)</p>', write_report(run_dir).read_text()
+    )
+    assert verdict is not None
+    assert verdict[2].startswith(told)
+    assert bool(verdict[1]) == is_doubtful or "to doubt" in verdict[2]
+
+
+def test_a_line_that_is_switched_off_is_not_drawn(made: Made) -> None:
+    run_dir = made()
+    lines = [
+        {"phase": "ppo", "step": n, "ppo/clipfrac": 0.0, "ppo/value_clipfrac": 0.0}
+        | {"ppo/dual_clipfrac": 0.1}
+        for n in range(1, 5)
+    ]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figure = (
+        write_report(run_dir).read_text().partition("Clip fraction")[2].partition("</figure>")[0]
+    )
+    drawn = re.search("data-chart='(.*?)'", figure)
+    assert drawn
+    assert [e["label"] for e in json.loads(unescape(drawn[1]))["lines"]] == ["policy", "dual"]
+
+
 def test_run_that_has_not_finished_has_a_report(made: Made) -> None:
     run_dir = made(finished=False)
     (run_dir / "sft").mkdir()
@@ -198,7 +276,7 @@ def test_browser_shows_the_page_without_a_fault(made: Made, tmp_path: Path) -> N
     assert shown.faults == []
     assert "3 of 3 prompts" in shown.document
     assert "&lt;img src=x" in shown.document
-    assert shown.document.count("moving average, score 9.00") == 3
+    assert shown.document.count('>12, average</td><td class="number">9.00<') == 3
     assert "with scores from 9" not in shown.document, "the histogram is of the actor's answers"
 
 
@@ -206,18 +284,23 @@ def test_browser_shows_the_page_without_a_fault(made: Made, tmp_path: Path) -> N
 @needs_chromium
 def test_tokens_of_an_answer_are_read_step_by_step(made: Made, tmp_path: Path) -> None:
     path = write_report(made(response="a b", values=(0.25, -0.001)))
-    answers = "[...document.querySelectorAll('.answer .facts')].map((each) => each.innerText)"
+    steps = "[...document.querySelectorAll('.answers td:first-child.number')]"
+    answers = f"{steps}.map((each) => each.innerText)"
     cells = "[...document.querySelector('table.tokens').rows].map((row) => row.innerText)"
     with tab(tmp_path, f"file://{path}") as page:
-        page.wait_for("document.querySelectorAll('.answer').length === 6")
+        page.wait_for(f"{answers}.length === 6")
+        # answers of one step stand in columns; words that the answer before lacks are marked
+        marked = "[...document.querySelectorAll('.answers mark')].map((each) => each.innerText)"
+        assert page.run(marked) == [" 12"] * 3
+        assert page.run("document.querySelector('.changed mark').innerText") == " 12"
         # the slider begins at the last step; the open table follows it
         page.run("document.getElementById('every-step').click()")
         page.run("document.getElementById('tokens-0').click()")
         assert page.run("document.activeElement.id") == "tokens-0"
-        assert [row.split(",")[0] for row in page.run(answers)] == ["step 12"] * 3
+        assert page.run(answers) == ["12"] * 3
         move = "step.value = 0; step.dispatchEvent(new Event('input'))"
         page.run(f"const step = document.getElementById('step'); {move}")
-        assert [row.split(",")[0] for row in page.run(answers)] == ["step 0"] * 3
+        assert page.run(answers) == ["0"] * 3
         assert page.run(cells) == [
             "\tsum\ta·b\t·0",
             "reward\t0.51\t-0.01\t0.52",

@@ -28,7 +28,7 @@ from tests.watch.watched import (
 )
 
 EVIL = "</script><img src=http://evil.example/x onerror=alert(1)>"
-SCORE = "PPO: reward: Score"
+SCORE = "PPO: Score"
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_only_what_is_new_is_sent(tmp_path: Path) -> None:
         assert (line["from"], line["x"]) == (0, [*range(1, 301)])
         assert first["title"] == "ppo 300 of 40, pets, seed 3"
         assert "300 of 40" in first["parts"]["status"]
-        assert SCORE in first["parts"]["PPO: reward"]
+        assert SCORE in first["parts"]["PPO"]
         assert first["parts"]["SFT"] == ""
 
         append(folder / "metrics.jsonl", ppo_lines([301]))
@@ -90,8 +90,8 @@ def test_only_what_is_new_is_sent(tmp_path: Path) -> None:
         append(folder / "alarms.jsonl", [alarm(301, EVIL)])
         third = updates(server, second["version"])
         assert "alarm clipping: ppo/clipfrac=0.5 at ppo step 301" in third["parts"]["alarms"]
-        assert "#alarm-clipping" in third["parts"]["PPO: health"], "the chart has a flag"
-        assert third["parts"].keys() == {"status", "alarms", "PPO: health"}
+        assert "#alarm-clipping" in third["parts"]["PPO"], "the chart has a flag"
+        assert third["parts"].keys() == {"status", "alarms", "PPO"}
 
 
 def test_answers_stand_beside_those_before_training_and_stay_text(tmp_path: Path) -> None:

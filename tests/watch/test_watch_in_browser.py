@@ -12,7 +12,7 @@ from rlhf.watch.live_server import WatchServer
 from tests.browser import needs_chromium, tab
 from tests.watch.watched import alarm, append, finish, ppo_lines, sample, started_run
 
-BOX = "document.querySelector('[data-part=\"PPO: reward\"] .plot')"
+BOX = "document.querySelector('[data-part=PPO] .plot')"
 X = f"{BOX}?.chart?.lines[0].x"
 BAD = {"Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled"}
 
