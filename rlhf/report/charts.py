@@ -240,8 +240,13 @@ def read_metric_series(run_dir: Path) -> PointsByMetric:
     """Return the metrics that a run has logged so far; skip an incomplete last line."""
     series: dict[str, list[Point]] = {}
     for line in read_json_lines(run_dir / "metrics.jsonl", METRICS_LINE):
-        for name, value in line.items():
-            if documented_name(name) in METRICS:
-                point = (line["step"], math.nan if value is None else value)
-                series.setdefault(name, []).append(point)
+        add_points(series, line)
     return series
+
+
+def add_points(series: dict[str, list[Point]], line: Mapping[str, Any]) -> None:
+    """Add the metrics in a ``line`` of metrics.jsonl to ``series``."""
+    for name, value in line.items():
+        if documented_name(name) in METRICS:
+            point = (line["step"], math.nan if value is None else value)
+            series.setdefault(name, []).append(point)

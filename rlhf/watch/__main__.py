@@ -11,6 +11,7 @@ Only files are read, so the run may be on another machine that shares the folder
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +64,7 @@ def build_draw_function(folder: Path) -> Callable[[], RenderableType]:
 
 def draw_trend(points: Sequence[Point]) -> str:
     """Return the last values of a curve as bars between its lowest and its highest value."""
-    values = [value for _, value in points]
+    values = [value for _, value in points if math.isfinite(value)]
     size = -(-len(values) // TREND) if values else 1
     means = [
         sum(part) / len(part)
@@ -114,7 +115,7 @@ def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
 
 
 def _metric_table(run: LiveRun) -> Table:
-    table, curves = _create_table("", "", ""), run.curves()
+    table, curves = _create_table("", "", ""), run.curves
     for metric, value in run.key_metric_values():
         table.add_row(metric.label, value, draw_trend(curves[metric.name]))
     return table

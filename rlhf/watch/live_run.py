@@ -2,72 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import ALARM, METRICS, SAMPLE, GrowingFile
 from rlhf.config.freeze import FROZEN, read_frozen_keys
-from rlhf.report.charts import MOST_POINTS, Point, PointsByMetric, RunFiles
+from rlhf.report.charts import Point, RunFiles, add_points
 from rlhf.report.page import Headline
 from rlhf.run.console import KEY_METRICS, KeyMetric
-from rlhf.run.metric_table import METRICS as KNOWN
-from rlhf.run.metric_table import documented_name
 from rlhf.run.policies import DERIVED_MODELS
 from rlhf.run.step_alarms import Alarm, parse_alarm
 from rlhf.watch.progress import METRICS_FILE, RunProgress, RunState, time_text
 
-# Metrics that are drawn over KL: their points are matched by step, so no point is dropped.
-OVER_KL = {
-    *("ppo/kl_to_reference", "ppo/score_mean", "ppo/score_std"),
-    *("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold"),
-}
-MOST_BUCKETS = MOST_POINTS // 2 - 2  # full buckets of 2 points; the open bucket needs points too
 # The result so far of a running job is the first of these metrics that the job has logged.
 REACHED = (
     *("ppo/eval_gold", "ppo/eval_score", "ppo/score_mean", "dpo/eval_accuracy", "dpo/accuracy"),
     *("reward/eval_accuracy", "reward/accuracy", "sft/eval_loss", "sft/loss"),
 )
-
-
-class ThinLine:
-    """A line of at most ``MOST_POINTS`` points: the lowest and the highest point per bucket.
-
-    Full buckets do not change until there are too many. Then pairs of buckets are merged.
-    Because this is rare, a page that follows the line mostly receives new points only.
-    """
-
-    def __init__(self) -> None:
-        self._full: list[tuple[Point, Point]] = []  # lowest and highest point of each bucket
-        self._size = 1  # points that fill a bucket
-        self._open: list[Point] = []  # the points of the last bucket, which is not full
-        self._last: list[Point] = []  # the point that was added last
-
-    def add(self, point: Point) -> None:
-        """Append ``point``, whose x is the largest so far."""
-        self._last = [point]
-        self._open.append(point)
-        if len(self._open) == self._size:
-            self._full.append(_lowest_and_highest(self._open))
-            self._open = []
-        if len(self._full) == MOST_BUCKETS:
-            pairs = zip(self._full[::2], self._full[1::2], strict=True)
-            self._full = [_lowest_and_highest([*left, *right]) for left, right in pairs]
-            self._size *= 2
-
-    def points(self) -> list[Point]:
-        """Return the points that are kept, and always the last point that was added."""
-        buckets = [*self._full, _lowest_and_highest(self._open)] if self._open else self._full
-        kept = [point for bucket in buckets for point in sorted({*bucket})]
-        return kept if kept[-1:] == self._last else kept + self._last
-
-
-def _lowest_and_highest(points: list[Point]) -> tuple[Point, Point]:
-    """Return the lowest and the highest of ``points``."""
-    return min(points, key=itemgetter(1)), max(points, key=itemgetter(1))
 
 
 class LiveRun:
@@ -84,8 +37,7 @@ class LiveRun:
         self._metrics = GrowingFile(folder / METRICS_FILE, METRICS)
         self._samples = GrowingFile(folder / "samples.jsonl", SAMPLE)
         self._alarms = GrowingFile(folder / "alarms.jsonl", ALARM)
-        self._curves: dict[str, ThinLine] = {}
-        self.over_kl: dict[str, list[Point]] = {}
+        self.curves: dict[str, list[Point]] = {}  # points by metric
         self.first: dict[str, Mapping[str, Any]] = {}  # first answer by prompt
         self.newest: dict[str, Mapping[str, Any]] = {}  # newest answer by prompt
         self.alarms: list[Alarm] = []
@@ -123,14 +75,14 @@ class LiveRun:
             file.read() for file in (self._metrics, self._samples, self._alarms)
         )
         if lines.is_restarted:
-            self._curves, self.over_kl = {}, {}
+            self.curves = {}
             self.progress.reset()
         if samples.is_restarted:
             self.first, self.newest = {}, {}
         if alarms.is_restarted:
             self.alarms = []
         for line in lines.values:
-            self._add_points(line)
+            add_points(self.curves, line)
         self.progress.add_lines(lines.values)
         for sample in samples.values:
             if sample.get("model") not in DERIVED_MODELS:
@@ -139,25 +91,12 @@ class LiveRun:
         self.alarms += map(parse_alarm, alarms.values)
         return any(new.values or new.is_restarted for new in (lines, samples, alarms))
 
-    def _add_points(self, line: Mapping[str, Any]) -> None:
-        for name, value in line.items():
-            if documented_name(name) in KNOWN:
-                if value is not None:
-                    self._curves.setdefault(name, ThinLine()).add((line["step"], value))
-                if name in OVER_KL:
-                    point = (line["step"], math.nan if value is None else value)
-                    self.over_kl.setdefault(name, []).append(point)
-
-    def curves(self) -> dict[str, list[Point]]:
-        """Return the points of each metric, at most ``MOST_POINTS``."""
-        return {name: line.points() for name, line in self._curves.items()}
-
-    def as_run_files(self, series: PointsByMetric) -> RunFiles:
-        """Return the data from which the report's charts are built; ``series`` has their points."""
+    def as_run_files(self) -> RunFiles:
+        """Return the data from which the report's charts are built."""
         return RunFiles(
             folder=self.folder,
             config=self.config,
-            series=series,
+            series=self.curves,
             samples=list(self.newest.values()),
             alarms=self.alarms,
             result=None,

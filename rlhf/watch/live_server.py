@@ -112,10 +112,10 @@ def changes_between(old: View | None, new: View) -> dict[str, Any]:
 
 def _sections_by_part(run: LiveRun) -> dict[str, ChartSection]:
     """Return the report's sections of charts by the part of the page that shows them."""
-    files = run.as_run_files(run.curves())
+    files = run.as_run_files()
     found = {section.title: section for section in panel_sections(files)}
-    if "ppo/score_mean" in run.over_kl:
-        found["over KL"] = over_optimisation_section(run.as_run_files(run.over_kl))
+    if "ppo/score_mean" in run.curves:
+        found["over KL"] = over_optimisation_section(files)
     others = ChartSection(OTHERS, other_metric_charts(files))
     return found | {"critic": critic_section(files), OTHERS: others}
 
