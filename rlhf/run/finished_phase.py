@@ -24,7 +24,7 @@ from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import format_json
 from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import MANIFEST, Identity, check_files, file_identities
-from rlhf.base.stored_files import open_regular_file
+from rlhf.base.stored_files import open_regular_file, read_json_lines_with_bytes
 from rlhf.config.choices import Phase
 from rlhf.run.results import read_json_object, read_phase_result, write_json
 
@@ -102,23 +102,10 @@ def phase_lines(path: Path, phase: str) -> Iterator[bytes]:
     """Yield the lines of a log that belong to a phase; skip an incomplete last line.
 
     Raises:
-        CheckpointError: if another line is not a JSON object with a phase.
+        DamagedFileError: if another line is not a JSON object with a phase.
     """
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                owner = json.loads(line)["phase"]
-            except (ValueError, LookupError, TypeError, RecursionError) as error:
-                if not line.endswith(b"\n"):
-                    return
-                raise CheckpointError(
-                    f"{path}, line {number}: not a JSON object with a phase. Remove the line, or "
-                    "restore the file"
-                ) from error
-            if owner == phase:
-                yield line
+    lines = read_json_lines_with_bytes(path, {"phase": str})
+    return (line + b"\n" for line, value in lines if value["phase"] == phase)
 
 
 def _hash_lines(path: Path, phase: str, count: int | None = None) -> Identity:
