@@ -29,8 +29,8 @@ from rlhf.data.files import find_reader
 from rlhf.jobs.completion import build_new_config
 from rlhf.jobs.launch_command import compose_job
 from rlhf.look.inspection import Look, inspect_data
-from rlhf.look.look_page import render_look
 from rlhf.look.shown_examples import shorten_middle
+from rlhf.report.page import Headline, render_template
 from rlhf.run.console import Console, build_console, literal_text
 from rlhf.runtime.launch_mode import LAUNCHER
 
@@ -135,3 +135,18 @@ def print_look(look: Look, console: Console) -> None:
             console.show(literal_text("").join(spans))
         else:
             console.say("".join(f"[[{text}]]" if marked else text for text, marked in texts))
+
+
+def render_look(look: Look, command: str) -> str:
+    """Return the HTML of a look; ``command`` started it."""
+    count = len(look.findings)
+    told = f"{count} thing{'s' if count > 1 else ''} to look at" if count else "nothing was found"
+    return render_template(
+        "look.html",
+        package=__package__ or "",
+        title=f"Data: {', '.join(str(dataset['name']) for dataset in look.datasets)}",
+        verdict=Headline(told, is_doubtful=bool(count)),
+        place=command,
+        look=look,
+        grades=[asdict(each) for each in look.grades],
+    )

@@ -8,13 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.allocation_errors import is_out_of_memory
+import torch
+
 from rlhf.base.errors import RlhfError
 from rlhf.config.batches import batch_plans, num_ranks, rollout_plan
 from rlhf.config.choices import Device, OnOom, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.run import RunConfig
 from rlhf.run.results import read_plan
+
+# Some out-of-memory errors are plain RuntimeErrors, recognized by these parts of their messages:
+# errors of torch's CPU allocator, and of CUDA's driver, cuBLAS, cuDNN and NCCL.
+MESSAGES = (
+    *("can't allocate memory", "not enough memory", "out of memory"),
+    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # cublasCreate found no free GPU memory
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # from torch's allocator if GPU memory is full
+)
 
 
 class OutOfMemoryError(RlhfError):
@@ -46,6 +56,20 @@ def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Ite
             else f"{failed}No key that resume may change needs less memory here: start a run with "
             "model.gradient_checkpointing=true, lora=all, a smaller model or shorter texts"
         ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if ``error``, or an earlier error that led to it, is a failed allocation.
+
+    If an allocation fails while a CUDA graph is captured, torch raises an error about the capture,
+    whose ``__context__`` is the error of the failed allocation.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in MESSAGES):
+        return True
+    earlier = error.__cause__ or error.__context__
+    return earlier is not None and is_out_of_memory(earlier)
 
 
 def _memory_saving_overrides(config: RunConfig, phase: Phase) -> list[str]:

@@ -10,10 +10,14 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from rlhf.base.allocation_errors import is_out_of_memory
 from rlhf.config.choices import Phase, When
 from rlhf.config.freeze import to_run_config
-from rlhf.runtime.out_of_memory import OutOfMemoryError, explain_out_of_memory, with_less_memory
+from rlhf.runtime.out_of_memory import (
+    OutOfMemoryError,
+    explain_out_of_memory,
+    is_out_of_memory,
+    with_less_memory,
+)
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics
 
 pytestmark = pytest.mark.slow
