@@ -193,9 +193,10 @@ class KernelsSeam(Protocol):
     """``kernels``: offers kernels for one type of device, which are faster than torch's.
 
     ``kernels_for`` of rlhf/options/__init__.py returns the kernels for a type of device, and
-    compares them with torch first. A function returns None if the module has no such kernel, and
-    may raise any error if the kernel does not run. rlhf/engine/masters.py explains how two 16-bit
-    halves store an fp32 number. Used by cpu_kernels and gpu_kernels.
+    compares them with torch first. A module has only some of the functions. A function returns None
+    if there is no kernel, and may raise any error if the kernel does not run.
+    rlhf/engine/masters.py explains how two 16-bit halves store an fp32 number. Used by cpu_kernels
+    and gpu_kernels.
     """
 
     def summarize_kernels(self, dtype: Dtype) -> str | None:

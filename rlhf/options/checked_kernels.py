@@ -6,7 +6,7 @@ Shapes: N = tokens, V = vocabulary, R = rows of a KV cache, L = its columns, K =
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,8 @@ class CheckedKernels:
         """Return one line that names the kernels of a run in ``dtype``; None to print no line."""
         if are_off():
             return "kernels: none, as hardware.kernels=off"
-        return self._kernels.summarize_kernels(dtype)
+        summarize: Callable[[Dtype], str | None] = self._load("summarize_kernels")
+        return summarize(dtype)
 
     def adamw_kernel(
         self, sizes: Sequence[int], device: torch.device, moments: torch.dtype
@@ -49,7 +50,7 @@ class CheckedKernels:
 
     def average_kernel(self, sizes: Sequence[int], device: torch.device) -> Any | None:
         """Return the kernel for moving averages of fp32 parameters stored in 16-bit halves."""
-        load, few = self._kernels.average_kernel, _shorten(sizes)
+        load, few = self._load("average_kernel"), _shorten(sizes)
         compare = partial(_compare_averages, partial(load, few, device), few, device)
         return self._use("moving averages", partial(load, sizes, device), compare)
 
@@ -60,23 +61,27 @@ class CheckedKernels:
 
     def draw_kernel(self, logits: Tensor) -> Any | None:
         """Return the kernel that samples from ``logits``."""
-        return self._use_on_rows("sampling", self._kernels.draw_kernel, _compare_draws, logits)
+        return self._use_on_rows("sampling", self._load("draw_kernel"), _compare_draws, logits)
 
     def softmax_kernel(self, scores: Tensor) -> Any | None:
         """Return the kernel that computes the softmax of attention ``scores`` (..., S)."""
-        return self._use_on_rows("softmax", self._kernels.softmax_kernel, _compare_softmax, scores)
+        return self._use_on_rows("softmax", self._load("softmax_kernel"), _compare_softmax, scores)
 
     def build_fused_decoder(self, *given: Any, **sizes: Any) -> Any | None:
         """Return a decoder built from the modules of a model."""
-        load = partial(self._kernels.build_fused_decoder, *given, **sizes)
+        load = partial(self._load("build_fused_decoder"), *given, **sizes)
         bound = TOLERANCES[sizes["dtype"]]
         return self._use("decoder", load, partial(_compare_decoders, *given, **sizes), bound=bound)
 
     def attention_kernel(self, kv_cache_2RKLD: Tensor, group: int) -> Any | None:
         """Return a function that computes the attention of one new token per row."""
-        load = partial(self._kernels.attention_kernel, kv_cache_2RKLD, group)
+        load = partial(self._load("attention_kernel"), kv_cache_2RKLD, group)
         compare = partial(_compare_attention, kv_cache_2RKLD, group)
         return self._use("attention over the KV cache", load, compare)
+
+    def _load(self, name: str) -> Callable[..., Any]:
+        """Return the function ``name`` of the kernels; without it, one that returns None."""
+        return getattr(self._kernels, name, lambda *_, **__: None)
 
     def _use(self, name: str, load: Any, compare: Any, **how: Any) -> Any | None:
         return use_if_equal(name, self._device, load, compare, **how)

@@ -35,10 +35,6 @@ def adamw_kernel(
     return load_adamw_kernel()
 
 
-def average_kernel(_sizes: Sequence[int], _device: torch.device) -> None:
-    """Return None: torch updates moving averages."""
-
-
 def logprobs_kernel(logits: Tensor) -> LogprobKernel | None:
     """Return the kernel that computes log-probs from ``logits``, or None if it cannot run."""
     return load_cpu_logprob_kernel(logits)
@@ -59,7 +55,3 @@ def build_fused_decoder(
     if not can_compile(parts, dtype):
         return None
     return CompiledDecoder(parts, adapter_of, rows=rows, tokens=tokens, dtype=dtype)
-
-
-def attention_kernel(_kv_cache_2RKLD: Tensor, _group: int) -> None:
-    """Return None: torch computes attention over a KV cache."""

@@ -7,21 +7,15 @@ Python's headers, a cache folder and a driver, and raises a different error if o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf.config.choices import Dtype
 from rlhf.options.gpu_kernels.adamw_gpu import ParameterTable
 from rlhf.options.gpu_kernels.attention_gpu import GpuAttention
 from rlhf.options.gpu_kernels.logprobs_gpu import GpuLogprobKernel
 
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
-
-
-def summarize_kernels(_dtype: Dtype) -> None:
-    """Return None: Triton compiles each kernel when it is first used."""
 
 
 def adamw_kernel(
@@ -45,14 +39,6 @@ def logprobs_kernel(logits: Tensor) -> GpuLogprobKernel | None:
     from rlhf.options.gpu_kernels import logprobs_triton
 
     return GpuLogprobKernel(logprobs_triton)
-
-
-def draw_kernel(_logits: Tensor) -> None:
-    """Return None: on a GPU torch samples."""
-
-
-def build_fused_decoder(*_: Any, **__: Any) -> None:
-    """Return None: on a GPU torch decodes."""
 
 
 def attention_kernel(kv_cache_2RKLD: Tensor, _group: int) -> GpuAttention | None:
