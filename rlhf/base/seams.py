@@ -363,19 +363,18 @@ class ChatSeam(Protocol):
         """Let ``talker``, a model of the run, play an episode; ``write`` prints what happens."""
 
 
-class JobParts:
+class JobsSeam(Protocol):
     """``jobs``: prepares and checks a run before its ranks start.
 
-    The module has an object of a subclass as ``JOBS``. Used by environments, phase_store and ptx.
+    A module has only the functions that its option needs; ``hooks_of`` yields them. Used by
+    environments, phase_store and ptx.
     """
 
     def complete_config(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
         """Return ``config`` with values filled in that depend on how the run is started."""
-        return config
 
     def added_trial_overrides(self, words: Sequence[str]) -> list[str]:
         """Return overrides to add to ``words``, the overrides of a search's trial."""
-        return []
 
     def check_data(
         self, config: RunConfig, phases: Collection[Phase], is_quick: Callable[[str, str], bool]
@@ -387,7 +386,6 @@ class JobParts:
 
     def has_slow_examples(self, config: RunConfig) -> bool:
         """Return True if examples take so long to make that the planner should make only a few."""
-        return False
 
 
 class Generation(NamedTuple):
@@ -609,9 +607,10 @@ class KeysSeam(Protocol):
 
 
 class RulesSeam(Protocol):
-    """``rules``: refuses values of the option's keys. A module has at least one function.
+    """``rules``: refuses values of the option's keys, and computes sizes from them.
 
-    Used by every option whose keys need, or exclude, keys of the core.
+    A module has only what its option needs; ``hooks_of`` yields it. Used by every option whose keys
+    need, exclude or change keys of the core.
     """
 
     def check(self, config: RunConfig) -> None:
@@ -626,33 +625,20 @@ class RulesSeam(Protocol):
         Used by branches and ptx.
         """
 
-
-class SizesSeam(Protocol):
-    """``sizes``: changes lengths of responses, ranks per sequence, or numbers of steps.
-
-    A module has only what its option needs; ``hooks_of`` yields it. Used by ensembles,
-    environments, ptx and sequence_parallel.
-    """
-
     def token_limit_after_prompt(self, config: RunConfig) -> tuple[str, int]:
         """Return the key, and its value, that limits the number of tokens after a prompt."""
-        ...
 
     def max_policy_tokens(self, config: RunConfig) -> int:
         """Return the maximum number of tokens that the policy can write after a prompt."""
-        ...
 
     SHARING_KEY: ClassVar[str]
     """The key that sets the number of ranks that share each row."""
 
     def ranks_per_sequence(self, config: RunConfig) -> int:
         """Return the number of ranks that share each sequence."""
-        ...
 
     def num_added_steps(self, config: RunConfig, phase: Phase, *, examples: int) -> int:
         """Return the number of optimizer steps to add to the steps over ``examples`` examples."""
-        ...
 
     def num_added_actor_micro_batches(self, config: RunConfig) -> int:
         """Return the number of micro-batches to add to an optimizer step of PPO's actor."""
-        ...

@@ -52,7 +52,7 @@ def num_data_parallel_ranks(config: RunConfig) -> int:
 
 def ranks_per_sequence(config: RunConfig) -> int:
     """Return the number of ranks that share each sequence; 1 without sequence parallelism."""
-    return math.prod(each(config) for each in hooks_of("sizes", "ranks_per_sequence", config))
+    return math.prod(each(config) for each in hooks_of("rules", "ranks_per_sequence", config))
 
 
 def divide_exactly(total: int, part: int, *, total_key: str, part_key: str) -> int:
@@ -118,7 +118,7 @@ def sequences_per_example(config: RunConfig, phase: Phase) -> int:
 def batch_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
     """Return the batch plan of every phase that runs."""
     cap = config.hardware.max_micro_batch_size
-    shares = list(hooks_of("sizes", "SHARING_KEY", config))
+    shares = list(hooks_of("rules", "SHARING_KEY", config))
     plans = {}
     for phase in config.phase.order:
         name = "mini_batch_size" if phase is Phase.ppo else "batch_size"
@@ -194,7 +194,7 @@ def num_phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
         return num_ppo_steps(examples, per_step, steps=ppo.steps, epochs=ppo.epochs)
     epochs = float(getattr(config, phase.value).epochs)
     steps = math.ceil(examples * epochs / per_step)
-    for further in hooks_of("sizes", "num_added_steps", config):
+    for further in hooks_of("rules", "num_added_steps", config):
         steps += further(config, phase, examples=examples)
     return steps
 
@@ -211,4 +211,4 @@ def num_ppo_steps(
 
 def num_added_micro_batches(config: RunConfig) -> int:
     """Return the number of micro-batches that options add to an optimizer step of PPO's actor."""
-    return sum(each(config) for each in hooks_of("sizes", "num_added_actor_micro_batches", config))
+    return sum(each(config) for each in hooks_of("rules", "num_added_actor_micro_batches", config))

@@ -32,7 +32,7 @@ from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.sweep_jobs import restrict_plans_to_share
 from rlhf.jobs.this_machine import apply_auto_hardware, find_hardware
-from rlhf.options import modules_of
+from rlhf.options import hooks_of
 from rlhf.plan.decide import plan_and_configure
 from rlhf.plan.plan import Plan
 from rlhf.run.console import build_console
@@ -114,8 +114,8 @@ def build_new_config(job: Job) -> RunConfig:
         for line in describe_template(template, key, model):
             build_console(is_main=True, log_every=1).say(line)
     config = replace(config, data=replace(config.data, template=template))
-    for module in modules_of("jobs"):
-        config = module.JOBS.complete_config(config, in_sweep=job.folder is not None)
+    for complete in hooks_of("jobs", "complete_config"):
+        config = complete(config, in_sweep=job.folder is not None)
     return config
 
 

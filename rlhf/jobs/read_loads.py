@@ -41,7 +41,7 @@ from rlhf.data.tables import find_snapshot, list_files
 from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_examples, find_token_limit
 from rlhf.jobs.input_files import data_keys_and_paths
 from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
-from rlhf.options import DataConfig, modules_of
+from rlhf.options import DataConfig, hooks_of
 from rlhf.plan.steps import Load, Loads
 from rlhf.run.console import build_console
 from rlhf.runtime.run_data import load_phase_data
@@ -76,8 +76,7 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
     if reason is not None:
         return Reading(None, [f"data: not read: {reason} {ASSUMED}"])
     phases = [phase for phase in config.phase.order if phase not in finished]
-    options = [module.JOBS for module in modules_of("jobs")]
-    is_slow = any(option.has_slow_examples(config) for option in options)
+    is_slow = any(each(config) for each in hooks_of("jobs", "has_slow_examples"))
     counted = CountedData(config, most=SLOWLY_SAMPLED if is_slow else SAMPLED)
     if counted.is_sample and not all(counted.has_enough_examples(phase) for phase in phases):
         counted = CountedData(config, most=sys.maxsize)
@@ -87,8 +86,8 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
         for line in counted.lines:
             build_console(is_main=True, log_every=1).say(line)
         raise
-    for option in options:
-        option.check_data(config, phases, _is_local_and_small)
+    for check in hooks_of("jobs", "check_data"):
+        check(config, phases, _is_local_and_small)
     return Reading(counted.loads, counted.lines)
 
 

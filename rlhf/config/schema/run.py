@@ -171,11 +171,11 @@ class RunConfig(OptionGroups, RunKeys):
         """Return the key, and its value, that limits the tokens of a response or of an episode."""
         of_response = "rollout.max_response_tokens", self.rollout.max_response_tokens
         found: list[tuple[str, int]]
-        found = [each(self) for each in hooks_of("sizes", "token_limit_after_prompt", self)]
+        found = [each(self) for each in hooks_of("rules", "token_limit_after_prompt", self)]
         return found[0] if found else of_response
 
     @property
     def max_policy_tokens(self) -> int:
         """Return the maximum number of tokens that the policy can write after a prompt."""
-        found = (each(self) for each in hooks_of("sizes", "max_policy_tokens", self))
+        found = (each(self) for each in hooks_of("rules", "max_policy_tokens", self))
         return max(found, default=self.rollout.max_response_tokens)

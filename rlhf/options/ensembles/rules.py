@@ -1,8 +1,12 @@
-"""Rules for the members of the reward model."""
+"""Rules for the members of the reward model, and the steps in which further members learn."""
 
 from __future__ import annotations
 
+import math
+
 from rlhf.base.errors import refuse_broken_rule
+from rlhf.config.batches import examples_per_step
+from rlhf.config.choices import Phase
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_reward_model, stage_of
 from rlhf.config.schema.run import RunConfig
 
@@ -24,3 +28,10 @@ def check(config: RunConfig) -> None:
         "member's layers; use zero=stage2, or set reward.members=1": SHARDED_WEIGHTS in stages,
     }
     refuse_broken_rule(broken, f"reward.members={config.reward.members}")
+
+
+def num_added_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
+    """Return the number of optimizer steps of the further members; 0 unless ``phase`` is reward."""
+    if phase is not Phase.reward:
+        return 0
+    return math.ceil(examples * config.reward.member_epochs / examples_per_step(config, phase))

@@ -1,29 +1,23 @@
-"""Decide if a job reuses phases; this depends on how the job is started."""
+"""Decide if a job reuses phases: jobs of sweeps and trials of searches do by default."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlhf.base.seams import JobParts
 from rlhf.config.schema.run import RunConfig
 from rlhf.options.phase_store.keys import Reuse
 
 
-class ReuseInSweeps(JobParts):
-    """Defaults of reuse.phases: jobs of sweeps and trials of searches reuse stored phases."""
-
-    def complete_config(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
-        """Replace reuse.phases=sweep by always in a sweep, and by never in other runs."""
-        if config.reuse.phases is not Reuse.sweep:
-            return config
-        phases = Reuse.always if in_sweep else Reuse.never
-        return replace(config, reuse=replace(config.reuse, phases=phases))
-
-    def added_trial_overrides(self, words: Sequence[str]) -> list[str]:
-        """Return [reuse.phases=always]; [] if one of the overrides ``words`` sets the key."""
-        is_given = any(word.startswith("reuse.phases=") for word in words)
-        return [] if is_given else ["reuse.phases=always"]
+def complete_config(config: RunConfig, *, in_sweep: bool) -> RunConfig:
+    """Replace reuse.phases=sweep by always in a sweep, and by never in other runs."""
+    if config.reuse.phases is not Reuse.sweep:
+        return config
+    phases = Reuse.always if in_sweep else Reuse.never
+    return replace(config, reuse=replace(config.reuse, phases=phases))
 
 
-JOBS = ReuseInSweeps()
+def added_trial_overrides(words: Sequence[str]) -> list[str]:
+    """Return [reuse.phases=always]; [] if one of the overrides ``words`` sets the key."""
+    is_given = any(word.startswith("reuse.phases=") for word in words)
+    return [] if is_given else ["reuse.phases=always"]

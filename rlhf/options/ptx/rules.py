@@ -1,4 +1,4 @@
-"""Rule that each step's blocks of the corpus can be divided over the ranks without remainder."""
+"""Division of each step's blocks of the corpus over the ranks, which must leave no remainder."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def ptx_batch_plan(config: RunConfig) -> BatchPlan:
         micro_batch_size=None,
         cap=ppo.micro_batch_size or config.hardware.max_micro_batch_size,
     )
+
+
+def num_added_actor_micro_batches(config: RunConfig) -> int:
+    """Return the number of micro-batches of the corpus per optimizer step of the actor."""
+    return ptx_batch_plan(config).accumulation

@@ -1,4 +1,4 @@
-"""Rules for ranks that share each sequence."""
+"""Rules for ranks that share each sequence, and their number."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.model import refuse_compile
 from rlhf.config.schema.run import RunConfig
 
+SHARING_KEY = "zero.sequence_parallel_size"
 # Values of model.attention that are causal without a mask: no rank has the mask of all tokens.
 ATTENTIONS = (None, "matmul", "sdpa")
 
@@ -31,3 +32,8 @@ def check(config: RunConfig) -> None:
     }
     refuse_broken_rule(broken, f"zero.sequence_parallel_size={size}")
     refuse_compile(config, "zero.sequence_parallel_size, which exchanges tokens")
+
+
+def ranks_per_sequence(config: RunConfig) -> int:
+    """Return the number of ranks that share each sequence."""
+    return config.zero.sequence_parallel_size
