@@ -411,38 +411,32 @@ class Saving(NamedTuple):
     """True if the changed run computes the same weights."""
 
 
-class Costs:
+class CostsSeam(Protocol):
     """``costs``: the bytes, FLOPs and seconds that an option adds to a plan.
 
-    The module has an object of a subclass as ``COSTS``, which overrides the methods that its option
-    needs; others add nothing. Used by the planner and ``rlhf/models/model_uses.py``.
+    A module has only what its option needs; ``hooks_of`` yields it. Used by the planner and
+    ``rlhf/models/model_uses.py``.
     """
 
     def adapt_model_sources(
         self, config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
     ) -> dict[Role, tuple[str, ModelConfig]]:
         """Return ``sources``, each role's config key and model, as the option changes them."""
-        return sources
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
         """Return ``model`` as the option changes it in ``phase``: trained weights, copies, ..."""
-        return model
 
     def adapt_generation(self, config: RunConfig, generation: Generation) -> Generation:
         """Return ``generation`` as the option changes it."""
-        return generation
 
     def adapt_efficiency(self, efficiency: Efficiency) -> Efficiency:
         """Return the shares of the peak rates that a GPU reaches with the option."""
-        return efficiency
 
     def added_pass_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
         """Return the bytes added to a training pass, summed over ranks that share a sequence."""
-        return 0
 
     def added_pass_seconds(self, costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
         """Return the seconds that the option adds to forward passes over ``work``."""
-        return 0.0
 
     def added_step_seconds(
         self, config: RunConfig, phase: Phase, tokens: float, seconds: Mapping[str, float]
@@ -451,15 +445,12 @@ class Costs:
 
         ``tokens`` is the expected length of a response; ``seconds`` has the core's activities.
         """
-        return {}
 
     def num_added_evaluations(self, config: RunConfig) -> int:
         """Return the number of evaluations on the held-out prompts that the option adds."""
-        return 0
 
     def added_evaluation_seconds(self, scene: PhaseMemory, micro: int) -> float:
         """Return the seconds of the option's evaluations, in micro-batches of size ``micro``."""
-        return 0.0
 
     def adapt_ppo_plan(
         self,
@@ -473,23 +464,18 @@ class Costs:
         ``plan_ppo(scene)`` plans PPO with the micro-batch and the rows of ``plan``.
         ``plan_rollout(scene, responses, rows)`` plans sampling, with ``rows`` decoded at once.
         """
-        return plan
 
-    def offload_keys(self) -> dict[str, str]:
-        """Return the keys of ``zero`` that offload tensors of the option, each with their name."""
-        return {}
+    OFFLOADS: ClassVar[Mapping[str, str]]
+    """The keys of ``zero`` that offload tensors of the option, each with the tensors' name."""
 
     def memory_saving_changes(self, config: RunConfig) -> Iterator[Saving]:
         """Yield changes of the option's keys with which the run needs less memory."""
-        yield from ()
 
     def idle_key_notes(self, config: RunConfig) -> Iterator[str]:
         """Yield a sentence for each key that has no effect with the option."""
-        yield from ()
 
     def cost_warnings(self, config: RunConfig, phases: Collection[Phase]) -> Iterator[str]:
         """Yield a sentence for each reason why ``phases`` may cost more than the user expects."""
-        yield from ()
 
 
 class HooksSeam(Protocol):

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlhf.base.seams import Costs
 from rlhf.config.choices import AdvantageEstimator, ModelInit, Phase
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.shapes import ModelShape, shape_of
 from rlhf.models.sources import config_fields
-from rlhf.options import modules_of
+from rlhf.options import hooks_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,28 +76,22 @@ class UnknownModelError(Exception):
     """The error for a model of unknown shape; the message names its configuration key."""
 
 
-def costs_of(config: RunConfig | None) -> tuple[Costs, ...]:
-    """Return the costs of the options that ``config`` switches on; of all options if None."""
-    return tuple(module.COSTS for module in modules_of("costs", config))
-
-
 def models_in_phase(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
     """Return the models of ``phase``, trained models first.
 
     Raises:
         UnknownModelError: if the shape of a model is not known.
     """
-    options = costs_of(config)
     sources = _model_sources(config, phase)
-    for option in options:
-        sources = option.adapt_model_sources(config, phase, sources)
+    for adapt in hooks_of("costs", "adapt_model_sources", config):
+        sources = adapt(config, phase, sources)
     models: list[ModelUse] = []
     for role, source in sources.items():
         if role is Role.reference and models[0].is_own_reference and source == sources[Role.actor]:
             continue
         model = _build_model_use(config, source, role)
-        for option in options:
-            model = option.adapt_model(config, phase, model)
+        for adapt in hooks_of("costs", "adapt_model", config):
+            model = adapt(config, phase, model)
         models.append(model)
     return tuple(models)
 

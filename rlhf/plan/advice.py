@@ -20,9 +20,10 @@ from rlhf.config.schema.rollout import check_rollout
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import check_training_engine, check_zero
 from rlhf.config.validation import check_options, validate
-from rlhf.models.model_uses import costs_of
+from rlhf.options import hooks_of
 
 if TYPE_CHECKING:
+    from rlhf.base.seams import Saving
     from rlhf.plan.plan import Plan
 
 CHECKPOINTING = "model.gradient_checkpointing=true"
@@ -60,7 +61,7 @@ def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
         if (settings.micro_batch_size or 1) > 1:
             smaller = replace(settings, micro_batch_size=1)
             yield f"{phase}.micro_batch_size=1", replace(config, **{phase.value: smaller})
-    savings = [each for option in costs_of(None) for each in option.memory_saving_changes(auto)]
+    savings = list(_options_savings(auto))
     for saving in savings:
         if saving.is_exact:
             yield f"{prefix}{saving.words}", saving.config
@@ -76,9 +77,15 @@ def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
 def _combined_changes(config: RunConfig) -> Iterator[Change]:
     """Yield zero=auto with gradient checkpointing and one option that alters training."""
     auto = _enable_gradient_checkpointing(_set_zero_auto(config))
-    for saving in (each for costs in costs_of(None) for each in costs.memory_saving_changes(auto)):
+    for saving in _options_savings(auto):
         if not saving.is_exact:
             yield f"zero=auto {CHECKPOINTING} {saving.words}", saving.config
+
+
+def _options_savings(config: RunConfig) -> Iterator[Saving]:
+    """Yield the changes with which options, also those that are off, need less memory."""
+    for savings in hooks_of("costs", "memory_saving_changes"):
+        yield from savings(config)
 
 
 def _set_zero_auto(config: RunConfig) -> RunConfig:
@@ -135,8 +142,8 @@ def describe_idle_options(config: RunConfig) -> Iterator[str]:
                 "zero.quantize_gradients=true has no effect on one node: DeepSpeed 0.19.8 "
                 "quantizes gradients only if there are several nodes"
             )
-    for option in costs_of(config):
-        yield from option.idle_key_notes(config)
+    for notes in hooks_of("costs", "idle_key_notes", config):
+        yield from notes(config)
 
 
 def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
@@ -174,10 +181,8 @@ def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
     has_ppo, no = Phase.ppo in config.phase.order, (False,)
     # On a CPU nothing can be offloaded, because the ranks' memory is the host's memory.
     either = (False, True) if config.hardware.device is Device.cuda else no
-    fields = [key for option in costs_of(config) for key in option.offload_keys()]
-    unused = dict.fromkeys(
-        (key for option in costs_of(None) for key in option.offload_keys()), False
-    )
+    fields = [key for keys in hooks_of("costs", "OFFLOADS", config) for key in keys]
+    unused = dict.fromkeys((key for keys in hooks_of("costs", "OFFLOADS") for key in keys), False)
     for stage, critic_stage in product((1, 2, 3, 0), (None, 1, 2, 3, 0) if has_ppo else (None,)):
         if stage == critic_stage:
             continue

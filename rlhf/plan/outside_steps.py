@@ -81,7 +81,7 @@ def seconds_outside_ppo_steps(scene: PhaseMemory, micro: int) -> dict[str, float
     if not load.held_out:
         return {}
     prompts = math.ceil(min(load.held_out, config.ppo.eval_prompts) / scene.at.machine.ranks)
-    times = 2 + sum(option.num_added_evaluations(config) for option in scene.at.options)
+    times = 2 + sum(each(config) for each in scene.at.hooks("num_added_evaluations"))
     if config.ppo.eval_every and load.steps:
         times += load.steps // config.ppo.eval_every
     answering = 0.0
@@ -92,7 +92,7 @@ def seconds_outside_ppo_steps(scene: PhaseMemory, micro: int) -> dict[str, float
         answering += scene.no_grad_seconds(
             model, sequences=prompts, micro=micro, answer=scene.response_tokens
         )
-    further = sum(option.added_evaluation_seconds(scene, micro) for option in scene.at.options)
+    further = sum(each(scene, micro) for each in scene.at.hooks("added_evaluation_seconds"))
     return {"evaluate": times * answering + further, "prepare": scene.preparation_seconds}
 
 

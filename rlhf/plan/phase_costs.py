@@ -41,10 +41,8 @@ def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
     """
     if scene.phase is Phase.ppo:
         found = _plan_ppo(scene, like)
-        for option in scene.at.options if like else ():
-            found = option.adapt_ppo_plan(
-                scene, found, lambda other: _plan_ppo(other, like), _plan_rollout
-            )
+        for adapt in scene.at.hooks("adapt_ppo_plan") if like else ():
+            found = adapt(scene, found, lambda other: _plan_ppo(other, like), _plan_rollout)
         return found
     plan = batch_plans(scene.config)[scene.phase]
     sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, plan)
@@ -81,10 +79,8 @@ def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePl
         # Without a reference model, DPO's policy is the reference when its adapters are off.
         if not model.trained or (scene.phase is Phase.dpo and not others):
             seconds["score"] += time_model.no_grad_pass_seconds(at, model, work)
-    for option in at.options:
-        seconds |= option.added_step_seconds(
-            scene.config, scene.phase, scene.response_tokens, seconds
-        )
+    for added in at.hooks("added_step_seconds"):
+        seconds |= added(scene.config, scene.phase, scene.response_tokens, seconds)
     return PhasePlan(
         phase=scene.phase,
         micro_batch=micro,
@@ -114,8 +110,8 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     if keeps:
         training = replace(training, moments=training.moments_with(kept))
     seconds = generation.step_seconds | training.step_seconds
-    for option in scene.at.options:
-        seconds |= option.added_step_seconds(config, Phase.ppo, scene.response_tokens, seconds)
+    for added in scene.at.hooks("added_step_seconds"):
+        seconds |= added(config, Phase.ppo, scene.response_tokens, seconds)
     return replace(
         training,
         rows=generation.rows,

@@ -59,8 +59,8 @@ class PhaseMemory:
         """Return the settings with which PPO generates responses, as the options adapt them."""
         is_hf = self.config.rollout.backend is Backend.hf
         found = Generation(gathers=False if is_hf else None)
-        for option in self.at.options:
-            found = option.adapt_generation(self.config, found)
+        for adapt in self.at.hooks("adapt_generation"):
+            found = adapt(self.config, found)
         return found
 
     @cached_property
@@ -130,7 +130,7 @@ class PhaseMemory:
             uses_matmul_attention=uses_matmul_attention(tokens, is_gpu=is_gpu),
             share=share,
             further=sum(
-                each.added_pass_bytes(model, **work, size=size) for each in self.at.options
+                each(model, **work, size=size) for each in self.at.hooks("added_pass_bytes")
             ),
         )
         if keeps_freed := self.config.hardware.keep_freed_memory:

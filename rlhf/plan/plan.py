@@ -13,8 +13,8 @@ from rlhf.config.choices import Device, Dtype, Phase, When
 from rlhf.config.machine_rates import GIB, Machine, machine_of, typical_rates
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema.run import RunConfig
-from rlhf.models.model_uses import ModelUse, costs_of, models_in_phase
-from rlhf.options import Backend
+from rlhf.models.model_uses import ModelUse, models_in_phase
+from rlhf.options import Backend, hooks_of, modules_of
 from rlhf.plan.advice import find_fitting_overrides, zero_candidates
 from rlhf.plan.memory_model import bytes_per_weight
 from rlhf.plan.phase_costs import plan_phase
@@ -199,8 +199,8 @@ class Plan:
             "reference": zero.offload_reference and Role.reference in self.roles,
             "reward model": zero.offload_reward and Role.reward in self.roles,
         }
-        for option in costs_of(self.config):
-            offloaded |= {name: getattr(zero, key) for key, name in option.offload_keys().items()}
+        for keys in hooks_of("costs", "OFFLOADS", self.config):
+            offloaded |= {name: getattr(zero, key) for key, name in keys.items()}
         names = [name for name, is_offloaded in offloaded.items() if is_offloaded]
         offloads = f", {' and '.join(names)} offloaded" if names else ""
         return f"ZeRO stage {zero.stage}{critic}{offloads}"
@@ -262,13 +262,17 @@ def plan_run(
     # Models are the same under all ZeRO settings; build them once, as shapes may come from files.
     order = [phase for phase in config.phase.order if phase not in finished]
     models = {phase: models_in_phase(config, phase) for phase in order}
-    options = costs_of(config)
 
     def build_plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
         shares = efficiency_of(machine)
-        for option in options:
-            shares = option.adapt_efficiency(shares)
-        at = CostModel(machine=machine, zero=candidate.zero, efficiency=shares, options=options)
+        for adapt in hooks_of("costs", "adapt_efficiency", config):
+            shares = adapt(shares)
+        at = CostModel(
+            machine=machine,
+            zero=candidate.zero,
+            efficiency=shares,
+            options=tuple(modules_of("costs", config)),
+        )
         scenes = [
             PhaseMemory(
                 config=candidate, at=at, phase=phase, models=models[phase], load=found[phase]

@@ -8,10 +8,10 @@ shares of the peak rates that a machine reaches.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rlhf.base.seams import Costs
 from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
 from rlhf.models.model_uses import ModelUse, backward_to_forward_ratio, forward_flops
@@ -70,7 +70,12 @@ class CostModel:
     machine: Machine
     zero: ZeroConfig
     efficiency: Efficiency
-    options: tuple[Costs, ...] = ()
+    options: tuple[Any, ...] = ()
+    """The modules ``costs`` of the run's options; ``CostsSeam`` describes them."""
+
+    def hooks(self, hook: str) -> Iterator[Any]:
+        """Yield the function ``hook`` of the options that have it."""
+        return (getattr(module, hook) for module in self.options if hasattr(module, hook))
 
     def is_gathered(self, model: ModelUse) -> bool:
         """Return True if the ranks gather the weights of ``model`` from each other."""
@@ -180,7 +185,7 @@ def _all_gather_seconds(costs: CostModel, moved: float, *, within_node: bool = F
 def no_grad_pass_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
     """Return the seconds of passes without gradients, which overlap with gathering weights."""
     gathering = work.passes * gather_weights_seconds(costs, model)
-    further = sum(option.added_pass_seconds(costs, model, work) for option in costs.options)
+    further: float = sum(each(costs, model, work) for each in costs.hooks("added_pass_seconds"))
     return max(computing_seconds(costs, model, work, trains=False) + further, gathering)
 
 
@@ -191,7 +196,7 @@ def training_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> fl
         return 0.0
     compute = computing_seconds(costs, model, work, trains=True)
     compute *= 1 + backward_to_forward_ratio(model)
-    further = sum(option.added_pass_seconds(costs, model, work) for option in costs.options)
+    further: float = sum(each(costs, model, work) for each in costs.hooks("added_pass_seconds"))
     compute += further * (2 + model.checkpointed / model.shape.layers)
     stage = stage_of(model.role, zero)
     forward = gather_weights_seconds(costs, model)

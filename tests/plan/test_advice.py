@@ -12,7 +12,7 @@ from rlhf.config.choices import ModelInit
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
-from rlhf.models.model_uses import costs_of
+from rlhf.options import hooks_of
 from rlhf.plan.advice import find_fitting_overrides
 from rlhf.plan.plan import plan_run
 from tests.plan.planned import Compose, changed, plan_of, run_of
@@ -85,7 +85,8 @@ def test_adapters_are_for_all_phases_that_run(
     words: list[str], found: list[str], compose: Compose
 ) -> None:
     config = run_of(compose, "model=opt_13b", "hardware=a100_80g", *words)
-    savings = [each for option in costs_of(None) for each in option.memory_saving_changes(config)]
+    changes = hooks_of("costs", "memory_saving_changes")
+    savings = [saving for each in changes for saving in each(config)]
     assert [saving.words for saving in savings if not saving.is_exact] == found
 
 

@@ -19,7 +19,7 @@ SEAMS = {
     for each in vars(seams).values()
     if inspect.isclass(each) and (found := re.match(r"``(\w+)``: ", each.__doc__ or ""))
 }
-OBJECTS = {"costs": "COSTS", "report": "REPORT", "hooks": "HOOK"}
+OBJECTS = {"report": "REPORT", "hooks": "HOOK"}
 
 
 def members_of(seam: str) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Costs of sampling in separate processes while the ranks train (rollout.overlap)."""
+"""Costs of sampling processes beside the ranks (rollout.overlap): their memory, a step's time.
+
+A step takes as long as the slower of sampling and training. Sampling processes do not change the
+chosen micro-batch, since a run should compute the same with and without them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlhf.base.cpu import num_usable_cores
-from rlhf.base.seams import Costs, Saving
+from rlhf.base.seams import Saving
 from rlhf.config.batches import divide_cores, rollout_plan
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.run import RunConfig
@@ -20,40 +24,33 @@ if TYPE_CHECKING:
 SAMPLING = "generation beside training"  # name, in a plan, of the memory of a sampling GPU
 
 
-class SamplingProcessCosts(Costs):
-    """Costs of sampling processes: their memory, and the time of a step.
+def adapt_ppo_plan(
+    scene: PhaseMemory,
+    plan: PhasePlan,
+    plan_ppo: Callable[[PhaseMemory], PhasePlan],
+    plan_rollout: Callable[[PhaseMemory, int, int], PhasePlan],
+) -> PhasePlan:
+    """Return the plan of ranks that train while processes sample."""
+    if not scene.config.rollout.overlap:
+        return plan
+    own, theirs = divide_cores(scene.config, num_usable_cores())
+    ranks = plan_ppo(_restrict_to_cores(scene, own))
+    process = _plan_process(_restrict_to_cores(scene, theirs), ranks.rows or 0, plan_rollout)
+    if scene.at.machine.is_gpu:  # each process has a GPU of its own
+        moments = ranks.moments | {SAMPLING: process.peak_parts}
+    else:
+        count = scene.config.rollout.samplers
+        samplers = process.peak_bytes * count // scene.at.machine.ranks_per_node
+        moments = ranks.moments_with(Counter(samplers=samplers))
+    seconds = ranks.step_seconds | process.step_seconds
+    return replace(ranks, moments=moments, step_seconds=seconds, beside="generate")
 
-    A step takes as long as the slower of sampling and training. Sampling processes do not change
-    the chosen micro-batch, since a run should compute the same with and without them.
-    """
 
-    def adapt_ppo_plan(
-        self,
-        scene: PhaseMemory,
-        plan: PhasePlan,
-        plan_ppo: Callable[[PhaseMemory], PhasePlan],
-        plan_rollout: Callable[[PhaseMemory, int, int], PhasePlan],
-    ) -> PhasePlan:
-        """Return the plan of ranks that train while processes sample."""
-        if not scene.config.rollout.overlap:
-            return plan
-        own, theirs = divide_cores(scene.config, num_usable_cores())
-        ranks = plan_ppo(_restrict_to_cores(scene, own))
-        process = _plan_process(_restrict_to_cores(scene, theirs), ranks.rows or 0, plan_rollout)
-        if scene.at.machine.is_gpu:  # each process has a GPU of its own
-            moments = ranks.moments | {SAMPLING: process.peak_parts}
-        else:
-            count = scene.config.rollout.samplers
-            samplers = process.peak_bytes * count // scene.at.machine.ranks_per_node
-            moments = ranks.moments_with(Counter(samplers=samplers))
-        seconds = ranks.step_seconds | process.step_seconds
-        return replace(ranks, moments=moments, step_seconds=seconds, beside="generate")
-
-    def memory_saving_changes(self, config: RunConfig) -> Iterator[Saving]:
-        """Yield the change to rollout.overlap=false: the ranks sample and train in turn."""
-        if config.rollout.overlap:
-            in_turn = replace(config.rollout, overlap=False)
-            yield Saving("rollout.overlap=false", replace(config, rollout=in_turn), is_exact=True)
+def memory_saving_changes(config: RunConfig) -> Iterator[Saving]:
+    """Yield the change to rollout.overlap=false: the ranks sample and train in turn."""
+    if config.rollout.overlap:
+        in_turn = replace(config.rollout, overlap=False)
+        yield Saving("rollout.overlap=false", replace(config, rollout=in_turn), is_exact=True)
 
 
 def _restrict_to_cores(scene: PhaseMemory, cores: int) -> PhaseMemory:
@@ -89,6 +86,3 @@ def _plan_process(
     )
     rows = share if rows == rollout_plan(scene.config).per_rank else min(rows, share)
     return plan_rollout(process, share, rows)
-
-
-COSTS = SamplingProcessCosts()

@@ -1,28 +1,24 @@
-"""Costs of branches: continuations of responses from states in their middle."""
+"""Costs of branches, which continue responses from their middle: sampling and scoring them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 
-from rlhf.base.seams import Costs
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.options.branches.keys import ValueTargets
 
 
-class BranchCosts(Costs):
-    """Costs of branches: the seconds in which they are sampled and scored."""
-
-    def added_step_seconds(
-        self, config: RunConfig, phase: Phase, tokens: float, seconds: Mapping[str, float]
-    ) -> dict[str, float]:
-        """Return the seconds per PPO step in which branches are sampled and scored."""
-        if phase is not Phase.ppo:
-            return {}
-        branches = _num_branches_per_response(config, tokens)
-        # A branch begins, on average, in the middle of a response; the whole response is scored.
-        return {"branch": branches * (seconds["generate"] / 2 + seconds["score"])}
+def added_step_seconds(
+    config: RunConfig, phase: Phase, tokens: float, seconds: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the seconds per PPO step in which branches are sampled and scored."""
+    if phase is not Phase.ppo:
+        return {}
+    branches = _num_branches_per_response(config, tokens)
+    # A branch begins, on average, in the middle of a response; the whole response is scored.
+    return {"branch": branches * (seconds["generate"] / 2 + seconds["score"])}
 
 
 def _num_branches_per_response(config: RunConfig, tokens: float) -> float:
@@ -34,6 +30,3 @@ def _num_branches_per_response(config: RunConfig, tokens: float) -> float:
     if check.every:
         found += check.states * check.branches / check.every / ppo.rollout_batch_size
     return found
-
-
-COSTS = BranchCosts()

@@ -1,11 +1,11 @@
-"""Costs of sampling by DeepSpeed's Hybrid Engine."""
+"""Costs of DeepSpeed's Hybrid Engine, which trains the actor and gathers weights for rollouts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlhf.base.seams import Costs, Generation
+from rlhf.base.seams import Generation
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
@@ -19,23 +19,19 @@ if TYPE_CHECKING:
 PUBLISHED = {"training": 0.25, "scoring": 0.25, "bandwidth": 0.4, "attention": 0.4}
 
 
-class HybridEngineCosts(Costs):
-    """Costs of the Hybrid Engine: DeepSpeed trains the actor, and gathers weights for rollouts."""
-
-    def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
-        """Mark PPO's actor as a model that DeepSpeed must run."""
-        if phase is Phase.ppo and model.role is Role.actor:
-            return replace(model, needs_deepspeed="rollout.backend=hybrid_engine")
-        return model
-
-    def adapt_generation(self, config: RunConfig, generation: Generation) -> Generation:
-        """Return ``generation`` with gathered weights, split over inference_tp_size ranks."""
-        size = config.rollout.hybrid_engine.inference_tp_size
-        return generation._replace(gathers=True, tensor_parallel=size)
-
-    def adapt_efficiency(self, efficiency: Efficiency) -> Efficiency:
-        """Return the shares that DeepSpeed-Chat reached with the Hybrid Engine."""
-        return replace(efficiency, **PUBLISHED, step_seconds=0.0)
+def adapt_model(config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
+    """Mark PPO's actor as a model that DeepSpeed must run."""
+    if phase is Phase.ppo and model.role is Role.actor:
+        return replace(model, needs_deepspeed="rollout.backend=hybrid_engine")
+    return model
 
 
-COSTS = HybridEngineCosts()
+def adapt_generation(config: RunConfig, generation: Generation) -> Generation:
+    """Return ``generation`` with gathered weights, split over inference_tp_size ranks."""
+    size = config.rollout.hybrid_engine.inference_tp_size
+    return generation._replace(gathers=True, tensor_parallel=size)
+
+
+def adapt_efficiency(efficiency: Efficiency) -> Efficiency:
+    """Return the shares that DeepSpeed-Chat reached with the Hybrid Engine."""
+    return replace(efficiency, **PUBLISHED, step_seconds=0.0)

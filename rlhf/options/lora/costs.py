@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlhf.base.seams import Costs, Saving
+from rlhf.base.seams import Saving
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.options.lora.keys import LORA_ROLES, LoraRole
@@ -23,57 +23,54 @@ ROLES = {  # the models that each phase trains
 }
 
 
-class LoraCosts(Costs):
-    """Costs of models with adapters, whose other weights are frozen."""
+def adapt_model(config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
+    """Add adapters to ``model``; a policy with adapters off serves as its own reference."""
+    lora, shape = config.lora, model.shape
+    role = LORA_ROLES.get(model.role)
+    if role not in lora.roles:
+        return model
+    own_rank = lora.critic_rank if role is LoraRole.critic else None
+    adapters = shape.adapter_weights(own_rank or lora.rank)
+    rest = model.weights - shape.linear_layer_weights if lora.train_rest else 0
+    head = shape.embedding if model.is_scorer and not lora.train_rest else 0
+    return replace(
+        model,
+        trained=adapters + rest + head,
+        extra_weights=adapters,
+        is_own_reference=not lora.train_rest,
+    )
 
-    def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
-        """Add adapters to ``model``; a policy with adapters off serves as its own reference."""
-        lora, shape = config.lora, model.shape
-        role = LORA_ROLES.get(model.role)
-        if role not in lora.roles:
-            return model
-        own_rank = lora.critic_rank if role is LoraRole.critic else None
-        adapters = shape.adapter_weights(own_rank or lora.rank)
-        rest = model.weights - shape.linear_layer_weights if lora.train_rest else 0
-        head = shape.embedding if model.is_scorer and not lora.train_rest else 0
-        return replace(
-            model,
-            trained=adapters + rest + head,
-            extra_weights=adapters,
-            is_own_reference=not lora.train_rest,
+
+def memory_saving_changes(config: RunConfig) -> Iterator[Saving]:
+    """Yield the change that adds adapters to all trained models, unless they have adapters."""
+    lora = config.lora
+    wanted = {role for phase in config.phase.order for role in ROLES[phase]}
+    if wanted <= set(lora.roles if lora.rank else ()):
+        return
+    words, roles = f"lora.roles=[{','.join(LoraRole)}]", list(LoraRole)
+    if not lora.rank or (lora.rank == RANK and lora.roles == ROLES[Phase.ppo]):
+        words = "lora=all"
+        if not {Phase.sft, Phase.reward} & set(config.phase.order):
+            words, roles = "lora=default", ROLES[Phase.ppo]
+    adapted = replace(lora, rank=lora.rank or RANK, roles=roles)
+    yield Saving(words, replace(config, lora=adapted), is_exact=False)
+
+
+def idle_key_notes(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence if no trained model has frozen weights that could be quantized."""
+    roles = config.lora.roles
+    trained = {role for phase in config.phase.order for role in ROLES[phase]}
+    if config.zero.quantize_frozen_weights and not trained & set(roles):
+        yield (
+            f"zero.quantize_frozen_weights=true has no effect: lora.roles=[{','.join(roles)}] "
+            "names no model that is trained here, so no trained model has frozen weights"
         )
 
-    def memory_saving_changes(self, config: RunConfig) -> Iterator[Saving]:
-        """Yield the change that adds adapters to all trained models, unless they have adapters."""
-        lora = config.lora
-        wanted = {role for phase in config.phase.order for role in ROLES[phase]}
-        if wanted <= set(lora.roles if lora.rank else ()):
-            return
-        words, roles = f"lora.roles=[{','.join(LoraRole)}]", list(LoraRole)
-        if not lora.rank or (lora.rank == RANK and lora.roles == ROLES[Phase.ppo]):
-            words = "lora=all"
-            if not {Phase.sft, Phase.reward} & set(config.phase.order):
-                words, roles = "lora=default", ROLES[Phase.ppo]
-        adapted = replace(lora, rank=lora.rank or RANK, roles=roles)
-        yield Saving(words, replace(config, lora=adapted), is_exact=False)
 
-    def idle_key_notes(self, config: RunConfig) -> Iterator[str]:
-        """Yield a sentence if no trained model has frozen weights that could be quantized."""
-        roles = config.lora.roles
-        trained = {role for phase in config.phase.order for role in ROLES[phase]}
-        if config.zero.quantize_frozen_weights and not trained & set(roles):
-            yield (
-                f"zero.quantize_frozen_weights=true has no effect: lora.roles=[{','.join(roles)}] "
-                "names no model that is trained here, so no trained model has frozen weights"
-            )
-
-    def cost_warnings(self, config: RunConfig, phases: Collection[Phase]) -> Iterator[str]:
-        """Yield a sentence if the phases before PPO train all weights."""
-        roles = config.lora.roles
-        whole = [phase for phase in (Phase.sft, Phase.reward) if phase in phases]
-        if whole and not {*whole} & {*roles}:
-            text = f"{' and '.join(whole)} train all weights; lora=all trains adapters there too"
-            yield f"lora.roles=[{','.join(roles)}]: {text}"
-
-
-COSTS = LoraCosts()
+def cost_warnings(config: RunConfig, phases: Collection[Phase]) -> Iterator[str]:
+    """Yield a sentence if the phases before PPO train all weights."""
+    roles = config.lora.roles
+    whole = [phase for phase in (Phase.sft, Phase.reward) if phase in phases]
+    if whole and not {*whole} & {*roles}:
+        text = f"{' and '.join(whole)} train all weights; lora=all trains adapters there too"
+        yield f"lora.roles=[{','.join(roles)}]: {text}"

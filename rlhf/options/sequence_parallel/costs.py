@@ -1,11 +1,9 @@
-"""Costs of sequences that several ranks share (DeepSpeed-Ulysses)."""
+"""Costs of DeepSpeed-Ulysses: the exchanges between ranks before and after attention."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
-
-from rlhf.base.seams import Costs
 
 if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
@@ -14,25 +12,20 @@ if TYPE_CHECKING:
 EXCHANGES = 5  # messages per layer: queries, keys, values, output and positions
 
 
-class SequenceParallelCosts(Costs):
-    """Costs of the exchanges between ranks before and after attention."""
-
-    def added_pass_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
-        """Return the bytes of attention's output before the exchange, which backward also needs."""
-        layers = model.layers - model.checkpointed + (1 if model.checkpointed else 0)
-        return layers * sequences * tokens * model.shape.heads * model.shape.head_dim * size
-
-    def added_pass_seconds(self, costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
-        """Return the seconds that the exchanges between ranks add to a pass.
-
-        Each layer exchanges queries, keys and values before attention, and the output after it.
-        """
-        share, shape = costs.zero.sequence_parallel_size, model.shape
-        size = costs.bytes_per_weight(model)
-        per_token = 2 * (shape.heads + shape.kv_heads) * shape.head_dim * size
-        moved = work.tokens * per_token * (share - 1) / share
-        latency = EXCHANGES * work.passes * costs.efficiency.message_seconds * math.log2(share)
-        return shape.layers * (moved / (costs.machine.link * costs.efficiency.link) + latency)
+def added_pass_bytes(model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
+    """Return the bytes of attention's output before the exchange, which backward also needs."""
+    layers = model.layers - model.checkpointed + (1 if model.checkpointed else 0)
+    return layers * sequences * tokens * model.shape.heads * model.shape.head_dim * size
 
 
-COSTS = SequenceParallelCosts()
+def added_pass_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
+    """Return the seconds that the exchanges between ranks add to a pass.
+
+    Each layer exchanges queries, keys and values before attention, and the output after it.
+    """
+    share, shape = costs.zero.sequence_parallel_size, model.shape
+    size = costs.bytes_per_weight(model)
+    per_token = 2 * (shape.heads + shape.kv_heads) * shape.head_dim * size
+    moved = work.tokens * per_token * (share - 1) / share
+    latency = EXCHANGES * work.passes * costs.efficiency.message_seconds * math.log2(share)
+    return shape.layers * (moved / (costs.machine.link * costs.efficiency.link) + latency)

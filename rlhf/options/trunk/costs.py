@@ -1,11 +1,10 @@
-"""Costs of an actor, critic and reference that share their lower layers."""
+"""Costs of one model in PPO instead of three; its branches are counted as extra weights."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlhf.base.seams import Costs
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.model import ModelConfig
@@ -15,37 +14,32 @@ if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
 
 
-class TrunkCosts(Costs):
-    """Costs of one model in PPO instead of three; its branches are counted as extra weights."""
-
-    def adapt_model_sources(
-        self, config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
-    ) -> dict[Role, tuple[str, ModelConfig]]:
-        """Return the sources of models, but in PPO without those of critic and reference."""
-        if phase is not Phase.ppo:
-            return sources
-        inside = (Role.critic, Role.reference)
-        return {role: source for role, source in sources.items() if role not in inside}
-
-    def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
-        """Return PPO's actor with the weights of the shared trunk; other models are unchanged."""
-        if phase is not Phase.ppo or model.role is not Role.actor:
-            return model
-        ppo, shape = config.ppo, model.shape
-        unfrozen = min(ppo.num_layers_unfrozen or 0, shape.layers)
-        top = unfrozen * shape.weights_per_layer + shape.tail + shape.head
-        of_critic = 0
-        if ppo.num_value_layers:
-            of_critic = ppo.num_value_layers * shape.weights_per_layer + shape.tail
-        learning = top + of_critic + shape.embedding
-        return replace(
-            model,
-            trained=learning,
-            extra_weights=learning,  # the reference's copies, and the critic's layers and head
-            layers=unfrozen + ppo.num_value_layers,
-            checkpointed=max(0, model.checkpointed - (shape.layers - unfrozen)),
-            scores_at_once=True,
-        )
+def adapt_model_sources(
+    config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
+) -> dict[Role, tuple[str, ModelConfig]]:
+    """Return the sources of models, but in PPO without those of critic and reference."""
+    if phase is not Phase.ppo:
+        return sources
+    inside = (Role.critic, Role.reference)
+    return {role: source for role, source in sources.items() if role not in inside}
 
 
-COSTS = TrunkCosts()
+def adapt_model(config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
+    """Return PPO's actor with the weights of the shared trunk; other models are unchanged."""
+    if phase is not Phase.ppo or model.role is not Role.actor:
+        return model
+    ppo, shape = config.ppo, model.shape
+    unfrozen = min(ppo.num_layers_unfrozen or 0, shape.layers)
+    top = unfrozen * shape.weights_per_layer + shape.tail + shape.head
+    of_critic = 0
+    if ppo.num_value_layers:
+        of_critic = ppo.num_value_layers * shape.weights_per_layer + shape.tail
+    learning = top + of_critic + shape.embedding
+    return replace(
+        model,
+        trained=learning,
+        extra_weights=learning,  # the reference's copies, and the critic's layers and head
+        layers=unfrozen + ppo.num_value_layers,
+        checkpointed=max(0, model.checkpointed - (shape.layers - unfrozen)),
+        scores_at_once=True,
+    )

@@ -11,7 +11,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.freeze import to_run_config
 from rlhf.export import config_for_one_rank
-from rlhf.models.model_uses import costs_of
+from rlhf.options import hooks_of
 
 pytestmark = pytest.mark.slow
 
@@ -47,4 +47,4 @@ def test_one_rank_that_exports_offloads_no_average(compose: Compose) -> None:
 
 def test_the_plan_counts_its_evaluation(compose: Compose) -> None:
     config = to_run_config(compose(["ppo.ema_beta=0.9"]))
-    assert [option.num_added_evaluations(config) for option in costs_of(config)] == [1]
+    assert [each(config) for each in hooks_of("costs", "num_added_evaluations", config)] == [1]

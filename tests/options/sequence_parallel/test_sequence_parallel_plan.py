@@ -8,7 +8,7 @@ import pytest
 
 from rlhf.config.choices import Device, Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.options.sequence_parallel.costs import COSTS
+from rlhf.options.sequence_parallel.costs import added_pass_bytes, added_pass_seconds
 from rlhf.plan import time_model
 from rlhf.plan.phase_plan import PhasePlan
 from rlhf.plan.plan import EFFICIENCY, plan_run
@@ -34,7 +34,7 @@ def sft_of(config: RunConfig, size: int) -> PhasePlan:
 def test_shared_sequences_divide_the_activations(long: RunConfig) -> None:
     one, two, four = (sft_of(long, size) for size in SIZES)
     (model,) = plan_run(long).models[Phase.sft]
-    more = COSTS.added_pass_bytes(model, sequences=1, tokens=32768, size=2)
+    more = added_pass_bytes(model, sequences=1, tokens=32768, size=2)
     assert 0 < more < 0.1 * one.peak_parts["activations"]
     # The peak may be in the output layer or in the last layer, whose slopes differ.
     half = (one.peak_parts["activations"] + more) / 2
@@ -60,4 +60,4 @@ def test_seconds_of_the_exchange() -> None:
     # 2 layers of hidden size 8: q, k, v and output in bf16, of which half goes to the other rank.
     moved = 2 * 10 * (4 * 8) * 2 / 2
     expected = moved / (1e5 * 0.5) + 2 * 5 * 7 * 3.0
-    assert COSTS.added_pass_seconds(at, model, work) == pytest.approx(expected)
+    assert added_pass_seconds(at, model, work) == pytest.approx(expected)
