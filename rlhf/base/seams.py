@@ -323,20 +323,20 @@ class Policy(NamedTuple):
     """The end of the measures' names in result.json, such as score_after_SUFFIX."""
 
 
-class ReportParts:
+class ReportSeam(Protocol):
     """``report``: adds rows to the summary of a run, and charts to its report.
 
-    The module has an object of a subclass as ``REPORT``. Used by branches and environments.
+    A module has only what its option needs; ``hooks_of`` yields it. Used by branches and
+    environments.
     """
 
-    changes: ClassVar[Mapping[str, str]] = {}
+    CHANGES: Mapping[str, str]
     """Measures of result.json with values before and after training, by label."""
-    comparison_values: ClassVar[Mapping[str, str]] = {}
+    COMPARISON_VALUES: Mapping[str, str]
     """Numbers of result.json with which the score can be compared, by label."""
 
     def chart_sections(self, run: RunFiles) -> Sequence[ChartSection]:
         """Return sections of charts to add to the run's report."""
-        return ()
 
 
 class ChatSeam(Protocol):

@@ -16,7 +16,7 @@ from rlhf.base.atomic import write_text_atomically
 from rlhf.base.stored_files import ANSWER, EVALUATED, read_json, read_json_lines
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import read_command
-from rlhf.options import modules_of
+from rlhf.options import hooks_of
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import Chart, Line, RunFiles, line_chart, read_run_files
 from rlhf.report.first_screen import build_tiles
@@ -64,8 +64,8 @@ def run_page(run: RunFiles) -> str:
     words = read_command(run.folder)
     first, *panels = panel_sections(run)
     sections = [first, over_optimisation_section(run), *panels, critic_section(run)]
-    for module in modules_of("report"):
-        sections += module.REPORT.chart_sections(run)
+    for build in hooks_of("report", "chart_sections"):
+        sections += build(run)
     return render_template(
         "run.html",
         scripts=["tokens.js", "samples.js"],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.safe_text import strip_control_characters
 from rlhf.base.stored_files import SAMPLE, read_json_lines
-from rlhf.options import modules_of
+from rlhf.options import hooks_of
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import read_metric_series
 from rlhf.report.next_commands import relative_to_cwd, suggest_commands
@@ -228,7 +228,7 @@ def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield _before_after_row("held-out score", ppo, "score")
     yield from _gain_rows(ppo, "score")
     yield from _reward_part_rows(ppo, "score")
-    comparison_values = (module.REPORT.comparison_values for module in modules_of("report"))
+    comparison_values = hooks_of("report", "COMPARISON_VALUES")
     for row, name in (item for each in comparison_values for item in each.items()):
         if name in ppo:
             yield SummaryRow(f"  {row}", after=_number_text(ppo[name]))
@@ -243,11 +243,7 @@ POLICY_ROWS: dict[str, str] = {  # label: NAME, if a phase's results are NAME_be
     "exactly right": "exact",
     "exactly right, greedy": "exact_greedy",
     "held-out gold score": "gold",
-    **{
-        label: measure
-        for module in modules_of("report")
-        for label, measure in module.REPORT.changes.items()
-    },
+    **{label: key for each in hooks_of("report", "CHANGES") for label, key in each.items()},
     "response tokens": "response_tokens",
     "share that ended": "ended_share",
     "corpus perplexity": "corpus_perplexity",

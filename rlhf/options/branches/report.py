@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf.base.intervals import NORMAL_QUANTILE
-from rlhf.base.seams import ReportParts
 from rlhf.base.stored_files import LINE, Form, read_json_lines
 from rlhf.options.branches.critic_states import CriticState, measure_by_place
 from rlhf.options.branches.keys import LOG
@@ -34,12 +33,9 @@ CRITIC_STATE: Form = {
 }
 
 
-class CriticReport(ReportParts):
-    """The report's charts of the critic: its values, true values, and its errors by position."""
-
-    def chart_sections(self, run: RunFiles) -> Sequence[ChartSection]:
-        """Return the section with charts of the states in the run's checks so far."""
-        return [build_true_value_section(list(read_json_lines(run.folder / LOG, CRITIC_STATE)))]
+def chart_sections(run: RunFiles) -> Sequence[ChartSection]:
+    """Return the section with charts of the states in the run's checks so far."""
+    return [build_true_value_section(list(read_json_lines(run.folder / LOG, CRITIC_STATE)))]
 
 
 def build_true_value_section(rows: Sequence[Mapping[str, Any]]) -> ChartSection:
@@ -107,6 +103,3 @@ def _build_place_chart(
         unit="" if info.unit == "1" else info.unit,
         healthy=info.healthy_range,
     )
-
-
-REPORT = CriticReport()
