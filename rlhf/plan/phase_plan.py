@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rlhf.config.choices import Phase
 from rlhf.config.machine_rates import Machine
 from rlhf.plan.memory_model import Parts
 from rlhf.plan.phase_memory import PhaseMemory
+
+if TYPE_CHECKING:
+    from rlhf.plan.plan import Plan
 
 BUILDING = "building"  # name of the moment in which models are built, before the first step
 FILLED = 0.93  # share of a GPU that a plan should not exceed: estimates may be 6 % off
@@ -94,20 +97,8 @@ def choose_phase_plan(plans: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePl
     return min(fast, key=lambda plan: plan.peak_bytes)
 
 
-class Estimated(Protocol):
-    """A plan with estimated time and memory."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """Return the bytes of one rank at the moment of peak memory."""
-
-    @property
-    def seconds(self) -> float:
-        """Return the estimated seconds."""
-
-
-T = TypeVar("T", bound=Estimated)
-SECONDS: Callable[[Estimated], float] = attrgetter("seconds")
+T = TypeVar("T", "PhasePlan", "Plan")
+SECONDS: Callable[[PhasePlan | Plan], float] = attrgetter("seconds")
 
 
 def select_fastest(
