@@ -1,27 +1,107 @@
-"""The hook that adds the gradient of a corpus loss to PPO's, and measures corpus perplexity."""
+"""InstructGPT's mixture training: a language-model loss on a corpus, added to PPO's actor.
+
+InstructGPT (https://arxiv.org/abs/2203.02155, eq. 2) adds gamma * E[log pi(text)] to the objective
+so that the policy does not forget its pretraining. Shapes: B = blocks, S = tokens of a block.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Self
 
+import torch
+
+from rlhf.algorithms.sft import sft_loss
 from rlhf.base.errors import ConfigError
-from rlhf.base.metrics import Metrics
+from rlhf.base.metrics import Metrics, merge_metrics, perplexity
+from rlhf.base.random_streams import Shuffle, seed_for
+from rlhf.base.types import SequenceBatch
+from rlhf.config.batches import BatchPlan
+from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
-from rlhf.options.ptx.ptx import (
-    PtxCorpus,
-    add_corpus_gradient,
-    build_ptx_corpus,
-    corpus_perplexity,
-    load_corpus_blocks,
-)
+from rlhf.data.collate import collate_sequences, eval_batches
+from rlhf.options.ptx.corpus import PtxBlocks, build_ptx_blocks, reads_corpus
+from rlhf.options.ptx.rules import ptx_batch_plan
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.models import Learner
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policy_evaluation import HeldOutPrompts
+
+
+class PtxCorpus:
+    """Blocks of token ids that the actor learns from, in endless shuffled passes over them."""
+
+    def __init__(self, blocks: PtxBlocks, plan: BatchPlan, *, seed: int) -> None:
+        self.plan = plan
+        self._blocks = blocks.train
+        self._shuffle = Shuffle(len(blocks.train), seed=seed_for(seed, "ptx", "shuffle"))
+
+    def blocks_of_update(self, update: int, batch_size: int) -> list[list[int]]:
+        """Return the blocks of one optimizer step, over all ranks."""
+        return [self._blocks[row] for row in self._shuffle.batch_indices(update, batch_size)]
+
+
+def build_ptx_corpus(context: RunContext, blocks: PtxBlocks | None) -> PtxCorpus | None:
+    """Return the corpus that the actor learns from; None without mixture training."""
+    if blocks is None or not context.config.ppo.ptx_coef:
+        return None
+    return PtxCorpus(blocks, ptx_batch_plan(context.config), seed=context.config.seed)
+
+
+def load_corpus_blocks(context: RunContext) -> PtxBlocks | None:
+    """Return the corpus in blocks as long as PPO's sequences; None if no key uses a corpus."""
+    config = context.config
+    if not reads_corpus(config.ppo, config.data):
+        return None
+    return build_ptx_blocks(
+        config.data,
+        context.parts[Phase.sft],
+        context.tokenizer,
+        block_tokens=config.rollout.max_prompt_tokens + config.token_limit_after_prompt[1],
+        seed=config.seed,
+        learns=config.ppo.ptx_coef > 0,
+    )
+
+
+def add_corpus_gradient(
+    engine: RLHFEngine, corpus: PtxCorpus, coefficient: float, *, update: int
+) -> Metrics:
+    """Backpropagate coefficient * (mean loss per token) into the actor; return the metrics."""
+    plan = corpus.plan
+    blocks = corpus.blocks_of_update(update, plan.per_rank * engine.ranks.size)
+    mine = engine.ranks.own_rows(blocks)
+    batches = [_collate(engine, mine[i : i + plan.micro]) for i in range(0, len(mine), plan.micro)]
+    counts = torch.stack([batch.keep_BS[:, 1:].sum() for batch in batches])
+    num_tokens = engine.ranks.sum(counts.sum())
+    metrics: Metrics = {}
+    for batch in batches:
+        result = sft_loss(engine.models.actor_logprobs(batch))
+        engine.actor.backward(coefficient * result.loss / num_tokens)
+        metrics = merge_metrics(metrics, {"ppo/ptx_loss": result.mean_loss})
+    return metrics
+
+
+def corpus_perplexity(engine: RLHFEngine, blocks: list[list[int]]) -> float:
+    """Return the actor's perplexity on blocks of held-out text."""
+    losses: Metrics = {}
+    with engine.actor.evaluating():
+        for rows, keep_B in eval_batches(
+            len(blocks), batch_size=engine.plan.micro, ranks=engine.ranks
+        ):
+            batch = _collate(engine, [blocks[row] for row in rows])
+            batch = batch._replace(keep_BS=batch.keep_BS & keep_B[:, None])
+            result = sft_loss(engine.models.actor_logprobs(batch))
+            losses = merge_metrics(losses, {"loss": result.mean_loss})
+    return perplexity(engine.ranks.reduce_metrics(losses)["loss"].value())
+
+
+def _collate(engine: RLHFEngine, blocks: list[list[int]]) -> SequenceBatch:
+    return collate_sequences(
+        blocks, [0] * len(blocks), pad_id=engine.tokenizer.pad_token_id, device=engine.ranks.device
+    )
 
 
 class CorpusHook(PpoHook):

@@ -16,8 +16,7 @@ from rlhf.config.batches import BatchPlan
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import to_run_config
 from rlhf.options.ptx.corpus import PtxBlocks
-from rlhf.options.ptx.hooks import CorpusHook
-from rlhf.options.ptx.ptx import PtxCorpus, corpus_perplexity
+from rlhf.options.ptx.hooks import CorpusHook, PtxCorpus, corpus_perplexity
 from rlhf.phases.ppo.loop import PPOTrainer
 from tests.phases.ppo.ppo_pieces import PARTS, assert_gradient, separate_engine, some_rollout
 

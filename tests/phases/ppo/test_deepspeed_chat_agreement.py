@@ -24,8 +24,7 @@ from rlhf.data.collate import collate_prompts
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.options.ptx.corpus import PtxBlocks
-from rlhf.options.ptx.hooks import CorpusHook
-from rlhf.options.ptx.ptx import PtxCorpus
+from rlhf.options.ptx.hooks import CorpusHook, PtxCorpus
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.scoring import ModelScores

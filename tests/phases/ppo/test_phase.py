@@ -15,7 +15,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Phase
 from rlhf.models.build import ModelSource, build_actor, build_scorer
-from rlhf.options.ptx.ptx import load_corpus_blocks
+from rlhf.options.ptx.hooks import load_corpus_blocks
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.shared.context import RunContext, phase_tokens
