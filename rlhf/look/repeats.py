@@ -182,10 +182,12 @@ def find_near_repeats(texts: Sequence[str]) -> list[tuple[int, int]]:
     plain = [" ".join(text.split()).casefold().ljust(LETTERS) for text in texts]
     signatures = np.concatenate([*_signatures(plain), np.zeros((0, BANDS * ROWS), np.uint64)])
     found: dict[int, int] = {}
-    for band in range(BANDS):
-        rows = signatures[:, band * ROWS : (band + 1) * ROWS]
-        for index, earlier in _equal_rows(rows):
-            if index not in found and jaccard(plain[index], plain[earlier]) >= NEAR:
+    for band in np.split(signatures, BANDS, axis=1):
+        first: dict[bytes, int] = {}
+        for index, row in enumerate(band):
+            earlier = first.setdefault(row.tobytes(), index)
+            is_new = earlier != index and index not in found
+            if is_new and jaccard(plain[index], plain[earlier]) >= NEAR:
                 found[index] = earlier
     return sorted(found.items())
 
@@ -199,15 +201,6 @@ def jaccard(one: str, other: str) -> float:
     """Return the share of the different pieces of two texts that are in both."""
     a, b = _pieces(one), _pieces(other)
     return len(a & b) / len(a | b)
-
-
-def _equal_rows(rows_NR: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
-    """Yield (index, first index) of each row that equals an earlier row."""
-    keys_N = (rows_NR * MIXERS[:ROWS]).sum(axis=1)
-    _, first, group_N = np.unique(keys_N, return_index=True, return_inverse=True)
-    earlier_N = first[group_N]
-    for index in np.flatnonzero(earlier_N != np.arange(len(keys_N))):
-        yield int(index), int(earlier_N[index])
 
 
 def _signatures(texts: Sequence[str]) -> Iterator[NDArray[np.uint64]]:
