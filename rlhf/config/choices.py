@@ -98,13 +98,6 @@ KlPlacement = StrEnum("KlPlacement", "reward loss advantage")
 """Places of the KL penalty: the token's reward, the loss, or only the token's own advantage."""
 
 
-class DpoLossName(StrEnum):
-    """Losses of DPO on pairs: logistic (sigmoid) or squared (ipo)."""
-
-    sigmoid = "sigmoid"
-    ipo = "ipo"
-
-
 AdvantageEstimator = StrEnum("AdvantageEstimator", "gae rloo grpo dr_grpo reinforce_pp")
 """Estimators of advantages (docs/algorithms.md); only gae needs a critic."""
 

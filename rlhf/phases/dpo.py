@@ -8,17 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
-from rlhf.algorithms.dpo import DpoLoss, dpo_loss, sequence_logprobs
+from rlhf.algorithms.dpo import DpoLoss, DpoLossLiteral, dpo_loss, sequence_logprobs
 from rlhf.base.intervals import wilson_interval
 from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import SequenceBatch, TokenModel, TokenPositions
 from rlhf.config.batches import batch_plans, num_phase_steps
-from rlhf.config.choices import DpoLossName, Phase
+from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.data.splits import phase_of_dpo_prompts
 from rlhf.engine.devices import peak_memory_gib
@@ -216,7 +216,7 @@ class DpoTrainer:
             *parts,
             beta=config.beta,
             label_smoothing=config.label_smoothing,
-            loss=DpoLossName(config.loss).value,
+            loss=cast(DpoLossLiteral, config.loss.value),
         )
 
 
