@@ -44,13 +44,6 @@ class PtxCorpus:
         return [self._blocks[row] for row in self._shuffle.batch_indices(update, batch_size)]
 
 
-def build_ptx_corpus(context: RunContext, blocks: PtxBlocks | None) -> PtxCorpus | None:
-    """Return the corpus that the actor learns from; None without mixture training."""
-    if blocks is None or not context.config.ppo.ptx_coef:
-        return None
-    return PtxCorpus(blocks, ptx_batch_plan(context.config), seed=context.config.seed)
-
-
 def load_corpus_blocks(context: RunContext) -> PtxBlocks | None:
     """Return the corpus in blocks as long as PPO's sequences; None if no key uses a corpus."""
     config = context.config
@@ -64,24 +57,6 @@ def load_corpus_blocks(context: RunContext) -> PtxBlocks | None:
         seed=config.seed,
         learns=config.ppo.ptx_coef > 0,
     )
-
-
-def add_corpus_gradient(
-    engine: RLHFEngine, corpus: PtxCorpus, coefficient: float, *, update: int
-) -> Metrics:
-    """Backpropagate coefficient * (mean loss per token) into the actor; return the metrics."""
-    plan = corpus.plan
-    blocks = corpus.blocks_of_update(update, plan.per_rank * engine.ranks.size)
-    mine = engine.ranks.own_rows(blocks)
-    batches = [_collate(engine, mine[i : i + plan.micro]) for i in range(0, len(mine), plan.micro)]
-    counts = torch.stack([batch.keep_BS[:, 1:].sum() for batch in batches])
-    num_tokens = engine.ranks.sum(counts.sum())
-    metrics: Metrics = {}
-    for batch in batches:
-        result = sft_loss(engine.models.actor_logprobs(batch))
-        engine.actor.backward(coefficient * result.loss / num_tokens)
-        metrics = merge_metrics(metrics, {"ppo/ptx_loss": result.mean_loss})
-    return metrics
 
 
 def corpus_perplexity(engine: RLHFEngine, blocks: list[list[int]]) -> float:
@@ -134,14 +109,27 @@ class CorpusHook(PpoHook):
         blocks = None if context is None else load_corpus_blocks(context)
         if context is None or blocks is None:
             return cls(config)
-        return cls(config, build_ptx_corpus(context, blocks), blocks.eval)
+        corpus = None
+        if config.ppo.ptx_coef:
+            corpus = PtxCorpus(blocks, ptx_batch_plan(config), seed=config.seed)
+        return cls(config, corpus, blocks.eval)
 
     def add_gradient(self, trainer: PPOTrainer, learners: Sequence[Learner]) -> Metrics:
         """Backpropagate the corpus loss if ``learners`` include the actor; return its metrics."""
         if self._corpus is None or all(each.role is not Role.actor for each in learners):
             return {}
-        coefficient, update = self.config.ppo.ptx_coef, trainer.updates_done
-        return add_corpus_gradient(trainer.engine, self._corpus, coefficient, update=update)
+        engine, corpus, micro = trainer.engine, self._corpus, self._corpus.plan.micro
+        num_blocks = corpus.plan.per_rank * engine.ranks.size
+        mine = engine.ranks.own_rows(corpus.blocks_of_update(trainer.updates_done, num_blocks))
+        batches = [_collate(engine, mine[i : i + micro]) for i in range(0, len(mine), micro)]
+        counts = torch.stack([batch.keep_BS[:, 1:].sum() for batch in batches])
+        num_tokens = engine.ranks.sum(counts.sum())
+        metrics: Metrics = {}
+        for batch in batches:
+            result = sft_loss(engine.models.actor_logprobs(batch))
+            engine.actor.backward(self.config.ppo.ptx_coef * result.loss / num_tokens)
+            metrics = merge_metrics(metrics, {"ppo/ptx_loss": result.mean_loss})
+        return metrics
 
     def results(self, engine: RLHFEngine, _: HeldOutPrompts, when: str) -> dict[str, Any]:
         """Return the perplexity on held-out blocks; {} if there are none."""
