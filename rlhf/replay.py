@@ -30,13 +30,14 @@ from rlhf.config.choices import Phase
 from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config, refuse_code_of_run
 from rlhf.config.run_dir import lock_run_dir
 from rlhf.options.replay.keys import LOG as DIGESTS
+from rlhf.run.attempts import read_attempts
 from rlhf.run.finished_phase import copy_phase_lines, link_or_copy, link_phase, verify_phase
 from rlhf.run.jsonl import LOGS
 from rlhf.run.metric_table import varies_between_runs
 from rlhf.run.phase_state import checkpoint_folder, checkpoint_folders, load_checkpoint
-from rlhf.run.results import read_json_object, read_phase_result
+from rlhf.run.results import read_phase_result
 from rlhf.runtime.launch_mode import LAUNCHER, require_launch_script
-from rlhf.runtime.phase_runs import library_versions
+from rlhf.runtime.phase_runs import describe_environment
 
 DIFFERS = 1  # exit code if a value differs
 SHOWN = 8  # largest number of differing values to print
@@ -187,22 +188,28 @@ def describe_comparison(found: ReplayComparison, replay: Replay) -> Iterator[str
         yield f"  and {len(found.differing) - SHOWN} more"
 
 
-def describe_version_differences(run_dir: Path) -> Iterator[str]:
-    """Yield a line for each library whose version differs from the run's."""
-    path, here = run_dir / "result.json", library_versions()
-    theirs = read_json_object(path).get("versions", {}) if path.exists() else {}
-    for name in here:
-        if name in theirs and theirs[name] != here[name]:
-            yield f"the run was computed with {name} {theirs[name]}, the replay with {here[name]}"
+def find_other_environment(run_dir: Path) -> Iterator[str]:
+    """Yield what the run had, at any of its starts, that this machine and code have not."""
+    here = describe_environment(load_frozen_config(run_dir))
+    if not (attempts := read_attempts(run_dir)):
+        yield "an older version, which did not record its processor, computed the run"
+    had = {item for attempt in attempts for item in attempt["environment"].items()}
+    for name, value in sorted(had - here.items()):
+        yield f"the run was computed with {name} {value}, the replay with {here.get(name)}"
+
+
+def take_steps_again(run_dir: Path, replay: Replay, target: Path) -> ReplayComparison:
+    """Take the steps again in ``target``, and return the comparison with the run."""
+    with lock_run_dir(run_dir):  # without the lock, a running job may remove the checkpoint
+        copy_run_at_start_step(run_dir, replay, target)
+    resume_to_end_step(target, replay)
+    return compare_logs(run_dir, target, replay)
 
 
 def replay_steps(run_dir: Path, replay: Replay, target: Path) -> bool:
     """Take the steps again in ``target``; print the comparison; return True if all is equal."""
-    with lock_run_dir(run_dir):  # without the lock, a running job may remove the checkpoint
-        copy_run_at_start_step(run_dir, replay, target)
-    resume_to_end_step(target, replay)
-    found = compare_logs(run_dir, target, replay)
-    for line in [*describe_comparison(found, replay), *describe_version_differences(run_dir)]:
+    found = take_steps_again(run_dir, replay, target)
+    for line in [*describe_comparison(found, replay), *find_other_environment(run_dir)]:
         sys.stdout.write(f"{sanitize_for_terminal(line)}\n")
     return found.step is None
 

@@ -209,6 +209,7 @@ def be_zygote(descriptor: int) -> NoReturn:
     re._MAXCACHE = 4096  # type: ignore[attr-defined]  # a run uses more patterns than the 512 kept
     # Every model that is loaded or saved reads this table, which is built with the first.
     import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
+    import_module("rlhf.base.versions").code_version()  # kept: a run hashes 400 files
     compose_once()
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"a zygote has {threads} threads, of which a fork keeps one"

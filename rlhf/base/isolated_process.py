@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import ConfigError
@@ -150,6 +151,13 @@ def import_user_object(key: str, target: str) -> tuple[Any, str | None]:
             f"{key}={target}: cannot be imported: {failure_reason(error, file)}. Give MODULE:NAME, "
             "importable from here"
         ) from error
+
+
+def find_code_file(target: str) -> Path:
+    """Return the file of MODULE:NAME without importing it, or a path that does not exist."""
+    parts = target.partition(":")[0].split(".")
+    places = [Path(folder, *parts[:-1], f"{parts[-1]}.py") for folder in ("", *sys.path)]
+    return next((place for place in places if place.is_file()), places[0])
 
 
 def failure_reason(error: BaseException, file: str | None) -> str:

@@ -35,6 +35,7 @@ from rlhf.jobs.this_machine import apply_auto_hardware, find_hardware
 from rlhf.options import hooks_of
 from rlhf.plan.decide import plan_and_configure
 from rlhf.plan.plan import Plan
+from rlhf.rewards.sealed import seal_judges
 from rlhf.run.console import build_console
 from rlhf.run.results import finished_phases, reused_phases
 from rlhf.runtime.rendezvous import (
@@ -113,7 +114,8 @@ def build_new_config(job: Job) -> RunConfig:
     if asked is Template.auto and not config.launcher.dry_run:
         for line in describe_template(template, key, model):
             build_console(is_main=True, log_every=1).say(line)
-    config = replace(config, data=replace(config.data, template=template))
+    data = replace(config.data, template=template)
+    config = replace(config, data=data, rewards=seal_judges(config.rewards))
     for complete in hooks_of("jobs", "complete_config"):
         config = complete(config, in_sweep=job.folder is not None)
     return config

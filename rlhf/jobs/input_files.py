@@ -10,12 +10,14 @@ from pathlib import Path
 
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.isolated_process import find_code_file
 from rlhf.base.manifest import file_identity
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.files import find_reader
 from rlhf.data.tables import SAMPLE, find_snapshot, has_configs, list_files
 from rlhf.options import DataConfig, hooks_of
+from rlhf.rewards.sealed import find_judge_files
 from rlhf.run.results import INPUTS, Inputs, read_inputs, write_json
 
 MORE = {".arrow", ".txt"}
@@ -79,11 +81,18 @@ def _hash_inputs(config: RunConfig) -> Inputs:
             for name, each in config.rewards.items()
         ),
         *((f"rewards.{name}.function", each.function) for name, each in config.rewards.items()),
+        *(
+            (f"rewards.{name}.sealed", str(root / path))
+            for name, each in config.rewards.items()
+            if each.sealed
+            for root, paths in [find_judge_files(each)]
+            for path in paths
+        ),
     ]
     inputs: Inputs = {}
     for key, value in named:
         if value is not None:
-            root = _find_code_file(value) if _is_code_key(key) else expand_user_path(value, key=key)
+            root = find_code_file(value) if _is_code_key(key) else expand_user_path(value, key=key)
             with translate_errors(partial(_unreadable_error, key, value)):
                 files = {str(path.absolute()): file_identity(path) for path in _input_files(root)}
             inputs.setdefault(key, {}).update(files)
@@ -92,13 +101,6 @@ def _hash_inputs(config: RunConfig) -> Inputs:
 
 def _unreadable_error(key: str, value: str, reason: str) -> DataError:
     return DataError(f"{key}={value}: cannot be read ({reason})")
-
-
-def _find_code_file(target: str) -> Path:
-    """Return the file of MODULE:NAME without importing it, or a path that does not exist."""
-    parts = target.partition(":")[0].split(".")
-    places = [Path(folder, *parts[:-1], f"{parts[-1]}.py") for folder in ("", *sys.path)]
-    return next((place for place in places if place.is_file()), places[0])
 
 
 def _input_files(place: Path) -> Iterator[Path]:

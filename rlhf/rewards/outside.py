@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from rlhf.base.finite_numbers import float_or_infinity
 from rlhf.base.isolated_process import failure_reason, import_user_object
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.rules import Answers, ScoreFunction
+from rlhf.rewards.sealed import sealed_copy
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
@@ -29,7 +31,8 @@ CHUNK = 1 << 16  # bytes of an answer to read at a time
 
 def build_function_reward(part: RewardTerm) -> ScoreFunction:
     """Import ``part.function`` and return it as a ``ScoreFunction``, or raise ConfigError."""
-    called, file = import_user_object("function", str(part.function))
+    with sealed_copy(part) if part.sealed else nullcontext():
+        called, file = import_user_object("function", str(part.function))
     try:
         inspect.signature(called).bind([], [], **{column: [] for column in part.columns})
     except BaseException as error:  # the user's object may raise anything

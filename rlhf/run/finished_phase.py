@@ -1,6 +1,7 @@
 """Finish phases, and verify finished phases before their models are used.
 
     <run>/<phase>/manifest.json   size and SHA-256 of every file, and of the phase's log lines
+                                  together; 8 digits of the hash of each line
     <run>/<phase>/result.json     written last: the phase is finished exactly if it exists
 
 The model files of several runs and of the store of phases may be hard links to the same data. A
@@ -51,9 +52,10 @@ def finish_phase(
     if files is None:
         files = file_identities(folder, skip=NOT_LISTED)
     logs = {path.name: _hash_lines(path, phase) for path in sorted(run_dir.glob("*.jsonl"))}
+    marks = {name: " ".join(mark_lines(run_dir / name, phase)) for name in logs}
     text = format_json(result).encode()
     own: Identity = [len(text), sha256_of(text)]
-    write_json(folder / MANIFEST, {"files": {**files, RESULT: own}, "logs": logs})
+    write_json(folder / MANIFEST, {"files": {**files, RESULT: own}, "logs": logs, "lines": marks})
     write_json(folder / RESULT, result)
 
 
@@ -106,6 +108,11 @@ def phase_lines(path: Path, phase: str) -> Iterator[bytes]:
     """
     lines = read_json_lines_with_bytes(path, {"phase": str})
     return (line + b"\n" for line, value in lines if value["phase"] == phase)
+
+
+def mark_lines(path: Path, phase: str) -> list[str]:
+    """Return 8 digits of the hash of each of a phase's lines, which name a changed line."""
+    return [sha256_of(line)[:8] for line in phase_lines(path, phase)]
 
 
 def _hash_lines(path: Path, phase: str, count: int | None = None) -> Identity:

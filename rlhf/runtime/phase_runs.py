@@ -13,12 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from rlhf.base.cpu import read_cpu, usable_isa
 from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.finite_numbers import non_finite_names
+from rlhf.base.manifest import MANIFEST
 from rlhf.base.ranks import Ranks
 from rlhf.base.seams import PhasesSeam
 from rlhf.base.stored_files import PHASES, read_json
-from rlhf.base.versions import installed_version
+from rlhf.base.versions import code_version, installed_version
 from rlhf.config.choices import Phase
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
@@ -26,6 +30,7 @@ from rlhf.engine.devices import peak_memory_gib, reset_peak_memory
 from rlhf.options import modules_of
 from rlhf.options.kernel_checks import replaced_kernels
 from rlhf.phases.shared.context import RunContext
+from rlhf.run.attempts import ATTEMPTS, hash_files
 from rlhf.run.finished_phase import (
     STATE,
     copy_phase_lines,
@@ -35,6 +40,7 @@ from rlhf.run.finished_phase import (
     verify_phase,
 )
 from rlhf.run.results import phase_result_path, read_phase_result, read_plan, reused_phases
+from rlhf.runtime.rendezvous import num_cores_per_rank
 
 # The objective is the first of these measures that the result of the run's last phase has.
 MEASURES: Mapping[Phase, tuple[str, ...]] = {
@@ -60,6 +66,10 @@ def unfinished_phases(config: RunConfig, run_dir: Path) -> list[Phase]:
 def build_run_result(config: RunConfig, run_dir: Path, ran: Sequence[Phase]) -> dict[str, Any]:
     """Return the content of result.json; ``ran`` are the phases that this process ran."""
     result = collect_results(config.phase.order, run_dir)
+    records = [ATTEMPTS, *(f"{phase}/{MANIFEST}" for phase in config.phase.order)]
+    result["records"] = hash_files(run_dir, records)
+    if judges := {name: part.sealed for name, part in config.rewards.items() if part.sealed}:
+        result["judges"] = judges
     return result | compare_run_with_plan(run_dir, result["phases"], ran)
 
 
@@ -78,6 +88,17 @@ def library_versions() -> dict[str, str]:
     packages = ("rlhf", "torch", "deepspeed", "transformers")
     versions = {name: installed_version(name) for name in packages}
     return {"python": platform.python_version(), **versions}
+
+
+def describe_environment(config: RunConfig) -> dict[str, str]:
+    """Return, by name, all on which the rounding of a run depends, and its code."""
+    is_on_gpu = config.hardware.device == "cuda" and torch.cuda.is_available()
+    return library_versions() | {
+        "code": code_version(),
+        "device": torch.cuda.get_device_name() if is_on_gpu else read_cpu().name,
+        "instructions": f"{torch.backends.cpu.get_cpu_capability()}, {usable_isa().name}",
+        "threads": str(num_cores_per_rank(config.hardware)),
+    }
 
 
 def find_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> tuple[str, float]:

@@ -43,6 +43,8 @@ from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_capabilities, require_data
+from rlhf.rewards.sealed import require_sealed_judges
+from rlhf.run.attempts import record_attempt
 from rlhf.run.console import Console, build_console
 from rlhf.run.finished_phase import STATE
 from rlhf.run.jsonl import LOGS, drop_lines_of_phases, truncate_file
@@ -53,6 +55,7 @@ from rlhf.run.trackers import build_tracker
 from rlhf.runtime.out_of_memory import explain_out_of_memory
 from rlhf.runtime.phase_runs import (
     build_run_result,
+    describe_environment,
     require_finite_objective,
     run_phase,
     unfinished_phases,
@@ -139,6 +142,7 @@ def run_phases(
     unfinished = unfinished_phases(config, run_dir)
     finished = [phase for phase in config.phase.order if phase not in unfinished]
     if ranks.is_main:
+        record_attempt(run_dir, describe_environment(config))
         verify_finished_phases(run_dir, finished, config, console.say)
     if unfinished:
         context = build_context(config, run_dir, ranks, console, unfinished)
@@ -158,6 +162,7 @@ def run_phases(
                 shutil.rmtree(run_dir / Phase.ppo / folder, ignore_errors=True)
     result = build_run_result(config, run_dir, unfinished)
     if ranks.is_main:
+        require_sealed_judges(config.rewards)
         write_json(run_dir / "result.json", result)
     return result
 

@@ -36,6 +36,10 @@ class RewardTerm:
     """kind=function: MODULE:FUNCTION, called as f(prompts, responses, **columns)."""
     run_code: bool = False
     """kind=function: agree to run this function's code."""
+    sealed: str | None = None
+    """kind=function, weight=0: auto, or the hash of code and files that the judge must have."""
+    files: list[str] = field(default_factory=list)
+    """Files and folders beside the module that a sealed judge reads when it is imported."""
     url: str | None = None
     """kind=http: address that gets prompts, responses and columns, and answers with scores."""
     token_variable: str | None = None
@@ -58,6 +62,7 @@ class RewardTerm:
     """kind=length: tokens outside of least and most over which the score falls to 0."""
 
 
+AUTO = "auto"  # value of ``sealed``: the hash that the code and files have at the start
 OF_ALL = ("kind", "weight", "normalise")
 OF_PROCESSES = (*OF_ALL, "timeout_seconds", "fallback")
 # The keys that each kind reads; a key with * must be set.
@@ -65,7 +70,7 @@ READ = {
     RewardKind.model: OF_ALL,
     RewardKind.gold: OF_ALL,
     RewardKind.environment: ("kind", "weight"),
-    RewardKind.function: (*OF_PROCESSES, "function*", "run_code", "columns"),
+    RewardKind.function: (*OF_PROCESSES, "function*", "run_code", "columns", "sealed", "files"),
     RewardKind.http: (*OF_PROCESSES, "url*", "token_variable", "batch_size", "retries", "columns"),
     RewardKind.length: (*OF_PROCESSES, "least", "most", "slack"),
     RewardKind.stop: OF_PROCESSES,
@@ -144,6 +149,13 @@ def check_reward_term(key: str, part: RewardTerm) -> None:
         f"{key}.function={function}: runs code; if you have read it, add {key}.run_code=true": (
             function is not None and not part.run_code
         ),
+        f"{key}.sealed={part.sealed}: must be auto, or the 64 digits that config.yaml of a run "
+        "has": part.sealed is not None and not re.fullmatch(f"{AUTO}|[0-9a-f]{{64}}", part.sealed),
+        f"{key}.weight={part.weight:g}: a sealed part is a judge, from which PPO does not learn; "
+        f"use weight=0, or remove {key}.sealed": part.sealed is not None and part.weight != 0,
+        f"{key}.files=[{','.join(part.files)}]: must be paths below the folder of the module of a "
+        "judge with sealed=auto": (part.sealed is None and bool(part.files))
+        or any(file.startswith("/") or ".." in file.split("/") for file in part.files),
     }
     refuse_broken_rule(broken)
     if part.url is not None:

@@ -10,7 +10,6 @@ links to the same data where the file system allows it; nothing ever writes to a
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shutil
@@ -41,16 +40,6 @@ from rlhf.run.finished_phase import (
 from rlhf.run.results import phase_result_path, read_json_object
 
 GIB = 1 << 30
-PACKAGE = Path(__file__).parents[2]
-LIBRARIES = ("torch", "transformers", "deepspeed", "peft")
-
-
-def code_version() -> str:
-    """Return a hash of this package's source files and of the versions of its libraries."""
-    paths = sorted(each for each in PACKAGE.rglob("*.*") if each.suffix in {".py", ".c", ".h"})
-    sources = [each.relative_to(PACKAGE).as_posix().encode() + each.read_bytes() for each in paths]
-    versions = [f"{name} {importlib.metadata.version(name)}".encode() for name in LIBRARIES]
-    return sha256_of([*sources, *versions])
 
 
 def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:

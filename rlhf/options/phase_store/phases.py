@@ -15,10 +15,11 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.ranks import Ranks
+from rlhf.base.versions import code_version
 from rlhf.config.choices import Phase
 from rlhf.engine.devices import resolve_dtype
 from rlhf.options.phase_store.keys import Reuse
-from rlhf.options.phase_store.phase_store import PhaseStore, code_version, phase_key
+from rlhf.options.phase_store.phase_store import PhaseStore, phase_key
 from rlhf.phases.shared.context import RunContext, phase_data_hash
 
 REUSED = (Phase.sft, Phase.reward)  # sweeps and searches vary only later phases

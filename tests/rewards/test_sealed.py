@@ -1,0 +1,130 @@
+"""A sealed judge keeps the code and data of the start, which nothing can change afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlhf.base.errors import ConfigError, RewardError
+from rlhf.config.choices import RewardKind
+from rlhf.config.schema.rewards import RewardTerm, check_reward_term
+from rlhf.rewards.isolated import IsolatedReward
+from rlhf.rewards.rules import Answers
+from rlhf.rewards.sealed import require_sealed_judges, seal_judges
+
+MODULE = """
+import os
+from helper import FACTOR
+
+WANTED = [line.strip() for line in open("labels/right.txt")]
+
+def right(prompts, responses):
+    return [FACTOR * (response in WANTED) for response in responses]
+
+def leave(prompts, responses):
+    os._exit(0)
+"""
+TERM = RewardTerm(
+    kind=RewardKind.function,
+    function="my_judge:right",
+    run_code=True,
+    weight=0,
+    sealed="auto",
+    files=["labels", "helper.py"],
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "my_judge.py").write_text(MODULE)
+    (tmp_path / "helper.py").write_text("FACTOR = 2\n")
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "right.txt").write_text("yes\n")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "copies"))
+    (tmp_path / "copies").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sealed(**keys: object) -> RewardTerm:
+    return seal_judges({"right": replace(TERM, **keys)})["right"]
+
+
+def scores(part: IsolatedReward) -> list[float]:
+    part.send_answers(Answers(["a", "b"], ["yes", "no"], [True] * 2, [1] * 2, {}))
+    return part.receive_scores()
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "code": lambda folder: (folder / "my_judge.py").write_text(MODULE.replace("in", "not in")),
+    "data": lambda folder: (folder / "labels" / "right.txt").write_text("no\n"),
+    "more data": lambda folder: (folder / "labels" / "b.txt").write_text("no\n"),
+    "a module that it imports": lambda folder: (folder / "helper.py").write_text("FACTOR = 9\n"),
+}
+
+
+def test_a_sealed_judge_keeps_its_code_and_data(folder: Path) -> None:
+    part = sealed()
+    judge = IsolatedReward("right", part)
+    try:
+        assert scores(judge) == [2, 0]
+        assert not list((folder / "copies").iterdir()), "the copy is gone once it is imported"
+        for change in CHANGES.values():
+            change(folder)
+        assert scores(judge) == [2, 0]
+    finally:
+        judge.close()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_judge_is_refused_by_its_process_and_at_the_end(
+    change: str, folder: Path
+) -> None:
+    part = sealed()
+    require_sealed_judges({"right": part})
+    CHANGES[change](folder)
+    assert sealed().sealed != part.sealed
+    with pytest.raises(ConfigError, match=rf"rewards\.right\.sealed={part.sealed}: .* changed"):
+        IsolatedReward("right", part)
+    with pytest.raises(RewardError, match=rf"rewards\.right\.sealed={part.sealed}: .* changed"):
+        require_sealed_judges({"right": part})
+
+
+def test_the_memory_of_a_judge_is_closed_to_others_of_its_user(folder: Path) -> None:
+    judge = IsolatedReward("right", sealed())
+    try:
+        supervisor = judge._process._process.pid
+        (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+        assert Path(f"/proc/{child}/mem").stat().st_uid == 0, "of root, not of the user"
+        if os.getuid() != 0:
+            with pytest.raises(PermissionError):
+                os.listdir(f"/proc/{child}/fd")
+    finally:
+        judge.close()
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"weight": 1}, r"weight=1: a sealed part is a judge, .* use weight=0"),
+        ({"sealed": "yes"}, r"sealed=yes: must be auto, or the 64 digits"),
+        ({"sealed": None}, r"files=\[labels,helper.py\]: must be paths .* with sealed=auto"),
+        ({"files": ["../labels"]}, r"files=\[\.\./labels\]: must be paths below the folder"),
+        ({"files": ["/labels"]}, r"files=\[/labels\]: must be paths below the folder"),
+    ],
+)
+def test_keys_that_seal_nothing_are_refused(keys: dict[str, object], said: str) -> None:
+    check_reward_term("rewards.right", TERM)
+    with pytest.raises(ConfigError, match=rf"^rewards\.right\.{said}"):
+        check_reward_term("rewards.right", replace(TERM, **keys))
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"rewards\.right\.sealed: .* read \(.*gone\.txt"):
+        sealed(files=["gone.txt"])
