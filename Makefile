@@ -42,8 +42,8 @@ every-test: $(STAMP)
 # A hundred SIGKILLs at random moments, every kind of run stopped in every phase, a drive that fails
 # at every file, the hashes of the weights of a run that samples beside training, hundreds of
 # hostile inputs, planted regressions that a test must find, and on a pretended GPU every pair of
-# settings, all parts of gpu_check, and the memory of every model of benchmarks/planner.md; and all
-# tests marked soak.
+# settings, all parts of gpu_check, and the memory of every model of benchmarks/planner.md; 100
+# cheats that runs verify must find, 30 honest runs that it must not accuse; all tests marked soak.
 soak: $(STAMP)
 	$(PYTEST) -m soak
 	$(BIN)/python -m tests.pretend_cuda.memory --check
@@ -53,6 +53,7 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.soak_drives
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.soak_matrix
+	$(BIN)/python -m tests.soak_verify
 	$(BIN)/python -m tests.exact_ahead
 	$(BIN)/python -m tests.pretend_cuda --machine 2xa100 -m rlhf.gpu_check "$$(mktemp -d)" --size tiny
 	$(BIN)/python -m tests.soak_gpu

@@ -5,6 +5,7 @@ python -m rlhf.runs diff RUN_DIR RUN_DIR            print the settings and resul
 python -m rlhf.runs tree [FOLDER ...]               print each run below the run that it came from
 python -m rlhf.runs clean [FOLDER ...]              list what can be removed; --remove removes it
 python -m rlhf.runs import FILE [FOLDER]            unpack a bundle of rlhf.export --bundle
+python -m rlhf.runs verify RUN_DIR                  check a run against its records
 
 A filter is a field of the list (state=failed) or a key of the configuration (ppo.kl_ctl=0.1), and
 a value or a pattern ('name=smoke*'). Everything is read from the files of the runs.
@@ -33,7 +34,11 @@ GIB = 2**30
 
 
 def main(arguments: Sequence[str]) -> int:
-    """List, compare, relate, clean or import runs; return the exit code."""
+    """List, compare, relate, clean, import or verify runs; return the exit code."""
+    if arguments[:1] == ["verify"]:
+        from rlhf.runs import verify  # imports torch
+
+        return verify.main(arguments[1:])
     names = {"list": _list, "diff": _diff, "tree": _tree, "clean": _clean, "import": _import}
     first = arguments[0] if arguments and arguments[0] in names else "list"
     parser = build_command_parser("rlhf.runs", __doc__, has_json=True)

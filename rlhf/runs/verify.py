@@ -1,0 +1,364 @@
+"""Check a finished run against what it has recorded, and compute parts of it again.
+
+python -m rlhf.runs verify RUN_DIR                   read its files, and replay steps
+python -m rlhf.runs verify RUN_DIR --replay none     only read its files
+
+Each check prints a line: ok, differs, or cannot be checked. The exit code is 1 if one differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import re
+import secrets
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf.base.command import Result, build_command_parser, run_to_exit_code
+from rlhf.base.errors import RlhfError
+from rlhf.base.intervals import mean_of
+from rlhf.base.manifest import MANIFEST, file_identity
+from rlhf.base.stored_files import (
+    HELD_OUT,
+    METRICS,
+    SAMPLE,
+    DamagedFileError,
+    read_json,
+    read_json_lines,
+)
+from rlhf.base.user_paths import expand_user_path
+from rlhf.config.choices import Phase, Source
+from rlhf.config.effects import effect_of
+from rlhf.config.freeze import load_run, read_command, refuse_code_of_run, values_by_key
+from rlhf.config.schema.run import RunConfig
+from rlhf.data.records import Record
+from rlhf.run.attempts import ATTEMPTS, read_attempts
+from rlhf.run.console import build_console
+from rlhf.run.finished_phase import RESULT, mark_lines, phase_lines
+from rlhf.run.results import read_inputs, read_json_object
+from rlhf.runs.registry import FoundRun
+
+DIFFERS = 1  # exit code if something differs
+ROUNDING = 1e-2  # largest relative difference of a step that another processor computes
+EXACT = 1e-4  # largest difference between a policy in memory and the same policy from its files
+OLDER = "an older version ran this, and recorded less"
+# Entry of result.json, and the measure in held_out.json of which it is the mean.
+MEANS = {"score": "score", "kl": "kl", "gold": "gold/gold", "exact": "gold/exact"}
+WORD = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d]+|[^\w\s.,;:!?'\"]")  # skips punctuation of sentences
+
+
+class CheckState(StrEnum):
+    """The outcomes of a check."""
+
+    differs = "differs"
+    unknown = "cannot be checked"
+    ok = "ok"
+
+
+class Doubt(NamedTuple):
+    """What differs, or cannot be checked; ``place`` is a file, with its line or the key in it."""
+
+    place: str
+    text: str
+    state: CheckState = CheckState.differs
+
+
+class CheckedRun(NamedTuple):
+    """A finished run to check."""
+
+    folder: Path
+    config: RunConfig
+    result: Mapping[str, Any]
+    other: str
+    """What the run had that this machine has not, and may round differently; "": nothing."""
+    seed: int
+    replays: int
+    trusts_code: bool
+
+
+Doubts = Iterable[Doubt]
+
+
+def check_hashes(run: CheckedRun) -> Doubts:
+    """Compare files with the hashes of the last start, of result.json and of the manifests."""
+    attempts, records = read_attempts(run.folder), run.result.get("records")
+    if not attempts or records is None:
+        yield Doubt(ATTEMPTS, OLDER, CheckState.unknown)
+    recorded = {**(attempts[-1]["files"] if attempts else {}), **(records or {})}
+    yield from _compare_hashes(run.folder, recorded, "a file of the run")
+    for phase in run.config.phase.order:
+        listed = read_json_object(run.folder / phase / MANIFEST)["files"]
+        hashes = {name: sha256 for name, (_, sha256) in listed.items()}
+        yield from _compare_hashes(run.folder / phase, hashes, f"a file of {phase}")
+
+
+def check_inputs(run: CheckedRun) -> Doubts:
+    """Compare data, and code that the run was given, with the hashes of its start."""
+    for key, files in (read_inputs(run.folder) or {}).items():
+        hashes = {path: sha256 for path, (_, sha256) in files.items()}
+        yield from _compare_hashes(Path("/"), hashes, key)
+
+
+def _compare_hashes(folder: Path, hashes: Mapping[str, Any], what: str) -> Doubts:
+    for path, sha256 in ((folder / name, sha256) for name, sha256 in hashes.items()):
+        if not path.is_file() and sha256 is not None:
+            yield Doubt(str(path), f"{what}, is not here", CheckState.unknown)
+        elif path.is_file() and file_identity(path)[1] != sha256:
+            yield Doubt(str(path), f"{what}, is not what the run recorded")
+
+
+def check_logs(run: CheckedRun) -> Doubts:
+    """Compare each line of the logs with its hash in the manifest of its phase."""
+    for phase in run.config.phase.order:
+        manifest = read_json_object(run.folder / phase / MANIFEST)
+        if "lines" not in manifest:
+            yield Doubt(f"{phase}/{MANIFEST}", OLDER, CheckState.unknown)
+        for name, text in manifest.get("lines", {}).items():
+            marks, found = text.split(), mark_lines(run.folder / name, phase)
+            if found != marks:
+                pairs = enumerate(zip([*found, ""], [*marks, ""], strict=False))
+                row = next(row for row, (ours, theirs) in pairs if ours != theirs)
+                line = [*phase_lines(run.folder / name, phase), b"the end"][row].decode()[:80]
+                yield Doubt(f"{name}, line {row + 1} of {phase}", f"was not written: {line}")
+
+
+def check_command(run: CheckedRun) -> Doubts:
+    """Compose the command again, and compare the keys that a resumed run may not change."""
+    from rlhf.jobs.completion import build_new_config
+    from rlhf.jobs.launch_command import compose_job
+    from rlhf.runtime.launch_mode import LAUNCHER
+
+    words = read_command(run.folder)
+    typed = [f"{word.lstrip('+').partition('=')[0]}." for word in words]
+    with compose_job(words, LAUNCHER.with_name("conf")) as job:
+        asked = values_by_key(build_new_config(job._replace(resume=None)))
+    for key, value in values_by_key(run.config).items():
+        if key != "run_dir" and not effect_of(key).resume_may_change and value != asked.get(key):
+            is_typed = any(f"{key}.".startswith(each) for each in typed)
+            text = f"{value}, and the command with conf/ gives {asked.get(key)}"
+            yield Doubt(
+                f"config.yaml, {key}", text, CheckState.differs if is_typed else CheckState.unknown
+            )
+
+
+def check_leaks(run: CheckedRun) -> Doubts:
+    """Find held-out prompts that differ from training prompts only in case or punctuation."""
+    from rlhf.runtime.run_data import load_phase_data
+
+    parts = load_phase_data(run.config, lambda _: None).values()
+    trained = {_words_of(record): record for part in parts for record in part.train}
+    for record in (record for part in parts for record in part.eval):
+        other = trained.get(words := _words_of(record))
+        if words and other and (other.prompt, other.text) != (record.prompt, record.text):
+            text = f"held out, and trained on in {_place(other)}: {words[:60]}"
+            yield Doubt(_place(record), text)
+
+
+def _words_of(record: Record) -> str:
+    return " ".join(WORD.findall((record.prompt or record.text or "").casefold()))
+
+
+def _place(record: Record) -> str:
+    return "{}, row {}".format(*record.place or ("the data", "unknown"))
+
+
+def check_results(run: CheckedRun) -> Doubts:
+    """Compare result.json with results of phases, metrics, and values of held-out prompts."""
+    from rlhf.runtime.phase_runs import find_objective
+
+    logged: dict[str, list[Any]] = defaultdict(list)
+    for line in read_json_lines(run.folder / "metrics.jsonl", METRICS):
+        for name, value in line.items():
+            logged[name].append(value)
+    for phase, own in run.result["phases"].items():
+        if own != read_json_object(run.folder / phase / RESULT):
+            yield Doubt(RESULT, f"phases.{phase} differs from {phase}/{RESULT}")
+        for name, value in own.items():
+            values = logged[f"{phase}/eval_{re.sub('_(before|after)$', '', name)}"]
+            if values and value not in values:
+                yield Doubt(RESULT, f"{phase}.{name}={value}, and its metric is {values[-1]}")
+    for when, measures in (read_json(run.folder / "ppo/held_out.json", HELD_OUT) or {}).items():
+        for title, name in MEANS.items():
+            value, values = run.result["phases"]["ppo"].get(f"{title}_{when}"), measures.get(name)
+            if values and None not in values and value != (mean := mean_of(values)):
+                yield Doubt("ppo/held_out.json", f"{title}_{when} is {mean}, not {value}")
+    name, value = find_objective(run.result["phases"], run.folder)
+    if run.result["objective"] != value:
+        yield Doubt(RESULT, f"objective={run.result['objective']}, and {name} is {value}")
+    seals = {name: part.sealed for name, part in run.config.rewards.items() if part.sealed}
+    if run.result.get("judges", {}) != seals:
+        yield Doubt(RESULT, f"judges={run.result.get('judges')}, and config.yaml has {seals}")
+
+
+def check_samples(run: CheckedRun) -> Doubts:
+    """Let the judge of the generated task rate the responses in samples.jsonl again."""
+    from rlhf.data.synthetic_pairs import GoldJudge
+
+    if run.config.data.source is not Source.synthetic:
+        yield Doubt("samples.jsonl", "its data has no judge by rule", CheckState.unknown)
+        return
+    lines = read_json_lines(run.folder / "samples.jsonl", SAMPLE)
+    for number, line in enumerate(lines, start=1):
+        gold = GoldJudge().rate(line["prompt"], line["response"], ended=line["ended"])["gold"]
+        if line["gold"] != gold:
+            place = f"samples.jsonl, line {number}"
+            yield Doubt(place, f"gold={line['gold']}, and the judge gives {gold}")
+
+
+def check_answers(run: CheckedRun) -> Doubts:
+    """Let the trained policy answer the prompts of the last samples again, and score them."""
+    from rlhf.evaluate.answer_rows import Evaluator, last_trained_policy
+
+    lines = list(read_json_lines(run.folder / "samples.jsonl", SAMPLE))
+    if not lines:
+        yield Doubt("samples.jsonl", "the run has no answers", CheckState.unknown)
+        return
+    last = [each for each in lines if each["step"] == lines[-1]["step"]]
+    last = [each for each in last if each["model"] == "actor"]
+    evaluator = Evaluator(run.folder, trusts_code=run.trusts_code)
+    try:
+        policy = evaluator.load_policy(last_trained_policy(run.folder)[1])
+        sampled = evaluator.default_decodings[0]
+        rows = list(evaluator.generate_answers("", policy, sampled, num_prompts=len(last)))
+    finally:
+        evaluator.close()
+    for number, (line, row) in enumerate(zip(last, rows, strict=False), start=1):
+        for name in ("prompt", "response", "score", "kl"):
+            if not _is_close(line[name], row[name], EXACT):
+                text = f"{name} {line[name]!r}, and now {row[name]!r}"
+                yield Doubt(f"samples.jsonl, last answer {number}", text, _blame(run))
+
+
+def check_replay(run: CheckedRun) -> Doubts:
+    """Take random steps of each phase again, and compare what they log, bit for bit."""
+    from rlhf.replay import create_replay_folder, plan_replay, take_steps_again
+
+    refuse_code_of_run(run.folder, trusts_code=run.trusts_code)
+    draw = random.Random(run.seed)
+    own = {p: each for p, each in run.result["phases"].items() if "reused_from" not in each}
+    for phase in [phase for phase in own for _ in range(run.replays)]:
+        replay = plan_replay(run.folder, Phase(phase), draw.randint(1, own[phase]["steps"]))
+        with create_replay_folder(None, beside=run.folder) as target:
+            found = take_steps_again(run.folder, replay, target)
+        numbers = [pair for pair in found.differing.values() if not isinstance(pair[0], str)]
+        if run.other and all(_is_close(*pair, ROUNDING) for pair in numbers):
+            continue
+        for name, (theirs, ours) in found.differing.items():
+            text = f"{name}={theirs}, and the replay has {ours}"
+            yield Doubt(f"metrics.jsonl, {phase} step {found.step}", text, _blame(run))
+
+
+def _blame(run: CheckedRun) -> CheckState:
+    """Return what a different number means: another machine rounds differently."""
+    return CheckState.unknown if run.other else CheckState.differs
+
+
+def _is_close(one: Any, other: Any, tolerance: float) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
+    return bool(one == other)
+
+
+Check = Callable[[CheckedRun], Doubts]
+CHECKS: Mapping[str, Check] = {
+    "files": check_hashes,
+    "inputs": check_inputs,
+    "logs": check_logs,
+    "command": check_command,
+    "leaks": check_leaks,
+    "results": check_results,
+    "samples": check_samples,
+}
+COMPUTING: Mapping[str, Check] = {"answers": check_answers, "replay": check_replay}
+
+
+def read_checked_run(
+    folder: Path, *, seed: int, replays: int, trusts_code: bool = False
+) -> CheckedRun:
+    """Read the configuration and the result of a run to check.
+
+    Raises:
+        CheckpointError: if the run has not finished, or one of these files is damaged.
+    """
+    from rlhf.replay import find_other_environment
+
+    config, result = load_run(folder), read_json_object(folder / RESULT)
+    other = "; ".join(find_other_environment(folder))
+    return CheckedRun(folder, config, result, other, seed, replays, trusts_code)
+
+
+def verify_run(run: CheckedRun) -> Iterator[tuple[str, CheckState, list[Doubt]]]:
+    """Yield the name, the outcome and the findings of each check.
+
+    Nothing is computed again if ``run.replays`` is 0, or if a file differs or is missing.
+    """
+    is_whole = True
+    for name, check in {**CHECKS, **(COMPUTING if run.replays else {})}.items():
+        found = [Doubt("", "not computed, since files differ or are missing", CheckState.unknown)]
+        if name in CHECKS or is_whole:
+            found = doubts_of(check, run)
+        states = {each.state for each in found}
+        state = next((each for each in CheckState if each in states), CheckState.ok)
+        is_lacking = name == "files" and any(each.text != OLDER for each in found)
+        is_whole &= state is not CheckState.differs and not is_lacking
+        yield name, state, sorted(found, key=lambda each: each.state is not state)
+
+
+def doubts_of(check: Check, run: CheckedRun) -> list[Doubt]:
+    """Return what a check finds; a file that is damaged differs from what a run writes."""
+    found: list[Doubt] = []
+    try:
+        with redirect_stdout(sys.stderr):  # what loading and sampling print
+            found.extend(check(run))
+    except DamagedFileError as error:
+        found.append(Doubt("", str(error)))
+    except (RlhfError, OSError) as error:
+        found.append(Doubt("", str(error), CheckState.unknown))
+    changed = (FoundRun(run.folder).bundle or {"changed": {}})["changed"]
+    for number, each in enumerate(found):
+        if each.place.removeprefix(f"{run.folder}/").partition(",")[0] in changed:
+            text = f"{each.text}; a bundle has replaced secrets or paths in it"
+            found[number] = Doubt(each.place, text, CheckState.unknown)
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Verify the run that the command names; return the exit code."""
+    parser = build_command_parser("rlhf.runs verify", __doc__, runs_code=True, has_json=True)
+    parser.add_argument("run_dir", type=Path, help="directory of a finished run")
+    text = "random steps of each phase to replay (default: 1); none: compute nothing"
+    parser.add_argument("--replay", default="1", metavar="N|none", help=text)
+    text = "the number that an earlier verification printed draws the same steps"
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help=text)
+    options = parser.parse_args(arguments)
+    if options.replay != "none" and not options.replay.isdecimal():
+        parser.error(f"--replay {options.replay}: must be a number of steps, or none")
+    return run_to_exit_code(lambda: _verify(options), as_json=options.json)
+
+
+def _verify(options: argparse.Namespace) -> Result:
+    folder = expand_user_path(options.run_dir, key="RUN_DIR").resolve()
+    replays = 0 if options.replay == "none" else int(options.replay)
+    given = {"seed": options.seed, "trusts_code": options.trust_code}
+    run = read_checked_run(folder, replays=replays, **given)
+    console = build_console(is_main=True, log_every=1)
+    checks = []
+    for name, state, found in verify_run(run):
+        first = [": ".join(filter(None, each[:2])) for each in found[:1]]
+        more = [f"and {len(found) - 1} more"] if found[1:] else []
+        console.say(f"{state:<17}  {': '.join([name, *first, *more])}")
+        checks.append({"check": name, "state": state, "findings": [f._asdict() for f in found]})
+    counts = Counter(check["state"] for check in checks)
+    states = ", ".join(f"{counts[state]} {state}" for state in reversed(CheckState))
+    console.say(f"{states}; --seed {run.seed} replays the same steps")
+    if run.other:
+        console.say(f"another machine or code, so numbers may be rounded differently: {run.other}")
+    content = {"run": str(folder), "seed": run.seed, "other_environment": run.other or None}
+    return Result(content | {"checks": checks}, DIFFERS if counts[CheckState.differs] else 0)

@@ -1,0 +1,194 @@
+"""python -m rlhf.runs verify: planted cheats are found by name, and honest runs pass."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from rlhf import replay
+from rlhf.config.choices import Source
+from rlhf.replay import ReplayComparison
+from rlhf.runs import verify
+from rlhf.runs.__main__ import main
+from rlhf.runs.bundle import import_bundle, write_bundle
+from rlhf.runs.registry import FoundRun
+from rlhf.runs.verify import CHECKS, COMPUTING, CheckedRun, CheckState, doubts_of, read_checked_run
+from tests.cheats import CHEATS, copy_run, edit_json, forge_answers, forge_hashes, swap_seed
+from tests.documents import read_document
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(tiny_run: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run."""
+    return copy_run(tiny_run, tmp_path / "run")
+
+
+def checked(folder: Path, **how: Any) -> CheckedRun:
+    return read_checked_run(folder, **{"seed": 1, "replays": 0} | how)
+
+
+def verified(run: Path, capsys: Capture, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    code = main(["verify", str(run), "--json", *words])
+    found = read_document("verify", capsys.readouterr().out)
+    return code, {each["check"]: each for each in found["checks"]}
+
+
+def test_an_honest_run_passes(run: Path, capsys: Capture) -> None:
+    code, checks = verified(run, capsys, "--replay", "none")
+    assert code == 0, checks
+    assert {name: each["state"] for name, each in checks.items()} == dict.fromkeys(CHECKS, "ok")
+    assert main(["verify", str(run), "--replay", "none"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert lines == [f"ok                 {name}" for name in CHECKS]
+    assert last.startswith("7 ok, 0 cannot be checked, 0 differs; --seed ")
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_is_found_by_its_check(name: str, run: Path) -> None:
+    check, plant = CHEATS[name]
+    plant(run, Random(name))
+    found = doubts_of(CHECKS[check], checked(run))
+    assert CheckState.differs in {each.state for each in found}, found
+
+
+def test_a_difference_is_named_with_file_line_and_value(run: Path, capsys: Capture) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    row = next(row for row, line in enumerate(lines) if '"reward/loss"' in line)
+    of_phase = sum('"phase": "reward"' in line for line in lines[: row + 1])
+    lines[row] = json.dumps(json.loads(lines[row]) | {"reward/loss": 0.125}) + "\n"
+    (run / "metrics.jsonl").write_text("".join(lines))
+    code, checks = verified(run, capsys, "--replay", "1")
+    assert code == verify.DIFFERS
+    (found,) = checks["logs"]["findings"]
+    assert found["place"] == f"metrics.jsonl, line {of_phase} of reward"
+    assert found["text"].startswith('was not written: {"phase": "reward", "step": 1')
+    assert checks["replay"]["state"] == "cannot be checked", "nothing is computed after that"
+    assert main(["verify", str(run), "--replay", "none"]) == verify.DIFFERS
+    assert "differs            logs: metrics.jsonl, line " in capsys.readouterr().out
+
+
+def test_what_a_bundle_lacks_cannot_be_checked(run: Path, capsys: Capture) -> None:
+    for path in run.glob("*/*/model.safetensors"):
+        path.unlink()
+    code, checks = verified(run, capsys)
+    assert code == 0, checks
+    assert checks["replay"]["findings"][0]["text"]
+    states = {name: each["state"] for name, each in checks.items()}
+    assert states == dict.fromkeys(CHECKS, "ok") | dict.fromkeys(
+        ("files", "answers", "replay"), "cannot be checked"
+    )
+    (run / "ppo" / "manifest.json").unlink()
+    assert verified(run, capsys, "--replay", "none")[0] == 0
+    swap_seed(run, Random(0))
+    code, checks = verified(run, capsys, "--replay", "none")
+    assert code == verify.DIFFERS, "what is missing hides no difference"
+    assert checks["files"]["findings"][0]["place"] == str(run / "config.yaml")
+
+
+def test_what_a_bundle_has_replaced_cannot_be_checked(tiny_run: Path, tmp_path: Path) -> None:
+    write_bundle(FoundRun(tiny_run), tmp_path / "run.zip")
+    import_bundle(tmp_path / "run.zip", tmp_path / "run")
+    run = checked(tmp_path / "run")
+    assert {each.state for each in doubts_of(CHECKS["files"], run)} == {CheckState.unknown}
+    assert not doubts_of(CHECKS["logs"], run)
+    samples = run.folder / "samples.jsonl"
+    samples.write_text(samples.read_text().replace("Human", "H."))
+    assert {each.state for each in doubts_of(CHECKS["logs"], run)} == {CheckState.differs}
+    change = {samples.name: [1, "0f"]}
+    edit_json(run.folder / "bundle.json", lambda found: found["changed"].update(change))
+    assert {each.state for each in doubts_of(CHECKS["logs"], run)} == {CheckState.unknown}
+
+
+def test_a_run_of_an_older_version_is_not_accused(run: Path, capsys: Capture) -> None:
+    (run / "attempts.json").unlink()
+    edit_json(run / "result.json", lambda found: found.pop("records"))
+    for phase in ("sft", "reward", "ppo"):
+        edit_json(run / phase / "manifest.json", lambda found: found.pop("lines"))
+    code, checks = verified(run, capsys, "--replay", "none")
+    assert code == 0, checks
+    assert {checks[name]["state"] for name in ("files", "logs")} == {"cannot be checked"}
+
+
+def test_files_that_the_run_was_given_are_compared(run: Path, capsys: Capture) -> None:
+    data = run.parent / "mine.jsonl"
+    data.write_text("{}\n")
+    identity = verify.file_identity(data)
+    (run / "inputs.json").write_text(json.dumps({"data.path": {str(data): identity}}))
+    forge_hashes(run)
+    found = doubts_of(CHECKS["files"], checked(run))
+    assert [each.place for each in found] == [str(run / "inputs.json")], "there was no such file"
+    assert not doubts_of(CHECKS["inputs"], checked(run))
+    data.write_text("[]\n")
+    (each,) = doubts_of(CHECKS["inputs"], checked(run))
+    assert each == (str(data), "data.path, is not what the run recorded", CheckState.differs)
+    data.unlink()
+    (each,) = doubts_of(CHECKS["inputs"], checked(run))
+    assert each.state is CheckState.unknown
+
+
+def test_a_held_out_prompt_that_is_trained_on_is_a_leak(tiny_run: Path, tmp_path: Path) -> None:
+    rows = [
+        f'{{"prompt": "What is {i} + 5?", "chosen": "{i + 5}", "rejected": "no"}}'
+        for i in range(40)
+    ]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows[:30]) + "\n")
+    (tmp_path / "held.jsonl").write_text("\n".join(rows[30:]) + "\n")
+    run = checked(tiny_run)
+    data = replace(run.config.data, source=Source.local, path=str(tmp_path / "train.jsonl"))
+    data = replace(data, eval_path=str(tmp_path / "held.jsonl"), split=[1, 1, 1])
+    run = run._replace(config=replace(run.config, data=data))
+    assert not doubts_of(CHECKS["leaks"], run)
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write(rows[33].replace("What is", "WHAT is,") + "\n")
+    (found,) = doubts_of(CHECKS["leaks"], run)
+    assert "held.jsonl" in found.place
+    assert found.text.endswith("train.jsonl, row 31: what is 33 + 5")
+
+
+def test_the_policy_answers_again(run: Path) -> None:
+    assert not doubts_of(COMPUTING["answers"], checked(run))
+    forge_answers(run, Random(0))
+    found = doubts_of(COMPUTING["answers"], checked(run))
+    assert len(found) == 2
+    assert {each.state for each in found} == {CheckState.differs}
+    found = doubts_of(COMPUTING["answers"], checked(run)._replace(other="threads 2"))
+    assert {each.state for each in found} == {CheckState.unknown}
+
+
+@pytest.mark.parametrize(
+    ("ours", "other", "state"),
+    [
+        (2.0, "", CheckState.ok),
+        (2.000001, "", CheckState.differs),
+        (2.000001, "threads 2", CheckState.ok),
+        (2.5, "threads 2", CheckState.unknown),
+    ],
+)
+def test_only_the_same_machine_can_accuse(
+    ours: float, other: str, state: CheckState, tiny_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = {} if ours == 2 else {"model/weight": ("0f", "1f")}
+    metrics = {} if ours == 2 else {"sft/loss": (2.0, ours)}
+    taken = []
+
+    def take(_: Path, planned: replay.Replay, target: Path) -> ReplayComparison:
+        taken.append((planned.phase, planned.end))
+        return ReplayComparison(2, 1, planned.end if metrics else None, metrics | digests)
+
+    monkeypatch.setattr(replay, "take_steps_again", take)
+    run = checked(tiny_run, replays=3)._replace(other=other)
+    found = doubts_of(COMPUTING["replay"], run)
+    assert {each.state for each in found} == ({state} - {CheckState.ok})
+    first = list(taken)
+    taken.clear()
+    doubts_of(COMPUTING["replay"], run)
+    assert taken == first, "the same seed draws the same steps"
+    assert [phase for phase, _ in taken] == [p for p in ("sft", "reward", "ppo") for _ in range(3)]
+    assert len(set(taken)) > 3
