@@ -62,19 +62,12 @@ ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.re
 FOLDERS = {Phase.ppo: "actor", Phase.dpo: "actor", Phase.sft: "model", Phase.reward: "model"}
 # Values of the keys that divide models over ranks, for one rank; options add theirs.
 ON_ONE_RANK: Mapping[str, object] = {
-    "hardware.nodes": 1,
-    "hardware.ranks_per_node": 1,
+    **dict.fromkeys(("hardware.nodes", "hardware.ranks_per_node", "zero.hpz_partition_size"), 1),
+    **dict.fromkeys(("zero.reference_stage", "zero.reward_stage", "zero.nvme_path")),
+    **dict.fromkeys(("zero.offload_optimizer", "zero.offload_parameters"), False),
+    **dict.fromkeys(("zero.offload_reference", "zero.offload_reward"), False),
+    **dict.fromkeys(("zero.quantize_weights", "zero.quantize_gradients"), False),
     "zero.engine": "auto",
-    "zero.reference_stage": None,
-    "zero.reward_stage": None,
-    "zero.offload_optimizer": False,
-    "zero.offload_parameters": False,
-    "zero.offload_reference": False,
-    "zero.offload_reward": False,
-    "zero.nvme_path": None,
-    "zero.quantize_weights": False,
-    "zero.quantize_gradients": False,
-    "zero.hpz_partition_size": 1,
 }
 
 
@@ -266,45 +259,43 @@ def _export(options: argparse.Namespace) -> None:
     if options.push is not None and (options.out is not None or options.push.count("/") != 1):
         raise ConfigError(f"--push {options.push}: must be OWNER/NAME, without --out")
     if options.bundle is not None:
-        _export_bundle(options, console)
-        return
-    if options.push is None:
+        _write_bundle_alone(options, console)
+    elif options.push is None:
         folder = expand_user_path(
             options.out or options.run_dir / "exported", key="--out"
         ).resolve()
         _write_chosen_model(options, folder)
         _write_path_into_card(folder)
         console.say(f"wrote {folder}")
-        return
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary, options.push)  # the model card names the path's last two parts
-        _write_chosen_model(options, folder)
-        console.say(f"uploaded to {push_to_hub(folder, options.push, public=options.public)}")
+    if options.push is not None:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary, options.push)  # a model card names the path's last two parts
+            if options.bundle is None:
+                _write_chosen_model(options, folder)
+            else:
+                folder.mkdir(parents=True)
+                shutil.copy(options.bundle, folder)
+                card = build_bundle_card(options.run_dir, options.push, options.bundle.name)
+                (folder / "README.md").write_text(card, encoding="utf-8")
+            kind = "model" if options.bundle is None else "dataset"
+            address = push_to_hub(folder, options.push, public=options.public, kind=kind)
+            console.say(f"uploaded to {address}")
 
 
-def _export_bundle(options: argparse.Namespace, console: Console) -> None:
-    """Write a run as one file; with --push upload this file and a card as a data set."""
-    file = expand_user_path(options.bundle, key="--bundle")
+def _write_bundle_alone(options: argparse.Namespace, console: Console) -> None:
+    """Write the bundle that the command names, which must not choose a model too."""
+    options.bundle = expand_user_path(options.bundle, key="--bundle")
     for_models = ("phase", "checkpoint", "average", "out")
     if given := [name for name in for_models if getattr(options, name)]:
-        raise ConfigError(f"--bundle {file}: holds the whole run; remove --{given[0]}")
-    about = write_bundle(FoundRun(options.run_dir), file)
-    left_out = about["left_out"].values()
+        raise ConfigError(f"--bundle {options.bundle}: holds the whole run; remove --{given[0]}")
+    about = write_bundle(FoundRun(options.run_dir), options.bundle)
     console.say(
-        f"wrote {file}: {len(about['files'])} files. It lists sizes and hashes of "
-        f"{len(left_out)} files of models, {sum(size for size, _ in left_out):,} bytes, which stay"
+        f"wrote {options.bundle}: {len(about['files'])} files of the run. Its models stay here; "
+        "their sizes and hashes are in the bundle (PHASE/manifest.json)"
     )
     if about["changed"]:
         changed = ", ".join(about["changed"])
         console.say(f"secrets, or the path of the home folder, were replaced in {changed}")
-    if options.push is not None:
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary)
-            shutil.copy(file, folder)
-            card = build_bundle_card(options.run_dir, options.push, file.name, about)
-            (folder / "README.md").write_text(card, encoding="utf-8")
-            address = push_to_hub(folder, options.push, public=options.public, kind="dataset")
-        console.say(f"uploaded to {address}")
 
 
 def _write_path_into_card(folder: Path) -> None:

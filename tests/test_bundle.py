@@ -61,6 +61,8 @@ def test_a_bundle_has_everything_but_the_weights(
     assert export([str(tiny_run), "--bundle", str(tmp_path / "again.zip")]) == 0
     said = capsys.readouterr().out
     assert (tmp_path / "again.zip").read_bytes() == bundled.read_bytes()
+    with ZipFile(bundled) as archive:
+        assert {each.date_time for each in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
     members = content(bundled)
     about = json.loads(members.pop("bundle.json"))
     for (
@@ -70,13 +72,13 @@ def test_a_bundle_has_everything_but_the_weights(
     for phase, model in (("sft", "model"), ("reward", "model"), ("ppo", "actor")):
         names = {"manifest.json", "result.json", f"{model}/README.md"}
         assert {f"{phase}/{name}" for name in names} <= members.keys()
-        weights = f"{phase}/{model}/model.safetensors"
-        assert about["left_out"][weights] == file_identity(tiny_run / weights)
+        listed = json.loads(members[f"{phase}/manifest.json"])["files"]
+        weights = tiny_run / phase / model / "model.safetensors"
+        assert listed[f"{model}/model.safetensors"] == file_identity(weights)
     assert "ppo/held_out.json" in members
     assert not {name for name in members if "safetensors" in name or "tokenizer" in name}
     assert about["files"].keys() == members.keys()
-    size = sum(each for each, _ in about["left_out"].values())
-    assert f"{len(about['left_out'])} files of models, {size:,} bytes, which stay" in said
+    assert f"{len(members)} files of the run. Its models stay here" in said
 
 
 def test_no_secret_and_no_home_folder_is_in_a_bundle(own: Path, tmp_path: Path) -> None:
@@ -188,10 +190,10 @@ BAD: dict[str, tuple[Change, str]] = {
     "list of another form": (lambda all_: told(all_, files=3), "bundle.json: files is not an obj"),
     "no JSON": (lambda all_: all_.update({"bundle.json": b"{"}), "bundle.json: not JSON"),
     "changed": (lambda all_: all_.update({"config.yaml": b"x"}), "config.yaml in it is not what"),
-    "missing": (lambda all_: all_.pop("metrics.jsonl"), "its files are not those"),
-    "one more": (lambda all_: all_.update({"x.json": b"{}"}), "its files are not those"),
+    "missing": (lambda all_: all_.pop("metrics.jsonl"), "bundle.json does not fit"),
+    "one more": (lambda all_: all_.update({"x.json": b"{}"}), "bundle.json does not fit"),
     "no run": (lambda all_: told(all_, files={}) or dict.clear(all_), "it has no bundle.json"),
-    "no time": (lambda all_: told(all_, started=1e50), "started is no time"),
+    "no time": (lambda all_: told(all_, started=1e50), "bundle.json does not fit"),
     "traversal": (lambda all_: listed(all_, "../evil.json"), "'../evil.json' is no file of a run"),
     "inner": (lambda all_: listed(all_, "ppo/../../evil.json"), "is no file of a run"),
     "absolute": (lambda all_: listed(all_, "/tmp/evil.json"), "'/tmp/evil.json' is no file"),
@@ -241,7 +243,7 @@ def test_files_of_other_kinds_are_refused(
     with ZipFile(twice, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("metrics.jsonl", "{}")
     Path("twice.zip").write_bytes(twice.getvalue())
-    refused(Path("twice.zip"), "its files are not those", capsys)
+    refused(Path("twice.zip"), "bundle.json does not fit", capsys)
     monkeypatch.setattr(bundle, "MOST_BYTES", 1000)
     refused(bundled, "larger than 1,000 bytes", capsys)
 
@@ -253,7 +255,8 @@ def test_a_link_in_a_bundle_is_unpacked_as_text(bundled: Path, tmp_path: Path) -
             member = ZipInfo(name)
             member.external_attr = (stat.S_IFLNK | 0o777) << 16
             archive.writestr(member, text)
-    import_bundle(tmp_path / "a.zip", tmp_path / "run")
+    (tmp_path / "link.zip").symlink_to("a.zip")  # as in the hub's cache
+    import_bundle(tmp_path / "link.zip", tmp_path / "run")
     for name, text in members.items():
         assert not (tmp_path / "run" / name).is_symlink()
         assert (tmp_path / "run" / name).read_bytes() == text
@@ -358,7 +361,5 @@ def test_the_hub_gets_a_data_set_with_a_card(
     assert yaml.safe_load(header) == {"pretty_name": "me/pets", "tags": ["rlhf"], "viewer": False}
     assert "python -m rlhf.runs import own.zip\n" in text
     assert "python launch.py experiment=smoke " in text
-    weights = "ppo/actor/model.safetensors"
-    size, sha256 = json.loads(content(file)["bundle.json"])["left_out"][weights]
-    assert f"| {weights} | {size} | {sha256} |" in text
+    assert "hf download --repo-type dataset me/pets own.zip " in text
     assert str(Path.home()) not in text

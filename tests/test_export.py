@@ -14,8 +14,9 @@ import torch
 from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM
 
+from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
-from rlhf.export import main
+from rlhf.export import config_for_one_rank, main
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.options.lora.lora import save_adapter
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
@@ -191,6 +192,17 @@ def test_a_checkpoint_needs_neither_the_server_nor_the_gpu_nor_the_rewards_of_it
     )
     for name, weights in ours.items():
         torch.testing.assert_close(theirs[name], weights, atol=1e-2, rtol=1e-2, check_dtype=False)
+
+
+def test_one_rank_shards_and_offloads_nothing(compose: Compose) -> None:
+    words = ["hardware=8xa100_80g", "zero=stage3_nvme", "zero.engine=deepspeed"]
+    config = to_run_config(compose([*words, "zero.critic_stage=3", "sft.micro_batch_size=2"]))
+    alone = config_for_one_rank(config, Device.cuda, Dtype.bf16)
+    assert (alone.zero.stage, alone.zero.critic_stage, alone.zero.nvme_path) == (1, 1, None)
+    assert (alone.zero.engine, alone.hardware.ranks_per_node) == (TrainingEngine.auto, 1)
+    assert not alone.zero.offload_optimizer
+    assert alone.sft.micro_batch_size == 2
+    assert config_for_one_rank(config, Device.cpu, Dtype.fp32).sft.micro_batch_size is None
 
 
 @pytest.mark.parametrize(

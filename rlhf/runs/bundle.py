@@ -1,9 +1,9 @@
 """Write a run without its weights to one file, and unpack such a file as the directory of a run.
 
 A bundle is a .zip file: files of the run directory under their own names, and ``bundle.json`` with
-their sizes and hashes, and those of the model files that stay behind. Only names that ``NAMES``
-matches are written and unpacked, so a bundle from elsewhere brings no links, code or weights, and
-nothing lands outside the new folder. The same run gives the same bytes.
+their sizes and hashes. The models stay behind; the manifests of the phases have their sizes and
+hashes. Only names that ``NAMES`` matches are written and unpacked, so a bundle from elsewhere
+brings no links, code or weights, and nothing lands outside the new folder.
 """
 
 from __future__ import annotations
@@ -22,29 +22,26 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.finite_numbers import format_json
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.hashing import sha256_of
-from rlhf.base.manifest import MANIFEST, Identity
+from rlhf.base.manifest import Identity
 from rlhf.base.safe_text import redact
 from rlhf.base.stored_files import (
-    MANIFEST_FORM,
     DamagedFileError,
     open_regular_file,
     parse_json,
-    read_bytes,
-    read_json,
+    read_stored_text,
 )
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import FROZEN, read_frozen_keys
-from rlhf.run.model_card import markdown_table, origin_sections, results_section
+from rlhf.run.model_card import origin_sections, results_section
 from rlhf.runs.registry import BUNDLE, BUNDLE_FORM, FoundRun
 
 PHASES = "|".join(Phase)
 NAMES = re.compile(
-    rf"config\.yaml|command\.txt|report\.html|(?:(?:{PHASES}|evaluation)/)?[\w-][\w.-]*\.jsonl?|"
-    rf"(?:{PHASES})/[\w-]+/README\.md",
+    rf"config\.yaml|command\.txt|report\.html|(?:{PHASES})/[\w-]+/README\.md|"
+    rf"(?:(?:{PHASES}|evaluation)/)?[\w-][\w.-]*\.jsonl?",
     re.ASCII,
 )
 MOST_BYTES = 2**31  # of a bundle's files together, unpacked
-WAY_OUT = "ask for the file again: python -m rlhf.export RUN_DIR --bundle FILE writes it"
 LAST_START = 2.0**33  # seconds since 1970, in the year 2242
 READABLE = 0o644 << 16  # permissions of a file as a .zip file stores them
 
@@ -52,8 +49,8 @@ READABLE = 0o644 << 16  # permissions of a file as a .zip file stores them
 def write_bundle(run: FoundRun, file: Path) -> Mapping[str, Any]:
     """Write the bundle of a run to ``file``, and return the content of bundle.json.
 
-    Secrets and the path of the home folder are replaced; bundle.json lists the files that this
-    changed, with the sizes and hashes that they have in the run.
+    Secrets and the path of the home folder are replaced; ``changed`` in bundle.json lists the files
+    in which they were, with the sizes and hashes that these files have in the run.
 
     Raises:
         CheckpointError: if ``run`` is no run, or one of its files is damaged.
@@ -64,47 +61,27 @@ def write_bundle(run: FoundRun, file: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{run.folder}: it was imported; pass on the file that it came from")
     if file.suffix != ".zip" or os.path.lexists(file):
         raise ConfigError(f"--bundle {file}: must be a new file; name one that ends in .zip")
-    files: dict[str, Identity] = {}
-    changed: dict[str, Identity] = {}
+    about: dict[str, Any] = {
+        "run": make_shareable(str(run.folder.resolve())),
+        "started": run.started,
+        "state": "ended" if run.state in {"running", "silent"} else run.state,
+        "reason": make_shareable(run.reason),
+        "files": {},
+        "changed": {},
+    }
+    names = (path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*"))
     with replace_atomically(file) as building, ZipFile(building, "w", ZIP_DEFLATED) as archive:
-        for name in sorted(_find_names(run.folder)):
-            own = read_bytes(run.folder / name) or b""
-            content = _make_shareable_bytes(run.folder / name, own)
-            files[name] = _identity_of(content)
+        for name in sorted(filter(NAMES.fullmatch, names)):
+            own = (read_stored_text(run.folder / name) or "").encode()
+            content = make_shareable(own.decode()).encode()
+            about["files"][name] = _identity_of(content)
             if content != own:
-                changed[name] = _identity_of(own)
+                about["changed"][name] = _identity_of(own)
             _add_member(archive, name, content)
         if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
             raise ConfigError(f"{run.folder}: its files are larger than {MOST_BYTES:,} bytes")
-        about = {
-            "run": make_shareable(str(run.folder.resolve())),
-            "started": run.started,
-            "state": "ended" if run.state in {"running", "silent"} else run.state,
-            "reason": make_shareable(run.reason),
-            "files": files,
-            "changed": changed,
-            "left_out": {n: i for n, i in _listed_files(run.folder).items() if n not in files},
-        }
         _add_member(archive, BUNDLE, format_json(about).encode())
     return about
-
-
-def _find_names(folder: Path) -> Iterator[str]:
-    """Yield the names of the files of a run that a bundle holds."""
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if name != BUNDLE and NAMES.fullmatch(name):
-            yield name
-
-
-def _listed_files(folder: Path) -> dict[str, Identity]:
-    """Return size and SHA-256 of the files of all finished phases, from their manifests."""
-    manifests = {each: read_json(folder / each / MANIFEST, MANIFEST_FORM) for each in Phase}
-    return {
-        f"{phase}/{name}": identity
-        for phase, manifest in manifests.items()
-        for name, identity in (manifest or {"files": {}})["files"].items()
-    }
 
 
 def _identity_of(content: bytes) -> Identity:
@@ -112,41 +89,29 @@ def _identity_of(content: bytes) -> Identity:
 
 
 def _add_member(archive: ZipFile, name: str, content: bytes) -> None:
-    member = ZipInfo(name)  # of 1980, whenever it is written
+    member = ZipInfo(name)  # dated 1980, whenever it is written
     member.external_attr = READABLE
     archive.writestr(member, content, ZIP_DEFLATED)
 
 
-def _make_shareable_bytes(path: Path, content: bytes) -> bytes:
-    with translate_errors(lambda reason: DamagedFileError(path, f"it is not UTF-8 ({reason})")):
-        return make_shareable(content.decode("utf-8")).encode()
-
-
 def make_shareable(text: str) -> str:
     """Return ``text`` with its secrets redacted, and ``~`` in place of the home folder."""
-    homes = {str(Path.home()), str(Path.home().resolve())} - {"/"}
-    for home in homes:
+    for home in {str(Path.home()), str(Path.home().resolve())} - {"/"}:
         text = re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text)
     return redact(text, os.environ)
 
 
-def build_bundle_card(run_dir: Path, hub_id: str, file: str, about: Mapping[str, Any]) -> str:
+def build_bundle_card(run_dir: Path, hub_id: str, file: str) -> str:
     """Return README.md of the data set ``hub_id`` on the hub, which holds the bundle ``file``."""
     from huggingface_hub import DatasetCardData
 
     header = DatasetCardData(pretty_name=hub_id, tags=["rlhf"], viewer=False).to_yaml()
-    weights = (
-        (name, str(size), sha256)
-        for name, (size, sha256) in about["left_out"].items()
-        if name.endswith(".safetensors")
-    )
-    table = markdown_table(("weights that are not here", "bytes", "SHA-256"), weights)
     return make_shareable(
-        f"---\n{header}\n---\n\n# {hub_id}\n\nThe record of a training run of `rlhf`: its "
-        "configuration, command, hashes of its data, metrics, alarms, samples, answers and "
+        f"---\n{header}\n---\n\n# {hub_id}\n\nThe record of a training run of `rlhf`, without its "
+        "models: configuration, command, hashes of data and models, metrics, samples, answers and "
         f"report.\n\n```bash\nhf download --repo-type dataset {hub_id} {file} --local-dir .\n"
         f"python -m rlhf.runs import {file}\n```{origin_sections(run_dir, rows={})}"
-        f"{results_section(run_dir)}\n\n{table}\n"
+        f"{results_section(run_dir)}\n"
     )
 
 
@@ -202,15 +167,16 @@ def _read_contents(file: Path, archive: ZipFile) -> Mapping[str, Any]:
         about: dict[str, Any] = parse_json(file, archive.read(BUNDLE), BUNDLE_FORM, f"{BUNDLE}: ")
     except DamagedFileError as error:
         raise _refusal(file, error.reason) from error
-    odd = [name for name in about["files"] if not NAMES.fullmatch(name) or name == BUNDLE]
-    if odd:
+    if odd := [name for name in about["files"] if not NAMES.fullmatch(name)]:
         raise _refusal(file, f"{odd[0]!r} is no file of a run")
-    if sorted([*about["files"], BUNDLE]) != names or FROZEN not in names:
-        raise _refusal(file, f"its files are not those that {BUNDLE} lists")
-    if not 0 <= about["started"] < LAST_START:
-        raise _refusal(file, f"{BUNDLE}: started is no time")
+    has_all = sorted([*about["files"], BUNDLE]) == names and FROZEN in names
+    if not has_all or not 0 <= about["started"] < LAST_START:
+        raise _refusal(file, f"{BUNDLE} does not fit its files")
     return about
 
 
 def _refusal(file: Path, reason: str) -> CheckpointError:
-    return CheckpointError(f"{file}: not the bundle of a run, or damaged: {reason}; {WAY_OUT}")
+    return CheckpointError(
+        f"{file}: not the bundle of a run, or damaged: {reason}; ask for the file again: "
+        "python -m rlhf.export RUN_DIR --bundle FILE writes it"
+    )

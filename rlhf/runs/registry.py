@@ -43,7 +43,7 @@ INTERVAL = [MAYBE_FLOAT]
 MEASURES = {"reused_from?": str, "gold_gain_ci?": INTERVAL, "score_gain_ci?": INTERVAL}
 # The form of bundle.json, which only an imported run has (bundle.py).
 BUNDLE_FORM: dict[str, Any] = {"run": str, "started": float, "state": str, "reason": str}
-BUNDLE_FORM |= {name: {OTHERS: [(int, str)]} for name in ("files", "changed", "left_out")}
+BUNDLE_FORM |= {name: {OTHERS: [(int, str)]} for name in ("files", "changed")}
 SHORT_RESULT = {"objective": MAYBE_FLOAT, "phases": {OTHERS: MEASURES}}
 
 
