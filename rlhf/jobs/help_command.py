@@ -20,7 +20,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import describe_type, did_you_mean
-from rlhf.config.schema.keys import AtResume
+from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.run import RunConfig
 from rlhf.run.metric_table import METRICS, MetricInfo
 
@@ -89,25 +89,11 @@ def _describe_keys(
         affects, at_resume, *_ = effect_of(name)
         phases = ", ".join(sorted(affects(config))) or "no phase"
         bound = f", {field.metadata['bound'].rule}" if "bound" in field.metadata else ""
-        shown = "" if values is None else f" = {_command_line_text(value)}"
+        shown = "" if values is None else f" = {format_value(value)}"
         facts = f"({describe_type(kind)}{bound}; affects {phases}; {AT_RESUME[at_resume]})"
         yield name, f"{shown}  {facts}\n{field_docstrings(schema).get(field.name, '')}"
         if get_origin(kind) is dict and is_dataclass(entry := get_args(kind)[1]):
             yield from _describe_keys(entry, None, config, f"{name}.NAME.")
-
-
-def _command_line_text(value: Any) -> str:
-    """Return a value in the form in which a user types it on the command line."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return str(value).lower()
-        case list():
-            return f"[{','.join(map(_command_line_text, value))}]"
-        case float():
-            return f"{value:g}"
-    return str(value)
 
 
 def _describe_group_options(conf: Path) -> Iterator[tuple[str, str]]:

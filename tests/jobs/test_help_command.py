@@ -64,11 +64,11 @@ def test_every_option_has_a_title() -> None:
     [
         (
             "ppo.gamma",
-            " = 1  (a number, above 0 and at most 1; affects ppo; a resumed run keeps it)\n"
+            " = 1.0  (a number, above 0 and at most 1; affects ppo; a resumed run keeps it)\n"
             "Discount per token.",
         ),
         ("seed", " = 1  (a whole number, 0 or more; affects dpo, ppo, reward, sft; a resumed run"),
-        ("data.split", " = [7,28,2]  (a list, each item a number; affects dpo"),
+        ("data.split", " = [7.0,28.0,2.0]  (a list, each item a number; affects dpo"),
         ("hardware.device", " = cpu  (one of cpu, cuda; affects"),
         ("sft.lr", " = 0.003  (a number, above 0; affects sft;"),
         ("ppo.cliprange_value", " = null  (a number or null, above 0; affects ppo;"),
